@@ -17,7 +17,6 @@ from bench.harness import Run, parser, start
 from bench.tokenizer.books import LANGUAGES, OTHERS, book, tokenizer_json
 from outrider.bulk import scan
 from outrider.bulk.plan.shards import BulkSettings
-from outrider.bulk.vocabularies import of_tokenizer_json
 from outrider.bulk.worker import BulkJob, BulkWorker
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.store import ModelStore, default_root
@@ -130,7 +129,7 @@ def _count(expected: Sequence[Ids], found: Iterable[Ids]) -> int:
 def _vocabulary(name: str) -> Vocabulary:
     if name == DEFAULT_MODEL.name:
         return load_vocabulary(DEFAULT_MODEL, ModelStore(default_root()))
-    return of_tokenizer_json(tokenizer_json(name))
+    return Vocabulary.from_tokenizer_json(tokenizer_json(name))
 
 
 def main() -> int:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
-from outrider.errors import ArtifactCorruptError, ConfigError
+from outrider.errors import ConfigError
 from outrider.models.catalog import lookup
 from outrider.models.store import ModelStore, default_root
-from outrider.models.vocabulary import Vocabulary, VocabularyFacts, load_vocabulary
+from outrider.models.vocabulary import Vocabulary, load_vocabulary
 from outrider.tokenization.backends.fallback import FallbackBackend
 from outrider.tokenization.backends.selection import load_backend, select_backend
 
@@ -30,22 +26,7 @@ def of_file(path: Path, backend: str) -> tuple[Vocabulary, FallbackBackend]:
     if path.suffix == ".gguf":
         vocabulary = Vocabulary.from_gguf(path)
     elif path.suffix == ".json":
-        vocabulary = of_tokenizer_json(path.read_text("utf-8"))
+        vocabulary = Vocabulary.from_tokenizer_json(path.read_text("utf-8"))
     else:
         raise ConfigError(f"{path}: a vocabulary is a .gguf file or a tokenizer.json")
     return vocabulary, select_backend(vocabulary, backend)
-
-
-def of_tokenizer_json(text: str) -> Vocabulary:
-    """Without chat template; its digest is the text's. Raises ArtifactCorruptError, ConfigError."""
-    try:
-        tokenizer = Tokenizer.from_str(text)
-        added = json.loads(text)["added_tokens"]
-    except Exception as error:  # the library raises bare Exception
-        raise ArtifactCorruptError(f"this is no tokenizer.json: {error}") from error
-    size = tokenizer.get_vocab_size()
-    if max(tokenizer.get_vocab().values(), default=-1) != size - 1:
-        raise ConfigError("some ids of this tokenizer have no token: it cannot be used")
-    control = tuple(sorted(token["id"] for token in added if token["special"]))
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    return Vocabulary(text, VocabularyFacts(digest, size, (), control, "", "", ""))

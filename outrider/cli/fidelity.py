@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from outrider.errors import UnsupportedModelError
 from outrider.models.catalog import ModelSpec
 from outrider.models.store import ModelStore
 
@@ -74,12 +75,19 @@ def _measure(
     from outrider.fidelity.comparing import compare, expected
     from outrider.fidelity.reference import Reference
     from outrider.fidelity.texts import shipped
+    from outrider.models.folder import is_archive
     from outrider.models.vocabulary import load_vocabulary
     from outrider.telemetry.logs import configure_logging
 
     # To standard error: standard output is the figures'.
     configure_logging("models", "warning")
-    reference = Reference(store.path(spec.source, sha256=spec.sha256))
+    path = store.path(spec.source, sha256=spec.sha256)
+    if is_archive(path):
+        raise UnsupportedModelError(
+            f"{spec.name} is a folder of OpenVINO's, whose weights are served as they are: there "
+            "is no other file to compare with; --fidelity is for GGUF files"
+        )
+    reference = Reference(path)
     vocabulary = load_vocabulary(spec, store)
     documents: list[Ids] = [text.encode(vocabulary) for text in shipped()]
     with _bar("reference, layers", reference.num_layers, as_json) as advance:

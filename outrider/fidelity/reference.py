@@ -23,7 +23,7 @@ from outrider.models.gguf_file import open_gguf
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ids: TypeAlias = npt.NDArray[np.int32]
 
-_INTERLEAVED: Final = {"llama": True, "qwen2": False}
+_INTERLEAVED: Final = {"llama": True, "qwen2": False, "qwen3": False}
 """Known architectures, and whether a rotation turns neighbours (2i, 2i + 1) or, as in NeoX, the
 halves of a head (i, i + size / 2). llama's rows of queries and keys are stored for the former."""
 
@@ -105,8 +105,8 @@ class Reference:
         """[n, heads * head size]; each position sees itself and those before."""
         length = len(normed)
         size = self._head_size
-        queries = self._rotated(_product(layer, "attn_q", normed), rotation)
-        keys = self._rotated(_product(layer, "attn_k", normed), rotation)
+        queries = self._rotated(self._headwise(layer, "attn_q", normed), rotation)
+        keys = self._rotated(self._headwise(layer, "attn_k", normed), rotation)
         values = _product(layer, "attn_v", normed).reshape(length, -1, size).swapaxes(0, 1)
         shared = self._num_heads // self._num_kv_heads
         # [kv heads, queries that share it, n, size] against [kv heads, 1, n, size]
@@ -117,6 +117,16 @@ class Reference:
         scores /= scores.sum(-1, keepdims=True)
         mixed = (scores @ values[:, None]).reshape(self._num_heads, length, size)
         return np.asarray(mixed.swapaxes(0, 1).reshape(length, -1), np.float32)
+
+    def _headwise(self, layer: dict[str, Floats], name: str, normed: Floats) -> Floats:
+        """[n, heads * size] a product, each head of which is normed where the file has a gain for
+        that (qwen3)."""
+        rows = _product(layer, name, normed)
+        gain = layer.get(f"{name}_norm.weight")
+        if gain is None:
+            return rows
+        heads = rows.reshape(len(rows), -1, self._head_size)
+        return self._normed(heads, gain).reshape(rows.shape)
 
     def _rotated(self, rows: Floats, rotation: Floats) -> Floats:
         """[n, heads * size] as [heads, n, size], each pair turned by its position's angle."""
@@ -164,11 +174,13 @@ class Reference:
         parts |= {f"{name}.bias" for name in _PRODUCTS}
         known |= {f"blk.{index}.{part}" for index in range(self._num_layers) for part in parts}
         needed = {"token_embd.weight", "output_norm.weight"}
+        own = _OWN_NORMS.get(self._architecture, ())
         needed |= {
             f"blk.{index}.{name}.weight"
             for index in range(self._num_layers)
-            for name in (*_NORMS, *_PRODUCTS)
+            for name in (*_NORMS, *_PRODUCTS, *own)
         }
+        known |= needed
         strange = self._tensors.keys() - known
         missing = needed - self._tensors.keys()
         if strange or missing:
@@ -199,6 +211,7 @@ class Reference:
 
 
 _NORMS: Final = ("attn_norm", "ffn_norm")
+_OWN_NORMS: Final = {"qwen3": ("attn_q_norm", "attn_k_norm")}
 _PRODUCTS: Final = (
     *("attn_q", "attn_k", "attn_v", "attn_output"),
     *("ffn_gate", "ffn_up", "ffn_down"),

@@ -1,12 +1,12 @@
-"""Byte-level BPE: what defines a vocabulary, the digest of it, and the Hugging Face tokenizer.
+"""BPE vocabularies: what defines one, the digest of it, and the Hugging Face tokenizer.
 
-Only pipelines whose parts are known exactly are here: they equal the `tokenizer.json` of the
-models they come from. Any other name is refused, since a nearly right tokenizer silently gives
-the model a text it was not trained on.
+Only pipelines whose parts are known exactly are here: they equal the tokenizer of the models they
+come from. Anything else is refused, since a nearly right tokenizer silently gives the model a text
+it was not trained on.
 
 The digest is SHA-256 over a canonical form that depends on no library's serialisation, so it is
-the same in every process and after every library update. Two sides with equal digests mean the
-same by every id and every chat.
+the same in every process and after every library update, whichever file the vocabulary was read
+from. Two sides with equal digests mean the same by every id and every chat.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Final
+from typing import Any, Final
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from outrider.errors import ArtifactCorruptError, ConfigError
+from outrider.models.sentencepiece_bpe import SpacePipeline, SpacePrefix, build_space_tokenizer
 
 GPT2_REGEX: Final = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _CL100K_REGEX: Final = (
@@ -29,18 +30,34 @@ _CL100K_REGEX: Final = (
 
 
 @dataclass(frozen=True, slots=True)
+class Pipeline:
+    """What happens to a text before byte-level BPE."""
+
+    regex: str
+    """Oniguruma pattern whose matches BPE sees one by one."""
+    single_digits: bool = False
+    """Numeric characters are cut out one by one before the regex sees the rest."""
+    nfc: bool = False
+    """Unicode normalization form C comes first."""
+    ignore_merges: bool = False
+    """A piece that is a token as a whole is not built by merges."""
+
+
+@dataclass(frozen=True, slots=True)
 class VocabularyDefinition:
     """Everything that decides which ids a text or a chat becomes.
 
-    Raises ArtifactCorruptError at construction when the parts contradict each other.
+    Raises ArtifactCorruptError at construction when the parts contradict each other, ConfigError
+    for a combination that cannot be built exactly.
     """
 
     tokens: Sequence[str]
-    """[size] token texts in GPT-2's byte alphabet; the index is the id."""
+    """[size] token texts; the index is the id. In GPT-2's byte alphabet with a Pipeline; with a
+    SpacePipeline as SentencePiece writes them, a space as U+2581."""
     merges: Sequence[str]
     """BPE merges, "left right", in rank order."""
-    pre_tokenizer: str
-    """The name that llama.cpp gave to normalizer and pre-tokenizer (`tokenizer.ggml.pre`)."""
+    pipeline: Pipeline | SpacePipeline
+    """What comes before BPE, and after it in the other direction."""
     control_ids: Sequence[int]
     """Ids of control tokens, which never stand for text."""
     user_defined_ids: Sequence[int]
@@ -62,20 +79,21 @@ class VocabularyDefinition:
             raise ArtifactCorruptError("a special token id lies outside the vocabulary")
         if any(merge.count(" ") != 1 for merge in self.merges):
             raise ArtifactCorruptError("a BPE merge is not a pair of tokens")
-
-
-@dataclass(frozen=True, slots=True)
-class Pipeline:
-    """What happens to a text before BPE."""
-
-    regex: str
-    """Oniguruma pattern whose matches BPE sees one by one."""
-    single_digits: bool = False
-    """Numeric characters are cut out one by one before the regex sees the rest."""
-    nfc: bool = False
-    """Unicode normalization form C comes first."""
-    ignore_merges: bool = False
-    """A piece that is a token as a whole is not built by merges."""
+        pipeline = self.pipeline
+        if isinstance(pipeline, SpacePipeline):
+            moves = pipeline.prefix is SpacePrefix.EACH and not pipeline.finds_added_as_typed
+            if moves and self.user_defined_ids:
+                raise ConfigError(
+                    "the vocabulary puts a space before texts and has user-defined tokens: where "
+                    "the space goes is not known; choose a model with a tokenizer.json"
+                )
+        control = {self.tokens[i] for i in self.control_ids}
+        if "" in control:
+            raise ArtifactCorruptError("a control token has no text")
+        # Then text could become a control token, which only the chat template may write.
+        made = next((m for m in self.merges if m.replace(" ", "", 1) in control), None)
+        if made is not None:
+            raise ArtifactCorruptError(f"the BPE merge {made!r} makes a control token out of text")
 
 
 _LLAMA3: Final = Pipeline(_CL100K_REGEX.replace("DIGITS", r"\p{N}{1,3}"), ignore_merges=True)
@@ -89,27 +107,45 @@ _PIPELINES: Final = {
 
 
 def pipeline_of(pre_tokenizer: str) -> Pipeline:
-    """The pipeline of that name. Raises ConfigError for one that cannot be built exactly."""
+    """The pipeline that llama.cpp gave this name (`tokenizer.ggml.pre`). Raises ConfigError for one
+    that cannot be built exactly."""
     try:
         return _PIPELINES[pre_tokenizer]
     except KeyError:
         raise ConfigError(
             f"the pre-tokenizer {pre_tokenizer!r} cannot be built exactly; choose a model with "
-            f"one of {', '.join(sorted(_PIPELINES))}"
+            f"one of {', '.join(sorted(_PIPELINES))}, or one with a tokenizer.json"
         ) from None
 
 
 def build_tokenizer(definition: VocabularyDefinition) -> Tokenizer:
     """The tokenizer of `definition`, with control tokens recognised in text.
 
-    Bytes without a token of their own are dropped before merging, as in the Hugging Face
-    tokenizer (unk_token null) and in llama.cpp. Raises ConfigError.
+    Bytes without a token of their own are dropped before byte-level BPE merges, as in the Hugging
+    Face tokenizer (unk_token null) and in llama.cpp. Raises ConfigError.
     """
-    pipeline = pipeline_of(definition.pre_tokenizer)
+    vocabulary = {text: i for i, text in enumerate(definition.tokens)}
+    merges = [_pair(merge) for merge in definition.merges]
+    pipeline = definition.pipeline
+    try:
+        if isinstance(pipeline, SpacePipeline):
+            tokenizer = build_space_tokenizer(pipeline, vocabulary, merges)
+        else:
+            tokenizer = _byte_tokenizer(pipeline, vocabulary, merges)
+        tokenizer.add_special_tokens(_added(definition, definition.control_ids, special=True))
+        tokenizer.add_tokens(_added(definition, definition.user_defined_ids, special=False))
+    except Exception as error:  # the library raises bare Exception
+        raise ArtifactCorruptError(f"the vocabulary contradicts itself: {error}") from error
+    return tokenizer
+
+
+def _byte_tokenizer(
+    pipeline: Pipeline, vocabulary: dict[str, int], merges: list[tuple[str, str]]
+) -> Tokenizer:
     tokenizer = Tokenizer(
         models.BPE(
-            vocab={text: i for i, text in enumerate(definition.tokens)},
-            merges=[_pair(merge) for merge in definition.merges],
+            vocab=vocabulary,
+            merges=merges,
             fuse_unk=False,
             byte_fallback=False,
             ignore_merges=pipeline.ignore_merges,
@@ -119,8 +155,6 @@ def build_tokenizer(definition: VocabularyDefinition) -> Tokenizer:
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(_pre_tokenizers(pipeline))
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(_added(definition, definition.control_ids, special=True))
-    tokenizer.add_tokens(_added(definition, definition.user_defined_ids, special=False))
     return tokenizer
 
 
@@ -144,7 +178,11 @@ def _pre_tokenizers(pipeline: Pipeline) -> list[pre_tokenizers.PreTokenizer]:
 def _added(
     definition: VocabularyDefinition, ids: Sequence[int], *, special: bool
 ) -> list[AddedToken]:
-    return [AddedToken(definition.tokens[i], special=special, normalized=False) for i in ids]
+    # SentencePiece looks for user-defined pieces in normalized text, where spaces are U+2581.
+    pipeline = definition.pipeline
+    as_typed = not isinstance(pipeline, SpacePipeline) or pipeline.finds_added_as_typed
+    normalized = not (special or as_typed)
+    return [AddedToken(definition.tokens[i], special=special, normalized=normalized) for i in ids]
 
 
 _CANONICAL_FORM: Final = 1
@@ -153,13 +191,14 @@ _CANONICAL_FORM: Final = 1
 
 def canonical_form(definition: VocabularyDefinition) -> bytes:
     """ASCII JSON with sorted keys: BPE model, added tokens, normalizer and pre-tokenizer, stop
-    ids, chat template and its variables. Raises ConfigError for an unknown pipeline."""
+    ids, chat template and its variables."""
     added = [(i, True) for i in definition.control_ids]
     added += [(i, False) for i in definition.user_defined_ids]
-    form = {
+    is_bytes = isinstance(definition.pipeline, Pipeline)
+    form: dict[str, Any] = {
         "form": _CANONICAL_FORM,
         "model": {
-            "type": "byte-level BPE",
+            "type": "byte-level BPE" if is_bytes else "SentencePiece BPE",
             "tokens": list(definition.tokens),
             "merges": list(definition.merges),
         },
@@ -167,7 +206,7 @@ def canonical_form(definition: VocabularyDefinition) -> bytes:
             {"id": i, "text": definition.tokens[i], "special": special}
             for i, special in sorted(added)
         ],
-        "pipeline": asdict(pipeline_of(definition.pre_tokenizer)),
+        "pipeline": asdict(definition.pipeline),
         "stop_ids": sorted(definition.stop_ids),
         "chat": {
             "template": definition.chat_template,

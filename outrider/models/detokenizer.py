@@ -1,9 +1,12 @@
-"""Text out of a stream of token ids, for byte-level vocabularies.
+"""Text out of a stream of token ids.
 
 A token may hold part of a character, so ids are mapped to bytes and the bytes decoded
 incrementally; what an id releases is final. Invalid UTF-8 becomes U+FFFD, one per maximal subpart
 (Unicode 16, section 3.9), which is also what Rust's `from_utf8_lossy` does. So the pieces joined
 equal the one-shot decoding of all ids.
+
+SentencePiece puts a space in front of a text and takes it away behind: of such a vocabulary's
+replies the first space is left out.
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ def _byte_alphabet() -> dict[str, int]:
     return {chr(byte): byte for byte in own} | stand_ins
 
 
-_BYTE_OF: Final = _byte_alphabet()
+BYTE_ALPHABET: Final = _byte_alphabet()
+"""The byte that each character of GPT-2's alphabet stands for."""
 
 
 def token_bytes(text: str) -> bytes:
@@ -35,18 +39,55 @@ def token_bytes(text: str) -> bytes:
     A text with a character outside the byte alphabet (an added token's) stands for its UTF-8.
     """
     try:
-        return bytes([_BYTE_OF[char] for char in text])
+        return bytes([BYTE_ALPHABET[char] for char in text])
     except KeyError:
         return text.encode()
+
+
+class ByteDecoder:
+    """Text out of bytes as they come."""
+
+    def __init__(self, *, strips_space: bool = False) -> None:
+        """With `strips_space` a space as the very first byte is left out."""
+        self._strips_space = strips_space
+        self._is_first = True
+        self._utf8 = _Decoder("replace")
+
+    @property
+    def has_part(self) -> bool:
+        """Whether a character is incomplete."""
+        return bool(self._utf8.getstate()[0])
+
+    def decode(self, data: bytes) -> str:
+        """The text that `data` completes."""
+        if self._is_first and data:
+            self._is_first = False
+            if self._strips_space:
+                data = data.removeprefix(b" ")
+        return self._utf8.decode(data)
+
+    def finish(self) -> str:
+        """What an incomplete character at the end becomes; the decoder starts anew."""
+        rest = self._utf8.decode(b"", True)
+        self._utf8.reset()
+        self._is_first = True
+        return rest
+
+    def copy(self) -> ByteDecoder:
+        """Another one at the same place."""
+        other = ByteDecoder(strips_space=self._strips_space)
+        other._is_first = self._is_first
+        other._utf8.setstate(self._utf8.getstate())
+        return other
 
 
 class Detokenizer:
     """One reply's text so far. `push` each id, then `finish` once."""
 
-    def __init__(self, table: Sequence[bytes]) -> None:
+    def __init__(self, table: Sequence[bytes], *, strips_space: bool = False) -> None:
         """`table` [vocabulary size]: the bytes of each id; empty for ids that are not shown."""
         self._table = table
-        self._decoder = _Decoder("replace")
+        self._decoder = ByteDecoder(strips_space=strips_space)
 
     def push(self, token_id: int) -> str:
         """The text that `token_id` completes; empty while a character is incomplete.
@@ -72,9 +113,7 @@ class Detokenizer:
 
     def finish(self) -> str:
         """What an incomplete character at the end becomes; the detokenizer starts anew."""
-        rest = self._decoder.decode(b"", True)
-        self._decoder.reset()
-        return rest
+        return self._decoder.finish()
 
     def _outside(self, token_id: int) -> InvalidRequestError:
         return InvalidRequestError(
@@ -82,7 +121,7 @@ class Detokenizer:
         )
 
 
-def decode(table: Sequence[bytes], ids: Iterable[int]) -> str:
+def decode(table: Sequence[bytes], ids: Iterable[int], *, strips_space: bool = False) -> str:
     """The text of all `ids` at once; equal to a Detokenizer's pieces joined."""
-    detokenizer = Detokenizer(table)
+    detokenizer = Detokenizer(table, strips_space=strips_space)
     return detokenizer.push_all(list(ids)) + detokenizer.finish()

@@ -2,68 +2,108 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 from gguf import TokenType
 
 from outrider.errors import ArtifactCorruptError, ConfigError
-from outrider.models.bpe import VocabularyDefinition
+from outrider.models.bpe import Pipeline, VocabularyDefinition, pipeline_of
 from outrider.models.gguf_file import content_of, open_gguf
+from outrider.models.sentencepiece_bpe import (
+    BYTE_TOKEN,
+    SpacePipeline,
+    SpacePrefix,
+    lacking_byte,
+    merges_of_scores,
+)
+from outrider.models.stop_tokens import stop_ids_of
 
 T = TypeVar("T")
 
+_Parts: TypeAlias = tuple[list[str], Pipeline | SpacePipeline]
+_Read: TypeAlias = "Callable[[_Fields, Path, Sequence[str], Sequence[int]], _Parts]"
 _STOP_FIELDS: Final = ("eos_token_id", "eot_token_id", "eom_token_id")
-_END_TEXTS: Final = frozenset(
-    {
-        "<|endoftext|>",
-        "<|end_of_text|>",
-        "<|im_end|>",
-        "<|eot_id|>",
-        "<|eom_id|>",
-        "<|end|>",
-        "<end_of_turn>",
-        "<end_of_utterance>",
-    }
-)
-"""Control tokens that end a turn whatever the metadata says; llama.cpp has the same rule."""
 
 
 def read_definition(path: Path) -> VocabularyDefinition:
     """The vocabulary of the GGUF file at `path`; takes seconds, so callers keep the result.
 
     Raises ArtifactCorruptError for a file that is no whole GGUF, ConfigError for a tokenizer
-    that is not byte-level BPE.
+    that cannot be built exactly.
     """
     fields = _Fields(path)
-    _check_type(path, fields.need("ggml.model", str))
+    model = fields.need("ggml.model", str)
+    if model not in _MODELS:
+        raise ConfigError(
+            f"{path.name} has a tokenizer of type {model!r}; choose a model with byte-level BPE "
+            "('gpt2') or SentencePiece BPE ('llama')"
+        )
     tokens: list[str] = fields.list_of("ggml.tokens", str)
     types: list[int] = fields.list_of("ggml.token_type", int)
     if len(types) != len(tokens):
         raise ArtifactCorruptError(f"{path.name} has {len(tokens)} tokens and {len(types)} types")
+    merges, pipeline = _MODELS[model](fields, path, tokens, types)
     control = _of_type(types, TokenType.CONTROL, TokenType.UNKNOWN)
     named = [fields.get(f"ggml.{name}", int) for name in _STOP_FIELDS]
-    by_text = [i for i in control if tokens[i] in _END_TEXTS]
     return VocabularyDefinition(
         tokens=tokens,
-        merges=fields.list_of("ggml.merges", str),
-        pre_tokenizer=fields.need("ggml.pre", str),
+        merges=merges,
+        pipeline=pipeline,
         control_ids=control,
         user_defined_ids=_of_type(types, TokenType.USER_DEFINED),
-        stop_ids=sorted({*by_text, *(i for i in named if i is not None)}),
+        stop_ids=stop_ids_of(tokens, control, [i for i in named if i is not None]),
         bos_token=_text(tokens, fields.get("ggml.bos_token_id", int)),
         eos_token=_text(tokens, fields.get("ggml.eos_token_id", int)),
         chat_template=fields.get("chat_template", str) or "",
     )
 
 
-def _check_type(path: Path, model: str) -> None:
-    if model != "gpt2":
-        raise ConfigError(
-            f"{path.name} has a tokenizer of type {model!r}; choose a model with byte-level BPE "
-            "('gpt2')"
+def _byte_level(fields: _Fields, path: Path, tokens: Sequence[str], types: Sequence[int]) -> _Parts:
+    return fields.list_of("ggml.merges", str), pipeline_of(fields.need("ggml.pre", str))
+
+
+def _sentencepiece(
+    fields: _Fields, path: Path, tokens: Sequence[str], types: Sequence[int]
+) -> _Parts:
+    """As llama.cpp reads them, which knows no normalizer here."""
+    for name in ("precompiled_charsmap", "remove_extra_whitespaces"):
+        if fields.get(f"ggml.{name}", object):
+            raise ConfigError(
+                f"{path.name} changes texts before it tokenizes them (tokenizer.ggml.{name}), "
+                "which cannot be done exactly; choose a model without, or one with a tokenizer.json"
+            )
+    scores: list[float] = fields.list_of("ggml.scores", float)
+    if len(scores) != len(tokens) or not all(map(math.isfinite, scores)):
+        raise ArtifactCorruptError(f"{path.name} has {len(tokens)} tokens and {len(scores)} scores")
+    bytes_there = _of_type(types, TokenType.BYTE)
+    named_so = [i for i, text in enumerate(tokens) if BYTE_TOKEN.fullmatch(text)]
+    is_whole = not bytes_there or lacking_byte(set(tokens)) is None
+    if bytes_there != named_so or not is_whole:
+        raise ArtifactCorruptError(
+            f"{path.name} has {len(bytes_there)} tokens of a byte, {len(named_so)} named so; all "
+            "256 belong there, or none"
         )
+    unknown = _of_type(types, TokenType.UNKNOWN)
+    if not unknown and not bytes_there:
+        raise ArtifactCorruptError(f"{path.name} has no token for characters that it does not know")
+    of_text = {tokens[i]: scores[i] for i in _of_type(types, TokenType.NORMAL)}
+    unused = [tokens[i] for i in _of_type(types, TokenType.UNUSED)]
+    prefixed = fields.get("ggml.add_space_prefix", bool)
+    is_prefixed = prefixed is None or prefixed
+    pipeline = SpacePipeline(
+        prefix=SpacePrefix.EACH if is_prefixed else SpacePrefix.NONE,
+        strips_space=is_prefixed,
+        unknown=tokens[unknown[0]] if unknown else "",
+        byte_fallback=bool(bytes_there),
+    )
+    matched = [tokens[i] for i in _of_type(types, TokenType.USER_DEFINED)]
+    return merges_of_scores(of_text, unused, matched, name=path.name), pipeline
+
+
+_MODELS: Final[dict[str, _Read]] = {"gpt2": _byte_level, "llama": _sentencepiece}
 
 
 def _of_type(types: Sequence[int], *wanted: int) -> list[int]:

@@ -157,6 +157,13 @@ class ModelStore:
             return ""  # a damaged entry pins nothing; the pull replaces it
         return entry.sha256 if entry is not None else ""
 
+    def built(self, artifact: Artifact, prefix: str) -> tuple[Path, ...]:
+        """The directories built from an artifact whose names begin so, the last built last; not
+        verified."""
+        with self._disk():
+            found = (self._root / "derived" / artifact.sha256).glob(f"{prefix}*")
+            return tuple(sorted(found, key=lambda path: path.stat().st_mtime_ns))
+
     def list(self) -> tuple[Artifact, ...]:
         """Every artifact, by source; not verified."""
         with self._disk():

@@ -16,7 +16,11 @@ from outrider.errors import ArtifactCorruptError, ConfigError, InvalidRequestErr
 from outrider.models.bpe import VocabularyDefinition, build_tokenizer, vocabulary_digest
 from outrider.models.chat import ChatTemplate, Message, Segment, check_messages, check_text
 from outrider.models.detokenizer import Detokenizer, decode, token_bytes
+from outrider.models.folder import is_archive, unpacked
+from outrider.models.folder import read_definition as folder_definition
 from outrider.models.overrides import with_overrides
+from outrider.models.sentencepiece_bpe import piece_bytes
+from outrider.models.tokenizer_json import ChatParts, read_tokenizer_json
 
 if TYPE_CHECKING:
     from outrider.models.catalog import ModelSpec
@@ -97,7 +101,12 @@ class Vocabulary:
         self._facts = facts
         texts = [tokenizer.id_to_token(i) or "" for i in range(facts.size)]
         self._control = {texts[i]: i for i in facts.control_ids}
-        self._all_bytes = [token_bytes(text) for text in texts]
+        steps = _decoder_steps(tokenizer_json)
+        bytes_of = token_bytes if steps[0]["type"] == "ByteLevel" else piece_bytes
+        self._strips_space = bool(steps[-1]["type"] == "Strip")
+        self._all_bytes = [bytes_of(text) for text in texts]
+        for i in facts.control_ids:
+            self._all_bytes[i] = texts[i].encode()
         self._text_bytes = list(self._all_bytes)
         for i in facts.control_ids:
             self._text_bytes[i] = b""
@@ -112,8 +121,30 @@ class Vocabulary:
 
     @classmethod
     def from_definition(cls, definition: VocabularyDefinition) -> Vocabulary:
-        """Builds the tokenizer. Raises ConfigError for a pre-tokenizer that is not known."""
-        return cls(build_tokenizer(definition).to_str(), VocabularyFacts.of(definition))
+        """Builds the tokenizer. Raises ArtifactCorruptError, and ConfigError for a vocabulary that
+        makes control tokens of their texts."""
+        built = cls(build_tokenizer(definition).to_str(), VocabularyFacts.of(definition))
+        names = [definition.tokens[i] for i in definition.control_ids]
+        pipeline = definition.pipeline
+        # The token for unknown characters stands for text, and hides nothing.
+        unknown = built._control.get(getattr(pipeline, "unknown", ""))
+        for name, ids in zip(names, built.encode_batch(names), strict=True):
+            if not built._special.isdisjoint(set(ids) - {unknown}):
+                raise ConfigError(
+                    f"text like {name[:64]!r} would become the control token of this name; choose "
+                    "a model with another vocabulary"
+                )
+        return built
+
+    @classmethod
+    def from_tokenizer_json(
+        cls, text: str, chat: ChatParts | None = None, *, size: int = 0
+    ) -> Vocabulary:
+        """The vocabulary of a Hugging Face `tokenizer.json`, of `size` ids if the model has more.
+
+        Raises ArtifactCorruptError, or ConfigError for a tokenizer that cannot be built exactly.
+        """
+        return cls.from_definition(read_tokenizer_json(text, chat, size=size))
 
     @classmethod
     def from_gguf(
@@ -164,6 +195,11 @@ class Vocabulary:
     def stop_ids(self) -> frozenset[int]:
         """Ids that end a reply."""
         return frozenset(self._facts.stop_ids)
+
+    @property
+    def strips_space(self) -> bool:
+        """Whether the text of ids loses the space it begins with, which encoding puts there."""
+        return self._strips_space
 
     @property
     def chat_template(self) -> str:
@@ -238,11 +274,25 @@ class Vocabulary:
 
     def detokenizer(self, *, keep_special: bool = False) -> Detokenizer:
         """A fresh detokenizer; control tokens have no text unless `keep_special`."""
-        return Detokenizer(self._all_bytes if keep_special else self._text_bytes)
+        table = self._all_bytes if keep_special else self._text_bytes
+        return Detokenizer(table, strips_space=self._strips_space)
 
     def decode(self, ids: Iterable[int], *, keep_special: bool = False) -> str:
         """The text of `ids`. Raises InvalidRequestError for an id outside the vocabulary."""
-        return decode(self._all_bytes if keep_special else self._text_bytes, ids)
+        table = self._all_bytes if keep_special else self._text_bytes
+        return decode(table, ids, strips_space=self._strips_space)
+
+
+def _decoder_steps(tokenizer_json: str) -> list[dict[str, Any]]:
+    """Of the tokenizers that bpe.build_tokenizer makes. Raises ArtifactCorruptError for others."""
+    try:
+        decoder: dict[str, Any] = json.loads(tokenizer_json)["decoder"]
+        steps: list[dict[str, Any]] = decoder.get("decoders", [decoder])
+        if steps[0]["type"] in ("ByteLevel", "Replace"):
+            return steps
+    except (ValueError, TypeError, LookupError, AttributeError):
+        pass
+    raise ArtifactCorruptError("a tokenizer record has no decoder that is known")
 
 
 def load_vocabulary(spec: ModelSpec, store: ModelStore) -> Vocabulary:
@@ -250,16 +300,23 @@ def load_vocabulary(spec: ModelSpec, store: ModelStore) -> Vocabulary:
 
     Parsing the model file takes seconds, so its result is kept in the store beside the model,
     verified on every load; definitions that change it have folders of their own. Blocks: call it
-    before an event loop runs, or in a thread. Raises what ModelStore.ensure, ModelStore.derived and
-    Vocabulary.from_gguf raise.
+    before an event loop runs, or in a thread. Raises what ModelStore.ensure, ModelStore.derived,
+    Vocabulary.from_gguf and folder.unpacked raise.
     """
     artifact = store.ensure(spec.source, sha256=spec.sha256)
 
     def build(folder: Path) -> None:
+        template, stop_tokens = spec.chat_template, spec.stop_tokens
         try:
-            Vocabulary.from_gguf(
-                artifact.path, chat_template=spec.chat_template, stop_tokens=spec.stop_tokens
-            ).save(folder)
+            if is_archive(artifact.path):
+                definition = folder_definition(unpacked(artifact, store))
+                definition = with_overrides(definition, template, stop_tokens)
+                vocabulary = Vocabulary.from_definition(definition)
+            else:
+                vocabulary = Vocabulary.from_gguf(
+                    artifact.path, chat_template=template, stop_tokens=stop_tokens
+                )
+            vocabulary.save(folder)
         except ConfigError as error:
             raise ConfigError(f"model {spec.name}: {error.message}") from error
 

@@ -268,6 +268,7 @@ def reply_tools(
         new_reply=new_reply,
         new_drafter=lambda: CopyDrafter(max_context_tokens),
         token_bytes=vocabulary.text_bytes,
+        strips_space=vocabulary.strips_space,
         stop_ids=stop_ids,
         has_drafter=drafter is not None,
         averages=GroupAverages(shipped_calibrations(vocabulary.digest)).of,

@@ -145,3 +145,21 @@ def test_a_terminal_sees_how_far_the_pull_is(source: str, monkeypatch: pytest.Mo
     assert "fetching" in pulled.stderr
     assert re.search(r"7/7.*bytes", pulled.stderr)
     assert source in pulled.stdout
+
+
+def test_how_far_the_weights_lie_from_the_files_is_told(source: str, store: ModelStore) -> None:
+    facts = {"weight_error": 0.005, "worst_matrix": "output.weight", "worst_weight_error": 0.012}
+    text = json.dumps(facts | {"vocabulary_size": 3, "layout": "i8-groups-32"})
+    artifact = store.pull(source)
+    store.derived(artifact, "ir-v3-x", lambda folder: _write(folder / "facts.json", text))
+    told = "weights served 0.50% from the file's, at worst 1.20% (output.weight)"
+    assert told in run("list").stdout
+    assert told in run("verify").stdout
+    assert told in run("verify", source).stdout
+    assert json.loads(run("list", "--json").stdout).items() >= facts.items()
+    store.derived(artifact, "ir-v4-x", lambda folder: _write(folder / "facts.json", "damaged"))
+    assert "weights served" not in run("list").stdout
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text)

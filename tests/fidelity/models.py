@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import cmath
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -37,8 +38,10 @@ class Shape:
         return self.width // self.heads
 
 
-def weights(shape: Shape, *, tied: bool = True, biased: bool = False) -> dict[str, Floats]:
-    """Random tensors by their names, [rows, columns] or [columns]."""
+def weights(
+    shape: Shape, *, tied: bool = True, biased: bool = False, scale: float = 0.3
+) -> dict[str, Floats]:
+    """Random tensors by their names, [rows, columns] or [columns], matrices of this RMS."""
     rng = np.random.default_rng(7)
     width, kv_width = shape.width, shape.kv_heads * shape.head_size
     sizes: dict[str, tuple[int, ...]] = {"token_embd.weight": (shape.vocabulary, width)}
@@ -57,7 +60,7 @@ def weights(shape: Shape, *, tied: bool = True, biased: bool = False) -> dict[st
             if biased and name in ("attn_q", "attn_k", "attn_v"):
                 sizes[f"blk.{layer}.{name}.bias"] = (rows,)
     found = {
-        name: (rng.standard_normal(size) * 0.3).astype(np.float32) for name, size in sizes.items()
+        name: (rng.standard_normal(size) * scale).astype(np.float32) for name, size in sizes.items()
     }
     gains = [
         f"blk.{layer}.{name}_norm.weight"
@@ -66,6 +69,10 @@ def weights(shape: Shape, *, tied: bool = True, biased: bool = False) -> dict[st
     ]
     for name in (*gains, "output_norm.weight"):
         found[name] = rng.uniform(0.5, 1.5, width).astype(np.float32)
+    if shape.architecture == "qwen3":
+        for layer, name in itertools.product(range(shape.layers), "qk"):
+            gain = rng.uniform(0.5, 1.5, shape.head_size).astype(np.float32)
+            found[f"blk.{layer}.attn_{name}_norm.weight"] = gain
     return found
 
 
@@ -75,10 +82,15 @@ def write(
     tensors: Mapping[str, Floats],
     kind: gguf.GGMLQuantizationType = F32,
     vocabulary: Sequence[str] = (),
+    *,
+    whole: bool = False,
+    kinds: Mapping[str, gguf.GGMLQuantizationType] | None = None,
+    add_tokenizer: Callable[[gguf.GGUFWriter], None] = lambda writer: None,
     **fields: Any,
 ) -> Path:
-    """The model's file; matrices of the layers are of type `kind`. With a vocabulary, a tokenizer
-    of these texts without merges. `fields` are more of the architecture's own, texts."""
+    """The model's file; matrices of the layers, or of the `whole` model, are of type `kind`. With a
+    vocabulary, a tokenizer of these texts without merges, or what `add_tokenizer` writes. `kinds`
+    are types of single tensors, `fields` more of the architecture's own, texts."""
     writer = gguf.GGUFWriter(path, shape.architecture)
     writer.add_block_count(shape.layers)
     writer.add_context_length(512)
@@ -87,6 +99,9 @@ def write(
     writer.add_head_count(shape.heads)
     writer.add_head_count_kv(shape.kv_heads)
     writer.add_rope_freq_base(shape.base)
+    if shape.architecture == "qwen3":
+        writer.add_key_length(shape.head_size)
+        writer.add_value_length(shape.head_size)
     writer.add_layer_norm_rms_eps(shape.epsilon)
     for name, text in fields.items():
         writer.add_string(f"{shape.architecture}.{name.replace('__', '.')}", text)
@@ -96,9 +111,12 @@ def write(
         writer.add_token_list(list(vocabulary))
         writer.add_token_types([gguf.TokenType.NORMAL] * len(vocabulary))
         writer.add_token_merges(["a b"])
+    add_tokenizer(writer)
     for name, tensor in tensors.items():
-        if name.startswith("blk.") and tensor.ndim == 2 and kind != F32:
-            writer.add_tensor(name, gguf.quantize(tensor, kind), raw_dtype=kind)
+        if kinds is not None and name in kinds:
+            writer.add_tensor(name, quantised(tensor, kinds[name]), raw_dtype=kinds[name])
+        elif tensor.ndim == 2 and kind != F32 and (whole or name.startswith("blk.")):
+            writer.add_tensor(name, quantised(tensor, kind), raw_dtype=kind)
         else:
             writer.add_tensor(name, tensor)
     writer.write_header_to_file()
@@ -106,6 +124,58 @@ def write(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def quantised(matrix: Floats, kind: gguf.GGMLQuantizationType) -> npt.NDArray[Any]:
+    """A matrix in this type. Of the types for which the `gguf` package has no way to write them,
+    random blocks with scales that keep the values small."""
+    try:
+        return np.asarray(gguf.quantize(matrix, kind))
+    except NotImplementedError:
+        return _random_blocks(matrix, kind)
+
+
+_SCALES_AT: dict[str, tuple[int, ...]] = {
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+    "IQ2_XXS": (0,),
+    "IQ2_XS": (0,),
+    "IQ2_S": (0,),
+    "IQ3_XXS": (0,),
+    "IQ3_S": (0,),
+    "IQ1_S": (0,),
+    "IQ4_NL": (0,),
+    "IQ4_XS": (0,),
+}
+"""Where in a block of each type its f16 scales are (ggml-common.h)."""
+
+
+def _random_blocks(matrix: Floats, kind: gguf.GGMLQuantizationType) -> npt.NDArray[Any]:
+    shape, aim = matrix.shape, float(np.sqrt(np.mean(matrix**2)))
+    rng = np.random.default_rng(int(kind))
+    values, size = gguf.GGML_QUANT_SIZES[kind]
+    blocks = rng.integers(0, 256, (shape[0], shape[1] // values, size), np.uint8)
+    unit = np.frombuffer(np.float16(1).tobytes(), np.uint8)
+    for at in _SCALES_AT.get(kind.name, ()):
+        blocks[..., at : at + 2] = unit
+    if kind.name == "IQ1_M":  # the scale is in the upper four bits of four words
+        words = blocks[..., 48:56].view(np.uint16)
+        words &= 0x0FFF
+        words |= np.array([0, 0, 0, 0x2000], np.uint16)  # 2 ** -7
+    if kind.name == "MXFP4":
+        blocks[..., 0] = 127
+    raw = blocks.reshape(shape[0], -1)
+    # The scales of all blocks alike are turned down so that the values are as small as others'.
+    power = float(np.sqrt(np.mean(gguf.dequantize(raw, kind) ** 2)))
+    scale = np.frombuffer(np.float16(aim / power).tobytes(), np.uint8)
+    for at in _SCALES_AT.get(kind.name, ()):
+        blocks[..., at : at + 2] = scale
+    if kind.name == "MXFP4":
+        blocks[..., 0] = 127 + round(math.log2(aim / power))
+    return blocks.reshape(shape[0], -1)
 
 
 def naive_logits(
@@ -122,8 +192,8 @@ def naive_logits(
         for layer in range(shape.layers):
             part = {n: model[f"blk.{layer}.{n}"] for n in _parts(model, layer)}
             normed = _norm(state, part["attn_norm.weight"], shape.epsilon)
-            query = _turned(shape, _times(part, "attn_q", normed), position)
-            keys[layer].append(_turned(shape, _times(part, "attn_k", normed), position))
+            query = _turned(shape, _headwise(shape, part, "attn_q", normed), position)
+            keys[layer].append(_turned(shape, _headwise(shape, part, "attn_k", normed), position))
             values[layer].append(_times(part, "attn_v", normed))
             mixed = _attend(shape, query, keys[layer], values[layer])
             state = _sum(state, _times(part, "attn_output", mixed))
@@ -156,6 +226,16 @@ def _attend(
         columns = zip(*(value[theirs] for value in values), strict=True)
         mixed += [_dot(weights, list(column)) / total for column in columns]
     return mixed
+
+
+def _headwise(shape: Shape, part: Mapping[str, Any], name: str, row: list[float]) -> list[float]:
+    """A product, each head of which is normed where there is a gain for that."""
+    product, gain = _times(part, name, row), part.get(f"{name}_norm.weight")
+    if gain is None:
+        return product
+    starts = range(0, len(product), shape.head_size)
+    heads = [product[start : start + shape.head_size] for start in starts]
+    return [value for head in heads for value in _norm(head, gain, shape.epsilon)]
 
 
 def _turned(shape: Shape, rows: list[float], position: int) -> list[float]:

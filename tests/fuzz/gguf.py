@@ -5,17 +5,18 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-_UINT32, _INT32, _STRING, _ARRAY = 4, 5, 8, 9
+_UINT32, _INT32, _FLOAT32, _STRING, _ARRAY = 4, 5, 6, 8, 9
 _VERSION: Final = 3
 
 
-def small_gguf() -> bytes:
-    """Five tokens, one merge, no tensors."""
+def small_gguf(*, pieces: bool = False) -> bytes:
+    """Five tokens, one merge, no tensors; with `pieces` scores instead, as SentencePiece has."""
     tokens = ["<|im_end|>", "a", "b", "ab", "<unk>"]
+    scores = [struct.pack("<f", -float(index)) for index in range(len(tokens))]
     pairs = [
         _pair("general.architecture", _STRING, _string("llama")),
-        _pair("tokenizer.ggml.model", _STRING, _string("gpt2")),
-        _pair("tokenizer.ggml.pre", _STRING, _string("default")),
+        _pair("tokenizer.ggml.model", _STRING, _string("llama" if pieces else "gpt2")),
+        _pair("tokenizer.ggml.pre", _STRING, _string("gpt-2")),
         _pair("tokenizer.ggml.tokens", _ARRAY, _array(_STRING, [_string(t) for t in tokens])),
         _pair(
             "tokenizer.ggml.token_type",
@@ -23,6 +24,7 @@ def small_gguf() -> bytes:
             _array(_INT32, [struct.pack("<i", kind) for kind in (3, 1, 1, 1, 2)]),
         ),
         _pair("tokenizer.ggml.merges", _ARRAY, _array(_STRING, [_string("a b")])),
+        _pair("tokenizer.ggml.scores", _ARRAY, _array(_FLOAT32, scores)),
         _pair("tokenizer.ggml.eos_token_id", _UINT32, struct.pack("<I", 0)),
         _pair("tokenizer.chat_template", _STRING, _string("{{ messages[0]['content'] }}")),
     ]

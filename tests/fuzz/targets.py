@@ -19,7 +19,10 @@ from outrider.codec import varint
 from outrider.codec.frames import FrameDecoder, encode_frame
 from outrider.codec.tokens import Block, TokenCodec, TokenCoder
 from outrider.models.chat import Message as ChatMessage
+from outrider.models.folder import read_definition as read_definition_of_folder
+from outrider.models.folder import unpack
 from outrider.models.gguf_vocabulary import read_definition
+from outrider.models.vocabulary import Vocabulary
 from outrider.sampling.params import SamplingParams
 from outrider.tokenization.shared_cache.entries import Entries
 from outrider.v1 import common_pb2, edge_pb2, inference_pb2, router_pb2
@@ -39,6 +42,7 @@ from services.edge.wire import client as edge_wire
 from services.edge.wire.region import RegionWire
 from services.inference.streaming.wire import Contract, drafts_of, open_request
 from tests.fuzz.gguf import small_gguf
+from tests.fuzz.tokenizers import small_archive, small_tokenizer_jsons
 from tests.router.relay.mesh import Mesh, opening
 
 _DIGEST: Final = b"\x01" * 32
@@ -151,6 +155,19 @@ def _gguf(folder: Path, data: bytes) -> object:
     return type(read_definition(path)).__name__
 
 
+def _tokenizer_json(data: bytes) -> object:
+    found = Vocabulary.from_tokenizer_json(data.decode("utf-8", "replace"))
+    return found.size, found.encode("a b<s>")
+
+
+def _folder_archive(folder: Path, data: bytes) -> object:
+    archive = folder / "fuzzed.tar"
+    archive.write_bytes(data)
+    with tempfile.TemporaryDirectory(dir=folder) as out:
+        unpack(archive, Path(out))
+        return read_definition_of_folder(Path(out)).tokens[:2]
+
+
 def _chat_frames() -> list[bytes]:
     sampling = SamplingParams(temperature=0.7, stop=("x",), logit_bias={3: 1.0}, max_tokens=9)
     plain = request_frame([ChatMessage("user", "hello")], ChatOptions(sampling=sampling), ("", ""))
@@ -254,5 +271,7 @@ def targets(folder: Path | None = None) -> list[Target]:
         Target("error_detail", [detail.SerializeToString()], _error_detail),
         Target("drafter_pipe", _drafter_frames(), _drafter_pipe),
         Target("shared_entry", [entry], _shared_entry),
-        Target("gguf", [small_gguf()], partial(_gguf, folder)),
+        Target("gguf", [small_gguf(), small_gguf(pieces=True)], partial(_gguf, folder)),
+        Target("tokenizer_json", small_tokenizer_jsons(), _tokenizer_json),
+        Target("folder_archive", [small_archive()], partial(_folder_archive, folder)),
     ]

@@ -14,6 +14,7 @@ from outrider.models.bpe import (
     VocabularyDefinition,
     build_tokenizer,
     canonical_form,
+    pipeline_of,
     vocabulary_digest,
 )
 from outrider.models.vocabulary import Vocabulary
@@ -29,7 +30,7 @@ def definition(
     return VocabularyDefinition(
         tokens=tokens,
         merges=merges,
-        pre_tokenizer=pre_tokenizer,
+        pipeline=pipeline_of(pre_tokenizer),
         control_ids=(len(tokens) - 2,),
         user_defined_ids=(len(tokens) - 1,),
         stop_ids=(),
@@ -93,13 +94,13 @@ def test_user_defined_tokens_are_text_and_control_tokens_are_not() -> None:
 @pytest.mark.parametrize("name", ["", "default", "deepseek-v3", "gpt-4o"])
 def test_other_pre_tokenizers_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="choose a model with one of gpt-2, llama-bpe"):
-        build_tokenizer(replace(definition("gpt-2"), pre_tokenizer=name))
+        pipeline_of(name)
 
 
 DEFINITION = VocabularyDefinition(
     tokens=("<s>", "a", "b", "ab", "<x>"),
     merges=("a b",),
-    pre_tokenizer="gpt-2",
+    pipeline=pipeline_of("gpt-2"),
     control_ids=(0,),
     user_defined_ids=(4,),
     stop_ids=(0,),
@@ -123,8 +124,8 @@ def test_the_form_is_pinned() -> None:
     [
         {"tokens": ("<s>", "b", "a", "ab", "<x>")},
         {"merges": ()},
-        {"pre_tokenizer": "smollm"},
-        {"pre_tokenizer": "qwen2"},
+        {"pipeline": pipeline_of("smollm")},
+        {"pipeline": pipeline_of("qwen2")},
         {"control_ids": (0, 4), "user_defined_ids": ()},
         {"user_defined_ids": ()},
         {"stop_ids": (0, 4)},
@@ -140,15 +141,12 @@ def test_every_part_counts(change: dict[str, object]) -> None:
 
 
 def test_names_and_containers_do_not_count() -> None:
-    llama = replace(DEFINITION, pre_tokenizer="llama-bpe")
-    assert vocabulary_digest(llama) == vocabulary_digest(replace(llama, pre_tokenizer="llama3"))
+    llama = replace(DEFINITION, pipeline=pipeline_of("llama-bpe"))
+    assert vocabulary_digest(llama) == vocabulary_digest(
+        replace(llama, pipeline=pipeline_of("llama3"))
+    )
     listed = replace(DEFINITION, tokens=list(DEFINITION.tokens), stop_ids=[0])
     assert vocabulary_digest(listed) == vocabulary_digest(DEFINITION)
-
-
-def test_an_unknown_pre_tokenizer_has_no_digest() -> None:
-    with pytest.raises(ConfigError, match="'mystery' cannot be built exactly"):
-        vocabulary_digest(replace(DEFINITION, pre_tokenizer="mystery"))
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 from gguf import GGUFWriter, TokenType
 
 from outrider.errors import ArtifactCorruptError, ConfigError
+from outrider.models.bpe import pipeline_of
 from outrider.models.gguf_vocabulary import read_definition
 
 TOKENS = ["<unk>", "<|begin|>", "<|eot_id|>", "a", "b", "ab", "<tool>"]
@@ -50,7 +51,7 @@ def test_a_whole_vocabulary(tmp_path: Path) -> None:
     definition = read_definition(write(tmp_path / "m.gguf"))
     assert list(definition.tokens) == TOKENS
     assert list(definition.merges) == ["a b"]
-    assert definition.pre_tokenizer == "gpt-2"
+    assert definition.pipeline == pipeline_of("gpt-2")
     assert definition.control_ids == [0, 1, 2]
     assert definition.user_defined_ids == [6]
     # The metadata's end token, and the control token whose name says that a turn ends.
@@ -73,8 +74,8 @@ def test_what_must_not_be_missing(tmp_path: Path, field: str) -> None:
 
 
 def test_other_kinds_of_tokenizer_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"type 'llama'.*byte-level BPE"):
-        read_definition(write(tmp_path / "m.gguf", model="llama"))
+    with pytest.raises(ConfigError, match=r"type 't5'.*byte-level BPE"):
+        read_definition(write(tmp_path / "m.gguf", model="t5"))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from outrider.models.bpe import VocabularyDefinition, build_tokenizer
+from outrider.models.bpe import VocabularyDefinition, build_tokenizer, pipeline_of
 from outrider.tokenization.cut_proofs import UnprovenError, prove
 
 GPT2: dict[str, Any] = {
@@ -39,7 +39,9 @@ def places(spec: dict[str, Any], text: str) -> list[int]:
 
 @pytest.mark.parametrize("name", ["gpt-2", "smollm", "llama-bpe", "llama3", "qwen2"])
 def test_every_pipeline_that_can_be_built_is_proven(name: str) -> None:
-    definition = VocabularyDefinition(["a", "b", "ab"], ["a b"], name, [], [], [], "", "", "")
+    definition = VocabularyDefinition(
+        ["a", "b", "ab"], ["a b"], pipeline_of(name), [], [], [], "", "", ""
+    )
     rule = prove(build_tokenizer(definition).to_str())
     assert rule.first_cut("ab ab", 1) == 2
     assert rule.first_cut("ab's ab1", 5) == 7

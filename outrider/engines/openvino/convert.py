@@ -11,13 +11,16 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
 import openvino as ov
+import structlog
 
 from outrider.engines.base import Ids
+from outrider.engines.openvino.architectures import check_architecture
 from outrider.engines.openvino.layouts import (
     AS_CONVERTED,
     DEFAULT_LAYOUT,
@@ -25,21 +28,35 @@ from outrider.engines.openvino.layouts import (
     lay_out_weights,
     layout_of,
 )
-from outrider.engines.openvino.repacking import RepackedModel
+from outrider.engines.openvino.repacking import NO_ERROR, RepackedModel, WeightError
+from outrider.engines.openvino.rotary import read_factors, scale_frequencies
 from outrider.errors import EngineError, UnsupportedModelError
 from outrider.models.catalog import ModelSpec
+from outrider.models.folder import is_archive, unpacked
+from outrider.models.folder import read_facts as read_folder_facts
 from outrider.models.gguf_file import content_of, open_gguf
 from outrider.models.store import ModelStore
 
-CONVERTER_VERSION = 2
+CONVERTER_VERSION = 3
 """A new number whenever the files or what they mean change."""
+_log = structlog.get_logger()
+
 _FACTS = "facts.json"
 _GRAPH = "openvino_model.xml"
 _TIMEOUT_S = 900.0
 _CHILD = """
+import pathlib
 import sys
+import openvino
 import openvino_genai
-openvino_genai.LLMPipeline(sys.argv[1], "CPU", enable_save_ov_model=True)
+try:
+    openvino_genai.LLMPipeline(sys.argv[1], "CPU", enable_save_ov_model=True)
+except RuntimeError:
+    # It compiles what it saved, which fails for some small models and is not needed.
+    graph = pathlib.Path(sys.argv[1]).with_name("openvino_model.xml")
+    if not graph.exists():
+        raise
+    openvino.Core().read_model(graph)
 """
 
 
@@ -51,6 +68,13 @@ class ModelFacts:
     max_context_tokens: int
     layout: str = AS_CONVERTED
     """How the graph stores matrices: a name of graph.layouts."""
+    weight_error: float | None = None
+    """RMS of the differences between the weights served and the file's, over the RMS of the
+    file's; None: not measured."""
+    worst_matrix: str = ""
+    """The matrix with the largest such error of its own."""
+    worst_weight_error: float | None = None
+    """Its error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +98,8 @@ def converted(spec: ModelSpec, store: ModelStore) -> ConvertedModel:
     Raises what ModelStore.ensure raises, and EngineError if the conversion fails.
     """
     artifact = store.ensure(spec.source, sha256=spec.sha256)
+    if is_archive(artifact.path):
+        return read_folder(unpacked(artifact, store))
     directory = store.derived(
         artifact,
         derived_name(DEFAULT_LAYOUT),
@@ -86,6 +112,38 @@ def read_converted(directory: Path, head_ids: Ids | None = None) -> ConvertedMod
     """What `convert` made."""
     facts = ModelFacts(**json.loads((directory / _FACTS).read_text()))
     return ConvertedModel(directory, facts, head_ids)
+
+
+def read_folder(directory: Path) -> ConvertedModel:
+    """A folder with a graph of somebody else's, served as it is.
+
+    Raises UnsupportedModelError for a graph that is no language model with a state, or that does
+    not fit the folder's config.json.
+    """
+    facts = read_folder_facts(directory)
+    try:
+        model = ov.Core().read_model(directory / _GRAPH)
+        inputs = {name for each in model.inputs for name in each.get_names()}
+        logits = next(each for each in model.outputs if "logits" in each.get_names())
+        width = logits.get_partial_shape()[-1]
+        size = width.get_length() if width.is_static else 0
+    except (RuntimeError, StopIteration) as error:
+        why = str(error) or "it has no logits"
+        raise UnsupportedModelError(
+            f"{_GRAPH} is no whole language model: {why}; export it again"
+        ) from error
+    if "input_ids" not in inputs or not model.get_sinks():
+        raise UnsupportedModelError(
+            f"{_GRAPH} takes no input_ids or keeps no state: export it as a stateful model of text"
+        )
+    if size != facts.vocabulary_size:
+        raise UnsupportedModelError(
+            f"{_GRAPH} scores {size} ids, config.json says {facts.vocabulary_size}; their files do "
+            "not belong together"
+        )
+    return ConvertedModel(
+        directory, ModelFacts(facts.vocabulary_size, facts.max_context_tokens, AS_CONVERTED)
+    )
 
 
 def derived_name(layout: str) -> str:
@@ -102,13 +160,38 @@ def convert(source: Path, folder: Path, layout: str) -> None:
     converted, EngineError with the converter's last words if it fails.
     """
     how = layout_of(layout)
+    reader = open_gguf(source)
+    check_architecture(reader)
+    if how.pack is None and read_factors(reader) is not None:
+        raise UnsupportedModelError(f"scaled positions are not served with the layout {layout}")
     facts = replace(read_facts(source), layout=layout)
     with tempfile.TemporaryDirectory(dir=folder) as work:
         repacked = run_converter(source, Path(work), repack=how.pack is not None)
-        save_graph(Path(work), folder, how, repacked)
-        for path in Path(work).glob("openvino_*tokenizer.*"):
-            path.rename(folder / path.name)
+        errors = save_graph(Path(work), folder, how, repacked)
+        if repacked is None or repacked.has_tokenizer:
+            for path in Path(work).glob("openvino_*tokenizer.*"):
+                path.rename(folder / path.name)
+    facts = _with_errors(facts, errors)
     (folder / _FACTS).write_text(json.dumps(asdict(facts)))
+    _log.info(
+        "model_converted",
+        layout=layout,
+        weight_error=facts.weight_error,
+        worst_matrix=facts.worst_matrix,
+        worst_weight_error=facts.worst_weight_error,
+    )
+
+
+def _with_errors(facts: ModelFacts, errors: Mapping[str, WeightError]) -> ModelFacts:
+    if not errors:
+        return facts
+    worst = max(errors, key=lambda name: errors[name].relative)
+    return replace(
+        facts,
+        weight_error=sum(errors.values(), NO_ERROR).relative,
+        worst_matrix=worst,
+        worst_weight_error=errors[worst].relative,
+    )
 
 
 def run_converter(source: Path, work: Path, *, repack: bool) -> RepackedModel | None:
@@ -125,11 +208,17 @@ def run_converter(source: Path, work: Path, *, repack: bool) -> RepackedModel | 
     return repacked
 
 
-def save_graph(work: Path, folder: Path, layout: Layout, repacked: RepackedModel | None) -> None:
-    """Write the graph in `work` into `folder`, its weights as the layout says."""
+def save_graph(
+    work: Path, folder: Path, layout: Layout, repacked: RepackedModel | None
+) -> dict[str, WeightError]:
+    """Write the graph in `work` into `folder`, its weights as the layout says, and return how far
+    they lie from the file's."""
     model = ov.Core().read_model(work / _GRAPH)
-    lay_out_weights(model, layout, repacked)
+    errors = lay_out_weights(model, layout, repacked)
+    if repacked is not None and repacked.rotary is not None:
+        scale_frequencies(model, repacked.rotary)
     ov.save_model(model, folder / _GRAPH, compress_to_fp16=False)
+    return errors
 
 
 def read_facts(source: Path) -> ModelFacts:

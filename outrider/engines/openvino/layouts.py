@@ -19,8 +19,13 @@ import numpy.typing as npt
 import openvino as ov
 import openvino.opset13 as ops
 
-from outrider.engines.openvino.repacking import RepackedModel
-from outrider.engines.openvino.weights import CompressedWeights, read_weights, write_weights
+from outrider.engines.openvino.repacking import FileMatrix, RepackedModel, WeightError
+from outrider.engines.openvino.weights import (
+    CompressedWeights,
+    read_weights,
+    stored_values,
+    write_weights,
+)
 from outrider.errors import ConfigError
 
 Floats: TypeAlias = npt.NDArray[np.float32]
@@ -98,12 +103,17 @@ def layout_of(name: str) -> Layout:
     return _LAYOUTS[name]
 
 
-def lay_out_weights(model: Any, layout: Layout, repacked: RepackedModel | None) -> None:
+def lay_out_weights(
+    model: Any, layout: Layout, repacked: RepackedModel | None
+) -> dict[str, WeightError]:
     """Store the matrices of a graph, made from `repacked`'s copy, as the layout says; without it as
-    the converter read them, but for what computes faster unchanged (make_symmetric).
+    the converter read them, but for what computes faster unchanged (make_symmetric). How far each
+    lies from the file's, by name; nothing without `repacked`.
 
     Raises UnsupportedModelError if the graph has a matrix that the model file lacks.
     """
+    # What is no product (the embedding) stays as the copy has it.
+    errors = dict(repacked.errors) if repacked is not None and layout.pack is not None else {}
     for node in model.get_ordered_ops():
         if node.get_type_name() != "MatMul":
             continue
@@ -115,8 +125,22 @@ def lay_out_weights(model: Any, layout: Layout, repacked: RepackedModel | None) 
         else:
             values = weights.values.get_data().reshape(weights.shape)
             matrix = repacked.matrix_of(values, weights.scales.get_data())
-            write_weights(node, layout.pack(matrix))
+            packed = layout.pack(matrix.values)
+            errors[matrix.name] = _error(matrix, packed)
+            write_weights(node, packed)
     model.validate_nodes_and_infer_types()
+    return errors
+
+
+_ROWS_AT_A_TIME: Final = 4096
+
+
+def _error(matrix: FileMatrix, packed: CompressedWeights) -> WeightError:
+    error = WeightError(0.0, 0.0)
+    for begin in range(0, len(matrix.values), _ROWS_AT_A_TIME):
+        some = slice(begin, begin + _ROWS_AT_A_TIME)
+        error += WeightError.of(matrix.values[some], stored_values(packed, some))
+    return error
 
 
 def make_symmetric(product: Any, weights: CompressedWeights) -> None:

@@ -81,13 +81,16 @@ def _products_before(attention: Any) -> list[Any]:
     for index in _QUERY_KEY_VALUE:
         node = attention.input_value(index).get_node()
         while not _is(node, "MatMul"):
-            if node.get_input_size() == 0:
+            inputs = [value.get_node() for value in node.input_values()]
+            # A gain may stand before what it is multiplied with.
+            computed = [each for each in inputs if not _is_constant(each)]
+            if not computed:
                 raise UnsupportedModelError(
                     "the model's graph has no weight product before attention"
                 )
             if _is(node, "Reshape"):
                 _free_length(node, _lengths(node))
-            node = node.input_value(0).get_node()
+            node = computed[0]
         products.append(node)
     return products
 
@@ -147,6 +150,12 @@ def _gather_behind(output: Any, rows: Any) -> None:
 
 def _gather(data: Any, rows: Any) -> Any:
     return ops.gather(data, rows.output(0), ops.constant(0, dtype=np.int64)).output(0)
+
+
+def _is_constant(node: Any) -> bool:
+    while _is(node, "Convert"):
+        node = node.input_value(0).get_node()
+    return _is(node, "Constant")
 
 
 def _is(node: Any, kind: str) -> bool:

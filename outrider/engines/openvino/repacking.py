@@ -8,6 +8,7 @@ matrix is found by content: the converter names nothing, and reorders the rows o
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -19,11 +20,13 @@ from gguf import (
     GGMLQuantizationType,
     GGUFWriter,
     LlamaFileType,
+    TokenType,
     dequantize,
     quantize,
 )
 
 from outrider.engines.draft_file import copy_fields
+from outrider.engines.openvino.rotary import read_factors
 from outrider.errors import UnsupportedModelError
 from outrider.models.gguf_file import content_of, open_gguf
 
@@ -34,8 +37,53 @@ _ROW_DIGEST_BYTES: Final = 16
 _Q8_0_BLOCK_VALUES: Final = 32
 """Behind a scale of two bytes, as signed bytes."""
 _CENTRE: Final = 128
+_ROWS_AT_A_TIME: Final = 4096
+"""Of a matrix, as numbers of four bytes."""
+READABLE: Final = (
+    *("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"),
+    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "TQ1_0", "TQ2_0", "MXFP4"),
+    *("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS"),
+)
+"""ggml's types of weights that can be served."""
 _OF_THE_COPY: Final = ("GGUF.", "general.architecture", "general.file_type")
 """Metadata of a file's own form, which the copy has its own of."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightError:
+    """How far the weights that are served lie from the file's."""
+
+    squared: float
+    """Sum of the squares of the differences."""
+    total: float
+    """Sum of the squares of the file's weights."""
+
+    @property
+    def relative(self) -> float:
+        """RMS of the differences, over that of the weights."""
+        return math.sqrt(self.squared / self.total) if self.total else 0.0
+
+    @classmethod
+    def of(cls, original: Floats, stored: Floats) -> WeightError:
+        """Of two matrices of one shape."""
+        difference = (original - stored).ravel()
+        flat = original.ravel()
+        return cls(float(difference @ difference), float(flat @ flat))
+
+    def __add__(self, other: WeightError) -> WeightError:
+        return WeightError(self.squared + other.squared, self.total + other.total)
+
+
+NO_ERROR: Final = WeightError(0.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class FileMatrix:
+    """A matrix as the model file has it."""
+
+    name: str
+    values: Floats
+    """[rows, columns]"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,28 +101,36 @@ class RepackedModel:
     """The matrices of a GGUF file, and where each is in a graph made of its copy in Q8_0."""
 
     def __init__(self, source: Path, target: Path) -> None:
-        """Write `target`, the copy. Raises UnsupportedModelError for a matrix of a type unknown."""
+        """Write `target`, the copy, one tensor after the other: in memory are the largest one in
+        Q8_0, and some rows of it. Raises UnsupportedModelError for a matrix of a type unknown."""
         self._matrices: list[_Matrix] = []
+        self.errors: dict[str, WeightError] = {}
+        """Of each matrix in the copy, by name."""
         reader = open_gguf(source)
+        self.rotary = read_factors(reader)
+        """What the graph of the copy lacks."""
         writer = GGUFWriter(target, str(content_of(reader, "general.architecture")))
-        copy_fields(reader, writer, lambda name: not name.startswith(_OF_THE_COPY))
+        self.has_tokenizer = content_of(reader, "tokenizer.ggml.model") in (None, "gpt2")
+        """Whether the copy has the file's tokenizer. The converter fails with others, which it
+        would have no use for: the copy then has one that stands for nothing."""
+        copy_fields(reader, writer, self._is_copied)
         writer.add_file_type(LlamaFileType.MOSTLY_Q8_0)
+        if not self.has_tokenizer:
+            _add_placeholder(writer, len(reader.fields["tokenizer.ggml.tokens"].data))
         for tensor in reader.tensors:
-            if not _is_matrix(tensor):
-                writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-                continue
-            packed = self._packed(tensor, source.name)
-            writer.add_tensor(tensor.name, packed, raw_dtype=GGMLQuantizationType.Q8_0)
-            shape = int(tensor.shape[1]), int(tensor.shape[0])
-            self._matrices.append(_Matrix(tensor, shape, _row_numbers(packed)))
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+            _announce(writer, tensor)
+        try:
+            writer.write_header_to_file()
+            writer.write_kv_data_to_file()
+            writer.write_ti_data_to_file()
+            for tensor in reader.tensors:
+                writer.write_tensor_data(self._converted(tensor, source.name))
+        finally:
+            writer.close()
 
-    def matrix_of(self, values: Bytes, scales: npt.NDArray[np.float16]) -> Floats:
-        """[rows, columns] what the file has where the graph has `values` [rows, groups, 32], u8
-        around 128, and `scales` [rows, groups, 1], in the graph's order of rows.
+    def matrix_of(self, values: Bytes, scales: npt.NDArray[np.float16]) -> FileMatrix:
+        """What the file has where the graph has `values` [rows, groups, 32], u8 around 128, and
+        `scales` [rows, groups, 1], in the graph's order of rows.
 
         Raises UnsupportedModelError if the converter changed them.
         """
@@ -87,24 +143,87 @@ class RepackedModel:
             if matrix.shape == (len(rows), columns) and digests[0] in matrix.rows:
                 numbers = [matrix.rows.get(digest) for digest in digests]
                 if None not in numbers:
-                    whole = dequantize(matrix.tensor.data, matrix.tensor.tensor_type)
-                    return np.asarray(whole[np.array(numbers)], np.float32)
+                    tensor = matrix.tensor
+                    whole = dequantize(tensor.data[np.array(numbers)], tensor.tensor_type)
+                    return FileMatrix(str(tensor.name), np.asarray(whole, np.float32))
         raise UnsupportedModelError(
             f"the converter changed a matrix of {len(rows)} rows and {columns} columns: what would "
             "be served is not what the file says; choose another model file"
         )
 
-    def _packed(self, tensor: Any, name: str) -> Bytes:
+    def _is_copied(self, field: str) -> bool:
+        skipped = _OF_THE_COPY if self.has_tokenizer else (*_OF_THE_COPY, "tokenizer.")
+        return not field.startswith(skipped)
+
+    def _converted(self, tensor: Any, name: str) -> npt.NDArray[Any]:
+        """What the copy has of a tensor."""
+        if not _is_matrix(tensor):
+            # Vectors of other types are read wrongly or not at all.
+            return np.asarray(_values(tensor, tensor.data, name), np.float32)
+        packed, error = self._packed(tensor, name)
+        self.errors[str(tensor.name)] = error
+        shape = int(tensor.shape[1]), int(tensor.shape[0])
+        self._matrices.append(_Matrix(tensor, shape, _row_numbers(packed)))
+        return packed
+
+    def _packed(self, tensor: Any, name: str) -> tuple[Bytes, WeightError]:
         kind = tensor.tensor_type
         if kind == GGMLQuantizationType.Q8_0:
-            return np.asarray(tensor.data)
-        try:
-            return np.asarray(quantize(dequantize(tensor.data, kind), GGMLQuantizationType.Q8_0))
-        except NotImplementedError as error:
-            raise UnsupportedModelError(
-                f"{name} stores {tensor.name} as {kind.name}, which cannot be read; use a file of "
-                "another quantisation"
-            ) from error
+            return np.asarray(tensor.data), NO_ERROR
+        packed = np.empty(_packed_shape(tensor), np.uint8)
+        error = NO_ERROR
+        for begin in range(0, len(packed), _ROWS_AT_A_TIME):
+            some = slice(begin, begin + _ROWS_AT_A_TIME)
+            values = _values(tensor, tensor.data[some], name)
+            packed[some] = quantize(values, GGMLQuantizationType.Q8_0)
+            stored = dequantize(packed[some], GGMLQuantizationType.Q8_0)
+            error += WeightError.of(values, stored)
+        return packed, error
+
+
+def _values(tensor: Any, data: npt.NDArray[Any], name: str) -> Floats:
+    """Some rows of a tensor. Raises UnsupportedModelError for a type that cannot be read, and for
+    values that are no numbers."""
+    kind = tensor.tensor_type
+    try:
+        values = np.asarray(dequantize(data, kind), np.float32)
+    except NotImplementedError as error:
+        raise UnsupportedModelError(
+            f"{name} stores {tensor.name} as {kind.name}, which cannot be read; use a file of "
+            f"another quantisation: {', '.join(READABLE)}"
+        ) from error
+    if not np.isfinite(values).all():
+        raise UnsupportedModelError(
+            f"{name} has weights in {tensor.name} that are no numbers; fetch it again"
+        )
+    return values
+
+
+def _packed_shape(tensor: Any) -> tuple[int, int]:
+    num_blocks = int(tensor.shape[0]) // _Q8_0_BLOCK_VALUES
+    return int(tensor.shape[1]), num_blocks * (_Q8_0_BLOCK_VALUES + 2)
+
+
+def _announce(writer: GGUFWriter, tensor: Any) -> None:
+    if _is_matrix(tensor):
+        shape, kind = _packed_shape(tensor), GGMLQuantizationType.Q8_0
+        size = math.prod(shape)
+        writer.add_tensor_info(tensor.name, shape, np.dtype(np.uint8), size, raw_dtype=kind)
+    else:
+        lengths = [int(length) for length in reversed(tensor.shape)]
+        size = 4 * math.prod(lengths)
+        writer.add_tensor_info(tensor.name, lengths, np.dtype(np.float32), size)
+
+
+def _add_placeholder(writer: GGUFWriter, size: int) -> None:
+    """A tokenizer of so many ids that the converter takes."""
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([f"t{index}" for index in range(size)])
+    writer.add_token_types([TokenType.NORMAL] * size)
+    writer.add_token_merges(["t 0"])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(0)
 
 
 def _is_matrix(tensor: Any) -> bool:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import openvino as ov
 import openvino.opset13 as ops
 
@@ -43,6 +44,15 @@ class CompressedWeights:
         """What products must have in common to be joined, beside their groups: element type, and
         whether there are zero points."""
         return str(self.values.get_element_type()), self.zero_points is None
+
+
+def stored_values(weights: CompressedWeights, rows: slice) -> npt.NDArray[np.float32]:
+    """[rows, columns] what the i8 or u8 constants stand for."""
+    values: npt.NDArray[np.float32] = weights.values.get_data()[rows].astype(np.float32)
+    if weights.zero_points is not None:
+        values -= weights.zero_points.get_data()[rows]
+    values *= weights.scales.get_data()[rows].astype(np.float32)
+    return values.reshape(len(values), -1)
 
 
 def read_weights(product: Any) -> CompressedWeights | None:

@@ -31,7 +31,10 @@ class FileSource:
         before = os.fstat(descriptor)
         if not stat.S_ISREG(before.st_mode):
             os.close(descriptor)
-            raise SourceError(f"{self.text} is not a regular file")
+            hint = f"; for a model's folder write dir:{self._path}"
+            raise SourceError(
+                f"{self.text} is not a regular file{hint if stat.S_ISDIR(before.st_mode) else ''}"
+            )
         with os.fdopen(descriptor, "rb") as file:
             validator = _identity(before)
             kept = partial.position

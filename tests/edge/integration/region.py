@@ -12,7 +12,7 @@ import grpc.aio
 
 from outrider.codec.tokens import TokenCodec, TokenCoder
 from outrider.errors import OutriderError
-from outrider.models.bpe import VocabularyDefinition
+from outrider.models.bpe import VocabularyDefinition, pipeline_of
 from outrider.models.vocabulary import Vocabulary
 from outrider.rpc import Outbox, bind, make_server
 from outrider.tls import PLAINTEXT, Tls
@@ -36,7 +36,7 @@ def small_vocabulary() -> Vocabulary:
         VocabularyDefinition(
             tokens=(*alphabet, "<|im_start|>", "<|im_end|>"),
             merges=(),
-            pre_tokenizer="gpt-2",
+            pipeline=pipeline_of("gpt-2"),
             control_ids=(len(alphabet), len(alphabet) + 1),
             user_defined_ids=(),
             stop_ids=(len(alphabet) + 1,),

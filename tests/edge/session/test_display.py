@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.errors import MalformedFrameError
+from outrider.models.detokenizer import Detokenizer
 from outrider.sampling.params import SamplingParams
+from outrider.sampling.reply import ReplyText
 from services.edge.session.display import Display, DisplayPolicy, DraftText, ReplyDecoder, word_end
 from services.edge.session.events import Provisional, Retract
 from tests.edge.session.toolkit import EOS, TABLE, new_reply
@@ -259,6 +261,18 @@ def test_provisional_text_continues_an_unfinished_character() -> None:
 def test_a_draft_that_ends_inside_a_character_adds_only_whole_ones() -> None:
     drafted = decoder().draft_text(0, TRAIN, (0.9, 0.8), False)
     assert (drafted.text, drafted.ends) == (" 🚂", (1, 2))
+
+
+def test_the_space_that_a_vocabulary_puts_in_front_is_not_shown() -> None:
+    """Neither in drafts nor in what is committed, and only the first one."""
+    params = SamplingParams()
+    reply = ReplyText(params, (), Detokenizer(TABLE, strips_space=True))
+    text = ReplyDecoder(reply, lambda token: TABLE[token], params.stop, strips_space=True)
+    drafted = text.draft_text(0, (2, 2), (0.9, 0.8), False)
+    assert (drafted.text, drafted.ends) == ("cat cat", (3, 7))
+    assert text.commit((2,)) == ("cat", [(0, 3)])
+    assert text.draft_text(1, (2,), (0.9,), False).text == " cat"
+    assert text.commit((2,)) == (" cat", [(3, 7)])
 
 
 def test_the_text_of_drafts_changes_nothing() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -19,6 +20,7 @@ from outrider.engines.openvino.layouts import DEFAULT_LAYOUT
 from outrider.errors import ArtifactCorruptError, UnsupportedModelError
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.store import ModelStore
+from tests.fidelity.models import Shape, weights, write
 
 
 @pytest.mark.model
@@ -29,13 +31,16 @@ def test_the_second_load_uses_what_the_first_one_built(model_store: ModelStore) 
     after = second.graph.stat()
     assert second == first
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
-    assert first.facts == ModelFacts(49152, 8192, DEFAULT_LAYOUT)
+    assert first.facts.weight_error is not None
+    assert 0 < first.facts.weight_error <= (first.facts.worst_weight_error or 0) < 0.01
+    plain = replace(first.facts, weight_error=None, worst_matrix="", worst_weight_error=None)
+    assert plain == ModelFacts(49152, 8192, DEFAULT_LAYOUT)
     assert first.directory.name == derived_name(DEFAULT_LAYOUT)
 
 
 def test_the_name_tells_versions_apart() -> None:
     name = derived_name("i8-rows")
-    assert name.startswith("ir-v2-i8-rows-openvino-20")
+    assert name.startswith("ir-v3-i8-rows-openvino-20")
     assert "openvino-genai-20" in name
 
 
@@ -70,6 +75,20 @@ def test_a_file_that_is_no_model_is_refused(tmp_path: Path) -> None:
 
 def test_a_failing_conversion_says_why_and_leaves_nothing(tmp_path: Path) -> None:
     source = _gguf(tmp_path / "m.gguf", tokens=9)
+    folder = tmp_path / "out"
+    folder.mkdir()
+    with pytest.raises(UnsupportedModelError, match=r"lacks llama\.block_count"):
+        convert(source, folder, DEFAULT_LAYOUT)
+    assert list(folder.iterdir()) == []
+
+
+def test_what_the_converter_says_is_passed_on(tmp_path: Path) -> None:
+    def add_half_a_tokenizer(writer: gguf.GGUFWriter) -> None:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_token_list([f"t{index}" for index in range(40)])
+
+    shape = Shape()
+    source = write(tmp_path / "m.gguf", shape, weights(shape), add_tokenizer=add_half_a_tokenizer)
     folder = tmp_path / "out"
     folder.mkdir()
     with pytest.raises(UnsupportedModelError, match=r"cannot be converted: .+"):

@@ -1,0 +1,165 @@
+"""Models in a folder of several files, as OpenVINO's organisation publishes them; in the store one
+archive, unpacked and verified file by file before it is used."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeGuard
+
+from outrider.errors import ArtifactCorruptError, UnsupportedModelError
+from outrider.models.bpe import VocabularyDefinition
+from outrider.models.sources.folder import (
+    CONFIG,
+    GENERATION_CONFIG,
+    NEEDED,
+    OPTIONAL,
+    SERVED,
+    TEMPLATE,
+    TEMPLATE_JSON,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+)
+from outrider.models.tokenizer_json import ChatParts, read_tokenizer_json
+
+if TYPE_CHECKING:
+    from outrider.models.store import Artifact, ModelStore
+
+_DERIVED_NAME: Final = "folder-v1"
+_MAX_JSON_BYTES: Final = 256 << 20
+_MAGIC_AT: Final = 257
+_MAGIC: Final = b"ustar"
+
+
+@dataclass(frozen=True, slots=True)
+class FolderFacts:
+    """What a folder's config.json says of the model."""
+
+    vocabulary_size: int
+    max_context_tokens: int
+
+
+def is_archive(path: Path) -> bool:
+    """Whether an artifact is a folder's archive, by its first bytes."""
+    with path.open("rb") as file:
+        file.seek(_MAGIC_AT)
+        return file.read(len(_MAGIC)) == _MAGIC
+
+
+def unpacked(artifact: Artifact, store: ModelStore) -> Path:
+    """The verified folder of an archive. Raises what ModelStore.derived and `unpack` raise."""
+    return store.derived(artifact, _DERIVED_NAME, lambda folder: unpack(artifact.path, folder))
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """Write the archive's files, which are those of a model's folder and nothing else, into an
+    empty one. Raises ArtifactCorruptError, OSError."""
+    found = set[str]()
+    try:
+        with tarfile.open(archive, "r:") as members:
+            for member in members:
+                if member.name in found or member.name not in NEEDED | OPTIONAL:
+                    raise ArtifactCorruptError(
+                        f"the archive holds {member.name[:100]!r}, which belongs to no model; "
+                        "pull it again"
+                    )
+                content = members.extractfile(member) if member.isfile() else None
+                if content is None:
+                    raise ArtifactCorruptError(f"{member.name} of the archive is no plain file")
+                found.add(member.name)
+                with (folder / member.name).open("xb") as file:
+                    shutil.copyfileobj(content, file, 1 << 20)
+                if (folder / member.name).stat().st_size != member.size:
+                    raise ArtifactCorruptError(f"{member.name} of the archive is cut short")
+    except (tarfile.TarError, EOFError, ValueError) as error:
+        raise ArtifactCorruptError(f"the archive is damaged ({error}); pull it again") from error
+    if missing := sorted(NEEDED - found):
+        raise ArtifactCorruptError(f"the archive lacks {', '.join(missing)}; {SERVED}")
+
+
+def read_facts(folder: Path) -> FolderFacts:
+    """From config.json. Raises UnsupportedModelError if they are not there, ArtifactCorruptError
+    for a damaged file."""
+    config = _read(folder / CONFIG)
+    size, context = config.get("vocab_size"), config.get("max_position_embeddings")
+    if not _is_count(size) or not _is_count(context):
+        raise UnsupportedModelError(
+            f"{CONFIG} lacks vocab_size or max_position_embeddings: only models of text alone "
+            "can be served"
+        )
+    return FolderFacts(size, context)
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return type(value) is int and 0 < value < 1 << 31
+
+
+def read_definition(folder: Path) -> VocabularyDefinition:
+    """The vocabulary, of as many ids as the model has. Raises ArtifactCorruptError, ConfigError for
+    a tokenizer that cannot be built exactly, UnsupportedModelError."""
+    text = _text(folder / TOKENIZER)
+    return read_tokenizer_json(text, _chat_parts(folder), size=read_facts(folder).vocabulary_size)
+
+
+def _chat_parts(folder: Path) -> ChatParts:
+    tokenizer = _read(folder / TOKENIZER_CONFIG)
+    stop_ids = list[int]()
+    for name in (GENERATION_CONFIG, CONFIG):
+        ids = _read(folder / name).get("eos_token_id")
+        stop_ids += ids if isinstance(ids, list) else [] if ids is None else [ids]
+    if not all(type(i) is int for i in stop_ids):
+        raise ArtifactCorruptError("eos_token_id of the model's folder is no number")
+    return ChatParts(
+        template=_template(folder, tokenizer),
+        bos_token=_token(tokenizer.get("bos_token")),
+        eos_token=_token(tokenizer.get("eos_token")),
+        stop_ids=sorted(set(stop_ids)),
+    )
+
+
+def _template(folder: Path, tokenizer: dict[str, Any]) -> str:
+    """A file of its own comes before the tokenizer's configuration."""
+    if (folder / TEMPLATE).exists():
+        return _text(folder / TEMPLATE)
+    template = _read(folder / TEMPLATE_JSON).get("chat_template")
+    template = tokenizer.get("chat_template") if template is None else template
+    if isinstance(template, list):
+        named = [one for one in template if isinstance(one, dict)]
+        template = next((one.get("template") for one in named if one.get("name") == "default"), "")
+    if template is not None and not isinstance(template, str):
+        raise ArtifactCorruptError("chat_template of the model's folder is no text")
+    return template or ""
+
+
+def _token(value: Any) -> str:
+    """A token's text, which older files wrap."""
+    text = value.get("content") if isinstance(value, dict) else value
+    if text is not None and not isinstance(text, str):
+        raise ArtifactCorruptError("bos_token or eos_token of the model's folder is no text")
+    return text or ""
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A JSON object; an empty one without the file."""
+    if not path.exists():
+        return {}
+    try:
+        found = json.loads(_text(path))
+    except (ValueError, RecursionError) as error:
+        raise ArtifactCorruptError(f"{path.name} is no JSON: {error}"[:300]) from error
+    if not isinstance(found, dict):
+        raise ArtifactCorruptError(f"{path.name} is no JSON object")
+    return found
+
+
+def _text(path: Path) -> str:
+    if os.stat(path).st_size > _MAX_JSON_BYTES:
+        raise ArtifactCorruptError(f"{path.name} has more than {_MAX_JSON_BYTES} bytes")
+    try:
+        return path.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise ArtifactCorruptError(f"{path.name} is no UTF-8") from error

@@ -1,0 +1,302 @@
+"""Reads a vocabulary out of Hugging Face's `tokenizer.json` and the files beside it. Pure.
+
+Every part of the pipeline is compared with those that bpe.py builds; a file with another part is
+refused by name. What is built has the ids of the file's own tokenizer, and the digest of the same
+vocabulary in a GGUF file.
+
+What the file says of prompts (the post-processor) and of batches (truncation, padding) is left out:
+the chat template writes the tokens around a text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
+
+from outrider.errors import ArtifactCorruptError, ConfigError
+from outrider.models.bpe import GPT2_REGEX, Pipeline, VocabularyDefinition
+from outrider.models.detokenizer import BYTE_ALPHABET
+from outrider.models.sentencepiece_bpe import (
+    BYTE_TOKEN,
+    SPACE,
+    SpacePipeline,
+    SpacePrefix,
+    lacking_byte,
+)
+from outrider.models.stop_tokens import stop_ids_of
+
+MAX_TOKENS: Final = 1 << 20
+CAN_BE: Final = (
+    "tokenizers that can be served are BPE over bytes (ByteLevel, after an NFC normalizer or none, "
+    "digits cut out or one Split by a pattern) and SentencePiece's BPE (spaces as U+2581, with "
+    "byte_fallback or an unknown token)"
+)
+
+_BROKEN: Final = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
+"""What reading values of another form ends with."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatParts:
+    """What the files beside a `tokenizer.json` say."""
+
+    template: str = ""
+    """Jinja source."""
+    bos_token: str = ""
+    eos_token: str = ""
+    stop_ids: Sequence[int] = ()
+    """Ids that the generation's settings name as ends of a reply."""
+
+
+def read_tokenizer_json(
+    text: str, chat: ChatParts | None = None, *, size: int = 0
+) -> VocabularyDefinition:
+    """The vocabulary, with the chat's parts; ids behind the last one, up to `size`, are filled up
+    with tokens that no text becomes, `[PAD<id>]` as in GGUF files.
+
+    Raises ArtifactCorruptError for a file that is none, ConfigError, naming the part, for a
+    tokenizer that cannot be built exactly.
+    """
+    chat = chat or ChatParts()
+    try:
+        spec = json.loads(text)
+        found = _Reader(spec)
+        tokens = found.tokens(size)
+        control, user_defined = found.added()
+        pipeline = found.pipeline(tokens, user_defined)
+        merges = found.merges()
+    except _BROKEN as error:
+        raise ArtifactCorruptError(
+            f"this is no whole tokenizer.json ({type(error).__name__}: {error}"[:200] + "); fetch "
+            "it again"
+        ) from error
+    if isinstance(pipeline, SpacePipeline) and pipeline.unknown:
+        control = sorted({*control, tokens.index(pipeline.unknown)})
+        user_defined = [i for i in user_defined if i not in control]
+    named = [*chat.stop_ids, *_ids_of(tokens, chat.eos_token)]
+    if not all(type(i) is int and 0 <= i < len(tokens) for i in named):
+        raise ArtifactCorruptError("an id that ends replies lies outside the vocabulary")
+    return VocabularyDefinition(
+        tokens=tokens,
+        merges=merges,
+        pipeline=pipeline,
+        control_ids=control,
+        user_defined_ids=user_defined,
+        stop_ids=stop_ids_of(tokens, control, named),
+        bos_token=chat.bos_token,
+        eos_token=chat.eos_token,
+        chat_template=chat.template,
+    )
+
+
+def _ids_of(tokens: Sequence[str], text: str) -> list[int]:
+    return [tokens.index(text)] if text in tokens else []
+
+
+def _refuse(what: str) -> NoReturn:
+    raise ConfigError(f"this tokenizer.json cannot be served exactly: {what}; {CAN_BE}")
+
+
+def _require(condition: bool, otherwise: str) -> None:
+    if not condition:
+        _refuse(otherwise)
+
+
+def _looks_like_control(text: str) -> bool:
+    """Some files do not mark all control tokens as special; llama.cpp's converter goes by their
+    form too."""
+    is_named = text.startswith(("<|", "<\uff5c")) and text.endswith(("|>", "\uff5c>"))
+    return is_named or (text.startswith("<unused") and text.endswith(">"))
+
+
+class _Reader:
+    """The parts of one file. Besides ConfigError it raises _BROKEN for values of another form."""
+
+    def __init__(self, spec: Mapping[str, Any]) -> None:
+        self._spec = spec
+        self._model: Mapping[str, Any] = spec["model"]
+        self._added: list[Mapping[str, Any]] = list(spec.get("added_tokens") or ())
+        # Files of before 2021 leave the type out.
+        kind = self._model.get("type", "BPE" if "merges" in self._model else None)
+        _require(kind == "BPE", f"its model is {kind!r}, not BPE")
+        for option in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
+            _require(not self._model.get(option), f"its model has {option}")
+
+    def tokens(self, size: int) -> list[str]:
+        """By id."""
+        by_id: dict[int, str] = {}
+        listed = [*self._model["vocab"].items(), *((t["content"], t["id"]) for t in self._added)]
+        for text, number in listed:
+            if type(number) is not int or not isinstance(text, str):
+                raise TypeError("a token is no text with a number")
+            if by_id.setdefault(number, text) != text:
+                raise ArtifactCorruptError(f"id {number} stands for two tokens")
+        count = max(by_id, default=-1) + 1
+        _require(0 < count <= MAX_TOKENS, f"it has {count} ids")
+        lacking = next((i for i in range(count) if i not in by_id), None)
+        _require(lacking is None, f"its id {lacking} has no token")
+        if size:
+            _require(count <= size, f"it has {count} ids, the model {size}")
+            _require(size <= MAX_TOKENS, f"the model has {size} ids")
+        return [by_id.get(i, f"[PAD{i}]") for i in range(max(count, size))]
+
+    def merges(self) -> list[str]:
+        """In rank order."""
+        pairs = [
+            merge.split(" ") if isinstance(merge, str) else merge for merge in self._model["merges"]
+        ]
+        if any(" " in part for pair in pairs for part in pair):
+            _refuse("a merge has a space in a token")
+        return [f"{left} {right}" for left, right in pairs]
+
+    def added(self) -> tuple[list[int], list[int]]:
+        """Ids of control tokens, and of the others."""
+        control, user_defined = list[int](), list[int]()
+        for token in self._added:
+            text = token["content"]
+            for option in ("lstrip", "rstrip", "single_word"):
+                _require(not token.get(option), f"its token {text!r} has {option}")
+            is_control = bool(token["special"]) or _looks_like_control(text)
+            (control if is_control else user_defined).append(int(token["id"]))
+        return sorted(control), sorted(user_defined)
+
+    def pipeline(self, tokens: list[str], user_defined: list[int]) -> Pipeline | SpacePipeline:
+        """Raises ConfigError for one that is not known."""
+        decoder = self._spec.get("decoder") or {"type": "none"}
+        if decoder["type"] == "ByteLevel":
+            return self._byte_level(tokens, user_defined)
+        return self._spaces(tokens, user_defined)
+
+    def _byte_level(self, tokens: list[str], user_defined: list[int]) -> Pipeline:
+        normalizer = self._spec.get("normalizer")
+        kinds = [step["type"] for step in _steps(normalizer, "normalizers")]
+        _require(kinds in ([], ["NFC"]), f"its normalizer is {kinds}")
+        _require(not kinds or not self._normalized(user_defined), "an added token is normalized")
+        lossless = BYTE_ALPHABET.keys() <= set(tokens)
+        _require(
+            lossless or self._model.get("unk_token") is None,
+            "it has an unknown token, and bytes without one",
+        )
+        *before, last = _steps(self._spec.get("pre_tokenizer"), "pretokenizers") or [{"type": ""}]
+        _require(
+            last["type"] == "ByteLevel" and not last.get("add_prefix_space", True),
+            f"its pre-tokenizer ends in {last['type']!r}, or adds a space",
+        )
+        digits = bool(before) and before[0]["type"] == "Digits"
+        if digits:
+            _require(before[0]["individual_digits"] is True, "it cuts digits out in groups")
+            before = before[1:]
+        regex = GPT2_REGEX
+        if before or not last.get("use_regex", True):
+            _require(
+                len(before) == 1 and not last.get("use_regex", True), "it splits more than once"
+            )
+            regex = _split_regex(before[0])
+            # The pattern that ByteLevel has built in is written there (bpe.build_tokenizer).
+        return Pipeline(
+            regex=regex,
+            single_digits=digits,
+            nfc=kinds == ["NFC"],
+            ignore_merges=bool(self._model.get("ignore_merges")),
+        )
+
+    def _spaces(self, tokens: list[str], user_defined: list[int]) -> SpacePipeline:
+        _require(not self._model.get("ignore_merges"), "it ignores merges")
+        _require(not any(" " in text for text in self._model["vocab"]), "a token has a space")
+        unknown = self._model.get("unk_token") or ""
+        _require(not unknown or unknown in tokens, f"its unknown token {unknown!r} has no id")
+        has_fallback = bool(self._model.get("byte_fallback"))
+        num_bytes = sum(bool(BYTE_TOKEN.fullmatch(text)) for text in tokens)
+        is_whole = lacking_byte(set(tokens)) is None if has_fallback else not num_bytes
+        _require(
+            is_whole, f"{num_bytes} tokens are named as bytes, byte_fallback is {has_fallback}"
+        )
+        _require(has_fallback or bool(unknown), "it has neither byte_fallback nor unk_token")
+        prefix = self._prefix()
+        strips = self._strips_space(has_fallback)
+        kinds = {bool(t["normalized"]) for t in self._added if t["id"] in set(user_defined)}
+        _require(len(kinds) < 2, "some of its added tokens are normalized and some are not")
+        return SpacePipeline(
+            prefix=prefix,
+            strips_space=strips,
+            unknown=unknown,
+            byte_fallback=has_fallback,
+            fuse_unknown=bool(self._model.get("fuse_unk")),
+            finds_added_as_typed=kinds == {False},
+        )
+
+    def _prefix(self) -> SpacePrefix:
+        steps = _steps(self._spec.get("normalizer"), "normalizers")
+        before = _steps(self._spec.get("pre_tokenizer"), "pretokenizers")
+        replaces = steps[-1:] == [{"type": "Replace", "pattern": {"String": " "}, "content": SPACE}]
+        if replaces:
+            # Gemma 2 splits at spaces where none is left.
+            _require(
+                all(_is_split_at_space(step) for step in before),
+                f"its pre-tokenizer is {[step['type'] for step in before]}",
+            )
+            if len(steps) == 1:
+                return SpacePrefix.NONE
+            _require(
+                steps[:-1] == [{"type": "Prepend", "prepend": SPACE}],
+                f"its normalizer is {[step['type'] for step in steps]}",
+            )
+            return SpacePrefix.EACH
+        _require(not steps, f"its normalizer is {[step['type'] for step in steps]}")
+        is_metaspace = [step["type"] for step in before] == ["Metaspace"]
+        _require(is_metaspace, f"its pre-tokenizer is {[step['type'] for step in before]}")
+        return _metaspace_prefix(before[0])
+
+    def _strips_space(self, has_fallback: bool) -> bool:
+        """By the decoder."""
+        steps = _steps(self._spec.get("decoder"), "decoders")
+        kinds = [step["type"] for step in steps]
+        if kinds == ["Metaspace"] and not has_fallback:
+            return _metaspace_prefix(steps[0]) is not SpacePrefix.NONE
+        strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+        strips = steps[-1:] == [strip]
+        expected: list[Mapping[str, Any]] = [
+            {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
+        ]
+        expected += [{"type": "ByteFallback"}] if has_fallback else []
+        expected += [{"type": "Fuse"}]
+        _require((steps[:-1] if strips else steps) == expected, f"its decoder is {kinds}")
+        return strips
+
+    def _normalized(self, ids: Sequence[int]) -> bool:
+        return any(token["normalized"] for token in self._added if token["id"] in ids)
+
+
+def _steps(part: Mapping[str, Any] | None, within: str) -> list[Mapping[str, Any]]:
+    """Of a part of the pipeline, which may be none, one, or a sequence; sequences may be nested."""
+    if part is None:
+        return []
+    if part["type"] != "Sequence":
+        return [part]
+    return [step for inner in part[within] for step in _steps(inner, within)]
+
+
+def _split_regex(step: Mapping[str, Any]) -> str:
+    known = step["type"] == "Split" and step.get("behavior") == "Isolated" and not step["invert"]
+    _require(known, f"its pre-tokenizer has {step['type']!r}")
+    pattern = step["pattern"]
+    _require("Regex" in pattern, "it splits at a text")
+    regex = pattern["Regex"]
+    if not isinstance(regex, str) or regex == GPT2_REGEX:
+        # Built in as a step of its own it is another engine's; nobody writes it out.
+        _refuse("it writes GPT-2's pattern out")
+    return str(regex)
+
+
+def _is_split_at_space(step: Mapping[str, Any]) -> bool:
+    return bool(step["type"] == "Split" and step["pattern"] == {"String": " "})
+
+
+def _metaspace_prefix(step: Mapping[str, Any]) -> SpacePrefix:
+    _require(step.get("replacement") == SPACE, "it writes spaces as another character")
+    _require(step.get("split") is False, "its Metaspace splits")
+    scheme = step.get("prepend_scheme", "always" if step.get("add_prefix_space", True) else "never")
+    _require(scheme in ("always", "never"), f"its Metaspace has the prepend_scheme {scheme!r}")
+    return SpacePrefix.MISSING if scheme == "always" else SpacePrefix.NONE

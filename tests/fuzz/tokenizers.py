@@ -1,0 +1,40 @@
+"""Small tokenizer.json files, and an archive of a model's folder around one."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+
+from outrider.models.bpe import VocabularyDefinition, build_tokenizer, pipeline_of
+from outrider.models.sentencepiece_bpe import SpacePipeline, SpacePrefix
+
+
+def small_tokenizer_jsons() -> list[bytes]:
+    """One of bytes, one with a space as a character."""
+    tokens = ["<s>", "a", "b", "ab", "<t>"]
+    spaces = SpacePipeline(SpacePrefix.EACH, True, "<s>", byte_fallback=False)
+    definitions = [
+        VocabularyDefinition(tokens, ["a b"], pipeline_of("llama3"), [0], [4], [0], "", "", ""),
+        VocabularyDefinition(tokens, ["a b"], spaces, [0], [], [0], "", "", ""),
+    ]
+    return [build_tokenizer(each).to_str().encode() for each in definitions]
+
+
+def small_archive() -> bytes:
+    """Of a folder without a real graph."""
+    config = {"vocab_size": 5, "max_position_embeddings": 9, "eos_token_id": 0}
+    members = {
+        "config.json": json.dumps(config).encode(),
+        "openvino_model.bin": b"",
+        "openvino_model.xml": b"<net/>",
+        "tokenizer.json": small_tokenizer_jsons()[0],
+        "tokenizer_config.json": b'{"bos_token": "<s>", "chat_template": "t"}',
+    }
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as archive:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return data.getvalue()

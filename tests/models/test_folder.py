@@ -1,0 +1,223 @@
+"""Model folders: one archive in the store, whole or not at all; every missing or damaged piece is
+named."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.errors import (
+    ArtifactCorruptError,
+    ConfigError,
+    OutriderError,
+    SourceError,
+    UnsupportedModelError,
+)
+from outrider.models.catalog import ModelSpec
+from outrider.models.folder import is_archive, read_definition, read_facts, unpack, unpacked
+from outrider.models.store import ModelStore
+from outrider.models.vocabulary import load_vocabulary
+from tests.models.test_tokenizer_json import small
+
+TEMPLATE = "{% for m in messages %}<s>{{ m['content'] }}{% endfor %}"
+
+
+def write_folder(folder: Path, **changes: Any) -> Path:
+    """A folder without a real graph; a change of None leaves a file out."""
+    size = len(json.loads(small("gpt-2"))["model"]["vocab"])
+    contents: dict[str, Any] = {
+        "openvino_model.xml": "<net/>",
+        "openvino_model.bin": b"weights" * 1000,
+        "config.json": {"vocab_size": size, "max_position_embeddings": 128, "eos_token_id": 256},
+        "tokenizer.json": small("gpt-2"),
+        "tokenizer_config.json": {"bos_token": {"content": "<s>"}, "eos_token": None},
+        "generation_config.json": {"eos_token_id": [256, 3]},
+        "chat_template.jinja": TEMPLATE,
+        "README.md": "not part of the model",
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in (contents | changes).items():
+        if content is None:
+            continue
+        if isinstance(content, dict):
+            content = json.dumps(content)
+        data = content if isinstance(content, bytes) else content.encode()
+        (folder / name).write_bytes(data)
+    return folder
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ModelStore:
+    return ModelStore(tmp_path / "store")
+
+
+def nothing_stored(store: ModelStore) -> bool:
+    kept = [p for p in store.root.rglob("*") if p.is_file() and p.suffix != ".lock"]
+    return kept == []
+
+
+def test_a_folder_is_one_artifact_of_the_bytes_that_are_used(
+    tmp_path: Path, store: ModelStore
+) -> None:
+    one = write_folder(tmp_path / "one")
+    artifact = store.ensure(f"dir:{one}")
+    assert is_archive(artifact.path)
+    # Another folder of the same files, written later, with other files beside them.
+    other = write_folder(tmp_path / "other", **{"notes.txt": "x", "README.md": None})
+    assert store.ensure(f"dir:{other}", sha256=artifact.sha256).sha256 == artifact.sha256
+    changed = write_folder(tmp_path / "changed", **{"openvino_model.bin": b"other"})
+    fresh = ModelStore(tmp_path / "fresh")
+    with pytest.raises(ArtifactCorruptError, match="the pin says"):
+        fresh.ensure(f"dir:{changed}", sha256=artifact.sha256)
+    assert nothing_stored(fresh)
+    folder = unpacked(artifact, store)
+    assert (folder / "openvino_model.bin").read_bytes() == b"weights" * 1000
+    assert not (folder / "README.md").exists()
+    with tarfile.open(artifact.path) as archive:
+        assert archive.getnames() == sorted(archive.getnames())
+
+
+def test_a_file_that_is_damaged_in_the_store_is_noticed(tmp_path: Path, store: ModelStore) -> None:
+    artifact = store.ensure(f"dir:{write_folder(tmp_path / 'one')}")
+    path = unpacked(artifact, store) / "openvino_model.bin"
+    path.chmod(0o644)
+    path.write_bytes(b"Weights" * 1000)
+    assert (unpacked(artifact, store) / "openvino_model.bin").read_bytes() == b"weights" * 1000
+
+
+@pytest.mark.parametrize(
+    "name", ["openvino_model.xml", "openvino_model.bin", "config.json", "tokenizer.json"]
+)
+def test_a_missing_piece_is_named_and_nothing_is_stored(
+    name: str, tmp_path: Path, store: ModelStore
+) -> None:
+    folder = write_folder(tmp_path / "one", **{name: None})
+    with pytest.raises(SourceError, match=f"lacks {name}; what can be served is a GGUF file"):
+        store.ensure(f"dir:{folder}")
+    assert nothing_stored(store)
+
+
+def test_other_folders_are_refused_with_what_can_be_served(
+    tmp_path: Path, store: ModelStore
+) -> None:
+    folder = tmp_path / "torch"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(b"x")
+    with pytest.raises(UnsupportedModelError, match="safetensors, which cannot be served; what"):
+        store.ensure(f"dir:{folder}")
+    with pytest.raises(SourceError, match=f"write dir:{folder}"):
+        store.ensure(f"file:{folder}")
+    with pytest.raises(SourceError, match="cannot be read"):
+        store.ensure(f"dir:{tmp_path / 'nowhere'}")
+    assert nothing_stored(store)
+
+
+def test_a_piece_that_is_no_file_is_refused(tmp_path: Path, store: ModelStore) -> None:
+    folder = write_folder(tmp_path / "one", **{"openvino_model.bin": None})
+    (folder / "openvino_model.bin").mkdir()
+    with pytest.raises(SourceError, match=r"openvino_model\.bin"):
+        store.ensure(f"dir:{folder}")
+    assert nothing_stored(store)
+
+
+def test_the_vocabulary_and_the_facts(tmp_path: Path, store: ModelStore) -> None:
+    folder = write_folder(tmp_path / "one")
+    artifact = store.ensure(f"dir:{folder}")
+    vocabulary = load_vocabulary(ModelSpec("m", f"dir:{folder}", artifact.sha256), store)
+    assert vocabulary.chat_template == TEMPLATE
+    assert vocabulary.facts.bos_token == "<s>"
+    assert {3, 256} <= vocabulary.stop_ids
+    assert read_facts(folder).max_context_tokens == 128
+    assert vocabulary.size == read_facts(folder).vocabulary_size
+
+
+def test_older_folders_keep_the_template_elsewhere(tmp_path: Path) -> None:
+    templates = [{"name": "tools", "template": "T"}, {"name": "default", "template": "D"}]
+    changes = {"chat_template.jinja": None}
+    for name, config, expected in (
+        ("a", {"chat_template": "C"}, "C"),
+        ("b", {"chat_template": templates}, "D"),
+        ("c", {}, ""),
+    ):
+        folder = write_folder(tmp_path / name, **changes, **{"tokenizer_config.json": config})
+        assert read_definition(folder).chat_template == expected
+    folder = write_folder(
+        tmp_path / "d", **changes, **{"chat_template.json": {"chat_template": "J"}}
+    )
+    assert read_definition(folder).chat_template == "J"
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "complaint"),
+    [
+        ({"config.json": {}}, UnsupportedModelError, "lacks vocab_size"),
+        ({"config.json": "[" * 100_000}, ArtifactCorruptError, "no JSON"),
+        ({"config.json": "[]"}, ArtifactCorruptError, "no JSON object"),
+        ({"config.json": b"\xff"}, ArtifactCorruptError, "no UTF-8"),
+        ({"tokenizer.json": "{"}, ArtifactCorruptError, r"no whole tokenizer\.json"),
+        ({"tokenizer_config.json": {"bos_token": 3}}, ArtifactCorruptError, "bos_token"),
+        ({"generation_config.json": {"eos_token_id": "x"}}, ArtifactCorruptError, "eos_token_id"),
+        ({"generation_config.json": {"eos_token_id": 9999}}, ArtifactCorruptError, "outside"),
+        ({"tokenizer_config.json": {"chat_template": 3}, "chat_template.jinja": ""}, None, ""),
+    ],
+    ids=str,
+)
+def test_damaged_pieces_are_named(
+    change: dict[str, Any], error: type[OutriderError] | None, complaint: str, tmp_path: Path
+) -> None:
+    folder = write_folder(tmp_path / "one", **change)
+    if error is None:
+        assert read_definition(folder).chat_template == ""
+        return
+    with pytest.raises(error, match=complaint):
+        read_definition(folder)
+
+
+def _archive(*members: tuple[str, bytes, bytes]) -> bytes:
+    """Names, contents and kinds."""
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as archive:
+        for name, content, kind in members:
+            info = tarfile.TarInfo(name)
+            info.size, info.type = len(content), kind
+            archive.addfile(info, io.BytesIO(content))
+    return data.getvalue()
+
+
+PLAIN = tarfile.REGTYPE
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"x" * 2048,
+        _archive(),
+        _archive(("../evil", b"x", PLAIN)),
+        _archive(("/etc/passwd", b"x", PLAIN)),
+        _archive(("config.json", b"{}", PLAIN), ("config.json", b"{}", PLAIN)),
+        _archive(("config.json", b"", tarfile.SYMTYPE)),
+        _archive(("config.json", b"", tarfile.DIRTYPE)),
+        _archive(("config.json", b"{}" * 1000, PLAIN))[:1024],
+    ],
+)
+def test_archives_of_something_else_are_refused(data: bytes, tmp_path: Path) -> None:
+    archive, folder = tmp_path / "a.tar", tmp_path / "out"
+    archive.write_bytes(data)
+    folder.mkdir()
+    with pytest.raises(ArtifactCorruptError):
+        unpack(archive, folder)
+    assert not (tmp_path / "evil").exists()
+
+
+def test_a_folder_that_cannot_be_exact_is_refused(tmp_path: Path) -> None:
+    spec = json.loads(small("gpt-2"))
+    spec["normalizer"] = {"type": "Lowercase"}
+    folder = write_folder(tmp_path / "one", **{"tokenizer.json": json.dumps(spec)})
+    with pytest.raises(ConfigError, match="Lowercase"):
+        read_definition(folder)
