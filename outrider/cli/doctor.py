@@ -10,18 +10,21 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
+from outrider.cli.local.mesh import DEFAULT_REGIONS
+from outrider.cli.local.room import OTHERS_BYTES, replica_footprint
 from outrider.cli.local.state import StateDir, default_state_dir, running_mesh
 from outrider.engines.cpu_features import cpu_flags
-from outrider.errors import ModelStoreError, OutriderError
-from outrider.models.catalog import DEFAULT_MODEL
+from outrider.engines.free_memory import FreeMemory, known_free_memory
+from outrider.engines.model_size import ModelSize, size_of
+from outrider.errors import ConfigError, ModelStoreError, OutriderError
+from outrider.models.catalog import DEFAULT_MODEL, ModelSpec, lookup
 from outrider.models.store import ModelStore, default_root
 
 _GIB = 1 << 30
-_MIN_MEMORY_GIB = 3
-"""What `outrider up` needs: a replica about 1 and what its KV pool takes, the drafter 0.5."""
 _MIN_DISK_GIB = 1
 
 
@@ -34,10 +37,14 @@ class Finding:
     fix: str = ""
 
 
-def doctor(state_dir: StateDir = None) -> None:
+_Model = Annotated[str, typer.Option(help="The model whose replicas need memory.")]
+
+
+def doctor(model: _Model = DEFAULT_MODEL.name, state_dir: StateDir = None) -> None:
     """Check that this machine can run Outrider, and say what to do where it cannot."""
     failed = 0
-    for number, finding in enumerate(_findings(state_dir or default_state_dir()), start=1):
+    findings = _findings(lookup(model), state_dir or default_state_dir())
+    for number, finding in enumerate(findings, start=1):
         print(f"{number:>2}. {'ok  ' if finding.ok else 'FAIL'} {finding.what}")
         if not finding.ok:
             failed += 1
@@ -46,12 +53,12 @@ def doctor(state_dir: StateDir = None) -> None:
         raise typer.Exit(1)
 
 
-def _findings(state_dir: Path) -> Iterator[Finding]:
+def _findings(model: ModelSpec, state_dir: Path) -> Iterator[Finding]:
     checks: tuple[Callable[[], Finding], ...] = (
         _python,
         _packages,
         _cpu,
-        _memory,
+        lambda: _memory(model),
         _disk,
         _model,
         _tokenizer,
@@ -92,12 +99,34 @@ def _cpu() -> Finding:
     )
 
 
-def _memory() -> Finding:
-    pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / _GIB
+def _memory(model: ModelSpec) -> Finding:
+    free = known_free_memory()
+    try:
+        size = size_of(model, ModelStore(default_root()))
+    except (OutriderError, OSError):
+        left = "unknown" if free is None else f"{free.num_bytes / _GIB:.1f} GiB free"
+        return Finding(
+            True, f"memory: {left}; what a replica takes is known once {model.name} is in the store"
+        )
+    return memory_finding(model.name, size, free)
+
+
+def memory_finding(name: str, size: ModelSize, free: FreeMemory | None) -> Finding:
+    """Whether the replicas of a mesh as `outrider up` starts it by default fit."""
+    replica = replica_footprint(size, {}, free)
+    takes = f"a replica of {name} takes {replica.needed_bytes / _GIB:.1f} GiB at least"
+    if free is None:
+        return Finding(True, f"memory: {takes}; what is free cannot be read here")
+    try:
+        replica.check(free, len(DEFAULT_REGIONS), OTHERS_BYTES)
+        problem = ""
+    except ConfigError as error:
+        problem = error.message
     return Finding(
-        pages >= _MIN_MEMORY_GIB,
-        f"memory: {pages:.1f} GiB free",
-        f"a local mesh wants {_MIN_MEMORY_GIB} GiB; start fewer replicas",
+        not problem,
+        f"memory: {free.num_bytes / _GIB:.1f} GiB free; {takes}, "
+        f"{replica.fixed_bytes / _GIB:.1f} GiB more for fast small calls, and its KV pool",
+        f"{problem}; `outrider up --regions local` starts one replica",
     )
 
 

@@ -1,0 +1,58 @@
+"""A model's size from its file's header: as the converter and the engine find it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from outrider.engines.model_size import ModelSize, read_size, size_of
+from outrider.engines.openvino.convert import converted
+from outrider.errors import UnsupportedModelError
+from outrider.models.catalog import DEFAULT_MODEL
+from outrider.models.store import ModelStore
+
+
+def write(path: Path, *, tied: bool, heads: int | None = 4) -> Path:
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_token_list([b"a", b"b", b"c"])
+    writer.add_block_count(2)
+    writer.add_embedding_length(64)
+    if heads is not None:
+        writer.add_head_count(heads)
+    writer.add_head_count_kv(2)
+    writer.add_tensor("token_embd.weight", np.zeros((3, 64), np.float32))
+    writer.add_tensor("blk.0.attn_q.weight", np.zeros((64, 64), np.float32))
+    writer.add_tensor("output_norm.weight", np.zeros(64, np.float32))
+    if not tied:
+        writer.add_tensor("output.weight", np.zeros((3, 64), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_byte_a_weight_and_a_scale_for_32(tmp_path: Path, tied: bool) -> None:
+    size = read_size(write(tmp_path / "m.gguf", tied=tied))
+    num_weights = 64 * 64 + 2 * 3 * 64  # a matrix that is embedding and head is held twice
+    assert size == ModelSize(num_weights * 34 // 32, 3, 2, 2 * (16 + 16))
+    assert size.kv_token_bytes("f32") == 2 * size.kv_token_bytes("bf16") == 2 * 64 * 4
+
+
+def test_a_header_that_does_not_say_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"attention\.head_count"):
+        read_size(write(tmp_path / "m.gguf", tied=True, heads=None))
+
+
+@pytest.mark.model
+def test_the_default_model_is_as_large_as_its_converted_file(model_store: ModelStore) -> None:
+    size = size_of(DEFAULT_MODEL, model_store)
+    assert size == size_of(DEFAULT_MODEL, model_store)  # kept in the store by now
+    true = converted(DEFAULT_MODEL, model_store).weights.stat().st_size
+    assert size.weights_bytes == pytest.approx(true, rel=0.02)
+    assert size.vocabulary_size == 49152
+    assert size.kv_token_bytes("f32") == 1_474_560 // 32
