@@ -10,19 +10,20 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from outrider.cli.local.mesh import DEFAULT_REGIONS
-from outrider.cli.local.room import OTHERS_BYTES, replica_footprint
 from outrider.cli.local.state import StateDir, default_state_dir, running_mesh
 from outrider.engines.cpu_features import cpu_flags
 from outrider.engines.free_memory import FreeMemory, known_free_memory
-from outrider.engines.model_size import ModelSize, size_of
 from outrider.errors import ConfigError, ModelStoreError, OutriderError
 from outrider.models.catalog import DEFAULT_MODEL, ModelSpec, lookup
 from outrider.models.store import ModelStore, default_root
+
+if TYPE_CHECKING:
+    from outrider.engines.model_size import ModelSize
 
 _GIB = 1 << 30
 _MIN_DISK_GIB = 1
@@ -100,6 +101,9 @@ def _cpu() -> Finding:
 
 
 def _memory(model: ModelSpec) -> Finding:
+    # Imported here: the reader of model files takes a while.
+    from outrider.engines.model_size import size_of
+
     free = known_free_memory()
     try:
         size = size_of(model, ModelStore(default_root()))
@@ -113,6 +117,8 @@ def _memory(model: ModelSpec) -> Finding:
 
 def memory_finding(name: str, size: ModelSize, free: FreeMemory | None) -> Finding:
     """Whether the replicas of a mesh as `outrider up` starts it by default fit."""
+    from outrider.cli.local.room import OTHERS_BYTES, replica_footprint
+
     replica = replica_footprint(size, {}, free)
     takes = f"a replica of {name} takes {replica.needed_bytes / _GIB:.1f} GiB at least"
     if free is None:

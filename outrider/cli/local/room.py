@@ -39,7 +39,7 @@ def replica_footprint(
     if free is None:
         return least
     left = max(0, free.num_bytes - least.needed_bytes) // instances
-    sizes = ladder(number("max_fixed_rows", EngineConfig.max_fixed_rows))
+    sizes = ladder(number("max_fixed_rows", EngineConfig().max_fixed_rows))
     chosen = choose_sizes(sizes, size.weights_bytes, left, 0)
     return footprint(
         size.weights_bytes,

@@ -18,7 +18,7 @@ import typer
 from rich.console import Console
 
 from outrider.cli import models
-from outrider.cli.local import detached, room
+from outrider.cli.local import detached
 from outrider.cli.local import settings as told
 from outrider.cli.local.mesh import DEFAULT_REGIONS, ROLES, MeshOptions
 from outrider.cli.local.state import (
@@ -32,7 +32,6 @@ from outrider.cli.local.state import (
 )
 from outrider.cli.local.supervisor import START_LIMIT_S, STOP_LIMIT_S, Supervisor, tail
 from outrider.engines.free_memory import known_free_memory
-from outrider.engines.model_size import size_of
 from outrider.errors import OutriderError, UnavailableError
 from outrider.models.catalog import lookup
 from outrider.models.store import ModelStore, default_root
@@ -122,12 +121,16 @@ def up(
 
 def _check_memory(options: MeshOptions) -> None:
     """Raises ConfigError for replicas that have no room here together."""
+    # Imported here: the reader of model files takes a while.
+    from outrider.cli.local.room import OTHERS_BYTES, replica_footprint
+    from outrider.engines.model_size import size_of
+
     size = size_of(lookup(options.model), ModelStore(default_root()))
     told_here = told.typed("inference", options.settings_of("inference"))
     settings = {**options.tables.get("inference", {}), **told_here}
     num_replicas = len(options.regions) * options.replicas_per_region
-    replica = room.replica_footprint(size, settings)
-    replica.check(known_free_memory(), num_replicas, room.OTHERS_BYTES)
+    replica = replica_footprint(size, settings)
+    replica.check(known_free_memory(), num_replicas, OTHERS_BYTES)
 
 
 def _fair_share(num_replicas: int) -> int:
