@@ -56,6 +56,9 @@ def read_size(path: Path) -> ModelSize:
     """Of a GGUF file. Raises ArtifactCorruptError if it is none, OSError, and
     UnsupportedModelError if its header lacks what a transformer's has."""
     reader = open_gguf(path)
+    tokens = reader.fields.get("tokenizer.ggml.tokens")
+    if tokens is None:
+        raise UnsupportedModelError("the model file has no vocabulary; use a complete GGUF file")
 
     def number(key: str, default: int | None = None) -> int:
         value = content_of(reader, f"{content_of(reader, 'general.architecture')}.{key}")
@@ -71,7 +74,7 @@ def read_size(path: Path) -> ModelSize:
     sizes = (number("attention.key_length", head_size), number("attention.value_length", head_size))
     return ModelSize(
         weights_bytes=_weights_bytes(reader),
-        vocabulary_size=len(reader.fields["tokenizer.ggml.tokens"].data),
+        vocabulary_size=len(tokens.data),
         num_layers=number("block_count"),
         kv_values=number("attention.head_count_kv", heads) * sum(sizes),
     )

@@ -15,9 +15,12 @@ from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.store import ModelStore
 
 
-def write(path: Path, *, tied: bool, heads: int | None = 4) -> Path:
+def write(
+    path: Path, *, tied: bool = True, heads: int | None = 4, has_vocabulary: bool = True
+) -> Path:
     writer = gguf.GGUFWriter(path, "llama")
-    writer.add_token_list([b"a", b"b", b"c"])
+    if has_vocabulary:
+        writer.add_token_list([b"a", b"b", b"c"])
     writer.add_block_count(2)
     writer.add_embedding_length(64)
     if heads is not None:
@@ -45,7 +48,9 @@ def test_a_byte_a_weight_and_a_scale_for_32(tmp_path: Path, tied: bool) -> None:
 
 def test_a_header_that_does_not_say_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match=r"attention\.head_count"):
-        read_size(write(tmp_path / "m.gguf", tied=True, heads=None))
+        read_size(write(tmp_path / "m.gguf", heads=None))
+    with pytest.raises(UnsupportedModelError, match="no vocabulary"):
+        read_size(write(tmp_path / "n.gguf", has_vocabulary=False))
 
 
 @pytest.mark.model
