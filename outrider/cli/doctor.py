@@ -10,21 +10,24 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from outrider.cli.local.mesh import DEFAULT_REGIONS
 from outrider.cli.local.state import StateDir, default_state_dir, running_mesh
 from outrider.cli.model_choice import MODEL_HELP, choose
 from outrider.engines.cpu_features import cpu_flags
-from outrider.errors import ModelStoreError, OutriderError
+from outrider.engines.free_memory import FreeMemory, known_free_memory
+from outrider.errors import ConfigError, ModelStoreError, OutriderError
 from outrider.models.catalog import ModelSpec, load_catalog, lookup
 from outrider.models.definitions import NO_DRAFT
 from outrider.models.store import ModelStore, default_root
 
+if TYPE_CHECKING:
+    from outrider.engines.model_size import ModelSize
+
 _GIB = 1 << 30
-_MIN_MEMORY_GIB = 3
-"""What `outrider up` needs: a replica about 1 and what its KV pool takes, the drafter 0.5."""
 _MIN_DISK_GIB = 1
 
 
@@ -58,7 +61,7 @@ def _findings(spec: ModelSpec, state_dir: Path) -> Iterator[Finding]:
         _python,
         _packages,
         _cpu,
-        _memory,
+        lambda: _memory(spec),
         _disk,
         lambda: _model(spec),
         lambda: _tokenizer(spec),
@@ -99,12 +102,39 @@ def _cpu() -> Finding:
     )
 
 
-def _memory() -> Finding:
-    pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / _GIB
+def _memory(model: ModelSpec) -> Finding:
+    # Imported here: the reader of model files takes a while.
+    from outrider.engines.model_size import size_of
+
+    free = known_free_memory()
+    try:
+        size = size_of(model, ModelStore(default_root()))
+    except (OutriderError, OSError):
+        left = "unknown" if free is None else f"{free.num_bytes / _GIB:.1f} GiB free"
+        return Finding(
+            True, f"memory: {left}; what a replica takes is known once {model.name} is in the store"
+        )
+    return memory_finding(model.name, size, free)
+
+
+def memory_finding(name: str, size: ModelSize, free: FreeMemory | None) -> Finding:
+    """Whether the replicas of a mesh as `outrider up` starts it by default fit."""
+    from outrider.cli.local.room import OTHERS_BYTES, replica_footprint
+
+    replica = replica_footprint(size, {}, free)
+    takes = f"a replica of {name} takes {replica.needed_bytes / _GIB:.1f} GiB at least"
+    if free is None:
+        return Finding(True, f"memory: {takes}; what is free cannot be read here")
+    try:
+        replica.check(free, len(DEFAULT_REGIONS), OTHERS_BYTES)
+        problem = ""
+    except ConfigError as error:
+        problem = error.message
     return Finding(
-        pages >= _MIN_MEMORY_GIB,
-        f"memory: {pages:.1f} GiB free",
-        f"a local mesh wants {_MIN_MEMORY_GIB} GiB; start fewer replicas",
+        not problem,
+        f"memory: {free.num_bytes / _GIB:.1f} GiB free; {takes}, "
+        f"{replica.fixed_bytes / _GIB:.1f} GiB more for fast small calls, and its KV pool",
+        f"{problem}; `outrider up --regions local` starts one replica",
     )
 
 

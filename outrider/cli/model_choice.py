@@ -17,7 +17,10 @@ from outrider.models.definitions import free_name
 from outrider.models.disk.files import file_sha256
 from outrider.models.sources import parse_source
 
-MODEL_HELP: Final = "A model's name, a GGUF file, or a source (hf:REPO@REVISION#file, file:PATH)."
+MODEL_HELP: Final = (
+    "A model's name, a GGUF file, a folder with an OpenVINO model (with a slash in its path), or a "
+    "source (hf:REPO@REVISION#file, file:PATH, dir:PATH)."
+)
 _MADE_FOR: Final = "--model"
 """Where such a definition stands, for people to read."""
 
@@ -58,7 +61,7 @@ def source_of(model: str) -> str:
     path = Path(model).expanduser()
     if not path.exists():
         raise ArtifactMissingError(f"the model file {model} is not there; check its path")
-    return parse_source(f"file:{path}", {}).text
+    return parse_source(f"{'dir' if path.is_dir() else 'file'}:{path}", {}).text
 
 
 def served_name(model: str, edge_config: Path) -> str:

@@ -30,8 +30,9 @@ class EngineConfig:
     """Whether threads may be bound to cores: engines that share a process are all bound to the
     same ones, and wait for each other while the rest idle. OpenVINO only."""
     max_fixed_rows: int = 32
-    """Calls of up to so many rows run on models compiled for their number of rows, each with
-    weights of its own; 0: on the one model that takes any number. OpenVINO only."""
+    """Calls of up to so many rows may run on models compiled for their number of rows, each with
+    weights of its own: as many as memory allows (fixed_sizes); 0: all on the one model that takes
+    any number. OpenVINO only."""
     prepare_first: bool = False
     """Whether these are compiled before the engine serves, not beside."""
     kv_bytes: int = 0

@@ -9,6 +9,7 @@ import numpy as np
 from outrider.engines.base import NO_SIZING, Engine, SequenceSlice, SizingRule
 from outrider.engines.config import EngineConfig
 from outrider.engines.fake import FakeEngine
+from outrider.engines.footprint import MAX_LOGITS_ROWS
 from outrider.models.catalog import lookup
 from outrider.models.store import ModelStore, default_root
 
@@ -50,7 +51,8 @@ _SEQUENCE = 0
 def warm_up(engine: Engine, max_rows: int) -> None:
     """Run a call of every size up to max_rows rows that the engine distinguishes, so that no user
     waits for what happens once: the first call packs weights (half a second), and the first call
-    of each size builds its kernels (tens of milliseconds).
+    of each size builds its kernels (tens of milliseconds). Logits are asked for as many rows as a
+    step of replies has, not for a whole prompt: their memory stays taken.
 
     The engine must have no open sequence; its KV is then garbage, as it was before. Raises
     EngineError."""
@@ -63,7 +65,8 @@ def warm_up(engine: Engine, max_rows: int) -> None:
         for num_rows in _sizes(info.sizing, info.min_rows, most):
             num_blocks = -(-(num_rows + info.scratch_tokens) // info.block_tokens)
             blocks = np.arange(num_blocks, dtype=np.int32)
-            engine.step([SequenceSlice(_SEQUENCE, tokens[:num_rows], 0, blocks, num_rows)])
+            num_logits = min(num_rows, MAX_LOGITS_ROWS)
+            engine.step([SequenceSlice(_SEQUENCE, tokens[:num_rows], 0, blocks, num_logits)])
     finally:
         engine.close_sequence(_SEQUENCE)
 

@@ -47,6 +47,16 @@ _V2 = _Files("cgroup v2", "", "memory.max", "memory.current", "inactive_file")
 
 def free_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> FreeMemory:
     """The least of all that bounds this process. Raises ConfigError where nothing can be read."""
+    free = known_free_memory(proc, cgroups)
+    if free is None:
+        raise ConfigError("free memory cannot be measured here; set kv_bytes")
+    return free
+
+
+def known_free_memory(
+    proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")
+) -> FreeMemory | None:
+    """The same; None where nothing can be read."""
     bounds = [_of_machine(proc / "meminfo")]
     for line in _text(proc / "self" / "cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -54,9 +64,7 @@ def free_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup
             files = _V1 if controllers else _V2
             bounds += _of_groups(cgroups / files.folder, path, files)
     known = [bound for bound in bounds if bound is not None]
-    if not known:
-        raise ConfigError("free memory cannot be measured here; set kv_bytes")
-    return min(known, key=lambda bound: bound.num_bytes)
+    return min(known, key=lambda bound: bound.num_bytes, default=None)
 
 
 def _of_machine(meminfo: Path) -> FreeMemory | None:

@@ -84,7 +84,7 @@ def unpack(archive: Path, folder: Path) -> None:
 def read_facts(folder: Path) -> FolderFacts:
     """From config.json. Raises UnsupportedModelError if they are not there, ArtifactCorruptError
     for a damaged file."""
-    config = _read(folder / CONFIG)
+    config = read_config(folder)
     size, context = config.get("vocab_size"), config.get("max_position_embeddings")
     if not _is_count(size) or not _is_count(context):
         raise UnsupportedModelError(
@@ -92,6 +92,11 @@ def read_facts(folder: Path) -> FolderFacts:
             "can be served"
         )
     return FolderFacts(size, context)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """What config.json holds. Raises ArtifactCorruptError."""
+    return _read(folder / CONFIG)
 
 
 def _is_count(value: object) -> TypeGuard[int]:

@@ -54,8 +54,9 @@ class InferenceConfig:
     threads: int = 1
     """Threads of one engine call; no more than cores / instances pay."""
     max_fixed_rows: int | None = None
-    """Calls of up to so many rows run on models compiled for their number of rows: faster, but each
-    of 1, 2, 4, 8, 12, 16, 24, 32, ... holds the weights again (135 MB for the default model); 0:
+    """Calls of up to so many rows may run on models compiled for their number of rows: faster, but
+    each of 1, 2, 4, 8, 12, 16, 24, 32, ... holds the weights again (200 MiB for the default model).
+    There are as many as the model's size and the free memory allow (docs/guides/models.md); 0:
     none; unset: what the model's definition says, else 32. OpenVINO only."""
     prepare_first: bool = False
     """Whether the replica is ready only when these models are, some 20 seconds later; otherwise

@@ -13,6 +13,7 @@ from outrider.engines.base import LogitsRows, OverlappedWork, SequenceSlice, Siz
 from outrider.engines.config import EngineConfig
 from outrider.engines.factory import create_engine, warm_up
 from outrider.engines.fake import FakeEngine, FakeOptions
+from outrider.engines.footprint import MAX_LOGITS_ROWS
 from outrider.errors import ConfigError, UnknownModelError
 
 
@@ -45,11 +46,13 @@ class Recorder(FakeEngine):
     def __init__(self, options: FakeOptions) -> None:
         super().__init__(options)
         self.sizes: list[int] = []
+        self.logits: list[int] = []
 
     def step(
         self, slices: Sequence[SequenceSlice], overlapped_work: OverlappedWork = no_work
     ) -> list[LogitsRows]:
         self.sizes.append(sum(len(part.tokens) for part in slices))
+        self.logits.append(sum(part.num_rows for part in slices))
         return super().step(slices, overlapped_work)
 
 
@@ -77,6 +80,13 @@ def test_only_sizes_that_the_engine_tells_apart() -> None:
     engine = Recorder(FakeOptions(num_blocks=64, block_tokens=16, sizing=sizing))
     warm_up(engine, 40)
     assert engine.sizes == [1, 2, 4, 16, 32, 40]
+
+
+def test_logits_are_asked_for_as_many_rows_as_a_step_of_replies_has() -> None:
+    engine = Recorder(FakeOptions(num_blocks=64, block_tokens=16, sizing=SizingRule((8, 200))))
+    warm_up(engine, 200)
+    assert engine.sizes == [8, 200]
+    assert engine.logits == [8, MAX_LOGITS_ROWS]
 
 
 def test_the_engine_is_free_afterwards() -> None:

@@ -79,10 +79,10 @@ def test_threads_do_not_change_a_bit(
 
 def test_every_size_that_is_prepared_computes_the_same(openvino_engine: OpenVinoEngine) -> None:
     engine, ids = openvino_engine, random_ids(openvino_engine, 90)
-    assert engine.info.sizing.sizes == (1, 2, 4, 8)
+    assert engine.info.sizing.sizes == (1, 2, 4, 8, 12, 16, 24, 32)
     expected = all_rows(engine, ids, table(engine, 90))
-    # 3 and 7 rows leave room in their calls, 9 are more than any size that is prepared.
-    for chunk in (1, 2, 3, 4, 7, 8, 9):
+    # 3 and 7 rows leave room in their calls; 9 run as 12 on the model for any number, 33 as 48.
+    for chunk in (1, 2, 3, 4, 7, 8, 9, 33):
         assert_same(all_rows(engine, ids, table(engine, 90, chunk), chunk), expected)
 
 
@@ -199,11 +199,13 @@ def test_a_pool_below_one_block_is_refused(model_store: ModelStore) -> None:
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
+        ({"kv_bytes": 1 << 50}, "MiB of memory are needed"),
+        ({"num_blocks": 1 << 30}, "the KV pool takes"),
         ({"max_context_tokens": 2016, "num_blocks": 63}, "2016 tokens takes 64 blocks"),
         ({"max_context_tokens": 8193}, "the model has at most 8192"),
     ],
 )
-def test_a_context_that_has_no_room_is_refused(
+def test_what_has_no_room_is_refused(
     model_store: ModelStore, asked: dict[str, int], words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):

@@ -33,8 +33,10 @@ from outrider.cli.local.state import (
 )
 from outrider.cli.local.supervisor import START_LIMIT_S, STOP_LIMIT_S, Supervisor, tail
 from outrider.cli.model_choice import MODEL_HELP, choose, is_name
+from outrider.engines.free_memory import known_free_memory
 from outrider.errors import OutriderError, UnavailableError
 from outrider.models.definitions import NO_DRAFT, ModelSpec, as_table
+from outrider.models.store import ModelStore, default_root
 
 _POLL_S = 0.1
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -113,7 +115,10 @@ def up(
     for role in ROLES:
         told.typed(role, options.settings_of(role))
     if not any(".model_store=" in setting for setting in options.settings):
+        # Here, where it is seen and may take its time; the services would fetch it unseen.
         options = _with_models(options, chosen.spec)
+        if engine == "openvino":
+            _check_memory(options, chosen.spec)
     if detach:
         _detach(options, folder)
     else:
@@ -131,6 +136,20 @@ def _with_models(options: MeshOptions, spec: ModelSpec) -> MeshOptions:
         return options
     pinned = {**options.models[spec.name], "sha256": held.sha256}
     return replace(options, models={**options.models, spec.name: pinned})
+
+
+def _check_memory(options: MeshOptions, spec: ModelSpec) -> None:
+    """Raises ConfigError for replicas that have no room here together."""
+    # Imported here: the reader of model files takes a while.
+    from outrider.cli.local.room import OTHERS_BYTES, replica_footprint
+    from outrider.engines.model_size import size_of
+
+    size = size_of(spec, ModelStore(default_root()))
+    told_here = told.typed("inference", options.settings_of("inference"))
+    settings = {**options.tables.get("inference", {}), **told_here}
+    num_replicas = len(options.regions) * options.replicas_per_region
+    replica = replica_footprint(size, settings)
+    replica.check(known_free_memory(), num_replicas, OTHERS_BYTES)
 
 
 def _fair_share(num_replicas: int) -> int:

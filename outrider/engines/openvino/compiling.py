@@ -16,6 +16,7 @@ from outrider.engines.cpu_features import cpu_flags
 from outrider.engines.openvino.batch import attention_rows
 from outrider.engines.openvino.convert import ConvertedModel
 from outrider.engines.openvino.layouts import layout_of
+from outrider.engines.openvino.mapped_file import give_back_pages
 from outrider.engines.openvino.paging import fix_rows, make_paged
 from outrider.errors import ConfigError, EngineError
 
@@ -34,10 +35,11 @@ class Compiler:
         self._settings = _settings(config, self.precision, group)
         self._exact = config.exact
         try:
-            self._free = self._core.read_model(model.graph)
+            self._free: Any = self._core.read_model(model.graph)
             make_paged(self._free, duplicate_rows=config.exact)
         except RuntimeError as error:
             raise EngineError(f"the model cannot be loaded: {error}") from error
+        self._weights = model.weights
 
     def free(self) -> Any:
         """The model for any number of rows. Blocks for seconds. Raises EngineError."""
@@ -48,6 +50,13 @@ class Compiler:
         copy = self._free.clone()
         fix_rows(copy, num_rows, attention_rows(num_rows, exact=self._exact))
         return self._compiled(copy)
+
+    def finish(self) -> None:
+        """No model is compiled after this. The compiled ones have weights of their own: of the
+        mapped file they read the embeddings of a call's tokens alone, so its pages are given back.
+        """
+        self._free = None
+        give_back_pages(self._weights)
 
     def _compiled(self, graph: Any) -> Any:
         try:

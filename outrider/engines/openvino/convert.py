@@ -91,6 +91,11 @@ class ConvertedModel:
         """The stateful model."""
         return self.directory / _GRAPH
 
+    @property
+    def weights(self) -> Path:
+        """The constants of the graph."""
+        return self.graph.with_suffix(".bin")
+
 
 def converted(spec: ModelSpec, store: ModelStore) -> ConvertedModel:
     """The converted model; fetched and converted if the store lacks it.

@@ -25,6 +25,9 @@ from outrider.engines.openvino.convert import ConvertedModel
 from outrider.engines.openvino.model import PagedModel
 from outrider.errors import ConfigError, EngineError
 
+_LADDER_ROWS = 32
+"""Calls of up to so many rows are rounded up to few sizes, whether or not these have models of
+their own: a size that the last call had costs least."""
 _QUANTUM = 16
 """Larger calls are rounded up to a multiple of this: a number of rows that was never seen before
 costs tens of milliseconds, the first time (decision 0004)."""
@@ -40,7 +43,7 @@ class OpenVinoEngine:
 
     def __init__(self, model: ConvertedModel, config: EngineConfig) -> None:
         """Compile the model and allocate the pool. Raises EngineError, and ConfigError for a pool
-        that is too small."""
+        that is too small, or a model that the memory has no room for."""
         most = model.facts.max_context_tokens
         asked = config.max_context_tokens
         if asked > most:
@@ -50,7 +53,7 @@ class OpenVinoEngine:
             model,
             config,
             scratch_tokens=scratch_tokens,
-            sizing=SizingRule(ladder(config.max_fixed_rows), _QUANTUM),
+            sizing=SizingRule(ladder(max(config.max_fixed_rows, _LADDER_ROWS)), _QUANTUM),
             max_context_tokens=asked or most,
         )
         self._info = EngineInfo(

@@ -15,7 +15,8 @@ import structlog
 from outrider.engines.base import Logits, OverlappedWork, SequenceSlice, SizingRule, no_work
 from outrider.engines.config import EngineConfig
 from outrider.engines.fingerprint import fingerprint_of, probe_ids
-from outrider.engines.free_memory import free_memory
+from outrider.engines.footprint import RESERVE_BYTES, check_pool, compiled_bytes, footprint
+from outrider.engines.free_memory import free_memory, known_free_memory
 from outrider.engines.kv_budget import BlockShape
 from outrider.engines.openvino.batch import CallLayout, Inputs
 from outrider.engines.openvino.compiling import Compiler
@@ -28,6 +29,7 @@ from outrider.engines.openvino.consistency import (
     same_bits,
 )
 from outrider.engines.openvino.convert import ConvertedModel
+from outrider.engines.openvino.fixed_sizes import choose_sizes
 from outrider.engines.openvino.kv import KvTensors
 from outrider.engines.openvino.preparation import Preparation
 from outrider.errors import EngineError
@@ -56,9 +58,12 @@ class PagedModel:
         sizing: SizingRule,
         max_context_tokens: int,
     ) -> None:
-        """Compile, and find out which calls compute the same bits; models for calls of exactly
-        `sizing.sizes` rows follow in the background, unless config.prepare_first. Raises
-        EngineError, and ConfigError for a pool that is too small."""
+        """Compile, and find out which calls compute the same bits; models for calls of exactly so
+        many rows as some of `sizing.sizes` follow in the background, unless config.prepare_first.
+        Raises EngineError, and ConfigError for a model that does not fit into the memory that is
+        free, and for a pool that is too small."""
+        self._weights_bytes = model.weights.stat().st_size
+        _check_memory(model, self._weights_bytes, config)
         compiler = Compiler(model, config)
         self.precision = compiler.precision
         free = compiler.free()
@@ -68,6 +73,7 @@ class PagedModel:
         size = config.kv_budget().decide(shape, free_memory)
         self.num_blocks = size.num_blocks
         self.pool_reason = size.reason
+        check_pool(self.num_blocks * self.block_bytes, known_free_memory())
         spare = np.arange(2 * _num_spare_blocks(sizing, self.block_tokens), dtype=np.int32)
         spare += self.num_blocks
         padding_blocks, self._trial_blocks = np.split(spare, 2)
@@ -82,7 +88,8 @@ class PagedModel:
         self.fingerprint = fingerprint_of(reference)
         """See EngineInfo."""
         prepare = partial(self._prepare, compiler, reference)
-        self._preparation = Preparation(self.layout.sizing.sizes, prepare)
+        fixed = self._fixed_sizes(config.max_fixed_rows)
+        self._preparation = Preparation(fixed, prepare, compiler.finish)
         if config.prepare_first:
             self._preparation.wait()
 
@@ -146,9 +153,29 @@ class PagedModel:
         block, slot = divmod(past + num_rows - 1, self.block_tokens)
         return self.infer(self.layout.inputs([part]), (block, slot), num_logits)
 
+    def _fixed_sizes(self, max_rows: int) -> tuple[int, ...]:
+        """The sizes of calls that get a model of their own, as far as memory allows."""
+        asked = [size for size in self.layout.sizing.sizes if size <= max_rows]
+        free = known_free_memory()
+        free_bytes = None if free is None else free.num_bytes
+        pool_bytes = self.num_blocks * self.block_bytes
+        chosen = choose_sizes(asked, self._weights_bytes, free_bytes, pool_bytes)
+        log.info(
+            "call_sizes_chosen",
+            num_rows=chosen,
+            num_bytes=len(chosen) * compiled_bytes(self._weights_bytes),
+            left_out=asked[len(chosen) :],
+        )
+        return chosen
+
     def _prepare(self, compiler: Compiler, reference: Logits, num_rows: int) -> None:
         """In the preparation's thread, beside calls: one call, since the first is slow; then calls
-        of this size are its own, if it computes what the others do."""
+        of this size are its own, if it computes what the others do. Raises EngineError if others
+        have taken the memory meanwhile."""
+        needed = compiled_bytes(self._weights_bytes) + RESERVE_BYTES
+        free = known_free_memory()
+        if free is not None and free.num_bytes < needed:
+            raise EngineError(f"{free.num_bytes} bytes are free, {needed} are needed")
         request = self._request(compiler.fixed(num_rows))
         count = min(num_rows, len(reference))
         tokens = probe_ids(self._vocabulary_size, count)
@@ -189,6 +216,14 @@ class PagedModel:
         if np.isnan(logits[..., 0]).any():
             raise EngineError("the logits are not numbers")
         return logits
+
+
+def _check_memory(model: ConvertedModel, weights_bytes: int, config: EngineConfig) -> None:
+    """Raises ConfigError before anything is loaded that could not stay. A pool whose blocks are
+    counted is not known in bytes before the model is."""
+    footprint(weights_bytes, model.facts.vocabulary_size, config.kv_bytes, process_bytes=0).check(
+        known_free_memory()
+    )
 
 
 def _num_spare_blocks(sizing: SizingRule, block_tokens: int) -> int:

@@ -17,14 +17,16 @@ _NICENESS = 10
 
 
 class Preparation:
-    """A thread that calls `prepare` for one size after the other. What it does without costs time
-    alone, so a failure is logged and ends it."""
+    """A thread that calls `prepare` for one size after the other, and then `finish`. What it does
+    without costs time alone, so a failure is logged and ends it."""
 
-    def __init__(self, sizes: Iterable[int], prepare: Callable[[int], None]) -> None:
+    def __init__(
+        self, sizes: Iterable[int], prepare: Callable[[int], None], finish: Callable[[], None]
+    ) -> None:
         self._stopping = threading.Event()
         # Arguments, not attributes: what `prepare` holds is free when the thread has ended.
         self._thread = threading.Thread(
-            target=self._run, args=(list(sizes), prepare), name="preparation", daemon=True
+            target=self._run, args=(list(sizes), prepare, finish), name="preparation", daemon=True
         )
         self._thread.start()
 
@@ -42,10 +44,18 @@ class Preparation:
         self._stopping.set()
         self._thread.join()
 
-    def _run(self, sizes: list[int], prepare: Callable[[int], None]) -> None:
+    def _run(
+        self, sizes: list[int], prepare: Callable[[int], None], finish: Callable[[], None]
+    ) -> None:
         # Linux alone has priorities of threads; elsewhere this would be the process's.
         if hasattr(os, "sched_getaffinity"):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        try:
+            self._prepare(sizes, prepare)
+        finally:
+            finish()
+
+    def _prepare(self, sizes: list[int], prepare: Callable[[int], None]) -> None:
         for size in sizes:
             if self._stopping.is_set():
                 return

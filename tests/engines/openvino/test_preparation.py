@@ -10,8 +10,8 @@ from outrider.errors import EngineError
 
 def test_sizes_are_prepared_in_order() -> None:
     done: list[int] = []
-    Preparation([1, 2, 4], done.append).wait()
-    assert done == [1, 2, 4]
+    Preparation([1, 2, 4], done.append, lambda: done.append(0)).wait()
+    assert done == [1, 2, 4, 0]
 
 
 def test_a_failure_ends_it_and_nothing_else() -> None:
@@ -22,8 +22,8 @@ def test_a_failure_ends_it_and_nothing_else() -> None:
             raise EngineError("no memory")
         done.append(size)
 
-    Preparation([1, 2, 4], prepare).wait()
-    assert done == [1]
+    Preparation([1, 2, 4], prepare, lambda: done.append(0)).wait()
+    assert done == [1, 0]
 
 
 def test_stopping_ends_it_after_the_size_in_work() -> None:
@@ -34,7 +34,7 @@ def test_stopping_ends_it_after_the_size_in_work() -> None:
         go_on.wait()
         done.append(size)
 
-    preparation = Preparation([1, 2], prepare)
+    preparation = Preparation([1, 2], prepare, lambda: done.append(0))
     begun.wait()
     stopper = threading.Thread(target=preparation.stop)
     stopper.start()
@@ -42,4 +42,4 @@ def test_stopping_ends_it_after_the_size_in_work() -> None:
         begun.wait()
     go_on.set()
     stopper.join()
-    assert done == [1]
+    assert done == [1, 0]

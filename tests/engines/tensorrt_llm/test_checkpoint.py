@@ -13,7 +13,7 @@ from outrider.engines.factory import check_vocabulary
 from outrider.engines.tensorrt_llm.checkpoint import Checkpoint, read_checkpoint
 from outrider.engines.tensorrt_llm.config import TensorRtLlmOptions
 from outrider.errors import ConfigError
-from outrider.models.bpe import VocabularyDefinition
+from outrider.models.bpe import VocabularyDefinition, pipeline_of
 from outrider.models.vocabulary import Vocabulary
 from services.inference import app
 from services.inference.config import InferenceConfig
@@ -28,7 +28,7 @@ def vocabulary(tokens: list[str]) -> Vocabulary:
         VocabularyDefinition(
             tokens=tokens,
             merges=[merge for merge in merges if "Ġ" not in merge],
-            pre_tokenizer="gpt-2",
+            pipeline=pipeline_of("gpt-2"),
             control_ids=[0],
             user_defined_ids=[],
             stop_ids=[0],

@@ -1,0 +1,63 @@
+"""How much memory a replica of a model takes on this machine, asked before it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final, cast
+
+from outrider.engines.base import ladder
+from outrider.engines.config import EngineConfig, Precision
+from outrider.engines.footprint import Footprint, footprint
+from outrider.engines.free_memory import FreeMemory
+from outrider.engines.kv_budget import FLOOR_BYTES
+from outrider.engines.model_size import ModelSize
+from outrider.engines.openvino.fixed_sizes import choose_sizes
+
+OTHERS_BYTES: Final = 1 << 30
+"""Of a mesh: edge, router and tokenizers about 0.5 GiB, the drafter as much."""
+_BLOCK_TOKENS: Final = 32
+
+
+def replica_footprint(
+    size: ModelSize, settings: Mapping[str, object], free: FreeMemory | None = None
+) -> Footprint:
+    """Of one replica with these keys of the inference service's settings: what it needs, and with
+    `free` known also what models for few rows it would make of that. A value of another type than
+    the service takes counts as unset here; the service refuses it."""
+
+    def number(key: str, default: int = 0) -> int:
+        value = settings.get(key)
+        return value if isinstance(value, int) else default
+
+    instances = max(1, number("instances", 1))
+    least = footprint(
+        size.weights_bytes,
+        size.vocabulary_size,
+        _pool_bytes(size, number, cast(Precision, settings.get("precision", "auto"))),
+        instances=instances,
+    )
+    if free is None:
+        return least
+    left = max(0, free.num_bytes - least.needed_bytes) // instances
+    sizes = ladder(number("max_fixed_rows", EngineConfig().max_fixed_rows))
+    chosen = choose_sizes(sizes, size.weights_bytes, left, 0)
+    return footprint(
+        size.weights_bytes,
+        size.vocabulary_size,
+        least.kv_bytes,
+        instances=instances,
+        num_fixed=len(chosen),
+    )
+
+
+def _pool_bytes(size: ModelSize, number: Callable[[str], int], precision: Precision) -> int:
+    """Of the KV pool, as far as it is asked for; 0: as large as memory allows."""
+    if blocks := number("num_blocks"):
+        return blocks * _BLOCK_TOKENS * size.kv_token_bytes(precision)
+    if kv_bytes := number("kv_bytes"):
+        return kv_bytes
+    # Room for one sequence in each instance's pool, if a length is promised.
+    return max(
+        FLOOR_BYTES,
+        number("max_context_tokens") * size.kv_token_bytes(precision),
+    ) * max(1, number("instances"))

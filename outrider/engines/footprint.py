@@ -1,0 +1,126 @@
+"""What a replica of a model takes of the machine's memory, said before it is loaded (pure).
+
+The OpenVINO engine holds the weights once in the model that takes any number of rows, laid out for
+its kernels, and once more in each model compiled for one number of rows (decision 0004). The file
+they come from is mapped, and its pages are given back. Sizes are fitted to measurements of models
+with 0.1 to 1.5 billion weights; the true ones are within a quarter of these.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from outrider.engines.free_memory import FreeMemory
+from outrider.engines.kv_budget import FLOOR_BYTES
+from outrider.errors import ConfigError
+
+MIB: Final = 1 << 20
+PROCESS_BYTES: Final = 220 * MIB
+"""Interpreter, libraries, vocabulary and the scheduler's tables of a replica."""
+MAX_LOGITS_ROWS: Final = 64
+"""Rows of logits of one call for which memory is taken at the start; more take it when asked."""
+RESERVE_BYTES: Final = 512 * MIB
+"""Memory that stays free of what only makes calls faster: sessions, buffers, other processes."""
+
+_GRAPH_BYTES: Final = 32 * MIB
+"""Of one compiled model: nodes, kernels and what passes between them."""
+_LAYOUT_PERCENT: Final = 105
+"""Weights as kernels want them, of their size in the converted file: the embedding stays there,
+scales of groups grow from f16 to f32 and are held twice."""
+_ORIGINAL_BYTES: Final = 40 * MIB
+"""Of the graph before it is compiled: products that were joined."""
+_MODEST_BYTES: Final = 2 << 30
+"""Models for certain numbers of rows take so much of any machine that has it."""
+_PLENTY: Final = 20
+"""They take one part in so many of a machine where that is more."""
+
+
+def compiled_bytes(weights_bytes: int) -> int:
+    """Bytes of one compiled model, whose converted weights have `weights_bytes`."""
+    return weights_bytes * _LAYOUT_PERCENT // 100 + _GRAPH_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Bytes of one replica, by what they are for."""
+
+    process_bytes: int
+    """0 for an engine in a process that is there already."""
+    model_bytes: int
+    """The model that takes any number of rows."""
+    logits_bytes: int
+    kv_bytes: int
+    fixed_bytes: int = 0
+    """All models compiled for one number of rows; none is needed."""
+
+    @property
+    def needed_bytes(self) -> int:
+        """Without it the replica cannot start."""
+        return self.process_bytes + self.model_bytes + self.logits_bytes + self.kv_bytes
+
+    @property
+    def total_bytes(self) -> int:
+        """With the models that make calls faster, and the KV pool filled."""
+        return self.needed_bytes + self.fixed_bytes
+
+    def check(self, free: FreeMemory | None, num_replicas: int = 1, others_bytes: int = 0) -> None:
+        """Raises ConfigError if so many replicas, beside others, do not fit into what is free.
+        Nothing is refused where that is not known."""
+        needed = num_replicas * self.needed_bytes + others_bytes
+        if free is None or needed <= free.num_bytes:
+            return
+        what = "the model" if num_replicas == 1 else f"each of {num_replicas} replicas"
+        parts = (
+            f"{_mib(self.model_bytes)} for {what}, {_mib(self.kv_bytes)} for its KV pool, "
+            f"{_mib(self.logits_bytes + self.process_bytes)} for buffers"
+        )
+        others = f", {_mib(others_bytes)} for other processes" if others_bytes else ""
+        raise ConfigError(
+            f"{_mib(needed)} of memory are needed ({parts}{others}), {free.source} leaves "
+            f"{_mib(free.num_bytes)}: start fewer replicas or instances, lower kv_bytes or "
+            "max_context_tokens, choose a smaller model, or raise the memory limit"
+        )
+
+
+def footprint(
+    weights_bytes: int,
+    vocabulary_size: int,
+    kv_bytes: int = 0,
+    *,
+    process_bytes: int = PROCESS_BYTES,
+    instances: int = 1,
+    num_fixed: int = 0,
+) -> Footprint:
+    """Of a model whose converted weights have `weights_bytes`, in so many instances, each with
+    `num_fixed` models for one number of rows. With `kv_bytes` 0 the KV pool of all instances is the
+    smallest that is made unasked."""
+    return Footprint(
+        process_bytes=process_bytes,
+        model_bytes=instances * (compiled_bytes(weights_bytes) + _ORIGINAL_BYTES),
+        logits_bytes=instances * MAX_LOGITS_ROWS * vocabulary_size * 4,
+        kv_bytes=kv_bytes or instances * FLOOR_BYTES,
+        fixed_bytes=instances * num_fixed * compiled_bytes(weights_bytes),
+    )
+
+
+def check_pool(pool_bytes: int, free: FreeMemory | None) -> None:
+    """Raises ConfigError for a KV pool that does not fit into what is free, as far as known."""
+    if free is not None and pool_bytes > free.num_bytes:
+        raise ConfigError(
+            f"the KV pool takes {_mib(pool_bytes)}, {free.source} leaves {_mib(free.num_bytes)}: "
+            "lower num_blocks or kv_bytes, or raise the memory limit"
+        )
+
+
+def fixed_budget(free_bytes: int | None, kv_bytes: int) -> int:
+    """Bytes that models for certain numbers of rows may take, where `free_bytes` are free once the
+    model is loaded and the KV pool will take `kv_bytes` of them; None: nobody knows."""
+    if free_bytes is None:
+        return _MODEST_BYTES
+    spare = max(0, free_bytes - kv_bytes - RESERVE_BYTES)
+    return max(min(_MODEST_BYTES, spare), spare // _PLENTY)
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{-(-num_bytes // MIB)} MiB"

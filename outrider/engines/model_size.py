@@ -1,0 +1,124 @@
+"""How large a model is once it serves, read from its file's header or its folder's config.json."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from outrider.engines.config import Precision
+from outrider.engines.cpu_features import cpu_flags
+from outrider.errors import UnsupportedModelError
+from outrider.models.catalog import ModelSpec
+from outrider.models.folder import is_archive, read_config, unpacked
+from outrider.models.gguf_file import content_of, open_gguf
+from outrider.models.sources.folder import WEIGHTS
+from outrider.models.store import ModelStore
+
+_GROUP: Final = 32
+_SCALE_BYTES: Final = 2
+"""The converter stores weights in a byte each, and an f16 for each group of so many (layouts)."""
+_EMBEDDING: Final = "token_embd.weight"
+_HEAD: Final = "output.weight"
+_VERSION: Final = 1
+"""A new number whenever what is kept changes."""
+_KEPT: Final = "size.json"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSize:
+    """What memory depends on."""
+
+    weights_bytes: int
+    """Of all matrices as they are converted."""
+    vocabulary_size: int
+    num_layers: int
+    kv_values: int
+    """Of one token in one layer: its keys and values."""
+
+    def kv_token_bytes(self, precision: Precision) -> int:
+        """KV bytes of one token over all layers, in the precision that serves here."""
+        return self.num_layers * self.kv_values * _value_bytes(precision)
+
+
+def size_of(spec: ModelSpec, store: ModelStore) -> ModelSize:
+    """Of a model that the store holds; kept there, since reading a large vocabulary's header takes
+    seconds. Raises what ModelStore.load, read_size and read_folder_size raise."""
+    artifact = store.load(spec.source, sha256=spec.sha256)
+
+    def build(folder: Path) -> None:
+        if is_archive(artifact.path):
+            size = read_folder_size(unpacked(artifact, store))
+        else:
+            size = read_size(artifact.path)
+        (folder / _KEPT).write_text(json.dumps(asdict(size)))
+
+    directory = store.derived(artifact, f"size-v{_VERSION}", build)
+    return ModelSize(**json.loads((directory / _KEPT).read_text()))
+
+
+def read_size(path: Path) -> ModelSize:
+    """Of a GGUF file. Raises ArtifactCorruptError if it is none, OSError, and
+    UnsupportedModelError if its header lacks what a transformer's has."""
+    reader = open_gguf(path)
+    tokens = reader.fields.get("tokenizer.ggml.tokens")
+    if tokens is None:
+        raise UnsupportedModelError("the model file has no vocabulary; use a complete GGUF file")
+
+    def number(key: str, default: int | None = None) -> int:
+        value = content_of(reader, f"{content_of(reader, 'general.architecture')}.{key}")
+        value = default if value is None else value
+        if not isinstance(value, int) or value < 1:
+            raise UnsupportedModelError(
+                f"the model file has no number {key}; use a complete GGUF file"
+            )
+        return value
+
+    heads = number("attention.head_count")
+    head_size = number("embedding_length") // heads
+    sizes = (number("attention.key_length", head_size), number("attention.value_length", head_size))
+    return ModelSize(
+        weights_bytes=_weights_bytes(reader),
+        vocabulary_size=len(tokens.data),
+        num_layers=number("block_count"),
+        kv_values=number("attention.head_count_kv", heads) * sum(sizes),
+    )
+
+
+def read_folder_size(folder: Path) -> ModelSize:
+    """Of a folder with an OpenVINO model, whose weights serve as they are. Raises
+    UnsupportedModelError if its config.json lacks what a transformer's has, OSError."""
+    config = read_config(folder)
+
+    def number(key: str, default: int | None = None) -> int:
+        value = config.get(key)
+        value = default if value is None else value
+        if type(value) is not int or value < 1:
+            raise UnsupportedModelError(f"config.json has no number {key}; use a complete folder")
+        return value
+
+    heads = number("num_attention_heads")
+    head_size = number("head_dim", max(1, number("hidden_size") // heads))
+    return ModelSize(
+        weights_bytes=(folder / WEIGHTS).stat().st_size,
+        vocabulary_size=number("vocab_size"),
+        num_layers=number("num_hidden_layers"),
+        kv_values=number("num_key_value_heads", heads) * 2 * head_size,
+    )
+
+
+def _weights_bytes(reader: Any) -> int:
+    counts = {
+        tensor.name: int(tensor.n_elements) for tensor in reader.tensors if len(tensor.shape) > 1
+    }
+    if _HEAD not in counts:  # one matrix for both, which the graph holds twice
+        counts[_HEAD] = counts.get(_EMBEDDING, 0)
+    return sum(count + count // _GROUP * _SCALE_BYTES for count in counts.values())
+
+
+def _value_bytes(precision: Precision) -> int:
+    """As compiling.precision_of decides, without OpenVINO."""
+    flags = cpu_flags()
+    served = "avx512_bf16" in flags and "amx_bf16" not in flags
+    return 2 if precision == "bf16" or (precision == "auto" and served) else 4

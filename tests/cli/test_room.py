@@ -1,0 +1,48 @@
+"""What a replica takes by its settings, and what doctor says of it."""
+
+from __future__ import annotations
+
+from outrider.cli.doctor import memory_finding
+from outrider.cli.local.room import replica_footprint
+from outrider.engines.free_memory import FreeMemory
+from outrider.engines.kv_budget import FLOOR_BYTES
+from outrider.engines.model_size import ModelSize
+
+GIB = 1 << 30
+SIZE = ModelSize(weights_bytes=665_000_000, vocabulary_size=151_936, num_layers=24, kv_values=256)
+
+
+def test_the_pool_that_is_asked_for_counts() -> None:
+    assert replica_footprint(SIZE, {}).kv_bytes == FLOOR_BYTES
+    assert replica_footprint(SIZE, {"kv_bytes": GIB}).kv_bytes == GIB
+    blocks = {"num_blocks": 100, "kv_bytes": GIB, "precision": "f32"}
+    assert replica_footprint(SIZE, blocks).kv_bytes == 100 * 32 * 24 * 256 * 4
+    context = {"max_context_tokens": 32_768, "precision": "bf16"}
+    assert replica_footprint(SIZE, context).kv_bytes == 32_768 * 24 * 256 * 2
+
+
+def test_each_instance_holds_the_model() -> None:
+    one = replica_footprint(SIZE, {})
+    two = replica_footprint(SIZE, {"instances": 2})
+    assert two.needed_bytes == 2 * one.needed_bytes - one.process_bytes
+
+
+def test_a_value_of_another_type_is_left_to_the_service() -> None:
+    assert replica_footprint(SIZE, {"kv_bytes": "much"}) == replica_footprint(SIZE, {})
+
+
+def test_models_for_few_rows_follow_from_what_is_free() -> None:
+    free = FreeMemory(16 * GIB, "a test")
+    assert 0 < replica_footprint(SIZE, {}, free).fixed_bytes < 2 * GIB
+    assert replica_footprint(SIZE, {"max_fixed_rows": 0}, free).fixed_bytes == 0
+    assert replica_footprint(SIZE, {}, FreeMemory(GIB, "a test")).fixed_bytes == 0
+
+
+def test_doctor_names_what_is_needed_and_what_to_do() -> None:
+    good = memory_finding("big", SIZE, FreeMemory(16 * GIB, "a test"))
+    assert good.ok
+    assert "16.0 GiB free; a replica of big takes 1." in good.what
+    bad = memory_finding("big", SIZE, FreeMemory(2 * GIB, "a test"))
+    assert not bad.ok
+    assert "a test leaves 2048 MiB" in bad.fix
+    assert memory_finding("big", SIZE, None).ok
