@@ -159,6 +159,11 @@ def changed(spec: dict[str, Any], path: str, value: object) -> dict[str, Any]:
 PREPENDED_FIRST = METASPACE | {"prepend_scheme": "first"}
 
 
+def _named(value: object) -> str:
+    """A case's name, the same in every process."""
+    return getattr(value, "__name__", str(value))
+
+
 @pytest.mark.parametrize(
     ("make", "path", "value", "complaint"),
     [
@@ -180,7 +185,7 @@ PREPENDED_FIRST = METASPACE | {"prepend_scheme": "first"}
         (spaces, "decoder", {"type": "Fuse"}, "its decoder is"),
         (spaces, "added_tokens/1/lstrip", True, "has lstrip"),
     ],
-    ids=str,
+    ids=_named,
 )
 def test_what_cannot_be_exact_is_refused_by_name(
     make: Callable[[], dict[str, Any]], path: str, value: object, complaint: str
