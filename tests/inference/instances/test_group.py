@@ -9,6 +9,7 @@ import pytest
 
 from outrider import errors
 from outrider.engines.fake import FakeEngine, FakeOptions
+from outrider.models.catalog import DEFAULT_MODEL
 from outrider.process import Ports
 from outrider.rpc import make_channel
 from outrider.sampling.params import SamplingParams
@@ -49,7 +50,7 @@ async def test_one_instance_has_no_fleet_in_its_way() -> None:
 
 def test_every_instance_gets_an_engine_and_its_part_of_the_memory() -> None:
     config = InferenceConfig(engine="fake", instances=3, num_blocks=100, warm_up_rows=4)
-    engines = app._load_engines(config, 64)
+    engines = app._load_engines(config, 64, DEFAULT_MODEL)
     assert [engine.info.num_blocks for engine in engines] == [33, 33, 33]
     assert len({id(engine) for engine in engines}) == 3
 
