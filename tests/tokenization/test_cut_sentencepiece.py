@@ -21,7 +21,7 @@ TEXTS = ["a b c d e f", "the end\nof 12 lines", *corpus.LANGUAGES, "  ".join(cor
 
 
 def vocabulary(folder: Path, *, prefix: bool, **kind: object) -> Vocabulary:
-    model = trained(prefix=prefix, **kind)  # type: ignore[arg-type]
+    model = trained(prefix=prefix, **kind)
     return Vocabulary.from_gguf(write_gguf(folder / "m.gguf", model, prefix=prefix))
 
 
