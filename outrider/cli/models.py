@@ -99,7 +99,9 @@ def list_(store: Store = None, as_json: Json = False) -> None:
         held = {artifact.source: artifact for artifact in opened.list()}
         catalog = current()
     for spec in catalog:
-        _show_definition(spec, held.get(spec.source), as_json)
+        artifact = held.get(spec.source)
+        errors = _weight_errors(opened, artifact) if artifact is not None else {}
+        _show_definition(spec, artifact, errors, as_json)
     for source, artifact in held.items():
         if catalog.of_source(source) is None:
             errors = _weight_errors(opened, artifact)
@@ -207,17 +209,23 @@ def _held(store: ModelStore, model: str) -> ModelSpec:
     return replace(spec, sha256=store.load(source, sha256=pin).sha256)
 
 
-def _show_definition(spec: ModelSpec, artifact: Artifact | None, as_json: bool) -> None:
+def _show_definition(
+    spec: ModelSpec, artifact: Artifact | None, errors: dict[str, str | float], as_json: bool
+) -> None:
     if as_json:
         fields = {"name": spec.name, "defined_in": spec.defined_in, **as_table(spec)}
         fields |= {"sha256": spec.sha256, "tested": spec.tested, "draft": spec.draft}
         held = (artifact.sha256, artifact.num_bytes, str(artifact.path)) if artifact else None
         names = ("held_sha256", "num_bytes", "path")
-        print(json.dumps(fields | dict(zip(names, held or (None, None, None), strict=True))))
+        fields |= dict(zip(names, held or (None, None, None), strict=True))
+        print(json.dumps(fields | errors))
         return
     size = f"{artifact.num_bytes / 1e6:9.1f} MB" if artifact is not None else f"{'-':>12}"
     tested = "tested" if spec.tested else "not tested"
-    print(f"{spec.name:<30}  {size}  {tested:<10}  {spec.defined_in}  {spec.source}")
+    told = _told(errors)
+    print(
+        f"{spec.name:<30}  {size}  {tested:<10}  {spec.defined_in}  {spec.source}  {told}".rstrip()
+    )
 
 
 def _weight_errors(store: ModelStore, artifact: Artifact) -> dict[str, str | float]:
@@ -232,6 +240,15 @@ def _weight_errors(store: ModelStore, artifact: Artifact) -> dict[str, str | flo
     return {name: facts[name] for name in names if facts.get(name) not in (None, "")}
 
 
+def _told(errors: dict[str, str | float]) -> str:
+    if not errors:
+        return ""
+    return (
+        f"weights served {errors['weight_error']:.2%} from the file's, at worst "
+        f"{errors['worst_weight_error']:.2%} ({errors['worst_matrix']})"
+    )
+
+
 def _show(
     artifact: Artifact,
     as_json: bool,
@@ -241,12 +258,7 @@ def _show(
 ) -> None:
     if not as_json:
         size = f"{artifact.num_bytes / 1e6:9.1f} MB"
-        told = ""
-        if errors:
-            told = (
-                f"weights served {errors['weight_error']:.2%} from the file's, at worst "
-                f"{errors['worst_weight_error']:.2%} ({errors['worst_matrix']})"
-            )
+        told = _told(errors or {})
         print("  ".join(filter(None, (artifact.sha256[:12], size, artifact.source, state, told))))
         return
     fields: dict[str, str | int | float] = {

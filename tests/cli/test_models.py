@@ -156,7 +156,8 @@ def test_how_far_the_weights_lie_from_the_files_is_told(source: str, store: Mode
     assert told in run("list").stdout
     assert told in run("verify").stdout
     assert told in run("verify", source).stdout
-    assert json.loads(run("list", "--json").stdout).items() >= facts.items()
+    # What no definition names comes last.
+    assert json.loads(run("list", "--json").stdout.splitlines()[-1]).items() >= facts.items()
     store.derived(artifact, "ir-v4-x", lambda folder: _write(folder / "facts.json", "damaged"))
     assert "weights served" not in run("list").stdout
 

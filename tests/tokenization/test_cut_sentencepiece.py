@@ -4,7 +4,6 @@ texts of byte-level vocabularies are, they would get other ids."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -21,7 +20,7 @@ BY_BYTES = CutRule.of(_SPLIT_PLACE, ())
 TEXTS = ["a b c d e f", "the end\nof 12 lines", *corpus.LANGUAGES, "  ".join(corpus.LANGUAGES)]
 
 
-def vocabulary(folder: Path, *, prefix: bool, **kind: Any) -> Vocabulary:
+def vocabulary(folder: Path, *, prefix: bool, **kind: object) -> Vocabulary:
     model = trained(prefix=prefix, **kind)
     return Vocabulary.from_gguf(write_gguf(folder / "m.gguf", model, prefix=prefix))
 
