@@ -33,6 +33,8 @@ class EngineConfig:
     """Calls of up to so many rows may run on models compiled for their number of rows, each with
     weights of its own: as many as memory allows (fixed_sizes); 0: all on the one model that takes
     any number. OpenVINO only."""
+    num_engines: int = 1
+    """Engines that the process loads, this one included: they share its memory. OpenVINO only."""
     prepare_first: bool = False
     """Whether these are compiled before the engine serves, not beside."""
     kv_bytes: int = 0

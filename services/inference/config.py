@@ -157,6 +157,7 @@ class InferenceConfig:
             threads=self.threads,
             pin_threads=self.instances == 1,
             prepare_first=self.prepare_first,
+            num_engines=self.instances,
             vocabulary_size=vocabulary_size or 0,
             kv_bytes=self.kv_bytes // self.instances,
             kv_share=self.kv_share / self.instances,

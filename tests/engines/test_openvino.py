@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 from outrider.engines.base import Engine, SequenceSlice
 from outrider.engines.config import EngineConfig, Precision
@@ -119,6 +120,15 @@ def test_settings_whose_kernels_differ_for_few_rows_are_exact_too(
     for chunk in (1, 2, 3, 5, 33):
         assert_same(all_rows(engine, ids, table(engine, 50, chunk), chunk), expected)
     engine.close()
+
+
+def test_sizes_larger_than_the_probe_are_prepared_too(model_store: ModelStore) -> None:
+    config = EngineConfig(num_blocks=16, max_fixed_rows=64, prepare_first=True)
+    with capture_logs() as said:
+        load_engine(DEFAULT_MODEL, model_store, config).close()
+    chosen = next(line["num_rows"] for line in said if line["event"] == "call_sizes_chosen")
+    prepared = next(line["num_rows"] for line in said if line["event"] == "call_sizes_prepared")
+    assert list(prepared) == list(chosen)
 
 
 def test_engines_of_one_model_have_one_fingerprint(

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
+import numpy as np
+
 from outrider.engines.base import Logits
 from outrider.errors import EngineError
 
@@ -18,8 +20,11 @@ PROBE_ROWS: Final = 48
 """Rows of the call that the others are compared with."""
 _HEAD_PROBE_ROWS: Final = 16
 """Rows of the calls in which numbers of rows of the output head are tried."""
+_LARGER_ROWS: Final = (64, 128)
 LONG_PROBE_ROWS: Final = 256
 """Rows of a call like a large chunk of a prompt."""
+_INEXACT_ROWS: Final = (1, 4)
+"""Rows of further calls that tell engines apart of which calls need not agree."""
 _FEW_LOGITS: Final = (1, 2, 4, 8)
 """Rows of the output head that are tried; kernels differ for the fewest."""
 _COMPARED_LOGITS: Final = 8
@@ -35,6 +40,13 @@ def compute_reference(compute: Compute, max_tokens: int) -> Logits:
     """[n, V] what every other call is compared with, of the probe's first n tokens."""
     most = min(PROBE_ROWS, max_tokens)
     return compute(0, most, most).copy()
+
+
+def compute_samples(compute: Compute, max_tokens: int) -> Logits:
+    """[n, V] what calls of few and of many rows compute, where they need not agree."""
+    counts = [count for count in _INEXACT_ROWS if count <= max_tokens]
+    few = [compute(0, count, count).copy() for count in counts]
+    return np.concatenate([*few, compute_reference(compute, max_tokens)])
 
 
 def least_logits(compute: Compute, max_tokens: int) -> int:
@@ -58,17 +70,26 @@ def least_rows(compute: Compute, reference: Logits, sizes: Sequence[int]) -> int
     )
 
 
-def check_long_calls(compute: Compute, max_tokens: int) -> None:
+def check_long_calls(compute: Compute, reference: Logits, max_tokens: int) -> None:
     """Raises EngineError if large chunks of a prompt differ from smaller ones: no padding helps
-    then. Nothing is tried where there is no room for them."""
+    then. Nothing is tried that there is no room for."""
+    for num_rows in _LARGER_ROWS:
+        if num_rows <= max_tokens:
+            rows = compute(0, num_rows, num_rows)[: len(reference)]
+            _check_same(rows, reference, num_rows)
     if max_tokens < LONG_PROBE_ROWS:
         return
-    half = LONG_PROBE_ROWS // 2
     whole = compute(0, LONG_PROBE_ROWS, _COMPARED_LOGITS).copy()
-    compute(0, half, _COMPARED_LOGITS)
-    if not same_bits(compute(half, half, _COMPARED_LOGITS), whole):
+    rows = whole
+    for past in range(0, LONG_PROBE_ROWS, PROBE_ROWS):
+        rows = compute(past, min(PROBE_ROWS, LONG_PROBE_ROWS - past), _COMPARED_LOGITS)
+    _check_same(rows, whole, LONG_PROBE_ROWS)
+
+
+def _check_same(rows: Logits, others: Logits, num_rows: int) -> None:
+    if not same_bits(rows, others):
         raise EngineError(
-            f"on this CPU a call of {LONG_PROBE_ROWS} rows computes other bits than two of {half}, "
+            f"on this CPU a call of {num_rows} rows computes other bits than one of {PROBE_ROWS}, "
             "so text would depend on how prompts are cut; set precision to f32, or exact to false "
             "if that may be"
         )

@@ -24,6 +24,7 @@ from outrider.engines.openvino.consistency import (
     PROBE_ROWS,
     check_long_calls,
     compute_reference,
+    compute_samples,
     least_logits,
     least_rows,
     same_bits,
@@ -88,7 +89,7 @@ class PagedModel:
         self.fingerprint = fingerprint_of(reference)
         """See EngineInfo."""
         prepare = partial(self._prepare, compiler, reference)
-        fixed = self._fixed_sizes(config.max_fixed_rows)
+        fixed = self._fixed_sizes(config.max_fixed_rows, config.num_engines)
         self._preparation = Preparation(fixed, prepare, compiler.finish)
         if config.prepare_first:
             self._preparation.wait()
@@ -129,10 +130,11 @@ class PagedModel:
 
     def _agree(self, max_tokens: int) -> Logits:
         """Find the layout of which all calls compute the same bits (consistency). [n, V] what they
-        compute of the probe. Raises EngineError if there is none."""
+        compute of the probe; without `exact`, what calls of several sizes do. Raises EngineError if
+        there is no such layout."""
         compute = self._compute_probe
         if not self.layout.exact:
-            return compute_reference(compute, max_tokens)
+            return compute_samples(compute, max_tokens)
         min_logits = least_logits(compute, max_tokens)
         self.layout = replace(self.layout, min_logits=min_logits)
         reference = compute_reference(compute, max_tokens)
@@ -140,7 +142,7 @@ class PagedModel:
         tried = [*sizing.sizes, sizing.padded(sizing.max_prepared + 1)]
         min_rows = least_rows(compute, reference, tried)
         self.layout = replace(self.layout, sizing=sizing.at_least(min_rows))
-        check_long_calls(compute, max_tokens)
+        check_long_calls(compute, reference, max_tokens)
         log.info("calls_agree", min_rows=min_rows, min_logits=min_logits)
         return reference
 
@@ -153,12 +155,16 @@ class PagedModel:
         block, slot = divmod(past + num_rows - 1, self.block_tokens)
         return self.infer(self.layout.inputs([part]), (block, slot), num_logits)
 
-    def _fixed_sizes(self, max_rows: int) -> tuple[int, ...]:
-        """The sizes of calls that get a model of their own, as far as memory allows."""
+    def _fixed_sizes(self, max_rows: int, num_engines: int) -> tuple[int, ...]:
+        """The sizes of calls that get a model of their own, as far as memory allows, which this
+        process's other engines may still need."""
         asked = [size for size in self.layout.sizing.sizes if size <= max_rows]
         free = known_free_memory()
-        free_bytes = None if free is None else free.num_bytes
         pool_bytes = self.num_blocks * self.block_bytes
+        free_bytes = None
+        if free is not None:
+            others = (num_engines - 1) * (compiled_bytes(self._weights_bytes) + pool_bytes)
+            free_bytes = max(0, free.num_bytes - others) // num_engines
         chosen = choose_sizes(asked, self._weights_bytes, free_bytes, pool_bytes)
         log.info(
             "call_sizes_chosen",
@@ -180,7 +186,8 @@ class PagedModel:
         count = min(num_rows, len(reference))
         tokens = probe_ids(self._vocabulary_size, count)
         part = SequenceSlice(0, tokens, 0, self._trial_blocks, count)
-        for name, array in self.layout.inputs([part]).items():
+        only = SizingRule((num_rows,), self.layout.sizing.quantum)
+        for name, array in replace(self.layout, sizing=only).inputs([part]).items():
             request.set_tensor(name, ov.Tensor(array))
         request.infer()
         logits = request.get_output_tensor(0).data[:count, 0]

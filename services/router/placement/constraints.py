@@ -41,7 +41,8 @@ def may_differ(table: ReplicaTable, request: PlacementRequest) -> bool:
     allowed, and none of its own identity could have it if it were idle."""
     if request.identity is None or not request.allows_inexact:
         return False
-    return not in_reach(table, request).any()
+    # One that was tried and refused the session may be full for a moment.
+    return not in_reach(table, replace(request, exclude=frozenset())).any()
 
 
 def in_reach(table: ReplicaTable, request: PlacementRequest) -> Bools:

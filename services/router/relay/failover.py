@@ -161,7 +161,11 @@ class Failover:
             except (NoReplicaError, OverloadedError) as error:
                 failed[replica_set] += 1
                 session.tried_replicas.clear()  # one of those may have room after a while
-                if is_other_identity(error):  # which says more than why the last replica was left
+                self._poison.deferred(session.losses)
+                if is_other_identity(error):
+                    # It says more than why the last replica was left. The wait may be long: the
+                    # others are tried first from now on.
+                    del self._waiting[session.router_session_id]
                     self._waiting[session.router_session_id] = session, error
             except OutriderError as error:
                 over.append((session, error))

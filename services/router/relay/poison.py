@@ -74,6 +74,12 @@ class PoisonDetector:
             del self._suspects[record]
             self._on_trial[record] = None
 
+    def deferred(self, record: LossRecord) -> None:
+        """No replica could have it: the others of the suspects are tried before it."""
+        if record in self._suspects:
+            del self._suspects[record]
+            self._suspects[record] = None
+
     def left_replica(self, record: LossRecord) -> None:
         """It left a replica that was not lost, or was refused by it: nothing was learned."""
         record.is_proven = False

@@ -15,6 +15,7 @@ from outrider.engines.openvino.consistency import (
     Compute,
     check_long_calls,
     compute_reference,
+    compute_samples,
     least_logits,
     least_rows,
 )
@@ -65,13 +66,23 @@ def test_a_pool_without_room_is_tried_as_far_as_it_goes(max_tokens: int) -> None
     assert len(reference) == min(max_tokens, PROBE_ROWS)
     assert least_rows(compute, reference, SIZES) == 1
     assert least_logits(compute, max_tokens) == 1
-    check_long_calls(kernels(long_changes_at=2), max_tokens)
+    check_long_calls(compute, reference, max_tokens)
 
 
-def test_long_calls_that_differ_are_refused() -> None:
-    check_long_calls(kernels(), LONG_PROBE_ROWS)
+@pytest.mark.parametrize("changes_at", [49, 60, 100, 200])
+def test_long_calls_that_differ_are_refused(changes_at: int) -> None:
+    reference = compute_reference(kernels(), LONG_PROBE_ROWS)
+    check_long_calls(kernels(), reference, LONG_PROBE_ROWS)
     with pytest.raises(EngineError, match="set precision to f32"):
-        check_long_calls(kernels(long_changes_at=200), LONG_PROBE_ROWS)
+        check_long_calls(kernels(long_changes_at=changes_at), reference, LONG_PROBE_ROWS)
+
+
+def test_engines_that_need_not_agree_are_told_apart_by_calls_of_few_rows() -> None:
+    one, other = kernels(), kernels(changes_at=3)
+    assert fingerprint_of(compute_reference(one, 99)) == fingerprint_of(
+        compute_reference(other, 99)
+    )
+    assert fingerprint_of(compute_samples(one, 99)) != fingerprint_of(compute_samples(other, 99))
 
 
 def test_the_fingerprint_tells_the_last_bit() -> None:
