@@ -79,10 +79,9 @@ def test_long_calls_that_differ_are_refused(changes_at: int) -> None:
 
 def test_engines_that_need_not_agree_are_told_apart_by_calls_of_few_rows() -> None:
     one, other = kernels(), kernels(changes_at=3)
-    assert fingerprint_of(compute_reference(one, 99)) == fingerprint_of(
-        compute_reference(other, 99)
-    )
-    assert fingerprint_of(compute_samples(one, 99)) != fingerprint_of(compute_samples(other, 99))
+    alike = [fingerprint_of(compute_reference(compute, 99)) for compute in (one, other)]
+    apart = [fingerprint_of(compute_samples(compute, 99)) for compute in (one, other)]
+    assert len(set(alike)) == 1 and len(set(apart)) == 2
 
 
 def test_the_fingerprint_tells_the_last_bit() -> None:

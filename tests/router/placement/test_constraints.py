@@ -152,6 +152,9 @@ def test_where_it_is_allowed_another_model_goes_on_if_none_of_its_own_can() -> N
     full = computing("a", A, load=ReplicaLoad(running_sessions=8, max_sessions=8))
     with pytest.raises(OverloadedError):
         choose(allowed, full, computing("b", B))
+    # One that refused it may be full by now: its report is older.
+    with pytest.raises(NoReplicaError):
+        choose(replace(allowed, exclude=frozenset("a")), computing("a", A), computing("b", B))
 
 
 def test_a_replica_that_is_another_model_after_a_restart_is_known_as_that() -> None:

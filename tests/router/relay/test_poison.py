@@ -99,6 +99,17 @@ def test_tokens_are_no_excuse_where_a_call_failed() -> None:
     assert reopened(detector, [second]) == [second]
 
 
+def test_who_finds_no_replica_lets_the_others_try() -> None:
+    detector, records = PoisonDetector(2), [LossRecord() for _ in range(3)]
+    detector.replica_lost(records)
+    assert [detector.may_open(record) for record in records] == [True, False, False]
+    detector.deferred(records[0])
+    assert [detector.may_open(record) for record in records] == [False, True, False]
+    assert reopened(detector, records[1:]) == [records[1]]
+    detector.deferred(LossRecord())  # nobody who is suspected
+    assert len(detector) == 3
+
+
 def test_who_was_not_taken_is_next() -> None:
     detector, records = PoisonDetector(2), [LossRecord() for _ in range(2)]
     detector.replica_lost(records)
