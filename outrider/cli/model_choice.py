@@ -16,6 +16,7 @@ from outrider.models.catalog import SHIPPED, ModelSpec, load_catalog, read_confi
 from outrider.models.definitions import free_name
 from outrider.models.disk.files import file_sha256
 from outrider.models.sources import parse_source
+from outrider.models.sources.folder import FolderSource
 
 MODEL_HELP: Final = (
     "A model's name, a GGUF file, a folder with an OpenVINO model (with a slash in its path), or a "
@@ -36,7 +37,8 @@ class ChosenModel:
 def choose(model: str, config: Path | None = None) -> ChosenModel:
     """The model that is meant, which this process then knows by its name; "" is the default.
     `config`: a configuration file that may define models. Raises UnknownModelError,
-    ArtifactMissingError for a file that is not there, ConfigError."""
+    ArtifactMissingError for a file that is not there, SourceError and UnsupportedModelError for a
+    folder that cannot be served, ConfigError."""
     catalog = load_catalog(config)
     if is_name(model):
         spec = catalog.lookup(model)
@@ -90,9 +92,13 @@ def _is_path(model: str) -> bool:
 
 
 def _digest_now(source: str) -> str:
-    """Of a file as it is at this moment, so that the store takes it anew when it has changed."""
-    scheme, _, path = source.partition(":")
-    return file_sha256(Path(path)) if scheme == "file" and Path(path).is_file() else ""
+    """Of a file or a folder as it is at this moment, so that the store takes it anew when it has
+    changed; "" for one that is not there, which the store may still hold."""
+    scheme, _, rest = source.partition(":")
+    path = Path(rest)
+    if scheme == "dir" and path.is_dir():
+        return FolderSource(path).sha256()
+    return file_sha256(path) if scheme == "file" and path.is_file() else ""
 
 
 def _shipped(name: str) -> ModelSpec | None:

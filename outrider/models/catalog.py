@@ -144,8 +144,8 @@ def _place(path: Path) -> Place:
 
     def source_text(source: str) -> str:
         scheme, _, rest = source.partition(":")
-        if scheme == "file" and rest:
-            source = f"file:{folder / Path(rest).expanduser()}"
+        if scheme in ("file", "dir") and rest:
+            source = f"{scheme}:{folder / Path(rest).expanduser()}"
         return _canonical(source)
 
     def template_text(file: str) -> str:

@@ -156,10 +156,6 @@ class ModelCatalog:
         """With more definitions, which win. Raises ConfigError."""
         return ModelCatalog((*self, *specs), self._default)
 
-    def without(self, name: str) -> ModelCatalog:
-        """Without one. Raises ConfigError if a model drafts with it, or it is the default."""
-        return ModelCatalog((spec for spec in self if spec.name != name), self._default)
-
     def _some_names(self) -> str:
         shown = ", ".join(self.names[:_NAMES_SHOWN])
         left_out = len(self) - _NAMES_SHOWN
@@ -202,8 +198,8 @@ def check_model_name(name: str, where: str) -> str:
 
 
 def slug(file: str) -> str:
-    """A model's name made of the name of a file, or of a source's file."""
-    stem = re.split("[/#]", file)[-1].lower().removesuffix(".gguf")
+    """A model's name made of the name of a file or folder, or of a source's file."""
+    stem = re.split("[/#]", file.rstrip("/"))[-1].lower().removesuffix(".gguf")
     name = re.sub(r"[^a-z0-9._-]+", "-", stem).strip("._-")[:64].rstrip("._-")
     return name if name and name != NO_DRAFT else "model"
 

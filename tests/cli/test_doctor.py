@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from outrider.cli import doctor
+from outrider.cli.main import app
+from outrider.cli.model_choice import choose
 from outrider.engines import draft_loading
 from outrider.models.catalog import DEFAULT_MODEL, ModelSpec, load_catalog, use
 from outrider.models.store import ModelStore
@@ -61,5 +65,25 @@ def test_a_model_of_ones_own_and_its_draft(
     ModelStore(tmp_path / "store").pull(large.source)
     assert doctor._model(large).what == "model large is in the store and intact"
     assert doctor._draft(large).what == "draft model small is in the store and intact"
+    assert doctor._argument(ModelSpec("m", large.source)) == f"'{large.source}'"
     asked = ModelSpec("other", "hf:o/r@main#f.gguf")
     assert doctor._model(asked).fix == "outrider models pull 'hf:o/r@main#f.gguf'"
+
+
+def test_what_is_advised_for_a_changed_file_helps(
+    tmp_path: Path, user_models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUTRIDER_MODEL_STORE", str(tmp_path / "store"))
+    user_models.parent.mkdir()
+    user_models.touch()
+    weights = tmp_path / "m.gguf"
+    for content in (b"weights", b"other weights"):
+        weights.write_bytes(content)
+        found = doctor._model(choose(str(weights)).spec)
+        assert not found.ok
+        fetched = CliRunner().invoke(app, shlex.split(found.fix)[1:])
+        assert fetched.exit_code == 0, fetched.output
+        assert doctor._model(choose(str(weights)).spec).ok
+    assert found.fix == f"outrider models pull --refresh 'file:{weights}'"
+    weights.write_bytes(b"changed again")
+    assert "models pull --refresh" in doctor._tokenizer(choose(str(weights)).spec).fix

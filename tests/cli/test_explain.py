@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
+from outrider.cli import explain
 from outrider.cli.main import app
-from outrider.errors import InvalidRequestError, UnavailableError
+from outrider.errors import InvalidRequestError, UnavailableError, UnknownModelError
 from outrider.testing import free_tcp_port
 from outrider.v1 import router_pb2
 from tests.router.relay.mesh import opening
@@ -61,3 +64,22 @@ def test_what_cannot_be_asked_is_said_plainly() -> None:
     assert isinstance(failed.exception, UnavailableError)
     both = CliRunner().invoke(app, ["explain", "a prompt", "--request", "x", "--router", address])
     assert isinstance(both.exception, InvalidRequestError)
+    flags = ["--model", "./m.gguf", "--router", address]
+    file = CliRunner().invoke(app, ["explain", "a prompt", *flags])
+    assert isinstance(file.exception, InvalidRequestError)
+    assert "takes a name" in str(file.exception)
+
+
+def test_a_file_is_asked_for_by_the_name_that_the_mesh_serves_it_under(tmp_path: Path) -> None:
+    weights = tmp_path / "Some Model.gguf"
+    weights.write_bytes(b"weights")
+    config = tmp_path / "config" / "edge.toml"
+    config.parent.mkdir()
+    config.write_text(
+        f'[edge]\nmodel = "some-model"\n[models.some-model]\nsource = "file:{weights}"\n', "utf-8"
+    )
+    for model in (str(weights), f"file:{weights}", "some-model"):
+        assert explain._model_name(model, None, tmp_path) == "some-model"
+    with pytest.raises(UnknownModelError, match="the mesh here serves some-model"):
+        explain._model_name("file:/other.gguf", None, tmp_path)
+    assert explain._model_name("m", "localhost:1", tmp_path) == "m"

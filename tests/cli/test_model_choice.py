@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import tarfile
 import tomllib
 from pathlib import Path
 
@@ -17,11 +18,13 @@ from outrider.errors import (
     ArtifactMissingError,
     ConfigError,
     InvalidRequestError,
+    SourceError,
     UnknownModelError,
 )
 from outrider.models.catalog import DEFAULT_MODEL, lookup, read_config_file
 from outrider.models.definitions import as_table
 from outrider.models.store import ModelStore
+from tests.models.test_folder import write_folder
 
 
 @pytest.fixture(autouse=True)
@@ -76,6 +79,27 @@ def test_a_file_that_has_changed_is_taken_anew(weights: Path, tmp_path: Path) ->
         weights.write_bytes(content)
         spec = choose(str(weights)).spec
         assert store.ensure(spec.source, sha256=spec.sha256).path.read_bytes() == content
+
+
+def test_a_folder_that_has_changed_is_taken_anew(tmp_path: Path) -> None:
+    store = ModelStore(tmp_path / "store")
+    for graph in ("<net/>", "<net><layers/></net>"):
+        folder = write_folder(tmp_path / "Some Folder", **{"openvino_model.xml": graph})
+        for model in (f"{folder}/", f"dir:{folder}"):
+            spec = choose(model).spec
+            assert (spec.name, spec.source) == ("some-folder", f"dir:{folder}")
+            artifact = store.ensure(spec.source, sha256=spec.sha256)
+            assert artifact.sha256 == spec.sha256
+            with tarfile.open(artifact.path) as archive:
+                file = archive.extractfile("openvino_model.xml")
+                assert file is not None and file.read() == graph.encode()
+
+
+def test_a_folder_that_is_no_model_is_told_what_it_lacks(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "m", **{"config.json": None})
+    with pytest.raises(SourceError, match=r"lacks config\.json"):
+        choose(str(folder))
+    assert choose(f"dir:{tmp_path}/gone").spec.sha256 == "", "the store may hold it"
 
 
 def test_a_name_that_is_taken_is_not_hidden(tmp_path: Path) -> None:

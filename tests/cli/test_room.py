@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
 from outrider.cli.doctor import memory_finding
+from outrider.cli.local import up
+from outrider.cli.local.mesh import MeshOptions
 from outrider.cli.local.room import replica_footprint
 from outrider.engines.free_memory import FreeMemory
 from outrider.engines.kv_budget import FLOOR_BYTES
 from outrider.engines.model_size import ModelSize
+from outrider.errors import ConfigError
+from outrider.models.definitions import EngineDefaults, ModelSpec
+from outrider.models.store import ModelStore
+from tests.models.test_folder import write_folder
 
 GIB = 1 << 30
 SIZE = ModelSize(weights_bytes=665_000_000, vocabulary_size=151_936, num_layers=24, kv_values=256)
@@ -39,10 +49,42 @@ def test_models_for_few_rows_follow_from_what_is_free() -> None:
 
 
 def test_doctor_names_what_is_needed_and_what_to_do() -> None:
-    good = memory_finding("big", SIZE, FreeMemory(16 * GIB, "a test"))
+    big = ModelSpec("big", "file:/m")
+    good = memory_finding(big, SIZE, FreeMemory(16 * GIB, "a test"))
     assert good.ok
     assert "16.0 GiB free; a replica of big takes 1." in good.what
-    bad = memory_finding("big", SIZE, FreeMemory(2 * GIB, "a test"))
+    bad = memory_finding(big, SIZE, FreeMemory(2 * GIB, "a test"))
     assert not bad.ok
     assert "a test leaves 2048 MiB" in bad.fix
-    assert memory_finding("big", SIZE, None).ok
+    assert memory_finding(big, SIZE, None).ok
+
+
+def test_a_definitions_settings_count() -> None:
+    free = FreeMemory(16 * GIB, "a test")
+    long = ModelSpec("long", "file:/m", max_context_tokens=1 << 20)
+    assert not memory_finding(long, SIZE, free).ok
+    slow = ModelSpec("slow", "file:/m", engine=EngineDefaults(max_fixed_rows=0))
+    assert "0.0 GiB more for fast small calls" in memory_finding(slow, SIZE, free).what
+
+    own = EngineDefaults(precision="f32", max_fixed_rows=0)
+    spec = ModelSpec("m", "file:/m", max_context_tokens=1 << 20, engine=own)
+    options = MeshOptions(
+        model="m",
+        tables={"inference": {"precision": "bf16", "max_context_tokens": 2048}},
+        settings=("inference.max_context_tokens=1024",),
+    )
+    told = {"precision": "bf16", "max_context_tokens": 1024, "max_fixed_rows": 0}
+    assert up._inference_settings(options, spec) == told
+
+
+def test_up_refuses_a_context_that_no_memory_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUTRIDER_MODEL_STORE", str(tmp_path / "store"))
+    config = {"vocab_size": 512, "num_hidden_layers": 64, "hidden_size": 8192}
+    config |= {"num_attention_heads": 64, "max_position_embeddings": 1 << 24}
+    folder = write_folder(tmp_path / "m", **{"config.json": config})
+    spec = ModelSpec("m", f"dir:{folder}", max_context_tokens=1 << 24)
+    ModelStore(tmp_path / "store").pull(spec.source)
+    with pytest.raises(ConfigError, match="MiB"):
+        up._check_memory(MeshOptions(model="m"), spec)

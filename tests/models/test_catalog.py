@@ -82,6 +82,7 @@ def test_later_files_win_and_paths_are_relative_to_their_file(
         user_models,
         'mine = {source = "file:weights/m.gguf", chat_template_file = "t.jinja"}',
         'other = {source = "file:/o.gguf"}',
+        'folder = {source = "dir:weights/m"}',
         f'"{DEFAULT_MODEL.name}" = {{source = "file:/d.gguf"}}',
     )
     (user_models.parent / "t.jinja").write_text("{{ messages }}", "utf-8")
@@ -91,6 +92,7 @@ def test_later_files_win_and_paths_are_relative_to_their_file(
     mine = found.lookup("mine")
     assert mine.source == f"file:{user_models.parent}/weights/m.gguf"
     assert mine.chat_template == "{{ messages }}"
+    assert found.lookup("folder").source == f"dir:{user_models.parent}/weights/m"
     assert found.lookup("other").source == f"file:{tmp_path}/o2.gguf"
     assert found.lookup("other").defined_in == str(config)
     assert found.lookup("").source == "file:/d.gguf"

@@ -145,11 +145,17 @@ def _check_memory(options: MeshOptions, spec: ModelSpec) -> None:
     from outrider.engines.model_size import size_of
 
     size = size_of(spec, ModelStore(default_root()))
-    told_here = told.typed("inference", options.settings_of("inference"))
-    settings = {**options.tables.get("inference", {}), **told_here}
     num_replicas = len(options.regions) * options.replicas_per_region
-    replica = replica_footprint(size, settings)
+    replica = replica_footprint(size, _inference_settings(options, spec))
     replica.check(known_free_memory(), num_replicas, OTHERS_BYTES)
+
+
+def _inference_settings(options: MeshOptions, spec: ModelSpec) -> dict[str, object]:
+    """Of each replica, where they are given; later wins: the model's definition, the configuration
+    file, --set."""
+    tables = options.tables.get("inference", {})
+    told_here = told.typed("inference", options.settings_of("inference"))
+    return {**spec.engine_settings(), **tables, **told_here}
 
 
 def _fair_share(num_replicas: int) -> int:

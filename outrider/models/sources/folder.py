@@ -6,11 +6,13 @@ the files' names and bytes alone: names in order, no times, owners or modes.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
 import tarfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, TypeAlias
 
 from outrider.errors import SourceError, UnsupportedModelError
 from outrider.models.disk.fetch import COPY_BYTES, PartialFetch
@@ -29,6 +31,8 @@ SERVED: Final = (
     f"what can be served is a GGUF file (file:PATH), or a folder (dir:PATH) with {GRAPH}, "
     f"{WEIGHTS}, {CONFIG} and {TOKENIZER}"
 )
+_Write: TypeAlias = Callable[[bytes], None]
+
 _BLOCK_BYTES: Final = tarfile.BLOCKSIZE
 _END_BYTES: Final = 2 * _BLOCK_BYTES
 
@@ -47,15 +51,27 @@ class FolderSource:
     def fetch(self, partial: PartialFetch, scratch: Path) -> str | None:
         """Write the archive. SourceError if a file is missing or changes meanwhile,
         UnsupportedModelError for a folder of another kind."""
-        sizes = {name: self._size(name) for name in self._names()}
+        sizes = self._sizes()
         total_bytes = _END_BYTES + sum(_BLOCK_BYTES + _padded(size) for size in sizes.values())
         partial.begin("", offset=0, total_bytes=total_bytes)
-        for name, size in sizes.items():
-            partial.write(_header(name, size))
-            self._copy(name, size, partial)
-            partial.write(bytes(_padded(size) - size))
-        partial.write(bytes(_END_BYTES))
+        self._archive(sizes, partial.write)
         return None
+
+    def sha256(self) -> str:
+        """Of the archive that `fetch` would write now; nothing is written. Errors as of `fetch`."""
+        digest = hashlib.sha256()
+        self._archive(self._sizes(), digest.update)
+        return digest.hexdigest()
+
+    def _archive(self, sizes: Mapping[str, int], write: _Write) -> None:
+        for name, size in sizes.items():
+            write(_header(name, size))
+            self._copy(name, size, write)
+            write(bytes(_padded(size) - size))
+        write(bytes(_END_BYTES))
+
+    def _sizes(self) -> dict[str, int]:
+        return {name: self._size(name) for name in self._names()}
 
     def _names(self) -> list[str]:
         try:
@@ -86,16 +102,16 @@ class FolderSource:
             raise SourceError(f"{self.text}: {name} is not a regular file")
         return os.fdopen(descriptor, "rb")
 
-    def _copy(self, name: str, size: int, partial: PartialFetch) -> None:
+    def _copy(self, name: str, size: int, write: _Write) -> None:
         with self._open(name) as file:
             before = os.fstat(file.fileno())
             left = size
             while left and (chunk := file.read(min(left, COPY_BYTES))):
-                partial.write(chunk)
+                write(chunk)
                 left -= len(chunk)
             after = os.fstat(file.fileno())
             if left or (after.st_size, after.st_mtime_ns) != (size, before.st_mtime_ns):
-                raise SourceError(f"{self.text}: {name} changed while it was copied; pull again")
+                raise SourceError(f"{self.text}: {name} changed while it was read; try again")
 
 
 def _padded(size: int) -> int:
