@@ -26,6 +26,7 @@ OutriderError                    INTERNAL            500
 ├── EngineError                  INTERNAL            500
 ├── PoisonousRequestError        INTERNAL            500
 ├── ConfigError                  INVALID_ARGUMENT    400
+│   └── InsufficientMemoryError  RESOURCE_EXHAUSTED  503
 └── ModelStoreError              INTERNAL            500
     ├── ArtifactMissingError     NOT_FOUND           404
     ├── ArtifactCorruptError     DATA_LOSS           500
@@ -254,6 +255,14 @@ class ConfigError(OutriderError):
     grpc_code = "INVALID_ARGUMENT"
     http_status = 400
     reason = "CONFIG"
+
+
+class InsufficientMemoryError(ConfigError):
+    """What is configured does not fit into the memory that is free now; later it may."""
+
+    grpc_code = "RESOURCE_EXHAUSTED"
+    http_status = 503
+    reason = "INSUFFICIENT_MEMORY"
 
 
 class ModelStoreError(OutriderError):

@@ -17,6 +17,7 @@ from outrider.errors import (
     ArtifactCorruptError,
     ArtifactMissingError,
     ConfigError,
+    InsufficientMemoryError,
     OutriderError,
     SourceError,
     UnknownModelError,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 EXIT_CODES: dict[type[OutriderError], int] = {
     ConfigError: 2,
+    InsufficientMemoryError: 2,
     UnknownModelError: 2,
     ArtifactMissingError: 3,
     ArtifactCorruptError: 4,

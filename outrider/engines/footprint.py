@@ -13,7 +13,7 @@ from typing import Final
 
 from outrider.engines.free_memory import FreeMemory
 from outrider.engines.kv_budget import FLOOR_BYTES
-from outrider.errors import ConfigError
+from outrider.errors import InsufficientMemoryError
 
 MIB: Final = 1 << 20
 PROCESS_BYTES: Final = 220 * MIB
@@ -65,8 +65,8 @@ class Footprint:
         return self.needed_bytes + self.fixed_bytes
 
     def check(self, free: FreeMemory | None, num_replicas: int = 1, others_bytes: int = 0) -> None:
-        """Raises ConfigError if so many replicas, beside others, do not fit into what is free.
-        Nothing is refused where that is not known."""
+        """Raises InsufficientMemoryError if so many replicas, beside others, do not fit into what
+        is free. Nothing is refused where that is not known."""
         needed = num_replicas * self.needed_bytes + others_bytes
         if free is None or needed <= free.num_bytes:
             return
@@ -76,7 +76,7 @@ class Footprint:
             f"{_mib(self.logits_bytes + self.process_bytes)} for buffers"
         )
         others = f", {_mib(others_bytes)} for other processes" if others_bytes else ""
-        raise ConfigError(
+        raise InsufficientMemoryError(
             f"{_mib(needed)} of memory are needed ({parts}{others}), {free.source} leaves "
             f"{_mib(free.num_bytes)}: start fewer replicas or instances, lower kv_bytes or "
             "max_context_tokens, choose a smaller model, or raise the memory limit"
@@ -105,9 +105,10 @@ def footprint(
 
 
 def check_pool(pool_bytes: int, free: FreeMemory | None) -> None:
-    """Raises ConfigError for a KV pool that does not fit into what is free, as far as known."""
+    """Raises InsufficientMemoryError for a KV pool that does not fit into what is free, as far as
+    that is known."""
     if free is not None and pool_bytes > free.num_bytes:
-        raise ConfigError(
+        raise InsufficientMemoryError(
             f"the KV pool takes {_mib(pool_bytes)}, {free.source} leaves {_mib(free.num_bytes)}: "
             "lower num_blocks or kv_bytes, or raise the memory limit"
         )

@@ -33,6 +33,7 @@ _DERIVED_NAME: Final = "folder-v1"
 _MAX_JSON_BYTES: Final = 256 << 20
 _MAGIC_AT: Final = 257
 _MAGIC: Final = b"ustar"
+_PLAIN: Final = (tarfile.REGTYPE, tarfile.AREGTYPE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +58,10 @@ def unpacked(artifact: Artifact, store: ModelStore) -> Path:
 
 def unpack(archive: Path, folder: Path) -> None:
     """Write the archive's files, which are those of a model's folder and nothing else, into an
-    empty one. Raises ArtifactCorruptError, OSError."""
+    empty one. What is written has no more bytes than the archive: sparse members, whose holes take
+    no room there, are refused. Raises ArtifactCorruptError, OSError."""
     found = set[str]()
+    left_bytes = archive.stat().st_size
     try:
         with tarfile.open(archive, "r:") as members:
             for member in members:
@@ -67,9 +70,16 @@ def unpack(archive: Path, folder: Path) -> None:
                         f"the archive holds {member.name[:100]!r}, which belongs to no model; "
                         "pull it again"
                     )
-                content = members.extractfile(member) if member.isfile() else None
+                content = members.extractfile(member) if _is_plain(member) else None
                 if content is None:
-                    raise ArtifactCorruptError(f"{member.name} of the archive is no plain file")
+                    raise ArtifactCorruptError(
+                        f"{member.name} of the archive is no plain file; pull it again"
+                    )
+                left_bytes -= member.size
+                if left_bytes < 0:
+                    raise ArtifactCorruptError(
+                        f"{member.name} of the archive has more bytes than are in it; pull it again"
+                    )
                 found.add(member.name)
                 with (folder / member.name).open("xb") as file:
                     shutil.copyfileobj(content, file, 1 << 20)
@@ -79,6 +89,13 @@ def unpack(archive: Path, folder: Path) -> None:
         raise ArtifactCorruptError(f"the archive is damaged ({error}); pull it again") from error
     if missing := sorted(NEEDED - found):
         raise ArtifactCorruptError(f"the archive lacks {', '.join(missing)}; {SERVED}")
+
+
+def _is_plain(member: tarfile.TarInfo) -> bool:
+    """Whether it lies in the archive as it is: TarInfo.isfile is true of sparse members too, and
+    extended headers (pax) can give any member another size."""
+    is_sparse = member.sparse is not None
+    return member.type in _PLAIN and not is_sparse and not member.pax_headers and member.size >= 0
 
 
 def read_facts(folder: Path) -> FolderFacts:

@@ -102,9 +102,9 @@ class Vocabulary:
         texts = [tokenizer.id_to_token(i) or "" for i in range(facts.size)]
         self._control = {texts[i]: i for i in facts.control_ids}
         steps = _decoder_steps(tokenizer_json)
-        bytes_of = token_bytes if steps[0]["type"] == "ByteLevel" else piece_bytes
+        self._bytes_of = token_bytes if steps[0]["type"] == "ByteLevel" else piece_bytes
         self._strips_space = bool(steps[-1]["type"] == "Strip")
-        self._all_bytes = [bytes_of(text) for text in texts]
+        self._all_bytes = [self._bytes_of(text) for text in texts]
         for i in facts.control_ids:
             self._all_bytes[i] = texts[i].encode()
         self._text_bytes = list(self._all_bytes)
@@ -261,6 +261,11 @@ class Vocabulary:
         if not 0 <= token_id < self.size:
             raise InvalidRequestError(f"token id {token_id} is outside the vocabulary")
         return self._all_bytes[token_id]
+
+    def bytes_as(self, token_id: int, text: str) -> bytes:
+        """The bytes that an id would stand for if its token had this text, as a tokenizer of this
+        kind writes it. Whoever compares another tokenizer with this one needs no more of it."""
+        return text.encode() if self.is_special(token_id) else self._bytes_of(text)
 
     def text_bytes(self, token_id: int) -> bytes:
         """The bytes that an id adds to a text; a control token adds none."""

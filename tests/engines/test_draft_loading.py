@@ -14,11 +14,14 @@ import pytest
 from outrider.engines.base import Engine, SequenceSlice
 from outrider.engines.config import EngineConfig
 from outrider.engines.draft_calibration import DraftCalibration
+from outrider.engines.draft_file import DraftCard
 from outrider.engines.draft_loading import load_draft
+from outrider.engines.openvino.loading import load_trained_draft
 from outrider.errors import (
     ArtifactMissingError,
     ConfigError,
     UnknownModelError,
+    UnsupportedModelError,
     VocabularyMismatchError,
 )
 from outrider.models.catalog import DEFAULT_MODEL, ModelSpec
@@ -27,6 +30,7 @@ from outrider.models.store import ModelStore
 from outrider.models.vocabulary import Vocabulary
 from tests.engines.draft_making import make_draft
 from tests.engines.test_draft_file import write
+from tests.models.test_folder import write_folder
 
 CONFIG = EngineConfig(num_blocks=32, max_fixed_rows=0, pin_threads=False)
 IDS = np.arange(100, 140, dtype=np.int32)
@@ -58,6 +62,15 @@ def whole_draft(
         f"draft-*-{file_sha256(path)[:16]}-*"
     ):
         shutil.rmtree(folder)
+
+
+def test_a_trained_draft_of_a_target_that_is_a_folder_is_refused(tmp_path: Path) -> None:
+    target = ModelSpec("m", f"dir:{write_folder(tmp_path / 'folder')}", "")
+    ids = np.zeros(0, np.int32)
+    card = DraftCard("m", b"", ids, ids, DraftCalibration())
+    store = ModelStore(tmp_path / "store")
+    with pytest.raises(UnsupportedModelError, match="needs its target's GGUF file"):
+        load_trained_draft(tmp_path / "draft.gguf", card, target, store, CONFIG)
 
 
 @pytest.mark.model

@@ -13,7 +13,7 @@ from outrider.engines.footprint import (
     footprint,
 )
 from outrider.engines.free_memory import FreeMemory
-from outrider.errors import ConfigError
+from outrider.errors import InsufficientMemoryError
 
 GIB = 1 << 30
 PLAIN = Footprint(
@@ -32,7 +32,7 @@ def test_what_only_makes_calls_faster_is_not_needed() -> None:
 
 
 def test_what_does_not_fit_is_refused_with_the_numbers() -> None:
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(InsufficientMemoryError) as refused:
         PLAIN.check(free(20 * MIB - 1))
     words = refused.value.message
     for part in ("20 MiB of memory are needed", "7 MiB for its KV pool", "a test leaves 20 MiB"):
@@ -42,7 +42,9 @@ def test_what_does_not_fit_is_refused_with_the_numbers() -> None:
 
 def test_replicas_and_other_processes_count_together() -> None:
     PLAIN.check(free(70 * MIB), num_replicas=3, others_bytes=10 * MIB)
-    with pytest.raises(ConfigError, match=r"each of 3 replicas.*11 MiB for other processes"):
+    with pytest.raises(
+        InsufficientMemoryError, match=r"each of 3 replicas.*11 MiB for other processes"
+    ):
         PLAIN.check(free(70 * MIB), num_replicas=3, others_bytes=11 * MIB)
 
 
@@ -53,7 +55,7 @@ def test_nothing_is_refused_where_free_memory_cannot_be_read() -> None:
 
 def test_a_pool_that_does_not_fit_is_refused() -> None:
     check_pool(MIB, free(MIB))
-    with pytest.raises(ConfigError, match="takes 2 MiB, a test leaves 1 MiB"):
+    with pytest.raises(InsufficientMemoryError, match="takes 2 MiB, a test leaves 1 MiB"):
         check_pool(2 * MIB, free(MIB))
 
 

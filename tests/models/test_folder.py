@@ -189,6 +189,12 @@ def _archive(*members: tuple[str, bytes, bytes]) -> bytes:
     return data.getvalue()
 
 
+def _header(name: str, size: int) -> bytes:
+    info = tarfile.TarInfo(name)
+    info.size = size
+    return info.tobuf(tarfile.GNU_FORMAT)
+
+
 PLAIN = tarfile.REGTYPE
 
 
@@ -213,6 +219,76 @@ def test_archives_of_something_else_are_refused(data: bytes, tmp_path: Path) -> 
     with pytest.raises(ArtifactCorruptError):
         unpack(archive, folder)
     assert not (tmp_path / "evil").exists()
+
+
+def _old_sparse(size: int) -> bytes:
+    """A member of GNU's sparse kind with no bytes at all, which claims `size`."""
+    header = bytearray(tarfile.TarInfo("config.json").tobuf(tarfile.GNU_FORMAT))
+    header[156:157] = tarfile.GNUTYPE_SPARSE
+    header[386:482] = bytes(96)
+    header[386:410] = b"%011o\0" % size + b"%011o\0" % 0  # one hole up to the end
+    header[483:495] = b"%011o\0" % size
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    return bytes(header) + bytes(1024)
+
+
+def _pax(content: bytes, **headers: str) -> bytes:
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        info = tarfile.TarInfo("config.json")
+        info.size, info.pax_headers = len(content), headers
+        archive.addfile(info, io.BytesIO(content))
+    return data.getvalue()
+
+
+HUGE = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("data", "complaint"),
+    [
+        (_old_sparse(HUGE), "no plain file"),
+        (
+            _pax(
+                f"1\n{HUGE}\n0\n".encode().ljust(512, b"\0"),
+                **{
+                    "GNU.sparse.major": "1",
+                    "GNU.sparse.minor": "0",
+                    "GNU.sparse.name": "config.json",
+                    "GNU.sparse.realsize": str(HUGE),
+                },
+            ),
+            "no plain file",
+        ),
+        (
+            _pax(b"", **{"GNU.sparse.map": f"{HUGE},0", "GNU.sparse.size": str(HUGE)}),
+            "no plain file",
+        ),
+        (_pax(b"{}", size=str(HUGE)), "no plain file"),
+        (_pax(b"{}", comment="x"), "no plain file"),
+        (_archive(("config.json", b"{}", tarfile.CONTTYPE)), "no plain file"),
+        (_header("config.json", HUGE) + bytes(1024), "more bytes than are in it"),
+    ],
+    ids=[
+        "sparse",
+        "pax-sparse-1.0",
+        "pax-sparse-0.1",
+        "pax-size",
+        "pax",
+        "contiguous",
+        "too-large",
+    ],
+)
+def test_an_archive_writes_no_more_than_it_holds(
+    data: bytes, complaint: str, tmp_path: Path
+) -> None:
+    archive, folder = tmp_path / "a.tar", tmp_path / "out"
+    archive.write_bytes(data)
+    folder.mkdir()
+    with pytest.raises(ArtifactCorruptError, match=complaint):
+        unpack(archive, folder)
+    assert list(folder.iterdir()) == []
 
 
 def test_a_folder_that_cannot_be_exact_is_refused(tmp_path: Path) -> None:

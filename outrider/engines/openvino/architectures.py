@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from gguf import GGUFReader
 
-from outrider.engines.openvino.rotary import FACTORS
+from outrider.engines.openvino.metadata import count_of
+from outrider.engines.openvino.rotary import FACTORS, head_size_of
 from outrider.errors import UnsupportedModelError
 from outrider.models.gguf_file import content_of
 
@@ -54,9 +55,8 @@ def _check_fields(reader: GGUFReader, name: str) -> None:
     for field in ("rope.scaling.type", "rope.scale_linear", "rope.scaling.factor"):
         if of(field, "none") not in ("none", 1.0):
             _refuse(name, f"positions are scaled ({name}.{field})")
-    heads = of("attention.head_count", 0)
-    head_size = of("attention.key_length", of("embedding_length", 0) // heads if heads else 0)
-    if of("rope.dimension_count", head_size) != head_size:
+    head_size = head_size_of(reader, name)
+    if count_of(reader, f"{name}.rope.dimension_count", head_size) != head_size:
         _refuse(name, f"only part of a head's values turns with the position ({name}.rope)")
     for field in ("expert_count", "attention.sliding_window", "attention.clamp_kqv"):
         if of(field, 0):

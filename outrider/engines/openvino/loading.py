@@ -15,8 +15,10 @@ from outrider.engines.openvino.convert import (
 )
 from outrider.engines.openvino.engine import OpenVinoEngine
 from outrider.engines.openvino.layouts import AS_CONVERTED
+from outrider.errors import UnsupportedModelError
 from outrider.models.catalog import ModelSpec
 from outrider.models.disk.files import file_sha256
+from outrider.models.folder import is_archive
 from outrider.models.store import ModelStore
 
 _COMPOSER_VERSION: Final = 1
@@ -34,9 +36,14 @@ def load_trained_draft(
     """The draft on its target's embedding and tokenizer. Blocks for seconds.
 
     Raises what ModelStore.ensure raises, ArtifactCorruptError if the two do not fit each other,
-    and EngineError.
+    UnsupportedModelError for a target that is no GGUF file, and EngineError.
     """
     artifact = store.ensure(target.source, sha256=target.sha256)
+    if is_archive(artifact.path):
+        raise UnsupportedModelError(
+            "a trained draft needs its target's GGUF file, and this target is a folder; name "
+            "another draft, or none"
+        )
 
     def build(folder: Path) -> None:
         whole = folder / "whole.gguf"

@@ -61,8 +61,8 @@ class PagedModel:
     ) -> None:
         """Compile, and find out which calls compute the same bits; models for calls of exactly so
         many rows as some of `sizing.sizes` follow in the background, unless config.prepare_first.
-        Raises EngineError, and ConfigError for a model that does not fit into the memory that is
-        free, and for a pool that is too small."""
+        Raises EngineError, InsufficientMemoryError for a model or a pool that does not fit into the
+        memory that is free, and ConfigError for a pool that is too small."""
         self._weights_bytes = model.weights.stat().st_size
         _check_memory(model, self._weights_bytes, config)
         compiler = Compiler(model, config)
@@ -226,8 +226,8 @@ class PagedModel:
 
 
 def _check_memory(model: ConvertedModel, weights_bytes: int, config: EngineConfig) -> None:
-    """Raises ConfigError before anything is loaded that could not stay. A pool whose blocks are
-    counted is not known in bytes before the model is."""
+    """Raises InsufficientMemoryError before anything is loaded that could not stay. A pool whose
+    blocks are counted is not known in bytes before the model is."""
     footprint(weights_bytes, model.facts.vocabulary_size, config.kv_bytes, process_bytes=0).check(
         known_free_memory()
     )

@@ -15,6 +15,7 @@ import openvino as ov
 import openvino.opset13 as ops
 from gguf import GGUFReader, dequantize
 
+from outrider.engines.openvino.metadata import count_of, number_of
 from outrider.errors import UnsupportedModelError
 from outrider.models.gguf_file import content_of
 
@@ -32,6 +33,14 @@ class RotaryFactors:
     """[pairs] by which they are divided."""
 
 
+def head_size_of(reader: GGUFReader, name: str) -> int:
+    """Values of an attention head of the architecture `name`. Raises UnsupportedModelError if the
+    file does not say."""
+    heads = count_of(reader, f"{name}.attention.head_count")
+    width = count_of(reader, f"{name}.embedding_length")
+    return count_of(reader, f"{name}.attention.key_length", width // heads)
+
+
 def read_factors(reader: GGUFReader) -> RotaryFactors | None:
     """The file's; None if it scales nothing. Raises UnsupportedModelError for factors that are
     none, or too few."""
@@ -39,10 +48,8 @@ def read_factors(reader: GGUFReader) -> RotaryFactors | None:
     if tensor is None:
         return None
     name = str(content_of(reader, "general.architecture"))
-    heads = int(content_of(reader, f"{name}.attention.head_count") or 1)
-    width = int(content_of(reader, f"{name}.embedding_length") or 0)
-    size = int(content_of(reader, f"{name}.attention.key_length") or width // heads)
-    base = float(content_of(reader, f"{name}.rope.freq_base") or _DEFAULT_BASE)
+    size = head_size_of(reader, name)
+    base = number_of(reader, f"{name}.rope.freq_base", _DEFAULT_BASE)
     factors = np.asarray(dequantize(tensor.data, tensor.tensor_type), np.float64).ravel()
     if len(factors) != size // 2 or not np.isfinite(factors).all() or factors.min() <= 0:
         raise UnsupportedModelError(

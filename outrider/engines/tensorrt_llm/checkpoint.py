@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import Tokenizer
 
 from outrider.errors import ConfigError
-from outrider.models.detokenizer import token_bytes
 
 if TYPE_CHECKING:
     from outrider.models.vocabulary import Vocabulary
@@ -96,9 +95,9 @@ def check_vocabulary(folder: Path | None, vocabulary: Vocabulary) -> None:
                 f"is served ends at {vocabulary.size - 1}: set trtllm.model_dir and model to the "
                 "same model"
             )
-        if token_bytes(text) != vocabulary.token_bytes(token_id):
+        if (named := vocabulary.bytes_as(token_id, text)) != vocabulary.token_bytes(token_id):
             raise ConfigError(
-                f"id {token_id} is {token_bytes(text)!r:.60} in the tokenizer of {folder}, but "
+                f"id {token_id} is {named!r:.60} in the tokenizer of {folder}, but "
                 f"{vocabulary.token_bytes(token_id)!r:.60} in the vocabulary that is served: set "
                 "trtllm.model_dir and model to the same model"
             )

@@ -26,6 +26,7 @@ from outrider.errors import (
     ArtifactCorruptError,
     ArtifactMissingError,
     ConfigError,
+    InsufficientMemoryError,
     InvalidRequestError,
     MalformedFrameError,
     UnknownModelError,
@@ -63,7 +64,8 @@ UNUSABLE: Final = (
     ArtifactCorruptError,
     UnsupportedModelError,
 )
-"""Failures to load that a restart would meet again."""
+"""Failures to load that a restart would meet again; all but InsufficientMemoryError, which is one
+of them: memory that is taken now may be free when the edge tries again."""
 _PR_SET_PDEATHSIG: Final = 1
 _READ_BYTES: Final = 1 << 16
 _MAX_UNSENT_BYTES: Final = 1 << 18
@@ -73,7 +75,8 @@ _WARM_ROWS: Final = 128
 
 
 def main(settings: DrafterSettings, connection: socket.socket, edge_pid: int) -> int:
-    """Draft until the edge closes the connection; the process's exit status."""
+    """Draft until the edge closes the connection; the process's exit status. Above 0 the edge
+    starts another after a while."""
     die_with(edge_pid)
     os.nice(settings.drafter.niceness)
     configure_logging("drafter", settings.log_level)
@@ -83,6 +86,9 @@ def main(settings: DrafterSettings, connection: socket.socket, edge_pid: int) ->
             config = Path(settings.definitions_file)
             use(load_catalog(config), config)
         draft = _load(settings)
+    except InsufficientMemoryError as error:
+        log.warning("draft model does not fit", error=error.message)
+        return 1
     except UNUSABLE as error:
         channel.send([DrafterUnusable(error.message)])
         channel.flush(wait=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import uvloop
+from gguf import GGUFWriter
 
 from outrider.codec.frames import encode_frame
 from outrider.sampling.params import SamplingParams
@@ -30,6 +32,8 @@ from services.edge.drafter.process import DRAFTER
 from services.edge.drafter.protocol import DrafterStats, encode
 from services.edge.drafter.settings import DrafterConfig, DrafterLimits, DrafterSettings
 from services.edge.session.events import DrafterReport, OpenDrafter
+from tests.fidelity.models import Shape, weights, write
+from tests.models.sentencepieces import add_vocabulary, trained
 
 ODD = str(Path(__file__).with_name("odd_drafter.py"))
 START_S = 30.0
@@ -242,6 +246,38 @@ async def test_an_unfit_one_says_why_and_is_not_tried_again() -> None:
         mesh.open(1)
         await asyncio.sleep(0)
         assert mesh.sample(STATE) == DrafterState.UNUSABLE and mesh.sample(RESTARTS) == 0
+
+
+def test_one_that_lacks_memory_ends_so_that_it_is_tried_again(tmp_path: Path) -> None:
+    """Memory may be free later; nothing else about the model is wrong."""
+    pieces = trained()
+    shape = Shape(vocabulary=pieces.get_piece_size(), width=256, inner=256)
+
+    def add(writer: GGUFWriter) -> None:
+        add_vocabulary(writer, pieces, prefix=True)
+
+    model = write(tmp_path / "m.gguf", shape, weights(shape), add_tokenizer=add)
+    file = tmp_path / "outrider.toml"
+    file.write_text(f'[models.m]\nsource = "file:{model}"\n')
+    settings = DrafterSettings(
+        "m",
+        DrafterConfig(model=str(model), kv_bytes=1 << 60),
+        model_store=str(tmp_path / "store"),
+        definitions_file=str(file),
+    )
+    edge, drafter = socket.socketpair()
+    with edge:
+        process = subprocess.run(
+            [*DRAFTER, settings.to_json(), str(drafter.fileno()), str(os.getpid())],
+            pass_fds=[drafter.fileno()],
+            capture_output=True,
+            text=True,
+            timeout=START_S,
+        )
+        drafter.close()
+        assert "of memory are needed" in process.stdout + process.stderr
+        assert process.returncode == 1
+        assert edge.recv(1) == b""  # the edge was not told that it is unusable
 
 
 PARENT = """

@@ -18,6 +18,7 @@ from outrider.models.vocabulary import Vocabulary
 from services.inference import app
 from services.inference.config import InferenceConfig
 from tests.engines.tensorrt_llm.checkpoint_files import write_checkpoint
+from tests.models.sentencepieces import trained, write_gguf
 
 TOKENS = ["<|end|>", *"abcdefgh", "ab", "Ġa"]
 
@@ -124,6 +125,24 @@ def test_another_models_tokenizer_is_refused(tmp_path: Path, tokens: list[str], 
     other = vocabulary(tokens).tokenizer_json
     with pytest.raises(ConfigError, match=words):
         check(write_checkpoint(tmp_path, other, vocab_size=64))
+
+
+def test_a_checkpoint_with_sentencepieces_passes_and_another_is_refused(tmp_path: Path) -> None:
+    """Spaces are U+2581 and bytes are <0x..> there, not GPT-2's alphabet."""
+    served = Vocabulary.from_gguf(write_gguf(tmp_path / "m.gguf", trained(), prefix=True))
+    options = TensorRtLlmOptions(
+        model_dir=write_checkpoint(tmp_path, served.tokenizer_json, vocab_size=served.size + 4)
+    )
+    config = EngineConfig(engine="tensorrt-llm", trtllm=options)
+    check_vocabulary(config, served)
+    spec = json.loads(served.tokenizer_json)
+    control = {token["id"] for token in spec["added_tokens"]}
+    ids = spec["model"]["vocab"]
+    one, two = [text for text, i in ids.items() if len(text) == 1 and i not in control][:2]
+    ids[one], ids[two] = ids[two], ids[one]
+    write_checkpoint(tmp_path, json.dumps(spec), vocab_size=served.size + 4)
+    with pytest.raises(ConfigError, match=r"id \d+ is .* in the tokenizer .* in the vocabulary"):
+        check_vocabulary(config, served)
 
 
 def test_fewer_scored_ids_than_served_ones_are_refused(tmp_path: Path) -> None:
