@@ -119,7 +119,7 @@ def test_every_process_has_a_certificate_and_nobody_else_can_read_it(tmp_path: P
     (folder,) = tmp_path.iterdir()
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert {stat.S_IMODE(file.stat().st_mode) for file in folder.iterdir()} == {0o600}
-    keys = [file for file in folder.iterdir() if "KEY" in file.read_text("ascii")]
+    keys = [file for file in folder.iterdir() if "PRIVATE KEY" in file.read_text("ascii")]
     assert len(keys) == 2, "the CA's own is not there"
     forget(tmp_path)
     assert of_process(tmp_path, OPERATOR) == TlsConfig()
