@@ -34,6 +34,8 @@ def number_of(reader: GGUFReader, name: str, default: float) -> float:
 
 
 def _refuse(name: str, wanted: str, value: object) -> NoReturn:
+    if value is None:
+        raise UnsupportedModelError(f"the model lacks {name}; use a complete GGUF file")
     raise UnsupportedModelError(
         f"{name} of the model is {value!r:.60} where {wanted} is needed; choose another file"
     )

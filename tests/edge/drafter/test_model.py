@@ -147,7 +147,7 @@ async def test_a_model_that_cannot_be_converted_is_not_tried_again(
     digest, path = vocabulary.digest.hex(), tmp_path / "no-layers.draft.gguf"
     make_draft(target, path, [5, 6], digest=digest, layers=())
     async with drafting(vocabulary, tmp_path, str(path), DrafterState.UNUSABLE) as mesh:
-        assert "the model" in mesh.edge.drafter.reason
+        assert "lacks llama.block_count" in mesh.edge.drafter.reason
         assert mesh.sample("outrider_edge_drafter_restarts_total") == 0
 
 

@@ -77,7 +77,7 @@ def test_a_failing_conversion_says_why_and_leaves_nothing(tmp_path: Path) -> Non
     source = _gguf(tmp_path / "m.gguf", tokens=9)
     folder = tmp_path / "out"
     folder.mkdir()
-    with pytest.raises(UnsupportedModelError, match=r"lacks llama\.block_count"):
+    with pytest.raises(UnsupportedModelError, match=r"lacks llama\.attention\.head_count"):
         convert(source, folder, DEFAULT_LAYOUT)
     assert list(folder.iterdir()) == []
 
