@@ -114,6 +114,8 @@ def test_settings_whose_kernels_differ_for_few_rows_are_exact_too(
     try:
         engine = load_engine(DEFAULT_MODEL, model_store, config)
     except ConfigError as error:
+        if "does not compute in bf16" not in error.message:
+            raise
         pytest.skip(error.message)
     ids = random_ids(engine, 50)
     expected = all_rows(engine, ids, table(engine, 50))
