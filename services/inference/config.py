@@ -75,8 +75,9 @@ class InferenceConfig:
     has room."""
     precision: str | None = None
     """bf16 or f32: arithmetic between the weight products, and the KV; auto: bf16 where the CPU has
-    it and no AMX (decision 0002), else f32; unset: what the model's definition says, else auto. Replicas of different precision round
-    differently, so their texts differ, and they do not take over each other's sessions."""
+    it and no AMX (decision 0002), else f32; unset: what the model's definition says, else auto.
+    Replicas of different precision round differently, so their texts differ, and they do not take
+    over each other's sessions."""
     dynamic_quantization: bool | None = None
     """Whether weight products round their inputs to 8 bits: calls of many rows take half the time,
     and the text is a little further from what the weights say in full. Unset: what the model's
