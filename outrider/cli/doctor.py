@@ -7,8 +7,9 @@ import os
 import shutil
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,11 +17,11 @@ import typer
 
 from outrider.cli.local.mesh import DEFAULT_REGIONS
 from outrider.cli.local.state import StateDir, default_state_dir, running_mesh
-from outrider.cli.model_choice import MODEL_HELP, choose
+from outrider.cli.model_choice import MODEL_HELP, choose_all
 from outrider.engines.cpu_features import cpu_flags
 from outrider.engines.free_memory import FreeMemory, known_free_memory
 from outrider.errors import ConfigError, ModelStoreError, OutriderError
-from outrider.models.catalog import ModelSpec, load_catalog, lookup
+from outrider.models.catalog import DEFAULT_MODEL, ModelSpec, load_catalog, lookup
 from outrider.models.definitions import NO_DRAFT
 from outrider.models.store import ModelStore, default_root
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 _GIB = 1 << 30
 _MIN_DISK_GIB = 1
+_NUM_REPLICAS = len(DEFAULT_REGIONS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +43,17 @@ class Finding:
 
 
 def doctor(
-    model: Annotated[str, typer.Option(help=f"{MODEL_HELP} Empty: the default.")] = "",
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help=f"{MODEL_HELP} Repeatable.", show_default=DEFAULT_MODEL.name),
+    ] = None,
     state_dir: StateDir = None,
 ) -> None:
-    """Check that this machine can run Outrider, and say what to do where it cannot."""
+    """Check that this machine can run Outrider with these models, and say what to do where it
+    cannot."""
     failed = 0
-    spec = choose(model).spec
-    for number, finding in enumerate(_findings(spec, state_dir or default_state_dir()), start=1):
+    specs = choose_all(model or [""]).specs
+    for number, finding in enumerate(_findings(specs, state_dir or default_state_dir()), start=1):
         print(f"{number:>2}. {'ok  ' if finding.ok else 'FAIL'} {finding.what}")
         if not finding.ok:
             failed += 1
@@ -56,16 +62,15 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _findings(spec: ModelSpec, state_dir: Path) -> Iterator[Finding]:
+def _findings(specs: Sequence[ModelSpec], state_dir: Path) -> Iterator[Finding]:
+    of_models = [partial(check, spec) for spec in specs for check in (_model, _tokenizer, _draft)]
     checks: tuple[Callable[[], Finding], ...] = (
         _python,
         _packages,
         _cpu,
-        lambda: _memory(spec),
+        lambda: _memory(specs),
         _disk,
-        lambda: _model(spec),
-        lambda: _tokenizer(spec),
-        lambda: _draft(spec),
+        *of_models,
         _udp,
         lambda: _mesh(state_dir),
     )
@@ -102,39 +107,50 @@ def _cpu() -> Finding:
     )
 
 
-def _memory(model: ModelSpec) -> Finding:
+def _memory(specs: Sequence[ModelSpec]) -> Finding:
     # Imported here: the reader of model files takes a while.
     from outrider.engines.model_size import size_of
 
     free = known_free_memory()
-    try:
-        size = size_of(model, ModelStore(default_root()))
-    except (OutriderError, OSError):
-        left = "unknown" if free is None else f"{free.num_bytes / _GIB:.1f} GiB free"
-        return Finding(
-            True, f"memory: {left}; what a replica takes is known once {model.name} is in the store"
-        )
-    return memory_finding(model, size, free)
+    sizes: list[tuple[ModelSpec, ModelSize]] = []
+    for spec in specs:
+        try:
+            sizes.append((spec, size_of(spec, ModelStore(default_root()))))
+        except (OutriderError, OSError):
+            left = "unknown" if free is None else f"{free.num_bytes / _GIB:.1f} GiB free"
+            what = f"what a replica takes is known once {spec.name} is in the store"
+            return Finding(True, f"memory: {left}; {what}")
+    return memory_finding(sizes, free)
 
 
-def memory_finding(model: ModelSpec, size: ModelSize, free: FreeMemory | None) -> Finding:
+def memory_finding(
+    sizes: Sequence[tuple[ModelSpec, ModelSize]], free: FreeMemory | None
+) -> Finding:
     """Whether the replicas of a mesh as `outrider up` starts it by default fit."""
-    from outrider.cli.local.room import OTHERS_BYTES, replica_footprint
+    from outrider.cli.local.room import mesh_bytes, replica_footprint
+    from outrider.engines.footprint import Group, check_together
 
-    replica = replica_footprint(size, model.engine_settings(), free)
-    takes = f"a replica of {model.name} takes {replica.needed_bytes / _GIB:.1f} GiB at least"
+    groups = [
+        Group(spec.name, replica_footprint(size, spec.engine_settings(), free), _NUM_REPLICAS)
+        for spec, size in sizes
+    ]
+    takes = ", ".join(
+        f"a replica of {it.model} takes {it.replica.needed_bytes / _GIB:.1f} GiB at least"
+        for it in groups
+    )
     if free is None:
         return Finding(True, f"memory: {takes}; what is free cannot be read here")
     try:
-        replica.check(free, len(DEFAULT_REGIONS), OTHERS_BYTES)
+        check_together(groups, free, mesh_bytes(len(groups)))
         problem = ""
     except ConfigError as error:
         problem = error.message
+    fixed_bytes = sum(it.replica.fixed_bytes for it in groups)
     return Finding(
         not problem,
         f"memory: {free.num_bytes / _GIB:.1f} GiB free; {takes}, "
-        f"{replica.fixed_bytes / _GIB:.1f} GiB more for fast small calls, and its KV pool",
-        f"{problem}; `outrider up --regions local` starts one replica",
+        f"{fixed_bytes / _GIB:.1f} GiB more for fast small calls, and its KV pool",
+        f"{problem}; `outrider up --regions local` starts one replica of each model",
     )
 
 
@@ -231,5 +247,8 @@ def _udp() -> Finding:
 
 def _mesh(state_dir: Path) -> Finding:
     mesh = running_mesh(state_dir)
-    what = f"mesh: {len(mesh.services)} services up" if mesh else "mesh: none up here"
+    what = "mesh: none up here"
+    if mesh:
+        models = ", ".join(row["name"] for row in mesh.models)
+        what = f"mesh: {len(mesh.services)} services up, serving {models}"
     return Finding(True, what)

@@ -9,7 +9,7 @@ import typer
 from outrider.cli import definitions, models, serve
 from outrider.cli.doctor import doctor
 from outrider.cli.explain import explain
-from outrider.cli.local import up
+from outrider.cli.local import mesh_models, up
 from outrider.cli.local.status import status
 from outrider.cli.prompting.chat import chat
 from outrider.cli.prompting.reference import reference
@@ -40,6 +40,7 @@ app.command()(doctor)
 models.app.command()(definitions.add)
 models.app.command()(definitions.forget)
 app.add_typer(models.app, name="models")
+app.add_typer(mesh_models.app, name="mesh")
 
 
 def main() -> None:

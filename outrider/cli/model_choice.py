@@ -7,12 +7,20 @@ from __future__ import annotations
 
 import os
 import tomllib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from outrider.errors import ArtifactMissingError, ConfigError, UnknownModelError
-from outrider.models.catalog import SHIPPED, ModelSpec, load_catalog, read_config_file, use
+from outrider.models.catalog import (
+    SHIPPED,
+    ModelCatalog,
+    ModelSpec,
+    load_catalog,
+    read_config_file,
+    use,
+)
 from outrider.models.definitions import free_name
 from outrider.models.disk.files import file_sha256
 from outrider.models.sources import parse_source
@@ -34,21 +42,54 @@ class ChosenModel:
     definitions: tuple[ModelSpec, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class ChosenModels:
+    """Several, each once, in the order in which they were given."""
+
+    specs: tuple[ModelSpec, ...]
+    definitions: tuple[ModelSpec, ...]
+
+
 def choose(model: str, config: Path | None = None) -> ChosenModel:
     """The model that is meant, which this process then knows by its name; "" is the default.
     `config`: a configuration file that may define models. Raises UnknownModelError,
     ArtifactMissingError for a file that is not there, SourceError and UnsupportedModelError for a
     folder that cannot be served, ConfigError."""
-    catalog = load_catalog(config)
-    if is_name(model):
-        spec = catalog.lookup(model)
-    else:
-        source = source_of(model)
-        name = free_name(model, source, catalog)
-        spec = ModelSpec(name, source, _digest_now(source), defined_in=_MADE_FOR)
-        catalog = catalog.extended([spec])
+    chosen = choose_all([model], config)
+    return ChosenModel(chosen.specs[0], chosen.definitions)
+
+
+def choose_all(
+    models: Sequence[str], config: Path | None = None, known: Iterable[ModelSpec] = ()
+) -> ChosenModels:
+    """The same for several. Definitions that are `known` win: those of a mesh that runs. Raises
+    ConfigError also for a model that is named twice."""
+    catalog = load_catalog(config).extended(known)
+    specs: list[ModelSpec] = []
+    for model in models:
+        spec = _meant(model, catalog)
+        for other in specs:
+            if other.name == spec.name or (_is_made(spec) and other.source == spec.source):
+                raise ConfigError(f"{other.name} is named twice; name each model once")
+        specs.append(spec)
+        if spec.name not in catalog.names:
+            catalog = catalog.extended([spec])
     use(catalog, config)
-    return ChosenModel(spec, tuple(it for it in catalog if it is not _shipped(it.name)))
+    own = tuple(it for it in catalog if it is not _shipped(it.name))
+    return ChosenModels(tuple(specs), own)
+
+
+def _meant(model: str, catalog: ModelCatalog) -> ModelSpec:
+    if is_name(model):
+        return catalog.lookup(model)
+    source = source_of(model)
+    name = free_name(model, source, catalog)
+    return ModelSpec(name, source, _digest_now(source), defined_in=_MADE_FOR)
+
+
+def _is_made(spec: ModelSpec) -> bool:
+    """Whether it was defined for a file or a source that was given in place of a name."""
+    return spec.defined_in == _MADE_FOR
 
 
 def is_name(model: str) -> bool:
@@ -68,21 +109,22 @@ def source_of(model: str) -> str:
 
 def served_name(model: str, edge_config: Path) -> str:
     """The name to ask a mesh for, whose edge has this configuration file: a mesh knows names only.
-    Raises UnknownModelError if it serves another model than this file or source."""
+    Raises UnknownModelError if it does not serve this file or source, and names what it serves."""
     if is_name(model):
         return model
     wanted = source_of(model)
     try:
-        served = str(tomllib.loads(edge_config.read_text("utf-8"))["edge"]["model"])
+        served = tomllib.loads(edge_config.read_text("utf-8"))["edge"]["models"]
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, LookupError) as error:
         raise ConfigError(f"{edge_config} does not say what the mesh serves: {error}") from error
     known = SHIPPED.extended(read_config_file(edge_config))
-    if known.lookup(served).source != wanted:
-        raise UnknownModelError(
-            f"the mesh here serves {served}, not {model}; start one with: "
-            f"outrider up --model {model}"
-        )
-    return served
+    for name in served:
+        if known.lookup(name).source == wanted:
+            return str(name)
+    raise UnknownModelError(
+        f"the mesh here serves {', '.join(served)}, not {model}; add it with: "
+        f"outrider mesh add {model}"
+    )
 
 
 def _is_path(model: str) -> bool:

@@ -8,8 +8,9 @@ with 0.1 to 1.5 billion weights; the true ones are within a quarter of these.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from outrider.engines.free_memory import FreeMemory
 from outrider.engines.kv_budget import FLOOR_BYTES
@@ -67,20 +68,42 @@ class Footprint:
     def check(self, free: FreeMemory | None, num_replicas: int = 1, others_bytes: int = 0) -> None:
         """Raises InsufficientMemoryError if so many replicas, beside others, do not fit into what
         is free. Nothing is refused where that is not known."""
-        needed = num_replicas * self.needed_bytes + others_bytes
-        if free is None or needed <= free.num_bytes:
-            return
-        what = "the model" if num_replicas == 1 else f"each of {num_replicas} replicas"
-        parts = (
-            f"{_mib(self.model_bytes)} for {what}, {_mib(self.kv_bytes)} for its KV pool, "
-            f"{_mib(self.logits_bytes + self.process_bytes)} for buffers"
+        check_together([Group("the model", self, num_replicas)], free, others_bytes)
+
+
+class Group(NamedTuple):
+    """Replicas of one model."""
+
+    model: str
+    """For people: its name."""
+    replica: Footprint
+    num_replicas: int
+
+    def told(self, is_alone: bool) -> str:
+        """What one of its replicas needs, by what it is for."""
+        it = self.replica
+        what = "the model" if is_alone else self.model
+        if self.num_replicas > 1:
+            what = f"each of {self.num_replicas} replicas" + ("" if is_alone else f" of {what}")
+        return (
+            f"{_mib(it.model_bytes)} for {what}, {_mib(it.kv_bytes)} for its KV pool, "
+            f"{_mib(it.logits_bytes + it.process_bytes)} for buffers"
         )
-        others = f", {_mib(others_bytes)} for other processes" if others_bytes else ""
-        raise InsufficientMemoryError(
-            f"{_mib(needed)} of memory are needed ({parts}{others}), {free.source} leaves "
-            f"{_mib(free.num_bytes)}: start fewer replicas or instances, lower kv_bytes or "
-            "max_context_tokens, choose a smaller model, or raise the memory limit"
-        )
+
+
+def check_together(groups: Sequence[Group], free: FreeMemory | None, others_bytes: int = 0) -> None:
+    """Raises InsufficientMemoryError if the replicas of several models, beside others, do not fit
+    into what is free. Nothing is refused where that is not known."""
+    needed = sum(it.num_replicas * it.replica.needed_bytes for it in groups) + others_bytes
+    if free is None or needed <= free.num_bytes:
+        return
+    parts = "; ".join(it.told(len(groups) == 1) for it in groups)
+    others = f", {_mib(others_bytes)} for other processes" if others_bytes else ""
+    raise InsufficientMemoryError(
+        f"{_mib(needed)} of memory are needed ({parts}{others}), {free.source} leaves "
+        f"{_mib(free.num_bytes)}: start fewer models, replicas or instances, lower kv_bytes or "
+        "max_context_tokens, choose a smaller model, or raise the memory limit"
+    )
 
 
 def footprint(

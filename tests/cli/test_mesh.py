@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import importlib
+import json
 import tomllib
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from outrider.cli.local import mesh
-from outrider.cli.local.mesh import MeshOptions, ProcessSpec
+from outrider.cli.local.mesh import MeshOptions, ProcessSpec, ServedModel
 from outrider.config import load
 from outrider.errors import ConfigError
+from outrider.tls.identity import is_label
+
+ONE = (ServedModel("model-a"),)
 
 
 def _all_specs(options: MeshOptions, state_dir: Path) -> list[ProcessSpec]:
@@ -20,18 +25,44 @@ def _all_specs(options: MeshOptions, state_dir: Path) -> list[ProcessSpec]:
     return [
         *replicas,
         mesh.tokenizer(options),
-        mesh.router(options, ports, 7100),
+        mesh.router(options, replicas, ports, 7100),
         mesh.edge(options, 7200, state_dir),
     ]
 
 
 def test_two_regions_with_a_replica_each_by_default() -> None:
-    names = [spec.name for spec in mesh.replicas(MeshOptions())]
-    assert names == ["us-east-0", "eu-west-0"]
+    names = [spec.name for spec in mesh.replicas(MeshOptions(ONE))]
+    assert names == ["us-east-model-a-0", "eu-west-model-a-0"]
+
+
+def test_every_model_has_its_replicas_in_its_regions() -> None:
+    models = (ServedModel("a", 2), ServedModel("b.Q8_0".lower(), threads=3, regions=("eu-west",)))
+    specs = mesh.replicas(MeshOptions(models))
+    found = [(spec.name, spec.values["model"], spec.values["threads"]) for spec in specs]
+    assert found == [
+        ("us-east-a-0", "a", 1),
+        ("us-east-a-1", "a", 1),
+        ("eu-west-a-0", "a", 1),
+        ("eu-west-a-1", "a", 1),
+        ("eu-west-b-q8-0-0", "b.q8_0", 3),
+    ]
+
+
+def test_names_are_unique_and_fit_certificates() -> None:
+    models = ("b-c", "c", "c.d", "c_d", "c" * 64, "c" * 63 + "x", "c" + "-" * 62 + "x")
+    options = MeshOptions(
+        tuple(ServedModel(name, 2) for name in models), regions=("a", "a-b", "r" * 63)
+    )
+    names = [spec.name for spec in mesh.replicas(options)]
+    assert len(set(names)) == len(names) == 42
+    assert all(map(is_label, names))
+    for spec in mesh.replicas(options):
+        assert is_label(str(spec.values["region"]))
 
 
 def test_every_config_file_is_read_by_its_service(tmp_path: Path) -> None:
-    for spec in _all_specs(MeshOptions(replicas_per_region=2, engine="fake"), tmp_path):
+    two = (ServedModel("model-a", 2), ServedModel("model-b"))
+    for spec in _all_specs(MeshOptions(two, engine="fake"), tmp_path):
         file = tmp_path / f"{spec.name}.toml"
         file.write_text(mesh.to_toml(spec), encoding="utf-8")
         module = importlib.import_module(f"services.{spec.role}.config")
@@ -41,24 +72,29 @@ def test_every_config_file_is_read_by_its_service(tmp_path: Path) -> None:
 
 def test_the_edge_drafts_with_what_is_asked_for_unless_the_model_is_fake(tmp_path: Path) -> None:
     for options, expected in (
-        (MeshOptions(), ""),
-        (MeshOptions(draft_model="d.gguf"), "d.gguf"),
-        (MeshOptions(engine="fake"), "none"),
-        (MeshOptions(draft_model="none", engine="fake"), "none"),
+        (MeshOptions(ONE), ""),
+        (MeshOptions(ONE, draft_model="d.gguf"), "d.gguf"),
+        (MeshOptions(ONE, engine="fake"), "none"),
+        (MeshOptions(ONE, draft_model="none", engine="fake"), "none"),
     ):
         assert mesh.edge(options, 7200, tmp_path).values["drafter"] == {"model": expected}
 
 
-def test_router_config_names_every_replica() -> None:
-    options = MeshOptions(regions=("a", "b", "c"))
-    spec = mesh.router(options, {"a-0": 1, "b-0": 2, "c-0": 3}, 9)
-    table = tomllib.loads(mesh.to_toml(spec))["router"]
-    assert [row["address"] for row in table["replicas"]] == [
-        "127.0.0.1:1",
-        "127.0.0.1:2",
-        "127.0.0.1:3",
+def test_services_are_told_the_models() -> None:
+    options = MeshOptions((*ONE, ServedModel("model-b")), regions=("a", "b"))
+    replicas = mesh.replicas(options)
+    ports = {spec.name: number for number, spec in enumerate(replicas, start=1)}
+    table = tomllib.loads(mesh.to_toml(mesh.router(options, replicas, ports, 9)))["router"]
+    assert [(row["address"], row["model"]) for row in table["replicas"]] == [
+        ("127.0.0.1:1", "model-a"),
+        ("127.0.0.1:2", "model-a"),
+        ("127.0.0.1:3", "model-b"),
+        ("127.0.0.1:4", "model-b"),
     ]
     assert table["tokenizers"] == ["127.0.0.1:9"]
+    assert table["default_model"] == "model-a"
+    assert mesh.tokenizer(options).values["models"] == ("model-a", "model-b")
+    assert mesh.edge(options, 9, Path()).values["models"] == ("model-a", "model-b")
 
 
 def test_text_is_quoted() -> None:
@@ -78,7 +114,13 @@ def test_text_is_quoted() -> None:
         {"regions": ("a", "a")},
         {"regions": ("a/b",)},
         {"regions": ("..",)},
-        {"replicas_per_region": 0},
+        {"models": ()},
+        {"models": (ServedModel("a"), ServedModel("a", 2))},
+        {"models": tuple(ServedModel(f"m{n}") for n in range(mesh.MAX_MODELS + 1))},
+        {"models": (ServedModel("a", regions=("nowhere",)),)},
+        {"settings": ("edge.models=b",)},
+        {"settings": ("inference.model=b",)},
+        {"tables": {"router": {"replicas": []}}},
         {"port": 65_536},
         {"port": -1},
         {"engine": "fake", "draft_model": "d.gguf"},
@@ -88,4 +130,31 @@ def test_text_is_quoted() -> None:
 )
 def test_absurd_shapes_are_refused(bad: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
-        MeshOptions(**bad)  # type: ignore[arg-type]
+        MeshOptions(**{"models": ONE, **bad})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "a",
+        {},
+        {"name": 1},
+        {"name": "A"},
+        {"name": "none"},
+        {"name": "a", "replicas_per_region": 0},
+        {"name": "a", "replicas_per_region": mesh.MAX_REPLICAS_PER_REGION + 1},
+        {"name": "a", "replicas_per_region": True},
+        {"name": "a", "threads": 0},
+        {"name": "a", "regions": "us-east"},
+        {"name": "a", "regions": [1]},
+        {"name": "a", "draft": "b"},
+    ],
+)
+def test_what_is_no_model_of_a_mesh(bad: object) -> None:
+    with pytest.raises(ConfigError):
+        mesh.served_model(bad)
+
+
+def test_a_model_of_a_mesh_comes_back_from_json() -> None:
+    model = ServedModel("a", 2, 3, ("us-east",))
+    assert mesh.served_model(json.loads(json.dumps(asdict(model)))) == model

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from outrider.cli.local import detached, mesh, settings, up
-from outrider.cli.local.mesh import ROLES, MeshOptions
+from outrider.cli.local import detached, mesh, settings
+from outrider.cli.local.mesh import ROLES, MeshOptions, ServedModel
+from outrider.cli.local.preparing import fetched
 from outrider.cli.main import app
-from outrider.cli.model_choice import choose, is_name, served_name
+from outrider.cli.model_choice import choose, choose_all, is_name, served_name
 from outrider.errors import (
     ArtifactMissingError,
     ConfigError,
@@ -22,7 +23,7 @@ from outrider.errors import (
     UnknownModelError,
 )
 from outrider.models.catalog import DEFAULT_MODEL, lookup, read_config_file
-from outrider.models.definitions import as_table
+from outrider.models.definitions import ModelSpec, as_table
 from outrider.models.store import ModelStore
 from tests.models.test_folder import write_folder
 
@@ -133,11 +134,15 @@ def test_what_is_no_model(model: str, error: type[Exception], says: str) -> None
 def _edge_config(folder: Path, model: str) -> Path:
     chosen = choose(model)
     options = MeshOptions(
-        model=chosen.spec.name, models={it.name: as_table(it) for it in chosen.definitions}
+        models=(ServedModel("first"), ServedModel(chosen.spec.name)),
+        definitions={
+            "first": {"source": "file:/first.gguf"},
+            **{it.name: as_table(it) for it in chosen.definitions},
+        },
     )
     options = detached.load(detached.dump(options))
     file = folder / "edge.toml"
-    file.write_text(mesh.to_toml(mesh.edge(options, 7200, folder), options.models), "utf-8")
+    file.write_text(mesh.to_toml(mesh.edge(options, 7200, folder), options.definitions), "utf-8")
     return file
 
 
@@ -145,10 +150,10 @@ def test_a_mesh_keeps_the_definitions_it_was_started_with(
     weights: Path, tmp_path: Path, user: Path
 ) -> None:
     file = _edge_config(tmp_path, str(weights))
-    assert tomllib.loads(file.read_text("utf-8"))["edge"]["model"] == "some-model"
+    assert tomllib.loads(file.read_text("utf-8"))["edge"]["models"] == ["first", "some-model"]
     user.write_text("", "utf-8")
     by_name = {spec.name: spec for spec in read_config_file(file)}
-    assert set(by_name) == {"mine", "some-model"}
+    assert set(by_name) == {"first", "mine", "some-model"}
     assert by_name["some-model"].sha256 == hashlib.sha256(b"weights").hexdigest()
 
 
@@ -157,7 +162,9 @@ def test_a_mesh_is_asked_by_names_only(weights: Path, tmp_path: Path) -> None:
     assert served_name("anything", file) == "anything"
     assert served_name(str(weights), file) == "some-model"
     assert served_name(f"file:{weights}", file) == "some-model"
-    with pytest.raises(UnknownModelError, match=r"serves some-model, not .*outrider up --model"):
+    with pytest.raises(
+        UnknownModelError, match=r"serves first, some-model, not .*outrider mesh add"
+    ):
         served_name("hf:o/r@main#f.gguf", file)
     with pytest.raises(ConfigError, match="does not say what the mesh serves"):
         served_name(str(weights), tmp_path / "gone.toml")
@@ -178,12 +185,33 @@ def test_up_fetches_model_and_draft_and_pins_them(
     user.write_text(f"[models.small]\n{source}", "utf-8")
     chosen = choose("large", config)
     options = MeshOptions(
-        model="large",
-        models={spec.name: as_table(spec) for spec in chosen.definitions},
+        (ServedModel("large"),),
+        definitions={spec.name: as_table(spec) for spec in chosen.definitions},
         tables=settings.read(config, ROLES),
     )
     assert options.tables == {"edge": {"port": 1}}
-    pinned = up._with_models(options, chosen.spec).models
+    drafts = [chosen.spec.draft]
+    pinned = fetched([chosen.spec], drafts, options.definitions)
     assert pinned["large"]["sha256"] == hashlib.sha256(b"weights").hexdigest()
     assert set(pinned) == {"small", "large"}
     assert len(ModelStore(tmp_path / "store").list()) == 1
+
+
+def test_several_are_chosen_each_by_a_name_of_its_own(weights: Path, tmp_path: Path) -> None:
+    other = tmp_path / "folder" / weights.name
+    other.parent.mkdir()
+    other.write_bytes(b"other weights")
+    chosen = choose_all([str(weights), "mine", str(other)])
+    names = [spec.name for spec in chosen.specs]
+    assert names[:2] == ["some-model", "mine"]
+    assert names[2].startswith("some-model-")
+    assert {*names} <= {spec.name for spec in chosen.definitions}
+    for twice in ([str(weights), f"file:{weights}"], ["mine", "mine"], [str(weights)] * 2):
+        with pytest.raises(ConfigError, match="named twice"):
+            choose_all(twice)
+
+
+def test_what_a_mesh_knows_wins() -> None:
+    known = ModelSpec("mine", "file:/elsewhere.gguf")
+    assert choose_all(["mine"], known=[known]).specs == (known,)
+    assert lookup("mine") == known

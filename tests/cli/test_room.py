@@ -8,8 +8,9 @@ import pytest
 
 from outrider.cli.doctor import memory_finding
 from outrider.cli.local import up
-from outrider.cli.local.mesh import MeshOptions
-from outrider.cli.local.room import replica_footprint
+from outrider.cli.local.mesh import MeshOptions, ServedModel
+from outrider.cli.local.preparing import check_memory
+from outrider.cli.local.room import mesh_bytes, replica_footprint
 from outrider.engines.free_memory import FreeMemory
 from outrider.engines.kv_budget import FLOOR_BYTES
 from outrider.engines.model_size import ModelSize
@@ -50,31 +51,42 @@ def test_models_for_few_rows_follow_from_what_is_free() -> None:
 
 def test_doctor_names_what_is_needed_and_what_to_do() -> None:
     big = ModelSpec("big", "file:/m")
-    good = memory_finding(big, SIZE, FreeMemory(16 * GIB, "a test"))
+    good = memory_finding([(big, SIZE)], FreeMemory(16 * GIB, "a test"))
     assert good.ok
     assert "16.0 GiB free; a replica of big takes 1." in good.what
-    bad = memory_finding(big, SIZE, FreeMemory(2 * GIB, "a test"))
+    bad = memory_finding([(big, SIZE)], FreeMemory(2 * GIB, "a test"))
     assert not bad.ok
     assert "a test leaves 2048 MiB" in bad.fix
-    assert memory_finding(big, SIZE, None).ok
+    assert memory_finding([(big, SIZE)], None).ok
 
 
 def test_a_definitions_settings_count() -> None:
     free = FreeMemory(16 * GIB, "a test")
     long = ModelSpec("long", "file:/m", max_context_tokens=1 << 20)
-    assert not memory_finding(long, SIZE, free).ok
+    assert not memory_finding([(long, SIZE)], free).ok
     slow = ModelSpec("slow", "file:/m", engine=EngineDefaults(max_fixed_rows=0))
-    assert "0.0 GiB more for fast small calls" in memory_finding(slow, SIZE, free).what
+    assert "0.0 GiB more for fast small calls" in memory_finding([(slow, SIZE)], free).what
 
-    own = EngineDefaults(precision="f32", max_fixed_rows=0)
-    spec = ModelSpec("m", "file:/m", max_context_tokens=1 << 20, engine=own)
     options = MeshOptions(
-        model="m",
+        (ServedModel("m"),),
         tables={"inference": {"precision": "bf16", "max_context_tokens": 2048}},
         settings=("inference.max_context_tokens=1024",),
     )
-    told = {"precision": "bf16", "max_context_tokens": 1024, "max_fixed_rows": 0}
-    assert up._inference_settings(options, spec) == told
+    told = {"precision": "bf16", "max_context_tokens": 1024}
+    assert up._inference_settings(options) == told
+
+
+def test_the_replicas_of_all_models_count_together() -> None:
+    one = replica_footprint(SIZE, {}).needed_bytes
+    models = [ModelSpec("big", "file:/m"), ModelSpec("other", "file:/n")]
+    fits = FreeMemory(4 * one + mesh_bytes(2), "a test")
+    assert memory_finding([(spec, SIZE) for spec in models], fits).ok
+    full = memory_finding(
+        [(spec, SIZE) for spec in models], FreeMemory(fits.num_bytes - 1, "a test")
+    )
+    assert not full.ok
+    assert "for each of 2 replicas of big" in full.fix
+    assert "for each of 2 replicas of other" in full.fix
 
 
 def test_up_refuses_a_context_that_no_memory_has(
@@ -87,4 +99,5 @@ def test_up_refuses_a_context_that_no_memory_has(
     spec = ModelSpec("m", f"dir:{folder}", max_context_tokens=1 << 24)
     ModelStore(tmp_path / "store").pull(spec.source)
     with pytest.raises(ConfigError, match="MiB"):
-        up._check_memory(MeshOptions(model="m"), spec)
+        check_memory([(spec, 1)], {}, 0)
+    check_memory([(spec, 1)], {"max_context_tokens": 1024}, 0)

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from outrider.cli.local import detached, settings
 from outrider.cli.local.certificates import OPERATOR, Certificates, forget, of_process
-from outrider.cli.local.mesh import ROLES, MeshOptions, ProcessSpec, completed, to_toml
+from outrider.cli.local.mesh import ROLES, MeshOptions, ProcessSpec, ServedModel, completed, to_toml
 from outrider.cli.local.state import holding, make_private, write_private
 from outrider.cli.main import app
 from outrider.config import load
@@ -79,6 +79,7 @@ def test_tables_of_tables_survive(tmp_path: Path) -> None:
 
 def test_the_shape_of_a_mesh_goes_to_its_supervisor_unchanged() -> None:
     options = MeshOptions(
+        (ServedModel("m", 2), ServedModel("n", threads=2, regions=("b",))),
         regions=("a", "b"),
         settings=("edge.port=1",),
         tables={"edge": {"display": {"threshold": 0.5}}},
@@ -128,5 +129,6 @@ def test_every_process_has_a_certificate_and_nobody_else_can_read_it(tmp_path: P
 @pytest.mark.parametrize("bad", ["US", "us.east", "us_east"])
 def test_regions_fit_certificates(bad: str) -> None:
     with pytest.raises(ConfigError, match="--plaintext"):
-        MeshOptions(regions=(bad,))
-    assert MeshOptions(regions=(bad,), plaintext=True).regions == (bad,)
+        MeshOptions((ServedModel("m"),), regions=(bad,))
+    plain = MeshOptions((ServedModel("m"),), regions=(bad,), plaintext=True)
+    assert plain.regions == (bad,)

@@ -24,7 +24,7 @@ from outrider.cli.local.state import (
 )
 from outrider.errors import UnavailableError
 
-MESH = RunningMesh(os.getpid(), "127.0.0.1", [{"name": "edge", "port": 4433}])
+MESH = RunningMesh(os.getpid(), "127.0.0.1", [{"name": "edge", "port": 4433}], [{"name": "m"}], {})
 
 
 @pytest.fixture

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -19,34 +20,84 @@ DEFAULT_REGIONS = ("us-east", "eu-west")
 _REGION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 """Files are named after it."""
 
+MAX_MODELS = 16
+MAX_REPLICAS_PER_REGION = 16
+_MAX_THREADS = 1024
+_MAX_LABEL = 63
+"""Letters of a name in a certificate (outrider/tls/identity.py)."""
+_OF_MODELS = (
+    ("edge", "model"),
+    ("edge", "models"),
+    ("tokenizer", "models"),
+    ("router", "replicas"),
+    ("router", "default_model"),
+    ("inference", "model"),
+)
+"""Settings that are made of the models and change with them."""
+
 Values = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model of the mesh, and how many replicas serve it."""
+
+    name: str
+    replicas_per_region: int = 1
+    threads: int = 1
+    """Engine threads of each replica."""
+    regions: tuple[str, ...] = ()
+    """Where its replicas stand; empty: in every region of the mesh."""
+
+    def __post_init__(self) -> None:
+        definitions.check_model_name(self.name, "the mesh")
+        if not 1 <= self.replicas_per_region <= MAX_REPLICAS_PER_REGION:
+            raise ConfigError(
+                f"a region on one machine has 1 to {MAX_REPLICAS_PER_REGION} replicas of a model"
+            )
+        if not 0 < self.threads <= _MAX_THREADS:
+            raise ConfigError(f"threads must be 1 to {_MAX_THREADS}, not {self.threads}")
+
+
+def served_model(row: object) -> ServedModel:
+    """What its fields as a JSON object mean. Raises ConfigError for anything else."""
+    if not isinstance(row, Mapping):
+        raise ConfigError(f"a model of a mesh is a table, not {str(row)[:100]}")
+    kinds: dict[str, type] = {"name": str, "replicas_per_region": int, "threads": int}
+    for key, value in row.items():
+        is_list = isinstance(value, list) and all(isinstance(it, str) for it in value)
+        if not (is_list if key == "regions" else type(value) is kinds.get(key)):
+            raise ConfigError(f"a model of a mesh has no {str(key)[:64]} {str(value)[:100]}")
+    if "name" not in row:
+        raise ConfigError("a model of a mesh has a name")
+    return ServedModel(**{**row, "regions": tuple(row.get("regions", ()))})
 
 
 @dataclass(frozen=True, slots=True)
 class MeshOptions:
     """The shape of the mesh."""
 
-    model: str = "smollm2-135m-instruct"
+    models: tuple[ServedModel, ...]
+    """Those that are served; the first is that of requests that name none."""
     regions: tuple[str, ...] = DEFAULT_REGIONS
-    replicas_per_region: int = 1
-    threads: int = 1
-    """Engine threads of each replica."""
     engine: str = "openvino"
     host: str = "127.0.0.1"
     port: int = 4433
     """The edge's UDP port; 0 takes any free one."""
     draft_model: str = ""
-    """What the edge drafts with: "" is what is shipped for the model."""
+    """What the edge drafts with for the first model: "" is what is shipped for it. Other models
+    have the draft of their definitions."""
     settings: tuple[str, ...] = ()
     """ROLE.KEY=VALUE, passed on to every service of the role."""
     tables: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     """The same by role, from a file; `settings` win."""
-    models: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
-    """Definitions besides the shipped ones, by name: a mesh keeps what it was started with."""
+    definitions: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    """Of models besides the shipped ones, by name: a mesh keeps what it was started with."""
     plaintext: bool = False
     """Whether the services talk to each other without certificates."""
 
     def __post_init__(self) -> None:
+        self._check_models()
         if not self.regions or len(set(self.regions)) != len(self.regions):
             raise ConfigError("a mesh needs at least one region, each named once")
         for region in self.regions:
@@ -61,8 +112,6 @@ class MeshOptions:
                 )
         if not 0 <= self.port < 1 << 16:
             raise ConfigError(f"port must be 0 to 65535, not {self.port}")
-        if not 1 <= self.replicas_per_region <= 16:
-            raise ConfigError("a region on one machine has 1 to 16 replicas")
         if self.engine == "fake" and self.draft_model not in ("", "none"):
             raise ConfigError(
                 f"a fake model says nothing that the draft model {self.draft_model} could guess; "
@@ -72,6 +121,31 @@ class MeshOptions:
             role, dot, rest = setting.partition(".")
             if role not in ROLES or not dot or "=" not in rest:
                 raise ConfigError(f"--set takes ROLE.KEY=VALUE, not {setting!r}")
+        for role, key in _OF_MODELS:
+            if key in self.tables.get(role, {}) or any(
+                setting.partition("=")[0].strip().replace("-", "_") == key
+                for setting in self.settings_of(role)
+            ):
+                raise ConfigError(f"{role}.{key} follows from --model; name every model with it")
+
+    def _check_models(self) -> None:
+        names = [model.name for model in self.models]
+        if not 1 <= len(names) <= MAX_MODELS or len(set(names)) != len(names):
+            raise ConfigError(f"a mesh serves 1 to {MAX_MODELS} models, each named once")
+        for model in self.models:
+            for region in set(model.regions) - set(self.regions):
+                raise ConfigError(
+                    f"the mesh has no region {region!r} for {model.name}; it has "
+                    f"{', '.join(self.regions)}"
+                )
+
+    def regions_of(self, model: ServedModel) -> tuple[str, ...]:
+        """Where its replicas stand."""
+        return model.regions or self.regions
+
+    def num_replicas(self, model: ServedModel) -> int:
+        """In all its regions together."""
+        return len(self.regions_of(model)) * model.replicas_per_region
 
     def settings_of(self, role: str) -> list[str]:
         """The KEY=VALUE settings of one role."""
@@ -88,46 +162,74 @@ class ProcessSpec:
 
 
 def replicas(options: MeshOptions) -> list[ProcessSpec]:
-    """The inference replicas of every region."""
-    return [
-        _replica(options, region, number)
-        for region in options.regions
-        for number in range(options.replicas_per_region)
-    ]
+    """The inference replicas of every model in every region."""
+    specs: list[ProcessSpec] = []
+    for model in options.models:
+        specs += replicas_of(options, model, [spec.name for spec in specs])
+    return specs
 
 
-def _replica(options: MeshOptions, region: str, number: int) -> ProcessSpec:
-    name = f"{region}-{number}"
+def replicas_of(
+    options: MeshOptions, model: ServedModel, taken: Collection[str]
+) -> list[ProcessSpec]:
+    """The inference replicas of one model, by names that are not `taken`."""
+    used = set(taken)
+    specs: list[ProcessSpec] = []
+    for region in options.regions_of(model):
+        for _ in range(model.replicas_per_region):
+            name = _replica_name(region, model.name, used)
+            used.add(name)
+            specs.append(_replica(options, model, region, name))
+    return specs
+
+
+def _replica_name(region: str, model: str, used: Collection[str]) -> str:
+    """With region and model in it, and the first number that makes it unique: names of certificates
+    are labels (outrider/tls/identity.py), so that two models may look alike in them."""
+    part = re.sub("[^a-z0-9]+", "-", model)
+    for number in itertools.count():
+        end = f"-{number}"
+        name = f"{region}-{part}"[: _MAX_LABEL - len(end)].rstrip("-") + end
+        if name not in used:
+            return name
+    raise AssertionError("numbers do not end")
+
+
+def _replica(options: MeshOptions, model: ServedModel, region: str, name: str) -> ProcessSpec:
     values: dict[str, object] = {
         "host": options.host,
         "port": 0,
         "admin": {"port": 0},
         "region": region,
         "replica": name,
-        "model": options.model,
+        "model": model.name,
         "engine": options.engine,
-        "threads": options.threads,
+        "threads": model.threads,
     }
     return ProcessSpec(name=name, role="inference", values=values)
 
 
 def tokenizer(options: MeshOptions) -> ProcessSpec:
     """The tokenizer service."""
-    values = {"host": options.host, "port": 0, "admin": {"port": 0}, "models": (options.model,)}
+    values = {"host": options.host, "port": 0, "admin": {"port": 0}, "models": _names(options)}
     return ProcessSpec(name="tokenizer", role="tokenizer", values=values)
 
 
 def router(
-    options: MeshOptions, replica_ports: Mapping[str, int], tokenizer_port: int
+    options: MeshOptions,
+    replicas: Iterable[ProcessSpec],
+    ports: Mapping[str, int],
+    tokenizer_port: int,
 ) -> ProcessSpec:
-    """The router in front of `replica_ports` (process name -> gRPC port)."""
+    """The router in front of `replicas`; `ports`: process name -> gRPC port."""
     table = tuple(
         {
             "name": spec.name,
             "region": str(spec.values["region"]),
-            "address": f"{options.host}:{replica_ports[spec.name]}",
+            "address": f"{options.host}:{ports[spec.name]}",
+            "model": str(spec.values["model"]),
         }
-        for spec in replicas(options)
+        for spec in replicas
     )
     values: dict[str, object] = {
         "host": options.host,
@@ -135,6 +237,7 @@ def router(
         "admin": {"port": 0},
         "region": options.regions[0],
         "tokenizers": (f"{options.host}:{tokenizer_port}",),
+        "default_model": options.models[0].name,
         "replicas": table,
     }
     return ProcessSpec(name="router", role="router", values=values)
@@ -147,13 +250,17 @@ def edge(options: MeshOptions, router_port: int, state_dir: Path) -> ProcessSpec
         "port": options.port,
         "admin": {"port": 0},
         "region": options.regions[0],
-        "model": options.model,
+        "models": _names(options),
         "routers": (f"{options.host}:{router_port}",),
         "state_dir": str(state_dir),
         # Not even the one that is shipped for the model.
         "drafter": {"model": "none" if options.engine == "fake" else options.draft_model},
     }
     return ProcessSpec(name="edge", role="edge", values=values)
+
+
+def _names(options: MeshOptions) -> tuple[str, ...]:
+    return tuple(model.name for model in options.models)
 
 
 def merged(values: Values, more: Values) -> dict[str, object]:

@@ -13,9 +13,16 @@ from outrider.engines.kv_budget import FLOOR_BYTES
 from outrider.engines.model_size import ModelSize
 from outrider.engines.openvino.fixed_sizes import choose_sizes
 
-OTHERS_BYTES: Final = 1 << 30
-"""Of a mesh: edge, router and tokenizers about 0.5 GiB, the drafter as much."""
+_SERVICES_BYTES: Final = 1 << 29
+"""Of a mesh: edge, router and tokenizers."""
+DRAFTER_BYTES: Final = 1 << 29
+"""Of the edge's drafter, of which each model has one."""
 _BLOCK_TOKENS: Final = 32
+
+
+def mesh_bytes(num_models: int) -> int:
+    """Of a mesh, what is no replica's."""
+    return _SERVICES_BYTES + num_models * DRAFTER_BYTES
 
 
 def replica_footprint(

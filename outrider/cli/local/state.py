@@ -42,6 +42,10 @@ class RunningMesh:
     supervisor_pid: int
     host: str
     services: list[dict[str, Any]]
+    models: list[dict[str, Any]]
+    """Those that are served, the default first."""
+    definitions: dict[str, Any]
+    """Of these and their drafts, where they are not shipped."""
 
     def service(self, name: str) -> dict[str, Any]:
         """The row of one service. Raises UnavailableError."""

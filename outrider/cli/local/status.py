@@ -50,8 +50,9 @@ def status(
     services = mesh.services if mesh else []
     host = mesh.host if mesh else ""
     if not as_json:
+        width = max((len(row["name"]) for row in services), default=0)
         for row in services:
-            print(_service_line(row, host))
+            print(_service_line(row, host, width))
     replicas = [_as_dict(replica) for replica in asyncio.run(_replicas(router, tls))]
     advice = autoscale_advice(host, mesh.service("router")["admin_port"]) if mesh else []
     if as_json:
@@ -108,13 +109,14 @@ def _as_dict(replica: router_pb2.Replica) -> dict[str, Any]:
     }
 
 
-def _service_line(row: dict[str, Any], host: str) -> str:
+def _service_line(row: dict[str, Any], host: str, width: int) -> str:
     told = "" if row["is_up"] else "  DOWN, is started again"
     if row["restarts"]:
         told += f"  restarts {row['restarts']}"
+    model = f"  {row['model']}" if "model" in row else ""
     return (
-        f"{row['name']:<12} {row['role']:<10} pid {row['pid']:<8} port {row['port']:<6} "
-        f"admin http://{host}:{row['admin_port']}/metrics{told}"
+        f"{row['name']:<{width}} {row['role']:<10} pid {row['pid']:<8} port {row['port']:<6} "
+        f"admin http://{host}:{row['admin_port']}/metrics{model}{told}"
     )
 
 

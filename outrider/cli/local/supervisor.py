@@ -11,12 +11,14 @@ import signal
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from outrider.cli.local import certificates, mesh, settings
+from outrider.cli.local import certificates, changes, mesh, settings
 from outrider.cli.local.certificates import Certificates
+from outrider.cli.local.changes import Definitions
 from outrider.cli.local.mesh import MeshOptions, ProcessSpec
 from outrider.cli.local.restarts import RestartPolicy, Restarts
 from outrider.cli.local.state import RunningMesh, publish, withdraw, write_private
@@ -37,12 +39,18 @@ class Child:
     """A process of the mesh."""
 
     spec: ProcessSpec
+    definitions: Definitions
+    """Of models, as its file has them."""
+    written: ProcessSpec
+    """All that its file has besides."""
     process: asyncio.subprocess.Process
     ports: Ports
     """Ports it was started with first; it keeps them, since other processes have them."""
     log: Path
     restarts: Restarts
     is_up: bool = True
+    keeper: asyncio.Task[None] | None = None
+    """Starts it again whenever it dies."""
 
 
 def die_with_parent() -> None:
@@ -66,7 +74,10 @@ class Supervisor:
         self.children: list[Child] = []
         self._starting: list[asyncio.subprocess.Process] = []
         self._say = say
+        self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Fails if a process cannot be kept up by a defect here."""
         self._certificates: Certificates | None = None
+        self._is_up = False
         self._salt_key = secrets.token_urlsafe(32)
         """Kept over restarts, so that an edge finds its clients' trust groups again."""
 
@@ -78,42 +89,87 @@ class Supervisor:
             certificates.forget(self.state_dir)
         else:
             self._certificates = Certificates(self.state_dir)
-        first = [*mesh.replicas(self.options), mesh.tokenizer(self.options)]
-        started = await self._start_all(first)
+        options = self.options
+        replicas = mesh.replicas(options)
+        started = await self.start_all([*replicas, mesh.tokenizer(options)], options.definitions)
         ports = {child.spec.name: child.ports.main for child in started}
-        (router,) = await self._start_all([mesh.router(self.options, ports, ports["tokenizer"])])
-        await self._start_all([mesh.edge(self.options, router.ports.main, self.state_dir)])
-        self._write_state()
+        router_spec = mesh.router(options, replicas, ports, ports["tokenizer"])
+        (router,) = await self.start_all([router_spec], options.definitions)
+        edge_spec = mesh.edge(options, router.ports.main, self.state_dir)
+        await self.start_all([edge_spec], options.definitions)
+        self._is_up = True
+        self.publish()
 
-    async def _start_all(self, specs: Sequence[ProcessSpec]) -> list[Child]:
-        children = await asyncio.gather(*(self._start(spec) for spec in specs))
-        return list(children)
+    async def start_all(
+        self, specs: Sequence[ProcessSpec], definitions: Definitions
+    ) -> list[Child]:
+        """Processes that are ready then; from now on each is started again when it dies. All of
+        them or none: raises UnavailableError with the log's tail of one that did not start."""
+        tasks = [asyncio.create_task(self._start(spec, definitions)) for spec in specs]
+        try:
+            return list(await asyncio.gather(*tasks))
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self.end({spec.name for spec in specs})
+            raise
 
-    async def _start(self, spec: ProcessSpec) -> Child:
-        process, ports, log = await self._spawn(spec, is_first=True)
-        child = Child(spec, process, ports, log, Restarts(self._policy, time.monotonic()))
+    async def _start(self, spec: ProcessSpec, definitions: Definitions) -> Child:
+        completed = self._completed(spec, is_first=True)
+        process, ports, log = await self._spawn(completed, definitions, is_first=True)
+        restarts = Restarts(self._policy, time.monotonic())
+        child = Child(spec, definitions, completed, process, ports, log, restarts)
         self.children.append(child)
+        child.keeper = asyncio.create_task(self._keep(child))
+        child.keeper.add_done_callback(self._keeper_ended)
         self._say(f"{spec.name:<12} {spec.role:<10} port {ports.main:<6} admin {ports.admin}")
         return child
 
+    def rewrite(self, child: Child, wanted: ProcessSpec, definitions: Definitions) -> None:
+        """Write its file anew, with the live keys as they are `wanted`. It takes them while it
+        runs, and it is started with them when it dies."""
+        live = changes.live(wanted)
+        child.spec = replace(child.spec, values={**child.spec.values, **live})
+        child.written = replace(child.written, values={**child.written.values, **live})
+        child.definitions = definitions
+        write_private(self._config_file(child.spec), mesh.to_toml(child.written, definitions))
+        if child.is_up and child.process.returncode is None:
+            child.process.send_signal(signal.SIGHUP)  # it need not wait to look at the file
+
+    async def end(self, names: Collection[str]) -> None:
+        """Stop these processes; they are of the mesh no more, and what was written for them is
+        removed."""
+        leaving = [child for child in self.children if child.spec.name in names]
+        self.children = [child for child in self.children if child not in leaving]
+        for child in leaving:
+            if child.keeper is not None:
+                child.keeper.cancel()
+        await asyncio.gather(*(_end(child.process) for child in leaving))
+        for child in leaving:
+            self._config_file(child.spec).unlink(missing_ok=True)
+            certificates.withdraw(self.state_dir, child.spec.name)
+
+    def _config_file(self, spec: ProcessSpec) -> Path:
+        return self.state_dir / "config" / f"{spec.name}.toml"
+
     async def _spawn(
-        self, spec: ProcessSpec, *, is_first: bool
+        self, completed: ProcessSpec, definitions: Definitions, *, is_first: bool
     ) -> tuple[asyncio.subprocess.Process, Ports, Path]:
         """A process that is ready, and its log, which goes on where it is not the first."""
-        config = self.state_dir / "config" / f"{spec.name}.toml"
-        completed = self._completed(spec, is_first=is_first)
-        write_private(config, mesh.to_toml(completed, self.options.models))
-        ready_file = self.state_dir / "run" / f"{spec.name}.json"
+        config, name = self._config_file(completed), completed.name
+        write_private(config, mesh.to_toml(completed, definitions))
+        ready_file = self.state_dir / "run" / f"{name}.json"
         ready_file.unlink(missing_ok=True)
-        log = self.state_dir / "logs" / f"{spec.name}.log"
+        log = self.state_dir / "logs" / f"{name}.log"
         with log.open("wb" if is_first else "ab") as sink:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "outrider.cli.main", "serve", spec.role),
+                *(sys.executable, "-m", "outrider.cli.main", "serve", completed.role),
                 *("--config", str(config), "--ready-file", str(ready_file)),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=sink,
                 stderr=sink,
-                # The config file has what the user's models file said when the mesh was started.
+                # The config file has what the user's models file said when the model was named.
                 env={**os.environ, MODELS_VARIABLE: os.devnull},
                 start_new_session=True,  # Ctrl-C reaches the supervisor alone, which stops in order
                 preexec_fn=die_with_parent,
@@ -121,8 +177,8 @@ class Supervisor:
         self._starting = [it for it in self._starting if it.returncode is None]
         self._starting.append(process)
         try:
-            return process, await self._until_ready(spec, process, ready_file, log), log
-        except UnavailableError:
+            return process, await self._until_ready(completed, process, ready_file, log), log
+        except BaseException:
             await _end(process)
             raise
 
@@ -167,7 +223,10 @@ class Supervisor:
             f"{spec.name} ended with status {process.returncode} before it was ready:\n{tail(log)}"
         )
 
-    def _write_state(self) -> None:
+    def publish(self) -> None:
+        """Record what the mesh consists of, for who asks; nothing before all of it is up."""
+        if not self._is_up:
+            return
         services = [
             {
                 "name": child.spec.name,
@@ -179,27 +238,39 @@ class Supervisor:
                 "is_up": child.is_up,
                 "restarts": child.restarts.count,
             }
+            | ({"model": child.spec.values["model"]} if child.spec.role == "inference" else {})
             for child in self.children
         ]
-        publish(self.state_dir, RunningMesh(os.getpid(), self.options.host, services))
+        options = self.options
+        models = [asdict(model) for model in options.models]
+        used = {
+            name: options.definitions[name]
+            for name in changes.in_use(options)
+            if name in options.definitions
+        }
+        publish(self.state_dir, RunningMesh(os.getpid(), options.host, services, models, used))
 
     async def wait(self, stop: asyncio.Event) -> None:
         """Until `stop` is set; processes that die meanwhile are started again."""
         asked = asyncio.create_task(stop.wait())
-        tasks = {asked, *(asyncio.create_task(self._keep(child)) for child in self.children)}
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            both: set[asyncio.Future[Any]] = {asked, self._broken}
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        for task in done - {asked}:
-            task.result()
+            asked.cancel()
+            await asyncio.gather(asked, return_exceptions=True)
+        if self._broken.done():
+            self._broken.result()
+
+    def _keeper_ended(self, keeper: asyncio.Task[None]) -> None:
+        if keeper.cancelled() or self._broken.done():
+            return
+        if error := keeper.exception():
+            self._broken.set_exception(error)
 
     async def _keep(self, child: Child) -> None:
-        """Start it again whenever it dies."""
-        ports = {"port": child.ports.main, "admin": {"port": child.ports.admin}}
-        again = replace(child.spec, values=mesh.merged(child.spec.values, ports))
+        """Start it again whenever it dies, with what its file is to say then."""
+        name = child.spec.name
         while True:
             status = await child.process.wait()
             why = f"ended with status {status}"
@@ -208,19 +279,26 @@ class Supervisor:
                 await self._pause(child, why, was_ready=was_ready)
                 was_ready = False
                 try:
-                    child.process, _, _ = await self._spawn(again, is_first=False)
+                    child.process = await self._start_again(child)
                     child.is_up = True
                 except UnavailableError as error:
-                    why = error.message.partition(":\n")[0].removeprefix(f"{again.name} ")
-            self._write_state()
-            self._say(f"{again.name} is up again, on port {child.ports.main}")
+                    why = error.message.partition(":\n")[0].removeprefix(f"{name} ")
+            self.publish()
+            self._say(f"{name} is up again, on port {child.ports.main}")
+
+    async def _start_again(self, child: Child) -> asyncio.subprocess.Process:
+        ports = {"port": child.ports.main, "admin": {"port": child.ports.admin}}
+        again = replace(child.spec, values=mesh.merged(child.spec.values, ports))
+        child.written = self._completed(again, is_first=False)
+        process, _, _ = await self._spawn(child.written, child.definitions, is_first=False)
+        return process
 
     async def _pause(self, child: Child, why: str, *, was_ready: bool) -> None:
         """Wait before it is started again; `outrider status` shows it."""
         restarts = child.restarts
         name = child.spec.name
         pause_s = restarts.died(time.monotonic(), was_ready=was_ready)
-        self._write_state()
+        self.publish()
         self._say(f"{name} {why}; it is started again in {pause_s:g} s")
         if restarts.does_not_start:
             self._say(
@@ -238,7 +316,11 @@ class Supervisor:
 
     async def stop(self) -> None:
         """Stop the edge first and the replicas last; kill what does not drain in time."""
+        self._is_up = False
         withdraw(self.state_dir)
+        for child in self.children:
+            if child.keeper is not None:
+                child.keeper.cancel()
         for role in mesh.ROLES:
             group = [c.process for c in self.children if c.spec.role == role]
             await asyncio.gather(*(_end(process) for process in group))

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -18,10 +18,13 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from outrider.cli import models
-from outrider.cli.local import detached
+from outrider.cli.local import control, detached
 from outrider.cli.local import settings as told
-from outrider.cli.local.mesh import DEFAULT_REGIONS, ROLES, MeshOptions
+from outrider.cli.local.changing import Changing
+from outrider.cli.local.mesh import DEFAULT_REGIONS, ROLES, MeshOptions, ServedModel
+from outrider.cli.local.preparing import check_memory, fair_share, fetched
+from outrider.cli.local.room import mesh_bytes
+from outrider.cli.local.serving import Asking
 from outrider.cli.local.state import (
     StateDir,
     already_up,
@@ -32,27 +35,32 @@ from outrider.cli.local.state import (
     supervisor_pid,
 )
 from outrider.cli.local.supervisor import START_LIMIT_S, STOP_LIMIT_S, Supervisor, tail
-from outrider.cli.model_choice import MODEL_HELP, choose, is_name
-from outrider.engines.free_memory import known_free_memory
+from outrider.cli.model_choice import MODEL_HELP, choose_all
 from outrider.errors import OutriderError, UnavailableError
-from outrider.models.definitions import NO_DRAFT, ModelSpec, as_table
-from outrider.models.store import ModelStore, default_root
+from outrider.models.catalog import DEFAULT_MODEL
+from outrider.models.definitions import ModelSpec, as_table
 
 _POLL_S = 0.1
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-_Model = Annotated[str, typer.Option(help=MODEL_HELP)]
+_Models = Annotated[
+    list[str] | None,
+    typer.Option(
+        help=f"{MODEL_HELP} Repeatable; the first is that of requests that name none.",
+        show_default=DEFAULT_MODEL.name,
+    ),
+]
 _Regions = Annotated[str, typer.Option(help="Region names, comma-separated.")]
-_Replicas = Annotated[int, typer.Option(help="Inference replicas per region.")]
+_Replicas = Annotated[int, typer.Option(help="Inference replicas of each model per region.")]
 _Threads = Annotated[int, typer.Option(help="Engine threads per replica; 0: a fair share.")]
 _Engine = Annotated[str, typer.Option(help="openvino, or fake for trying things out.")]
 _Port = Annotated[int, typer.Option(help="The edge's UDP port; 0: any free one.")]
 _Draft = Annotated[
     str,
     typer.Option(
-        help='What the edge drafts with: a GGUF file, a model name, "none"; "": as the model is '
-        "defined, or what is shipped for it."
+        help='What the edge drafts with for the first model: a GGUF file, a model name, "none"; '
+        '"": as the model is defined, or what is shipped for it.'
     ),
 ]
 _Settings = Annotated[
@@ -75,7 +83,7 @@ _Detached = Annotated[
 
 
 def up(
-    model: _Model = "smollm2-135m-instruct",
+    model: _Models = None,
     regions: _Regions = ",".join(DEFAULT_REGIONS),
     replicas: _Replicas = 1,
     threads: _Threads = 0,
@@ -91,76 +99,55 @@ def up(
     """Start a whole mesh on this machine: replicas in two regions, tokenizer, router and edge.
 
     Every service is a process of its own with a log under the state folder; one that dies is
-    started again. Ctrl-C stops all, a second Ctrl-C at once.
+    started again. Ctrl-C stops all, a second Ctrl-C at once. While it runs, `outrider mesh add` and
+    `outrider mesh remove` change which models it serves.
     Then: outrider chat "hello"
     """
     folder = (state_dir or default_state_dir()).resolve()
     if supervisor_pid(folder) is not None:
         raise already_up(folder)
     names = tuple(name.strip() for name in regions.split(",") if name.strip())
-    chosen = choose(model, config)
+    chosen = choose_all(model or [DEFAULT_MODEL.name], config)
+    share = threads or fair_share(len(names) * replicas * len(chosen.specs))
     options = MeshOptions(
-        model=chosen.spec.name,
+        models=tuple(ServedModel(spec.name, replicas, share) for spec in chosen.specs),
         regions=names,
-        replicas_per_region=replicas,
-        threads=threads or _fair_share(len(names) * replicas),
         engine=engine,
         port=port,
         draft_model=draft_model,
         settings=tuple(settings or ()),
         tables={} if config is None else told.read(config, ROLES),
-        models={spec.name: as_table(spec) for spec in chosen.definitions},
+        definitions={spec.name: as_table(spec) for spec in chosen.definitions},
         plaintext=plaintext,
     )
     for role in ROLES:
         told.typed(role, options.settings_of(role))
     if not any(".model_store=" in setting for setting in options.settings):
-        # Here, where it is seen and may take its time; the services would fetch it unseen.
-        options = _with_models(options, chosen.spec)
-        if engine == "openvino":
-            _check_memory(options, chosen.spec)
+        options = _prepared(options, chosen.specs)
     if detach:
         _detach(options, folder)
     else:
         asyncio.run(run(options, folder))
 
 
-def _with_models(options: MeshOptions, spec: ModelSpec) -> MeshOptions:
-    """The model and its draft are fetched here, where it is seen and may take its time; what is
-    defined for this mesh or by its user gets the digest of what was fetched."""
-    held = models.have(spec.name)
-    draft = options.draft_model or spec.draft
-    if options.engine != "fake" and draft not in ("", NO_DRAFT) and is_name(draft):
-        models.have(draft)
-    if spec.name not in options.models:
-        return options
-    pinned = {**options.models[spec.name], "sha256": held.sha256}
-    return replace(options, models={**options.models, spec.name: pinned})
+def _prepared(options: MeshOptions, specs: Sequence[ModelSpec]) -> MeshOptions:
+    """With the models in the store, and room for them. Raises ModelStoreError,
+    InsufficientMemoryError."""
+    is_fake = options.engine == "fake"
+    drafts = [options.draft_model or specs[0].draft, *(spec.draft for spec in specs[1:])]
+    definitions = fetched(specs, () if is_fake else drafts, options.definitions)
+    if options.engine == "openvino":
+        counts = [options.num_replicas(model) for model in options.models]
+        replicas = zip(specs, counts, strict=True)
+        others_bytes = mesh_bytes(len(specs))
+        check_memory(replicas, _inference_settings(options), others_bytes)
+    return replace(options, definitions=definitions)
 
 
-def _check_memory(options: MeshOptions, spec: ModelSpec) -> None:
-    """Raises ConfigError for replicas that have no room here together."""
-    # Imported here: the reader of model files takes a while.
-    from outrider.cli.local.room import OTHERS_BYTES, replica_footprint
-    from outrider.engines.model_size import size_of
-
-    size = size_of(spec, ModelStore(default_root()))
-    num_replicas = len(options.regions) * options.replicas_per_region
-    replica = replica_footprint(size, _inference_settings(options, spec))
-    replica.check(known_free_memory(), num_replicas, OTHERS_BYTES)
-
-
-def _inference_settings(options: MeshOptions, spec: ModelSpec) -> dict[str, object]:
-    """Of each replica, where they are given; later wins: the model's definition, the configuration
-    file, --set."""
+def _inference_settings(options: MeshOptions) -> dict[str, object]:
+    """Of each replica, where they are given; --set wins over the configuration file."""
     tables = options.tables.get("inference", {})
-    told_here = told.typed("inference", options.settings_of("inference"))
-    return {**spec.engine_settings(), **tables, **told_here}
-
-
-def _fair_share(num_replicas: int) -> int:
-    """Of this machine's cores, for each replica's engine."""
-    return max(1, (os.cpu_count() or 1) // max(1, num_replicas))
+    return {**tables, **told.typed("inference", options.settings_of("inference"))}
 
 
 def _detach(options: MeshOptions, state_dir: Path) -> None:
@@ -248,7 +235,10 @@ async def _start_and_wait(supervisor: Supervisor, stop: asyncio.Event, console: 
         return
     starting.result()
     console.print(f"ready; logs in {supervisor.state_dir / 'logs'}; try: outrider chat")
-    await supervisor.wait(stop)
+    folder = supervisor.state_dir
+    changing = Changing(supervisor, Asking(folder, supervisor.options.host))
+    async with control.listening(folder, changing):
+        await supervisor.wait(stop)
 
 
 def down(state_dir: StateDir = None) -> None:

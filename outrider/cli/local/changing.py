@@ -1,0 +1,170 @@
+"""Changes of the models of a mesh that runs, step by step; if a step fails, all are taken back.
+
+What a change consists of is decided in changes.py. Processes are started before anyone is told of
+them, and stopped after nobody knows them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from outrider.cli.local import changes, mesh
+from outrider.cli.local.changes import Change, Definitions
+from outrider.cli.local.mesh import MeshOptions, ProcessSpec, ServedModel
+from outrider.cli.local.serving import Asking
+from outrider.cli.local.supervisor import Child, Supervisor
+from outrider.errors import DeadlineError, UnavailableError
+
+TAKE_LIMIT_S: Final = 120.0
+"""A process that runs takes a change of its file sooner than this: an edge reads the vocabulary,
+and a tokenizer tries its backends with it the first time."""
+_POLL_S: Final = 0.1
+_QUIET_S: Final = 1.0
+"""Replicas without a chat for so long are done: one that was lost is opened again sooner."""
+
+Say = Callable[[str], None]
+
+
+class Changing:
+    """The changes of one mesh, one after the other."""
+
+    def __init__(self, supervisor: Supervisor, asking: Asking) -> None:
+        self._supervisor = supervisor
+        self._asking = asking
+        self._under_way = asyncio.Lock()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a change is under way."""
+        return self._under_way.locked()
+
+    async def add(self, model: ServedModel, definitions: Definitions, say: Say) -> None:
+        """Serve one more model; returns when a chat with it would be answered. Raises ConfigError,
+        UnavailableError; the mesh is then as it was."""
+        async with self._under_way:
+            supervisor = self._supervisor
+            change = changes.added(supervisor.options, model, definitions, self._running())
+            try:
+                say(f"starting {_count(len(change.start), 'replica')} of {model.name}")
+                await supervisor.start_all(change.start, change.after.definitions)
+                for role in ("tokenizer", "router", "edge"):
+                    self._rewrite(role, change.after, self._replicas())
+                    say(f"the {role} takes it")
+                    await self._until_serves(role, model.name, len(change.start))
+            except BaseException:
+                say("taking back what was done")
+                await self._take_back(change)
+                raise
+            supervisor.options = change.after
+            supervisor.publish()
+
+    async def remove(self, name: str, drain_s: float | None, say: Say) -> None:
+        """Serve a model no more, once its chats have ended, or after `drain_s` seconds. Raises
+        ConfigError, UnknownModelError, UnavailableError; the mesh is then as it was."""
+        async with self._under_way:
+            supervisor = self._supervisor
+            change = changes.removed(supervisor.options, name, self._running())
+            try:
+                self._rewrite("edge", change.after, self._replicas())
+                say("the edge takes no new chat with it")
+                await self._until_gone("edge", name)
+                await self._until_quiet(change.stop, drain_s, say)
+                staying = [it for it in self._replicas() if it.name not in change.stop]
+                for role in ("router", "tokenizer"):
+                    self._rewrite(role, change.after, staying)
+                    await self._until_gone(role, name)
+            except BaseException:
+                say("taking back what was done")
+                await self._take_back(change)
+                raise
+            supervisor.options = change.after
+            say(f"stopping {_count(len(change.stop), 'replica')}")
+            await supervisor.end(change.stop)
+            supervisor.publish()
+
+    def _running(self) -> list[ProcessSpec]:
+        return [child.spec for child in self._supervisor.children]
+
+    def _replicas(self) -> list[ProcessSpec]:
+        return changes.replicas(self._running())
+
+    def _rewrite(self, role: str, options: MeshOptions, replicas: list[ProcessSpec]) -> None:
+        supervisor = self._supervisor
+        wanted = {
+            "tokenizer": lambda: mesh.tokenizer(options),
+            "router": lambda: mesh.router(
+                options, replicas, self._ports(), self._child("tokenizer").ports.main
+            ),
+            "edge": lambda: mesh.edge(
+                options, self._child("router").ports.main, supervisor.state_dir
+            ),
+        }[role]()
+        supervisor.rewrite(self._child(role), wanted, options.definitions)
+
+    def _ports(self) -> dict[str, int]:
+        return {child.spec.name: child.ports.main for child in self._supervisor.children}
+
+    def _child(self, name: str) -> Child:
+        return next(it for it in self._supervisor.children if it.spec.name == name)
+
+    async def _until_serves(self, role: str, model: str, num_replicas: int) -> None:
+        async def is_there() -> bool:
+            found = await self._asking.serves(role, self._child(role).ports, model)
+            return found >= (num_replicas if role == "router" else 1)
+
+        await self._until(is_there, f"the {role} did not take {model}", role)
+
+    async def _until_gone(self, role: str, model: str) -> None:
+        async def is_gone() -> bool:
+            return not await self._asking.serves(role, self._child(role).ports, model)
+
+        await self._until(is_gone, f"the {role} did not let go of {model}", role)
+
+    async def _until(self, holds: Callable[[], object], problem: str, role: str) -> None:
+        last = ""
+        try:
+            async with asyncio.timeout(TAKE_LIMIT_S):
+                while True:
+                    try:
+                        if await holds():  # type: ignore[misc]
+                            return
+                        last = ""
+                    except UnavailableError as error:  # it is started again, maybe
+                        last = f" ({error.message})"
+                    await asyncio.sleep(_POLL_S)
+        except TimeoutError:
+            raise DeadlineError(
+                f"{problem} within {TAKE_LIMIT_S:.0f} s{last}; see {self._child(role).log}"
+            ) from None
+
+    async def _until_quiet(self, names: tuple[str, ...], drain_s: float | None, say: Say) -> None:
+        """Until these replicas have had no chat for a while, or time is up."""
+        clock = asyncio.get_running_loop().time
+        began = quiet_since = clock()
+        told = 0
+        while clock() - quiet_since < _QUIET_S:
+            counts = [await self._asking.sessions(self._child(name).ports) for name in names]
+            if count := sum(counts):
+                quiet_since = clock()
+            if drain_s is not None and clock() - began >= drain_s:
+                return
+            if count != told:
+                told = count
+                say(f"{_count(count, 'chat')} with it still to end")
+            await asyncio.sleep(_POLL_S)
+
+    async def _take_back(self, change: Change) -> None:
+        """What was written says again what it said before; what was started is stopped."""
+        new = {spec.name for spec in change.start}
+        staying = [it for it in self._replicas() if it.name not in new]
+        roles = ("edge", "router", "tokenizer") if change.start else ("tokenizer", "router", "edge")
+        for role in roles:
+            self._rewrite(role, change.before, staying)
+        await self._supervisor.end(new)
+        self._supervisor.publish()
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")

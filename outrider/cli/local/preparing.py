@@ -1,0 +1,61 @@
+"""Before processes of a model start: it is fetched, and there is room for all of its replicas.
+
+Done by the command, where it is seen and may take its time; the services would fetch it unseen.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+
+from outrider.cli import models
+from outrider.cli.model_choice import is_name
+from outrider.engines.free_memory import known_free_memory
+from outrider.models.definitions import NO_DRAFT, ModelSpec
+from outrider.models.store import ModelStore, default_root
+
+Table = Mapping[str, object]
+
+
+def fetched(
+    specs: Iterable[ModelSpec], drafts: Iterable[str], definitions: Mapping[str, Table]
+) -> dict[str, Table]:
+    """Have models and their drafts in the store. Of `definitions`, those of the models get the
+    digest of what was fetched. Raises UnknownModelError, ModelStoreError."""
+    pinned = dict(definitions)
+    for spec in specs:
+        held = models.have(spec.name)
+        if spec.name in pinned:
+            pinned[spec.name] = {**pinned[spec.name], "sha256": held.sha256}
+    for draft in drafts:
+        if draft not in ("", NO_DRAFT) and is_name(draft):
+            models.have(draft)
+    return pinned
+
+
+def check_memory(
+    replicas: Iterable[tuple[ModelSpec, int]], settings: Table, others_bytes: int
+) -> None:
+    """Raises InsufficientMemoryError for replicas, so many of each model, that have no room here
+    together beside other processes. `settings` are what every replica is told; they win over a
+    model's definition."""
+    # Imported here: the reader of model files takes a while.
+    from outrider.cli.local.room import replica_footprint
+    from outrider.engines.footprint import Group, check_together
+    from outrider.engines.model_size import size_of
+
+    store = ModelStore(default_root())
+    groups = [
+        Group(
+            spec.name,
+            replica_footprint(size_of(spec, store), {**spec.engine_settings(), **settings}),
+            count,
+        )
+        for spec, count in replicas
+    ]
+    check_together(groups, known_free_memory(), others_bytes)
+
+
+def fair_share(num_replicas: int) -> int:
+    """Of this machine's cores, for each replica's engine."""
+    return max(1, (os.cpu_count() or 1) // max(1, num_replicas))

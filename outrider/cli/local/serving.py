@@ -1,0 +1,105 @@
+"""Who in a mesh serves a model, asked of the processes themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from outrider.cli import operator
+from outrider.errors import UnknownModelError
+from outrider.process import Ports
+from outrider.tls.identity import Role
+
+if TYPE_CHECKING:
+    import grpc.aio
+
+_TIMEOUT_S: Final = 5.0
+_SESSIONS: Final = re.compile(
+    r"^outrider_sessions_(?:running|queued|paused)(?:\{.*\})? (\S+)$", re.MULTILINE
+)
+
+
+class Asking:
+    """Asks the processes of a mesh on this machine, as its operator."""
+
+    def __init__(self, state_dir: Path, host: str) -> None:
+        self._state_dir = state_dir
+        self._host = host
+
+    async def serves(self, role: str, ports: Ports, model: str) -> int:
+        """How many at this process: replicas that a router may send chats to; for an edge or a
+        tokenizer 1 or 0. Raises UnavailableError."""
+        if role == "router":
+            return await self._of_router(ports, model)
+        if role == "tokenizer":
+            return await self._of_tokenizer(ports, model)
+        return await self._of_edge(ports, model)
+
+    async def sessions(self, ports: Ports) -> int:
+        """Chats at a replica, those that wait too; 0 for one that does not answer: it has none."""
+        try:
+            text = await asyncio.to_thread(self._metrics, ports.admin)
+        except OSError:
+            return 0
+        return sum(round(float(value)) for value in _SESSIONS.findall(text))
+
+    def _metrics(self, admin_port: int) -> str:
+        connection = http.client.HTTPConnection(self._host, admin_port, timeout=_TIMEOUT_S)
+        try:
+            connection.request("GET", "/metrics")
+            return connection.getresponse().read().decode("utf-8")
+        except http.client.HTTPException as error:
+            raise OSError(str(error)) from error
+        finally:
+            connection.close()
+
+    async def _of_router(self, ports: Ports, model: str) -> int:
+        from outrider.v1 import router_pb2, router_pb2_grpc
+
+        async with self._channel(ports, Role.ROUTER) as channel:
+            stub: router_pb2_grpc.RouterServiceAsyncStub = router_pb2_grpc.RouterServiceStub(
+                channel
+            )
+            listed = await stub.ListReplicas(router_pb2.ListReplicasRequest(), timeout=_TIMEOUT_S)
+        ready = router_pb2.REPLICA_STATE_READY
+        return sum(it.model == model and it.state == ready for it in listed.replicas)
+
+    async def _of_tokenizer(self, ports: Ports, model: str) -> int:
+        from outrider.v1 import tokenizer_pb2, tokenizer_pb2_grpc
+
+        try:
+            async with self._channel(ports, Role.TOKENIZER) as channel:
+                stub: tokenizer_pb2_grpc.TokenizerServiceAsyncStub
+                stub = tokenizer_pb2_grpc.TokenizerServiceStub(channel)
+                request = tokenizer_pb2.CountRequest(model=model, text="a")
+                await stub.Count(iter([request]), timeout=_TIMEOUT_S)
+        except UnknownModelError:
+            return 0
+        return 1
+
+    async def _of_edge(self, ports: Ports, model: str) -> int:
+        from outrider.client import connect
+
+        # Nothing is said that others could not hear.
+        async with connect(self._host, ports.main, insecure=True, reconnect=None) as client:
+            return int(model in (await client.describe()).models)
+
+    @asynccontextmanager
+    async def _channel(self, ports: Ports, role: Role) -> AsyncIterator[grpc.aio.Channel]:
+        """Refusals are raised as our errors."""
+        # Imported here: `outrider --help` does without.
+        import grpc.aio
+
+        from outrider.rpc import from_rpc_error, make_channel
+
+        tls = operator.of_mesh(self._state_dir)
+        async with make_channel(f"{self._host}:{ports.main}", tls=tls, role=role) as channel:
+            try:
+                yield channel
+            except grpc.aio.AioRpcError as error:
+                raise from_rpc_error(error) from error
