@@ -39,14 +39,26 @@ class Serve(Protocol[C]):
     ) -> Awaitable[None]: ...
 
 
-def run(serve: Serve[C], config: C, *, ready_file: Path | None = None) -> None:
-    """Run a service until SIGINT or SIGTERM, then let it drain. A second signal ends at once."""
+def run(
+    serve: Serve[C],
+    config: C,
+    *,
+    ready_file: Path | None = None,
+    on_hangup: Callable[[], None] | None = None,
+) -> None:
+    """Run a service until SIGINT or SIGTERM, then let it drain. A second signal ends at once.
+    `on_hangup` is called for every SIGHUP, which ends the process without it."""
     # Datagrams and streams cost a tenth to a fifth less on libuv than on asyncio's own loop.
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_run(serve, config, ready_file))
+        runner.run(_run(serve, config, ready_file, on_hangup))
 
 
-async def _run(serve: Serve[C], config: C, ready_file: Path | None) -> None:
+async def _run(
+    serve: Serve[C],
+    config: C,
+    ready_file: Path | None,
+    on_hangup: Callable[[], None] | None,
+) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -57,6 +69,8 @@ async def _run(serve: Serve[C], config: C, ready_file: Path | None) -> None:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal, number)
+    if on_hangup is not None:
+        loop.add_signal_handler(signal.SIGHUP, on_hangup)
 
     def ready(ports: Ports) -> None:
         settle()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +14,7 @@ import typer
 from outrider import process
 from outrider.cli.local.settings import refuse_secret
 from outrider.config import load
+from outrider.config_following import ConfigSource
 from outrider.errors import ConfigError
 from outrider.models.catalog import load_catalog, use
 
@@ -46,17 +48,28 @@ def serve(
     """Run one service until Ctrl-C or SIGTERM, then drain.
 
     Configuration: defaults < `--config` file < environment (OUTRIDER_<ROLE>_<KEY>) < `--set`.
+    The file is read again when it changes, or on SIGHUP; keys that need a restart are logged.
     Every service answers /health, /ready and /metrics on its admin port.
     """
     # gRPC writes a line for each handshake that fails: as many as whoever can connect likes.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     service_config = importlib.import_module(f"services.{role.value}.config")
-    if role is not Role.router:  # which takes models' names as they come
+    # A router takes models' names as they come.
+    if looks_up_models := role is not Role.router:
         use(load_catalog(config), config)
     app = importlib.import_module(f"services.{role.value}.app")
     config_class = getattr(service_config, f"{role.value.capitalize()}Config")
-    loaded = load(config_class, role.value, file=config, flags=_flags(settings or []))
-    process.run(app.serve, loaded, ready_file=ready_file)
+    flags = _flags(settings or [])
+    loaded = load(config_class, role.value, file=config, flags=flags)
+    source = config and ConfigSource(
+        config_class, role.value, config, flags, with_models=looks_up_models
+    )
+    process.run(
+        partial(app.serve, source=source),
+        loaded,
+        ready_file=ready_file,
+        on_hangup=source.read_at_once if source else None,
+    )
 
 
 def _flags(settings: list[str]) -> dict[str, str]:

@@ -90,12 +90,14 @@ class Client:
         options = ChatOptions(provisional=provisional)
         return Chat(self._link, (), options, self._credential, resume_token)
 
-    def typing(self, before: Iterable[Message | Mapping[str, str]] = ()) -> Typing:
-        """A prompt that is being typed, after the messages `before` it: tell it all of the text
-        whenever it changes, and the region computes ahead what will stay. The chat sent then, on
-        this client, finds that done; it ends the typing."""
+    def typing(
+        self, before: Iterable[Message | Mapping[str, str]] = (), *, model: str = ""
+    ) -> Typing:
+        """A prompt that is being typed, after the messages `before` it, for a chat with `model`:
+        tell it all of the text whenever it changes, and the region computes ahead what will stay.
+        The chat sent then, on this client, finds that done; it ends the typing."""
         messages = tuple(_message(message) for message in before)
-        return Typing(self._link, messages, self._credential)
+        return Typing(self._link, messages, self._credential, model)
 
     async def migrate(self) -> None:
         """Go on from another socket of this machine, as on another network: chats do not notice
@@ -174,8 +176,11 @@ class Typing:
     """A head start for the next chat, made by `Client.typing`. Nothing depends on it: without a
     connection nothing is sent."""
 
-    def __init__(self, link: Link, before: tuple[Message, ...], credential: Credential) -> None:
+    def __init__(
+        self, link: Link, before: tuple[Message, ...], credential: Credential, model: str
+    ) -> None:
         self._link = link
+        self._model = model
         self._before = before
         self._credential = credential
         self._connection: ClientConnection | None = None
@@ -189,7 +194,7 @@ class Typing:
         if connection is self._connection:
             connection.send(self._stream_id, typed_frame((), text))
         else:
-            frame = typed_frame(self._before, text, self._credential)
+            frame = typed_frame(self._before, text, self._credential, self._model)
             self._stream_id = connection.open(self, frame)
             self._connection = connection
 

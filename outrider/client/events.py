@@ -99,14 +99,24 @@ Event: TypeAlias = Accepted | Provisional | Retracted | Committed | Interrupted 
 
 
 @dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """A model that an edge serves."""
+
+    name: str
+    vocabulary_digest: bytes
+    """Empty until the edge has loaded it once."""
+    max_context_tokens: int
+    """Prompt and reply together."""
+
+
+@dataclass(frozen=True, slots=True)
 class EdgeInfo:
     """Description of an edge."""
 
     name: str
     region: str
-    model: str
-    vocabulary_digest: bytes
-    max_context_tokens: int
+    models: tuple[ModelInfo, ...]
+    """What clients without a key may use; the first is what a chat that names none gets."""
     resume_window_s: float
     """How long a chat goes on without its client; 0: it is cancelled at once."""
 

@@ -14,6 +14,7 @@ from outrider.client.events import (
     Done,
     EdgeInfo,
     Event,
+    ModelInfo,
     Provisional,
     Retracted,
 )
@@ -74,7 +75,7 @@ class ChatOptions:
 
     sampling: SamplingParams = field(default_factory=SamplingParams)
     model: str = ""
-    """Empty: the model that the edge serves."""
+    """Empty: the first one of the edge that the client may use."""
     provisional: bool = True
     """Receive provisional text; without it only final text comes."""
     speculation: SpeculationName = "on"
@@ -134,13 +135,17 @@ def request_frame(
         raise InvalidRequestError(f"the chat cannot be sent: {error}") from error
 
 
-def typed_frame(before: Iterable[Message], text: str, credential: Credential = NOBODYS) -> bytes:
-    """What the user has typed so far. Raises InvalidRequestError for what no frame can hold."""
+def typed_frame(
+    before: Iterable[Message], text: str, credential: Credential = NOBODYS, model: str = ""
+) -> bytes:
+    """What the user has typed so far, for a chat with this model. Raises InvalidRequestError for
+    what no frame can hold."""
     try:
         typed = edge_pb2.TypedText(
             before=[common_pb2.ChatMessage(role=m.role, content=m.content) for m in before],
             text=text,
             credential=_credential(credential),
+            model=model,
         )
         return encode_frame(edge_pb2.ClientFrame(typed=typed).SerializeToString())
     except (ValueError, TypeError) as error:
@@ -222,9 +227,10 @@ def read_description(payload: bytes) -> EdgeInfo:
     return EdgeInfo(
         name=d.edge,
         region=d.region,
-        model=d.model,
-        vocabulary_digest=d.vocabulary_digest,
-        max_context_tokens=d.max_context_tokens,
+        models=tuple(
+            ModelInfo(model.name, model.vocabulary_digest, model.max_context_tokens)
+            for model in d.models
+        ),
         resume_window_s=d.resume_window_s,
     )
 

@@ -169,6 +169,9 @@ class ChatRequest(_message.Message):
     TRACE_FIELD_NUMBER: _builtins.int
     CREDENTIAL_FIELD_NUMBER: _builtins.int
     model: _builtins.str
+    """Empty: the first one of the edge that the credential is for. A chat whose model is not loaded at
+    the edge waits for it.
+    """
     priority: _common_pb2.Priority.ValueType
     deadline_ms: _builtins.int
     provisional: _builtins.bool
@@ -245,8 +248,11 @@ class TypedText(_message.Message):
     BEFORE_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     CREDENTIAL_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """All of the text, each time."""
+    model: _builtins.str
+    """Of the chat that it will be; in the first frame. Empty: as in ChatRequest."""
     @_builtins.property
     def before(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.ChatMessage]:
         """The conversation before it; in the first frame."""
@@ -261,10 +267,11 @@ class TypedText(_message.Message):
         before: _abc.Iterable[_common_pb2.ChatMessage] | None = ...,
         text: _builtins.str = ...,
         credential: Global___Credential | None = ...,
+        model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["before", b"before", "credential", b"credential", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["before", b"before", "credential", b"credential", "model", b"model", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -276,34 +283,58 @@ class EdgeDescription(_message.Message):
 
     EDGE_FIELD_NUMBER: _builtins.int
     REGION_FIELD_NUMBER: _builtins.int
-    MODEL_FIELD_NUMBER: _builtins.int
-    VOCABULARY_DIGEST_FIELD_NUMBER: _builtins.int
-    MAX_CONTEXT_TOKENS_FIELD_NUMBER: _builtins.int
     RESUME_WINDOW_S_FIELD_NUMBER: _builtins.int
+    MODELS_FIELD_NUMBER: _builtins.int
     edge: _builtins.str
     region: _builtins.str
-    model: _builtins.str
-    vocabulary_digest: _builtins.bytes
-    max_context_tokens: _builtins.int
     resume_window_s: _builtins.float
     """Seconds for which a chat goes on without its client."""
+    @_builtins.property
+    def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelDescription]:
+        """What clients without a key may use; the first is what a chat that names none gets."""
+
     def __init__(
         self,
         *,
         edge: _builtins.str = ...,
         region: _builtins.str = ...,
-        model: _builtins.str = ...,
-        vocabulary_digest: _builtins.bytes = ...,
-        max_context_tokens: _builtins.int = ...,
         resume_window_s: _builtins.float = ...,
+        models: _abc.Iterable[Global___ModelDescription] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["edge", b"edge", "max_context_tokens", b"max_context_tokens", "model", b"model", "region", b"region", "resume_window_s", b"resume_window_s", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["edge", b"edge", "models", b"models", "region", b"region", "resume_window_s", b"resume_window_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EdgeDescription: _TypeAlias = EdgeDescription  # noqa: Y015
+
+@_typing.final
+class ModelDescription(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    VOCABULARY_DIGEST_FIELD_NUMBER: _builtins.int
+    MAX_CONTEXT_TOKENS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    vocabulary_digest: _builtins.bytes
+    """Empty until the edge has loaded it once."""
+    max_context_tokens: _builtins.int
+    """Tokens of prompt and reply together."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        vocabulary_digest: _builtins.bytes = ...,
+        max_context_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_context_tokens", b"max_context_tokens", "name", b"name", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ModelDescription: _TypeAlias = ModelDescription  # noqa: Y015
 
 @_typing.final
 class ResumePoint(_message.Message):

@@ -14,7 +14,8 @@ import structlog
 
 from outrider.codec.shipped import shipped_table
 from outrider.codec.tokens import TokenCoder
-from outrider.models.catalog import lookup
+from outrider.config_following import ConfigSource, following
+from outrider.models.catalog import current, lookup
 from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import Vocabulary, load_vocabulary
 from outrider.peers.stall_free_clock import StallFreeClock
@@ -66,14 +67,16 @@ async def serve(
     *,
     ready: Callable[[Ports], None] | None = None,
     stop: asyncio.Event | None = None,
+    source: ConfigSource[EdgeConfig] | None = None,
 ) -> None:
     """Run an edge until `stop` is set. `ready` is called once clients can connect and a router
-    has answered. Raises ConfigError, UnknownModelError, ModelStoreError."""
+    has answered. The file of `source` is followed. Raises ConfigError, UnknownModelError,
+    ModelStoreError."""
     _configure_logging(config.log_level)
     configure_tracing("edge")
     tls = await asyncio.to_thread(Tls.open, config.tls, Role.EDGE)
     spec = await asyncio.to_thread(lookup, config.model)
-    config = config.for_model(spec)
+    given, config = config, config.for_model(spec)
     store = ModelStore(config.model_store or default_root())
     vocabulary = await asyncio.to_thread(load_vocabulary, spec, store)
     backend = await asyncio.to_thread(
@@ -82,7 +85,8 @@ async def serve(
     metrics = Metrics("edge")
     edge = Edge(config, spec.name, vocabulary, metrics, backend, tls)
     try:
-        async with tls.watched():
+        fixed = (spec.name, spec.draft)
+        async with tls.watched(), following(source, given, current(), fixed_models=fixed):
             ports = await edge.start()
             stopping = stop or asyncio.Event()
             await _first(edge.upstream.wait_connected(), stopping.wait())

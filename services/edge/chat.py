@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,20 +10,15 @@ from functools import partial
 
 import structlog
 
-from outrider.errors import (
-    CancelledError,
-    MalformedFrameError,
-    OutriderError,
-    PermissionDeniedError,
-    UnauthenticatedError,
-)
+from outrider.errors import CancelledError, OutriderError
 from outrider.models.chat import Message
 from outrider.telemetry import names
 from outrider.telemetry.tracing import Span, start_span
 from outrider.tokenization.pool.pool import TokenizationJob, TokenizationResult
 from outrider.v1 import inference_pb2
 from services.edge.context import EdgeContext
-from services.edge.identity import Credential, Identity
+from services.edge.identity import Identity
+from services.edge.models.served import ServedModel
 from services.edge.resumption.chats import Entry
 from services.edge.resumption.replay import ClientChannel, ReplayCursor
 from services.edge.session.events import (
@@ -61,55 +55,6 @@ from services.edge.wire.region import RegionWire, cancel
 log = structlog.get_logger()
 
 
-def open_chat(stream: RequestStream, payload: bytes, context: EdgeContext) -> None:
-    """Serve a stream whose first frame is `payload`: with a chat that is here already, if the
-    request repeats it or goes on with it, otherwise with a new one. Raises OutriderError for a
-    request that cannot be served."""
-    try:
-        identity, request = _read_request(stream, payload, context)
-    except (UnauthenticatedError, PermissionDeniedError) as error:
-        context.telemetry.refused(error.reason)
-        raise
-    resumable = context.resumable
-    cursor = ReplayCursor(request.resume.upto, request.resume.num_chars)
-    entry = resumable.find(request, identity.owner)
-    if entry is None:
-        leave = stream.begin_chat(identity.client)
-        chat = Chat(stream, request, identity, cursor, context, leave)
-        stream.follow(chat)
-        chat.start()
-    elif entry.chat is None:
-        for event in entry.log.replay(cursor):
-            stream.send(client_wire.write(event, context.name, entry.token))
-        resumable.joined(entry)
-        stream.end()
-    else:
-        entry.chat.join(stream, cursor, request.provisional)
-        resumable.joined(entry)
-
-
-def _read_request(
-    stream: RequestStream, payload: bytes, context: EdgeContext
-) -> tuple[Identity, ChatRequest]:
-    """Whose request it is, and what it asks for. Raises OutriderError."""
-    identity: Identity | None = None
-
-    def admit(credential: Credential) -> None:
-        # Before anything else of the request is looked at.
-        nonlocal identity
-        identity = context.identities.of(
-            credential, stream.connection_secret, secrets.token_bytes(16), stream.address
-        )
-
-    read = client_wire.read(payload, context.offer, admit)
-    if isinstance(read, client_wire.TokenArrived):
-        raise MalformedFrameError("there is no token yet to acknowledge; ask for a chat first")
-    if not isinstance(read, ChatAsked):
-        raise MalformedFrameError("a cancel is out of place; a stream is one chat, request first")
-    assert identity is not None
-    return identity, replace(read.request, priority=identity.class_of(read.request.priority))
-
-
 class FrameEncoder:
     """Makes frames of what a client is told. Not a method of the chat: the chat would refer to
     itself, and be freed only when it is collected as garbage."""
@@ -132,13 +77,15 @@ class Chat:
         request: ChatRequest,
         identity: Identity,
         cursor: ReplayCursor,
+        model: ServedModel,
         context: EdgeContext,
         leave: Callable[[], None],
     ) -> None:
         """`cursor`: how much of the reply the client has from an earlier run; `leave` is called
-        when the chat ends."""
+        when the chat ends, and gives `model` back."""
         self._loop = asyncio.get_running_loop()
         self._context = context
+        self._model = model
         self._request = replace(
             request, request_id=identity.request_id(request.request_id), group=identity.group
         )
@@ -152,13 +99,13 @@ class Chat:
         self._encoder.entry = self._entry
         self._provisional = request.provisional
         self._wire = RegionWire(
-            context.coder,
-            context.policy.vocabulary_digest,
+            model.coder,
+            model.vocabulary_digest,
             context.region,
             identity,
             context.rewriter,
         )
-        self._session = ChatSession(context.policy, context.tools, self._loop.time())
+        self._session = ChatSession(model.policy, model.tools, self._loop.time())
         self._span = context.telemetry.chat_span(self._request, continues=identity.trusts_trace)
         self._inbox: deque[Input] = deque()
         self._is_feeding = False
@@ -179,16 +126,16 @@ class Chat:
         """Whether the chat is over."""
         return self._session.state is SessionState.CLOSED
 
-    def start(self) -> None:
-        """Begin. `stream` passes frames to the chat by now."""
-        self.feed(ChatAsked(self._request))
+    def start(self, waited_s: float = 0.0) -> None:
+        """Begin, so long after the request came. `stream` passes frames to the chat by now."""
+        self.feed(ChatAsked(self._request, waited_s))
 
     def receive(self, payload: bytes) -> None:
         """A further frame from the client."""
         if self.closed:
             return
         try:
-            read = client_wire.read(payload, self._context.offer)
+            read = client_wire.read(payload)
         except OutriderError as error:
             self.feed(ClientFailed(error))
             return
@@ -272,9 +219,9 @@ class Chat:
             case SendDraft():
                 self._draft(action)
             case OpenDrafter():
-                self._drafter_number = self._context.drafter.open(action, self._drafted)
+                self._drafter_number = self._model.drafter.open(action, self._drafted)
             case TellDrafter(ids, lead):
-                self._context.drafter.commit(self._drafter_number, ids, lead)
+                self._model.drafter.commit(self._drafter_number, ids, lead)
             case CancelRegion(reason):
                 self._cancel(reason)
             case Tokenize(messages):
@@ -323,7 +270,7 @@ class Chat:
         span = start_span(names.SPAN_TOKENIZE, parent=self._span.context)
         try:
             scope = self._request.group or None
-            job = self._context.tokenization.submit(messages, self._tokenized, scope=scope)
+            job = self._model.tokenization.submit(messages, self._tokenized, scope=scope)
             self._tokenizing = job, span
         except OutriderError as error:
             span.end(error)
@@ -342,15 +289,15 @@ class Chat:
 
     def _finish(self) -> None:
         self._is_finished = True
-        self._leave()
+        self._leave()  # the model is unloaded in another turn at the soonest
         if self._tokenizing is not None:
             job, span = self._tokenizing
-            self._context.tokenization.cancel(job)
+            self._model.tokenization.cancel(job)
             self._tokenizing = None
             span.end(CancelledError("the chat ended before its prompt was tokenized"))
         if self._link is not None:
             self._link.forget(self._session_id)
-        self._context.drafter.close(self._drafter_number)
+        self._model.drafter.close(self._drafter_number)
         self._channel.end()
         if self._entry is not None:
             self._context.resumable.ended(self._entry)

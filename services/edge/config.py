@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from outrider.errors import ConfigError
-from outrider.models.catalog import ModelSpec, config_file
+from outrider.models.definitions import ModelCatalog, ModelSpec
 from outrider.peers.health import HealthPolicy
 from outrider.peers.membership import DiscoveryPolicy, parse_target
 from outrider.rpc.server import MAX_MESSAGE_BYTES
@@ -32,6 +32,8 @@ from services.edge.identity import (
     priority_of,
     trust_of,
 )
+from services.edge.models.keys import EdgeModel
+from services.edge.models.table import LoadLimits
 from services.edge.quic import memory
 from services.edge.quic.limits import ListenerLimits
 from services.edge.resumption.table import ResumeLimits
@@ -87,8 +89,17 @@ class EdgeConfig:
     """Secret from which the names of trust groups are derived. Edges with the same secret share the
     cached prefixes of a group, and recognize a chat that moves between them; empty: a random one
     per process."""
-    model: str = ""
-    """The one model served; empty: the default model."""
+    models: tuple[str, ...] = ()
+    """The models served; the first is what a request that names none gets. Empty: the default
+    model alone."""
+    anonymous_models: tuple[str, ...] = ()
+    """Those of `models` that clients without a key may use; empty: all."""
+    max_loaded_models: int = 4
+    """Models loaded at a time, each with its vocabulary, its tokenization threads and its drafter.
+    A chat that asks for another one waits while the least recently used one without a chat gives
+    way. While chats on changed or removed definitions end, there may be twice as many."""
+    loading: LoadLimits = field(default_factory=LoadLimits)
+    """How models are loaded while the edge runs."""
     routers: tuple[str, ...] = ("127.0.0.1:7001",)
     """Routers, `HOST:PORT`, `dns:HOST:PORT` or `srv:NAME`. Sessions go to the nearest region by
     measured round trip, to the first listed of equals, and to another one when it is lost."""
@@ -101,7 +112,7 @@ class EdgeConfig:
     suspect_s: float = 2.0
     """A router that does not answer for so much longer loses its sessions to others."""
     model_store: Path | None = None
-    """Where the vocabulary comes from; None: the machine's default store."""
+    """Where vocabularies come from; None: the machine's default store."""
     state_dir: Path = field(default_factory=default_state_dir)
     """Keeps the development certificate, tls/cert.pem, and its key, tls/key.pem."""
     certificate: Path | None = None
@@ -126,17 +137,18 @@ class EdgeConfig:
     """How long chats under way may go on when the edge stops."""
 
     max_context_tokens: int = 8192
-    """Tokens of prompt and reply together, no more than the model's definition says; prompts that
+    """Tokens of prompt and reply together, no more than a model's definition says; prompts that
     leave no room for a reply are refused."""
     rewriting: RewritingPolicy = AS_IT_IS
     """What is done to chats before they are tokenized (docs/guides/tokens.md)."""
     tokenization: TokenizationConfig = field(default_factory=TokenizationConfig)
-    """Where and how prompts are tokenized."""
+    """Where and how prompts are tokenized, for each loaded model."""
     max_queued_frames: int = 4096
     """Frames that may wait for one router."""
 
     drafter: DrafterConfig = field(default_factory=DrafterConfig)
-    """The draft model and its process."""
+    """The draft model and its process, of which each loaded model has one. `drafter.model` is for
+    the first model; others draft as their definitions say. "none" is for all."""
     drafts: DraftLimits = field(default_factory=DraftLimits)
     """How far ahead and how boldly replies are drafted."""
     coalesce_ms: float = 1.0
@@ -166,11 +178,22 @@ class EdgeConfig:
             raise ConfigError("trust is chat, connection or tenant: users have a tenant's key")
         if not (self.anonymous or self.tenants):
             raise ConfigError("nobody is served: name tenants, or let anonymous clients in")
+        self._check_models()
         self.identities()
         for name in _POSITIVE:
             _check(name, getattr(self, name), 1, 2**31)
         for name in _NOT_NEGATIVE:
             _check(name, getattr(self, name), 0, 2**31)
+
+    def _check_models(self) -> None:
+        if len(set(self.models)) != len(self.models):
+            raise ConfigError("models names one of them twice; name each once")
+        allowed = {"anonymous_models": self.anonymous_models}
+        allowed |= {f"models of tenant {tenant.name}": tenant.models for tenant in self.tenants}
+        for where, names in allowed.items():
+            unknown = [name for name in names if name not in self.models]
+            if unknown:
+                raise ConfigError(f"{where}: {unknown[0]!r} is none of models; name it there too")
 
     def listener_limits(self) -> ListenerLimits:
         """The limits of the QUIC side."""
@@ -184,28 +207,37 @@ class EdgeConfig:
             trust_of(self.trust, "trust"),
             priority_of(self.max_priority, "max_priority"),
             self.trust_trace,
+            self.anonymous_models,
         )
         key = self.cache_salt_key.encode() or secrets.token_bytes(32)
         return Identities(key, ApiKeys(self.tenants), anonymous if self.anonymous else None)
 
-    @property
-    def has_drafter(self) -> bool:
-        """Whether a process is started that drafts with a model."""
-        return self.drafter.model != NO_DRAFT_MODEL
+    def edge_models(self, catalog: ModelCatalog) -> tuple[EdgeModel, ...]:
+        """The models served, as `catalog` defines them, the default first. Raises
+        UnknownModelError."""
+        named = self.drafter.model
+        made = []
+        for number, name in enumerate(self.models or ("",)):
+            spec = catalog.lookup(name)
+            own = named if number == 0 or named == NO_DRAFT_MODEL else ""
+            draft = own or spec.draft
+            draft_spec = catalog.lookup(draft) if draft in catalog.names else None
+            made.append(EdgeModel(spec, draft, draft_spec))
+        return tuple(made)
 
-    def for_model(self, spec: ModelSpec) -> EdgeConfig:
-        """With what the model's definition says: the draft, where these settings name none, and a
-        context that is no longer than the model's."""
-        most = min(self.max_context_tokens, spec.max_context_tokens or self.max_context_tokens)
-        drafter = replace(self.drafter, model=self.drafter.model or spec.draft)
-        return replace(self, drafter=drafter, max_context_tokens=most)
+    def context_tokens(self, spec: ModelSpec) -> int:
+        """Tokens of prompt and reply together, in a chat with this model."""
+        return min(self.max_context_tokens, spec.max_context_tokens or self.max_context_tokens)
 
-    def drafter_settings(self, model: str) -> DrafterSettings:
-        """What the drafter of an edge that serves `model` is set up with."""
+    def drafter_settings(
+        self, model: str, draft: str, definitions_file: str = ""
+    ) -> DrafterSettings:
+        """What a drafter for replies of `model` is set up with, that uses `draft`, as in
+        DrafterConfig.model. `definitions_file`: where both are defined, if not everywhere."""
         return DrafterSettings(
             model=model,
-            definitions_file=str(config_file() or ""),
-            drafter=self.drafter,
+            definitions_file=definitions_file,
+            drafter=replace(self.drafter, model=draft),
             model_store=str(self.model_store or ""),
             log_level=self.log_level,
             limits=DrafterLimits(
@@ -231,11 +263,11 @@ class EdgeConfig:
             return_s=self.reopen_s,
         )
 
-    def typeahead_policy(self) -> TypeaheadPolicy:
-        """When prompts are computed while they are typed."""
+    def typeahead_policy(self, max_context_tokens: int) -> TypeaheadPolicy:
+        """When prompts are computed while they are typed, for a model of this context."""
         return TypeaheadPolicy(
             min_new_tokens=self.min_prefill_tokens,
-            max_context_tokens=self.max_context_tokens,
+            max_context_tokens=max_context_tokens,
             is_on=bool(self.min_prefill_tokens),
         )
 
@@ -260,6 +292,7 @@ _MAX_FRAME_BYTES = MAX_MESSAGE_BYTES - (1 << 16)
 large for gRPC would end the stream of all chats."""
 _POSITIVE = (
     "max_context_tokens",
+    "max_loaded_models",
     "max_queued_frames",
     "probe_interval_s",
     "probe_timeout_s",

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
-from outrider.codec.tokens import TokenCoder
-from outrider.tokenization.pool.pool import TokenizationPool
 from outrider.tokenization.rewriting import Rewriter
-from services.edge.drafter.link import DrafterLink
 from services.edge.identity import Identities
+from services.edge.models.choice import usable
+from services.edge.models.serving import EdgeModels
 from services.edge.resumption.chats import ResumableChats
-from services.edge.session.machine import SessionPolicy
-from services.edge.session.reply import ReplyTools
-from services.edge.session.typeahead_plan import TypeaheadPolicy
 from services.edge.telemetry import EdgeTelemetry
 from services.edge.time_slicing import TimeSlicer
 from services.edge.upstream.pool import RouterPool
 from services.edge.wire import client as client_wire
-from services.edge.wire.client import Offer
 
 
 @dataclass(frozen=True)
@@ -27,29 +21,49 @@ class EdgeContext:
 
     name: str
     region: str
+    request_timeout_s: float
+    """How long a stream may be open before its request has come."""
     identities: Identities
-    offer: Offer
-    policy: SessionPolicy
-    tools: ReplyTools
-    coder: TokenCoder
-    tokenization: TokenizationPool
+    models: EdgeModels
+    """What chats with one model share is with it (services.edge.models.served)."""
     upstream: RouterPool
-    drafter: DrafterLink
     telemetry: EdgeTelemetry
     resumable: ResumableChats
-    typeahead: TypeaheadPolicy
     time_slicer: TimeSlicer
     """Runs what may come for many chats at once."""
     rewriter: Rewriter
-    """For messages that a region tokenizes; `tokenization` has one of the same policy."""
+    """For messages that a region tokenizes; a model's own tokenization has one of the same
+    policy."""
+    description: Description
 
-    @cached_property
-    def description(self) -> bytes:
-        """The EdgeFrame that answers DESCRIBE."""
-        return client_wire.describe(
-            self.name,
-            self.region,
-            self.offer,
-            self.policy.vocabulary_digest,
-            self.resumable.window_s,
-        )
+
+class Description:
+    """The answer to DESCRIBE, made anew when the models have changed."""
+
+    def __init__(
+        self,
+        name: str,
+        region: str,
+        identities: Identities,
+        models: EdgeModels,
+        resume_window_s: float,
+    ) -> None:
+        self._name = name
+        self._region = region
+        self._identities = identities
+        self._models = models
+        self._resume_window_s = resume_window_s
+        self._revision = -1
+        self._frame = b""
+
+    @property
+    def frame(self) -> bytes:
+        """The EdgeFrame."""
+        if self._revision != self._models.revision:
+            self._revision = self._models.revision
+            allowed = self._identities.anonymous_models
+            names = [] if allowed is None else usable(self._models.names, allowed)
+            self._frame = client_wire.describe(
+                self._name, self._region, self._models.listed(names), self._resume_window_s
+            )
+        return self._frame

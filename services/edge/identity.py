@@ -14,8 +14,8 @@ names of a tenant's cached blocks from the tenant's name.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from hashlib import blake2b, sha256
 from typing import Final
@@ -76,6 +76,8 @@ class AccessPolicy:
     trust: Trust = Trust.CONNECTION
     max_priority: Priority = Priority.MEDIUM
     trusts_trace: bool = False
+    models: tuple[str, ...] = ()
+    """Those it may use; empty: all."""
 
 
 _ANONYMOUS: Final = AccessPolicy()
@@ -97,6 +99,8 @@ class TenantConfig:
     trust_trace: bool = False
     """Whether the traces of its clients are continued; otherwise the edge's own traces link to
     them."""
+    models: tuple[str, ...] = ()
+    """Those of the edge's models that its chats may use; empty: all."""
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -117,6 +121,7 @@ class TenantConfig:
             trust=Trust[self.trust.upper()],
             max_priority=Priority[self.max_priority.upper()],
             trusts_trace=self.trust_trace,
+            models=self.models,
         )
 
 
@@ -148,6 +153,8 @@ class Identity:
     """Trust group whose chats learn from each other; empty: it learns by itself."""
     max_priority: Priority = Priority.MEDIUM
     trusts_trace: bool = False
+    models: tuple[str, ...] = ()
+    """Those it may use; empty: all."""
 
     @property
     def share(self) -> str:
@@ -202,6 +209,12 @@ class ApiKeys:
         on the SHA-256 of what was sent, which cannot be steered towards that of a key."""
         return self._policies.get(sha256(key.encode()).digest())
 
+    def allow(self, tenants: Mapping[str, tuple[str, ...]]) -> None:
+        """Tenants of these names may use these models from now on."""
+        for digest, policy in self._policies.items():
+            if policy.tenant in tenants:
+                self._policies[digest] = replace(policy, models=tenants[policy.tenant])
+
 
 class Identities:
     """From credentials to identities."""
@@ -244,7 +257,20 @@ class Identities:
             group=group,
             max_priority=policy.max_priority,
             trusts_trace=policy.trusts_trace,
+            models=policy.models,
         )
+
+    @property
+    def anonymous_models(self) -> tuple[str, ...] | None:
+        """What clients without a key may use, empty: all; None: they are refused."""
+        return None if self._anonymous is None else self._anonymous.models
+
+    def allow(self, anonymous: tuple[str, ...], tenants: Mapping[str, tuple[str, ...]]) -> None:
+        """From now on clients without a key, and those of tenants by name, may use these models;
+        empty: all. Tenants that are not named may use what they could before."""
+        if self._anonymous is not None:
+            self._anonymous = replace(self._anonymous, models=anonymous)
+        self._keys.allow(tenants)
 
     def _policy_of(self, credential: Credential) -> tuple[AccessPolicy, bytes]:
         if not credential.key:

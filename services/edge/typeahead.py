@@ -15,13 +15,15 @@ from outrider.session_types import Priority, Speculation
 from outrider.tokenization.pool.pool import TokenizationJob, TokenizationResult
 from outrider.v1 import inference_pb2
 from services.edge.context import EdgeContext
-from services.edge.identity import UNIDENTIFIED, Credential
+from services.edge.identity import UNIDENTIFIED
+from services.edge.models.choice import choose
+from services.edge.models.served import ServedModel
 from services.edge.quotas import Rate
 from services.edge.session.events import ChatRequest, Input, OpenRegion
 from services.edge.session.typeahead_plan import TypeaheadPlan
 from services.edge.stream import RequestStream
 from services.edge.upstream.link import RouterLink
-from services.edge.wire.client import read_typed_text
+from services.edge.wire.client import TypedText, read_typed_text
 from services.edge.wire.region import RegionWire, cancel
 
 log = structlog.get_logger()
@@ -40,17 +42,26 @@ class TypeaheadPrefill:
     """One prompt that is being typed.
 
     A prefill is a session of one token at LOW priority, for the sake of what it leaves in the
-    replica's prefix cache. Failures are only logged: without it the chat merely starts later.
+    replica's prefix cache. Failures are only logged: without it the chat merely starts later. While
+    its model is not loaded nothing is computed ahead, and nothing is loaded for it; between two
+    texts it does not keep the model loaded.
     """
 
     def __init__(self, stream: TypedStream, context: EdgeContext) -> None:
         self._stream = stream
         self._context = context
-        self._plan = TypeaheadPlan(context.typeahead)
+        self._name = ""
+        """Of the model."""
+        self._loaded: ServedModel | None = None
+        """The model at the first text; the plan is in its ids."""
+        self._plan: TypeaheadPlan | None = None
+        self._is_shared = False
+        """Whether a chat could hit the prefix."""
         self._identity = UNIDENTIFIED
         self.closed = False
         self._before: tuple[Message, ...] = ()
-        self._job: TokenizationJob | None = None
+        self._job: tuple[TokenizationJob, ServedModel] | None = None
+        """While a text is tokenized, which uses the model."""
         self._link: RouterLink | None = None
         self._number = 0
 
@@ -66,7 +77,7 @@ class TypeaheadPrefill:
                 return
             typed = read_typed_text(payload)
             if self._identity is UNIDENTIFIED:
-                self._admit(typed.credential)
+                self._admit(typed)
             self._before = typed.before or self._before
             messages = (*self._before, Message("user", typed.text))
             check_messages(messages)
@@ -76,19 +87,33 @@ class TypeaheadPrefill:
             log.debug("typed text refused", reason=error.reason)
             self._close()
             return
-        self._tokenize(self._plan.typed(messages))
+        plan = self._current_plan()
+        if plan is not None:
+            self._tokenize(plan, plan.typed(messages))
 
     def _spend(self, rate: Rate, amount: int) -> bool:
         return self._stream.spend(rate, amount, self._identity.client)
 
-    def _admit(self, credential: Credential) -> None:
-        """Find out whose text it is. Raises UnauthenticatedError, InvalidRequestError."""
+    def _admit(self, typed: TypedText) -> None:
+        """Find out whose text it is, and for which model. Raises UnauthenticatedError,
+        InvalidRequestError, UnknownModelError."""
         stream, fresh = self._stream, secrets.token_bytes(16)
         secret, address = stream.connection_secret, stream.address
-        self._identity = self._context.identities.of(credential, secret, fresh, address)
-        if not self._identity.group:
-            # Without a trust group the chat has a cache salt of its own and cannot hit the prefix.
-            self._plan.close()
+        identity = self._context.identities.of(typed.credential, secret, fresh, address)
+        self._name = choose(typed.model, self._context.models.names, identity.models)
+        self._identity = identity
+        # Without a trust group the chat has a cache salt of its own and cannot hit the prefix.
+        self._is_shared = bool(identity.group)
+
+    def _current_plan(self) -> TypeaheadPlan | None:
+        """None: nothing can be computed ahead now."""
+        if self._plan is None and self._is_shared:
+            model = self._context.models.use(self._name)
+            if model is not None:
+                self._loaded = model
+                self._plan = TypeaheadPlan(model.typeahead)
+                self._context.models.release(model)
+        return self._plan
 
     def feed(self, item: Input) -> None:
         """The user sent the prompt or left, or the edge stops."""
@@ -104,8 +129,12 @@ class TypeaheadPrefill:
         self.closed = True
         self._stream.end()
         if self._job is not None:
-            self._context.tokenization.cancel(self._job)
-        if self._plan.close() and self._link is not None:
+            job, model = self._job
+            self._job = None
+            model.tokenization.cancel(job)
+            self._context.models.release(model)
+        is_running = self._plan is not None and self._plan.close()
+        if is_running and self._link is not None:
             self._link.cancel(self._number, cancel("the prompt is not being typed any more"))
             self._link.forget(self._number)
 
@@ -119,39 +148,49 @@ class TypeaheadPrefill:
         """The stream to the region broke."""
         self._ended(well=False)
 
-    def _tokenize(self, messages: tuple[Message, ...] | None) -> None:
+    def _tokenize(self, plan: TypeaheadPlan, messages: tuple[Message, ...] | None) -> None:
         if messages is None:
             return
+        models = self._context.models
+        model = models.use(self._name)
+        if model is None:
+            plan.tokenized(None)  # it was unloaded meanwhile
+            return
+        if self._loaded is None or model.key != self._loaded.key:
+            models.release(model)
+            self._close()  # its definition has changed, and perhaps its ids
+            return
         try:
-            tokenization = self._context.tokenization
             scope = self._identity.group or None
-            self._job = tokenization.submit(
+            job = model.tokenization.submit(
                 messages, self._tokenized, scope=scope, is_typeahead=True
             )
+            self._job = job, model
         except OutriderError as error:
+            models.release(model)
             log.debug("typed text not tokenized", reason=error.reason)
-            self._plan.tokenized(None)
+            plan.tokenized(None)
 
     def _tokenized(self, outcome: TokenizationResult) -> None:
+        assert self._job is not None and self._plan is not None
+        _, model = self._job
         self._job = None
-        self._tokenize(
-            self._plan.tokenized(None if isinstance(outcome, OutriderError) else outcome)
-        )
-        self._prefill()
+        self._context.models.release(model)
+        ids = None if isinstance(outcome, OutriderError) else outcome
+        self._tokenize(self._plan, self._plan.tokenized(ids))
+        self._prefill(self._plan, model)
 
-    def _prefill(self) -> None:
-        num_new = self._plan.num_due
+    def _prefill(self, plan: TypeaheadPlan, model: ServedModel) -> None:
+        num_new = plan.num_due
         if not num_new or not self._spend(Rate.PREFILL_TOKENS, num_new):
             return
-        ids = self._plan.next_prefill()
+        ids = plan.next_prefill()
         assert ids is not None
         context = self._context
-        wire = RegionWire(
-            context.coder, context.policy.vocabulary_digest, context.region, self._identity
-        )
+        wire = RegionWire(model.coder, model.vocabulary_digest, context.region, self._identity)
         request = ChatRequest(
             request_id=uuid4().hex,
-            model=context.offer.model,
+            model=self._name,
             messages=(),
             sampling=SamplingParams(max_tokens=1),
             priority=Priority.LOW,
@@ -161,13 +200,15 @@ class TypeaheadPrefill:
             link = context.upstream.pick()
             self._number = link.open(self, wire.open(OpenRegion(request, ids, 0), ("", "")))
             self._link = link
-            context.telemetry.prefilled(len(ids))
+            context.telemetry.prefilled(len(ids), self._name)
         except OutriderError as error:
             log.debug("typed text not prefilled", reason=error.reason)
-            self._plan.ended(well=False)
+            plan.ended(well=False)
 
     def _ended(self, *, well: bool) -> None:
         if self._link is not None:
             self._link.forget(self._number)
-        self._plan.ended(well=well)
-        self._prefill()
+        plan, model = self._plan, self._loaded
+        if plan is not None and model is not None:
+            plan.ended(well=well)
+            self._prefill(plan, model)

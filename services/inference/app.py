@@ -11,11 +11,12 @@ import structlog
 
 from outrider.codec.shipped import shipped_table
 from outrider.codec.tokens import TokenCoder
+from outrider.config_following import ConfigSource, following
 from outrider.engines.base import Engine, EngineInfo
 from outrider.engines.factory import check_vocabulary, create_engine, warm_up
 from outrider.errors import EngineError, UnavailableError
 from outrider.model_identity import model_identity, short_form
-from outrider.models.catalog import ModelSpec, lookup
+from outrider.models.catalog import ModelSpec, current, lookup
 from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import load_vocabulary
 from outrider.process import Ports
@@ -248,12 +249,13 @@ async def serve(
     *,
     ready: Callable[[Ports], None] | None = None,
     stop: asyncio.Event | None = None,
+    source: ConfigSource[InferenceConfig] | None = None,
 ) -> None:
     """Run a replica until `stop` is set; `ready` is called with the bound ports once the model is
     loaded, unless `stop` came first: loading itself is not interrupted. The admin port answers
     from the start. Raises what `load_model` raises, ConfigError when a port is taken, and
     EngineError, after draining, when the model broke down: whoever supervises the process starts
-    another."""
+    another. Changes of `source`'s file are logged: a replica needs a restart for all of them."""
     configure_logging("inference", config.log_level)
     configure_tracing("inference")
     metrics = Metrics("inference")
@@ -265,7 +267,8 @@ async def serve(
         tls = await asyncio.to_thread(Tls.open, config.tls, Role.INFERENCE, config.region)
         if (replica := await _load_replica(config, metrics, stop, tls)) is not None:
             loaded.append(replica)
-            async with tls.watched():
+            fixed = (lookup(config.model).name,)
+            async with tls.watched(), following(source, config, current(), fixed_models=fixed):
                 await _run(replica, admin_port, ready, stop)
     finally:
         await admin.stop()

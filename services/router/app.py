@@ -11,6 +11,8 @@ from typing import Final
 
 import structlog
 
+from outrider.config_following import ConfigSource, following
+from outrider.models.catalog import SHIPPED
 from outrider.peers.health import HealthPolicy, PeerState
 from outrider.peers.membership import parse_target
 from outrider.peers.stall_free_clock import StallFreeClock
@@ -196,6 +198,7 @@ async def serve(
     *,
     ready: Callable[[Ports], None] | None = None,
     stop: asyncio.Event | None = None,
+    source: ConfigSource[RouterConfig] | None = None,
 ) -> None:
     """Run a router until `stop` is set; `ready` hears of the bound ports once the replicas were
     tried. Raises ConfigError when a port is taken."""
@@ -204,7 +207,12 @@ async def serve(
     tls = await asyncio.to_thread(Tls.open, config.tls, Role.ROUTER)
     router = Router(config, tls)
     try:
-        async with tls.watched(), _listening(router) as (ports, health), _working(router) as jobs:
+        async with (
+            tls.watched(),
+            _listening(router) as (ports, health),
+            _working(router) as jobs,
+            following(source, config, SHIPPED),
+        ):
             await router.settled.wait()
             health.set_serving(True)
             _log.info("router_ready", port=ports.main, admin_port=ports.admin)

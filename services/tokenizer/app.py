@@ -11,6 +11,8 @@ from typing import Final
 
 import structlog
 
+from outrider.config_following import ConfigSource, following
+from outrider.models.catalog import current
 from outrider.models.store import ModelStore, default_root
 from outrider.process import Ports
 from outrider.rpc import add_health, bind, make_server
@@ -60,6 +62,7 @@ async def serve(
     ready: Callable[[Ports], None] | None = None,
     stop: asyncio.Event | None = None,
     vocabularies: Vocabularies | None = None,
+    source: ConfigSource[TokenizerConfig] | None = None,
 ) -> None:
     """Run a tokenizer service until `stop` is set; `ready` is called with the bound ports.
 
@@ -68,7 +71,11 @@ async def serve(
     """
     configure_logging("tokenizer", config.log_level)
     tls = await asyncio.to_thread(Tls.open, config.tls, Role.TOKENIZER)
-    async with _parts(config, tls, vocabularies) as parts, _listening(parts) as ports:
+    async with (
+        _parts(config, tls, vocabularies) as parts,
+        _listening(parts) as ports,
+        following(source, config, current()),
+    ):
         _log.info("tokenizer_ready", port=ports.main, admin_port=ports.admin)
         if ready:
             ready(ports)

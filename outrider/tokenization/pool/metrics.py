@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter as Counts
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -19,6 +20,12 @@ from outrider.tokenization.segment_cache import ContentClass
 
 IN_LOOP: Final = "tokenization_in_loop"
 IN_THREADS: Final = "tokenization_in_threads"
+_LOOKUP_FIELDS: Final = {
+    names.TOKENIZATION_TEXTS: "num_texts",
+    names.TOKENIZATION_HITS: "num_hits",
+    names.TOKENIZATION_CHARS: "num_chars",
+    names.TOKENIZATION_HIT_CHARS: "num_hit_chars",
+}
 _LOOP_TIERS: Final = frozenset({Tier.CACHE, Tier.INLINE, Tier.FALLBACK})
 
 
@@ -26,8 +33,12 @@ class TokenizationMetrics(Collector):
     """Times every chat by tier. Caches, backends and shadow checks of all models are read when
     Prometheus scrapes."""
 
-    def __init__(self, registry: CollectorRegistry, encoders: Sequence[CachingEncoder]) -> None:
-        self._encoders = encoders
+    def __init__(
+        self, registry: CollectorRegistry, encoders: Iterable[CachingEncoder] = ()
+    ) -> None:
+        self._encoders = tuple(encoders)
+        self._removed: Counts[str] = Counts()
+        """What was counted by encoders that are no more: counters never fall."""
         self._ms = Histogram(
             names.TOKENIZATION_MS,
             "from a chat's submission to its ids",
@@ -52,6 +63,15 @@ class TokenizationMetrics(Collector):
         if registry is not None:
             for collector in (self._ms, self._shortened, self._omitted, self):
                 registry.unregister(collector)
+
+    def add(self, encoder: CachingEncoder) -> None:
+        """A model was loaded."""
+        self._encoders = (*self._encoders, encoder)
+
+    def remove(self, encoder: CachingEncoder) -> None:
+        """A model was unloaded. What it counted stays counted."""
+        self._encoders = tuple(it for it in self._encoders if it is not encoder)
+        self._removed += _counts_of(encoder)
 
     def record(self, tier: Tier, ms: float) -> None:
         """A chat was tokenized in `tier`, `ms` milliseconds after it was submitted; called from
@@ -78,34 +98,47 @@ class TokenizationMetrics(Collector):
             "the backends in use, and why",
             labels=["backend", "reason"],
         )
-        backends = [encoder.backend for encoder in self._encoders]
+        encoders = self._encoders
+        backends = [encoder.backend for encoder in encoders]
         for name, reason in sorted({(backend.name, backend.reason) for backend in backends}):
             in_use.add_metric([name, reason], 1)
         yield in_use
-        checks = [backend.checks for backend in backends]
-        num_checked = sum(one.num_checked for one in checks)
+        counts = sum(map(_counts_of, encoders), self._removed.copy())
         yield CounterMetricFamily(
-            names.TOKENIZATION_CHECKED, "texts encoded by the reference too", num_checked
+            names.TOKENIZATION_CHECKED,
+            "texts encoded by the reference too",
+            counts[names.TOKENIZATION_CHECKED],
         )
-        num_mismatches = sum(one.num_mismatches + one.num_failures for one in checks)
         yield CounterMetricFamily(
-            names.TOKENIZATION_MISMATCHES, "texts the fast backend failed on", num_mismatches
+            names.TOKENIZATION_MISMATCHES,
+            "texts the fast backend failed on",
+            counts[names.TOKENIZATION_MISMATCHES],
         )
+        for name, field in _LOOKUP_FIELDS.items():
+            family = CounterMetricFamily(name, f"{field} of lookups", labels=["content"])
+            for content in ContentClass:
+                family.add_metric([content], counts[f"{name} {content}"])
+            yield family
 
     def _cache(self) -> Iterator[Metric]:
         sizes = [encoder.size for encoder in self._encoders]
-        num_entries, num_bytes = (sum(column) for column in zip(*sizes, strict=True))
+        num_entries = sum(entries for entries, _ in sizes)
+        num_bytes = sum(size for _, size in sizes)
         yield GaugeMetricFamily(names.TOKENIZATION_CACHE_ENTRIES, "texts kept", num_entries)
         yield GaugeMetricFamily(names.TOKENIZATION_CACHE_BYTES, "memory of texts kept", num_bytes)
-        fields = {
-            names.TOKENIZATION_TEXTS: "num_texts",
-            names.TOKENIZATION_HITS: "num_hits",
-            names.TOKENIZATION_CHARS: "num_chars",
-            names.TOKENIZATION_HIT_CHARS: "num_hit_chars",
+
+
+def _counts_of(encoder: CachingEncoder) -> Counts[str]:
+    """What an encoder has counted, by metric, and of lookups by content class too."""
+    checks = encoder.backend.checks
+    return Counts(
+        {
+            names.TOKENIZATION_CHECKED: checks.num_checked,
+            names.TOKENIZATION_MISMATCHES: checks.num_mismatches + checks.num_failures,
         }
-        for name, field in fields.items():
-            family = CounterMetricFamily(name, f"{field} of lookups", labels=["content"])
-            for content in ContentClass:
-                found = sum(getattr(e.lookups[content], field) for e in self._encoders)
-                family.add_metric([content], found)
-            yield family
+        | {
+            f"{name} {content}": getattr(encoder.lookups[content], field)
+            for name, field in _LOOKUP_FIELDS.items()
+            for content in ContentClass
+        }
+    )

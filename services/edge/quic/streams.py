@@ -10,8 +10,8 @@ from typing import Final, Protocol
 from outrider.client.protocol import CloseCode
 from outrider.codec.frames import FrameDecoder, encode_frame
 from outrider.errors import DeadlineError, MalformedFrameError, OutriderError, OverloadedError
-from services.edge.chat import open_chat
 from services.edge.context import EdgeContext
+from services.edge.opening import open_chat
 from services.edge.quic.aioquic_shim import BoundedConnection
 from services.edge.quic.limits import ListenerLimits, MemoryBudget
 from services.edge.quotas import Rate
@@ -250,7 +250,7 @@ class PendingRequest:
         """Of frames that wait."""
         self.has_request = False
         """Whether the first frame has come."""
-        wait_s = context.policy.request_timeout_s
+        wait_s = context.request_timeout_s
         self._timer = asyncio.get_running_loop().call_later(wait_s, self._too_late)
 
     def receive(self, payload: bytes) -> None:
@@ -258,7 +258,7 @@ class PendingRequest:
         if self.closed:
             return
         if payload == client_wire.DESCRIBE and not self.has_request:
-            self._stream.send(self._context.description)
+            self._stream.send(self._context.description.frame)
             self.feed(ClientGone())
             return
         self._frames.append(payload)

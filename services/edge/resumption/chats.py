@@ -6,7 +6,7 @@ import asyncio
 import secrets
 from typing import Protocol, TypeAlias
 
-from outrider.errors import UnknownChatError
+from outrider.errors import KeyReusedError, UnknownChatError
 from outrider.session_types import FinishReason
 from services.edge.identity import Identity
 from services.edge.resumption.eviction import EvictionKey
@@ -48,7 +48,8 @@ class ResumableChats:
 
     def find(self, request: ChatRequest, owner: bytes) -> Entry | None:
         """The owner's chat that a request goes on with or repeats, which has another resume token
-        from now on; None if it is to begin. Raises KeyReusedError, and UnknownChatError for a token
+        from now on; None if it is to begin. Its model is looked at where the request names one.
+        Raises KeyReusedError, and UnknownChatError for a token
         without a request that is not known."""
         token = request.resume.token
         entry = None
@@ -59,6 +60,7 @@ class ResumableChats:
             raise UnknownChatError("this edge does not hold that chat; send the whole request")
         entry = entry or self._table.find(ChatKey(owner, request.request_id), request.digest)
         if entry is not None:
+            _check_model(request, entry)
             self._table.renew(entry, token, _new_token())
         return entry
 
@@ -75,6 +77,7 @@ class ResumableChats:
             _new_token(),
             log,
             chat,
+            request.model,
         )
 
     def acknowledged(self, entry: Entry) -> None:
@@ -134,6 +137,15 @@ class ResumableChats:
     def _expire(self) -> None:
         self._timer = None
         self._give_up(self._table.expire(self._loop.time()))
+
+
+def _check_model(request: ChatRequest, entry: Entry) -> None:
+    """A request that names no model is about the chat's own, whichever is the default by now."""
+    if request.model not in ("", entry.model):
+        raise KeyReusedError(
+            f"this chat is with the model {entry.model}; ask for that one, or take a new key for "
+            "another chat"
+        )
 
 
 def _new_token() -> str:

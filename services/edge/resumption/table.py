@@ -124,6 +124,8 @@ class ResumableChat(Generic[ChatT]):
     """As last counted against the limits."""
     earlier: bytes | None = None
     """Hash of the token before, while the client may not have the latest."""
+    model: str = ""
+    """The name of the model that it is with; the digest leaves it out."""
 
 
 @dataclass(slots=True)
@@ -175,11 +177,12 @@ class ChatTable(Generic[ChatT]):
         token: str,
         log: ReplayLog,
         chat: ChatT,
+        model: str = "",
     ) -> ResumableChat[ChatT]:
         """A chat begins. Its key must be free, as `find` told, and its token nobody's."""
         name = _name(token)
         assert key not in self._by_key and name not in self._by_token
-        entry = ResumableChat(key, eviction_key, digest, token, log, chat)
+        entry = ResumableChat(key, eviction_key, digest, token, log, chat, model=model)
         self._by_key[key] = entry
         self._by_token[name] = entry
         return entry

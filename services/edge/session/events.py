@@ -114,6 +114,8 @@ class ChatAsked:
     """The first frame of the stream arrived whole and is in order."""
 
     request: ChatRequest
+    waited_s: float = 0.0
+    """Time since then: it waited for its model."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -209,12 +209,13 @@ class ChatSession:
 
     def _ask(self, chat: None, item: ChatAsked, now: float) -> Actions:
         request = item.request
-        asked = self._chat = _AskedChat(request, now)
-        self.milestones.asked = now
+        asked_at = now - item.waited_s
+        asked = self._chat = _AskedChat(request, asked_at)
+        self.milestones.asked = asked_at
         self._deadline = None
         if request.deadline_ms:
             grace = self._policy.deadline_grace_s
-            self._deadline = now + request.deadline_ms / 1000 + grace
+            self._deadline = asked_at + request.deadline_ms / 1000 + grace
         if request.thin:
             return self._open(asked, None, now)
         self.state = SessionState.TOKENIZING

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from uuid import uuid4
@@ -15,11 +15,9 @@ from outrider.errors import (
     InvalidSamplingError,
     MalformedFrameError,
     PromptTooLongError,
-    UnknownModelError,
 )
 from outrider.model_identity import check_model_identity
 from outrider.models.chat import Message, check_messages, check_num_messages
-from outrider.sampling.params import SamplingParams
 from outrider.v1 import common_pb2, edge_pb2
 from outrider.wire import (
     error_to_proto,
@@ -58,7 +56,7 @@ _TYPED_TAG = bytes([edge_pb2.ClientFrame.TYPED_FIELD_NUMBER << 3 | 2])
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What this edge serves."""
+    """What a chat with a model may be."""
 
     model: str
     vocabulary_size: int
@@ -71,12 +69,12 @@ class TokenArrived:
 
 
 def read(
-    payload: bytes, offer: Offer, admit: Callable[[Credential], None] = lambda credential: None
+    payload: bytes, admit: Callable[[Credential], None] = lambda credential: None
 ) -> ChatAsked | CancelAsked | TokenArrived:
     """One ClientFrame. `admit` is called with a chat's credential before anything else of the chat
-    is read, and raises if it is refused. Raises MalformedFrameError for bytes that are no frame
-    (text that is not UTF-8 included), InvalidRequestError and UnknownModelError for a chat that
-    cannot be served."""
+    is read, and raises if it is refused. A chat's `model` is what the client calls it, "" for none;
+    `check_fits` is for when it is known. Raises MalformedFrameError for bytes that are no frame
+    (text that is not UTF-8 included), InvalidRequestError for a chat that cannot be served."""
     try:
         frame = edge_pb2.ClientFrame.FromString(payload)
     except DecodeError as error:
@@ -86,7 +84,7 @@ def read(
     kind = frame.WhichOneof("kind")
     if kind == "chat":
         admit(_credential(frame.chat.credential))
-        return ChatAsked(_request(frame.chat, offer))
+        return ChatAsked(_request(frame.chat))
     if kind == "cancel":
         return CancelAsked()
     if kind == "acknowledge":
@@ -103,6 +101,8 @@ class TypedText:
     text: str
     credential: Credential
     """Of the first frame."""
+    model: str = ""
+    """Of the first frame; empty: the one that a chat without a model gets."""
 
 
 def is_typed_text(payload: bytes) -> bool:
@@ -118,7 +118,7 @@ def read_typed_text(payload: bytes) -> TypedText:
         raise MalformedFrameError("a frame is no ClientFrame; check that text is UTF-8") from error
     check_num_messages(len(typed.before) + 1)
     before = tuple(Message(message.role, message.content) for message in typed.before)
-    return TypedText(before, typed.text, _credential(typed.credential))
+    return TypedText(before, typed.text, _credential(typed.credential), typed.model)
 
 
 def write(event: ClientEvent, edge: str, token: str = "") -> bytes:
@@ -129,16 +129,31 @@ def write(event: ClientEvent, edge: str, token: str = "") -> bytes:
     return frame.SerializeToString()
 
 
+@dataclass(frozen=True, slots=True)
+class ListedModel:
+    """A model as clients are told of it."""
+
+    name: str
+    vocabulary_digest: bytes
+    """Empty until the edge has loaded it once."""
+    max_context_tokens: int
+
+
 def describe(
-    edge: str, region: str, offer: Offer, vocabulary_digest: bytes, resume_window_s: float
+    edge: str, region: str, models: Iterable[ListedModel], resume_window_s: float
 ) -> bytes:
     """The EdgeFrame that answers DESCRIBE."""
     description = edge_pb2.EdgeDescription(
         edge=edge,
         region=region,
-        model=offer.model,
-        vocabulary_digest=vocabulary_digest,
-        max_context_tokens=offer.max_context_tokens,
+        models=[
+            edge_pb2.ModelDescription(
+                name=model.name,
+                vocabulary_digest=model.vocabulary_digest,
+                max_context_tokens=model.max_context_tokens,
+            )
+            for model in models
+        ],
         resume_window_s=resume_window_s,
     )
     return edge_pb2.EdgeFrame(description=description).SerializeToString()
@@ -148,20 +163,41 @@ def _credential(wire: edge_pb2.Credential) -> Credential:
     return Credential(wire.key, wire.user, wire.client_secret)
 
 
-def _request(chat: edge_pb2.ChatRequest, offer: Offer) -> ChatRequest:
-    model = chat.model or offer.model
-    if model != offer.model:
-        raise UnknownModelError(f"there is no model {model[:100]!r} here; there is {offer.model}")
+def check_fits(request: ChatRequest, offer: Offer) -> None:
+    """Raises InvalidRequestError for a chat that is none of this model's: of ids outside its
+    vocabulary, or longer than its context."""
+    _check_resume(request.resume.ids, offer)
+    params = request.sampling
+    for token in (*params.stop_ids, *params.logit_bias):
+        if token >= offer.vocabulary_size:
+            raise InvalidSamplingError(
+                f"id {token} in the sampling values is outside the vocabulary of "
+                f"{offer.vocabulary_size} ids"
+            )
+
+
+def _check_resume(ids: Sequence[int], offer: Offer) -> None:
+    if len(ids) >= offer.max_context_tokens:
+        raise PromptTooLongError(
+            f"resume has {len(ids)} ids, the context has {offer.max_context_tokens}"
+        )
+    if ids and max(ids) >= offer.vocabulary_size:
+        raise InvalidRequestError(
+            f"resume has an id outside the vocabulary of {offer.vocabulary_size} ids"
+        )
+
+
+def _request(chat: edge_pb2.ChatRequest) -> ChatRequest:
     check_num_messages(len(chat.messages))
     messages = tuple(Message(message.role, message.content) for message in chat.messages)
-    resume = _resume(chat, offer)
+    resume = _resume(chat)
     if messages or not resume.token:
         check_messages(messages)
     return ChatRequest(
         request_id=_request_id(chat.idempotency_key),
-        model=model,
+        model=chat.model,
         messages=messages,
-        sampling=_sampling(chat.sampling, offer),
+        sampling=sampling_from_proto(chat.sampling),
         priority=priority_from_proto(chat.priority),
         deadline_ms=chat.deadline_ms,
         provisional=chat.provisional,
@@ -170,25 +206,17 @@ def _request(chat: edge_pb2.ChatRequest, offer: Offer) -> ChatRequest:
         residency=_residency(chat.residency),
         trace=_trace(chat.trace),
         resume=resume,
-        digest=_digest(chat, model),
+        digest=_digest(chat),
     )
 
 
-def _resume(chat: edge_pb2.ChatRequest, offer: Offer) -> ResumePoint:
+def _resume(chat: edge_pb2.ChatRequest) -> ResumePoint:
     point = chat.resume
     if len(point.resume_token) > MAX_TOKEN_CHARS:
         raise InvalidRequestError(f"a resume token has at most {MAX_TOKEN_CHARS} characters")
     if len(point.ids) not in (0, point.upto):
         raise InvalidRequestError(
             f"resume has {len(point.ids)} ids, but upto is {point.upto}; send all of them or none"
-        )
-    if len(point.ids) >= offer.max_context_tokens:
-        raise PromptTooLongError(
-            f"resume has {len(point.ids)} ids, the context has {offer.max_context_tokens}"
-        )
-    if point.ids and max(point.ids) >= offer.vocabulary_size:
-        raise InvalidRequestError(
-            f"resume has an id outside the vocabulary of {offer.vocabulary_size} ids"
         )
     return ResumePoint(
         point.resume_token,
@@ -199,13 +227,12 @@ def _resume(chat: edge_pb2.ChatRequest, offer: Offer) -> ResumePoint:
     )
 
 
-def _digest(chat: edge_pb2.ChatRequest, model: str) -> bytes:
+def _digest(chat: edge_pb2.ChatRequest) -> bytes:
     """BLAKE2b-128 (RFC 7693) of the request, without what may differ when it is sent again. A
-    client that knows by then which model it got asks for that one."""
+    client that knows by then which model it got asks for that one, so that is looked at apart."""
     bare = edge_pb2.ChatRequest()
     bare.CopyFrom(chat)
-    bare.model = model
-    for field in ("resume", "trace", "deadline_ms", "provisional", "credential"):
+    for field in ("model", "resume", "trace", "deadline_ms", "provisional", "credential"):
         bare.ClearField(field)
     return blake2b(bare.SerializeToString(deterministic=True), digest_size=16).digest()
 
@@ -218,17 +245,6 @@ def _request_id(key: str) -> str:
             f"an idempotency key has at most {MAX_ID_CHARS} printable ASCII characters"
         )
     return key
-
-
-def _sampling(wire: common_pb2.Sampling, offer: Offer) -> SamplingParams:
-    params = sampling_from_proto(wire)
-    for token in (*params.stop_ids, *params.logit_bias):
-        if token >= offer.vocabulary_size:
-            raise InvalidSamplingError(
-                f"id {token} in the sampling values is outside the vocabulary of "
-                f"{offer.vocabulary_size} ids"
-            )
-    return params
 
 
 def _residency(names: Sequence[str]) -> tuple[str, ...]:

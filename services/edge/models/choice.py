@@ -1,0 +1,31 @@
+"""Which model a request gets (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from outrider.errors import UnknownModelError
+
+_NAMES_SHOWN: Final = 16
+
+
+def usable(served: Iterable[str], allowed: tuple[str, ...]) -> list[str]:
+    """Those of the models served that a client may use to whom these are allowed; empty: all."""
+    return [name for name in served if not allowed or name in allowed]
+
+
+def choose(asked: str, served: Iterable[str], allowed: tuple[str, ...]) -> str:
+    """The model for a request that asks for one of this name, or for "": the first that its client
+    may use. Raises UnknownModelError, alike for a model that is not served and for one that its
+    client may not use: it learns of no others than its own."""
+    names = usable(served, allowed)
+    name = asked or next(iter(names), "")
+    if name in names:
+        return name
+    if not names:
+        raise UnknownModelError("there is no model here for this client; ask the operator for one")
+    shown = ", ".join(names[:_NAMES_SHOWN])
+    left_out = len(names) - _NAMES_SHOWN
+    more = f" and {left_out} more" if left_out > 0 else ""
+    raise UnknownModelError(f"there is no model {asked[:100]!r} here; there is {shown}{more}")

@@ -1,0 +1,207 @@
+"""A loaded model: what the chats on it share."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from outrider.codec.shipped import shipped_table
+from outrider.codec.tokens import TokenCoder
+from outrider.models.definitions import ModelSpec, as_table, to_toml
+from outrider.models.store import ModelStore, default_root
+from outrider.models.vocabulary import Vocabulary, load_vocabulary
+from outrider.sampling.params import SamplingParams
+from outrider.sampling.reply import ReplyText
+from outrider.speculation.shipped import shipped_calibrations
+from outrider.telemetry.metrics import Metrics
+from outrider.tokenization.backends.fallback import FallbackBackend
+from outrider.tokenization.backends.selection import load_backend
+from outrider.tokenization.encoder import CachingEncoder
+from outrider.tokenization.pool.metrics import TokenizationMetrics
+from outrider.tokenization.pool.pool import PoolPolicy, TokenizationPool
+from outrider.tokenization.pool.processes import ProcessPool
+from outrider.tokenization.rewriting import Rewriter
+from outrider.tokenization.segment_cache import CachePolicy
+from services.edge.config import EdgeConfig
+from services.edge.drafter.link import DrafterLink
+from services.edge.drafter.metrics import DrafterMetrics
+from services.edge.drafter.settings import NO_DRAFT_MODEL
+from services.edge.models.keys import EdgeModel, ModelKey
+from services.edge.session.acceptance import GroupAverages
+from services.edge.session.draft_sources import CopyDrafter
+from services.edge.session.machine import SessionPolicy
+from services.edge.session.reopening import ReopenPolicy
+from services.edge.session.reply import ReplyTools
+from services.edge.session.typeahead_plan import TypeaheadPolicy
+from services.edge.wire.client import Offer
+
+LoadVocabulary: TypeAlias = Callable[[ModelSpec], tuple[Vocabulary, FallbackBackend]]
+"""A model's vocabulary, and what encodes with it. Blocks; raises OutriderError."""
+
+
+def vocabularies_of(config: EdgeConfig) -> LoadVocabulary:
+    """Loads from the model store."""
+
+    def load(spec: ModelSpec) -> tuple[Vocabulary, FallbackBackend]:
+        store = ModelStore(config.model_store or default_root())
+        vocabulary = load_vocabulary(spec, store)
+        return vocabulary, load_backend(spec, store, vocabulary, config.tokenization.backend)
+
+    return load
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """One definition of a model. What its chats teach is learned here, for each trust group by
+    itself, and goes when it is unloaded."""
+
+    key: ModelKey
+    offer: Offer
+    policy: SessionPolicy
+    tools: ReplyTools
+    coder: TokenCoder
+    encoder: CachingEncoder
+    tokenization: TokenizationPool
+    typeahead: TypeaheadPolicy
+    drafter: DrafterLink
+    has_drafter: bool
+    """Whether a process drafts for it."""
+    definitions: DefinitionsFile
+
+    @property
+    def vocabulary_digest(self) -> bytes:
+        """What regions have to have as well."""
+        return self.policy.vocabulary_digest
+
+    def start(self) -> None:
+        """Begin to run the drafter. Called in the event loop."""
+        if self.has_drafter:
+            self.drafter.start()
+
+    async def close(self) -> None:
+        """Give back processes, threads and files; no chat uses it."""
+        await self.drafter.stop()
+        self.tokenization.close()
+        await asyncio.to_thread(self.tokenization.join)
+        self.definitions.close()
+
+
+class DefinitionsFile:
+    """The definitions of a model and its draft, for a drafter to read whenever it starts: those of
+    the files they are from may have changed by then. In memory: an edge may have no folder."""
+
+    def __init__(self, model: EdgeModel) -> None:
+        # A definition names a draft only if that is defined too, and the drafter is told its own.
+        specs = [replace(spec, draft="") for spec in (model.draft_spec, model.spec) if spec]
+        self._fd = os.memfd_create("definitions")
+        with open(self._fd, "w", encoding="utf-8", closefd=False) as file:
+            file.write(to_toml({spec.name: as_table(spec) for spec in specs}))
+
+    @property
+    def path(self) -> str:
+        """As long as this process lives."""
+        return f"/proc/{os.getpid()}/fd/{self._fd}"
+
+    def close(self) -> None:
+        """Nobody reads it any more."""
+        os.close(self._fd)
+
+
+def load_model(
+    model: EdgeModel,
+    config: EdgeConfig,
+    load: LoadVocabulary,
+    metrics: Metrics,
+    counted: TokenizationMetrics,
+) -> ServedModel:
+    """Load a model. Blocks for a second or more: call it in a thread. Raises OutriderError."""
+    vocabulary, backend = load(model.spec)
+    digest, max_context_tokens = vocabulary.digest, config.context_tokens(model.spec)
+    coder = TokenCoder(digest, vocabulary.size, shipped_table(digest))
+    definitions = DefinitionsFile(model)
+    name, has_drafter = model.spec.name, model.draft != NO_DRAFT_MODEL
+    drafter = DrafterLink(
+        config.drafter_settings(name, model.draft, definitions.path),
+        vocabulary.size,
+        DrafterMetrics(metrics, name),
+    )
+    encoder = CachingEncoder(
+        vocabulary, backend, CachePolicy(max_bytes=config.tokenization.cache_bytes)
+    )
+    return ServedModel(
+        key=model.key,
+        offer=Offer(name, vocabulary.size, max_context_tokens),
+        policy=SessionPolicy(
+            vocabulary_digest=digest,
+            max_context_tokens=max_context_tokens,
+            request_timeout_s=config.request_timeout_s,
+            reply=config.reply_policy(),
+            reopen=ReopenPolicy(give_up_after_s=config.reopen_s),
+        ),
+        tools=reply_tools(vocabulary, max_context_tokens, drafter if has_drafter else None),
+        coder=coder,
+        encoder=encoder,
+        tokenization=_tokenization_pool(config, vocabulary, encoder, max_context_tokens, counted),
+        typeahead=config.typeahead_policy(max_context_tokens),
+        drafter=drafter,
+        has_drafter=has_drafter,
+        definitions=definitions,
+    )
+
+
+def _tokenization_pool(
+    config: EdgeConfig,
+    vocabulary: Vocabulary,
+    encoder: CachingEncoder,
+    max_context_tokens: int,
+    counted: TokenizationMetrics,
+) -> TokenizationPool:
+    policy = PoolPolicy(
+        num_workers=config.tokenization.threads,
+        max_queued=config.tokenization.max_queued,
+        max_tokens=max_context_tokens - 1,
+    )
+    return TokenizationPool(
+        encoder,
+        policy,
+        rewriter=Rewriter(config.rewriting),
+        record=counted.record,
+        shortened=counted.shortened,
+        overflow=_overflow_pool(config, vocabulary, encoder.backend.name),
+    )
+
+
+def _overflow_pool(config: EdgeConfig, vocabulary: Vocabulary, backend: str) -> ProcessPool | None:
+    if not config.tokenization.processes:
+        return None
+    return ProcessPool(
+        vocabulary,
+        backend,
+        num_processes=config.tokenization.processes,
+        cache_bytes=config.tokenization.cache_bytes,
+    )
+
+
+def reply_tools(
+    vocabulary: Vocabulary, max_context_tokens: int, drafter: DrafterLink | None = None
+) -> ReplyTools:
+    """What replies in `vocabulary` are made with. Chats share what they learn of the region; what
+    they learn of texts stays within their trust group."""
+    stop_ids = vocabulary.stop_ids
+
+    def new_reply(params: SamplingParams) -> ReplyText:
+        return ReplyText(params, stop_ids, vocabulary.detokenizer())
+
+    return ReplyTools(
+        new_reply=new_reply,
+        new_drafter=lambda: CopyDrafter(max_context_tokens),
+        token_bytes=vocabulary.text_bytes,
+        strips_space=vocabulary.strips_space,
+        stop_ids=stop_ids,
+        has_drafter=drafter is not None,
+        averages=GroupAverages(shipped_calibrations(vocabulary.digest)).of,
+        first_guess_s=drafter.first_draft_s if drafter is not None else lambda num_tokens: None,
+    )

@@ -1,0 +1,246 @@
+"""Loads and unloads models beside the event loop, as the table decides."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Final, Protocol
+
+import structlog
+
+from outrider.errors import OutriderError
+from outrider.telemetry.metrics import Metrics
+from outrider.tokenization.pool.metrics import TokenizationMetrics
+from services.edge.config import EdgeConfig
+from services.edge.models.keys import EdgeModel, ModelKey
+from services.edge.models.served import LoadVocabulary, ServedModel, load_model
+from services.edge.models.table import Grant, Load, LoadAction, ModelTable, Refuse, Unload
+from services.edge.telemetry import EdgeTelemetry
+from services.edge.wire.client import ListedModel
+
+log = structlog.get_logger()
+
+_MAX_LOADS: Final = 2
+"""Models being loaded at the same time: a load takes a core for a second or more."""
+
+
+class ModelWaiter(Protocol):
+    """A chat that waits for its model. It is told in the event loop, perhaps before `ask` has
+    returned."""
+
+    def granted(self, model: ServedModel) -> None:
+        """It uses the model from now on, and has to release it."""
+        ...
+
+    def refused(self, error: OutriderError) -> None:
+        """It does not get the model."""
+        ...
+
+
+class EdgeModels:
+    """The models of one edge. Methods are called in the event loop."""
+
+    def __init__(
+        self,
+        config: EdgeConfig,
+        models: Sequence[EdgeModel],
+        load: LoadVocabulary,
+        metrics: Metrics,
+        telemetry: EdgeTelemetry,
+    ) -> None:
+        self._config = config
+        self._load_vocabulary = load
+        self._metrics = metrics
+        self._telemetry = telemetry
+        self.tokenizing = TokenizationMetrics(metrics.registry)
+        self._loop = asyncio.get_running_loop()
+        self._table = ModelTable[ModelWaiter](config.max_loaded_models, config.loading)
+        self._models: dict[str, EdgeModel] = {}
+        self._loads = asyncio.Semaphore(_MAX_LOADS)
+        self._defined: dict[ModelKey, EdgeModel] = {}
+        """Those that are served or take a place."""
+        self._loaded: dict[ModelKey, ServedModel] = {}
+        self._digests: dict[ModelKey, bytes] = {}
+        """Of the vocabularies of served models that were loaded once."""
+        self._tasks: dict[ModelKey, asyncio.Task[None]] = {}
+        """Of the models that are being loaded or closed."""
+        self._start_error: Exception | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._actions: deque[LoadAction[ModelWaiter]] = deque()
+        self._is_performing = False
+        self.revision = 0
+        """Changes with what `listed` returns."""
+        self._define(models)
+
+    @property
+    def names(self) -> Iterable[str]:
+        """Of the models served, the default first."""
+        return self._models.keys()
+
+    @property
+    def first(self) -> ServedModel | None:
+        """The default model, while it is loaded."""
+        key = self._table.served(next(iter(self._models), ""))
+        return None if key is None else self._loaded.get(key)
+
+    @property
+    def num_waiting(self) -> int:
+        """Chats that wait for a model."""
+        return self._table.num_waiting
+
+    def listed(self, names: Iterable[str]) -> list[ListedModel]:
+        """The models of these names, for clients."""
+        models = [self._models[name] for name in names]
+        return [
+            ListedModel(
+                model.spec.name,
+                self._digests.get(model.key, b""),
+                self._config.context_tokens(model.spec),
+            )
+            for model in models
+        ]
+
+    async def start(self) -> None:
+        """Load the first model. Raises OutriderError."""
+        key = next(iter(self._models.values())).key
+        self._perform(self._table.preload(key.name))
+        await self._tasks[key]
+        if self._start_error is not None:
+            raise self._start_error
+
+    async def stop(self) -> None:
+        """Unload everything; no chat is left. May be called without a start."""
+        self._define(())
+        while self._tasks:
+            await asyncio.gather(*self._tasks.values())
+        self.tokenizing.close()
+
+    def set_models(self, models: Sequence[EdgeModel]) -> None:
+        """These are served from now on. Chats on others, and on older definitions, end undisturbed;
+        what is the first model now is loaded if there is room."""
+        self._define(models)
+        if models:
+            self._perform(self._table.preload(models[0].spec.name))
+
+    def ask(self, name: str, waiter: ModelWaiter, patience_s: float | None) -> None:
+        """A chat wants a model that is served; see ModelTable.ask."""
+        self._perform(self._table.ask(name, waiter, self._loop.time(), patience_s))
+
+    def leave(self, waiter: ModelWaiter) -> None:
+        """A chat waits no longer; it is not told anything."""
+        self._perform(self._table.leave(waiter, self._loop.time()))
+
+    def use(self, name: str) -> ServedModel | None:
+        """The model of this name if it is loaded, until it is released."""
+        key = self._table.use(name)
+        return None if key is None else self._loaded[key]
+
+    def release(self, model: ServedModel) -> None:
+        """A chat does not use it any more."""
+        self._perform(self._table.release(model.key, self._loop.time()))
+
+    def _define(self, models: Sequence[EdgeModel]) -> None:
+        self._models = {model.spec.name: model for model in models}
+        self._defined |= {model.key: model for model in models}
+        self._perform(
+            self._table.define([model.key for model in models], self._loop.time())
+        )
+        for key in [key for key in self._defined if not self._is_needed(key)]:
+            self._forget(key)
+        self.revision += 1
+
+    def _is_needed(self, key: ModelKey) -> bool:
+        return self._table.served(key.name) == key or key in self._loaded or key in self._tasks
+
+    def _forget(self, key: ModelKey) -> None:
+        del self._defined[key]
+        self._digests.pop(key, None)
+        if all(other.name != key.name for other in self._defined):
+            self._telemetry.forget_model(key.name)
+
+    def _perform(self, actions: Iterable[LoadAction[ModelWaiter]]) -> None:
+        """What doing these brings about is done after them."""
+        self._actions += actions
+        if self._is_performing:
+            return
+        self._is_performing = True
+        try:
+            while self._actions:
+                self._do(self._actions.popleft())
+        finally:
+            self._is_performing = False
+        self._arm()
+        self._telemetry.models(len(self._loaded), self._table.num_waiting)
+
+    def _do(self, action: LoadAction[ModelWaiter]) -> None:
+        match action:
+            case Load(key):
+                self._begin(key, self._load(self._defined[key]))
+            case Unload(key, is_eviction):
+                self._begin(key, self._unload(self._loaded[key], is_eviction=is_eviction))
+            case Grant(waiter, key):
+                waiter.granted(self._loaded[key])
+            case Refuse(waiter, error):
+                waiter.refused(error)
+
+    def _begin(self, key: ModelKey, work: Coroutine[None, None, None]) -> None:
+        self._tasks[key] = asyncio.create_task(work, name=f"model {key.name}")
+
+    async def _load(self, model: EdgeModel) -> None:
+        key, name = model.key, model.spec.name
+        try:
+            async with self._loads:
+                loaded = await asyncio.to_thread(
+                    *(load_model, model, self._config, self._load_vocabulary),
+                    *(self._metrics, self.tokenizing),
+                )
+        except Exception as failure:
+            self._start_error = failure
+            if isinstance(failure, OutriderError):
+                log.warning("model cannot be loaded", model=name, error=failure.message)
+            else:
+                log.exception("model cannot be loaded", model=name)
+            self._telemetry.model_failed(name)
+            self._ended(key)
+            self._perform(self._table.failed(key, self._loop.time()))
+            return
+        log.info("model loaded", model=name, backend=loaded.encoder.backend.name)
+        self._loaded[key] = loaded
+        self._digests[key] = loaded.vocabulary_digest
+        self.revision += 1
+        self.tokenizing.add(loaded.encoder)
+        loaded.start()
+        self._telemetry.model_loaded(name)
+        self._ended(key)
+        self._perform(self._table.loaded(key, self._loop.time()))
+
+    async def _unload(self, model: ServedModel, *, is_eviction: bool) -> None:
+        key = model.key
+        try:
+            await model.close()
+        except Exception:
+            log.exception("model was not unloaded cleanly", model=key.name)
+        log.info("model unloaded", model=key.name, evicted=is_eviction)
+        self.tokenizing.remove(model.encoder)
+        del self._loaded[key]
+        if is_eviction:
+            self._telemetry.model_evicted(key.name)
+        self._ended(key)
+        self._perform(self._table.closed(key, self._loop.time()))
+
+    def _ended(self, key: ModelKey) -> None:
+        """Its task is about to end."""
+        del self._tasks[key]
+        if not self._is_needed(key):
+            self._forget(key)
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        at = self._table.next_deadline()
+        self._timer = None if at is None else self._loop.call_at(at, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._perform(self._table.tick(self._loop.time()))

@@ -1,0 +1,255 @@
+"""How a chat begins: whose it is, which model it gets, and the wait for that model."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import structlog
+
+from outrider.errors import (
+    CancelledError,
+    MalformedFrameError,
+    OutriderError,
+    PermissionDeniedError,
+    UnauthenticatedError,
+)
+from outrider.session_types import FinishReason, Timings, Usage
+from services.edge.chat import Chat
+from services.edge.context import EdgeContext
+from services.edge.identity import Credential, Identity
+from services.edge.models.choice import choose
+from services.edge.models.served import ServedModel
+from services.edge.resumption.replay import ReplayCursor
+from services.edge.session.events import ChatAsked, ChatRequest, ClientFailed, Done, Failed, Input
+from services.edge.stream import RequestStream
+from services.edge.wire import client as client_wire
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class AskedChat:
+    """A request on its stream."""
+
+    stream: RequestStream
+    request: ChatRequest
+    identity: Identity
+
+    @property
+    def cursor(self) -> ReplayCursor:
+        """How much of the reply its client has."""
+        return ReplayCursor(self.request.resume.upto, self.request.resume.num_chars)
+
+
+def open_chat(stream: RequestStream, payload: bytes, context: EdgeContext) -> None:
+    """Serve a stream whose first frame is `payload`: with a chat that is here already, if the
+    request repeats it or goes on with it, otherwise with a new one, which may have to wait for its
+    model. Raises OutriderError for a request that cannot be served."""
+    try:
+        asked = _read_request(stream, payload, context)
+    except (UnauthenticatedError, PermissionDeniedError) as error:
+        context.telemetry.refused(error.reason)
+        raise
+    if _is_joined(asked, context):
+        return
+    name = choose(asked.request.model, context.models.names, asked.identity.models)
+    asked = replace(asked, request=replace(asked.request, model=name))
+    leave = stream.begin_chat(asked.identity.client)
+    model = context.models.use(name)
+    if model is not None:
+        _start(asked, model, context, leave)
+        return
+    waiting = WaitingChat(asked, context, leave)
+    stream.follow(waiting)
+    waiting.start()
+
+
+def _read_request(stream: RequestStream, payload: bytes, context: EdgeContext) -> AskedChat:
+    """Whose request it is, and what it asks for. Raises OutriderError."""
+    identity: Identity | None = None
+
+    def admit(credential: Credential) -> None:
+        # Before anything else of the request is looked at.
+        nonlocal identity
+        identity = context.identities.of(
+            credential, stream.connection_secret, secrets.token_bytes(16), stream.address
+        )
+
+    read = client_wire.read(payload, admit)
+    if isinstance(read, client_wire.TokenArrived):
+        raise MalformedFrameError("there is no token yet to acknowledge; ask for a chat first")
+    if not isinstance(read, ChatAsked):
+        raise MalformedFrameError("a cancel is out of place; a stream is one chat, request first")
+    assert identity is not None
+    request = replace(read.request, priority=identity.class_of(read.request.priority))
+    return AskedChat(stream, request, identity)
+
+
+def _is_joined(asked: AskedChat, context: EdgeContext) -> bool:
+    """Go on with the chat that the request is about, if it is here: with its own model, whatever is
+    served by now. Raises OutriderError."""
+    resumable, stream = context.resumable, asked.stream
+    entry = resumable.find(asked.request, asked.identity.owner)
+    if entry is None:
+        return False
+    if entry.chat is None:
+        for event in entry.log.replay(asked.cursor):
+            stream.send(client_wire.write(event, context.name, entry.token))
+        resumable.joined(entry)
+        stream.end()
+    else:
+        entry.chat.join(stream, asked.cursor, asked.request.provisional)
+        resumable.joined(entry)
+    return True
+
+
+def _start(
+    asked: AskedChat,
+    model: ServedModel,
+    context: EdgeContext,
+    leave: Callable[[], None],
+    waited_s: float = 0.0,
+) -> None:
+    """Begin a chat with a model that it uses from here on. Raises OutriderError."""
+    held = contextlib.ExitStack()
+    held.callback(context.models.release, model)
+    held.callback(leave)
+    try:
+        client_wire.check_fits(asked.request, model.offer)
+        chat = Chat(
+            *(asked.stream, asked.request, asked.identity, asked.cursor),
+            *(model, context, held.close),
+        )
+    except BaseException:
+        held.close()
+        raise
+    asked.stream.follow(chat)
+    chat.start(waited_s)
+
+
+class WaitingChat:
+    """Handles a stream while the chat waits for its model. It counts as a chat under way, and is
+    kept for no client that goes away: a request that is sent again waits again."""
+
+    def __init__(
+        self, asked: AskedChat, context: EdgeContext, leave: Callable[[], None]
+    ) -> None:
+        """`leave` is called when the chat ends."""
+        self._loop = asyncio.get_running_loop()
+        self._asked = asked
+        self._context = context
+        self._leave = leave
+        self._model: ServedModel | None = None
+        """Once it has been granted."""
+        self._asked_at = self._loop.time()
+        self.closed = False
+        context.telemetry.chat_opened()
+
+    def start(self) -> None:
+        """Begin to wait. The stream passes frames here by now."""
+        request = self._asked.request
+        patience_s = request.deadline_ms / 1000 if request.deadline_ms else None
+        self._context.models.ask(request.model, self, patience_s)
+
+    # For the models.
+
+    def granted(self, model: ServedModel) -> None:
+        """The model is loaded. Many chats may have waited for it."""
+        if self.closed:
+            self._context.models.release(model)
+            return
+        self._model = model
+        self._context.time_slicer.defer(self._begin)
+
+    def refused(self, error: OutriderError) -> None:
+        """There is no such model, not now."""
+        if not self.closed:
+            self._fail(error)
+
+    # For the stream.
+
+    def receive(self, payload: bytes) -> None:
+        """A further frame from the client."""
+        if self.closed:
+            return
+        try:
+            read = client_wire.read(payload)
+        except OutriderError as error:
+            self._fail(error)
+            return
+        if isinstance(read, ChatAsked):
+            self._fail(MalformedFrameError("a second request is out of place; a stream is one chat"))
+        elif not isinstance(read, client_wire.TokenArrived):
+            self._end(CancelledError("the client cancelled"), self._cancelled())
+
+    def feed(self, item: Input) -> None:
+        """The stream ends, for this reason."""
+        if self.closed:
+            return
+        if isinstance(item, ClientFailed):
+            self._fail(item.error)
+        else:
+            self.client_lost()
+
+    def client_lost(self) -> None:
+        """The client is gone."""
+        if not self.closed:
+            self._end(CancelledError("the client is gone"), None)
+
+    def _begin(self) -> None:
+        model = self._model
+        if self.closed or model is None:
+            return
+        self.closed = True
+        self._model = None
+        asked, context = self._asked, self._context
+        waited_s = self._loop.time() - self._asked_at
+        try:
+            with contextlib.ExitStack() as held:
+                held.callback(context.models.release, model)
+                held.callback(self._leave)
+                # The same request may have come again, and have got its model before.
+                is_joined = _is_joined(asked, context)
+                if not is_joined:
+                    held.pop_all()
+            if not is_joined:
+                _start(asked, model, context, self._leave, waited_s)
+        except Exception as failure:
+            error = self._error_of(failure)
+            context.telemetry.record_unopened(asked.request, waited_s, error)
+            asked.stream.end(client_wire.write(Failed(error.bare()), context.name))
+        finally:
+            context.telemetry.chat_closed()
+
+    def _error_of(self, failure: Exception) -> OutriderError:
+        if isinstance(failure, OutriderError):
+            return failure
+        log.error("chat failed", exc_info=failure)
+        return OutriderError(f"the edge failed in this chat: {type(failure).__name__}")
+
+    def _cancelled(self) -> Done:
+        took = Timings(total_ms=(self._loop.time() - self._asked_at) * 1000)
+        return Done(FinishReason.CANCELLED, 0, Usage(), Timings(), took, "", "")
+
+    def _fail(self, error: OutriderError) -> None:
+        self._end(error, Failed(error.bare()))
+
+    def _end(self, error: OutriderError, last: Done | Failed | None) -> None:
+        """Give up the wait, or the model if it is there."""
+        self.closed = True
+        context = self._context
+        model, self._model = self._model, None
+        if model is not None:
+            context.models.release(model)
+        else:
+            context.models.leave(self)
+        self._leave()
+        frame = b"" if last is None else client_wire.write(last, context.name)
+        self._asked.stream.end(frame)
+        waited_s = self._loop.time() - self._asked_at
+        context.telemetry.record_unopened(self._asked.request, waited_s, error)
+        context.telemetry.chat_closed()
