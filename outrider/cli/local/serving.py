@@ -87,7 +87,8 @@ class Asking:
 
         # Nothing is said that others could not hear.
         async with connect(self._host, ports.main, insecure=True, reconnect=None) as client:
-            return int(model in (await client.describe()).models)
+            described = await client.describe()
+        return int(model in [it.name for it in described.models])
 
     @asynccontextmanager
     async def _channel(self, ports: Ports, role: Role) -> AsyncIterator[grpc.aio.Channel]:
