@@ -14,13 +14,14 @@ import json
 import os
 import socket
 import struct
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
-from outrider.cli.local.changing import Changing
-from outrider.cli.local.mesh import served_model
+from outrider.cli.local.changes import Definitions
+from outrider.cli.local.changing import Say
+from outrider.cli.local.mesh import ServedModel, served_model
 from outrider.errors import (
     ConfigError,
     OutriderError,
@@ -35,12 +36,25 @@ from outrider.models.sources import parse_source
 _SOCKET: Final = "mesh.sock"
 _MAX_LINE_BYTES: Final = 4 << 20
 """Definitions have chat templates."""
+_ALLOWED_ALWAYS: Final = frozenset({0})
+"""The superuser."""
 _ASK_LIMIT_S: Final = 10.0
 """A caller says what it wants sooner than this."""
 
 
+class Changeable(Protocol):
+    """The models of a mesh."""
+
+    @property
+    def is_busy(self) -> bool: ...
+
+    async def add(self, model: ServedModel, definitions: Definitions, say: Say) -> None: ...
+
+    async def remove(self, name: str, drain_s: float | None, say: Say) -> None: ...
+
+
 @asynccontextmanager
-async def listening(state_dir: Path, changing: Changing) -> AsyncIterator[None]:
+async def listening(state_dir: Path, changing: Changeable) -> AsyncIterator[None]:
     """Take wishes as long as the context lasts; one under way at its end is taken back."""
     handlers: set[asyncio.Task[None]] = set()
 
@@ -90,7 +104,7 @@ def _private() -> Iterator[None]:
 
 
 async def _answer(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, changing: Changing
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, changing: Changeable
 ) -> None:
     def tell(**answer: object) -> None:
         writer.write(json.dumps(answer).encode() + b"\n")
@@ -117,7 +131,7 @@ def _check_caller(connection: socket.socket) -> None:
     size = struct.calcsize("3i")
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
     _, user, _ = struct.unpack("3i", credentials)
-    if user not in (0, os.getuid()):
+    if user not in _ALLOWED_ALWAYS and user != os.getuid():
         raise PermissionDeniedError("a mesh is told what to serve by its own user alone")
 
 
@@ -139,7 +153,7 @@ async def _unless_gone(reader: asyncio.StreamReader, work: Any) -> None:
         await asyncio.gather(gone, doing, return_exceptions=True)
 
 
-async def _do(wish: Any, changing: Changing, say: Callable[[str], None]) -> None:
+async def _do(wish: Any, changing: Changeable, say: Say) -> None:
     """Raises ConfigError for what is no wish, and what `Changing` raises."""
     if not isinstance(wish, Mapping):
         raise ConfigError("a wish is a JSON object")
@@ -159,7 +173,7 @@ async def _do(wish: Any, changing: Changing, say: Callable[[str], None]) -> None
             raise ConfigError(f"a mesh cannot {str(other)[:64]!r}; stop it and start it anew")
 
 
-async def ask(state_dir: Path, wish: Mapping[str, object], say: Callable[[str], None]) -> None:
+async def ask(state_dir: Path, wish: Mapping[str, object], say: Say) -> None:
     """Tell the supervisor of the mesh in a folder, and wait until it is done. Raises what it
     raised, and UnavailableError if it cannot be reached or ends."""
     gone = UnavailableError(f"the supervisor of {state_dir} does not answer; see outrider status")
