@@ -68,21 +68,24 @@ def source_of(model: str) -> str:
 
 def served_name(model: str, edge_config: Path) -> str:
     """The name to ask a mesh for, whose edge has this configuration file: a mesh knows names only.
-    Raises UnknownModelError if it serves another model than this file or source."""
+    Raises UnknownModelError if none of its models is this file or source."""
     if is_name(model):
         return model
     wanted = source_of(model)
     try:
-        served = str(tomllib.loads(edge_config.read_text("utf-8"))["edge"]["model"])
+        served = [
+            str(name) for name in tomllib.loads(edge_config.read_text("utf-8"))["edge"]["models"]
+        ]
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, LookupError) as error:
         raise ConfigError(f"{edge_config} does not say what the mesh serves: {error}") from error
     known = SHIPPED.extended(read_config_file(edge_config))
-    if known.lookup(served).source != wanted:
-        raise UnknownModelError(
-            f"the mesh here serves {served}, not {model}; start one with: "
-            f"outrider up --model {model}"
-        )
-    return served
+    for name in served:
+        if known.lookup(name).source == wanted:
+            return name
+    raise UnknownModelError(
+        f"the mesh here serves {', '.join(served)}, not {model}; start one with: "
+        f"outrider up --model {model}"
+    )
 
 
 def _is_path(model: str) -> bool:

@@ -145,7 +145,7 @@ def test_a_mesh_keeps_the_definitions_it_was_started_with(
     weights: Path, tmp_path: Path, user: Path
 ) -> None:
     file = _edge_config(tmp_path, str(weights))
-    assert tomllib.loads(file.read_text("utf-8"))["edge"]["model"] == "some-model"
+    assert tomllib.loads(file.read_text("utf-8"))["edge"]["models"] == ["some-model"]
     user.write_text("", "utf-8")
     by_name = {spec.name: spec for spec in read_config_file(file)}
     assert set(by_name) == {"mine", "some-model"}

@@ -147,7 +147,7 @@ def edge(options: MeshOptions, router_port: int, state_dir: Path) -> ProcessSpec
         "port": options.port,
         "admin": {"port": 0},
         "region": options.regions[0],
-        "model": options.model,
+        "models": (options.model,),
         "routers": (f"{options.host}:{router_port}",),
         "state_dir": str(state_dir),
         # Not even the one that is shipped for the model.
