@@ -28,7 +28,7 @@ from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import Vocabulary, load_vocabulary
 from outrider.telemetry.logs import configure_logging
 from services.edge.config import EdgeConfig
-from services.edge.drafter.settings import DrafterSettings
+from services.edge.drafter.settings import NO_DRAFT_MODEL, DrafterSettings
 
 _ROLES = ("edge", "router", "inference")
 
@@ -107,7 +107,8 @@ def _drafter(settings: list[str]) -> DrafterSettings | None:
     flags = {key: value for key, _, value in (text.partition("=") for text in settings)}
     fixed = {"log_level": "error", "trust": "chat"}
     config = load(EdgeConfig, "edge", flags={**fixed, **flags})
-    return config.drafter_settings(DEFAULT_MODEL.name) if config.has_drafter else None
+    draft = config.drafter.model
+    return config.drafter_settings(DEFAULT_MODEL.name, draft) if draft != NO_DRAFT_MODEL else None
 
 
 def _reference(

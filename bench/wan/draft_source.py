@@ -20,6 +20,7 @@ from outrider.telemetry.metrics import Metrics
 from services.edge.drafter.link import DrafterLink
 from services.edge.drafter.metrics import DrafterMetrics, DrafterState
 from services.edge.drafter.settings import DrafterSettings
+from services.edge.models.labels import ModelLabels
 from services.edge.session.events import DrafterReport, OpenDrafter
 
 PATIENCE_S = 2.0
@@ -169,7 +170,9 @@ async def drafting(
         return
     endless = replace(settings, limits=replace(settings.limits, min_survival=0.0))
     metrics = Metrics("bench")
-    link = DrafterLink(endless, vocabulary.size, DrafterMetrics(metrics))
+    link = DrafterLink(
+        endless, vocabulary.size, DrafterMetrics(ModelLabels(metrics), settings.model)
+    )
     link.start()
     try:
         async with asyncio.timeout(_LOAD_LIMIT_S):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -12,54 +13,37 @@ from typing import Final
 
 import structlog
 
-from outrider.codec.shipped import shipped_table
-from outrider.codec.tokens import TokenCoder
-from outrider.config_following import ConfigSource, following
-from outrider.models.catalog import current, lookup
-from outrider.models.store import ModelStore, default_root
-from outrider.models.vocabulary import Vocabulary, load_vocabulary
+from outrider.config_following import ConfigSource, Update, following
+from outrider.models.catalog import current
+from outrider.models.definitions import ModelCatalog
 from outrider.peers.stall_free_clock import StallFreeClock
 from outrider.process import Ports
-from outrider.sampling.params import SamplingParams
-from outrider.sampling.reply import ReplyText
-from outrider.speculation.shipped import shipped_calibrations
 from outrider.telemetry.admin import AdminServer
 from outrider.telemetry.logs import configure_logging
 from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import configure_tracing, shutdown_tracing
 from outrider.tls import PLAINTEXT, Role, Tls
-from outrider.tokenization.backends.base import REFERENCE
-from outrider.tokenization.backends.fallback import FallbackBackend
-from outrider.tokenization.backends.selection import load_backend, select_backend
-from outrider.tokenization.encoder import CachingEncoder
-from outrider.tokenization.pool.metrics import TokenizationMetrics
-from outrider.tokenization.pool.pool import PoolPolicy, TokenizationPool
-from outrider.tokenization.pool.processes import ProcessPool
 from outrider.tokenization.rewriting import Rewriter
-from outrider.tokenization.segment_cache import CachePolicy
 from services.edge.config import EdgeConfig
-from services.edge.context import EdgeContext
-from services.edge.drafter.link import DrafterLink
-from services.edge.drafter.metrics import DrafterMetrics
+from services.edge.context import Description, EdgeContext
+from services.edge.identity import TenantConfig
+from services.edge.models.served import LoadVocabulary, vocabularies_of
+from services.edge.models.serving import EdgeModels
 from services.edge.quic import certificate
 from services.edge.quic.listener import Listener
 from services.edge.resumption.chats import ResumableChats
-from services.edge.session.acceptance import GroupAverages
-from services.edge.session.draft_sources import CopyDrafter
-from services.edge.session.machine import SessionPolicy
-from services.edge.session.reopening import ReopenPolicy
-from services.edge.session.reply import ReplyTools
 from services.edge.telemetry import EdgeTelemetry
 from services.edge.time_slicing import TimeSlicer
 from services.edge.upstream.metrics import RouterMetrics
 from services.edge.upstream.pool import RouterPool
-from services.edge.wire.client import Offer
 
 log = structlog.get_logger()
 
 _DRAFTER_START_S: Final = 10.0
 """An edge whose drafter still loads its model is not ready for so long after its start: without
 drafts, replies are shown only once a region has decided. After that it serves without them."""
+LIVE_KEYS: Final = ("models", "anonymous_models", "tenants")
+"""What is applied while an edge runs; of tenants, their `models`."""
 
 
 async def serve(
@@ -68,31 +52,32 @@ async def serve(
     ready: Callable[[Ports], None] | None = None,
     stop: asyncio.Event | None = None,
     source: ConfigSource[EdgeConfig] | None = None,
+    catalog: ModelCatalog | None = None,
 ) -> None:
     """Run an edge until `stop` is set. `ready` is called once clients can connect and a router
-    has answered. The file of `source` is followed. Raises ConfigError, UnknownModelError,
-    ModelStoreError."""
+    has answered. The file of `source` is followed; `catalog` defines the models, None: this
+    process's. Raises ConfigError, UnknownModelError, ModelStoreError."""
     _configure_logging(config.log_level)
     configure_tracing("edge")
     tls = await asyncio.to_thread(Tls.open, config.tls, Role.EDGE)
-    spec = await asyncio.to_thread(lookup, config.model)
-    given, config = config, config.for_model(spec)
-    store = ModelStore(config.model_store or default_root())
-    vocabulary = await asyncio.to_thread(load_vocabulary, spec, store)
-    backend = await asyncio.to_thread(
-        load_backend, spec, store, vocabulary, config.tokenization.backend
-    )
+    if catalog is None:
+        catalog = await asyncio.to_thread(current)
     metrics = Metrics("edge")
-    edge = Edge(config, spec.name, vocabulary, metrics, backend, tls)
     try:
-        fixed = (spec.name, spec.draft)
-        async with tls.watched(), following(source, given, current(), fixed_models=fixed):
+        edge = Edge(config, catalog, metrics, tls=tls)
+    except BaseException:
+        metrics.close()
+        raise
+    try:
+        live = following(source, config, catalog, live_keys=LIVE_KEYS, apply=edge.apply)
+        async with tls.watched():
             ports = await edge.start()
             stopping = stop or asyncio.Event()
-            await _first(edge.upstream.wait_connected(), stopping.wait())
-            if ready is not None and not stopping.is_set():
-                ready(ports)
-            await stopping.wait()
+            async with live:
+                await _first(edge.upstream.wait_connected(), stopping.wait())
+                if ready is not None and not stopping.is_set():
+                    ready(ports)
+                await stopping.wait()
     finally:
         await edge.stop()
         metrics.close()
@@ -107,19 +92,21 @@ def _configure_logging(level: str) -> None:
 
 
 class Edge:
-    """A running edge. Tests start it with a vocabulary of their own."""
+    """A running edge. Tests start it with vocabularies of their own."""
 
     def __init__(
         self,
         config: EdgeConfig,
-        model: str,
-        vocabulary: Vocabulary,
+        catalog: ModelCatalog,
         metrics: Metrics,
-        backend: FallbackBackend | None = None,
+        *,
+        load: LoadVocabulary | None = None,
         tls: Tls = PLAINTEXT,
     ) -> None:
-        """`backend` tokenizes; None: the reference."""
+        """`catalog` defines the models, `load` loads their vocabularies; None: from the model
+        store. Raises UnknownModelError."""
         self._config = config
+        models = config.edge_models(catalog)
         self.upstream = RouterPool(
             config.upstream_policy(),
             clock=StallFreeClock(),
@@ -127,64 +114,74 @@ class Edge:
             on_tick=RouterMetrics(metrics).tick,
             tls=tls,
         )
-        self.telemetry = EdgeTelemetry(metrics, model)
-        encoder = _encoder(config, vocabulary, backend)
-        self._tokenizing = TokenizationMetrics(metrics.registry, [encoder])
-        self._tokenization = _tokenization_pool(config, vocabulary, encoder, self._tokenizing)
-        self.drafter = DrafterLink(
-            config.drafter_settings(model), vocabulary.size, DrafterMetrics(metrics)
+        self.telemetry = EdgeTelemetry(metrics)
+        self.models = EdgeModels(
+            config, models, load or vocabularies_of(config), metrics, self.telemetry
         )
-        self.listener = Listener(self._context(model, vocabulary), config.listener_limits())
+        self._identities = config.identities()
+        self._tenants = config.tenants
+        """As the configuration file has them."""
+        self.listener = Listener(self._context(), config.listener_limits())
         self._renewal: asyncio.Task[None] | None = None
         self._drafter_deadline = 0.0
-        """Loop time until which the edge is not ready while its drafter starts."""
+        """Loop time until which the edge is not ready while its first drafter starts."""
         self._admin = AdminServer(
             config.admin,
             ready=self._ready,
             registry=metrics.registry,
-            cause=self._tokenizing.cause,
+            cause=self.models.tokenizing.cause,
         )
 
-    def _context(self, model: str, vocabulary: Vocabulary) -> EdgeContext:
+    def _context(self) -> EdgeContext:
         config = self._config
-        policy = SessionPolicy(
-            vocabulary_digest=vocabulary.digest,
-            max_context_tokens=config.max_context_tokens,
-            request_timeout_s=config.request_timeout_s,
-            reply=config.reply_policy(),
-            reopen=ReopenPolicy(give_up_after_s=config.reopen_s),
-        )
+        resumable = ResumableChats(config.resume_limits(), self.telemetry)
         return EdgeContext(
             name=config.name,
             region=config.region,
-            identities=config.identities(),
-            offer=Offer(model, vocabulary.size, config.max_context_tokens),
-            policy=policy,
-            tools=reply_tools(
-                vocabulary,
-                config.max_context_tokens,
-                self.drafter if config.has_drafter else None,
-            ),
-            coder=TokenCoder(vocabulary.digest, vocabulary.size, shipped_table(vocabulary.digest)),
-            tokenization=self._tokenization,
+            request_timeout_s=config.request_timeout_s,
+            identities=self._identities,
+            models=self.models,
             upstream=self.upstream,
-            drafter=self.drafter,
             telemetry=self.telemetry,
-            resumable=ResumableChats(config.resume_limits(), self.telemetry),
-            typeahead=config.typeahead_policy(),
+            resumable=resumable,
             time_slicer=TimeSlicer(),
             rewriter=Rewriter(config.rewriting),
+            description=Description(
+                config.name, config.region, self._identities, self.models, resumable.window_s
+            ),
         )
 
+    def set_models(self, config: EdgeConfig, catalog: ModelCatalog) -> None:
+        """Serve the models of `config`, as `catalog` defines them, from now on, to whom it allows
+        them; nothing else of it is heeded. Chats under way end undisturbed. Raises
+        UnknownModelError, and then nothing changes."""
+        models = config.edge_models(catalog)
+        self._identities.allow(
+            config.anonymous_models, {tenant.name: tenant.models for tenant in config.tenants}
+        )
+        self.models.set_models(models)
+
+    async def apply(self, update: Update[EdgeConfig]) -> None:
+        """What the configuration file says now. Raises UnknownModelError."""
+        config = update.config
+        self.set_models(config, update.catalog)
+        before, self._tenants = self._tenants, config.tenants
+        if _without_models(before) != _without_models(config.tenants):
+            log.warning(
+                "config_needs_restart",
+                keys=["tenants"],
+                effect="of tenants, only `models` counts before the edge's next start",
+            )
+
     async def start(self) -> Ports:
-        """Listen, and begin to connect to the routers. Raises ConfigError."""
+        """Load the first model, listen, and begin to connect to the routers. Raises ConfigError,
+        ModelStoreError."""
         config = self._config
         chain, key = await asyncio.to_thread(_certificate, config)
+        await self.models.start()
         admin_port = await self._admin.start()
         self.upstream.start()
-        if config.has_drafter:
-            self.drafter.start()
-            self._drafter_deadline = asyncio.get_running_loop().time() + _DRAFTER_START_S
+        self._drafter_deadline = asyncio.get_running_loop().time() + _DRAFTER_START_S
         port = await self.listener.start(config.host, config.port, chain, key)
         self._renewal = asyncio.create_task(
             certificate.follow(partial(_certificate, config), (chain, key), self.listener.renew)
@@ -198,11 +195,8 @@ class Edge:
         if self._renewal is not None:
             self._renewal.cancel()
         await self.upstream.stop()
-        await self.drafter.stop()
-        self._tokenization.close()
-        await asyncio.to_thread(self._tokenization.join)
+        await self.models.stop()
         await self._admin.stop()
-        self._tokenizing.close()
         self.telemetry.close()
 
     def _ready(self) -> tuple[bool, str]:
@@ -211,73 +205,14 @@ class Edge:
         if not self.upstream.ready:
             return False, "no router can be reached"
         now = asyncio.get_running_loop().time()
-        if self.drafter.is_starting and now < self._drafter_deadline:
+        first = self.models.first
+        if first is not None and first.drafter.is_starting and now < self._drafter_deadline:
             return False, "the drafter loads its model"
         return True, "serving"
 
 
-def _encoder(
-    config: EdgeConfig, vocabulary: Vocabulary, backend: FallbackBackend | None
-) -> CachingEncoder:
-    return CachingEncoder(
-        vocabulary,
-        backend or select_backend(vocabulary, REFERENCE),
-        CachePolicy(max_bytes=config.tokenization.cache_bytes),
-    )
-
-
-def _tokenization_pool(
-    config: EdgeConfig,
-    vocabulary: Vocabulary,
-    encoder: CachingEncoder,
-    counted: TokenizationMetrics,
-) -> TokenizationPool:
-    policy = PoolPolicy(
-        num_workers=config.tokenization.threads,
-        max_queued=config.tokenization.max_queued,
-        max_tokens=config.max_context_tokens - 1,
-    )
-    return TokenizationPool(
-        encoder,
-        policy,
-        rewriter=Rewriter(config.rewriting),
-        record=counted.record,
-        shortened=counted.shortened,
-        overflow=_overflow_pool(config, vocabulary, encoder.backend.name),
-    )
-
-
-def _overflow_pool(config: EdgeConfig, vocabulary: Vocabulary, backend: str) -> ProcessPool | None:
-    if not config.tokenization.processes:
-        return None
-    return ProcessPool(
-        vocabulary,
-        backend,
-        num_processes=config.tokenization.processes,
-        cache_bytes=config.tokenization.cache_bytes,
-    )
-
-
-def reply_tools(
-    vocabulary: Vocabulary, max_context_tokens: int, drafter: DrafterLink | None = None
-) -> ReplyTools:
-    """What replies in `vocabulary` are made with. Chats share what they learn of the region; what
-    they learn of texts stays within their trust group."""
-    stop_ids = vocabulary.stop_ids
-
-    def new_reply(params: SamplingParams) -> ReplyText:
-        return ReplyText(params, stop_ids, vocabulary.detokenizer())
-
-    return ReplyTools(
-        new_reply=new_reply,
-        new_drafter=lambda: CopyDrafter(max_context_tokens),
-        token_bytes=vocabulary.text_bytes,
-        strips_space=vocabulary.strips_space,
-        stop_ids=stop_ids,
-        has_drafter=drafter is not None,
-        averages=GroupAverages(shipped_calibrations(vocabulary.digest)).of,
-        first_guess_s=drafter.first_draft_s if drafter is not None else lambda num_tokens: None,
-    )
+def _without_models(tenants: Iterable[TenantConfig]) -> list[TenantConfig]:
+    return [replace(tenant, models=()) for tenant in tenants]
 
 
 def _certificate(config: EdgeConfig) -> tuple[Path, Path]:

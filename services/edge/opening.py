@@ -135,9 +135,7 @@ class WaitingChat:
     """Handles a stream while the chat waits for its model. It counts as a chat under way, and is
     kept for no client that goes away: a request that is sent again waits again."""
 
-    def __init__(
-        self, asked: AskedChat, context: EdgeContext, leave: Callable[[], None]
-    ) -> None:
+    def __init__(self, asked: AskedChat, context: EdgeContext, leave: Callable[[], None]) -> None:
         """`leave` is called when the chat ends."""
         self._loop = asyncio.get_running_loop()
         self._asked = asked
@@ -182,7 +180,9 @@ class WaitingChat:
             self._fail(error)
             return
         if isinstance(read, ChatAsked):
-            self._fail(MalformedFrameError("a second request is out of place; a stream is one chat"))
+            self._fail(
+                MalformedFrameError("a second request is out of place; a stream is one chat")
+            )
         elif not isinstance(read, client_wire.TokenArrived):
             self._end(CancelledError("the client cancelled"), self._cancelled())
 

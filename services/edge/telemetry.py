@@ -7,10 +7,12 @@ from typing import Final
 
 import structlog
 
+from outrider.errors import OutriderError
 from outrider.telemetry import names
 from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.refusals import RefusalLog
 from outrider.telemetry.tracing import NO_TRACE, Span, start_span
+from services.edge.models.labels import MODEL_LABEL, Labels, ModelLabels
 from services.edge.session.display import Display
 from services.edge.session.events import ChatRequest
 from services.edge.session.machine import ChatSession
@@ -47,7 +49,14 @@ DRAFTS: Final = "outrider.edge.drafts"
 COMMITS: Final = "outrider.edge.commits"
 MODE_CHATS: Final = "outrider.edge.mode_chats"
 MODE_SWITCHES: Final = "outrider.edge.mode_switches"
-# Gauges of the chat that ended last.
+LOADED_MODELS: Final = "outrider.edge.loaded_models"
+WAITING_CHATS: Final = "outrider.edge.waiting_chats"
+"""Chats that wait for a model to be loaded."""
+MODEL_LOADS: Final = "outrider.edge.model_loads"
+FAILED_MODEL_LOADS: Final = "outrider.edge.failed_model_loads"
+MODEL_EVICTIONS: Final = "outrider.edge.model_evictions"
+"""Models that were unloaded to make room for others."""
+# Gauges of the chat that ended last, of each model.
 RTT: Final = "outrider.edge.region_rtt_ms"
 INTERVAL: Final = "outrider.edge.commit_interval_ms"
 LEAD: Final = "outrider.edge.lead"
@@ -63,9 +72,9 @@ COMMITTED_CHATS: Final = "outrider.edge.committed_chats"
 class EdgeTelemetry:
     """Counts open chats and connections, and records each chat when it ends."""
 
-    def __init__(self, metrics: Metrics, model: str) -> None:
+    def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        self._model = model
+        self.labels = ModelLabels(metrics)
         self.num_chats = 0
         self.num_connections = 0
         self._refused = RefusalLog("clients")
@@ -128,9 +137,30 @@ class EdgeTelemetry:
         run on from what the client has ("rerun")."""
         self._metrics.counter(RESUMED_CHATS).add(1, {"how": how})
 
-    def prefilled(self, num_tokens: int) -> None:
+    def prefilled(self, num_tokens: int, model: str) -> None:
         """A region was asked to compute a prompt that is still being typed."""
-        self._metrics.counter(PREFILLED_TOKENS).add(num_tokens)
+        self._metrics.counter(PREFILLED_TOKENS).add(num_tokens, self.labels.of(model))
+
+    def models(self, num_loaded: int, num_waiting: int) -> None:
+        """So many models are loaded, and so many chats wait for one."""
+        self._metrics.gauge(LOADED_MODELS).set(num_loaded)
+        self._metrics.gauge(WAITING_CHATS).set(num_waiting)
+
+    def model_loaded(self, model: str) -> None:
+        """A model was loaded."""
+        self._metrics.counter(MODEL_LOADS).add(1, self.labels.of(model))
+
+    def model_failed(self, model: str) -> None:
+        """A model could not be loaded."""
+        self._metrics.counter(FAILED_MODEL_LOADS).add(1, self.labels.of(model))
+
+    def model_evicted(self, model: str) -> None:
+        """A model gave way to another one."""
+        self._metrics.counter(MODEL_EVICTIONS).add(1, self.labels.of(model))
+
+    def forget_model(self, model: str) -> None:
+        """A model is not served any more: gauges do not tell of it."""
+        self.labels.forget(model)
 
     def detached(self, count: int) -> None:
         """`count` chats go on without their clients."""
@@ -149,69 +179,88 @@ class EdgeTelemetry:
         """Record a chat that ended at `now`."""
         span.set(**{names.OUTPUT_TOKENS: session.num_tokens - session.num_resumed})
         span.end(session.error)
-        metrics, times = self._metrics, session.milestones
-        if times.asked is None:
+        metrics, times, request = self._metrics, session.milestones, session.request
+        if times.asked is None or request is None:
             return
         reason = session.error.reason if session.error else None
-        metrics.record_request(now - times.asked, self._model, reason)
         _log_end(session, span.trace_id, now - times.asked)
-        metrics.counter(CHATS).add(1, {"outcome": reason or "OK"})
+        labels = self._record_chat(request.model, now - times.asked, reason)
         num_tokens = session.num_tokens - session.num_resumed
-        metrics.counter(TOKENS).add(num_tokens)
-        self._record_ttft(times.asked, times.provisional, times.committed)
+        metrics.counter(TOKENS).add(num_tokens, labels)
+        self._record_ttft(times.asked, times.provisional, times.committed, labels)
         if session.reply is not None:
-            metrics.record_usage(session.num_prompt_tokens, num_tokens, self._model)
-            self._record_display(session.reply.display)
-            self._record_drafts(session.reply)
+            metrics.record_usage(session.num_prompt_tokens, num_tokens, labels[MODEL_LABEL])
+            self._record_display(session.reply.display, labels)
+            self._record_drafts(session.reply, labels)
 
-    def _record_display(self, display: Display) -> None:
+    def record_unopened(self, request: ChatRequest, waited_s: float, error: OutriderError) -> None:
+        """Record a chat that ended while it waited for its model."""
+        self._record_chat(request.model, waited_s, error.reason)
+        log.info(
+            "chat ended",
+            request_id="",
+            model=request.model,
+            outcome=error.reason,
+            total_ms=round(waited_s * 1000, 1),
+        )
+
+    def _record_chat(self, model: str, took_s: float, reason: str | None) -> Labels:
+        labels = self.labels.of(model)
+        self._metrics.record_request(took_s, labels[MODEL_LABEL], reason)
+        self._metrics.counter(CHATS).add(1, {**labels, "outcome": reason or "OK"})
+        return labels
+
+    def _record_display(self, display: Display, labels: Labels) -> None:
         metrics = self._metrics
-        metrics.counter(RETRACTIONS).add(display.num_retractions)
-        metrics.counter(SHOWN_CHARS).add(display.shown_chars)
-        metrics.counter(ERASED_CHARS).add(display.erased_chars)
+        metrics.counter(RETRACTIONS).add(display.num_retractions, labels)
+        metrics.counter(SHOWN_CHARS).add(display.shown_chars, labels)
+        metrics.counter(ERASED_CHARS).add(display.erased_chars, labels)
         if display.first_word_stayed is not None:
             fate = "stayed" if display.first_word_stayed else "erased"
-            metrics.counter(FIRST_WORDS).add(1, {"fate": fate})
+            metrics.counter(FIRST_WORDS).add(1, {**labels, "fate": fate})
 
-    def _record_drafts(self, reply: ReplyFlow) -> None:
-        metrics = self._metrics
+    def _record_drafts(self, reply: ReplyFlow, labels: Labels) -> None:
+        metrics, gauge = self._metrics, self.labels.gauge
         stats = reply.stats()
         controller = reply.controller
-        metrics.counter(SHOWN_TOKENS).add(stats.shown_tokens)
-        metrics.counter(ERASED_TOKENS).add(stats.erased_tokens)
+        metrics.counter(SHOWN_TOKENS).add(stats.shown_tokens, labels)
+        metrics.counter(ERASED_TOKENS).add(stats.erased_tokens, labels)
         for fate in ("drafted", "sent", "checked", "right"):
-            metrics.counter(DRAFTS).add(getattr(stats, f"{fate}_tokens"), {"fate": fate})
-        metrics.counter(COMMITS).add(stats.commits_with_uploads, {"uploads": "on"})
-        metrics.counter(COMMITS).add(stats.commits_without_uploads, {"uploads": "off"})
-        metrics.counter(MODE_CHATS).add(1, {"mode": controller.mode.value})
-        metrics.counter(MODE_SWITCHES).add(stats.switches)
+            drafted = getattr(stats, f"{fate}_tokens")
+            metrics.counter(DRAFTS).add(drafted, {**labels, "fate": fate})
+        commits = metrics.counter(COMMITS)
+        commits.add(stats.commits_with_uploads, {**labels, "uploads": "on"})
+        commits.add(stats.commits_without_uploads, {**labels, "uploads": "off"})
+        metrics.counter(MODE_CHATS).add(1, {**labels, "mode": controller.mode.value})
+        metrics.counter(MODE_SWITCHES).add(stats.switches, labels)
         if stats.rtt_ms:
-            metrics.gauge(RTT).set(stats.rtt_ms)
-            metrics.gauge(INTERVAL).set(stats.commit_interval_ms)
-            metrics.gauge(LEAD).set(controller.lead)
+            gauge(RTT, labels, stats.rtt_ms)
+            gauge(INTERVAL, labels, stats.commit_interval_ms)
+            gauge(LEAD, labels, controller.lead)
         if stats.checked_tokens:
-            metrics.gauge(ACCEPTANCE).set(stats.right_tokens / stats.checked_tokens)
+            gauge(ACCEPTANCE, labels, stats.right_tokens / stats.checked_tokens)
         if controller.predicted_s is not None:
-            metrics.gauge(PREDICTED_GAIN).set(controller.predicted_gain)
+            gauge(PREDICTED_GAIN, labels, controller.predicted_gain)
 
     def _record_ttft(
-        self, asked: float, provisional: float | None, committed: float | None
+        self, asked: float, provisional: float | None, committed: float | None, labels: Labels
     ) -> None:
         shown = [at for at in (provisional, committed) if at is not None]
         if shown:
-            self._metrics.record_ttft((min(shown) - asked) * 1000, self._model)
+            self._metrics.record_ttft((min(shown) - asked) * 1000, labels[MODEL_LABEL])
         if provisional is not None:
-            self._metrics.counter(PROVISIONAL_TTFT).add((provisional - asked) * 1000)
-            self._metrics.counter(PROVISIONAL_CHATS).add(1)
+            self._metrics.counter(PROVISIONAL_TTFT).add((provisional - asked) * 1000, labels)
+            self._metrics.counter(PROVISIONAL_CHATS).add(1, labels)
         if committed is not None:
-            self._metrics.counter(COMMITTED_TTFT).add((committed - asked) * 1000)
-            self._metrics.counter(COMMITTED_CHATS).add(1)
+            self._metrics.counter(COMMITTED_TTFT).add((committed - asked) * 1000, labels)
+            self._metrics.counter(COMMITTED_CHATS).add(1, labels)
 
 
 def _log_end(session: ChatSession, trace_id: str, total_s: float) -> None:
     log.info(
         "chat ended",
         request_id=session.request.request_id if session.request else "",
+        model=session.request.model if session.request else "",
         trace_id=trace_id,
         outcome=session.error.reason if session.error else "OK",
         num_prompt_tokens=session.num_prompt_tokens,

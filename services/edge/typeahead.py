@@ -17,6 +17,7 @@ from outrider.v1 import inference_pb2
 from services.edge.context import EdgeContext
 from services.edge.identity import UNIDENTIFIED
 from services.edge.models.choice import choose
+from services.edge.models.keys import ModelKey
 from services.edge.models.served import ServedModel
 from services.edge.quotas import Rate
 from services.edge.session.events import ChatRequest, Input, OpenRegion
@@ -52,9 +53,11 @@ class TypeaheadPrefill:
         self._context = context
         self._name = ""
         """Of the model."""
-        self._loaded: ServedModel | None = None
-        """The model at the first text; the plan is in its ids."""
         self._plan: TypeaheadPlan | None = None
+        """None: the model has not been loaded yet."""
+        self._key: ModelKey | None = None
+        """The definition of the model in whose ids the plan is."""
+        self._wire: RegionWire | None = None
         self._is_shared = False
         """Whether a chat could hit the prefix."""
         self._identity = UNIDENTIFIED
@@ -110,8 +113,12 @@ class TypeaheadPrefill:
         if self._plan is None and self._is_shared:
             model = self._context.models.use(self._name)
             if model is not None:
-                self._loaded = model
+                self._key = model.key
                 self._plan = TypeaheadPlan(model.typeahead)
+                self._wire = RegionWire(
+                    *(model.coder, model.vocabulary_digest),
+                    *(self._context.region, self._identity),
+                )
                 self._context.models.release(model)
         return self._plan
 
@@ -156,7 +163,7 @@ class TypeaheadPrefill:
         if model is None:
             plan.tokenized(None)  # it was unloaded meanwhile
             return
-        if self._loaded is None or model.key != self._loaded.key:
+        if model.key != self._key:
             models.release(model)
             self._close()  # its definition has changed, and perhaps its ids
             return
@@ -178,16 +185,15 @@ class TypeaheadPrefill:
         self._context.models.release(model)
         ids = None if isinstance(outcome, OutriderError) else outcome
         self._tokenize(self._plan, self._plan.tokenized(ids))
-        self._prefill(self._plan, model)
+        self._prefill(self._plan)
 
-    def _prefill(self, plan: TypeaheadPlan, model: ServedModel) -> None:
+    def _prefill(self, plan: TypeaheadPlan) -> None:
         num_new = plan.num_due
         if not num_new or not self._spend(Rate.PREFILL_TOKENS, num_new):
             return
         ids = plan.next_prefill()
-        assert ids is not None
+        assert ids is not None and self._wire is not None
         context = self._context
-        wire = RegionWire(model.coder, model.vocabulary_digest, context.region, self._identity)
         request = ChatRequest(
             request_id=uuid4().hex,
             model=self._name,
@@ -198,7 +204,7 @@ class TypeaheadPrefill:
         )
         try:
             link = context.upstream.pick()
-            self._number = link.open(self, wire.open(OpenRegion(request, ids, 0), ("", "")))
+            self._number = link.open(self, self._wire.open(OpenRegion(request, ids, 0), ("", "")))
             self._link = link
             context.telemetry.prefilled(len(ids), self._name)
         except OutriderError as error:
@@ -208,7 +214,6 @@ class TypeaheadPrefill:
     def _ended(self, *, well: bool) -> None:
         if self._link is not None:
             self._link.forget(self._number)
-        plan, model = self._plan, self._loaded
-        if plan is not None and model is not None:
-            plan.ended(well=well)
-            self._prefill(plan, model)
+        if self._plan is not None:
+            self._plan.ended(well=well)
+            self._prefill(self._plan)

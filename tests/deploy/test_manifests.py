@@ -226,7 +226,7 @@ MISTAKES: list[tuple[str, Change]] = [
     (
         "models_are_known",
         lambda t: container(t, EDGE)["env"].append(
-            {"name": "OUTRIDER_EDGE_MODEL", "value": "gpt-9"}
+            {"name": "OUTRIDER_EDGE_MODELS", "value": "gpt-9"}
         ),
     ),
 ]

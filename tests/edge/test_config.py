@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,15 @@ from typing import Any
 import pytest
 
 from outrider.config import load
-from outrider.errors import ConfigError, UnauthenticatedError
-from outrider.models.catalog import SHIPPED, ModelSpec, use
+from outrider.errors import ConfigError, UnauthenticatedError, UnknownModelError
+from outrider.models.definitions import EngineDefaults, ModelCatalog, ModelSpec
 from outrider.peers.membership import Lookup
 from outrider.tokenization.rewriting import RewritingPolicy
 from services.edge.config import EdgeConfig, default_state_dir
 from services.edge.drafter.settings import DrafterConfig
-from services.edge.identity import Credential
+from services.edge.identity import Credential, TenantConfig
+from services.edge.models.keys import EdgeModel, ModelKey
+from services.edge.models.table import LoadLimits
 from services.edge.quic.limits import ListenerLimits
 from services.edge.quotas import Count, Rate, RateLimit
 from services.edge.session.display import DisplayConfig
@@ -34,21 +37,83 @@ def test_who_decides_on_uploads_can_be_set() -> None:
     assert EdgeConfig(uploads="never").reply_policy().upload.uploads is Uploads.NEVER
 
 
-def test_a_models_definition_gives_draft_and_context(tmp_path: Path) -> None:
-    spec = ModelSpec("m", "file:/m", max_context_tokens=512, draft="small")
-    config = EdgeConfig().for_model(spec)
-    assert (config.drafter.model, config.max_context_tokens) == ("small", 512)
-    own = EdgeConfig(drafter=DrafterConfig(model="none"), max_context_tokens=64).for_model(spec)
-    assert (own.drafter.model, own.max_context_tokens, own.has_drafter) == ("none", 64, False)
-    assert not EdgeConfig().for_model(ModelSpec("m", "file:/m", draft="none")).has_drafter
-    plain = EdgeConfig(cache_salt_key="k")
-    assert plain.for_model(ModelSpec("m", "file:/m")) == plain
-    assert plain.drafter_settings("m").definitions_file == ""
-    use(SHIPPED, tmp_path)
-    try:
-        assert plain.drafter_settings("m").definitions_file == str(tmp_path)
-    finally:
-        use(None)
+CATALOG = ModelCatalog(
+    (
+        ModelSpec("small", "file:/s"),
+        ModelSpec("long", "file:/l", max_context_tokens=512, draft="small"),
+        ModelSpec("plain", "file:/p", draft="none"),
+    ),
+    "small",
+)
+
+
+def drafts(config: EdgeConfig) -> dict[str, str]:
+    return {model.spec.name: model.draft for model in config.edge_models(CATALOG)}
+
+
+def test_a_models_definition_gives_draft_and_context() -> None:
+    config = EdgeConfig(models=("long", "plain"))
+    (long, plain) = config.edge_models(CATALOG)
+    assert (long.draft, long.draft_spec) == ("small", CATALOG.lookup("small"))
+    assert (plain.draft, plain.draft_spec) == ("none", None)
+    assert [config.context_tokens(model.spec) for model in (long, plain)] == [512, 8192]
+    assert EdgeConfig(max_context_tokens=64).context_tokens(long.spec) == 64
+    assert drafts(EdgeConfig()) == {"small": ""}
+    with pytest.raises(UnknownModelError, match="there is small, long, plain"):
+        EdgeConfig(models=("small", "gpt-9")).edge_models(CATALOG)
+
+
+def test_the_configured_draft_is_the_first_models_and_none_is_all_models() -> None:
+    named = DrafterConfig(model="/d.gguf")
+    assert drafts(EdgeConfig(models=("small", "long"), drafter=named)) == {
+        "small": "/d.gguf",
+        "long": "small",
+    }
+    nothing = DrafterConfig(model="none")
+    assert set(drafts(EdgeConfig(models=("small", "long"), drafter=nothing)).values()) == {"none"}
+    settings = EdgeConfig(drafter=named).drafter_settings("long", "small", "/definitions")
+    assert (settings.model, settings.drafter.model) == ("long", "small")
+    assert settings.definitions_file == "/definitions"
+
+
+def test_a_model_is_another_one_when_what_an_edge_makes_of_it_changes() -> None:
+    def key(spec: ModelSpec, draft: str = "") -> ModelKey:
+        return EdgeModel(spec, draft, None).key
+
+    spec = ModelSpec("m", "file:/m")
+    assert key(spec) == key(replace(spec, tested=True, engine=EngineDefaults("f32")))
+    others = [
+        key(replace(spec, source="file:/n")),
+        key(replace(spec, stop_tokens=("x",))),
+        key(replace(spec, max_context_tokens=9)),
+        key(spec, "d"),
+        EdgeModel(spec, "d", ModelSpec("d", "file:/d")).key,
+        EdgeModel(spec, "d", ModelSpec("d", "file:/e")).key,
+    ]
+    assert len({key(spec), *others}) == len(others) + 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"models": ("a", "a")}, "twice"),
+        ({"models": ("a",), "anonymous_models": ("b",)}, "anonymous_models: 'b' is none of models"),
+        ({"tenants": (TenantConfig("t", (), models=("b",)),)}, "models of tenant t"),
+        ({"max_loaded_models": 0}, "max_loaded_models must be 1"),
+    ],
+)
+def test_models_that_cannot_be(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        EdgeConfig(**settings)
+
+
+@pytest.mark.parametrize("name", ["max_waiting", "max_wait_s", "min_loaded_s", "retry_s"])
+def test_how_models_are_loaded_is_a_table_of_its_own(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "outrider.toml"
+    file.write_text("[edge]\n[edge.loading]\nmax_waiting = 3\n")
+    assert load(EdgeConfig, "edge", file=file, environ={}).loading == LoadLimits(max_waiting=3)
+    with pytest.raises(ConfigError, match=f"loading.{name} is -1"):
+        LoadLimits(**{name: -1})  # type: ignore[arg-type]
 
 
 def test_environment_and_file(tmp_path: Path) -> None:

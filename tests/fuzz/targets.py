@@ -48,7 +48,6 @@ from tests.router.relay.mesh import Mesh, opening
 _DIGEST: Final = b"\x01" * 32
 _SIZE: Final = 500
 _CODER: Final = TokenCoder(_DIGEST, _SIZE)
-_OFFER: Final = edge_wire.Offer("m", _SIZE, 4096)
 _IDENTITY: Final = b"\x0a" * 32
 _CONTRACT: Final = Contract(
     "m", "r", "us", _DIGEST, _IDENTITY, _SIZE, _CODER, 4096, "fake", 16, 32, 16
@@ -73,7 +72,7 @@ def _client_stream(data: bytes) -> object:
             if edge_wire.is_typed_text(payload):
                 edge_wire.read_typed_text(payload)
             else:
-                kinds.append(type(edge_wire.read(payload, _OFFER)).__name__)
+                kinds.append(type(edge_wire.read(payload)).__name__)
     return kinds, decoder.at_boundary
 
 

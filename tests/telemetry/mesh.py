@@ -33,6 +33,7 @@ from services.router.config import ReplicaConfig
 from services.router.relay.replica_monitor import HangPolicy
 from services.tokenizer.config import SharedCacheConfig
 from services.tokenizer.vocabularies import ServedVocabulary, Vocabularies
+from tests.edge.integration.running import catalog_of, loading
 from tests.router.replica import RouterUnderTest, running_router
 from tests.tokenizer.running import TokenizerUnderTest, running_tokenizer
 
@@ -119,7 +120,7 @@ async def whole_mesh(words: Vocabulary, state_dir: Path) -> AsyncIterator[WholeM
             **PATIENT_EDGE,
         )
         metrics = Metrics("edge")
-        edge = Edge(config, MODEL, words, metrics)
+        edge = Edge(config, catalog_of(MODEL), metrics, load=loading(words))
         ports = await edge.start()
         try:
             await eventually(lambda: edge.upstream.ready)

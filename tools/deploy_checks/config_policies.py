@@ -113,9 +113,9 @@ def models_are_known(manifests: Manifests) -> Iterator[str]:
     """What is pulled is what is served, and the catalogue knows it."""
     served: set[str] = set()
     for workload, role, config in loaded(manifests):
-        field = {"router": "default_model", "tokenizer": "models"}.get(role, "model")
+        field = {"router": "default_model", "inference": "model"}.get(role, "models")
         value = getattr(config, field)
-        served.update(value if isinstance(value, tuple) else (value,))
+        served.update(value or ("",) if isinstance(value, tuple) else (value,))
         for container in workload["spec"]["template"]["spec"].get("initContainers", ()):
             served.add(_environment(manifests, container, role, prefix="").get("MODEL", ""))
     try:

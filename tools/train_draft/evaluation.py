@@ -21,7 +21,7 @@ from outrider.speculation.shipped import (
     shipped_prior,
     sources_file,
 )
-from services.edge.app import reply_tools
+from services.edge.models.served import reply_tools
 from tools.train_draft.agreement import Trace, figures, positions_of, replies_with_room, traces
 from tools.train_draft.calibration import (
     Floats,

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import Final
 
-from outrider.telemetry.metrics import Metrics
 from services.edge.drafter.counters import DrafterCounters
 from services.edge.drafter.protocol import DrafterStats, DraftSource
+from services.edge.models.labels import ModelLabels
 
 STATE: Final = "outrider.edge.drafter.state"
 SESSIONS: Final = "outrider.edge.drafter.sessions"
@@ -42,33 +42,35 @@ class DrafterState(IntEnum):
 
 
 class DrafterMetrics:
-    """Turns the process's counts, which start over with it, into the edge's."""
+    """Turns the counts of a model's process, which start over with it, into the edge's."""
 
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
+    def __init__(self, labels: ModelLabels, model: str) -> None:
+        self._metrics = labels.metrics
+        self._gauge = labels.gauge
+        self._labels = labels.of(model)
         self._last = _NOTHING
         self.state(DrafterState.OFF)
 
     def state(self, state: DrafterState) -> None:
         """The state changed."""
-        self._metrics.gauge(STATE).set(state)
+        self._gauge(STATE, self._labels, state)
         if state is not DrafterState.READY:
-            self._metrics.gauge(SESSIONS).set(0)
-            self._metrics.gauge(MODELLED).set(0)
+            self._gauge(SESSIONS, self._labels, 0)
+            self._gauge(MODELLED, self._labels, 0)
         if state is DrafterState.STARTING:
             self._last = _NOTHING
         if state is DrafterState.RESTARTING:
-            self._metrics.counter(RESTARTS).add(1)
+            self._metrics.counter(RESTARTS).add(1, self._labels)
 
     def dropped(self) -> None:
         """A frame was dropped because the process does not read."""
-        self._metrics.counter(DROPPED).add(1)
+        self._metrics.counter(DROPPED).add(1, self._labels)
 
     def record(self, stats: DrafterStats) -> None:
         """The process's counts so far."""
         last, self._last = self._last, stats
-        self._metrics.gauge(SESSIONS).set(stats.num_sessions)
-        self._metrics.gauge(MODELLED).set(stats.num_modelled)
+        self._gauge(SESSIONS, self._labels, stats.num_sessions)
+        self._gauge(MODELLED, self._labels, stats.num_modelled)
         self._add(CALLS, stats.num_calls - last.num_calls)
         self._add(ROWS, stats.num_rows - last.num_rows)
         self._add(CALL_MS, (stats.call_us - last.call_us) / 1000)
@@ -82,12 +84,12 @@ class DrafterMetrics:
     def _add_by_source(self, name: str, counts: Sequence[int], last: Sequence[int]) -> None:
         for source, count, before in zip(DraftSource, counts, last, strict=True):
             if count > before:
-                labels = {"source": source.name.lower()}
+                labels = {**self._labels, "source": source.name.lower()}
                 self._metrics.counter(name).add(count - before, labels)
 
     def _add(self, name: str, amount: float) -> None:
         if amount > 0:
-            self._metrics.counter(name).add(amount)
+            self._metrics.counter(name).add(amount, self._labels)
 
 
 _NOTHING: Final = DrafterCounters().stats(num_sessions=0, num_modelled=0)

@@ -16,7 +16,6 @@ from outrider.models.vocabulary import Vocabulary, load_vocabulary
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
 from outrider.speculation.shipped import shipped_calibrations
-from outrider.telemetry.metrics import Metrics
 from outrider.tokenization.backends.fallback import FallbackBackend
 from outrider.tokenization.backends.selection import load_backend
 from outrider.tokenization.encoder import CachingEncoder
@@ -30,6 +29,7 @@ from services.edge.drafter.link import DrafterLink
 from services.edge.drafter.metrics import DrafterMetrics
 from services.edge.drafter.settings import NO_DRAFT_MODEL
 from services.edge.models.keys import EdgeModel, ModelKey
+from services.edge.models.labels import ModelLabels
 from services.edge.session.acceptance import GroupAverages
 from services.edge.session.draft_sources import CopyDrafter
 from services.edge.session.machine import SessionPolicy
@@ -114,7 +114,7 @@ def load_model(
     model: EdgeModel,
     config: EdgeConfig,
     load: LoadVocabulary,
-    metrics: Metrics,
+    labels: ModelLabels,
     counted: TokenizationMetrics,
 ) -> ServedModel:
     """Load a model. Blocks for a second or more: call it in a thread. Raises OutriderError."""
@@ -126,7 +126,7 @@ def load_model(
     drafter = DrafterLink(
         config.drafter_settings(name, model.draft, definitions.path),
         vocabulary.size,
-        DrafterMetrics(metrics, name),
+        DrafterMetrics(labels, name),
     )
     encoder = CachingEncoder(
         vocabulary, backend, CachePolicy(max_bytes=config.tokenization.cache_bytes)

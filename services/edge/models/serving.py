@@ -51,7 +51,6 @@ class EdgeModels:
     ) -> None:
         self._config = config
         self._load_vocabulary = load
-        self._metrics = metrics
         self._telemetry = telemetry
         self.tokenizing = TokenizationMetrics(metrics.registry)
         self._loop = asyncio.get_running_loop()
@@ -143,9 +142,7 @@ class EdgeModels:
     def _define(self, models: Sequence[EdgeModel]) -> None:
         self._models = {model.spec.name: model for model in models}
         self._defined |= {model.key: model for model in models}
-        self._perform(
-            self._table.define([model.key for model in models], self._loop.time())
-        )
+        self._perform(self._table.define([model.key for model in models], self._loop.time()))
         for key in [key for key in self._defined if not self._is_needed(key)]:
             self._forget(key)
         self.revision += 1
@@ -192,8 +189,12 @@ class EdgeModels:
         try:
             async with self._loads:
                 loaded = await asyncio.to_thread(
-                    *(load_model, model, self._config, self._load_vocabulary),
-                    *(self._metrics, self.tokenizing),
+                    load_model,
+                    model,
+                    self._config,
+                    self._load_vocabulary,
+                    self._telemetry.labels,
+                    self.tokenizing,
                 )
         except Exception as failure:
             self._start_error = failure

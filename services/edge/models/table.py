@@ -15,7 +15,7 @@ Verbs return what is to be done, in this order. Times are in seconds on the cloc
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, Generic, TypeAlias, TypeVar
@@ -30,7 +30,7 @@ from outrider.errors import (
 )
 from services.edge.models.keys import ModelKey
 
-WaiterT = TypeVar("WaiterT", bound=Hashable)
+WaiterT = TypeVar("WaiterT")
 
 _BUSY_RETRY_MS: Final = 1000
 """When to try again, where others have to end first."""

@@ -266,7 +266,9 @@ class EdgeConnection(ConnectionProtocol):
     def _received_early(self, early: EarlyStreams, stream_id: int, data: bytes, end: bool) -> None:
         is_whole = stream_id % 4 == 0 and stream_id not in early
         if is_whole and data == DESCRIBE_STREAM:
-            self.quic.send_stream_data(stream_id, encode_frame(self.context.description.frame), True)
+            self.quic.send_stream_data(
+                stream_id, encode_frame(self.context.description.frame), True
+            )
             return
         self.context.telemetry.early_data(len(data))
         if not early.keep(stream_id, data, end):

@@ -18,6 +18,7 @@ from outrider.telemetry.metrics import Metrics
 from services.edge.drafter.link import DrafterLink, OnDrafts
 from services.edge.drafter.metrics import DrafterMetrics
 from services.edge.drafter.settings import DrafterConfig, DrafterSettings
+from services.edge.models.labels import ModelLabels
 from services.edge.session.events import DrafterReport, OpenDrafter
 from tests.bench.wan.test_waiting import GREEDY, PROMPT, SAMPLED, asking, reply, truth
 
@@ -30,7 +31,7 @@ class Pretended(DrafterLink):
     def __init__(self, right: Sequence[int] = (), num_right: int = 0) -> None:
         self.metrics = Metrics("edge")
         settings = DrafterSettings(model="none")
-        super().__init__(settings, 1000, DrafterMetrics(self.metrics))
+        super().__init__(settings, 1000, DrafterMetrics(ModelLabels(self.metrics), "m"))
         self.right, self.num_right = right, num_right
         self.on_guess: OnDrafts | None = None
         self.known: list[int] = []

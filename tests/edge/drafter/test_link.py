@@ -31,6 +31,7 @@ from services.edge.drafter.metrics import DROPPED, RESTARTS, STATE, DrafterMetri
 from services.edge.drafter.process import DRAFTER
 from services.edge.drafter.protocol import DrafterStats, encode
 from services.edge.drafter.settings import DrafterConfig, DrafterLimits, DrafterSettings
+from services.edge.models.labels import ModelLabels
 from services.edge.session.events import DrafterReport, OpenDrafter
 from tests.fidelity.models import Shape, weights, write
 from tests.models.sentencepieces import add_vocabulary, trained
@@ -59,7 +60,8 @@ class Linked:
     def sample(self, name: str) -> float:
         plain = name.replace(".", "_")
         sample = self._metrics.registry.get_sample_value
-        return sample(plain) or sample(f"{plain}_total") or 0.0
+        labels = {"model": "m"}
+        return sample(plain, labels) or sample(f"{plain}_total", labels) or 0.0
 
 
 @asynccontextmanager
@@ -68,7 +70,9 @@ async def linked(
 ) -> AsyncIterator[Linked]:
     metrics = Metrics("edge")
     settings = DrafterSettings(model="no-such-model", log_level="error")
-    link = DrafterLink(settings, 1000, DrafterMetrics(metrics), command, sleep=pause)
+    link = DrafterLink(
+        settings, 1000, DrafterMetrics(ModelLabels(metrics), "m"), command, sleep=pause
+    )
     async with leak_check():
         link.start()
         try:
@@ -328,7 +332,7 @@ async def test_the_process_knows_what_the_edges_configuration_file_defines(
     settings = DrafterSettings(
         "m", log_level="error", definitions_file=str(file) if is_told else ""
     )
-    link = DrafterLink(settings, 1000, DrafterMetrics(metrics))
+    link = DrafterLink(settings, 1000, DrafterMetrics(ModelLabels(metrics), "m"))
     async with leak_check():
         link.start()
         try:

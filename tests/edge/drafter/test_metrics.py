@@ -10,6 +10,7 @@ from outrider.telemetry.metrics import Metrics
 from services.edge.drafter import metrics as told
 from services.edge.drafter.metrics import DrafterMetrics, DrafterState
 from services.edge.drafter.protocol import DrafterStats
+from services.edge.models.labels import ModelLabels
 
 FIRST = DrafterStats(5, 4, 10, 40, 30_000, 3, 2, 9, 6, 80, (100, 20, 7), (50, 11, 0))
 SECOND = DrafterStats(6, 3, 15, 70, 36_000, 4, 7, 19, 7, 90, (101, 20, 9), (50, 14, 1))
@@ -24,7 +25,7 @@ def metrics() -> Iterator[Metrics]:
 
 def counted(metrics: Metrics, name: str, **labels: str) -> float:
     plain = name.replace(".", "_")
-    return metrics.registry.get_sample_value(f"{plain}_total", labels) or 0.0
+    return metrics.registry.get_sample_value(f"{plain}_total", {"model": "m", **labels}) or 0.0
 
 
 def plain_counts(metrics: Metrics) -> list[float]:
@@ -36,7 +37,7 @@ def plain_counts(metrics: Metrics) -> list[float]:
 
 
 def test_reports_add_up_within_a_process_and_over_its_restarts(metrics: Metrics) -> None:
-    edge = DrafterMetrics(metrics)
+    edge = DrafterMetrics(ModelLabels(metrics), "m")
     edge.state(DrafterState.STARTING)
     edge.record(FIRST)
     assert plain_counts(metrics) == [10, 40, 30.0, 3, 2, 9, 6]
@@ -50,7 +51,7 @@ def test_reports_add_up_within_a_process_and_over_its_restarts(metrics: Metrics)
 
 
 def test_drafts_are_counted_by_source(metrics: Metrics) -> None:
-    edge = DrafterMetrics(metrics)
+    edge = DrafterMetrics(ModelLabels(metrics), "m")
     for report in (FIRST, SECOND):
         edge.record(report)
     for name, expected in ((told.DRAFTED, (101, 20, 9)), (told.ACCEPTED, (50, 14, 1))):
@@ -59,20 +60,20 @@ def test_drafts_are_counted_by_source(metrics: Metrics) -> None:
 
 
 def test_sessions_are_those_of_the_process_that_runs(metrics: Metrics) -> None:
-    edge = DrafterMetrics(metrics)
+    edge = DrafterMetrics(ModelLabels(metrics), "m")
     gauge = metrics.registry.get_sample_value
     edge.state(DrafterState.READY)
     edge.record(SECOND)
-    assert gauge("outrider_edge_drafter_state") == DrafterState.READY
-    assert gauge("outrider_edge_drafter_sessions") == 6
-    assert gauge("outrider_edge_drafter_modelled_sessions") == 3
+    assert gauge("outrider_edge_drafter_state", {"model": "m"}) == DrafterState.READY
+    assert gauge("outrider_edge_drafter_sessions", {"model": "m"}) == 6
+    assert gauge("outrider_edge_drafter_modelled_sessions", {"model": "m"}) == 3
     edge.state(DrafterState.RESTARTING)
-    assert gauge("outrider_edge_drafter_sessions") == 0
-    assert gauge("outrider_edge_drafter_modelled_sessions") == 0
+    assert gauge("outrider_edge_drafter_sessions", {"model": "m"}) == 0
+    assert gauge("outrider_edge_drafter_modelled_sessions", {"model": "m"}) == 0
 
 
 def test_dropped_frames_are_counted(metrics: Metrics) -> None:
-    edge = DrafterMetrics(metrics)
+    edge = DrafterMetrics(ModelLabels(metrics), "m")
     edge.dropped()
     edge.dropped()
     assert counted(metrics, told.DROPPED) == 2

@@ -14,7 +14,7 @@ import pytest
 
 from outrider.client import Client, Message, Provisional
 from outrider.codec.shipped import shipped_table
-from outrider.models.catalog import DEFAULT_MODEL
+from outrider.models.catalog import DEFAULT_MODEL, SHIPPED
 from outrider.models.store import ModelStore
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
@@ -53,12 +53,12 @@ async def drafting(
     vocabulary: Vocabulary, folder: Path, draft_model: str, state: DrafterState, **config: Any
 ) -> AsyncIterator[Running]:
     config = {
-        "model": DEFAULT_MODEL.name,
+        "catalog": SHIPPED,
         "drafter": DrafterConfig(model=draft_model),
         "drafts": DraftLimits(min_survival=0.01),
     } | config
     async with running(vocabulary, folder, REPLY, **config) as mesh:
-        await eventually(lambda: mesh.edge.drafter.state is state, timeout_s=START_S)
+        await eventually(lambda: mesh.model.drafter.state is state, timeout_s=START_S)
         yield mesh
 
 
@@ -78,7 +78,7 @@ async def held_chat(mesh: Running, client: Client) -> asyncio.Task[str]:
 
 async def kill_in_the_middle(mesh: Running, client: Client) -> None:
     """Of a chat that it drafts for: chats go on while it is away, and it comes back."""
-    link = mesh.edge.drafter
+    link = mesh.model.drafter
     chat = await held_chat(mesh, client)
     (live,) = mesh.region.live.values()
     await eventually(lambda: bool(live.drafts))
@@ -90,12 +90,12 @@ async def kill_in_the_middle(mesh: Running, client: Client) -> None:
     assert await chat == REPLY
     assert await text(client) == REPLY
     await eventually(lambda: link.state is DrafterState.READY, timeout_s=START_S)
-    assert mesh.sample("outrider_edge_drafter_restarts_total") == 1
+    assert mesh.of_model("outrider_edge_drafter_restarts_total", DEFAULT_MODEL.name) == 1
 
 
 async def stop_for_a_while(mesh: Running, client: Client) -> None:
     """It hears and says nothing; then it drafts again."""
-    pid = mesh.edge.drafter.pid
+    pid = mesh.model.drafter.pid
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
     assert await text(client) == REPLY
@@ -119,11 +119,21 @@ async def test_a_model_drafts_dies_comes_back_and_stalls(
         await kill_in_the_middle(mesh, client)
         await stop_for_a_while(mesh, client)
         # Which source wins is the sources' affair; that the model was asked is not.
-        await eventually(lambda: mesh.sample("outrider_edge_drafter_calls_total") > 0)
+        await eventually(
+            lambda: mesh.of_model("outrider_edge_drafter_calls_total", DEFAULT_MODEL.name) > 0
+        )
         drafted = "outrider_edge_drafter_drafted_tokens_total"
-        assert sum(mesh.sample(drafted, source=name) for name in ("suffix", "model", "both")) > 0
-        await eventually(lambda: mesh.sample("outrider_edge_drafter_sessions") == 0)
-    assert mesh.edge.drafter.num_sessions == 0
+        assert (
+            sum(
+                mesh.of_model(drafted, DEFAULT_MODEL.name, source=name)
+                for name in ("suffix", "model", "both")
+            )
+            > 0
+        )
+        await eventually(
+            lambda: mesh.of_model("outrider_edge_drafter_sessions", DEFAULT_MODEL.name) == 0
+        )
+        assert mesh.model.drafter.num_sessions == 0
 
 
 @pytest.mark.parametrize("draft_model", ["/nowhere/draft.gguf", "no-such-model"])
@@ -136,8 +146,8 @@ async def test_a_missing_model_costs_nothing_but_its_drafts(
         mesh.client() as client,
     ):
         assert await text(client) == REPLY
-        assert mesh.sample("outrider_edge_drafter_state") == unusable
-        assert draft_model in mesh.edge.drafter.reason
+        assert mesh.of_model("outrider_edge_drafter_state", DEFAULT_MODEL.name) == unusable
+        assert draft_model in mesh.model.drafter.reason
 
 
 async def test_a_model_that_cannot_be_converted_is_not_tried_again(
@@ -147,8 +157,8 @@ async def test_a_model_that_cannot_be_converted_is_not_tried_again(
     digest, path = vocabulary.digest.hex(), tmp_path / "no-layers.draft.gguf"
     make_draft(target, path, [5, 6], digest=digest, layers=())
     async with drafting(vocabulary, tmp_path, str(path), DrafterState.UNUSABLE) as mesh:
-        assert "lacks llama.block_count" in mesh.edge.drafter.reason
-        assert mesh.sample("outrider_edge_drafter_restarts_total") == 0
+        assert "lacks llama.block_count" in mesh.model.drafter.reason
+        assert mesh.of_model("outrider_edge_drafter_restarts_total", DEFAULT_MODEL.name) == 0
 
 
 async def test_chats_do_not_wait_for_a_model_that_loads(
@@ -161,9 +171,9 @@ async def test_chats_do_not_wait_for_a_model_that_loads(
     ):
         assert mesh.edge._ready() == (False, "the drafter loads its model")
         assert await text(client) == REPLY
-        assert mesh.edge.drafter.state is starting
+        assert mesh.model.drafter.state is starting
         await eventually(lambda: mesh.edge._ready()[0], timeout_s=30)
-        assert mesh.edge.drafter.state is DrafterState.READY
+        assert mesh.model.drafter.state is DrafterState.READY
 
 
 async def shown_and_sent(mesh: Running, client: Client, question: str, reply: str) -> str:

@@ -9,19 +9,38 @@ from pathlib import Path
 from typing import Any
 
 from outrider.client import Client, connect
+from outrider.models.definitions import ModelCatalog, ModelSpec
 from outrider.models.vocabulary import Vocabulary
 from outrider.process import Ports
 from outrider.telemetry.metrics import Metrics
 from outrider.testing import eventually, leak_check
 from outrider.tls import PLAINTEXT, Role, Tls, TlsConfig
+from outrider.tokenization.backends.base import REFERENCE
+from outrider.tokenization.backends.fallback import FallbackBackend
+from outrider.tokenization.backends.selection import select_backend
 from services.edge.app import Edge
 from services.edge.config import EdgeConfig
 from services.edge.drafter.settings import NO_DRAFT_MODEL, DrafterConfig
+from services.edge.models.served import LoadVocabulary, ServedModel
 from services.edge.quic.limits import ListenerLimits
 from tests.edge.integration.region import Region, serving
 
 _POLL_S = 0.05
 """Certificates are looked at so often."""
+
+
+def catalog_of(*names: str) -> ModelCatalog:
+    """Models of these names, which are nowhere; the first is the default."""
+    return ModelCatalog((ModelSpec(name, f"file:/nowhere/{name}.gguf") for name in names), names[0])
+
+
+def loading(vocabulary: Vocabulary) -> LoadVocabulary:
+    """Every model has this vocabulary."""
+
+    def load(spec: ModelSpec) -> tuple[Vocabulary, FallbackBackend]:
+        return vocabulary, select_backend(vocabulary, REFERENCE)
+
+    return load
 
 
 class Mute:
@@ -48,20 +67,31 @@ class Running:
         async with connect("127.0.0.1", where, ca=self.ca, **options) as client:
             yield client
 
+    @property
+    def model(self) -> ServedModel:
+        """What the chats with the default model share."""
+        assert self.edge.models.first is not None
+        return self.edge.models.first
+
     async def restart(self, *, in_order: bool = False, model: str = "small") -> None:
         """Another edge in place of this one, which is gone without a word to anybody, or says so
         if it goes `in_order`. It serves `model`."""
         for connection in () if in_order else self.edge.listener.connections:
             connection._transport = Mute()  # type: ignore[assignment]
         await self.edge.stop()
-        config = replace(self.edge._config, port=self.ports.main)
-        self.edge = Edge(config, model, self.region.vocabulary, self.metrics)
+        config = replace(self.edge._config, port=self.ports.main, models=(model,))
+        load = loading(self.region.vocabulary)
+        self.edge = Edge(config, catalog_of(model), self.metrics, load=load)
         await self.edge.start()
         await eventually(lambda: self.edge.upstream.ready)
 
     def sample(self, name: str, **labels: str) -> float:
-        """A metric of the edge; 0 if there is none yet."""
+        """A metric of the edge; 0 if there is none yet. See `of_model`."""
         return self.metrics.registry.get_sample_value(name, labels) or 0.0
+
+    def of_model(self, name: str, model: str = "small", **labels: str) -> float:
+        """As `sample`, of the chats with a model."""
+        return self.sample(name, model=model, **labels)
 
     @property
     def num_region_sessions(self) -> int:
@@ -84,9 +114,11 @@ async def running(
     vocabulary: Vocabulary, state_dir: Path, reply: str = "Hello there, hello there!", **config: Any
 ) -> AsyncIterator[Running]:
     """Region and edge; checks that nothing is left over when they stop. `region_tls` among the
-    settings is what the region proves itself with."""
+    settings is what the region proves itself with; `catalog` and `load` are as in Edge."""
     region = Region(vocabulary, reply)
     region_tls = config.pop("region_tls", PLAINTEXT)
+    catalog = config.pop("catalog", catalog_of(*config.get("models", ("small",))))
+    load = config.pop("load", loading(vocabulary))
     edge_tls = Tls.open(config.get("tls", TlsConfig()), Role.EDGE)
     metrics = Metrics("edge")
     async with (
@@ -107,8 +139,7 @@ async def running(
             drafter=config.pop("drafter", DrafterConfig(model=NO_DRAFT_MODEL)),
             **config,
         )
-        model = settings.model or "small"
-        edge = Edge(settings, model, vocabulary, metrics, tls=edge_tls)
+        edge = Edge(settings, catalog, metrics, load=load, tls=edge_tls)
         ports = await edge.start()
         mesh = Running(edge, region, ports, state_dir / "tls" / "cert.pem", metrics)
         try:

@@ -54,7 +54,7 @@ async def test_a_whole_life(vocabulary: Vocabulary, tmp_path: Path) -> None:
 
 async def test_an_unknown_model_is_no_edge(tmp_path: Path) -> None:
     with pytest.raises(UnknownModelError):
-        await serve(EdgeConfig(model="gpt-9", state_dir=tmp_path, log_level="error"))
+        await serve(EdgeConfig(models=("gpt-9",), state_dir=tmp_path, log_level="error"))
 
 
 @pytest.mark.model

@@ -86,7 +86,7 @@ async def test_what_two_share(
         async with neighbours(mesh, first, second) as (one, two):
             secret = "The patient in ward seven is called Miriam."
             mine = await asked(mesh, one, secret)
-            lookups = mesh.edge._tokenization.encoder.lookups[ContentClass.USER]
+            lookups = mesh.model.encoder.lookups[ContentClass.USER]
             num_hits = lookups.num_hits
             theirs = await asked(mesh, two, secret)
             assert (lookups.num_hits > num_hits) is is_shared, "ids of texts"
@@ -177,7 +177,7 @@ async def test_chats_that_trust_nobody_leave_nothing_to_each_other(
     words: Vocabulary, tmp_path: Path
 ) -> None:
     async with running(words, tmp_path, REPLY, trust="chat") as mesh, mesh.client() as client:
-        encoder = mesh.edge._tokenization.encoder
+        encoder = mesh.model.encoder
         salts = [(await asked(mesh, client)).cache_salt for _ in range(2)]
         num_texts = encoder.size[0]
         salts.append((await asked(mesh, client, "a text of its own")).cache_salt)
@@ -216,7 +216,7 @@ async def test_a_credential_that_is_no_good_costs_nothing(
                     await chat.result()
             assert (await client.describe()).model == "small", "what it is, it tells everybody"
         assert mesh.region.opened == []
-        assert mesh.edge._tokenization.encoder.size[0] == 0
+        assert mesh.model.encoder.size[0] == 0
         assert mesh.sample("outrider_edge_refused_total", reason=error.reason) == 1
         await mesh.settled()
 

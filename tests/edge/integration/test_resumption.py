@@ -23,7 +23,7 @@ from outrider.models.vocabulary import Vocabulary
 from outrider.telemetry.metrics import Metrics
 from outrider.testing import eventually
 from services.edge.app import Edge
-from tests.edge.integration.running import Mute, Running, running
+from tests.edge.integration.running import Mute, Running, catalog_of, loading, running
 from tests.edge.integration.trouble import ASK, REPLY, cut, start, whole
 
 LONG = SamplingParams(max_tokens=5000)
@@ -42,7 +42,7 @@ def counted_tokens(mesh: Running) -> list[float]:
         "gen_ai_token_type": "output",
     }
     usage = mesh.sample("gen_ai_client_token_usage_sum", **labels)
-    return [mesh.sample("outrider_edge_tokens_total"), usage]
+    return [mesh.of_model("outrider_edge_tokens_total"), usage]
 
 
 @pytest.mark.parametrize("provisional", [True, False])
@@ -184,7 +184,9 @@ async def test_another_edge_goes_on_with_a_chat_it_never_saw(
     async with running(words, tmp_path, REPLY) as mesh:
         first = mesh.edge
         metrics = Metrics("edge")
-        mesh.edge = Edge(replace(first._config, port=0), "small", words, metrics)
+        mesh.edge = Edge(
+            replace(first._config, port=0), catalog_of("small"), metrics, load=loading(words)
+        )
         ports = await mesh.edge.start()
         await eventually(lambda: mesh.edge.upstream.ready)
         async with mesh.client(others=(f"quic://127.0.0.1:{ports.main}",)) as client:

@@ -52,19 +52,26 @@ async def test_metrics_of_good_and_bad_chats(words: Vocabulary, tmp_path: Path) 
         await mesh.settled()
         page = await get(mesh, "/metrics")
         lines = dict(line.rsplit(" ", 1) for line in page.splitlines() if line.startswith("o"))
-        assert float(lines['outrider_edge_chats_total{outcome="OK"}']) == 1
-        assert float(lines['outrider_edge_chats_total{outcome="NO_REPLICA"}']) == 1
-        assert float(lines["outrider_edge_tokens_total"]) == len(result.ids)
-        assert float(lines["outrider_edge_committed_chats_total"]) == 1
+        assert float(lines['outrider_edge_chats_total{model="small",outcome="OK"}']) == 1
+        assert float(lines['outrider_edge_chats_total{model="small",outcome="NO_REPLICA"}']) == 1
+        assert float(lines['outrider_edge_tokens_total{model="small"}']) == len(result.ids)
+        assert float(lines['outrider_edge_committed_chats_total{model="small"}']) == 1
         assert float(lines["outrider_edge_open_chats"]) == 0
-        assert float(lines['outrider_edge_mode_chats_total{mode="edge_drafts"}']) == 2
-        assert float(lines['outrider_edge_drafts_total{fate="drafted"}']) >= stats.sent_tokens
-        assert float(lines['outrider_edge_commits_total{uploads="on"}']) >= 1
-        assert float(lines["outrider_edge_shown_tokens_total"]) == stats.shown_tokens
-        assert float(lines["outrider_edge_erased_tokens_total"]) == stats.erased_tokens
-        assert float(lines["outrider_edge_erased_chars_total"]) == result.erased_chars
-        assert float(lines["outrider_edge_shown_chars_total"]) >= result.erased_chars
-        rtt_ms = float(lines["outrider_edge_region_rtt_ms"])
+        assert float(lines['outrider_edge_mode_chats_total{mode="edge_drafts",model="small"}']) == 2
+        assert (
+            float(lines['outrider_edge_drafts_total{fate="drafted",model="small"}'])
+            >= stats.sent_tokens
+        )
+        assert float(lines['outrider_edge_commits_total{model="small",uploads="on"}']) >= 1
+        assert float(lines['outrider_edge_shown_tokens_total{model="small"}']) == stats.shown_tokens
+        assert (
+            float(lines['outrider_edge_erased_tokens_total{model="small"}']) == stats.erased_tokens
+        )
+        assert (
+            float(lines['outrider_edge_erased_chars_total{model="small"}']) == result.erased_chars
+        )
+        assert float(lines['outrider_edge_shown_chars_total{model="small"}']) >= result.erased_chars
+        rtt_ms = float(lines['outrider_edge_region_rtt_ms{model="small"}'])
         assert rtt_ms == pytest.approx(stats.rtt_ms, rel=1e-3)
         assert rtt_ms > 0
         assert "ttft_ms_count" in page
@@ -83,11 +90,11 @@ async def test_text_shown_before_it_is_final_is_timed(words: Vocabulary, tmp_pat
         await mesh.settled()
         assert mesh.region.gate.is_set(), "something was shown early"
         took_ms = (time.monotonic() - asked) * 1e3
-        early_ms = mesh.sample("outrider_edge_provisional_ttft_ms_total")
-        final_ms = mesh.sample("outrider_edge_committed_ttft_ms_total")
+        early_ms = mesh.of_model("outrider_edge_provisional_ttft_ms_total")
+        final_ms = mesh.of_model("outrider_edge_committed_ttft_ms_total")
         assert 0 < early_ms < final_ms < took_ms
-        assert mesh.sample("outrider_edge_provisional_chats_total") == 1
-        assert mesh.sample("outrider_edge_committed_chats_total") == 1
+        assert mesh.of_model("outrider_edge_provisional_chats_total") == 1
+        assert mesh.of_model("outrider_edge_committed_chats_total") == 1
 
 
 async def test_ready_says_why_not(words: Vocabulary, tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ async def test_what_is_typed_is_computed_ahead(words: Vocabulary, tmp_path: Path
         assert real.sampling.max_tokens > 1
         lengths = [len(prompt(mesh, opening)) for opening in ahead]
         assert lengths == sorted(lengths)
-        assert mesh.sample("outrider_edge_prefilled_tokens_total") > 0
+        assert mesh.of_model("outrider_edge_prefilled_tokens_total") > 0
         await mesh.settled()
 
 

@@ -51,7 +51,7 @@ def test_chats_whose_time_is_over_at_once_all_end() -> None:
 
     async def given_up() -> None:
         metrics = Metrics("edge")
-        resumable = ResumableChats(ResumeLimits(window_s=1e-9), EdgeTelemetry(metrics, "m"))
+        resumable = ResumableChats(ResumeLimits(window_s=1e-9), EdgeTelemetry(metrics))
         chats = [Ending(resumable, number) for number in range(20)]
         for chat in chats:
             chat.client_lost()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.client.events import Accepted, EdgeInfo
+from outrider.client.events import Accepted, EdgeInfo, ModelInfo
 from outrider.client.wire import (
     DESCRIBE,
     ChatOptions,
@@ -23,10 +23,10 @@ from outrider.codec.frames import FrameDecoder
 from outrider.cost import Cost
 from outrider.errors import (
     InvalidRequestError,
+    InvalidSamplingError,
     MalformedFrameError,
     OutriderError,
     UnauthenticatedError,
-    UnknownModelError,
 )
 from outrider.models.chat import MAX_MESSAGES, Message
 from outrider.sampling.params import SamplingParams
@@ -61,7 +61,6 @@ def test_a_request_arrives_as_it_was_asked() -> None:
             residency=("a", "b"),
             idempotency_key="k",
         ),
-        OFFER,
     )
     assert isinstance(item, ChatAsked)
     request = item.request
@@ -70,24 +69,19 @@ def test_a_request_arrives_as_it_was_asked() -> None:
     assert request.speculation is Speculation.REGION_ONLY
     assert (request.priority, request.deadline_ms, request.thin) == (1, 5, True)
     assert (request.residency, request.request_id) == (("a", "b"), "k")
-    assert (request.model, request.trace) == ("m", ("parent", "state"))
+    assert (request.model, request.trace) == ("", ("parent", "state"))
 
 
 def test_requests_without_a_key_get_ids_of_their_own() -> None:
-    asked = [wire.read(payload([Message("user", "x")]), OFFER) for _ in range(2)]
+    asked = [wire.read(payload([Message("user", "x")])) for _ in range(2)]
     ids = {item.request.request_id for item in asked if isinstance(item, ChatAsked)}
     assert len(ids) == 2
-
-
-def test_another_model_is_refused() -> None:
-    with pytest.raises(UnknownModelError, match="there is m"):
-        wire.read(payload([Message("user", "x")], model="n"), OFFER)
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_give_an_input_or_a_typed_error(data: bytes) -> None:
     try:
-        item = wire.read(data, OFFER)
+        item = wire.read(data)
     except OutriderError as error:
         assert error.http_status < 500
     else:
@@ -100,7 +94,7 @@ def test_any_bytes_near_a_request_give_an_input_or_a_typed_error(data: st.DataOb
     for _ in range(data.draw(st.integers(1, 4))):
         good[data.draw(st.integers(0, len(good) - 1))] = data.draw(st.integers(0, 255))
     try:
-        wire.read(bytes(good), OFFER)
+        wire.read(bytes(good))
     except OutriderError as error:
         assert error.http_status < 500
 
@@ -135,7 +129,7 @@ def asked(progress: Progress | None = None, **options: object) -> ChatRequest:
     chat = ChatOptions(**options)  # type: ignore[arg-type]
     messages = [Message("user", "hello")]
     (only,) = FrameDecoder().feed(request_frame(messages, chat, ("", ""), progress))
-    item = wire.read(only, OFFER)
+    item = wire.read(only)
     assert isinstance(item, ChatAsked)
     return item.request
 
@@ -161,10 +155,11 @@ def test_a_credential_is_looked_at_before_anything_else_and_is_no_part_of_the_re
         chat = ChatOptions(model="no such model", idempotency_key="k")
         (only,) = FrameDecoder().feed(request_frame(messages, chat, ("", ""), None, claimed))
         with pytest.raises(UnauthenticatedError):
-            wire.read(only, OFFER, refuse)
+            wire.read(only, refuse)
     assert seen == [Credential("key", "ann", b"s" * 16)] * 2
-    (typed,) = FrameDecoder().feed(typed_frame([], "hello", claimed))
-    assert wire.read_typed_text(typed).credential == seen[0]
+    (typed,) = FrameDecoder().feed(typed_frame([], "hello", claimed, "m"))
+    read = wire.read_typed_text(typed)
+    assert (read.credential, read.model) == (seen[0], "m")
     many = [Message("user", "hello")] * MAX_MESSAGES
     (typed,) = FrameDecoder().feed(typed_frame(many, "hello", claimed))
     with pytest.raises(InvalidRequestError, match="513 messages"):
@@ -173,7 +168,7 @@ def test_a_credential_is_looked_at_before_anything_else_and_is_no_part_of_the_re
     for credential in (claimed, Claimed()):
         messages, chat = [Message("user", "hello")], ChatOptions(idempotency_key="k")
         (only,) = FrameDecoder().feed(request_frame(messages, chat, ("", ""), None, credential))
-        item = wire.read(only, OFFER)
+        item = wire.read(only)
         assert isinstance(item, ChatAsked) and "ann" not in repr(item)
         digests.add(item.request.digest)
     assert len(digests) == 1, "keys change, the request does not"
@@ -183,7 +178,7 @@ def test_the_same_request_has_the_same_digest_however_often_it_is_sent() -> None
     first = asked(idempotency_key="k").digest
     assert asked(Progress("t", [1], 5), idempotency_key="k").digest == first
     assert asked(idempotency_key="k", provisional=False, deadline_ms=7).digest == first
-    assert asked(idempotency_key="k", model=OFFER.model).digest == first, "it was told the name"
+    assert asked(idempotency_key="k", model="m").digest == first, "it was told the name"
     others = ({"sampling": SamplingParams(seed=1)}, {"residency": ("eu",)}, {"thin": True})
     assert all(asked(idempotency_key="k", **other).digest != first for other in others)
 
@@ -203,7 +198,18 @@ def test_progress_that_cannot_be(point: dict[str, Any], says: str) -> None:
         resume=edge_pb2.ResumePoint(**point),
     )
     with pytest.raises(InvalidRequestError, match=says):
-        wire.read(edge_pb2.ClientFrame(chat=chat).SerializeToString(), OFFER)
+        item = wire.read(edge_pb2.ClientFrame(chat=chat).SerializeToString())
+        assert isinstance(item, ChatAsked)
+        wire.check_fits(item.request, OFFER)
+
+
+@pytest.mark.parametrize(
+    "sampling", [SamplingParams(stop_ids=(100,)), SamplingParams(logit_bias={100: 1.0})]
+)
+def test_ids_outside_the_models_vocabulary_are_refused(sampling: SamplingParams) -> None:
+    wire.check_fits(asked(), OFFER)
+    with pytest.raises(InvalidSamplingError, match="id 100 .* vocabulary of 100 ids"):
+        wire.check_fits(asked(sampling=sampling), OFFER)
 
 
 def test_a_token_stands_for_the_messages() -> None:
@@ -211,15 +217,17 @@ def test_a_token_stands_for_the_messages() -> None:
         chat = edge_pb2.ChatRequest(resume=edge_pb2.ResumePoint(resume_token=token))
         frame = edge_pb2.ClientFrame(chat=chat).SerializeToString()
         if good:
-            assert isinstance(wire.read(frame, OFFER), ChatAsked)
+            assert isinstance(wire.read(frame), ChatAsked)
         else:
             with pytest.raises(InvalidRequestError):
-                wire.read(frame, OFFER)
+                wire.read(frame)
 
 
 def test_an_edge_says_what_it_is() -> None:
-    info = read_description(wire.describe("e", "r", OFFER, b"digest", 30.0))
-    assert info == EdgeInfo("e", "r", "m", b"digest", 64, 30.0)
+    listed = [wire.ListedModel("m", b"digest", 64), wire.ListedModel("n", b"", 9)]
+    info = read_description(wire.describe("e", "r", listed, 30.0))
+    models = ModelInfo("m", b"digest", 64), ModelInfo("n", b"", 9)
+    assert info == EdgeInfo("e", "r", models, 30.0)
     assert DESCRIBE == wire.DESCRIBE_STREAM
     for payload_ in (b"\xff", wire.write(events.Retract(1), "e")):
         with pytest.raises(MalformedFrameError):
