@@ -38,7 +38,7 @@ class Explainer:
         prompts: PromptCache,
         tokenize: Callable[[inference_pb2.OpenSession], Awaitable[Tokenized]],
         *,
-        default_model: str,
+        default_model: Callable[[], str],
         clock: Callable[[], float],
         timer: Callable[[], float],
     ) -> None:
@@ -63,7 +63,7 @@ class Explainer:
         return router_pb2.ExplainResponse(placements=[to_proto(one, now) for one in placed])
 
     async def _what_if(self, opening: inference_pb2.OpenSession) -> PlacementRecord:
-        opening.model = opening.model or self._default_model
+        opening.model = opening.model or self._default_model()
         if opening.WhichOneof("prompt") == "messages":
             answer = await self._tokenize(opening)
             opening.ids.tail.CopyFrom(answer.ids)

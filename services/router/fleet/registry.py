@@ -132,15 +132,16 @@ class Registry:
         del self._replicas[name]
         self.changed.add(name)
 
-    def leave(self, name: str, now: float) -> None:
-        """Lookups do not find it any more: no new sessions, those it has go on."""
+    def leave(self, name: str, now: float, why: str) -> None:
+        """Lookups do not find it, or the configuration does not name it, any more: no new sessions,
+        those it has go on."""
         self._replicas[name].is_leaving = True
-        self.signal(name, Signal.NOT_SERVING, now, "it is not found any more")
+        self.signal(name, Signal.NOT_SERVING, now, why)
 
     def stay(self, name: str, now: float) -> None:
-        """Lookups find it again."""
+        """It is found, or named, again."""
         self._replicas[name].is_leaving = False
-        self.signal(name, Signal.SERVING, now, "it is found again")
+        self.signal(name, Signal.SERVING, now, "it is there again")
 
     # --- connection, health checks, load reports ---
 
