@@ -1,0 +1,229 @@
+"""Two models in one mesh: each says what its reference says, while the other one joins, runs,
+crashes and leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import gguf
+import pytest
+
+from bench.harness.local_mesh import LocalMesh, local_mesh, outrider
+from outrider.cli.local.state import RunningMesh, running_mesh
+from outrider.client import Client, Message, ReconnectPolicy, connect
+from outrider.models.catalog import DEFAULT_MODEL
+from outrider.sampling.params import SamplingParams
+from outrider.testing import eventually
+from tests.fidelity.models import Shape, weights, write
+
+pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(300)]
+
+FEW = ("inference.max_fixed_rows=2", "inference.warm_up_rows=16")
+PATIENT = ReconnectPolicy(give_up_after_s=60)
+PROMPTS = ("What is a river?", "Tell me of the sea.")
+NUM_TOKENS = 96
+SHAPE = Shape(vocabulary=96, width=256, inner=256, base=10_000.0)
+VOCABULARY = [*map(chr, range(0x21, 0x7F)), "\u0120", "ab"]
+"""What can be printed, a space as files of this kind write it, and the one merge."""
+TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A small random model; what the machine's store keeps of it is removed again."""
+
+    def add_template(writer: gguf.GGUFWriter) -> None:
+        writer.add_chat_template(TEMPLATE)
+
+    file = tmp_path_factory.mktemp("models") / "Tiny One.gguf"
+    write(
+        file,
+        SHAPE,
+        weights(SHAPE, scale=0.2),
+        vocabulary=VOCABULARY,
+        add_tokenizer=add_template,
+    )
+    yield file
+    outrider("models", "rm", f"file:{file}", check=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """What one model's reference says to every prompt."""
+
+    model: str
+    replies: tuple[tuple[str, tuple[int, ...]], ...]
+
+
+def truth_of(model: str, name: str, prompts: Path) -> Truth:
+    done = outrider(
+        *("reference", "--prompt-file", str(prompts), "--max-tokens", str(NUM_TOKENS), "--json"),
+        *(("--model", model) if model else ()),
+    )
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    return Truth(name, tuple((row["text"], tuple(row["ids"])) for row in rows))
+
+
+@pytest.fixture(scope="module")
+def truths(tiny: Path) -> tuple[Truth, Truth]:
+    prompts = tiny.with_name("prompts.txt")
+    prompts.write_text("\n".join(PROMPTS), "utf-8")
+    return (
+        truth_of("", DEFAULT_MODEL.name, prompts),
+        truth_of(str(tiny), "tiny-one", prompts),
+    )
+
+
+async def one(client: Client, truth: Truth, number: int) -> int:
+    """One exact chat; how often it was interrupted."""
+    text, ids = truth.replies[number]
+    async with client.chat(
+        [Message("user", PROMPTS[number])],
+        model=truth.model,
+        sampling=SamplingParams(max_tokens=NUM_TOKENS),
+    ) as asked:
+        events = [event async for event in asked]
+        result = await asked.result()
+    assert (result.text, result.ids) == (text, ids)
+    return sum(type(event).__name__ == "Interrupted" for event in events)
+
+
+class Chatting:
+    """Exact chats with one model all the time."""
+
+    def __init__(self, client: Client, truth: Truth) -> None:
+        self.count = 0
+        self.interruptions = 0
+        self._task = asyncio.create_task(self._run(client, truth))
+
+    async def _run(self, client: Client, truth: Truth) -> None:
+        while True:
+            self.interruptions += await one(client, truth, self.count % len(PROMPTS))
+            self.count += 1
+
+    async def some(self) -> None:
+        """Wait until one more has begun after now, and ended."""
+        wanted = self.count + 2
+        await eventually(lambda: self.count >= wanted or self._task.done(), timeout_s=90.0)
+        self.check()
+
+    def check(self) -> None:
+        """Raises what went wrong."""
+        if self._task.done():
+            self._task.result()
+
+    async def stop(self) -> None:
+        """No more chats."""
+        self.check()
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+
+async def command(mesh: LocalMesh, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """An `outrider` command on this mesh, while chats go on."""
+    state = ("--state-dir", str(mesh.state_dir))
+    return await asyncio.to_thread(outrider, *arguments, *state, check=False)
+
+
+def now(mesh: LocalMesh) -> RunningMesh:
+    found = running_mesh(mesh.state_dir)
+    assert found is not None
+    return found
+
+
+def served(mesh: LocalMesh) -> list[str]:
+    return [model["name"] for model in now(mesh).models]
+
+
+async def kill(mesh: LocalMesh, names: Sequence[str]) -> None:
+    """SIGKILL, and wait until they are up again."""
+    rows = {name: now(mesh).service(name) for name in names}
+    for row in rows.values():
+        os.kill(row["pid"], signal.SIGKILL)
+
+    def are_back() -> bool:
+        after = [now(mesh).service(name) for name in names]
+        return all(
+            row["is_up"] and row["restarts"] > rows[row["name"]]["restarts"] for row in after
+        )
+
+    await eventually(are_back, timeout_s=90.0)
+
+
+async def test_a_model_joins_runs_crashes_and_leaves_and_the_other_does_not_notice(
+    tiny: Path, truths: tuple[Truth, Truth]
+) -> None:
+    first, second = truths
+    with local_mesh(regions="here", settings=FEW) as mesh:
+        host, port = mesh.edge
+        async with connect(host, port, ca=mesh.ca, reconnect=PATIENT) as client:
+            staying = Chatting(client, first)
+            await staying.some()
+
+            added = await command(mesh, "mesh", "add", str(tiny))
+            assert added.returncode == 0, added.stderr
+            assert "tiny-one is served" in added.stdout
+            staying.check()
+            assert served(mesh) == [first.model, second.model]
+            again = await command(mesh, "mesh", "add", str(tiny))
+            assert again.returncode == 1
+            assert "already, as tiny-one" in again.stderr
+
+            joined = Chatting(client, second)
+            await asyncio.gather(staying.some(), joined.some())
+            assert (staying.interruptions, joined.interruptions) == (0, 0)
+
+            (replica,) = [it for it in now(mesh).services if it.get("model") == second.model]
+            assert replica["name"] == "here-tiny-one-0"
+            await kill(mesh, [replica["name"]])
+            await asyncio.gather(staying.some(), joined.some())
+            assert staying.interruptions == 0, "a chat of the other model noticed"
+
+            # Services that are started again know both.
+            await kill(mesh, ["tokenizer", "router", "edge"])
+            await asyncio.gather(staying.some(), joined.some())
+            shown = await command(mesh, "status")
+            assert f"  {second.model}" in shown.stdout
+            await joined.stop()
+
+            default = await command(mesh, "mesh", "remove", first.model)
+            assert default.returncode == 1
+            assert "requests that name none" in default.stderr
+
+            last = asyncio.create_task(one(client, second, 0))
+            removed = await command(mesh, "mesh", "remove", second.model)
+            assert removed.returncode == 0, removed.stderr
+            assert await last == 0, "the last chat was interrupted"
+            assert served(mesh) == [first.model]
+            unknown = await command(mesh, "chat", "hi", "--model", second.model)
+            assert unknown.returncode == 1
+            assert first.model in unknown.stderr
+            await staying.some()
+            await staying.stop()
+        names = {row["name"] for row in now(mesh).services}
+        assert names == {"edge", "router", "tokenizer", f"here-{first.model}-0"}
+
+
+async def test_a_model_that_cannot_be_served_leaves_the_mesh_as_it_was(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.gguf"
+    write(broken, SHAPE, weights(SHAPE))  # has no tokenizer
+    with local_mesh(regions="here", engine="fake") as mesh:
+        files = {file.name: file.read_bytes() for file in (mesh.state_dir / "config").iterdir()}
+        failed = await command(mesh, "mesh", "add", str(broken))
+        assert failed.returncode == 1
+        assert "here-broken-0 ended with status 1 before it was ready" in failed.stderr
+        assert served(mesh) == [DEFAULT_MODEL.name]
+        assert {row["name"] for row in now(mesh).services} == {
+            *("edge", "router", "tokenizer"),
+            f"here-{DEFAULT_MODEL.name}-0",
+        }
+        after = {file.name: file.read_bytes() for file in (mesh.state_dir / "config").iterdir()}
+        assert after == files
+        outrider("models", "rm", f"file:{broken}", check=False)
