@@ -6,10 +6,13 @@ python -m tools.check_deploy --fetch   only fetch kustomize, so that later runs 
 
 from __future__ import annotations
 
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+import yaml
 
 from tools.deploy_checks import kustomize
 from tools.deploy_checks.gpu_image import pin_problems
@@ -28,7 +31,7 @@ def overlays(deploy: Path = DEPLOY) -> list[Path]:
 
 
 def components(deploy: Path = DEPLOY) -> list[Path]:
-    """The folders of what the overlay us-east may have besides what it has."""
+    """The folders of what an overlay may have besides what us-east has."""
     used = (deploy / "overlays" / "us-east" / "kustomization.yaml").read_text("utf-8")
     found = sorted(path.parent for path in (deploy / "components").glob("*/kustomization.yaml"))
     return [folder for folder in found if f"components/{folder.name}\n" not in used]
@@ -39,12 +42,22 @@ def overlay_manifests(folder: Path) -> Manifests:
     return Manifests.parse(kustomize.build(folder))
 
 
+def site_of(component: Path) -> str:
+    """The overlay that may have it: components whose names end with -edge are for edge sites."""
+    return "edge-site" if component.name.endswith("-edge") else "us-east"
+
+
 def component_manifests(folder: Path) -> Manifests:
-    """A whole region that has this component. ValueError with kustomize's words if it fails."""
+    """A whole site that has this component. ValueError with kustomize's words if it fails."""
     with tempfile.TemporaryDirectory(dir=DEPLOY, prefix="check-") as scratch:
-        overlay = f"resources: [../overlays/us-east]\ncomponents: [../components/{folder.name}]\n"
-        Path(scratch, "kustomization.yaml").write_text(overlay, "utf-8")
-        return overlay_manifests(Path(scratch))
+        site = Path(scratch)
+        shutil.copytree(DEPLOY / "overlays" / site_of(folder), site, dirs_exist_ok=True)
+        file = site / "kustomization.yaml"
+        # The copy stands one folder higher.
+        overlay = yaml.safe_load(file.read_text("utf-8").replace("../../", "../"))
+        overlay["components"].append(f"../components/{folder.name}")
+        file.write_text(yaml.safe_dump(overlay), "utf-8")
+        return overlay_manifests(site)
 
 
 def problems_of(build: Callable[[Path], Manifests], folder: Path) -> Iterator[str]:
@@ -68,7 +81,7 @@ def checks() -> Iterator[tuple[str, list[str]]]:
         title = f"overlay {folder.name} (kustomize, strict schema, {len(POLICIES)} policies)"
         yield title, list(problems_of(overlay_manifests, folder))
     for folder in components():
-        title = f"component {folder.name} (in the overlay us-east)"
+        title = f"component {folder.name} (in the overlay {site_of(folder)})"
         yield title, list(problems_of(component_manifests, folder))
 
 

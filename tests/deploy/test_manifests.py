@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from tools.check_deploy import DEPLOY, overlays
+from outrider.models.catalog import DEFAULT_MODEL
+from tools.check_deploy import DEPLOY, component_manifests, overlays
 from tools.deploy_checks import gpu_policies, kustomize
+from tools.deploy_checks.config_policies import loaded
 from tools.deploy_checks.lint import dockerfile_problems, yaml_problems
 from tools.deploy_checks.manifests import Manifests, schema_problems
 from tools.deploy_checks.policies import POLICIES, policy_problems
@@ -87,7 +89,21 @@ def replace(data: Any, old: str, new: str) -> None:
     data["outrider.toml"] = data["outrider.toml"].replace(old, new)
 
 
-EDGE, ROUTER, INFERENCE = "Deployment/edge", "Deployment/router", "StatefulSet/inference"
+def define(data: Any, name: str) -> None:
+    """Add a definition to a configuration, or to a models file."""
+    (file,) = data
+    data[file] += f'\n[models."{name}"]\nsource = "hf:Org/Repo@main#m.gguf"\n'
+
+
+def set_models_file(things: dict[str, dict[str, Any]], name: str, path: str) -> None:
+    """Name a models file in every container of a workload."""
+    it = pod(things, name)
+    for one in (*it["initContainers"], *it["containers"]):
+        one["env"].append({"name": "OUTRIDER_MODELS", "value": path})
+
+
+EDGE, ROUTER, TOKENIZER = "Deployment/edge", "Deployment/router", "Deployment/tokenizer"
+INFERENCE = "StatefulSet/inference"
 MISTAKES: list[tuple[str, Change]] = [
     ("pods_are_not_root", lambda t: pod(t, EDGE)["securityContext"].pop("runAsNonRoot")),
     ("pods_are_not_root", lambda t: pod(t, EDGE)["securityContext"].update(runAsUser=0)),
@@ -229,6 +245,23 @@ MISTAKES: list[tuple[str, Change]] = [
             {"name": "OUTRIDER_EDGE_MODELS", "value": "gpt-9"}
         ),
     ),
+    (  # pulled nowhere, and served by the edge alone
+        "models_are_known",
+        lambda t: container(t, EDGE)["env"].append(
+            {"name": "OUTRIDER_EDGE_MODELS", "value": f"{DEFAULT_MODEL.name},qwen3-0.6b"}
+        ),
+    ),
+    (
+        "models_are_known",
+        lambda t: container(t, ROUTER)["env"].append(
+            {"name": "OUTRIDER_ROUTER_DEFAULT_MODEL", "value": "qwen3-0.6b"}
+        ),
+    ),
+    (  # another model by the name of one that is shipped, at the edge alone
+        "models_are_known",
+        lambda t: define(config(t, "edge"), DEFAULT_MODEL.name),
+    ),
+    ("models_are_known", lambda t: set_models_file(t, EDGE, "/nowhere/models.toml")),
 ]
 
 
@@ -245,6 +278,67 @@ def test_a_mistake_is_noticed(policy: str, mistake: Change) -> None:
 def dict_of(thing: Any) -> dict[str, Any]:
     assert isinstance(thing, dict)
     return thing
+
+
+def changed(name: str, change: Change) -> list[str]:
+    """The problems of an overlay after a change."""
+    objects = copy.deepcopy(built(name).objects)
+    change({f"{thing['kind']}/{thing['metadata']['name']}": dict_of(thing) for thing in objects})
+    return list(policy_problems(Manifests(objects)))
+
+
+def use(things: dict[str, dict[str, Any]], model: str) -> None:
+    """Serve another model in the whole region."""
+    for name, data in ((name, it.get("data")) for name, it in things.items()):
+        if name.startswith("ConfigMap/mesh"):
+            data.update(model=model, models=model)
+
+
+def test_models_that_a_region_defines_for_itself_are_known() -> None:
+    def with_models_file(things: dict[str, dict[str, Any]]) -> None:
+        use(things, "our-own")
+        (mesh,) = (name for name in things if name.startswith("ConfigMap/mesh"))
+        things[mesh]["data"]["models.toml"] = ""
+        data = {"models.toml": ""}
+        define(data, "our-own")
+        things[mesh]["data"].update(data)
+        for name in (EDGE, TOKENIZER, INFERENCE):
+            set_models_file(things, name, "/etc/outrider-models/models.toml")
+            it = pod(things, name)
+            it["volumes"].append({"name": "definitions", "configMap": {"name": mesh.split("/")[1]}})
+            for one in (*it["initContainers"], *it["containers"]):
+                mount = {"name": "definitions", "mountPath": "/etc/outrider-models"}
+                one["volumeMounts"].append(mount)
+
+    assert changed("us-east", with_models_file) == []
+
+
+def test_tables_of_the_configuration_count() -> None:
+    def with_tables(things: dict[str, dict[str, Any]]) -> None:
+        use(things, "our-own")
+        for role in ("edge", "tokenizer", "inference"):
+            define(config(things, role), "our-own")
+        for name in (EDGE, TOKENIZER, INFERENCE):
+            for one in pod(things, name)["initContainers"]:
+                one["env"] = [it for it in one["env"] if it["name"] != "MODEL"]
+                one["env"].append({"name": "MODEL", "value": "hf:Org/Repo@main#m.gguf"})
+
+    assert changed("us-east", with_tables) == []
+
+
+@pytest.mark.parametrize("component", ["second-model", "second-model-edge"])
+def test_a_second_model(component: str) -> None:
+    manifests = component_manifests(DEPLOY / "components" / component)
+    assert list(schema_problems(manifests)) == []
+    assert list(policy_problems(manifests)) == []
+    served = [
+        sorted(getattr(config, "models", None) or [config.model])
+        for _, role, config in loaded(manifests)
+        if role != "router"
+    ]
+    both = ["smollm2-135m-instruct", "smollm2-360m-instruct"]
+    region = [both, both[:1], both[1:], both]
+    assert sorted(served) == sorted(region if component == "second-model" else [both])
 
 
 def test_every_policy_is_tried_with_a_mistake() -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import os
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from outrider.config import load
-from outrider.errors import OutriderError
-from outrider.models.catalog import lookup
+from outrider.errors import ConfigError, OutriderError
+from outrider.models.catalog import MODELS_VARIABLE, ModelCatalog, ModelSpec, load_catalog
 from outrider.peers.membership import Lookup, Target, parse_target
 from outrider.tls.identity import Role, server_name
 from tools.deploy_checks.manifests import NAME_LABEL, Manifests, Object, label
@@ -110,21 +113,98 @@ def services_have_certificates(manifests: Manifests) -> Iterator[str]:
 
 
 def models_are_known(manifests: Manifests) -> Iterator[str]:
-    """What is pulled is what is served, and the catalogue knows it."""
-    served: set[str] = set()
+    """Every model that is served is defined where it is served, fetched before, and everywhere the
+    same; all roles of a region serve the same ones, and agree on the default."""
+    served: dict[str, dict[str, str]] = {}
+    """By role and model, where its weights come from."""
+    defaults: dict[str, str] = {}
+    defined: dict[str, ModelSpec] = {}
     for workload, role, config in loaded(manifests):
-        field = {"router": "default_model", "inference": "model"}.get(role, "models")
-        value = getattr(config, field)
-        served.update(value or ("",) if isinstance(value, tuple) else (value,))
-        for container in workload["spec"]["template"]["spec"].get("initContainers", ()):
-            served.add(_environment(manifests, container, role, prefix="").get("MODEL", ""))
-    try:
-        models = {lookup(name).name for name in served}
-    except OutriderError as error:
-        yield str(error)
+        if role == "router":  # takes names as they come
+            defaults[role] = config.default_model
+            continue
+        value = getattr(config, "model" if role == "inference" else "models")
+        names = value or ("",) if isinstance(value, tuple) else (value,)
+        try:
+            specs = [_catalog(manifests, workload, role).lookup(name) for name in names]
+            fetched = _fetched(manifests, workload, role)
+        except OutriderError as error:
+            yield f"{label(workload)}: {error}"
+            continue
+        if role != "inference":
+            defaults[role] = specs[0].name
+        for spec in specs:
+            if replace(defined.setdefault(spec.name, spec), engine=spec.engine) != spec:
+                yield f"{label(workload)}: {spec.name} is defined otherwise than elsewhere"
+            if spec.source not in fetched:
+                yield f"{label(workload)}: no init container pulls {spec.name}"
+            served.setdefault(role, {})[spec.name] = spec.source
+    sets = {role: sorted(models) for role, models in served.items()}
+    if len({tuple(models) for models in sets.values()}) > 1:
+        yield f"the roles serve different models: {sets}"
+    if len(set(defaults.values())) > 1:
+        yield f"the roles have different defaults: {defaults}"
+
+
+def _fetched(manifests: Manifests, workload: Object, role: str) -> set[str]:
+    """Sources of what the init containers pull. Raises UnknownModelError, ConfigError."""
+    sources: set[str] = set()
+    for container in workload["spec"]["template"]["spec"].get("initContainers", ()):
+        name = _environment(manifests, container, role, prefix="").get("MODEL", "")
+        with _models_file(manifests, workload, container) as environ:
+            catalog = load_catalog(environ=environ)
+            sources.add(name if ":" in name else catalog.lookup(name).source)
+    return sources
+
+
+def _catalog(manifests: Manifests, workload: Object, role: str) -> ModelCatalog:
+    """What the serving container knows: what is shipped, its models file, and the tables
+    [models.NAME] of its configuration. Raises ConfigError."""
+    container = main_container(workload)
+    with (
+        _models_file(manifests, workload, container) as environ,
+        _config_file(manifests, workload) as file,
+    ):
+        return load_catalog(file, environ)
+
+
+@contextmanager
+def _models_file(
+    manifests: Manifests, workload: Object, container: Object
+) -> Iterator[dict[str, str]]:
+    """The environment in which the catalog finds the container's own models file: one of a
+    ConfigMap. Raises ConfigError if it is none."""
+    variables = {it["name"]: it.get("value", "") for it in container.get("env", ())}
+    path = variables.get(MODELS_VARIABLE, "")
+    if not path:
+        yield {MODELS_VARIABLE: os.devnull}
         return
-    if len(models) > 1:
-        yield f"the roles serve different models: {sorted(models)}"
+    folder, _, name = path.rpartition("/")
+    volumes = {it["name"]: it for it in workload["spec"]["template"]["spec"]["volumes"]}
+    mounted = {it["mountPath"]: it["name"] for it in container.get("volumeMounts", ())}
+    map_name = volumes.get(mounted.get(folder, ""), {}).get("configMap", {}).get("name", "")
+    try:
+        text = _config_map(manifests, map_name)[name]
+    except LookupError as error:
+        raise ConfigError(f"{path} of {container['name']} is in no ConfigMap here") from error
+    with _written(text) as file:
+        yield {MODELS_VARIABLE: str(file)}
+
+
+@contextmanager
+def _config_file(manifests: Manifests, workload: Object) -> Iterator[Path]:
+    volumes = workload["spec"]["template"]["spec"]["volumes"]
+    (volume,) = (v for v in volumes if v["name"] == "config")
+    with _written(_config_map(manifests, volume["configMap"]["name"])["outrider.toml"]) as file:
+        yield file
+
+
+@contextmanager
+def _written(text: str) -> Iterator[Path]:
+    with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
+        file.write(text)
+        file.flush()
+        yield Path(file.name)
 
 
 def _roles(manifests: Manifests) -> Iterator[tuple[Object, str]]:
@@ -144,20 +224,15 @@ def loaded(manifests: Manifests) -> Iterator[tuple[Object, str, Any]]:
 
 
 def _load(manifests: Manifests, workload: Object, role: str) -> Any:
-    pod = workload["spec"]["template"]["spec"]
     container = main_container(workload)
     if CONFIG_PATH not in container.get("args", ()):
         raise LookupError(f"its arguments do not name {CONFIG_PATH}")
-    (volume,) = (v for v in pod["volumes"] if v["name"] == "config")
-    text = _config_map(manifests, volume["configMap"]["name"])["outrider.toml"]
     module = importlib.import_module(f"services.{role}.config")
-    with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
-        file.write(text)
-        file.flush()
+    with _config_file(manifests, workload) as file:
         return load(
             getattr(module, f"{role.capitalize()}Config"),
             role,
-            file=Path(file.name),
+            file=file,
             environ=_environment(manifests, container, role),
         )
 
