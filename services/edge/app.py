@@ -129,7 +129,7 @@ class Edge:
         )
         self.telemetry = EdgeTelemetry(metrics, model)
         encoder = _encoder(config, vocabulary, backend)
-        self._tokenizing = TokenizationMetrics(metrics.registry, [encoder])
+        self._tokenizing = TokenizationMetrics(metrics.registry, lambda: [encoder])
         self._tokenization = _tokenization_pool(config, vocabulary, encoder, self._tokenizing)
         self.drafter = DrafterLink(
             config.drafter_settings(model), vocabulary.size, DrafterMetrics(metrics)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter as Counts
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -19,6 +20,12 @@ from outrider.tokenization.segment_cache import ContentClass
 
 IN_LOOP: Final = "tokenization_in_loop"
 IN_THREADS: Final = "tokenization_in_threads"
+_LOOKUP_FIELDS: Final = {
+    names.TOKENIZATION_TEXTS: "num_texts",
+    names.TOKENIZATION_HITS: "num_hits",
+    names.TOKENIZATION_CHARS: "num_chars",
+    names.TOKENIZATION_HIT_CHARS: "num_hit_chars",
+}
 _LOOP_TIERS: Final = frozenset({Tier.CACHE, Tier.INLINE, Tier.FALLBACK})
 
 
@@ -26,8 +33,14 @@ class TokenizationMetrics(Collector):
     """Times every chat by tier. Caches, backends and shadow checks of all models are read when
     Prometheus scrapes."""
 
-    def __init__(self, registry: CollectorRegistry, encoders: Sequence[CachingEncoder]) -> None:
+    def __init__(
+        self, registry: CollectorRegistry, encoders: Callable[[], Sequence[CachingEncoder]]
+    ) -> None:
+        """`encoders` gives those in use, which may change."""
         self._encoders = encoders
+        self._retired: Counts[tuple[str, str]] = Counts()
+        """By content and field, what encoders had counted that are given up: counters never go
+        back."""
         self._ms = Histogram(
             names.TOKENIZATION_MS,
             "from a chat's submission to its ids",
@@ -53,6 +66,15 @@ class TokenizationMetrics(Collector):
             for collector in (self._ms, self._shortened, self._omitted, self):
                 registry.unregister(collector)
 
+    def retire(self, encoder: CachingEncoder) -> None:
+        """An encoder is given up; call it once `encoders` leaves it out."""
+        for content in ContentClass:
+            for field in _LOOKUP_FIELDS.values():
+                self._retired[content, field] += getattr(encoder.lookups[content], field)
+        checks = encoder.backend.checks
+        self._retired["", "num_checked"] += checks.num_checked
+        self._retired["", "num_mismatches"] += checks.num_mismatches + checks.num_failures
+
     def record(self, tier: Tier, ms: float) -> None:
         """A chat was tokenized in `tier`, `ms` milliseconds after it was submitted; called from
         any thread."""
@@ -72,40 +94,39 @@ class TokenizationMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The metrics of one scrape."""
-        yield from self._cache()
+        encoders = self._encoders()
+        yield from self._cache(encoders)
         in_use = GaugeMetricFamily(
             names.TOKENIZATION_BACKEND,
             "the backends in use, and why",
             labels=["backend", "reason"],
         )
-        backends = [encoder.backend for encoder in self._encoders]
+        backends = [encoder.backend for encoder in encoders]
         for name, reason in sorted({(backend.name, backend.reason) for backend in backends}):
             in_use.add_metric([name, reason], 1)
         yield in_use
         checks = [backend.checks for backend in backends]
+        retired = self._retired
         num_checked = sum(one.num_checked for one in checks)
+        num_checked += retired["", "num_checked"]
         yield CounterMetricFamily(
             names.TOKENIZATION_CHECKED, "texts encoded by the reference too", num_checked
         )
         num_mismatches = sum(one.num_mismatches + one.num_failures for one in checks)
+        num_mismatches += retired["", "num_mismatches"]
         yield CounterMetricFamily(
             names.TOKENIZATION_MISMATCHES, "texts the fast backend failed on", num_mismatches
         )
 
-    def _cache(self) -> Iterator[Metric]:
-        sizes = [encoder.size for encoder in self._encoders]
-        num_entries, num_bytes = (sum(column) for column in zip(*sizes, strict=True))
+    def _cache(self, encoders: Sequence[CachingEncoder]) -> Iterator[Metric]:
+        sizes = [encoder.size for encoder in encoders]
+        num_entries = sum(size[0] for size in sizes)
+        num_bytes = sum(size[1] for size in sizes)
         yield GaugeMetricFamily(names.TOKENIZATION_CACHE_ENTRIES, "texts kept", num_entries)
         yield GaugeMetricFamily(names.TOKENIZATION_CACHE_BYTES, "memory of texts kept", num_bytes)
-        fields = {
-            names.TOKENIZATION_TEXTS: "num_texts",
-            names.TOKENIZATION_HITS: "num_hits",
-            names.TOKENIZATION_CHARS: "num_chars",
-            names.TOKENIZATION_HIT_CHARS: "num_hit_chars",
-        }
-        for name, field in fields.items():
+        for name, field in _LOOKUP_FIELDS.items():
             family = CounterMetricFamily(name, f"{field} of lookups", labels=["content"])
             for content in ContentClass:
-                found = sum(getattr(e.lookups[content], field) for e in self._encoders)
-                family.add_metric([content], found)
+                found = sum(getattr(e.lookups[content], field) for e in encoders)
+                family.add_metric([content], found + self._retired[content, field])
             yield family
