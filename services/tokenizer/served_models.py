@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, TypeAlias
 
 import structlog
 
@@ -39,12 +39,9 @@ RETRY_S: Final = 5.0
 _log = structlog.get_logger()
 
 
-class LoadModel(Protocol):
-    """Loads a model's vocabularies; blocks, in a thread."""
-
-    def __call__(self, model: str) -> tuple[ServedVocabulary, ...]:
-        """The current one, then those it had before. Raises OutriderError."""
-        ...
+LoadModel: TypeAlias = Callable[[str], tuple[ServedVocabulary, ...]]
+"""Loads a model's vocabularies, the current one, then those it had before; blocks, in a thread.
+Raises OutriderError."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ _MAX_FAILED_PLACEMENTS: Final = 4
 """Placements of one `retry` that may fail among sessions that the same replicas could have: the
 rest of these waits for the next one, and holds up nobody else."""
 _MAX_FAILURES: Final = 64
-"""The same among all sessions."""
+"""The same among all sessions of one model: another model's may have room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +143,7 @@ class Failover:
         over: list[tuple[RelayedSession, OutriderError]] = []
         num_moved = 0
         failed: Counter[Hashable] = Counter()
+        failed_by_model: Counter[str] = Counter()
         self.is_due = False
         for session, why in list(self._waiting.values()):
             left_at = session.replica_left_at
@@ -150,8 +151,10 @@ class Failover:
                 over.append((session, _given_up(why)))
                 continue
             replica_set = self._dispatch.replica_set(session)
+            model = session.open_frame.frame.open.model
             has_failed = failed[replica_set] >= _MAX_FAILED_PLACEMENTS
-            if has_failed or failed.total() >= _MAX_FAILURES or not self._may_move(session, now):
+            has_failed |= failed_by_model[model] >= _MAX_FAILURES
+            if has_failed or not self._may_move(session, now):
                 continue
             if num_moved >= MAX_MOVES_PER_RETRY:
                 self.is_due = True
@@ -160,6 +163,7 @@ class Failover:
                 self._dispatch.place(session, now)
             except (NoReplicaError, OverloadedError) as error:
                 failed[replica_set] += 1
+                failed_by_model[model] += 1
                 session.tried_replicas.clear()  # one of those may have room after a while
                 self._poison.deferred(session.losses)
                 if is_other_identity(error):

@@ -216,8 +216,8 @@ class LongDetokenizer:
         if message is None:
             raise InvalidRequestError("There is nothing to detokenize: send a token block.")
         async with self.models.using(message.model, message.vocabulary_digest) as served:
-            async for text in self._texts(served, message, messages):
-                yield text
+            async for piece in self._texts(served, message, messages):
+                yield piece
 
     async def _texts(
         self,

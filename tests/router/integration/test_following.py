@@ -181,3 +181,25 @@ async def test_an_unknown_model_is_told_what_there_is(config_map: ConfigMap) -> 
         await edge.send(opening(model="nobody"))
         ended = await edge.hear("error")
         assert "use one of m, other" in ended.error.message
+
+
+async def test_which_models_are_served_is_told_and_follows_the_file(
+    config_map: ConfigMap,
+) -> None:
+    near, far = Replica("near"), Replica("far")
+    far.model = "other"
+    async with (
+        leak_check(),
+        running_replicas(near, far),
+        following_router(config_map, near, default_model=None) as router,
+    ):
+        await router.state_of("near", READY)
+        config_map.publish(near, far, default_model="other")
+        await becomes(router, "near", "far")
+        await router.state_of("far", READY)
+        told = await router.stub.ListModels(router_pb2.ListModelsRequest())
+        assert told.default_model == "other"
+        assert [it.model for it in told.models] == ["m", "other"]
+        for fleet in told.models:
+            assert list(fleet.vocabulary_digests) == [near.digest]
+            assert [(it.region, it.ready_replicas) for it in fleet.regions] == [("us", 1)]
