@@ -22,9 +22,9 @@ from outrider.errors import (
     ConfigError,
     OutriderError,
     OverloadedError,
-    UnavailableError,
     UnknownModelError,
     VocabularyMismatchError,
+    VocabularyUnavailableError,
 )
 from outrider.models.catalog import ModelCatalog
 from outrider.models.store import ModelStore
@@ -35,6 +35,11 @@ from services.tokenizer.vocabularies import CacheSettings, ServedVocabulary
 
 RETRY_S: Final = 5.0
 """A vocabulary that could not be loaded is tried again when it is asked for after so long."""
+MAX_WAIT_S: Final = 5.0
+"""Longest wait of a request for a vocabulary that is being loaded."""
+MAX_WAITING: Final = 64
+"""Requests that wait for vocabularies at once: a stream answers 256 requests at a time, and those of
+other models need room there."""
 
 _log = structlog.get_logger()
 
@@ -95,12 +100,15 @@ class ServedModels:
         models: Iterable[str],
         *,
         max_loaded: int,
+        max_wait_s: float = MAX_WAIT_S,
         clock: Callable[[], float] | None = None,
     ) -> None:
         """`models`: at least one, the first is the default. `clock` is in seconds."""
         self._load = load
         self._models = tuple(dict.fromkeys(models))
         self._max_loaded = max_loaded
+        self._max_wait_s = max_wait_s
+        self._num_waiting = 0
         self._clock = clock or asyncio.get_running_loop().time
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         """By model, the one used least recently first."""
@@ -166,24 +174,31 @@ class ServedModels:
         loaded as long as the context lasts.
 
         Raises UnknownModelError, VocabularyMismatchError for a digest that is not served,
-        UnavailableError for a vocabulary that cannot be loaded, and OverloadedError if others are
-        using all that may be loaded.
+        VocabularyUnavailableError for a vocabulary that cannot be loaded, or not so soon, and
+        OverloadedError if others are using all that may be loaded.
         """
         entry = self._entry(model or self._models[0], digest)
         entry.num_users += 1
         try:
-            # Whoever stops waiting does not stop the loading, for which others may wait too.
-            served = entry.loaded or await asyncio.shield(entry.loading)
-        except asyncio.CancelledError:
-            self._left(entry)
-            raise
-        except Exception as error:
-            self._left(entry)
-            raise _unavailable(entry.model, error) from error
-        try:
-            yield _with_digest(served, digest)
+            yield _with_digest(entry.loaded or await self._wait(entry), digest)
         finally:
             self._left(entry)
+
+    async def _wait(self, entry: _Entry) -> tuple[ServedVocabulary, ...]:
+        """Until a vocabulary is loaded. Raises VocabularyUnavailableError."""
+        if self._num_waiting >= MAX_WAITING:
+            raise _not_yet(entry.model)
+        self._num_waiting += 1
+        try:
+            # Whoever stops waiting does not stop the loading, for which others may wait too.
+            await asyncio.wait([entry.loading], timeout=self._max_wait_s)
+        finally:
+            self._num_waiting -= 1
+        if not entry.loading.done():
+            raise _not_yet(entry.model)
+        if (error := entry.loading.exception()) is not None:
+            raise _unavailable(entry.model, error) from error
+        return entry.loading.result()
 
     def _left(self, entry: _Entry) -> None:
         """One user less."""
@@ -212,7 +227,7 @@ class ServedModels:
         return found
 
     def _check_failed(self, model: str) -> None:
-        """Raises UnavailableError if it could not be loaded a moment ago."""
+        """Raises VocabularyUnavailableError if it could not be loaded a moment ago."""
         error, failed_at = self._failed.get(model, (None, 0.0))
         if error is not None and self._clock() - failed_at < RETRY_S:
             raise error
@@ -274,7 +289,17 @@ def _digests(entry: _Entry) -> set[bytes]:
 def _unavailable(model: str, error: BaseException) -> OutriderError:
     """What those are told who ask for a model that cannot be loaded."""
     reason = error.message if isinstance(error, OutriderError) else "see the tokenizer's log"
-    return UnavailableError(f"The vocabulary of model {model} cannot be loaded here: {reason}")
+    return VocabularyUnavailableError(
+        f"The vocabulary of model {model} cannot be loaded here: {reason}",
+        retry_delay_ms=round(RETRY_S * 1000),
+    )
+
+
+def _not_yet(model: str) -> OutriderError:
+    return VocabularyUnavailableError(
+        f"The vocabulary of model {model} is being loaded here: try again in a moment.",
+        retry_delay_ms=1000,
+    )
 
 
 def _with_digest(served: tuple[ServedVocabulary, ...], digest: bytes) -> ServedVocabulary:

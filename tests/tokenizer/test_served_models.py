@@ -14,14 +14,14 @@ from outrider.errors import (
     ModelStoreError,
     OutriderError,
     OverloadedError,
-    UnavailableError,
     UnknownModelError,
     VocabularyMismatchError,
+    VocabularyUnavailableError,
 )
 from outrider.models.catalog import SHIPPED
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import FakeClock, eventually
-from services.tokenizer.served_models import RETRY_S, ServedModels, check_models
+from services.tokenizer.served_models import MAX_WAITING, RETRY_S, ServedModels, check_models
 from services.tokenizer.vocabularies import ServedVocabulary
 from tests.edge.integration.region import small_vocabulary
 
@@ -137,11 +137,35 @@ async def test_a_failed_load_costs_those_alone_who_ask_for_that_model(store: Sto
     assert await use(models, "b") == digest_of("b")
 
 
+async def test_a_vocabulary_that_takes_long_holds_up_nobody(store: Store) -> None:
+    store.gates["b"] = threading.Event()
+    models = ServedModels(store, "ab", max_loaded=2, max_wait_s=30.0)
+    waiting = [asyncio.create_task(use(models, "b")) for _ in range(MAX_WAITING)]
+    await eventually(lambda: store.loads == ["b"])
+
+    with pytest.raises(VocabularyUnavailableError, match="is being loaded"):
+        await use(models, "b")
+    store.gates["b"].set()
+    assert set(await asyncio.gather(*waiting)) == {digest_of("b")}
+    assert await use(models, "a") == digest_of("a")
+
+
+async def test_a_request_waits_for_a_vocabulary_only_so_long(store: Store) -> None:
+    store.gates["a"] = threading.Event()
+    models = ServedModels(store, "a", max_loaded=1, max_wait_s=0.01)
+    with pytest.raises(VocabularyUnavailableError, match="is being loaded"):
+        await use(models, "a")
+    store.gates["a"].set()
+    await models.close()
+    assert await use(models, "a") == digest_of("a")
+    assert store.loads == ["a"], "the loading went on"
+
+
 async def test_a_defect_is_told_without_its_details(store: Store) -> None:
     store.errors["a"] = RuntimeError("/secret/path")
     models = ServedModels(store, "a", max_loaded=1)
 
-    with pytest.raises(UnavailableError, match="see the tokenizer's log") as caught:
+    with pytest.raises(VocabularyUnavailableError, match="see the tokenizer's log") as caught:
         await use(models, "a")
     assert "secret" not in str(caught.value)
 

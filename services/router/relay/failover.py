@@ -43,9 +43,9 @@ class FailoverPolicy:
     """When sessions may move to another replica."""
 
     share: float = 1.0
-    """Moves allowed within the window, for each live session."""
+    """Moves of one model's sessions allowed within the window, for each live session of all."""
     min_moves: int = 64
-    """Moves allowed within the window in addition."""
+    """Moves of one model's sessions allowed within the window in addition."""
     window_s: float = 10.0
     timeout_s: float = 30.0
     """A session that finds no other replica within this time is ended."""
@@ -91,7 +91,8 @@ class Failover:
         self._dispatch = dispatch
         self._telemetry = telemetry
         self._policy = policy or FailoverPolicy()
-        self._budget = RetryBudget(self._policy)
+        self._budgets: dict[str, RetryBudget] = {}
+        """By model: what one model's replicas lose holds up no session of another."""
         self._poison = PoisonDetector(self._policy.max_lost_replicas)
         self._waiting: dict[int, tuple[RelayedSession, OutriderError]] = {}
         self.is_due = False
@@ -154,7 +155,8 @@ class Failover:
             model = session.open_frame.frame.open.model
             has_failed = failed[replica_set] >= _MAX_FAILED_PLACEMENTS
             has_failed |= failed_by_model[model] >= _MAX_FAILURES
-            if has_failed or not self._may_move(session, now):
+            budget = self._budgets.setdefault(model, RetryBudget(self._policy))
+            if has_failed or not self._may_move(session, budget, now):
                 continue
             if num_moved >= MAX_MOVES_PER_RETRY:
                 self.is_due = True
@@ -175,15 +177,15 @@ class Failover:
                 over.append((session, error))
             else:
                 num_moved += 1
-                self._budget.spend(now)
+                budget.spend(now)
                 self._poison.opened(session.losses)
                 session.num_moves += 1
                 del self._waiting[session.router_session_id]
         return over
 
-    def _may_move(self, session: RelayedSession, now: float) -> bool:
+    def _may_move(self, session: RelayedSession, budget: RetryBudget, now: float) -> bool:
         is_late = session.deadline_at is not None and session.deadline_at <= now
-        has_budget = self._budget.allows(len(self._table), now)
+        has_budget = budget.allows(len(self._table), now)
         return is_late or (has_budget and self._poison.may_open(session.losses))
 
 
