@@ -38,8 +38,8 @@ RETRY_S: Final = 5.0
 MAX_WAIT_S: Final = 5.0
 """Longest wait of a request for a vocabulary that is being loaded."""
 MAX_WAITING: Final = 64
-"""Requests that wait for vocabularies at once: a stream answers 256 requests at a time, and those of
-other models need room there."""
+"""Requests that wait for vocabularies at once: a stream answers 256 requests at a time, and those
+of other models need room there."""
 
 _log = structlog.get_logger()
 

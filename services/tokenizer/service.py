@@ -157,10 +157,12 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
         response_type: Callable[..., AnswerT],
     ) -> AnswerT:
         parent = (request.trace.traceparent, request.trace.tracestate)
-        labels = {"operation": operation}
+        labels = {"operation": operation, "model": ""}
         try:
             with span(names.SPAN_TOKENIZE, parent=parent):
                 async with self._models.using(request.model, request.vocabulary_digest) as served:
+                    # Not the client's own word: it must not become a label.
+                    labels["model"] = served.model
                     job_class = job_class_of(request)
                     return await self._threads.run(partial(work, served), request, job_class)
         except OutriderError as error:

@@ -11,7 +11,7 @@ import pytest
 
 from outrider import config_following
 from outrider.config_following import ConfigSource
-from outrider.errors import UnknownModelError
+from outrider.errors import UnknownModelError, VocabularyUnavailableError
 from outrider.models.catalog import load_catalog, use
 from outrider.v1 import tokenizer_pb2
 from services.tokenizer.config import TokenizerConfig
@@ -63,17 +63,18 @@ async def following_tokenizer(models: Models, store: Path) -> AsyncIterator[Toke
 
 
 async def digest(service: TokenizerUnderTest, model: str) -> bytes:
-    """What a model's texts are encoded with; nothing if it is unknown."""
+    """What a model's texts are encoded with; nothing if it is unknown, or still being loaded."""
     request = tokenizer_pb2.EncodeRequest(number=1, model=model, text=TEXT)
     answer = (await service.encode([request]))[1]
     if answer.HasField("error"):
-        assert answer.error.reason == UnknownModelError.reason, answer.error
+        reasons = (UnknownModelError.reason, VocabularyUnavailableError.reason)
+        assert answer.error.reason in reasons, answer.error
     return answer.vocabulary_digest
 
 
 async def becomes(service: TokenizerUnderTest, model: str, *, served: bool) -> bytes:
     """Until a model is served, or is not."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while bool(found := await digest(service, model)) != served:
             pass
     return found

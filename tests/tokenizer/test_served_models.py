@@ -126,7 +126,7 @@ async def test_a_failed_load_costs_those_alone_who_ask_for_that_model(store: Sto
 
     for _ in range(2):
         with pytest.raises(
-            UnavailableError, match=r"model b cannot be loaded.*hub does not answer"
+            VocabularyUnavailableError, match=r"model b cannot be loaded.*hub does not answer"
         ):
             await use(models, "b")
         assert await use(models, "a") == digest_of("a")

@@ -155,7 +155,7 @@ class Failover:
             model = session.open_frame.frame.open.model
             has_failed = failed[replica_set] >= _MAX_FAILED_PLACEMENTS
             has_failed |= failed_by_model[model] >= _MAX_FAILURES
-            budget = self._budgets.setdefault(model, RetryBudget(self._policy))
+            budget = self._budget_of(model)
             if has_failed or not self._may_move(session, budget, now):
                 continue
             if num_moved >= MAX_MOVES_PER_RETRY:
@@ -182,6 +182,12 @@ class Failover:
                 session.num_moves += 1
                 del self._waiting[session.router_session_id]
         return over
+
+    def _budget_of(self, model: str) -> RetryBudget:
+        found = self._budgets.get(model)
+        if found is None:
+            found = self._budgets[model] = RetryBudget(self._policy)
+        return found
 
     def _may_move(self, session: RelayedSession, budget: RetryBudget, now: float) -> bool:
         is_late = session.deadline_at is not None and session.deadline_at <= now

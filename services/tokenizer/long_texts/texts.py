@@ -237,5 +237,5 @@ class LongDetokenizer:
             if text := await self.threads.run(step, message, JobClass.LONG):
                 yield text
             message = await anext(rest, None)
-        if rest := detokenizer.finish():
-            yield rest
+        if unfinished := detokenizer.finish():
+            yield unfinished

@@ -176,10 +176,10 @@ def test_in_a_full_queue_low_makes_room_and_then_nobody() -> None:
     assert admission.open(asking(6, HIGH), full(), 1.0) is None
     refused = admission.stats.take().refused
     assert refused == {
-        ("LOW", "shed"): 2,
-        ("LOW", "queue"): 1,
-        ("MEDIUM", "queue"): 1,
-        ("MEDIUM", "shed"): 1,
+        ("LOW", "shed", "m"): 2,
+        ("LOW", "queue", "m"): 1,
+        ("MEDIUM", "queue", "m"): 1,
+        ("MEDIUM", "shed", "m"): 1,
     }
 
 
