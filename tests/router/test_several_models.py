@@ -81,10 +81,10 @@ class TwoModels:
 def test_a_model_without_room_holds_up_nobody_who_asks_for_another() -> None:
     admission = Admission(AdmissionPolicy(max_waiting=8))
     fleet = TwoModels(m=Region(is_full=True), twin=Region())
-    for session in range(8):
+    for session in range(6):  # one more for each lower class
         assert admission.open(asking(session, Priority.HIGH), fleet, 0.0) is None
-    with pytest.raises(OverloadedError):
-        admission.open(asking(8, Priority.LOW), fleet, 0.0)
+    with pytest.raises(OverloadedError, match="6 sessions wait already for model m"):
+        admission.open(asking(6, Priority.HIGH), fleet, 0.0)
 
     # At once, where there is room.
     assert admission.open(asking(20, Priority.LOW, model="twin"), fleet, 0.0) is not None
@@ -92,7 +92,7 @@ def test_a_model_without_room_holds_up_nobody_who_asks_for_another() -> None:
     # In its own queue, where there is none, and before the others once there is.
     fleet.views["twin"].fleet["us"].is_full = True
     assert admission.open(asking(21, Priority.LOW, model="twin"), fleet, 0.0) is None
-    assert admission.num_waiting_by_model() == {"m": 8, "twin": 1}
+    assert admission.num_waiting_by_model() == {"m": 6, "twin": 1}
     fleet.views["twin"].fleet["us"].is_full = False
     assert [it.session_id for it in admission.dequeue(fleet, 1.0)] == [21]
 

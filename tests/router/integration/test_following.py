@@ -14,7 +14,7 @@ import pytest
 
 from outrider import config_following
 from outrider.testing import eventually, leak_check
-from outrider.v1 import router_pb2
+from outrider.v1 import common_pb2, inference_pb2, router_pb2
 from tests.router.relay.mesh import accepted, commit, done, opening
 from tests.router.replica import Replica, RouterUnderTest, running_replicas, running_router, started
 
@@ -138,13 +138,16 @@ async def test_of_a_changed_address_the_sessions_move_and_the_new_one_serves(
         await edge.send(opening())
         sent = await old.hear("open")
         old.say(accepted(sent.session))
-        old.say(commit(sent.session))
+        block = common_pb2.TokenBlock(count=1, payload=b"a")
+        first = inference_pb2.Commit(ids=block, upto=1)
+        old.say(inference_pb2.SessionDown(session=sent.session, commit=first))
         await edge.hear("opened")
         await edge.hear("commit")
         config_map.publish(new)
 
         # drain_s is 0 here: the session goes on at the new address at once.
-        await new.hear("open")
+        moved = await new.hear("open")
+        assert [resumed.payload for resumed in moved.open.resumed] == [b"a"]
         assert (await router.replicas())["one"].address == new.address
         await eventually(lambda: old.num_streams == 0)
 
