@@ -219,14 +219,14 @@ async def serve(
             tls.watched(),
             _listening(router) as (ports, health),
             _working(router) as jobs,
-            following(source, config, SHIPPED, live_keys=LIVE_KEYS, apply=router.apply),
         ):
             await router.settled.wait()
             health.set_serving(True)
             _log.info("router_ready", port=ports.main, admin_port=ports.admin)
             if ready:
                 ready(ports)
-            await _stopped(stop or asyncio.Event(), jobs)
+            async with following(source, config, SHIPPED, live_keys=LIVE_KEYS, apply=router.apply):
+                await _stopped(stop or asyncio.Event(), jobs)
             health.close()
             await router.drain()
     finally:
@@ -291,6 +291,7 @@ async def _working(router: Router) -> AsyncIterator[list[asyncio.Task[None]]]:
         yield jobs
     finally:
         router.clock.stop()
+        router.replicas.stop()
         for job in jobs:
             job.cancel()
         await asyncio.gather(*jobs, return_exceptions=True)
