@@ -100,7 +100,7 @@ class Router:
             self.prompts,
             time.perf_counter,
         )
-        admission = Admission(
+        self.admission = admission = Admission(
             config.admission, config.tenants, config.lengths, config.price_table()
         )
         fleet_view = LiveFleetView(dispatch.decide, config.region, config.return_s)
@@ -135,7 +135,7 @@ class Router:
         )
 
         self.replica_metrics = ReplicaMetrics(self.metrics)
-        self.admission_metrics = AdmissionMetrics(self.metrics, admission)
+        self.admission_metrics = AdmissionMetrics(self.metrics, admission, self.registry)
         self.autoscale_metrics = AutoscaleMetrics(
             self.metrics,
             self.registry,
@@ -219,14 +219,14 @@ async def serve(
             tls.watched(),
             _listening(router) as (ports, health),
             _working(router) as jobs,
-            following(source, config, SHIPPED, live_keys=LIVE_KEYS, apply=router.apply),
         ):
             await router.settled.wait()
             health.set_serving(True)
             _log.info("router_ready", port=ports.main, admin_port=ports.admin)
             if ready:
                 ready(ports)
-            await _stopped(stop or asyncio.Event(), jobs)
+            async with following(source, config, SHIPPED, live_keys=LIVE_KEYS, apply=router.apply):
+                await _stopped(stop or asyncio.Event(), jobs)
             health.close()
             await router.drain()
     finally:
@@ -271,6 +271,8 @@ def _service(router: Router, health: HealthControl) -> RouterService:
         router.registry,
         explainer,
         router.placement.statuses,
+        router.admission.num_waiting_by_model,
+        default_model=lambda: router.config.default_model,
         clock=router.clock,
         buffer_frames=router.config.edge_buffer_frames,
         max_sessions_per_stream=router.config.max_sessions_per_stream,
@@ -289,6 +291,7 @@ async def _working(router: Router) -> AsyncIterator[list[asyncio.Task[None]]]:
         yield jobs
     finally:
         router.clock.stop()
+        router.replicas.stop()
         for job in jobs:
             job.cancel()
         await asyncio.gather(*jobs, return_exceptions=True)

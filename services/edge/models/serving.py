@@ -52,7 +52,9 @@ class EdgeModels:
         self._config = config
         self._load_vocabulary = load
         self._telemetry = telemetry
-        self.tokenizing = TokenizationMetrics(metrics.registry)
+        self.tokenizing = TokenizationMetrics(
+            metrics.registry, lambda: [model.encoder for model in list(self._loaded.values())]
+        )
         self._loop = asyncio.get_running_loop()
         self._table = ModelTable[ModelWaiter](config.max_loaded_models, config.loading)
         self._models: dict[str, EdgeModel] = {}
@@ -210,7 +212,6 @@ class EdgeModels:
         self._loaded[key] = loaded
         self._digests[key] = loaded.vocabulary_digest
         self.revision += 1
-        self.tokenizing.add(loaded.encoder)
         loaded.start()
         self._telemetry.model_loaded(name)
         self._ended(key)
@@ -223,8 +224,8 @@ class EdgeModels:
         except Exception:
             log.exception("model was not unloaded cleanly", model=key.name)
         log.info("model unloaded", model=key.name, evicted=is_eviction)
-        self.tokenizing.remove(model.encoder)
         del self._loaded[key]
+        self.tokenizing.retire(model.encoder)
         if is_eviction:
             self._telemetry.model_evicted(key.name)
         self._ended(key)

@@ -279,6 +279,10 @@ class Registry:
         limits = (r.model.max_context_tokens for r in self if r.model and r.model.name == model)
         return max(limits, default=0)
 
+    def models(self) -> set[str]:
+        """Models that replicas serve or are configured to serve."""
+        return {replica.model_name for replica in self if replica.model_name}
+
     def count(self) -> dict[PeerState, int]:
         """Number of replicas in every state."""
         states = [replica.state for replica in self]

@@ -87,10 +87,16 @@ class ReplicaPool:
         try:
             await self._discovery.run()
         finally:
-            jobs = [it.link for it in self._configured.values()] + list(self._links.values())
-            for job in jobs:
-                job.cancel()
-            await asyncio.gather(*jobs, return_exceptions=True)
+            self.stop()
+            await asyncio.gather(*self._tasks(), return_exceptions=True)
+
+    def stop(self) -> None:
+        """End every link now: nothing more of what ends with this router goes to a replica."""
+        for task in self._tasks():
+            task.cancel()
+
+    def _tasks(self) -> list[asyncio.Task[None]]:
+        return [*(it.link for it in self._configured.values()), *self._links.values()]
 
     def tick(self) -> None:
         """What passes with time alone."""

@@ -14,8 +14,8 @@ import pytest
 
 from outrider import config_following
 from outrider.testing import eventually, leak_check
-from outrider.v1 import router_pb2
-from tests.router.relay.mesh import commit, done, opening
+from outrider.v1 import common_pb2, inference_pb2, router_pb2
+from tests.router.relay.mesh import accepted, commit, done, opening
 from tests.router.replica import Replica, RouterUnderTest, running_replicas, running_router, started
 
 READY = router_pb2.REPLICA_STATE_READY
@@ -53,13 +53,10 @@ def config_map(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ConfigMap:
 
 @asynccontextmanager
 async def following_router(
-    config_map: ConfigMap, *replicas: Replica, **settings: Any
+    config_map: ConfigMap, *replicas: Replica, default: str = "m", **settings: Any
 ) -> AsyncIterator[RouterUnderTest]:
-    config_map.publish(*replicas)
-    async with (
-        leak_check(),
-        running_router(*replicas, file=config_map.file, **settings) as router,
-    ):
+    config_map.publish(*replicas, default_model=default)
+    async with running_router(*replicas, file=config_map.file, **settings) as router:
         yield router
 
 
@@ -87,6 +84,7 @@ async def test_an_added_replica_is_connected_and_a_removed_one_drains(
 ) -> None:
     near, far = Replica("near"), Replica("far")
     async with (
+        leak_check(),
         running_replicas(near, far),
         following_router(config_map, near) as router,
     ):
@@ -110,7 +108,11 @@ async def test_an_added_replica_is_connected_and_a_removed_one_drains(
 
 async def test_a_replica_that_is_named_again_while_it_drains_stays(config_map: ConfigMap) -> None:
     near = Replica("near")
-    async with running_replicas(near), following_router(config_map, near) as router:
+    async with (
+        leak_check(),
+        running_replicas(near),
+        following_router(config_map, near) as router,
+    ):
         await router.state_of("near", READY)
         edge = router.edge()
         await started(edge, near)
@@ -126,27 +128,36 @@ async def test_of_a_changed_address_the_sessions_move_and_the_new_one_serves(
     config_map: ConfigMap,
 ) -> None:
     old, new = Replica("one"), Replica("one")
-    async with running_replicas(old, new), following_router(config_map, old) as router:
+    async with (
+        leak_check(),
+        running_replicas(old, new),
+        following_router(config_map, old) as router,
+    ):
         await router.state_of("one", READY)
         edge = router.edge()
-        await started(edge, old)
+        await edge.send(opening())
+        sent = await old.hear("open")
+        old.say(accepted(sent.session))
+        block = common_pb2.TokenBlock(count=1, payload=b"a")
+        first = inference_pb2.Commit(ids=block, upto=1)
+        old.say(inference_pb2.SessionDown(session=sent.session, commit=first))
+        await edge.hear("opened")
+        await edge.hear("commit")
         config_map.publish(new)
 
         # drain_s is 0 here: the session goes on at the new address at once.
         moved = await new.hear("open")
+        assert [resumed.payload for resumed in moved.open.resumed] == [b"a"]
         assert (await router.replicas())["one"].address == new.address
-        assert moved.open.HasField("resume")
-        new.say(commit(moved.session, upto=2))
-        await edge.hear("commit")
         await eventually(lambda: old.num_streams == 0)
 
 
 async def test_the_default_model_is_followed(config_map: ConfigMap) -> None:
     near = Replica("near")
-    config_map.publish(near, default_model="nothing")
     async with (
+        leak_check(),
         running_replicas(near),
-        running_router(file=config_map.file, default_model=None) as router,
+        following_router(config_map, near, default="nothing", default_model=None) as router,
     ):
         await router.state_of("near", READY)
         edge = router.edge()
@@ -162,10 +173,36 @@ async def test_the_default_model_is_followed(config_map: ConfigMap) -> None:
 async def test_an_unknown_model_is_told_what_there_is(config_map: ConfigMap) -> None:
     near, far = Replica("near"), Replica("far")
     far.model = "other"
-    async with running_replicas(near, far), following_router(config_map, near, far) as router:
+    async with (
+        leak_check(),
+        running_replicas(near, far),
+        following_router(config_map, near, far) as router,
+    ):
         await router.state_of("near", READY)
         await router.state_of("far", READY)
         edge = router.edge()
         await edge.send(opening(model="nobody"))
         ended = await edge.hear("error")
         assert "use one of m, other" in ended.error.message
+
+
+async def test_which_models_are_served_is_told_and_follows_the_file(
+    config_map: ConfigMap,
+) -> None:
+    near, far = Replica("near"), Replica("far")
+    far.model = "other"
+    async with (
+        leak_check(),
+        running_replicas(near, far),
+        following_router(config_map, near, default_model=None) as router,
+    ):
+        await router.state_of("near", READY)
+        config_map.publish(near, far, default_model="other")
+        await becomes(router, "near", "far")
+        await router.state_of("far", READY)
+        told = await router.stub.ListModels(router_pb2.ListModelsRequest())
+        assert told.default_model == "other"
+        assert [it.model for it in told.models] == ["m", "other"]
+        for fleet in told.models:
+            assert list(fleet.vocabulary_digests) == [near.digest]
+            assert [(it.region, it.ready_replicas) for it in fleet.regions] == [("us", 1)]
