@@ -69,11 +69,10 @@ async def serve(
         metrics.close()
         raise
     try:
-        live = following(source, config, catalog, live_keys=LIVE_KEYS, apply=edge.apply)
         async with tls.watched():
             ports = await edge.start()
             stopping = stop or asyncio.Event()
-            async with live:
+            async with following(source, config, catalog, live_keys=LIVE_KEYS, apply=edge.apply):
                 await _first(edge.upstream.wait_connected(), stopping.wait())
                 if ready is not None and not stopping.is_set():
                     ready(ports)
