@@ -154,7 +154,8 @@ class Edge:
         """Serve the models of `config`, as `catalog` defines them, from now on, to whom it allows
         them; nothing else of it is heeded. Chats under way end undisturbed. Raises
         UnknownModelError, and then nothing changes."""
-        models = config.edge_models(catalog)
+        served = {key: getattr(config, key) for key in LIVE_KEYS}
+        models = replace(self._config, **served).edge_models(catalog)
         self._identities.allow(
             config.anonymous_models, {tenant.name: tenant.models for tenant in config.tenants}
         )
