@@ -69,11 +69,10 @@ async def serve(
         metrics.close()
         raise
     try:
-        live = following(source, config, catalog, live_keys=LIVE_KEYS, apply=edge.apply)
         async with tls.watched():
             ports = await edge.start()
             stopping = stop or asyncio.Event()
-            async with live:
+            async with following(source, config, catalog, live_keys=LIVE_KEYS, apply=edge.apply):
                 await _first(edge.upstream.wait_connected(), stopping.wait())
                 if ready is not None and not stopping.is_set():
                     ready(ports)
@@ -155,7 +154,8 @@ class Edge:
         """Serve the models of `config`, as `catalog` defines them, from now on, to whom it allows
         them; nothing else of it is heeded. Chats under way end undisturbed. Raises
         UnknownModelError, and then nothing changes."""
-        models = config.edge_models(catalog)
+        served = {key: getattr(config, key) for key in LIVE_KEYS}
+        models = replace(self._config, **served).edge_models(catalog)
         self._identities.allow(
             config.anonymous_models, {tenant.name: tenant.models for tenant in config.tenants}
         )

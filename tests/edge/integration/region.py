@@ -27,11 +27,13 @@ TEMPLATE = (
 )
 
 
-def small_vocabulary() -> Vocabulary:
-    """One token per byte, and the two control tokens of ChatML."""
+def small_vocabulary(first: int = 0) -> Vocabulary:
+    """One token per byte, and the two control tokens of ChatML. Vocabularies that begin with
+    another `first` byte mean something else by nearly every id."""
     from tokenizers import pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    alphabet = alphabet[first:] + alphabet[:first]
     return Vocabulary.from_definition(
         VocabularyDefinition(
             tokens=(*alphabet, "<|im_start|>", "<|im_end|>"),
@@ -91,6 +93,8 @@ class Region(router_pb2_grpc.RouterServiceServicer):
         self.live: dict[int, RegionSession] = {}
         self.finished: list[RegionSession] = []
         self.calls: set[Any] = set()
+        self.others: dict[str, Region] = {}
+        """Who answers for models of these names, each in a vocabulary of its own."""
 
     async def Route(
         self, request_iterator: Any, context: Any
@@ -139,12 +143,16 @@ class Region(router_pb2_grpc.RouterServiceServicer):
             frame = request.frame
             kind = frame.WhichOneof("kind")
             if kind == "open":
-                self._open(frame.session, frame.open, outbox)
-            elif kind == "draft" and frame.session in self.live:
-                self._draft(self.live[frame.session], frame.draft)
+                region = self.others.get(frame.open.model, self)
+                region._open(frame.session, frame.open, outbox)
+                continue
+            everywhere = (self, *self.others.values())
+            region = next((it for it in everywhere if frame.session in it.live), self)
+            if kind == "draft" and frame.session in region.live:
+                region._draft(region.live[frame.session], frame.draft)
             elif kind == "cancel":
-                self.cancelled.append(frame.cancel.reason)
-                self._close(frame.session)
+                region.cancelled.append(frame.cancel.reason)
+                region._close(frame.session)
 
     def _open(self, number: int, opening: inference_pb2.OpenSession, outbox: Outbox[Any]) -> None:
         self.opened.append(opening)

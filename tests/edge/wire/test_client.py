@@ -208,7 +208,7 @@ def test_progress_that_cannot_be(point: dict[str, Any], says: str) -> None:
 )
 def test_ids_outside_the_models_vocabulary_are_refused(sampling: SamplingParams) -> None:
     wire.check_fits(asked(), OFFER)
-    with pytest.raises(InvalidSamplingError, match="id 100 .* vocabulary of 100 ids"):
+    with pytest.raises(InvalidSamplingError, match=r"id 100 .* vocabulary of 100 ids"):
         wire.check_fits(asked(sampling=sampling), OFFER)
 
 
