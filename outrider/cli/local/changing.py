@@ -7,15 +7,15 @@ them, and stopped after nobody knows them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from pathlib import Path
+from typing import Final, Generic, Protocol, TypeVar
 
 from outrider.cli.local import changes, mesh
 from outrider.cli.local.changes import Change, Definitions
 from outrider.cli.local.mesh import MeshOptions, ProcessSpec, ServedModel
-from outrider.cli.local.serving import Asking
-from outrider.cli.local.supervisor import Child, Supervisor
 from outrider.errors import DeadlineError, UnavailableError
+from outrider.process import Ports
 
 TAKE_LIMIT_S: Final = 120.0
 """A process that runs takes a change of its file sooner than this: an edge reads the vocabulary,
@@ -27,10 +27,53 @@ _QUIET_S: Final = 1.0
 Say = Callable[[str], None]
 
 
-class Changing:
+class Process(Protocol):
+    """A process of the mesh, as a change sees it."""
+
+    spec: ProcessSpec
+    ports: Ports
+    log: Path
+
+
+P = TypeVar("P", bound=Process)
+
+
+class Processes(Protocol[P]):
+    """The supervisor, as far as changes need it."""
+
+    options: MeshOptions
+    children: list[P]
+
+    @property
+    def state_dir(self) -> Path: ...
+
+    async def start_all(self, specs: Sequence[ProcessSpec], definitions: Definitions) -> list[P]:
+        """Start these, all or none, and wait until they are ready. Raises UnavailableError."""
+
+    def rewrite(self, child: P, wanted: ProcessSpec, definitions: Definitions) -> None:
+        """Write a process's file anew, with the live keys as they are `wanted`."""
+
+    async def end(self, names: Collection[str]) -> None:
+        """Stop these for good."""
+
+    def publish(self) -> None:
+        """Record what the mesh consists of."""
+
+
+class Asks(Protocol):
+    """Asks processes what they serve."""
+
+    async def serves(self, role: str, ports: Ports, model: str) -> int:
+        """How many at this process: replicas ready for a router's chats, otherwise 1 or 0."""
+
+    async def sessions(self, ports: Ports) -> int:
+        """Chats at a replica."""
+
+
+class Changing(Generic[P]):
     """The changes of one mesh, one after the other."""
 
-    def __init__(self, supervisor: Supervisor, asking: Asking) -> None:
+    def __init__(self, supervisor: Processes[P], asking: Asks) -> None:
         self._supervisor = supervisor
         self._asking = asking
         self._under_way = asyncio.Lock()
@@ -106,7 +149,7 @@ class Changing:
     def _ports(self) -> dict[str, int]:
         return {child.spec.name: child.ports.main for child in self._supervisor.children}
 
-    def _child(self, name: str) -> Child:
+    def _child(self, name: str) -> P:
         return next(it for it in self._supervisor.children if it.spec.name == name)
 
     async def _until_serves(self, role: str, model: str, num_replicas: int) -> None:
@@ -122,13 +165,13 @@ class Changing:
 
         await self._until(is_gone, f"the {role} did not let go of {model}", role)
 
-    async def _until(self, holds: Callable[[], object], problem: str, role: str) -> None:
+    async def _until(self, holds: Callable[[], Awaitable[bool]], problem: str, role: str) -> None:
         last = ""
         try:
             async with asyncio.timeout(TAKE_LIMIT_S):
                 while True:
                     try:
-                        if await holds():  # type: ignore[misc]
+                        if await holds():
                             return
                         last = ""
                     except UnavailableError as error:  # it is started again, maybe
@@ -144,11 +187,14 @@ class Changing:
         clock = asyncio.get_running_loop().time
         began = quiet_since = clock()
         told = 0
-        while clock() - quiet_since < _QUIET_S:
+        while True:
             counts = [await self._asking.sessions(self._child(name).ports) for name in names]
-            if count := sum(counts):
-                quiet_since = clock()
-            if drain_s is not None and clock() - began >= drain_s:
+            now, count = clock(), sum(counts)
+            if count:
+                quiet_since = now
+            if now - quiet_since >= _QUIET_S and not count:
+                return
+            if drain_s is not None and now - began >= drain_s:
                 return
             if count != told:
                 told = count
