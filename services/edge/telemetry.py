@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Final
 
 import structlog
@@ -49,6 +50,7 @@ DRAFTS: Final = "outrider.edge.drafts"
 COMMITS: Final = "outrider.edge.commits"
 MODE_CHATS: Final = "outrider.edge.mode_chats"
 MODE_SWITCHES: Final = "outrider.edge.mode_switches"
+SERVED_MODELS: Final = "outrider.edge.served_models"
 LOADED_MODELS: Final = "outrider.edge.loaded_models"
 WAITING_CHATS: Final = "outrider.edge.waiting_chats"
 """Chats that wait for a model to be loaded."""
@@ -145,6 +147,10 @@ class EdgeTelemetry:
         """So many models are loaded, and so many chats wait for one."""
         self._metrics.gauge(LOADED_MODELS).set(num_loaded)
         self._metrics.gauge(WAITING_CHATS).set(num_waiting)
+
+    def served(self, models: Iterable[str]) -> None:
+        """These models are served, loaded or not."""
+        self._metrics.table(SERVED_MODELS).set((1, self.labels.of(model)) for model in models)
 
     def model_loaded(self, model: str) -> None:
         """A model was loaded."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from outrider.cli import operator
-from outrider.errors import UnknownModelError
+from outrider.errors import UnavailableError, UnknownModelError
 from outrider.process import Ports
 from outrider.tls.identity import Role
 
@@ -22,6 +22,8 @@ _TIMEOUT_S: Final = 5.0
 _SESSIONS: Final = re.compile(
     r"^outrider_sessions_(?:running|queued|paused)(?:\{.*\})? (\S+)$", re.MULTILINE
 )
+
+_SERVED: Final = re.compile(r'^outrider_edge_served_models\{model="([^"]+)"\} 1', re.MULTILINE)
 
 
 class Asking:
@@ -44,7 +46,7 @@ class Asking:
         """Chats at a replica, those that wait too; 0 for one that does not answer: it has none."""
         try:
             text = await asyncio.to_thread(self._metrics, ports.admin)
-        except OSError:
+        except UnavailableError:
             return 0
         return sum(round(float(value)) for value in _SESSIONS.findall(text))
 
@@ -53,8 +55,9 @@ class Asking:
         try:
             connection.request("GET", "/metrics")
             return connection.getresponse().read().decode("utf-8")
-        except http.client.HTTPException as error:
-            raise OSError(str(error)) from error
+        except (OSError, http.client.HTTPException) as error:
+            where = f"{self._host}:{admin_port}"
+            raise UnavailableError(f"{where} gives no metrics: {error}") from error
         finally:
             connection.close()
 
@@ -83,12 +86,9 @@ class Asking:
         return 1
 
     async def _of_edge(self, ports: Ports, model: str) -> int:
-        from outrider.client import connect
-
-        # Nothing is said that others could not hear.
-        async with connect(self._host, ports.main, insecure=True, reconnect=None) as client:
-            described = await client.describe()
-        return int(model in [it.name for it in described.models])
+        # Its clients are told only of models that they may use without a key.
+        text = await asyncio.to_thread(self._metrics, ports.admin)
+        return int(model in _SERVED.findall(text))
 
     @asynccontextmanager
     async def _channel(self, ports: Ports, role: Role) -> AsyncIterator[grpc.aio.Channel]:

@@ -147,6 +147,7 @@ class EdgeModels:
         self._perform(self._table.define([model.key for model in models], self._loop.time()))
         for key in [key for key in self._defined if not self._is_needed(key)]:
             self._forget(key)
+        self._telemetry.served(self._models)
         self.revision += 1
 
     def _is_needed(self, key: ModelKey) -> bool:
