@@ -66,15 +66,17 @@ def truth_of(model: str, name: str, prompts: Path) -> Truth:
     done = outrider(
         *("reference", "--prompt-file", str(prompts), "--max-tokens", str(NUM_TOKENS), "--json"),
         *(("--model", model) if model else ()),
+        check=False,
     )
+    assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     return Truth(name, tuple((row["text"], tuple(row["ids"])) for row in rows))
 
 
 @pytest.fixture(scope="module")
 def truths(tiny: Path) -> tuple[Truth, Truth]:
-    prompts = tiny.with_name("prompts.txt")
-    prompts.write_text("\n".join(PROMPTS), "utf-8")
+    prompts = tiny.with_name("prompts.jsonl")
+    prompts.write_text("\n".join(json.dumps({"prompt": it}) for it in PROMPTS), "utf-8")
     return (
         truth_of("", DEFAULT_MODEL.name, prompts),
         truth_of(str(tiny), "tiny-one", prompts),

@@ -123,7 +123,7 @@ class Supervisor:
         self.children.append(child)
         child.keeper = asyncio.create_task(self._keep(child))
         child.keeper.add_done_callback(self._keeper_ended)
-        self._say(f"{spec.name:<12} {spec.role:<10} port {ports.main:<6} admin {ports.admin}")
+        self._say(f"{spec.name:<32} {spec.role:<10} port {ports.main:<6} admin {ports.admin}")
         return child
 
     def rewrite(self, child: Child, wanted: ProcessSpec, definitions: Definitions) -> None:
