@@ -76,7 +76,7 @@ def truth_of(model: str, name: str, prompts: Path) -> Truth:
 @pytest.fixture(scope="module")
 def truths(tiny: Path) -> tuple[Truth, Truth]:
     prompts = tiny.with_name("prompts.jsonl")
-    prompts.write_text("\n".join(json.dumps({"prompt": it}) for it in PROMPTS), "utf-8")
+    prompts.write_text("\n".join(json.dumps(it) for it in PROMPTS), "utf-8")
     return (
         truth_of("", DEFAULT_MODEL.name, prompts),
         truth_of(str(tiny), "tiny-one", prompts),
