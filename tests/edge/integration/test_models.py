@@ -351,9 +351,9 @@ async def test_a_definition_that_changed_is_for_new_chats(tmp_path: Path) -> Non
 
 async def test_models_are_for_those_who_may_use_them(tmp_path: Path) -> None:
     loader = Loader()
-    config = {"tenants": TENANTS, "anonymous_models": ("a", "c")}
+    access = {"tenants": TENANTS, "anonymous_models": ("a", "c")}
     async with (
-        serving(loader, tmp_path, "abc", **config) as mesh,
+        serving(loader, tmp_path, "abc", **access) as mesh,
         mesh.client() as anybody,
         mesh.client(key="key") as acme,
     ):
