@@ -192,9 +192,10 @@ async def following(
     live_keys: Collection[str] = (),
     fixed_models: Collection[str] = (),
     apply: Apply[C] | None = None,
-    poll_s: float = POLL_S,
+    poll_s: float | None = None,
 ) -> AsyncIterator[None]:
-    """Follow the file as long as the context lasts. `config` and `catalog` are what runs now."""
+    """Follow the file as long as the context lasts. `config` and `catalog` are what runs now;
+    `poll_s` None: `POLL_S`."""
     if source is None:
         yield
         return
@@ -204,7 +205,7 @@ async def following(
     follower = _Follower(
         source, _Configured(config, catalog), frozenset(live_keys), frozenset(fixed_models), apply
     )
-    task = asyncio.create_task(follower.run(poll_s))
+    task = asyncio.create_task(follower.run(POLL_S if poll_s is None else poll_s))
     try:
         yield
     finally:

@@ -22,7 +22,8 @@ OutriderError                    INTERNAL            500
 ├── UnavailableError             UNAVAILABLE         503
 │   ├── DrainingError            UNAVAILABLE         503
 │   ├── NoReplicaError           UNAVAILABLE         503
-│   └── ReplicaLostError         UNAVAILABLE         503
+│   ├── ReplicaLostError         UNAVAILABLE         503
+│   └── VocabularyUnavailableError  UNAVAILABLE      503
 ├── EngineError                  INTERNAL            500
 ├── PoisonousRequestError        INTERNAL            500
 ├── ConfigError                  INVALID_ARGUMENT    400
@@ -211,6 +212,13 @@ class UnavailableError(OutriderError):
     grpc_code = "UNAVAILABLE"
     http_status = 503
     reason = "UNAVAILABLE"
+
+
+class VocabularyUnavailableError(UnavailableError):
+    """A tokenizer cannot load the vocabulary of one model, or is loading it: its other models are
+    served."""
+
+    reason = "VOCABULARY_UNAVAILABLE"
 
 
 class DrainingError(UnavailableError):

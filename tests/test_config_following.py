@@ -17,6 +17,7 @@ from structlog.testing import capture_logs
 from outrider import config_following
 from outrider.config_following import ConfigSource, Update, compared, following
 from outrider.errors import ConfigError
+from outrider.telemetry.logs import configure_logging
 from outrider.testing import eventually
 
 ENVIRON = {"OUTRIDER_MODELS": "/dev/null"}
@@ -94,6 +95,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def logs() -> Iterator[list[dict[str, object]]]:
+    configure_logging("test", "info")
     with capture_logs() as entries:
         yield entries  # type: ignore[misc]
 

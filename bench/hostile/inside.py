@@ -81,7 +81,7 @@ async def calls_of_another_role(target: Target, seconds: float, findings: Findin
     while time.monotonic() < end:
         for name, port in target.services.items():
             for method, call in _calls(name):
-                if method in ("Route", "GetRouter", "GetVocabulary"):  # an edge may
+                if method in ("Route", "GetRouter", "ListModels", "GetVocabulary"):  # an edge may
                     continue
                 channel = make_channel(f"{target.host}:{port}", tls=tls, role=_role(name))
                 await _refused(channel, call, f"edge's certificate, {name}: {method}", findings)
@@ -179,6 +179,7 @@ _METHODS: Mapping[str, Sequence[_Method]] = {
         (router_pb2_grpc.RouterServiceStub, "Explain", router_pb2.ExplainRequest),
         (router_pb2_grpc.RouterServiceStub, "ListReplicas", router_pb2.ListReplicasRequest),
         (router_pb2_grpc.RouterServiceStub, "GetRouter", router_pb2.GetRouterRequest),
+        (router_pb2_grpc.RouterServiceStub, "ListModels", router_pb2.ListModelsRequest),
     ),
     "tokenizer": (
         (tokenizer_pb2_grpc.TokenizerServiceStub, "Encode", None),

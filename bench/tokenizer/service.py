@@ -33,7 +33,7 @@ from outrider.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from outrider.wire import token_block_from_proto
 from services.tokenizer.app import serve
 from services.tokenizer.config import TokenizerConfig
-from services.tokenizer.vocabularies import ServedVocabulary, Vocabularies
+from services.tokenizer.vocabularies import ServedVocabulary
 
 ROOT = Path(__file__).parents[2]
 TEXT_BYTES = 50_000_000
@@ -195,7 +195,7 @@ async def _service(
     config = TokenizerConfig(worker_processes=workers, log_level="critical")
     ports: asyncio.Future[Ports] = asyncio.get_running_loop().create_future()
     stop = asyncio.Event()
-    vocabularies = Vocabularies([served])
+    vocabularies = [served]
     serving = asyncio.create_task(
         serve(config, ready=ports.set_result, stop=stop, vocabularies=vocabularies)
     )

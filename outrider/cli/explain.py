@@ -139,7 +139,7 @@ def lines(placement: router_pb2.Placement) -> Iterator[str]:
 
 _HEAD = (
     *("", "replica", "region", "identity"),
-    *("wait", "rtt", "place", "queue", "transfer", "prefill", "cached"),
+    *("wait", "rtt", "slot", "queue", "transfer", "prefill", "cached"),
 )
 _NUM_NAMES = 4
 """Columns to the left of the numbers."""
@@ -149,7 +149,7 @@ def _row(label: str, candidate: router_pb2.PlacementCandidate) -> Sequence[str]:
     terms = (
         candidate.wait_ms,
         candidate.rtt_ms,
-        candidate.place_ms,
+        candidate.slot_ms,
         candidate.queue_ms,
         candidate.transfer_ms,
         candidate.prefill_ms,

@@ -234,6 +234,120 @@ class GetRouterResponse(_message.Message):
 Global___GetRouterResponse: _TypeAlias = GetRouterResponse  # noqa: Y015
 
 @_typing.final
+class ListModelsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListModelsRequest: _TypeAlias = ListModelsRequest  # noqa: Y015
+
+@_typing.final
+class ListModelsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEFAULT_MODEL_FIELD_NUMBER: _builtins.int
+    MODELS_FIELD_NUMBER: _builtins.int
+    default_model: _builtins.str
+    """What a session gets that names no model."""
+    @_builtins.property
+    def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelFleet]:
+        """By name. Replicas that have not said yet what they serve are left out."""
+
+    def __init__(
+        self,
+        *,
+        default_model: _builtins.str = ...,
+        models: _abc.Iterable[Global___ModelFleet] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["default_model", b"default_model", "models", b"models"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListModelsResponse: _TypeAlias = ListModelsResponse  # noqa: Y015
+
+@_typing.final
+class ModelFleet(_message.Message):
+    """The replicas of one model."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    VOCABULARY_DIGESTS_FIELD_NUMBER: _builtins.int
+    REGIONS_FIELD_NUMBER: _builtins.int
+    WAITING_SESSIONS_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    waiting_sessions: _builtins.int
+    """Sessions in this router's queue that wait for it."""
+    @_builtins.property
+    def vocabulary_digests(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Vocabulary digests of its replicas, the most frequent first."""
+
+    @_builtins.property
+    def regions(self) -> _containers.RepeatedCompositeFieldContainer[Global___RegionFleet]:
+        """By name of the region."""
+
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        vocabulary_digests: _abc.Iterable[_builtins.bytes] | None = ...,
+        regions: _abc.Iterable[Global___RegionFleet] | None = ...,
+        waiting_sessions: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "regions", b"regions", "vocabulary_digests", b"vocabulary_digests", "waiting_sessions", b"waiting_sessions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ModelFleet: _TypeAlias = ModelFleet  # noqa: Y015
+
+@_typing.final
+class RegionFleet(_message.Message):
+    """The replicas of one model in one region."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REGION_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    READY_REPLICAS_FIELD_NUMBER: _builtins.int
+    SESSIONS_FIELD_NUMBER: _builtins.int
+    PREDICTED_WAIT_MS_FIELD_NUMBER: _builtins.int
+    region: _builtins.str
+    replicas: _builtins.int
+    ready_replicas: _builtins.int
+    """Those that take sessions."""
+    sessions: _builtins.int
+    """Sessions that they have, as far as this router knows."""
+    predicted_wait_ms: _builtins.float
+    """The least predicted wait for a first token at a ready one; 0 without any."""
+    def __init__(
+        self,
+        *,
+        region: _builtins.str = ...,
+        replicas: _builtins.int = ...,
+        ready_replicas: _builtins.int = ...,
+        sessions: _builtins.int = ...,
+        predicted_wait_ms: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["predicted_wait_ms", b"predicted_wait_ms", "ready_replicas", b"ready_replicas", "region", b"region", "replicas", b"replicas", "sessions", b"sessions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RegionFleet: _TypeAlias = RegionFleet  # noqa: Y015
+
+@_typing.final
 class ExplainRequest(_message.Message):
     """Why sessions went where they went. Nothing of their prompts is kept or told."""
 
@@ -354,7 +468,7 @@ class PlacementCandidate(_message.Message):
     REGION_FIELD_NUMBER: _builtins.int
     WAIT_MS_FIELD_NUMBER: _builtins.int
     RTT_MS_FIELD_NUMBER: _builtins.int
-    PLACE_MS_FIELD_NUMBER: _builtins.int
+    SLOT_MS_FIELD_NUMBER: _builtins.int
     QUEUE_MS_FIELD_NUMBER: _builtins.int
     TRANSFER_MS_FIELD_NUMBER: _builtins.int
     PREFILL_MS_FIELD_NUMBER: _builtins.int
@@ -365,7 +479,7 @@ class PlacementCandidate(_message.Message):
     wait_ms: _builtins.float
     """The sum of the terms that follow."""
     rtt_ms: _builtins.float
-    place_ms: _builtins.float
+    slot_ms: _builtins.float
     queue_ms: _builtins.float
     transfer_ms: _builtins.float
     prefill_ms: _builtins.float
@@ -380,7 +494,7 @@ class PlacementCandidate(_message.Message):
         region: _builtins.str = ...,
         wait_ms: _builtins.float = ...,
         rtt_ms: _builtins.float = ...,
-        place_ms: _builtins.float = ...,
+        slot_ms: _builtins.float = ...,
         queue_ms: _builtins.float = ...,
         transfer_ms: _builtins.float = ...,
         prefill_ms: _builtins.float = ...,
@@ -389,7 +503,7 @@ class PlacementCandidate(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "model_identity", b"model_identity", "place_ms", b"place_ms", "prefill_ms", b"prefill_ms", "queue_ms", b"queue_ms", "region", b"region", "replica", b"replica", "rtt_ms", b"rtt_ms", "transfer_ms", b"transfer_ms", "wait_ms", b"wait_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "model_identity", b"model_identity", "prefill_ms", b"prefill_ms", "queue_ms", b"queue_ms", "region", b"region", "replica", b"replica", "rtt_ms", b"rtt_ms", "slot_ms", b"slot_ms", "transfer_ms", b"transfer_ms", "wait_ms", b"wait_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -49,6 +49,11 @@ class RouterServiceStub:
                 request_serializer=outrider_dot_v1_dot_router__pb2.GetRouterRequest.SerializeToString,
                 response_deserializer=outrider_dot_v1_dot_router__pb2.GetRouterResponse.FromString,
                 _registered_method=True)
+        self.ListModels = channel.unary_unary(
+                '/outrider.v1.RouterService/ListModels',
+                request_serializer=outrider_dot_v1_dot_router__pb2.ListModelsRequest.SerializeToString,
+                response_deserializer=outrider_dot_v1_dot_router__pb2.ListModelsResponse.FromString,
+                _registered_method=True)
         self.Explain = channel.unary_unary(
                 '/outrider.v1.RouterService/Explain',
                 request_serializer=outrider_dot_v1_dot_router__pb2.ExplainRequest.SerializeToString,
@@ -79,6 +84,13 @@ class RouterServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListModels(self, request, context):
+        """Which models are served, and where.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Explain(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -102,6 +114,11 @@ def add_RouterServiceServicer_to_server(servicer, server):
                     servicer.GetRouter,
                     request_deserializer=outrider_dot_v1_dot_router__pb2.GetRouterRequest.FromString,
                     response_serializer=outrider_dot_v1_dot_router__pb2.GetRouterResponse.SerializeToString,
+            ),
+            'ListModels': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListModels,
+                    request_deserializer=outrider_dot_v1_dot_router__pb2.ListModelsRequest.FromString,
+                    response_serializer=outrider_dot_v1_dot_router__pb2.ListModelsResponse.SerializeToString,
             ),
             'Explain': grpc.unary_unary_rpc_method_handler(
                     servicer.Explain,
@@ -190,6 +207,33 @@ class RouterService:
             '/outrider.v1.RouterService/GetRouter',
             outrider_dot_v1_dot_router__pb2.GetRouterRequest.SerializeToString,
             outrider_dot_v1_dot_router__pb2.GetRouterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListModels(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.v1.RouterService/ListModels',
+            outrider_dot_v1_dot_router__pb2.ListModelsRequest.SerializeToString,
+            outrider_dot_v1_dot_router__pb2.ListModelsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -36,6 +36,8 @@ class RouterServiceStub:
     ListReplicas: _grpc.UnaryUnaryMultiCallable[_router_pb2.ListReplicasRequest, _router_pb2.ListReplicasResponse]
     GetRouter: _grpc.UnaryUnaryMultiCallable[_router_pb2.GetRouterRequest, _router_pb2.GetRouterResponse]
     """Answered at once, whatever the load: it measures the round trip, and says who answers."""
+    ListModels: _grpc.UnaryUnaryMultiCallable[_router_pb2.ListModelsRequest, _router_pb2.ListModelsResponse]
+    """Which models are served, and where."""
     Explain: _grpc.UnaryUnaryMultiCallable[_router_pb2.ExplainRequest, _router_pb2.ExplainResponse]
 
 @_typing.type_check_only
@@ -46,6 +48,8 @@ class RouterServiceAsyncStub(RouterServiceStub):
     ListReplicas: _aio.UnaryUnaryMultiCallable[_router_pb2.ListReplicasRequest, _router_pb2.ListReplicasResponse]  # type: ignore[assignment]
     GetRouter: _aio.UnaryUnaryMultiCallable[_router_pb2.GetRouterRequest, _router_pb2.GetRouterResponse]  # type: ignore[assignment]
     """Answered at once, whatever the load: it measures the round trip, and says who answers."""
+    ListModels: _aio.UnaryUnaryMultiCallable[_router_pb2.ListModelsRequest, _router_pb2.ListModelsResponse]  # type: ignore[assignment]
+    """Which models are served, and where."""
     Explain: _aio.UnaryUnaryMultiCallable[_router_pb2.ExplainRequest, _router_pb2.ExplainResponse]  # type: ignore[assignment]
 
 class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -71,6 +75,14 @@ class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_router_pb2.GetRouterResponse, _abc.Awaitable[_router_pb2.GetRouterResponse]]:
         """Answered at once, whatever the load: it measures the round trip, and says who answers."""
+
+    @_abc_1.abstractmethod
+    def ListModels(
+        self,
+        request: _router_pb2.ListModelsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_router_pb2.ListModelsResponse, _abc.Awaitable[_router_pb2.ListModelsResponse]]:
+        """Which models are served, and where."""
 
     @_abc_1.abstractmethod
     def Explain(

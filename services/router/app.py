@@ -11,7 +11,7 @@ from typing import Final
 
 import structlog
 
-from outrider.config_following import ConfigSource, following
+from outrider.config_following import ConfigSource, Update, following
 from outrider.models.catalog import SHIPPED
 from outrider.peers.health import HealthPolicy, PeerState
 from outrider.peers.membership import parse_target
@@ -50,6 +50,8 @@ from services.router.upstream.replica_pool import ReplicaPool
 from services.router.upstream.tokenizers import PromptTokenization, TokenizerPool
 
 SERVICE: Final = router_pb2.DESCRIPTOR.services_by_name["RouterService"].full_name
+LIVE_KEYS: Final = frozenset({"default_model", "replicas"})
+"""Settings that are followed while the router runs."""
 _TICK_S: Final = 0.1
 _MAX_SWEPT_ROWS: Final = 2048
 """Rows of the prefix tree looked at in one tick: a fraction of a millisecond."""
@@ -98,7 +100,7 @@ class Router:
             self.prompts,
             time.perf_counter,
         )
-        admission = Admission(
+        self.admission = admission = Admission(
             config.admission, config.tenants, config.lengths, config.price_table()
         )
         fleet_view = LiveFleetView(dispatch.decide, config.region, config.return_s)
@@ -114,7 +116,7 @@ class Router:
             intake,
             ReplicaMonitor(self.table, dispatch, self.registry, failover, config.hang),
             failover,
-            default_model=config.default_model,
+            default_model=lambda: self.config.default_model,
             tokenize=lambda session: self.tokenization.start(self.switch, session),
             schedule_retry=self.retry_scheduled.set,
         )
@@ -133,7 +135,7 @@ class Router:
         )
 
         self.replica_metrics = ReplicaMetrics(self.metrics)
-        self.admission_metrics = AdmissionMetrics(self.metrics, admission)
+        self.admission_metrics = AdmissionMetrics(self.metrics, admission, self.registry)
         self.autoscale_metrics = AutoscaleMetrics(
             self.metrics,
             self.registry,
@@ -166,6 +168,12 @@ class Router:
         if not len(self.table):
             self.idle.set()
         self.telemetry.flush(len(self.table), self.registry.count())
+
+    async def apply(self, update: Update[RouterConfig]) -> None:
+        """The configuration file has changed."""
+        self.config = update.config
+        if "replicas" in update.changed_keys:
+            self.replicas.configure(update.config.replicas)
 
     async def drain(self) -> None:
         """Take no new sessions, wait for the running ones within the limit, end the streams."""
@@ -201,7 +209,7 @@ async def serve(
     source: ConfigSource[RouterConfig] | None = None,
 ) -> None:
     """Run a router until `stop` is set; `ready` hears of the bound ports once the replicas were
-    tried. Raises ConfigError when a port is taken."""
+    tried. The file of `source` is followed. Raises ConfigError when a port is taken."""
     configure_logging("router", config.log_level)
     configure_tracing("router")
     tls = await asyncio.to_thread(Tls.open, config.tls, Role.ROUTER)
@@ -211,14 +219,14 @@ async def serve(
             tls.watched(),
             _listening(router) as (ports, health),
             _working(router) as jobs,
-            following(source, config, SHIPPED),
         ):
             await router.settled.wait()
             health.set_serving(True)
             _log.info("router_ready", port=ports.main, admin_port=ports.admin)
             if ready:
                 ready(ports)
-            await _stopped(stop or asyncio.Event(), jobs)
+            async with following(source, config, SHIPPED, live_keys=LIVE_KEYS, apply=router.apply):
+                await _stopped(stop or asyncio.Event(), jobs)
             health.close()
             await router.drain()
     finally:
@@ -254,7 +262,7 @@ def _service(router: Router, health: HealthControl) -> RouterService:
         router.history,
         router.prompts,
         router.tokenization.tokenize,
-        default_model=router.config.default_model,
+        default_model=lambda: router.config.default_model,
         clock=router.clock,
         timer=time.perf_counter,
     )
@@ -263,6 +271,8 @@ def _service(router: Router, health: HealthControl) -> RouterService:
         router.registry,
         explainer,
         router.placement.statuses,
+        router.admission.num_waiting_by_model,
+        default_model=lambda: router.config.default_model,
         clock=router.clock,
         buffer_frames=router.config.edge_buffer_frames,
         max_sessions_per_stream=router.config.max_sessions_per_stream,
@@ -281,6 +291,7 @@ async def _working(router: Router) -> AsyncIterator[list[asyncio.Task[None]]]:
         yield jobs
     finally:
         router.clock.stop()
+        router.replicas.stop()
         for job in jobs:
             job.cancel()
         await asyncio.gather(*jobs, return_exceptions=True)

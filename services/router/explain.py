@@ -38,7 +38,7 @@ class Explainer:
         prompts: PromptCache,
         tokenize: Callable[[inference_pb2.OpenSession], Awaitable[Tokenized]],
         *,
-        default_model: str,
+        default_model: Callable[[], str],
         clock: Callable[[], float],
         timer: Callable[[], float],
     ) -> None:
@@ -63,7 +63,7 @@ class Explainer:
         return router_pb2.ExplainResponse(placements=[to_proto(one, now) for one in placed])
 
     async def _what_if(self, opening: inference_pb2.OpenSession) -> PlacementRecord:
-        opening.model = opening.model or self._default_model
+        opening.model = opening.model or self._default_model()
         if opening.WhichOneof("prompt") == "messages":
             answer = await self._tokenize(opening)
             opening.ids.tail.CopyFrom(answer.ids)
@@ -117,7 +117,7 @@ def _candidate(candidate: Candidate) -> router_pb2.PlacementCandidate:
         region=candidate.region,
         wait_ms=wait.total_ms,
         rtt_ms=wait.rtt_ms,
-        place_ms=wait.place_ms,
+        slot_ms=wait.slot_ms,
         queue_ms=wait.queue_ms,
         transfer_ms=wait.transfer_ms,
         prefill_ms=wait.prefill_ms,

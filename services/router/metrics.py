@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from itertools import product
 from typing import Final
 
 import structlog
 
 from outrider.cost import NANOS
+from outrider.session_types import Priority
 from outrider.telemetry.metrics import Metrics
 from services.router.admission.admission import Admission
 from services.router.admission.routing import LiveFleetView
@@ -83,21 +85,24 @@ class ReplicaMetrics:
 class AdmissionMetrics:
     """Who waits, was refused, spilled or let in, and what it costs."""
 
-    def __init__(self, metrics: Metrics, admission: Admission) -> None:
+    def __init__(self, metrics: Metrics, admission: Admission, registry: Registry) -> None:
         self._metrics = metrics
         self._admission = admission
+        self._registry = registry
 
     def tick(self) -> None:
         """Export what was counted since the last call."""
+        waiting = dict.fromkeys(product(self._registry.models(), Priority), 0)
+        waiting |= self._admission.num_waiting()
         self._metrics.table(WAITING).set(
-            (count, {"priority": priority.name})
-            for priority, count in self._admission.num_waiting().items()
+            (count, {"priority": priority.name, "model": model})
+            for (model, priority), count in waiting.items()
         )
         stats = self._admission.stats.take()
         waits = self._metrics.histogram(WAIT_MS, WAIT_BOUNDARIES_MS)
-        for priority, wait_ms in stats.waits_ms:
-            waits.record(wait_ms, {"priority": priority.name})
-        self._count(REFUSED, stats.refused, ("priority", "cause"))
+        for priority, model, wait_ms in stats.waits_ms:
+            waits.record(wait_ms, {"priority": priority.name, "model": model})
+        self._count(REFUSED, stats.refused, ("priority", "cause", "model"))
         self._count(SPILLED, stats.spilled, ("home", "region", "cause"))
         self._count(TENANT_SESSIONS, stats.sessions, ("tenant", "outcome"))
         self._count(TENANT_TOKENS, stats.tokens, ("tenant",))

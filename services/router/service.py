@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import grpc.aio
@@ -13,6 +13,7 @@ from outrider.rpc import Outbox, incoming
 from outrider.telemetry.refusals import RefusalLog
 from outrider.v1 import router_pb2, router_pb2_grpc
 from services.router.explain import Explainer
+from services.router.fleet.model_fleets import Load, ModelFleet, model_fleets
 from services.router.fleet.registry import Registry
 from services.router.fleet.replica import Replica
 from services.router.placement.types import ReplicaStatus
@@ -31,14 +32,19 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         registry: Registry,
         explainer: Explainer,
         statuses: Callable[[float], dict[str, ReplicaStatus]],
+        num_waiting: Callable[[], Mapping[str, int]],
         *,
+        default_model: Callable[[], str],
         clock: Callable[[], float],
         buffer_frames: int,
         max_sessions_per_stream: int,
         region: str,
         serving: Callable[[], bool],
     ) -> None:
+        """`num_waiting`: sessions in the queue by model."""
         self._region = region
+        self._default_model = default_model
+        self._num_waiting = num_waiting
         self._serving = serving
         self._switch = switch
         self._registry = registry
@@ -86,6 +92,24 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         """Where this router stands, and whether it takes sessions."""
         return router_pb2.GetRouterResponse(region=self._region, serving=self._serving())
 
+    async def ListModels(
+        self, request: router_pb2.ListModelsRequest, context: Context
+    ) -> router_pb2.ListModelsResponse:
+        """Which models are served, and where."""
+        statuses = self._statuses(self._clock())
+
+        def load(name: str) -> Load:
+            return Load(statuses[name].num_sessions, statuses[name].wait.total_ms)
+
+        waiting = self._num_waiting()
+        return router_pb2.ListModelsResponse(
+            default_model=self._default_model(),
+            models=[
+                _fleet_to_proto(fleet, waiting.get(fleet.model, 0))
+                for fleet in model_fleets(self._registry, load)
+            ],
+        )
+
     async def Explain(
         self, request: router_pb2.ExplainRequest, context: Context
     ) -> router_pb2.ExplainResponse:
@@ -102,6 +126,24 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         return router_pb2.ListReplicasResponse(
             replicas=[_to_proto(it, statuses[it.name], now) for it in found]
         )
+
+
+def _fleet_to_proto(fleet: ModelFleet, num_waiting: int) -> router_pb2.ModelFleet:
+    return router_pb2.ModelFleet(
+        model=fleet.model,
+        vocabulary_digests=fleet.vocabulary_digests,
+        regions=[
+            router_pb2.RegionFleet(
+                region=it.region,
+                replicas=it.num_replicas,
+                ready_replicas=it.num_ready,
+                sessions=it.num_sessions,
+                predicted_wait_ms=it.predicted_wait_ms,
+            )
+            for it in fleet.regions
+        ],
+        waiting_sessions=num_waiting,
+    )
 
 
 def _to_proto(replica: Replica, status: ReplicaStatus, now: float) -> router_pb2.Replica:

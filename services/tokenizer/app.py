@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 import structlog
 
-from outrider.config_following import ConfigSource, following
-from outrider.models.catalog import current
+from outrider.config_following import ConfigSource, Update, following
+from outrider.models.catalog import ModelCatalog, current
 from outrider.models.store import ModelStore, default_root
 from outrider.process import Ports
 from outrider.rpc import add_health, bind, make_server
@@ -29,16 +29,20 @@ from services.tokenizer.config import TokenizerConfig
 from services.tokenizer.long_texts.listener import worker_listeners
 from services.tokenizer.long_texts.texts import LongDetokenizer, LongTexts
 from services.tokenizer.requests import RequestHandler
+from services.tokenizer.served_models import ServedModels, StoreLoader, check_models
 from services.tokenizer.service import RequestMetrics, TokenizerService
 from services.tokenizer.shared_cache import shared_cache
 from services.tokenizer.threads import RequestThreads
-from services.tokenizer.vocabularies import CacheSettings, MakeSharedCache, Vocabularies
+from services.tokenizer.vocabularies import CacheSettings, MakeSharedCache, ServedVocabulary
 
 SERVICE: Final = tokenizer_pb2.DESCRIPTOR.services_by_name["TokenizerService"].full_name
 
 _LAST_ANSWERS_S: Final = 0.2
 """For answers that are being sent when the service stops. Callers keep their streams open for good,
 so there is no point in waiting longer."""
+
+LIVE_KEYS: Final = frozenset({"models"})
+"""Settings that are followed while the service runs."""
 
 _log = structlog.get_logger()
 
@@ -51,7 +55,8 @@ class _Parts:
     tls: Tls
     metrics: Metrics
     threads: RequestThreads
-    vocabularies: Vocabularies
+    loader: StoreLoader
+    models: ServedModels
     tokenization: TokenizationMetrics
     long_texts: LongTexts
 
@@ -61,20 +66,24 @@ async def serve(
     *,
     ready: Callable[[Ports], None] | None = None,
     stop: asyncio.Event | None = None,
-    vocabularies: Vocabularies | None = None,
+    vocabularies: Iterable[ServedVocabulary] | None = None,
     source: ConfigSource[TokenizerConfig] | None = None,
 ) -> None:
     """Run a tokenizer service until `stop` is set; `ready` is called with the bound ports.
 
-    `vocabularies` are loaded from the model store unless given. Raises ConfigError when a port
-    is taken, UnknownModelError and ModelStoreError when a vocabulary cannot be had.
+    `vocabularies` are loaded from the model store unless given; the file of `source` is followed.
+    Raises ConfigError when a port is taken or a model is not defined, and what loading the default
+    model's vocabulary raises.
     """
     configure_logging("tokenizer", config.log_level)
+    catalog = current()
     tls = await asyncio.to_thread(Tls.open, config.tls, Role.TOKENIZER)
     async with (
-        _parts(config, tls, vocabularies) as parts,
+        _parts(config, catalog, tls, vocabularies) as parts,
         _listening(parts) as ports,
-        following(source, config, current()),
+        following(
+            source, config, catalog, live_keys=LIVE_KEYS, apply=lambda update: _apply(parts, update)
+        ),
     ):
         _log.info("tokenizer_ready", port=ports.main, admin_port=ports.admin)
         if ready:
@@ -84,7 +93,10 @@ async def serve(
 
 @asynccontextmanager
 async def _parts(
-    config: TokenizerConfig, tls: Tls, vocabularies: Vocabularies | None
+    config: TokenizerConfig,
+    catalog: ModelCatalog,
+    tls: Tls,
+    vocabularies: Iterable[ServedVocabulary] | None,
 ) -> AsyncIterator[_Parts]:
     async with AsyncExitStack() as stack:
         configure_tracing("tokenizer")
@@ -94,41 +106,56 @@ async def _parts(
         make_shared = stack.enter_context(shared_cache(config, metrics.registry))
         threads = RequestThreads(config.threads, config.max_pending)
         stack.callback(threads.close)
+        loader = _loader(config, catalog, make_shared)
         if vocabularies is None:
-            vocabularies = await asyncio.to_thread(_load, config, make_shared)
-        encoders = [served.encoder for served in vocabularies]
-        tokenization = TokenizationMetrics(metrics.registry, encoders)
-        long_texts = await stack.enter_async_context(
-            LongTexts.opened(config, vocabularies, metrics)
+            check_models(config.models, catalog)
+            models = ServedModels(loader, config.models, max_loaded=config.max_loaded_vocabularies)
+            stack.push_async_callback(models.close)
+            await models.preload()
+        else:
+            models = ServedModels.of(vocabularies)
+        tokenization = TokenizationMetrics(
+            metrics.registry, lambda: [served.encoder for served in models.loaded()]
         )
-        yield _Parts(config, tls, metrics, threads, vocabularies, tokenization, long_texts)
+        models.on_unload = tokenization.retire
+        long_texts = await stack.enter_async_context(LongTexts.opened(config, models, metrics))
+        yield _Parts(config, tls, metrics, threads, loader, models, tokenization, long_texts)
 
 
-def _load(config: TokenizerConfig, make_shared: MakeSharedCache | None) -> Vocabularies:
+def _loader(
+    config: TokenizerConfig, catalog: ModelCatalog, make_shared: MakeSharedCache | None
+) -> StoreLoader:
     previous = (entry.partition("=") for entry in config.previous_vocabularies)
-    return Vocabularies.load(
-        config.models,
+    return StoreLoader(
+        catalog,
         ModelStore(config.model_store or default_root()),
         backend=config.backend,
         caches=CacheSettings(CachePolicy(max_bytes=config.cache_bytes), make_shared),
-        previous=[(model, Path(folder)) for model, _, folder in previous],
+        previous=tuple((model, Path(folder)) for model, _, folder in previous),
     )
+
+
+async def _apply(parts: _Parts, update: Update[TokenizerConfig]) -> None:
+    """The configuration file has changed. Raises ConfigError for a model that is not defined."""
+    check_models(update.config.models, update.catalog)
+    loader = replace(parts.loader, catalog=update.catalog)
+    parts.models.configure(loader, update.config.models, update.changed_models)
 
 
 def _service(parts: _Parts) -> TokenizerService:
     config = parts.config
     handler = RequestHandler(
-        parts.vocabularies,
         config.max_text_bytes,
         config.max_decode_ids,
         rewriter=Rewriter(config.rewriting),
         shortened=parts.tokenization.shortened,
     )
     return TokenizerService(
+        parts.models,
         handler,
         parts.threads,
         parts.long_texts,
-        LongDetokenizer(parts.vocabularies, parts.threads, config.max_decode_ids),
+        LongDetokenizer(parts.models, parts.threads, config.max_decode_ids),
         RequestMetrics(parts.metrics, parts.tokenization),
         max_in_flight=config.max_in_flight,
     )
@@ -151,7 +178,7 @@ async def _listening(parts: _Parts) -> AsyncIterator[Ports]:
     admin_port = await admin.start()
     await server.start()
     health.set_serving(True)
-    workers = worker_listeners(config, parts.long_texts, parts.vocabularies, parts.tls)
+    workers = worker_listeners(config, parts.long_texts, parts.models, parts.tls)
     try:
         async with parts.tls.watched(), workers:
             yield Ports(port, admin_port)

@@ -13,6 +13,7 @@ from outrider.tokenization.backends.selection import AUTO
 from outrider.tokenization.rewriting import AS_IT_IS, RewritingPolicy
 
 _POSITIVE = (
+    "max_loaded_vocabularies",
     "threads",
     "max_text_bytes",
     "max_decode_ids",
@@ -87,7 +88,11 @@ class TokenizerConfig:
     """Port at which workers of other nodes join, with certificates of the role tokenizer-worker;
     unset: none; 0: any free one. A worker reads parts of texts, and its ids are trusted."""
     models: tuple[str, ...] = ("smollm2-135m-instruct",)
-    """Models whose vocabularies are served; the first is the one of requests that name none."""
+    """Models whose vocabularies are served; the first is the one of requests that name none. This
+    setting and the models' definitions are followed while the service runs."""
+    max_loaded_vocabularies: int = 16
+    """Vocabularies in memory at once: for another one, the one that was used least recently goes,
+    and is loaded again when it is asked for."""
     model_store: Path | None = None
     """The model store's folder; unset: $OUTRIDER_MODEL_STORE or the user's cache."""
     backend: str = AUTO

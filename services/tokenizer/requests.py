@@ -24,7 +24,7 @@ from outrider.tokenization.rewriting import Rewriter
 from outrider.tokenization.segment_cache import ContentClass
 from outrider.v1 import tokenizer_pb2
 from outrider.wire import token_block_from_proto, token_block_to_proto
-from services.tokenizer.vocabularies import ServedVocabulary, Vocabularies
+from services.tokenizer.vocabularies import ServedVocabulary
 
 _LONG_IDS: Final = 16_384
 """Decoding a block of so many ids takes milliseconds."""
@@ -36,21 +36,20 @@ _STEP_IDS: Final = 4096
 class RequestHandler:
     """Answers requests, within limits of size."""
 
-    vocabularies: Vocabularies
     max_text_bytes: int
     max_decode_ids: int
     rewriter: Rewriter = field(default_factory=Rewriter)
     """Applied to conversations, not to texts."""
     shortened: Shortened = lambda before, after: None
 
-    def encode(self, request: tokenizer_pb2.EncodeRequest) -> tokenizer_pb2.EncodeResponse:
+    def encode(
+        self, served: ServedVocabulary, request: tokenizer_pb2.EncodeRequest
+    ) -> tokenizer_pb2.EncodeResponse:
         """Text or a conversation to ids.
 
-        Raises UnknownModelError, VocabularyMismatchError, FrameTooLargeError, EmptyPromptError,
-        PromptTooLongError, InvalidRequestError, and BadTokenBlockError when the caller reads none
-        of our codecs.
+        Raises FrameTooLargeError, EmptyPromptError, PromptTooLongError, InvalidRequestError, and
+        BadTokenBlockError when the caller reads none of our codecs.
         """
-        served = self.vocabularies.find(request.model, request.vocabulary_digest)
         codec = negotiate(request.codecs, served.coder.supported)
         block = served.coder.encode(self._ids(request, served), codec)
         return tokenizer_pb2.EncodeResponse(
@@ -94,12 +93,10 @@ class RequestHandler:
         self.shortened(len(ids), len(fitted))
         return fitted
 
-    def decode(self, request: tokenizer_pb2.DecodeRequest) -> tokenizer_pb2.DecodeResponse:
-        """Ids to text.
-
-        Raises UnknownModelError, VocabularyMismatchError, BadTokenBlockError.
-        """
-        served = self.vocabularies.find(request.model, request.vocabulary_digest)
+    def decode(
+        self, served: ServedVocabulary, request: tokenizer_pb2.DecodeRequest
+    ) -> tokenizer_pb2.DecodeResponse:
+        """Ids to text. Raises InvalidRequestError, BadTokenBlockError."""
         if not request.HasField("ids"):
             raise InvalidRequestError("There is nothing to decode: send a token block.")
         block = token_block_from_proto(request.ids)

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
 import grpc.aio
@@ -23,8 +24,9 @@ from outrider.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from outrider.wire import error_to_proto
 from services.tokenizer.long_texts.texts import LongDetokenizer, LongTexts
 from services.tokenizer.requests import RequestHandler, job_class_of
+from services.tokenizer.served_models import ServedModels
 from services.tokenizer.threads import RequestThreads
-from services.tokenizer.vocabularies import vocabulary_pieces
+from services.tokenizer.vocabularies import ServedVocabulary, vocabulary_pieces
 
 REQUESTS: Final = "outrider.tokenizer.requests"
 TOKENS: Final = "outrider.tokenizer.tokens"
@@ -55,6 +57,7 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
 
     def __init__(
         self,
+        models: ServedModels,
         handler: RequestHandler,
         threads: RequestThreads,
         long_texts: LongTexts,
@@ -63,6 +66,7 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
         *,
         max_in_flight: int,
     ) -> None:
+        self._models = models
         self._handler = handler
         self._threads = threads
         self._long_texts = long_texts
@@ -93,9 +97,9 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
     ) -> AsyncIterator[tokenizer_pb2.GetVocabularyResponse]:
         """What an edge or a worker needs to tokenize by itself, in pieces. Failures are the
         call's status."""
-        found = self._handler.vocabularies.find(request.model, request.vocabulary_digest)
-        for piece in vocabulary_pieces(found):
-            yield piece
+        async with self._models.using(request.model, request.vocabulary_digest) as found:
+            for piece in vocabulary_pieces(found):
+                yield piece
 
     async def Tokenize(
         self, request_iterator: AsyncIterator[tokenizer_pb2.TokenizeRequest], context: Context
@@ -148,15 +152,19 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
     async def _run(
         self,
         operation: str,
-        work: Callable[[RequestT], AnswerT],
+        work: Callable[[ServedVocabulary, RequestT], AnswerT],
         request: RequestT,
         response_type: Callable[..., AnswerT],
     ) -> AnswerT:
         parent = (request.trace.traceparent, request.trace.tracestate)
-        labels = {"operation": operation}
+        labels = {"operation": operation, "model": ""}
         try:
             with span(names.SPAN_TOKENIZE, parent=parent):
-                return await self._threads.run(work, request, job_class_of(request))
+                async with self._models.using(request.model, request.vocabulary_digest) as served:
+                    # Not the client's own word: it must not become a label.
+                    labels["model"] = served.model
+                    job_class = job_class_of(request)
+                    return await self._threads.run(partial(work, served), request, job_class)
         except OutriderError as error:
             labels[names.ERROR_TYPE] = error.reason
             return response_type(number=request.number, error=error_to_proto(error))

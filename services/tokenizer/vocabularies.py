@@ -1,30 +1,22 @@
-"""The vocabularies one service serves, each with its tokenizer and token block coder; and their
-transfer to edges and workers, in messages of limited size."""
+"""A vocabulary with its tokenizer and token block coder; and its transfer to edges and workers, in
+messages of limited size."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
 
 import structlog
 
 from outrider.codec.shipped import shipped_table
 from outrider.codec.tokens import TokenCoder
-from outrider.errors import MalformedFrameError, UnknownModelError, VocabularyMismatchError
-from outrider.models.catalog import lookup
-from outrider.models.store import ModelStore
-from outrider.models.vocabulary import Vocabulary, VocabularyFacts, load_vocabulary
+from outrider.errors import MalformedFrameError
+from outrider.models.vocabulary import Vocabulary, VocabularyFacts
 from outrider.tokenization.backends.base import REFERENCE
 from outrider.tokenization.backends.fallback import FallbackBackend
 from outrider.tokenization.backends.packages import installed_version
-from outrider.tokenization.backends.selection import (
-    AUTO,
-    adopt_backend,
-    load_backend,
-    select_backend,
-)
+from outrider.tokenization.backends.selection import adopt_backend, select_backend
 from outrider.tokenization.encoder import CachingEncoder, SharedCache
 from outrider.tokenization.segment_cache import CachePolicy
 from outrider.v1 import tokenizer_pb2
@@ -68,67 +60,6 @@ class ServedVocabulary:
         shared = caches.make_shared(vocabulary, backend) if caches.make_shared else None
         encoder = CachingEncoder(vocabulary, backend, caches.own, shared)
         return cls(model, vocabulary, coder, encoder)
-
-
-class Vocabularies:
-    """ServedVocabulary vocabularies by model name and digest."""
-
-    def __init__(self, served: Iterable[ServedVocabulary]) -> None:
-        """At least one; the first is the default. The first of a model is its current one, the
-        others are served to those who ask for their digest."""
-        self._served = tuple(served)
-        self._current = {entry.model: entry for entry in reversed(self._served)}
-
-    @classmethod
-    def load(
-        cls,
-        models: Iterable[str],
-        store: ModelStore,
-        *,
-        backend: str = AUTO,
-        caches: CacheSettings | None = None,
-        previous: Iterable[tuple[str, Path]] = (),
-    ) -> Vocabularies:
-        """Load from the model store; blocks. `previous`: models and the folders of vocabularies
-        (`Vocabulary.save`) that they had before, served beside the current ones. Raises
-        UnknownModelError, ModelStoreError, ConfigError for a backend that does not exist."""
-        served = []
-        for name in models:
-            spec = lookup(name)
-            vocabulary = load_vocabulary(spec, store)
-            chosen = load_backend(spec, store, vocabulary, backend)
-            served.append(ServedVocabulary.of(name, vocabulary, chosen, caches))
-        for name, folder in previous:
-            vocabulary = Vocabulary.load(folder)
-            served.append(
-                ServedVocabulary.of(name, vocabulary, select_backend(vocabulary, backend), caches)
-            )
-        return cls(served)
-
-    def __iter__(self) -> Iterator[ServedVocabulary]:
-        return iter(self._served)
-
-    def find(self, model: str, digest: bytes = b"") -> ServedVocabulary:
-        """The vocabulary of a model, the default for "", with that digest if one is given.
-
-        Raises UnknownModelError, and VocabularyMismatchError for a digest that is not served.
-        """
-        current = self._current.get(model) if model else self._served[0]
-        if current is None:
-            raise UnknownModelError(
-                f"No vocabulary of model {model[:100]!r} here: use {', '.join(self._current)}."
-            )
-        if digest in (b"", current.vocabulary.digest):
-            return current
-        for entry in self._served:
-            if entry.model == current.model and entry.vocabulary.digest == digest:
-                return entry
-        ours = current.vocabulary.digest
-        raise VocabularyMismatchError(
-            f"Vocabulary {digest.hex()} of model {current.model} is not served here, "
-            f"{ours.hex()} is: use the model's own, or ask a tokenizer that has yours.",
-            metadata={"ours": ours.hex(), "theirs": digest.hex()},
-        )
 
 
 PIECE_CHARS: Final = 1 << 18

@@ -33,14 +33,34 @@ async def test_the_replicas_of_a_router_are_shown_with_state_and_round_trip() ->
         await router.state_of("near", router_pb2.REPLICA_STATE_READY)
         await router.state_of("absent", router_pb2.REPLICA_STATE_DOWN)
         port = router.ports.main
-        rows = {row["name"]: row for row in json.loads(await _asked(port, "--json"))["replicas"]}
+        found = json.loads(await _asked(port, "--json"))
+        rows = {row["name"]: row for row in found["replicas"]}
         assert rows["near"]["state"] == "READY"
         assert rows["near"]["source"] == "configured"
         assert rows["near"]["min_rtt_ms"] > 0.0
         assert rows["absent"]["min_rtt_ms"] == 0.0
         assert (rows["near"]["identity"], rows["absent"]["identity"]) == (near.identity.hex(), "")
         shown = await _asked(port)
-    first, second = shown.splitlines()
+    assert found["models"] == [
+        {
+            "name": "m",
+            "is_default": True,
+            "vocabularies": [near.digest.hex()],
+            "waiting_sessions": 0,
+            "regions": [
+                {
+                    "name": "us",
+                    "replicas": 1,
+                    "ready_replicas": 1,
+                    "sessions": 0,
+                    "predicted_wait_ms": found["models"][0]["regions"][0]["predicted_wait_ms"],
+                }
+            ],
+        }
+    ]
+    model, first, second = shown.splitlines()
+    assert model.startswith("m (default) ")
+    assert "us 1 of 1 replicas ready, wait " in model and model.endswith("; 0 waiting")
     assert first.startswith("near")
     assert "READY" in first and "computes as 0a0a0a0a " in first
     assert "DOWN" in second and "computes as unknown " in second

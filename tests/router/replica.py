@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc.aio
 
+from outrider.config_following import ConfigSource
 from outrider.process import Ports
 from outrider.rpc import HealthControl, add_health, bind, make_channel, make_server
 from outrider.tls import PLAINTEXT, Role, Tls
@@ -176,14 +177,18 @@ QUICK: Mapping[str, Any] = {
 
 @asynccontextmanager
 async def running_router(*replicas: Replica, **settings: Any) -> AsyncIterator[RouterUnderTest]:
-    """A router before these replicas, through its own `serve`, stopped at the end. `caller`
-    among the settings is who calls it, by default nobody with a certificate."""
+    """A router before these replicas, through its own `serve`, stopped at the end. Among the
+    settings, `caller` is who calls it, by default nobody with a certificate, and `file` a
+    configuration file that it follows."""
     caller = settings.pop("caller", PLAINTEXT)
+    file = settings.pop("file", None)
     known = tuple(ReplicaConfig(r.name, r.region, r.address) for r in replicas)
-    config = RouterConfig(**{"replicas": known, **QUICK, **settings})
+    settings = {**QUICK, **settings}
+    source = file and ConfigSource(RouterConfig, "router", file, settings, with_models=False)
+    config = source.read().config if source else RouterConfig(**{"replicas": known, **settings})
     ports: asyncio.Future[Ports] = asyncio.get_running_loop().create_future()
     stop = asyncio.Event()
-    serving = asyncio.create_task(serve(config, ready=ports.set_result, stop=stop))
+    serving = asyncio.create_task(serve(config, ready=ports.set_result, stop=stop, source=source))
     serving.add_done_callback(lambda task: task.exception() and ports.cancel())
     await asyncio.wait([ports])
     if ports.cancelled():

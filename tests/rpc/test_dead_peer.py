@@ -40,6 +40,11 @@ class _Echo(router_pb2_grpc.RouterServiceServicer):
     ) -> router_pb2.ListReplicasResponse:
         return router_pb2.ListReplicasResponse()
 
+    async def ListModels(
+        self, request: router_pb2.ListModelsRequest, context: Any
+    ) -> router_pb2.ListModelsResponse:
+        return router_pb2.ListModelsResponse()
+
     async def Explain(
         self, request: router_pb2.ExplainRequest, context: Any
     ) -> router_pb2.ExplainResponse:

@@ -32,7 +32,7 @@ from services.router.admission.pricing import Price
 from services.router.config import ReplicaConfig
 from services.router.relay.replica_monitor import HangPolicy
 from services.tokenizer.config import SharedCacheConfig
-from services.tokenizer.vocabularies import ServedVocabulary, Vocabularies
+from services.tokenizer.vocabularies import ServedVocabulary
 from tests.edge.integration.running import catalog_of, loading
 from tests.router.replica import RouterUnderTest, running_router
 from tests.tokenizer.running import TokenizerUnderTest, running_tokenizer
@@ -93,7 +93,7 @@ async def _page(admin_port: int) -> str:
 @asynccontextmanager
 async def whole_mesh(words: Vocabulary, state_dir: Path) -> AsyncIterator[WholeMesh]:
     """Started from the back to the front; ready for chats."""
-    vocabularies = Vocabularies([ServedVocabulary.of(MODEL, words)])
+    vocabularies = [ServedVocabulary.of(MODEL, words)]
     # Nobody listens there: what is shared is asked for in vain, which is recorded as well.
     shared = "redis://127.0.0.1:1"
     async with (

@@ -17,7 +17,7 @@ from outrider.tls import PLAINTEXT, Role
 from outrider.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from services.tokenizer.app import serve
 from services.tokenizer.config import TokenizerConfig
-from services.tokenizer.vocabularies import ServedVocabulary, Vocabularies
+from services.tokenizer.vocabularies import ServedVocabulary
 
 MODEL = "smollm2-135m-instruct"
 
@@ -61,19 +61,21 @@ class TokenizerUnderTest:
 
 @asynccontextmanager
 async def running_tokenizer(
-    vocabulary: Vocabulary | Vocabularies | None, **settings: Any
+    vocabulary: Vocabulary | list[ServedVocabulary] | None, **settings: Any
 ) -> AsyncIterator[TokenizerUnderTest]:
     """A service through its own `serve`, stopped at the end. None: it loads its vocabularies.
-    `caller` among the settings is who calls it, by default nobody with a certificate."""
+    Among the settings, `caller` is who calls it, by default nobody with a certificate, and `source`
+    where its configuration comes from, which it follows."""
     caller = settings.pop("caller", PLAINTEXT)
+    source = settings.pop("source", None)
     quick: dict[str, Any] = {"log_level": "critical", "drain_s": 1.0}
-    config = TokenizerConfig(**(quick | settings))
+    config = source.read().config if source else TokenizerConfig(**(quick | settings))
     if isinstance(vocabulary, Vocabulary):
-        vocabulary = Vocabularies([ServedVocabulary.of(MODEL, vocabulary)])
+        vocabulary = [ServedVocabulary.of(MODEL, vocabulary)]
     ports: asyncio.Future[Ports] = asyncio.get_running_loop().create_future()
     stop = asyncio.Event()
     serving = asyncio.create_task(
-        serve(config, ready=ports.set_result, stop=stop, vocabularies=vocabulary)
+        serve(config, ready=ports.set_result, stop=stop, vocabularies=vocabulary, source=source)
     )
     serving.add_done_callback(lambda task: task.exception() and ports.cancel())
     await asyncio.wait([ports])

@@ -11,7 +11,7 @@ from outrider.tokenization.rewriting import Rewriter, RewritingPolicy
 from outrider.v1 import common_pb2, tokenizer_pb2
 from outrider.wire import token_block_from_proto
 from services.tokenizer.requests import RequestHandler
-from services.tokenizer.vocabularies import ServedVocabulary, Vocabularies
+from services.tokenizer.vocabularies import ServedVocabulary
 from tests.edge.integration.region import small_vocabulary
 
 RULES = "House rules."
@@ -25,16 +25,15 @@ class Bench:
         self.vocabulary: Vocabulary = small_vocabulary()
         self.shortened: list[tuple[int, int]] = []
         self._answering = RequestHandler(
-            Vocabularies([ServedVocabulary.of("small", self.vocabulary)]),
             *(1 << 20, 1000),
             rewriter=Rewriter(RewritingPolicy(**policy)),  # type: ignore[arg-type]
             shortened=lambda before, after: self.shortened.append((before, after)),
         )
-        self._served = self._answering.vocabularies.find("small")
+        self._served = ServedVocabulary.of("small", self.vocabulary)
 
     def ids(self, request: tokenizer_pb2.EncodeRequest) -> list[int]:
         """What the request is answered with."""
-        block = token_block_from_proto(self._answering.encode(request).ids)
+        block = token_block_from_proto(self._answering.encode(self._served, request).ids)
         return list(self._served.coder.decode(block, max_count=1000))
 
 

@@ -221,7 +221,10 @@ async def test_readiness_and_metrics(service: TokenizerUnderTest) -> None:
     await service.encode([tokenizer_pb2.EncodeRequest(number=1, text="a b c")])
     assert '"ready": true' in await service.admin("/ready")
     metrics = await service.admin("/metrics")
-    assert 'outrider_tokenizer_requests_total{operation="encode"} 1.0' in metrics
+    assert (
+        'outrider_tokenizer_requests_total{model="smollm2-135m-instruct",operation="encode"} 1.0'
+        in metrics
+    )
     assert 'outrider_tokenizer_tokens_total{operation="encode"} 3.0' in metrics
 
 

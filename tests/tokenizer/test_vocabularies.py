@@ -24,7 +24,6 @@ from outrider.v1 import common_pb2, tokenizer_pb2
 from outrider.wire import token_block_from_proto
 from services.tokenizer.vocabularies import (
     ServedVocabulary,
-    Vocabularies,
     received_vocabulary,
     vocabulary_pieces,
 )
@@ -87,7 +86,7 @@ async def test_texts_are_found_again_by_requests_of_the_same_salt_alone(
 
 async def test_while_a_vocabulary_is_replaced_both_are_served(vocabulary: Vocabulary) -> None:
     new = successor(vocabulary)
-    served = Vocabularies([ServedVocabulary.of(MODEL, new), ServedVocabulary.of(MODEL, vocabulary)])
+    served = [ServedVocabulary.of(MODEL, new), ServedVocabulary.of(MODEL, vocabulary)]
     async with running_tokenizer(served, worker_processes=1) as service:
         requests = [
             tokenizer_pb2.EncodeRequest(number=n, text=TEXT, vocabulary_digest=digest)

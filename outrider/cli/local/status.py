@@ -1,4 +1,5 @@
-"""`outrider status`: the services of the running mesh, and the replicas as a router sees them."""
+"""`outrider status`: the services of the running mesh, and models and replicas as a router sees
+them."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import http.client
 import json
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
@@ -17,6 +18,8 @@ from outrider.config import check_address
 from outrider.errors import UnavailableError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from outrider.tls import Tls
     from outrider.v1 import router_pb2
 
@@ -37,8 +40,8 @@ def status(
     trust_domain: operator.TrustDomain = operator.TRUST_DOMAIN,
     plaintext: operator.Plaintext = False,
 ) -> None:
-    """Show the services of the running mesh, its replicas (state, round trip, load), and how many
-    of them there should be."""
+    """Show the services of the running mesh, its models (where they are served), its replicas
+    (state, round trip, load), and how many of them there should be."""
     folder = (state_dir or default_state_dir()).resolve()
     mesh = None if router else _mesh(folder)
     flags = (certificate, private_key, ca, trust_domain, plaintext)
@@ -52,13 +55,16 @@ def status(
     if not as_json:
         for row in services:
             print(_service_line(row, host))
-    replicas = [_as_dict(replica) for replica in asyncio.run(_replicas(router, tls))]
+    told = asyncio.run(_told(router, tls))
+    replicas = [_as_dict(replica) for replica in told.replicas]
+    models = [_model_as_dict(fleet, told.default_model) for fleet in told.models]
     advice = autoscale_advice(host, mesh.service("router")["admin_port"]) if mesh else []
     if as_json:
-        found = {"host": host, "services": services, "replicas": replicas, "desired": advice}
-        print(json.dumps(found))
+        found = {"host": host, "services": services, "models": models}
+        print(json.dumps(found | {"replicas": replicas, "desired": advice}))
         return
-    for line in (*map(_replica_line, replicas), *map(advice_line, advice)):
+    lines = (*map(model_line, models), *map(_replica_line, replicas), *map(advice_line, advice))
+    for line in lines:
         print(line)
 
 
@@ -69,7 +75,15 @@ def _mesh(folder: Path) -> RunningMesh:
     return mesh
 
 
-async def _replicas(address: str, tls: Tls) -> list[router_pb2.Replica]:
+class _Told(NamedTuple):
+    """What a router says."""
+
+    replicas: Sequence[router_pb2.Replica]
+    models: Sequence[router_pb2.ModelFleet]
+    default_model: str
+
+
+async def _told(address: str, tls: Tls) -> _Told:
     # Imported here: `outrider --help` does without.
     import grpc.aio
 
@@ -80,11 +94,45 @@ async def _replicas(address: str, tls: Tls) -> list[router_pb2.Replica]:
     async with make_channel(address, tls=tls, role=Role.ROUTER) as channel:
         stub: router_pb2_grpc.RouterServiceAsyncStub = router_pb2_grpc.RouterServiceStub(channel)
         try:
-            answer = await stub.ListReplicas(router_pb2.ListReplicasRequest(), timeout=_TIMEOUT_S)
+            replicas, models = await asyncio.gather(
+                stub.ListReplicas(router_pb2.ListReplicasRequest(), timeout=_TIMEOUT_S),
+                stub.ListModels(router_pb2.ListModelsRequest(), timeout=_TIMEOUT_S),
+            )
         except grpc.aio.AioRpcError as error:
             why = from_rpc_error(error).message
             raise UnavailableError(f"the router at {address} does not answer: {why}") from error
-    return list(answer.replicas)
+    return _Told(replicas.replicas, models.models, models.default_model)
+
+
+def _model_as_dict(fleet: router_pb2.ModelFleet, default_model: str) -> dict[str, Any]:
+    return {
+        "name": fleet.model,
+        "is_default": fleet.model == default_model,
+        "vocabularies": [digest.hex() for digest in fleet.vocabulary_digests],
+        "waiting_sessions": fleet.waiting_sessions,
+        "regions": [
+            {
+                "name": it.region,
+                "replicas": it.replicas,
+                "ready_replicas": it.ready_replicas,
+                "sessions": it.sessions,
+                "predicted_wait_ms": round(it.predicted_wait_ms, 1),
+            }
+            for it in fleet.regions
+        ],
+    }
+
+
+def model_line(model: dict[str, Any]) -> str:
+    """One model in words: where it is served, and who waits for it."""
+    name = model["name"] + (" (default)" if model["is_default"] else "")
+    regions = "; ".join(
+        f"{it['name']} {it['ready_replicas']} of {it['replicas']} replicas ready, "
+        + (f"wait {it['predicted_wait_ms']:.0f} ms, " if it["ready_replicas"] else "")
+        + f"sessions {it['sessions']}"
+        for it in model["regions"]
+    )
+    return f"{name:<36} {regions}; {model['waiting_sessions']} waiting"
 
 
 def _as_dict(replica: router_pb2.Replica) -> dict[str, Any]:

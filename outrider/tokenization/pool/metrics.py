@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter as Counts
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -34,11 +34,13 @@ class TokenizationMetrics(Collector):
     Prometheus scrapes."""
 
     def __init__(
-        self, registry: CollectorRegistry, encoders: Iterable[CachingEncoder] = ()
+        self, registry: CollectorRegistry, encoders: Callable[[], Sequence[CachingEncoder]]
     ) -> None:
-        self._encoders = tuple(encoders)
-        self._removed: Counts[str] = Counts()
-        """What was counted by encoders that are no more: counters never fall."""
+        """`encoders` gives those in use, which may change."""
+        self._encoders = encoders
+        self._retired: Counts[tuple[str, str]] = Counts()
+        """By content and field, what encoders had counted that are given up: counters never go
+        back."""
         self._ms = Histogram(
             names.TOKENIZATION_MS,
             "from a chat's submission to its ids",
@@ -64,14 +66,14 @@ class TokenizationMetrics(Collector):
             for collector in (self._ms, self._shortened, self._omitted, self):
                 registry.unregister(collector)
 
-    def add(self, encoder: CachingEncoder) -> None:
-        """A model was loaded."""
-        self._encoders = (*self._encoders, encoder)
-
-    def remove(self, encoder: CachingEncoder) -> None:
-        """A model was unloaded. What it counted stays counted."""
-        self._encoders = tuple(it for it in self._encoders if it is not encoder)
-        self._removed += _counts_of(encoder)
+    def retire(self, encoder: CachingEncoder) -> None:
+        """An encoder is given up; call it once `encoders` leaves it out."""
+        for content in ContentClass:
+            for field in _LOOKUP_FIELDS.values():
+                self._retired[content, field] += getattr(encoder.lookups[content], field)
+        checks = encoder.backend.checks
+        self._retired["", "num_checked"] += checks.num_checked
+        self._retired["", "num_mismatches"] += checks.num_mismatches + checks.num_failures
 
     def record(self, tier: Tier, ms: float) -> None:
         """A chat was tokenized in `tier`, `ms` milliseconds after it was submitted; called from
@@ -92,53 +94,39 @@ class TokenizationMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The metrics of one scrape."""
-        yield from self._cache()
+        encoders = self._encoders()
+        yield from self._cache(encoders)
         in_use = GaugeMetricFamily(
             names.TOKENIZATION_BACKEND,
             "the backends in use, and why",
             labels=["backend", "reason"],
         )
-        encoders = self._encoders
         backends = [encoder.backend for encoder in encoders]
         for name, reason in sorted({(backend.name, backend.reason) for backend in backends}):
             in_use.add_metric([name, reason], 1)
         yield in_use
-        counts = sum(map(_counts_of, encoders), self._removed.copy())
+        checks = [backend.checks for backend in backends]
+        retired = self._retired
+        num_checked = sum(one.num_checked for one in checks)
+        num_checked += retired["", "num_checked"]
         yield CounterMetricFamily(
-            names.TOKENIZATION_CHECKED,
-            "texts encoded by the reference too",
-            counts[names.TOKENIZATION_CHECKED],
+            names.TOKENIZATION_CHECKED, "texts encoded by the reference too", num_checked
         )
+        num_mismatches = sum(one.num_mismatches + one.num_failures for one in checks)
+        num_mismatches += retired["", "num_mismatches"]
         yield CounterMetricFamily(
-            names.TOKENIZATION_MISMATCHES,
-            "texts the fast backend failed on",
-            counts[names.TOKENIZATION_MISMATCHES],
+            names.TOKENIZATION_MISMATCHES, "texts the fast backend failed on", num_mismatches
         )
+
+    def _cache(self, encoders: Sequence[CachingEncoder]) -> Iterator[Metric]:
+        sizes = [encoder.size for encoder in encoders]
+        num_entries = sum(size[0] for size in sizes)
+        num_bytes = sum(size[1] for size in sizes)
+        yield GaugeMetricFamily(names.TOKENIZATION_CACHE_ENTRIES, "texts kept", num_entries)
+        yield GaugeMetricFamily(names.TOKENIZATION_CACHE_BYTES, "memory of texts kept", num_bytes)
         for name, field in _LOOKUP_FIELDS.items():
             family = CounterMetricFamily(name, f"{field} of lookups", labels=["content"])
             for content in ContentClass:
-                family.add_metric([content], counts[f"{name} {content}"])
+                found = sum(getattr(e.lookups[content], field) for e in encoders)
+                family.add_metric([content], found + self._retired[content, field])
             yield family
-
-    def _cache(self) -> Iterator[Metric]:
-        sizes = [encoder.size for encoder in self._encoders]
-        num_entries = sum(entries for entries, _ in sizes)
-        num_bytes = sum(size for _, size in sizes)
-        yield GaugeMetricFamily(names.TOKENIZATION_CACHE_ENTRIES, "texts kept", num_entries)
-        yield GaugeMetricFamily(names.TOKENIZATION_CACHE_BYTES, "memory of texts kept", num_bytes)
-
-
-def _counts_of(encoder: CachingEncoder) -> Counts[str]:
-    """What an encoder has counted, by metric, and of lookups by content class too."""
-    checks = encoder.backend.checks
-    return Counts(
-        {
-            names.TOKENIZATION_CHECKED: checks.num_checked,
-            names.TOKENIZATION_MISMATCHES: checks.num_mismatches + checks.num_failures,
-        }
-        | {
-            f"{name} {content}": getattr(encoder.lookups[content], field)
-            for name, field in _LOOKUP_FIELDS.items()
-            for content in ContentClass
-        }
-    )

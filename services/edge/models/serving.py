@@ -11,6 +11,7 @@ import structlog
 
 from outrider.errors import OutriderError
 from outrider.telemetry.metrics import Metrics
+from outrider.tokenization.encoder import CachingEncoder
 from outrider.tokenization.pool.metrics import TokenizationMetrics
 from services.edge.config import EdgeConfig
 from services.edge.models.keys import EdgeModel, ModelKey
@@ -52,7 +53,6 @@ class EdgeModels:
         self._config = config
         self._load_vocabulary = load
         self._telemetry = telemetry
-        self.tokenizing = TokenizationMetrics(metrics.registry)
         self._loop = asyncio.get_running_loop()
         self._table = ModelTable[ModelWaiter](config.max_loaded_models, config.loading)
         self._models: dict[str, EdgeModel] = {}
@@ -68,6 +68,7 @@ class EdgeModels:
         self._timer: asyncio.TimerHandle | None = None
         self._actions: deque[LoadAction[ModelWaiter]] = deque()
         self._is_performing = False
+        self.tokenizing = TokenizationMetrics(metrics.registry, self._encoders)
         self.revision = 0
         """Changes with what `listed` returns."""
         self._define(models)
@@ -211,7 +212,6 @@ class EdgeModels:
         self._loaded[key] = loaded
         self._digests[key] = loaded.vocabulary_digest
         self.revision += 1
-        self.tokenizing.add(loaded.encoder)
         loaded.start()
         self._telemetry.model_loaded(name)
         self._ended(key)
@@ -224,12 +224,15 @@ class EdgeModels:
         except Exception:
             log.exception("model was not unloaded cleanly", model=key.name)
         log.info("model unloaded", model=key.name, evicted=is_eviction)
-        self.tokenizing.remove(model.encoder)
         del self._loaded[key]
+        self.tokenizing.retire(model.encoder)
         if is_eviction:
             self._telemetry.model_evicted(key.name)
         self._ended(key)
         self._perform(self._table.closed(key, self._loop.time()))
+
+    def _encoders(self) -> list[CachingEncoder]:
+        return [model.encoder for model in list(self._loaded.values())]
 
     def _ended(self, key: ModelKey) -> None:
         """Its task is about to end."""

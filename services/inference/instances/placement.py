@@ -100,7 +100,7 @@ class InstanceStatus:
         uncomputed = sum(self._num_uncomputed[priority:])
         return QueueAhead(
             num_sessions=sum(self._num_waiting[priority:]),
-            num_free_places=max(0, max_sessions - replying),
+            num_free_slots=max(0, max_sessions - replying),
             # Prompts shrink chunk by chunk, of which the load alone tells.
             prompt_tokens=min(uncomputed, self.load.queued_prompt_tokens + self._num_unreported),
             num_replying=min(max_sessions, sum(self._num_replying)),

@@ -73,7 +73,7 @@ class QueueAhead:
 
     num_sessions: int
     """Sessions that are admitted before it."""
-    num_free_places: int
+    num_free_slots: int
     """Places that are free, or that lower classes give up."""
     prompt_tokens: int
     """Prompt tokens that are computed before its own."""
@@ -87,7 +87,7 @@ def queue_ahead(queues: SessionQueues, priority: Priority, rank: tuple[float, in
     prompts = [s for s in queues.running if s.state is SessionState.PREFILLING and s.rank < rank]
     return QueueAhead(
         num_sessions=len(sessions),
-        num_free_places=queues.num_free_places(priority),
+        num_free_slots=queues.num_free_slots(priority),
         prompt_tokens=sum(session.num_uncached for session in (*sessions, *prompts)),
         num_replying=sum(session.state is SessionState.DECODING for session in queues.running),
     )
@@ -113,10 +113,10 @@ class Forecast:
         Places come free one by one, spread over a session's service time; before any session ended
         they cost nothing. The prompts ahead are computed in the same time.
         """
-        excess = max(0, ahead.num_sessions + 1 - ahead.num_free_places)
-        place_ms = excess * self.service_ms / self._limits.max_sessions
+        excess = max(0, ahead.num_sessions + 1 - ahead.num_free_slots)
+        slot_ms = excess * self.service_ms / self._limits.max_sessions
         ahead_ms = self._prefill_ms(ahead.prompt_tokens, ahead.num_replying)
-        return max(place_ms, ahead_ms) + self._prefill_ms(num_tokens, ahead.num_replying)
+        return max(slot_ms, ahead_ms) + self._prefill_ms(num_tokens, ahead.num_replying)
 
     def _prefill_ms(self, num_tokens: int, num_replying: int) -> float:
         cost = self._cost
@@ -196,7 +196,7 @@ class Admission:
     def check_room(self, priority: Priority) -> None:
         """Raises OverloadedError if the queue is full for this class: lower ones do not count."""
         waiting = sum(session.priority >= priority for session in self._queues.waiting)
-        if waiting < self._limits.max_queue + self._queues.num_free_places(priority):
+        if waiting < self._limits.max_queue + self._queues.num_free_slots(priority):
             return
         rows = sum(session.num_uncomputed for session in self._queues.sessions.values())
         raise OverloadedError(
@@ -232,7 +232,7 @@ class Admission:
         """How near MEDIUM sessions are to being refused, 1 being there. LOW sessions may wait:
         their number is no pressure."""
         waiting = sum(session.priority > Priority.LOW for session in self._queues.waiting)
-        excess = max(0, waiting - self._queues.num_free_places(Priority.MEDIUM))
+        excess = max(0, waiting - self._queues.num_free_slots(Priority.MEDIUM))
         pressure = excess / max(1, self._limits.max_queue)
         slo_ms = self._limits.slo_ttft_medium_ms
         if slo_ms:

@@ -65,8 +65,8 @@ class SessionQueues:
         """Whether the engine has yet to be told of opened or closed sequences."""
         return bool(self._opened or self._closed)
 
-    def num_free_places(self, priority: Priority) -> int:
-        """Places that sessions of this class will take at the next admission, memory permitting;
+    def num_free_slots(self, priority: Priority) -> int:
+        """Slots that sessions of this class will take at the next admission, memory permitting;
         those of lower classes give theirs up."""
         taken = sum(s.priority >= priority for s in self.running)
         return max(0, self._max_sessions - taken - sum(s.priority >= priority for s in self.paused))
@@ -84,7 +84,7 @@ class SessionQueues:
         return None
 
     def admit(self, now: float, *, hold_low: bool = False) -> None:
-        """Give places to paused and waiting sessions, strictly in order, while there is room, and
+        """Give slots to paused and waiting sessions, strictly in order, while there is room, and
         pause those that yield.
 
         A session may take the place of the last running one if it outranks that. `hold_low`:

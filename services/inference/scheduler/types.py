@@ -153,7 +153,7 @@ class Load:
 def total_load(loads: Sequence[Load]) -> Load:
     """The load of a replica with one or more engine instances.
 
-    Sessions, places, prompt tokens and KV are sums. Costs are means, of one call of one instance:
+    Sessions, slots, prompt tokens and KV are sums. Costs are means, of one call of one instance:
     calls of different instances run at the same time. The overload level is the lowest: new
     sessions go to the instance that is best off.
     """

@@ -1,6 +1,6 @@
 """The limit on sessions above LOW of clients without a key, per address prefix. Pure.
 
-One client that opens many sessions at once would take most of the replicas' places and make all
+One client that opens many sessions at once would take most of the replicas' slots and make all
 others wait. So while other clients are there, only a few sessions of one address prefix get the
 class that they ask for; further ones are LOW: they use room that nobody else wants and give their
 places up to higher classes. While a client is alone there is no limit.

@@ -28,7 +28,7 @@ MAX_WAITS: Final = 4096
 """Waits kept between two calls of AdmissionStats.take, the latest ones."""
 
 
-def _waits() -> deque[tuple[Priority, float]]:
+def _waits() -> deque[tuple[Priority, str, float]]:
     return deque(maxlen=MAX_WAITS)
 
 
@@ -37,11 +37,12 @@ class AdmissionStats:
     """Counts since the last `take`, for metrics."""
 
     refused: Counter[tuple[str, ...]] = field(default_factory=Counter)
-    """By class and cause."""
+    """By class, cause and model; without a model where a tenant's limit is the cause: nobody has
+    asked yet whether there is such a model."""
     spilled: Counter[tuple[str, ...]] = field(default_factory=Counter)
     """By home region, region taken and cause."""
-    waits_ms: deque[tuple[Priority, float]] = field(default_factory=_waits)
-    """Class and time in the queue of every session that got a replica, 0 without a wait."""
+    waits_ms: deque[tuple[Priority, str, float]] = field(default_factory=_waits)
+    """Class, model and time in the queue of every session that got a replica, 0 without a wait."""
     sessions: Counter[tuple[str, ...]] = field(default_factory=Counter)
     """By tenant's label and outcome: `admitted` or `refused`."""
     tokens: Counter[tuple[str, ...]] = field(default_factory=Counter)
@@ -96,11 +97,18 @@ class Admission:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def num_waiting(self) -> dict[Priority, int]:
-        """Sessions in the queue by class; resumed ones count as HIGH."""
-        found = {p: self._queue.num_waiting[QueuePriority(p)] for p in Priority}
-        found[Priority.HIGH] += self._queue.num_waiting[QueuePriority.RESUMED]
+    def num_waiting(self) -> dict[tuple[str, Priority], int]:
+        """Sessions in the queue by model and class; resumed ones count as HIGH."""
+        found = {}
+        for model, counts in self._queue.num_waiting().items():
+            for priority in Priority:
+                found[model, priority] = counts[QueuePriority(priority)]
+            found[model, Priority.HIGH] += counts[QueuePriority.RESUMED]
         return found
+
+    def num_waiting_by_model(self) -> dict[str, int]:
+        """Sessions in the queue by model; models without any are left out."""
+        return {model: sum(it.values()) for model, it in self._queue.num_waiting().items()}
 
     def grant(self, asked: AdmissionRequest, now: float) -> Priority:
         """The class that a session gets: the one it asks for, as far as its tenant, the length of
@@ -130,7 +138,9 @@ class Admission:
                 self.close(session.session_id, 0, now)
                 raise
         except OverloadedError as error:
-            self._count_refusal(asked.tenant, priority, error.metadata["cause"])
+            cause = error.metadata["cause"]
+            model = "" if cause.startswith("tenant_") else asked.request.model
+            self._count_refusal(asked.tenant, priority, cause, model)
             raise
         self.stats.sessions[self.tenants.label(asked.tenant), "admitted"] += 1
         return route
@@ -269,14 +279,15 @@ class Admission:
     def _make_room(self, session: AdmittedSession, rate: QueueRate, now: float) -> None:
         """Shed a waiting session if the queue is full. Raises OverloadedError if none has to leave
         for this one."""
-        shed = self._queue.shed_priority(session.queue_priority)
+        model = session.request.model
+        shed = self._queue.shed_priority(model, session.queue_priority)
         if shed is None:
             return
-        victim = self._queue.victim(shed, session.queue_priority, session.flow)
+        victim = self._queue.victim(model, shed, session.queue_priority, session.flow)
         if victim is None:
             raise OverloadedError(
-                f"{len(self._queue)} sessions wait already, and {session.priority.name} ones have "
-                "their share of the queue: try again later.",
+                f"{self._queue.length(model)} sessions wait already for model {model}, and "
+                f"{session.priority.name} ones have their share of the queue: try again later.",
                 retry_delay_ms=delay_ms(rate.retry_delay_s(0.0, now)),
                 metadata={"cause": "queue"},
             )
@@ -311,15 +322,16 @@ class Admission:
             retry_delay_ms=delay_ms(rate.retry_delay_s(0.0, now)),
             metadata={"cause": cause},
         )
-        self._count_refusal(session.tenant, session.priority, cause)
+        self._count_refusal(session.tenant, session.priority, cause, session.request.model)
         self._refused.append((session.session_id, error))
 
     def _count_route(self, session: AdmittedSession, route: Route, now: float) -> None:
         session.is_placed = True
-        self.stats.waits_ms.append((session.priority, (now - session.arrived_at) * 1000.0))
+        wait_ms = (now - session.arrived_at) * 1000.0
+        self.stats.waits_ms.append((session.priority, session.request.model, wait_ms))
         if route.spill_cause:
             self.stats.spilled[route.home, route.decision.region, route.spill_cause] += 1
 
-    def _count_refusal(self, tenant: str, priority: Priority, cause: str) -> None:
-        self.stats.refused[priority.name, cause] += 1
+    def _count_refusal(self, tenant: str, priority: Priority, cause: str, model: str) -> None:
+        self.stats.refused[priority.name, cause, model] += 1
         self.stats.sessions[self.tenants.label(tenant), "refused"] += 1

@@ -47,7 +47,8 @@ class AdmissionPolicy:
     max_wait_low_s: float = 60.0
     """The same for LOW sessions."""
     max_waiting: int = 1024
-    """Sessions in the router's queue; when it is full, waiting LOW sessions are shed first."""
+    """Sessions of one model in the router's queue; when they are so many, waiting LOW ones of that
+    model are shed first. Other models have their own room."""
     ageing_s: float = 10.0
     """A class whose oldest session has waited so long gets one of every eight turns."""
     max_above_low_per_address: int = 4

@@ -33,6 +33,8 @@ _SMOOTHING: Final = 0.1
 _MAX_PAUSE_RATIO: Final = 4.0
 """The current interval is taken to be at least this part of the time since the last one left."""
 
+_NONE: Final = dict.fromkeys(QueuePriority, 0)
+
 _Entry = tuple[float, int, AdmittedSession]
 """Expiry, number in order of arrival, session."""
 
@@ -152,7 +154,8 @@ class FairQueue:
 class SubQueue:
     """Waiting sessions that the same replicas can serve: one fair queue per priority."""
 
-    def __init__(self, ageing_s: float) -> None:
+    def __init__(self, ageing_s: float, model: str = "") -> None:
+        self.model = model
         self.queues = {priority: FairQueue() for priority in reversed(QueuePriority)}
         """Highest priority first."""
         self._ageing_s = ageing_s
@@ -205,33 +208,46 @@ class SubQueue:
 
 
 class AdmissionQueue:
-    """All waiting sessions."""
+    """All waiting sessions. Each model has its own room: those that wait for one model never push
+    out, or keep out, those of another."""
 
     def __init__(self, max_waiting: int, ageing_s: float) -> None:
+        """`max_waiting`: sessions of one model."""
         self._max_waiting = max_waiting
         self._num_kept = max_waiting // AGED_TURN_INTERVAL
-        """Places kept for each class below HIGH."""
+        """Room kept for each class below HIGH."""
         self._ageing_s = ageing_s
         self._sub_queues: dict[Hashable, SubQueue] = {}
         """By AdmittedSession.replica_set; empty ones are removed."""
         self._expiries: list[_Entry] = []
         """A heap; sessions that left stay in it for a while."""
         self._next = 0
-        self.num_waiting = dict.fromkeys(QueuePriority, 0)
+        self._num_waiting: dict[str, dict[QueuePriority, int]] = {}
+        """By model, of those for which sessions wait."""
 
     def __len__(self) -> int:
-        return sum(self.num_waiting.values())
+        return sum(sum(counts.values()) for counts in self._num_waiting.values())
 
-    def shed_priority(self, incoming: QueuePriority) -> QueuePriority | None:
-        """The priority one of whose sessions has to leave for a new one, possibly the new one's
-        own; None if there is room. An eighth of the queue is kept for each class below HIGH: higher
-        ones could push its sessions out before they have waited long enough for a turn."""
+    def num_waiting(self) -> dict[str, dict[QueuePriority, int]]:
+        """Waiting sessions by model and priority; models without any are left out."""
+        return {model: dict(counts) for model, counts in self._num_waiting.items()}
+
+    def length(self, model: str) -> int:
+        """Waiting sessions of a model."""
+        return sum(self._num_waiting.get(model, _NONE).values())
+
+    def shed_priority(self, model: str, incoming: QueuePriority) -> QueuePriority | None:
+        """The priority one of whose sessions has to leave for a new one of this model, possibly the
+        new one's own; None if there is room. An eighth of the room is kept for each class below
+        HIGH: higher ones could push its sessions out before they have waited long enough for a
+        turn."""
+        waiting = self._num_waiting.get(model, _NONE)
         for priority in sorted(QueuePriority, reverse=True):
-            num_above = sum(num for other, num in self.num_waiting.items() if other >= priority)
+            num_above = sum(num for other, num in waiting.items() if other >= priority)
             limit = self._max_waiting - self._num_kept * (priority - 1)
             if priority <= incoming and num_above >= limit:
                 lower = (other for other in QueuePriority if priority <= other < incoming)
-                return next((p for p in lower if self.num_waiting[p] > self._num_kept), incoming)
+                return next((p for p in lower if waiting[p] > self._num_kept), incoming)
         return None
 
     def find(self, session: AdmittedSession) -> SubQueue | None:
@@ -250,10 +266,12 @@ class AdmissionQueue:
         """A session waits. The caller has made room."""
         sub_queue = self._sub_queues.get(session.replica_set)
         if sub_queue is None:
-            sub_queue = self._sub_queues[session.replica_set] = SubQueue(self._ageing_s)
+            sub_queue = SubQueue(self._ageing_s, session.request.model)
+            self._sub_queues[session.replica_set] = sub_queue
         sub_queue.queues[session.queue_priority].push(session)
         session.is_waiting = True
-        self.num_waiting[session.queue_priority] += 1
+        counts = self._num_waiting.setdefault(session.request.model, dict(_NONE))
+        counts[session.queue_priority] += 1
         self._next += 1
         heapq.heappush(self._expiries, (session.expires_at, self._next, session))
 
@@ -270,7 +288,10 @@ class AdmissionQueue:
 
     def _left(self, session: AdmittedSession) -> None:
         session.is_waiting = False
-        self.num_waiting[session.queue_priority] -= 1
+        counts = self._num_waiting[session.request.model]
+        counts[session.queue_priority] -= 1
+        if not any(counts.values()):
+            del self._num_waiting[session.request.model]
         if not len(self._sub_queues[session.replica_set]):
             del self._sub_queues[session.replica_set]
         if len(self._expiries) > 2 * len(self) + 64:
@@ -278,12 +299,16 @@ class AdmissionQueue:
             heapq.heapify(self._expiries)
 
     def victim(
-        self, shed: QueuePriority, incoming: QueuePriority, flow: str
+        self, model: str, shed: QueuePriority, incoming: QueuePriority, flow: str
     ) -> AdmittedSession | None:
-        """The session of priority `shed` that has to leave for a new one of priority `incoming` and
-        of this flow: the last one of the flow with most sessions there. None: the new one itself
-        has to."""
-        queues = [sub_queue.queues[shed] for sub_queue in self._sub_queues.values()]
+        """The session of this model and of priority `shed` that has to leave for a new one of
+        priority `incoming` and of this flow: the last one of the flow with most sessions there.
+        None: the new one itself has to."""
+        queues = [
+            sub_queue.queues[shed]
+            for sub_queue in self._sub_queues.values()
+            if sub_queue.model == model
+        ]
         last = [(queue, session) for queue in queues if (session := queue.last_of_longest())]
         if not last:
             return None

@@ -231,11 +231,11 @@ def fleet_usage(
 
 
 def utilization(loads: list[ReplicaLoad], num_waiting: int, slo_ms: float) -> float:
-    """Used share of the replicas' capacity: sessions over places, or the time of queued prompts
+    """Used share of the replicas' capacity: sessions over slots, or the time of queued prompts
     over the objective, whichever is larger."""
     num_sessions = sum(load.running_sessions + load.queued_sessions for load in loads)
-    num_places = sum(load.max_sessions for load in loads)
-    by_sessions = (num_sessions + num_waiting) / num_places if num_places else 0.0
+    num_slots = sum(load.max_sessions for load in loads)
+    by_sessions = (num_sessions + num_waiting) / num_slots if num_slots else 0.0
     by_prompts = sum(_backlog_ms(load) for load in loads) / (len(loads) * slo_ms)
     return max(by_sessions, by_prompts)
 

@@ -132,15 +132,16 @@ class Registry:
         del self._replicas[name]
         self.changed.add(name)
 
-    def leave(self, name: str, now: float) -> None:
-        """Lookups do not find it any more: no new sessions, those it has go on."""
+    def leave(self, name: str, now: float, why: str) -> None:
+        """Lookups do not find it, or the configuration does not name it, any more: no new sessions,
+        those it has go on."""
         self._replicas[name].is_leaving = True
-        self.signal(name, Signal.NOT_SERVING, now, "it is not found any more")
+        self.signal(name, Signal.NOT_SERVING, now, why)
 
     def stay(self, name: str, now: float) -> None:
-        """Lookups find it again."""
+        """It is found, or named, again."""
         self._replicas[name].is_leaving = False
-        self.signal(name, Signal.SERVING, now, "it is found again")
+        self.signal(name, Signal.SERVING, now, "it is there again")
 
     # --- connection, health checks, load reports ---
 
@@ -277,6 +278,10 @@ class Registry:
         """Longest context of a model's replicas, prompt and reply, in tokens; 0: unknown."""
         limits = (r.model.max_context_tokens for r in self if r.model and r.model.name == model)
         return max(limits, default=0)
+
+    def models(self) -> set[str]:
+        """Models that replicas serve or are configured to serve."""
+        return {replica.model_name for replica in self if replica.model_name}
 
     def count(self) -> dict[PeerState, int]:
         """Number of replicas in every state."""

@@ -127,7 +127,8 @@ class Replica:
     source: str = ""
     """The target whose lookup found it; empty: it is configured."""
     is_leaving: bool = False
-    """Lookups do not find it any more: it gets no new sessions."""
+    """Lookups do not find it, or the configuration does not name it, any more: it gets no new
+    sessions."""
     model: ServedModel | None = None
     load: ReplicaLoad | None = None
     sessions: set[int] = field(default_factory=set)

@@ -89,7 +89,7 @@ class Placement:
         cached = self._cached(request, able)
         waits = prediction.predict(self._table, request, cached, self._report_ms, now)
         costs = costs_ms(waits, able, self._table.counts["region"], self._policy)
-        backlog_ms = np.minimum.reduce((waits.place_ms + waits.queue_ms)[able])
+        backlog_ms = np.minimum.reduce((waits.slot_ms + waits.queue_ms)[able])
         return self._explained(costs, waits, cached, num_able, float(backlog_ms))
 
     def put(self, session: int, request: PlacementRequest, decision: Decision, now: float) -> None:

@@ -19,7 +19,7 @@ class PredictedWaits(NamedTuple):
     """[rows] each term of PredictedWait, and the work, for every row of a replica table."""
 
     rtt_ms: Floats
-    place_ms: Floats
+    slot_ms: Floats
     queue_ms: Floats
     transfer_ms: Floats
     prefill_ms: Floats
@@ -32,7 +32,7 @@ class PredictedWaits(NamedTuple):
         """The wait on one replica."""
         return PredictedWait(
             rtt_ms=self.rtt_ms.item(row),
-            place_ms=self.place_ms.item(row),
+            slot_ms=self.slot_ms.item(row),
             queue_ms=self.queue_ms.item(row),
             transfer_ms=self.transfer_ms.item(row),
             prefill_ms=self.prefill_ms.item(row),
@@ -52,7 +52,7 @@ def predict(
     # At least one token is computed: the last of the prompt gives the first of the reply.
     left = np.maximum(float(request.prompt_tokens) - cached_tokens, 1.0)
     queue_ms = _queue_ms(table, request.priority, report_ms, now * 1000.0)
-    transfer_ms = place_ms = np.zeros(len(table))
+    transfer_ms = slot_ms = np.zeros(len(table))
     prefill_ms = _prefill_ms(table, left)
     # The rows of running sessions would be computed anyway.
     num_calls = np.ceil(left / columns["max_chunk_tokens"])
@@ -66,12 +66,12 @@ def predict(
     total_ms = columns["rtt_ms"] + queue_ms + prefill_ms + transfer_ms
     excess = table.num_excess[request.priority - 1]
     if np.count_nonzero(excess):
-        # Places come free while the prompts ahead are computed.
-        place_ms = np.maximum(excess * columns["place_ms"] - queue_ms, 0.0)
-        total_ms += place_ms
+        # Slots come free while the prompts ahead are computed.
+        slot_ms = np.maximum(excess * columns["slot_ms"] - queue_ms, 0.0)
+        total_ms += slot_ms
     return PredictedWaits(
         rtt_ms=columns["rtt_ms"],
-        place_ms=place_ms,
+        slot_ms=slot_ms,
         queue_ms=queue_ms,
         transfer_ms=transfer_ms,
         prefill_ms=prefill_ms,

@@ -42,7 +42,7 @@ _FLOATS = (
     "row_ms",
     "fixed_ms",
     "call_ms",
-    "place_ms",
+    "slot_ms",
     "chunk_tokens",
     "max_chunk_tokens",
 )
@@ -167,7 +167,7 @@ class ReplicaTable:
         """[classes, rows] sessions that are served before a new one of the class."""
         self.num_excess: Ints = np.zeros((len(Priority), 0), dtype=np.int64)
         """[classes, rows] how many of them have to end before a new session of the class can start;
-        0 with a place free. Sessions of lower classes give their places up."""
+        0 with a slot free. Sessions of lower classes give their slots up."""
         self._rows: dict[str, int] = {}
         self._free: list[int] = []
         self._unreported: list[UnreportedSessions] = []
@@ -269,8 +269,8 @@ class ReplicaTable:
         self.num_excess[:, row] = [max(0, count + 1 - limit) for count in num_sessions]
         self.drained_ms[:, row] = [at * 1000.0 for at in unreported.drained_at]
         row_ms, call_ms = self._compute_call_cost(row, load, min(num_sessions[0], limit))
-        # One place comes free in a `limit`-th of the time that serving a session takes.
-        self.columns["place_ms"][row] = (load.service_ms or REPLY_TOKENS * call_ms) / limit
+        # One slot comes free in a `limit`-th of the time that serving a session takes.
+        self.columns["slot_ms"][row] = (load.service_ms or REPLY_TOKENS * call_ms) / limit
         max_chunk = int(self.columns["max_chunk_tokens"][row])
         self.queue_ms[:, row] = [
             count * row_ms + -(-count // max_chunk) * call_ms for count in reported.num_tokens

@@ -74,8 +74,8 @@ class PredictedWait(NamedTuple):
     do not count: replicas serve higher classes first."""
 
     rtt_ms: float
-    place_ms: float
-    """Until a place is free, after the prompts ahead are computed; 0 if one is free now."""
+    slot_ms: float
+    """Until a slot is free, after the prompts ahead are computed; 0 if one is free now."""
     queue_ms: float
     """Until the prompts ahead are computed."""
     transfer_ms: float
@@ -87,7 +87,7 @@ class PredictedWait(NamedTuple):
     @property
     def total_ms(self) -> float:
         """The sum."""
-        return self.rtt_ms + self.place_ms + self.queue_ms + self.transfer_ms + self.prefill_ms
+        return self.rtt_ms + self.slot_ms + self.queue_ms + self.transfer_ms + self.prefill_ms
 
 
 class ReplicaStatus(NamedTuple):

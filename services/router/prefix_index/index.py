@@ -90,7 +90,7 @@ class PrefixIndex:
         self._tree.forget(owner)
 
     def retire(self, owner: int) -> None:
-        """The replica is gone; its number may be used again."""
+        """The replica is gone, or serves another model; its number may be used again."""
         self._tree.forget(owner)
         # Rare enough to drop the expectations of other replicas too, which last for seconds.
         self._expected.clear()

@@ -35,7 +35,7 @@ _MAX_FAILED_PLACEMENTS: Final = 4
 """Placements of one `retry` that may fail among sessions that the same replicas could have: the
 rest of these waits for the next one, and holds up nobody else."""
 _MAX_FAILURES: Final = 64
-"""The same among all sessions."""
+"""The same among all sessions of one model: another model's may have room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +43,9 @@ class FailoverPolicy:
     """When sessions may move to another replica."""
 
     share: float = 1.0
-    """Moves allowed within the window, for each live session."""
+    """Moves of one model's sessions allowed within the window, for each live session of all."""
     min_moves: int = 64
-    """Moves allowed within the window in addition."""
+    """Moves of one model's sessions allowed within the window in addition."""
     window_s: float = 10.0
     timeout_s: float = 30.0
     """A session that finds no other replica within this time is ended."""
@@ -91,7 +91,8 @@ class Failover:
         self._dispatch = dispatch
         self._telemetry = telemetry
         self._policy = policy or FailoverPolicy()
-        self._budget = RetryBudget(self._policy)
+        self._budgets: dict[str, RetryBudget] = {}
+        """By model: what one model's replicas lose holds up no session of another."""
         self._poison = PoisonDetector(self._policy.max_lost_replicas)
         self._waiting: dict[int, tuple[RelayedSession, OutriderError]] = {}
         self.is_due = False
@@ -143,6 +144,7 @@ class Failover:
         over: list[tuple[RelayedSession, OutriderError]] = []
         num_moved = 0
         failed: Counter[Hashable] = Counter()
+        failed_by_model: Counter[str] = Counter()
         self.is_due = False
         for session, why in list(self._waiting.values()):
             left_at = session.replica_left_at
@@ -150,8 +152,11 @@ class Failover:
                 over.append((session, _given_up(why)))
                 continue
             replica_set = self._dispatch.replica_set(session)
+            model = session.open_frame.frame.open.model
             has_failed = failed[replica_set] >= _MAX_FAILED_PLACEMENTS
-            if has_failed or failed.total() >= _MAX_FAILURES or not self._may_move(session, now):
+            has_failed |= failed_by_model[model] >= _MAX_FAILURES
+            budget = self._budget_of(model)
+            if has_failed or not self._may_move(session, budget, now):
                 continue
             if num_moved >= MAX_MOVES_PER_RETRY:
                 self.is_due = True
@@ -160,6 +165,7 @@ class Failover:
                 self._dispatch.place(session, now)
             except (NoReplicaError, OverloadedError) as error:
                 failed[replica_set] += 1
+                failed_by_model[model] += 1
                 session.tried_replicas.clear()  # one of those may have room after a while
                 self._poison.deferred(session.losses)
                 if is_other_identity(error):
@@ -171,15 +177,21 @@ class Failover:
                 over.append((session, error))
             else:
                 num_moved += 1
-                self._budget.spend(now)
+                budget.spend(now)
                 self._poison.opened(session.losses)
                 session.num_moves += 1
                 del self._waiting[session.router_session_id]
         return over
 
-    def _may_move(self, session: RelayedSession, now: float) -> bool:
+    def _budget_of(self, model: str) -> RetryBudget:
+        found = self._budgets.get(model)
+        if found is None:
+            found = self._budgets[model] = RetryBudget(self._policy)
+        return found
+
+    def _may_move(self, session: RelayedSession, budget: RetryBudget, now: float) -> bool:
         is_late = session.deadline_at is not None and session.deadline_at <= now
-        has_budget = self._budget.allows(len(self._table), now)
+        has_budget = budget.allows(len(self._table), now)
         return is_late or (has_budget and self._poison.may_open(session.losses))
 
 

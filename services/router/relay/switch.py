@@ -72,12 +72,13 @@ class Switch:
         monitor: ReplicaMonitor,
         failover: Failover,
         *,
-        default_model: str,
+        default_model: Callable[[], str],
         tokenize: Callable[[RelayedSession], None],
         schedule_retry: Callable[[], None],
     ) -> None:
-        """`tokenize` is called for sessions that bring messages; `tokenized` or `fail` answers.
-        `schedule_retry` asks for a call of `retry` once the event loop has done its other work."""
+        """`default_model` says what a session gets that names none. `tokenize` is called for
+        sessions that bring messages; `tokenized` or `fail` answers. `schedule_retry` asks for a
+        call of `retry` once the event loop has done its other work."""
         self._table = table
         self._dispatch = dispatch
         self._registry = registry
@@ -198,7 +199,7 @@ class Switch:
             self._advance(older, SessionInput.ABORT, now, error=gone)
         opening = request.frame.open
         self._telemetry.opened(session.router_session_id, opening, now)
-        opening.model = opening.model or self._default_model
+        opening.model = opening.model or self._default_model()
         opening.echo_accepted = True  # to know what is committed
         if opening.WhichOneof("prompt") == "messages" and opening.messages.messages:
             self._tokenize(session)

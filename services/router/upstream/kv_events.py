@@ -42,7 +42,7 @@ class KvEventSubscriber:
         self._ids = ids
         self._owner = owner
         self._follower: KvEventFollower | None = None
-        self._followed = (-1, 0, b"")
+        self._followed = (-1, 0, "", b"", b"")
 
     async def run(self, channel: grpc.aio.Channel, name: str, model: ServedModel) -> None:
         """Follow a replica's events until it stops. A replica that has none, or sends malformed
@@ -70,9 +70,11 @@ class KvEventSubscriber:
 
     def _follow(self, owner: int, model: ServedModel) -> KvEventFollower:
         """What was known of the cache holds while the replica computes the same."""
-        followed = (owner, model.block_tokens, model.identity)
+        contract = (model.name, model.vocabulary_digest, model.identity)
+        followed = (owner, model.block_tokens, *contract)
         if self._follower is None or self._followed != followed:
-            self._index.forget(owner)
+            # What was sent to another model there is not expected in this one's cache either.
+            self._index.retire(owner)
             self._follower = KvEventFollower(self._index, owner, model.block_tokens)
             self._followed = followed
         return self._follower

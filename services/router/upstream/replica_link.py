@@ -120,6 +120,9 @@ class ReplicaLink:
         except LOSSES as error:
             is_own = self._lose(error)  # before its sessions are placed anew
             raise
+        except asyncio.CancelledError:
+            is_own = True  # this router ends the link
+            raise
         finally:
             self._registry.lost(self._name, "", self._clock(), is_own=is_own)
             self._switch.detach_replica(self._name, stream, self._clock(), is_own=is_own)

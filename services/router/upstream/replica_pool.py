@@ -1,10 +1,15 @@
-"""The links to all replicas: those that are configured, and those that lookups find."""
+"""The links to all replicas: those that are configured, and those that lookups find.
+
+Both may come and go while the router runs. One that is removed gets no new sessions; its link ends
+when its last session has.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from random import Random
+from typing import NamedTuple
 
 import structlog
 
@@ -12,7 +17,7 @@ from outrider.peers.discovery import Discovery
 from outrider.peers.membership import parse_target
 from outrider.peers.stall_free_clock import StallFreeClock
 from outrider.tls import PLAINTEXT, Tls
-from services.router.config import RouterConfig
+from services.router.config import ReplicaConfig, RouterConfig
 from services.router.fleet.registry import Registry
 from services.router.fleet.replica import Replica
 from services.router.relay.switch import Switch
@@ -20,6 +25,13 @@ from services.router.upstream.kv_events import KvEventSubscriber
 from services.router.upstream.replica_link import ReplicaLink
 
 log = structlog.get_logger()
+
+
+class _Configured(NamedTuple):
+    """A replica of [[router.replicas]]."""
+
+    config: ReplicaConfig
+    link: asyncio.Task[None]
 
 
 class ReplicaPool:
@@ -37,7 +49,7 @@ class ReplicaPool:
         rng: Random,
         tls: Tls = PLAINTEXT,
     ) -> None:
-        """The registry has the configured replicas already. Raises ConfigError."""
+        """The registry has the replicas of `config` already. Raises ConfigError."""
         self._subscribe = subscribe
         self._config = config
         self._registry = registry
@@ -50,10 +62,22 @@ class ReplicaPool:
         ]
         self._regions = {it.target: it.region for it in config.replica_targets}
         self._discovery = Discovery(targets, self, policy=config.discovery, clock=clock, rng=rng)
+        self._wanted: dict[str, ReplicaConfig] = {}
+        """The configured replicas as they should be, by name; none before `run`."""
+        self._configured: dict[str, _Configured] = {}
+        """Those that have a link, by name, including those that are to leave."""
+        self._ending_names: set[str] = set()
+        """Configured ones whose link is ending."""
+        self._replace_by: dict[str, float] = {}
+        """By name of a replica that is to be another one, when its last sessions have to move."""
+        self._retry_at: dict[str, float] = {}
+        """By name of a replica whose name is taken, or whose link failed by a defect, when it may
+        be tried again."""
         self._found: dict[str, Replica] = {}
         self._links: dict[str, asyncio.Task[None]] = {}
         """By address, of replicas that were found."""
         self._ending: set[str] = set()
+        """Addresses of found ones whose link is ending."""
 
     @property
     def is_settled(self) -> bool:
@@ -62,24 +86,100 @@ class ReplicaPool:
 
     async def run(self) -> None:
         """Keep the links up for ever."""
-        jobs = [self._start(replica) for replica in self._registry if not replica.source]
-        jobs.append(asyncio.create_task(self._discovery.run()))
+        for config in self._config.replicas:
+            self._wanted[config.name] = config
+            self._link(config)
         try:
-            await asyncio.gather(*jobs)
+            await self._discovery.run()
         finally:
-            jobs += self._links.values()
-            for job in jobs:
-                job.cancel()
-            await asyncio.gather(*jobs, return_exceptions=True)
+            self.stop()
+            await asyncio.gather(*self._tasks(), return_exceptions=True)
+
+    def stop(self) -> None:
+        """End every link now: nothing more of what ends with this router goes to a replica."""
+        for task in self._tasks():
+            task.cancel()
+
+    def _tasks(self) -> list[asyncio.Task[None]]:
+        return [*(it.link for it in self._configured.values()), *self._links.values()]
 
     def tick(self) -> None:
         """What passes with time alone."""
         self._discovery.tick()
+        self._tick_configured()
         for address, replica in self._found.items():
             is_over = not replica.sessions or not replica.health.is_up
             if replica.is_leaving and is_over and address not in self._ending:
                 self._ending.add(address)
                 self._links[address].cancel()
+
+    # --- what the configuration names ---
+
+    def configure(self, replicas: Iterable[ReplicaConfig]) -> None:
+        """These are the configured replicas from now on. One that is not among them leaves when its
+        sessions have ended. Where one of the same name is, it leaves too, within `drain_s`: after
+        that its sessions move."""
+        now = self._clock()
+        self._wanted = {replica.name: replica for replica in replicas}
+        self._retry_at.clear()
+        for name, (config, _) in self._configured.items():
+            wanted = self._wanted.get(name)
+            if wanted == config:
+                if self._registry[name].is_leaving and name not in self._ending_names:
+                    self._replace_by.pop(name, None)
+                    self._registry.stay(name, now)
+                continue
+            self._registry.leave(name, now, "it is not configured any more")
+            if wanted is None:
+                self._replace_by.pop(name, None)
+            else:
+                self._replace_by.setdefault(name, now + self._config.drain_s)
+        self._tick_configured()
+
+    def _tick_configured(self) -> None:
+        """End links of replicas that have left, and connect those that are new."""
+        now = self._clock()
+        for name, (_, link) in self._configured.items():
+            replica = self._registry[name]
+            is_over = not replica.sessions or not replica.health.is_up
+            is_late = now >= self._replace_by.get(name, now + 1.0)
+            if replica.is_leaving and (is_over or is_late) and name not in self._ending_names:
+                self._ending_names.add(name)
+                link.cancel()
+        for name, config in self._wanted.items():
+            if name not in self._configured and now >= self._retry_at.get(name, now):
+                self._connect(config, now)
+
+    def _connect(self, config: ReplicaConfig, now: float) -> None:
+        if (other := self._registry.find(config.name)) is not None:
+            # A lookup found a replica that calls itself so. It keeps the name until it leaves.
+            self._retry_at[config.name] = now + self._config.max_backoff_s
+            log.warning(
+                "replica_name_taken",
+                replica=config.name,
+                address=config.address,
+                taken_by=other.address,
+                source=other.source,
+            )
+            return
+        self._registry.add(config, now)
+        self._link(config)
+
+    def _link(self, config: ReplicaConfig) -> None:
+        """Connect a replica that the registry has."""
+        link = self._start(self._registry[config.name])
+        self._configured[config.name] = _Configured(config, link)
+        link.add_done_callback(lambda ended: self._unlinked(config, ended))
+
+    def _unlinked(self, config: ReplicaConfig, link: asyncio.Task[None]) -> None:
+        if not link.cancelled() and (defect := link.exception()):
+            # A defect costs this replica alone, and not for ever.
+            log.error("replica_link_failed", address=config.address, exc_info=defect)
+            self._retry_at[config.name] = self._clock() + self._config.max_backoff_s
+        self._ending_names.discard(config.name)
+        self._replace_by.pop(config.name, None)
+        del self._configured[config.name]
+        self._registry.remove(config.name)
 
     # --- what lookups find ---
 
@@ -103,7 +203,7 @@ class ReplicaPool:
 
     def left(self, address: str) -> None:
         """One is not found any more."""
-        self._registry.leave(self._found[address].name, self._clock())
+        self._registry.leave(self._found[address].name, self._clock(), "it is not found any more")
 
     def _start(self, replica: Replica) -> asyncio.Task[None]:
         link = ReplicaLink(

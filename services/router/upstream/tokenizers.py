@@ -16,7 +16,9 @@ from outrider.errors import (
     OutriderError,
     OverloadedError,
     UnavailableError,
+    UnknownModelError,
     VocabularyMismatchError,
+    VocabularyUnavailableError,
 )
 from outrider.peers.discovery import Discovery
 from outrider.peers.membership import DiscoveryPolicy, Target
@@ -36,6 +38,10 @@ _MAX_ASKED: Final = 4
 
 _MAX_VOCABULARIES: Final = 2
 """Of one model while it is replaced: its replicas have the old one and the new one."""
+
+_OF_ONE_MODEL: Final = (VocabularyUnavailableError, VocabularyMismatchError, UnknownModelError)
+"""What a tokenizer says of one model alone: another tokenizer may have it, and this one serves
+others. The first that was said is told to the session."""
 
 _log = structlog.get_logger()
 
@@ -251,7 +257,7 @@ class TokenizerPool:
 
     async def encode(self, request: tokenizer_pb2.EncodeRequest) -> Tokenized:
         """Tokenize one prompt. Raises UnavailableError when no tokenizer answers in time,
-        OverloadedError when too many prompts wait, VocabularyMismatchError when none has the
+        OverloadedError when too many prompts wait, one of `_OF_ONE_MODEL` when none has the model's
         vocabulary, and what a tokenizer says of the prompt."""
         if self._num_waiting >= self._max_waiting:
             raise OverloadedError(
@@ -278,7 +284,7 @@ class TokenizerPool:
             try:
                 async with self._clock.timeout(self._timeout_s / len(entries)):
                     return await self._asked(entry.stream, request)
-            except (OverloadedError, VocabularyMismatchError) as error:
+            except (OverloadedError, *_OF_ONE_MODEL) as error:
                 refusals[type(error)] = error
             except UnavailableError as error:
                 failures.append(f"{entry.stream.address}: {error.message}")
@@ -288,8 +294,9 @@ class TokenizerPool:
                 self._demote(entry)
         if overload := refusals.get(OverloadedError):
             raise overload
-        if (mismatch := refusals.get(VocabularyMismatchError)) and not failures:
-            raise mismatch
+        for kind in _OF_ONE_MODEL:
+            if (refusal := refusals.get(kind)) and not failures:
+                raise refusal
         raise _none_answers(failures)
 
     async def _asked(

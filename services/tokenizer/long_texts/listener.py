@@ -18,7 +18,8 @@ from outrider.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from services.tokenizer.config import TokenizerConfig
 from services.tokenizer.long_texts.texts import LongTexts
 from services.tokenizer.long_texts.worker_pool import WorkerPool
-from services.tokenizer.vocabularies import Vocabularies, vocabulary_pieces
+from services.tokenizer.served_models import ServedModels
+from services.tokenizer.vocabularies import vocabulary_pieces
 
 _MAX_CALLS: Final = 512
 """Open calls of one listener: a worker has one, and at times another for a vocabulary."""
@@ -47,7 +48,7 @@ class TokenizerWorkService(tokenizer_pb2_grpc.TokenizerWorkServiceServicer):
 
 @asynccontextmanager
 async def worker_listeners(
-    config: TokenizerConfig, texts: LongTexts, vocabularies: Vocabularies, tls: Tls
+    config: TokenizerConfig, texts: LongTexts, models: ServedModels, tls: Tls
 ) -> AsyncIterator[None]:
     """Workers may join while the context is open. Raises ConfigError."""
     async with AsyncExitStack() as stack:
@@ -56,12 +57,12 @@ async def worker_listeners(
             # as much as this process.
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="outrider-"))
             address = f"unix:{Path(folder) / 'workers'}"
-            server = _server(config, texts, vocabularies, PLAINTEXT)
+            server = _server(config, texts, models, PLAINTEXT)
             bind(server, address, 0)
             await _serve(stack, server)
             texts.processes.address = address
         if config.worker_port is not None:
-            server = _server(config, texts, vocabularies, tls)
+            server = _server(config, texts, models, tls)
             port = bind(server, config.host, config.worker_port, tls)
             await _serve(stack, server)
             _log.info("workers_may_join", port=port)
@@ -69,24 +70,24 @@ async def worker_listeners(
 
 
 def _server(
-    config: TokenizerConfig, texts: LongTexts, vocabularies: Vocabularies, tls: Tls
+    config: TokenizerConfig, texts: LongTexts, models: ServedModels, tls: Tls
 ) -> grpc.aio.Server:
     server = make_server(tls, max_message_bytes=config.max_message_bytes, max_calls=_MAX_CALLS)
     work = TokenizerWorkService(texts.workers)
     tokenizer_pb2_grpc.add_TokenizerWorkServiceServicer_to_server(work, server)
-    server.add_generic_rpc_handlers((_vocabulary_handler(vocabularies),))
+    server.add_generic_rpc_handlers((_vocabulary_handler(models),))
     return server
 
 
-def _vocabulary_handler(vocabularies: Vocabularies) -> grpc.GenericRpcHandler:
+def _vocabulary_handler(models: ServedModels) -> grpc.GenericRpcHandler:
     """The one method of TokenizerService that workers need: the vocabularies of their parts."""
 
     async def get_vocabulary(
         request: tokenizer_pb2.GetVocabularyRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[tokenizer_pb2.GetVocabularyResponse]:
-        found = vocabularies.find(request.model, request.vocabulary_digest)
-        for piece in vocabulary_pieces(found):
-            yield piece
+        async with models.using(request.model, request.vocabulary_digest) as found:
+            for piece in vocabulary_pieces(found):
+                yield piece
 
     handler = grpc.unary_stream_rpc_method_handler(
         get_vocabulary,

@@ -4,7 +4,7 @@ sequences of ids to text."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -25,8 +25,9 @@ from services.tokenizer.long_texts.jobs import DispatcherLimits
 from services.tokenizer.long_texts.processes import WorkerProcesses
 from services.tokenizer.long_texts.worker_pool import OpenJob, PartPayload, WorkerPool
 from services.tokenizer.requests import push_in_steps
+from services.tokenizer.served_models import ServedModels
 from services.tokenizer.threads import RequestThreads
-from services.tokenizer.vocabularies import ServedVocabulary, Vocabularies
+from services.tokenizer.vocabularies import ServedVocabulary
 
 TokenizeRequests = AsyncIterator[tokenizer_pb2.TokenizeRequest]
 DetokenizeRequests = AsyncIterator[tokenizer_pb2.DetokenizeRequest]
@@ -37,13 +38,36 @@ _STEP_CHARS: Final = 1 << 14
 _log = structlog.get_logger()
 
 
+_MAX_RULES: Final = 256
+"""Vocabularies whose rules are remembered."""
+
+
+class CutRules:
+    """Where texts may be cut, by vocabulary: found out in a thread when a vocabulary's first long
+    text comes, and remembered."""
+
+    def __init__(self) -> None:
+        self._rules: dict[bytes, asyncio.Future[CutRule | None]] = {}
+        """By digest of the vocabulary."""
+
+    async def of(self, served: ServedVocabulary) -> CutRule | None:
+        """The rule of a vocabulary; None if its texts may not be cut."""
+        digest = served.vocabulary.digest
+        found = self._rules.get(digest)
+        if found is None:
+            while len(self._rules) >= _MAX_RULES:
+                del self._rules[next(iter(self._rules))]
+            found = asyncio.ensure_future(asyncio.to_thread(_rule, served))
+            self._rules[digest] = found
+        return await asyncio.shield(found)
+
+
 @dataclass(frozen=True, slots=True)
 class LongTexts:
     """Makes token blocks of texts of any size, in bounded memory."""
 
-    vocabularies: Vocabularies
-    rules: Mapping[bytes, CutRule]
-    """The rules of vocabularies whose texts may be cut, by digest."""
+    models: ServedModels
+    rules: CutRules
     workers: WorkerPool
     processes: WorkerProcesses
     part_chars: int
@@ -52,10 +76,12 @@ class LongTexts:
     @classmethod
     @asynccontextmanager
     async def opened(
-        cls, config: TokenizerConfig, vocabularies: Vocabularies, metrics: Metrics
+        cls, config: TokenizerConfig, models: ServedModels, metrics: Metrics
     ) -> AsyncIterator[LongTexts]:
         """Takes texts once `processes.address` is set. Leaves no process behind."""
-        rules = await asyncio.to_thread(_rules, vocabularies)
+        rules = CutRules()
+        for served in models.loaded():
+            await rules.of(served)
         processes = WorkerProcesses(config.worker_processes, metrics)
         limits = DispatcherLimits(
             max_jobs=config.max_long_texts,
@@ -66,9 +92,7 @@ class LongTexts:
         workers = WorkerPool(limits, metrics, processes.kill)
         watching = asyncio.create_task(workers.watch())
         try:
-            yield cls(
-                vocabularies, rules, workers, processes, config.part_chars, config.max_part_chars
-            )
+            yield cls(models, rules, workers, processes, config.part_chars, config.max_part_chars)
         finally:
             watching.cancel()
             await processes.close()
@@ -79,26 +103,28 @@ class LongTexts:
         """The blocks of one text, in order, each as soon as it and all before it are there.
 
         Text is read while there is room for parts; taking blocks makes room. Raises
-        EmptyPromptError, UnknownModelError, BadTokenBlockError, FrameTooLargeError for text that
-        cannot be cut, OverloadedError, UnavailableError without workers, PoisonousRequestError.
+        EmptyPromptError, what `ServedModels.using` raises, BadTokenBlockError, FrameTooLargeError
+        for text that cannot be cut, OverloadedError, UnavailableError without workers,
+        PoisonousRequestError.
         """
         messages = incoming(requests)
         first = await anext(messages, None)
         if first is None:
             raise EmptyPromptError("There is nothing to tokenize: send text.")
-        served = self.vocabularies.find(first.model, first.vocabulary_digest)
-        codec = negotiate(first.codecs, served.coder.supported)
-        self._check_workers()
-        job = self.workers.open()
-        template = PartPayload(served.model, served.vocabulary.digest, codec, "")
-        writer = asyncio.create_task(self._write(job, template, first, messages))
-        writer.add_done_callback(lambda _: job.changed.set())
-        try:
-            async for block in _results(job, writer):
-                yield served, block
-        finally:
-            writer.cancel()
-            self.workers.close(job)
+        async with self.models.using(first.model, first.vocabulary_digest) as served:
+            codec = negotiate(first.codecs, served.coder.supported)
+            self._check_workers()
+            rule = await self.rules.of(served)
+            job = self.workers.open()
+            template = PartPayload(served.model, served.vocabulary.digest, codec, "")
+            writer = asyncio.create_task(self._write(job, template, rule, first, messages))
+            writer.add_done_callback(lambda _: job.changed.set())
+            try:
+                async for block in _results(job, writer):
+                    yield served, block
+            finally:
+                writer.cancel()
+                self.workers.close(job)
 
     def _check_workers(self) -> None:
         self.processes.start()
@@ -109,10 +135,10 @@ class LongTexts:
         self,
         job: OpenJob,
         template: PartPayload,
+        rule: CutRule | None,
         first: tokenizer_pb2.TokenizeRequest,
         rest: TokenizeRequests,
     ) -> None:
-        rule = self.rules.get(template.vocabulary_digest)
         cutter = Cutter(rule, target_chars=self.part_chars, max_chars=self.max_part_chars)
         async for step in _steps(first, rest):
             for part in cutter.feed(step):
@@ -130,14 +156,12 @@ class LongTexts:
         self.workers.add(job, payload)
 
 
-def _rules(vocabularies: Vocabularies) -> dict[bytes, CutRule]:
-    rules = {}
-    for served in vocabularies:
-        try:
-            rules[served.vocabulary.digest] = prove(served.vocabulary.tokenizer_json)
-        except UnprovenError as error:
-            _log.warning("texts_not_cut", model=served.model, reason=str(error))
-    return rules
+def _rule(served: ServedVocabulary) -> CutRule | None:
+    try:
+        return prove(served.vocabulary.tokenizer_json)
+    except UnprovenError as error:
+        _log.warning("texts_not_cut", model=served.model, reason=str(error))
+        return None
 
 
 async def _steps(
@@ -177,31 +201,41 @@ class LongDetokenizer:
     """Ids to text as their blocks arrive. Holds one block at a time, and the bytes of an unfinished
     character."""
 
-    vocabularies: Vocabularies
+    models: ServedModels
     threads: RequestThreads
     max_decode_ids: int
 
     async def texts(self, requests: DetokenizeRequests) -> AsyncGenerator[str, None]:
         """The text that each block completes, and at the end what an unfinished character becomes.
 
-        Raises InvalidRequestError for no ids, UnknownModelError, VocabularyMismatchError,
-        BadTokenBlockError, OverloadedError.
+        Raises InvalidRequestError for no ids, what `ServedModels.using` raises, BadTokenBlockError,
+        OverloadedError.
         """
         messages = incoming(requests)
         message = await anext(messages, None)
         if message is None:
             raise InvalidRequestError("There is nothing to detokenize: send a token block.")
-        served = self.vocabularies.find(message.model, message.vocabulary_digest)
-        detokenizer = served.vocabulary.detokenizer(keep_special=message.keep_special)
+        async with self.models.using(message.model, message.vocabulary_digest) as served:
+            async for piece in self._texts(served, message, messages):
+                yield piece
+
+    async def _texts(
+        self,
+        served: ServedVocabulary,
+        first: tokenizer_pb2.DetokenizeRequest,
+        rest: DetokenizeRequests,
+    ) -> AsyncGenerator[str, None]:
+        detokenizer = served.vocabulary.detokenizer(keep_special=first.keep_special)
 
         def step(message: tokenizer_pb2.DetokenizeRequest) -> str:
             block = token_block_from_proto(message.ids)
             ids = served.coder.decode_array(block, max_count=self.max_decode_ids)
             return push_in_steps(detokenizer, ids)
 
+        message: tokenizer_pb2.DetokenizeRequest | None = first
         while message is not None:
             if text := await self.threads.run(step, message, JobClass.LONG):
                 yield text
-            message = await anext(messages, None)
-        if rest := detokenizer.finish():
-            yield rest
+            message = await anext(rest, None)
+        if unfinished := detokenizer.finish():
+            yield unfinished

@@ -74,6 +74,9 @@ class Router(router_pb2_grpc.RouterServiceServicer):
     async def ListReplicas(self, request: Any, context: Any) -> router_pb2.ListReplicasResponse:
         return router_pb2.ListReplicasResponse()
 
+    async def ListModels(self, request: Any, context: Any) -> router_pb2.ListModelsResponse:
+        return router_pb2.ListModelsResponse()
+
     async def Explain(self, request: Any, context: Any) -> router_pb2.ExplainResponse:
         return router_pb2.ExplainResponse()
 

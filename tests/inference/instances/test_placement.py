@@ -280,10 +280,10 @@ def _check_counts(it: InstancePlacement) -> None:
     for number, status in enumerate(it._instances):
         assert status.num_sessions == len(it.sessions_on(number))
         lowest = status.ahead(Priority.LOW, 1 << 20)
-        replying = (1 << 20) - lowest.num_free_places
+        replying = (1 << 20) - lowest.num_free_slots
         assert lowest.num_sessions + replying == status.num_sessions
         waits = [status.ahead(priority, 4) for priority in Priority]
         for lower, higher in pairwise(waits):
             assert lower.num_sessions >= higher.num_sessions >= 0
             assert lower.prompt_tokens >= higher.prompt_tokens >= 0
-            assert lower.num_free_places <= higher.num_free_places
+            assert lower.num_free_slots <= higher.num_free_slots

@@ -129,11 +129,11 @@ def test_forecasts_hold() -> None:
 
 def test_a_forecast_grows_with_what_is_ahead() -> None:
     forecast = Forecast(LIMITS, CostModel(10.0, 1.0))
-    free = QueueAhead(num_sessions=0, num_free_places=4, prompt_tokens=0, num_replying=0)
+    free = QueueAhead(num_sessions=0, num_free_slots=4, prompt_tokens=0, num_replying=0)
     assert forecast.ttft_ms(100, free) == pytest.approx(110.0)
     assert forecast.ttft_ms(100, replace(free, prompt_tokens=500)) > 600.0
     assert forecast.ttft_ms(100, replace(free, num_replying=3)) > 110.0
-    full = replace(free, num_sessions=7, num_free_places=0)
+    full = replace(free, num_sessions=7, num_free_slots=0)
     assert forecast.ttft_ms(100, full) == pytest.approx(110.0), "nobody has left yet"
     forecast.observe_service(1000.0)
     assert forecast.ttft_ms(100, full) == pytest.approx(110.0 + 8 * 1000.0 / 4)

@@ -118,7 +118,7 @@ def _decision(name: str, region: Region, priority: int) -> Decision:
     backlog_ms = region.backlogs_ms[priority - 1] if region.backlogs_ms else region.backlog_ms
     wait = PredictedWait(
         rtt_ms=region.rtt_ms,
-        place_ms=0.0,
+        slot_ms=0.0,
         queue_ms=backlog_ms,
         transfer_ms=0.0,
         prefill_ms=region.prefill_ms,

@@ -37,7 +37,7 @@ def test_a_long_prompt_steps_back_and_a_resumed_one_counts_without_its_reply() -
     assert grant(None, 31) is LOW
     one = replace(asking(1), num_resumed_tokens=5)
     admission.open(replace(one, request=replace(one.request, prompt_tokens=34)), full(), 0.0)
-    assert admission.num_waiting() == {LOW: 0, MEDIUM: 1, HIGH: 0}
+    assert admission.num_waiting() == {("m", LOW): 0, ("m", MEDIUM): 1, ("m", HIGH): 0}
 
 
 def full() -> FakeFleetView:
@@ -66,7 +66,7 @@ def test_with_room_a_session_goes_on_at_once() -> None:
     admission = gate()
     route = admission.open(asking(1), FakeFleetView(), 0.0)
     assert route is not None and route.decision.replica == "us-0"
-    assert list(admission.stats.take().waits_ms) == [(MEDIUM, 0.0)]
+    assert list(admission.stats.take().waits_ms) == [(MEDIUM, "m", 0.0)]
     admission.close(1, 50, 1.0)
     assert len(admission) == 0
 
@@ -74,11 +74,11 @@ def test_with_room_a_session_goes_on_at_once() -> None:
 def test_without_room_it_waits_and_goes_on_when_there_is() -> None:
     admission = gate()
     assert admission.open(asking(1), full(), 0.0) is None
-    assert admission.num_waiting() == {LOW: 0, MEDIUM: 1, HIGH: 0}
+    assert admission.num_waiting() == {("m", LOW): 0, ("m", MEDIUM): 1, ("m", HIGH): 0}
     assert woken(admission, full(), 0.5) == []
     assert woken(admission, FakeFleetView(), 2.0) == [1]
     assert sum(admission.num_waiting().values()) == 0
-    assert list(admission.stats.take().waits_ms) == [(MEDIUM, 2000.0)]
+    assert list(admission.stats.take().waits_ms) == [(MEDIUM, "m", 2000.0)]
 
 
 def test_nobody_goes_past_those_in_line() -> None:
@@ -115,7 +115,7 @@ def test_of_one_address_only_a_few_sessions_outrank_anybody_while_others_are_the
     admission.open(replace(asking(9), address_hash=b"one"), full(), 0.0)
     for session in range(5):
         admission.open(replace(asking(session), address_hash=b"many"), full(), 0.0)
-    assert admission.num_waiting() == {LOW: 3, MEDIUM: 3, HIGH: 0}
+    assert admission.num_waiting() == {("m", LOW): 3, ("m", MEDIUM): 3, ("m", HIGH): 0}
     assert 9 in woken(admission, FakeFleetView(), 1.0, count=2)
     assert woken(admission, FakeFleetView(), 1.0)[-3:] == [2, 3, 4]
     assert highest(b"many") is LOW
@@ -176,10 +176,10 @@ def test_in_a_full_queue_low_makes_room_and_then_nobody() -> None:
     assert admission.open(asking(6, HIGH), full(), 1.0) is None
     refused = admission.stats.take().refused
     assert refused == {
-        ("LOW", "shed"): 2,
-        ("LOW", "queue"): 1,
-        ("MEDIUM", "queue"): 1,
-        ("MEDIUM", "shed"): 1,
+        ("LOW", "shed", "m"): 2,
+        ("LOW", "queue", "m"): 1,
+        ("MEDIUM", "queue", "m"): 1,
+        ("MEDIUM", "shed", "m"): 1,
     }
 
 
@@ -237,7 +237,10 @@ def test_what_a_tenant_may_not_is_refused_and_leaves_nothing_behind() -> None:
     assert admission.open(asking(5, tenant="acme"), FakeFleetView(), 0.0)
     assert len(admission) == 1
     stats = admission.stats.take()
-    assert stats.refused == {("MEDIUM", "tenant_sessions"): 1, ("MEDIUM", "tenant_tokens"): 1}
+    assert stats.refused == {
+        ("MEDIUM", "tenant_sessions", ""): 1,
+        ("MEDIUM", "tenant_tokens", ""): 1,
+    }
     assert stats.sessions == {("acme", "admitted"): 2, ("acme", "refused"): 2}
     assert stats.tokens == {("acme",): 100}
 

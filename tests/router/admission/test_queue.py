@@ -130,9 +130,9 @@ def test_who_is_ahead_of_a_newcomer() -> None:
 
 def victim_of(queue: AdmissionQueue, priority: QueuePriority, tenant: str = "x") -> int | None:
     """Who has to leave for a newcomer; None: the newcomer itself."""
-    shed = queue.shed_priority(priority)
+    shed = queue.shed_priority("m", priority)
     assert shed is not None, "there is room"
-    found = queue.victim(shed, priority, tenant)
+    found = queue.victim("m", shed, priority, tenant)
     return found.session_id if found else None
 
 
@@ -172,7 +172,7 @@ def test_an_eighth_is_kept_for_each_lower_class() -> None:
     assert victim_of(queue, QueuePriority.MEDIUM, "x") == 69
     assert victim_of(queue, QueuePriority.HIGH) == 69
     for session in range(100, 110):
-        assert queue.shed_priority(QueuePriority.LOW) is None
+        assert queue.shed_priority("m", QueuePriority.LOW) is None
         queue.push(admitted(session, "l", priority=QueuePriority.LOW))
     assert victim_of(queue, QueuePriority.LOW, "l") is None
     assert victim_of(queue, QueuePriority.HIGH) == 69, "LOW has no more than its share"
@@ -181,8 +181,27 @@ def test_an_eighth_is_kept_for_each_lower_class() -> None:
 def test_what_is_kept_for_a_class_is_kept_from_high_too() -> None:
     queue = queue_of(*(admitted(n, "h", priority=QueuePriority.HIGH) for n in range(60)), size=80)
     assert victim_of(queue, QueuePriority.HIGH, "h") is None
-    assert queue.shed_priority(QueuePriority.MEDIUM) is None
-    assert queue.shed_priority(QueuePriority.LOW) is None
+    assert queue.shed_priority("m", QueuePriority.MEDIUM) is None
+    assert queue.shed_priority("m", QueuePriority.LOW) is None
+
+
+def test_a_model_without_room_keeps_out_no_session_of_another() -> None:
+    high = (admitted(n, "one", priority=QueuePriority.HIGH) for n in range(80))
+    queue = queue_of(*high, size=80)
+    assert victim_of(queue, QueuePriority.HIGH, "one") is None
+    assert queue.shed_priority("other", QueuePriority.LOW) is None
+
+    other = replace(REQUEST, model="other")
+    for number in range(100, 180):
+        queue.push(
+            admitted(number, "two", priority=QueuePriority.LOW, until=float(number), request=other)
+        )
+    shed = queue.shed_priority("other", QueuePriority.HIGH)
+    assert shed is QueuePriority.LOW
+    found = queue.victim("other", shed, QueuePriority.HIGH, "one")
+    assert found is not None and found.session_id == 179, "of its own model"
+    assert queue.num_waiting()["m"][QueuePriority.HIGH] == 80
+    assert queue.length("other") == 80
 
 
 def test_who_waited_too_long_is_found_once_and_only_if_it_still_waits() -> None:
@@ -210,7 +229,7 @@ def test_the_books_agree_and_expiries_are_bounded(steps: list[tuple[QueuePriorit
             )
             queue.push(there[-1])
         assert len(queue) == len(there) == sum(len(sub_queue) for sub_queue in queue.rotate())
-        assert queue.num_waiting[priority] == sum(
+        assert queue.num_waiting().get("m", {}).get(priority, 0) == sum(
             entry.queue_priority is priority for entry in there
         )
         assert len(queue._expiries) <= 2 * len(queue) + 65

@@ -100,7 +100,7 @@ def test_a_replica_that_was_lost_a_moment_ago_may_be_back() -> None:
     table.lost("a", "refused", 2.0)  # an attempt in vain
     assert table["a"].may_return(2.0, 2.9)
     assert not table["a"].may_return(2.0, 3.0)
-    table.leave("a", 3.0)
+    table.leave("a", 3.0, "gone")
     assert not table["a"].may_return(9.0, 3.0)
 
 

@@ -162,7 +162,7 @@ def test_a_configured_replica_keeps_its_name() -> None:
 def test_who_is_not_found_any_more_keeps_its_sessions_and_gets_no_others() -> None:
     table = connected("a")
     table.place("a", 1, 0.5)
-    table.leave("a", 1.0)
+    table.leave("a", 1.0, "gone")
     table.probed("a", 1.0, serving=True, now=1.5)
     assert (table["a"].state, table["a"].sessions) == (G, {1})
     table.lost("a", "", 1.6)

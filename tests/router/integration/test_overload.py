@@ -27,7 +27,7 @@ async def test_low_is_shed_high_waits_and_goes_on_when_there_is_room(near: Repli
         shed = (await edge.hear("error")).error
         assert (shed.reason, shed.metadata["cause"]) == ("OVERLOADED", "shed")
         assert shed.retry_delay_ms > 0
-        wanted = 'outrider_router_refused_total{cause="shed",priority="LOW"} 1.0'
+        wanted = 'outrider_router_refused_total{cause="shed",model="m",priority="LOW"} 1.0'
         async with asyncio.timeout(10):
             while wanted not in await get(router.ports.admin, "/metrics"):
                 pass
@@ -47,8 +47,8 @@ async def test_operators_see_the_queue_and_the_replicas_there_should_be(near: Re
         wanted = (
             'outrider_router_desired_replicas{model="m",region="us"} 1.0',
             'outrider_router_serving_replicas{model="m",region="us"} 1.0',
-            'outrider_router_waiting_sessions{priority="HIGH"} 0.0',
-            'outrider_router_wait_ms_count{priority="MEDIUM"} 1.0',
+            'outrider_router_waiting_sessions{model="m",priority="HIGH"} 0.0',
+            'outrider_router_wait_ms_count{model="m",priority="MEDIUM"} 1.0',
             'outrider_router_tenant_sessions_total{outcome="admitted",tenant="*"} 1.0',
         )
         async with asyncio.timeout(10):

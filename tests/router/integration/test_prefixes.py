@@ -159,7 +159,7 @@ async def test_sessions_follow_their_prefix_and_can_be_explained() -> None:
         assert why.margin_ms == pytest.approx(why.runner_up.wait_ms - why.chosen.wait_ms, abs=0.01)
         terms = why.chosen
         assert terms.wait_ms == pytest.approx(
-            terms.rtt_ms + terms.place_ms + terms.queue_ms + terms.transfer_ms + terms.prefill_ms
+            terms.rtt_ms + terms.slot_ms + terms.queue_ms + terms.transfer_ms + terms.prefill_ms
         )
         assert not (await router.stub.Explain(router_pb2.ExplainRequest(request_id="x"))).placements
 

@@ -179,7 +179,7 @@ def test_sessions_may_wait_for_a_place_up_to_the_limit() -> None:
     def queued(count: int) -> Replica:
         return replica("a", load=ReplicaLoad(4, count, fixed_ms=10.0, row_ms=1.0, max_sessions=4))
 
-    assert choose(ASK, queued(1), max_queued=2).wait.place_ms > 0.0
+    assert choose(ASK, queued(1), max_queued=2).wait.slot_ms > 0.0
     with pytest.raises(OverloadedError):
         choose(ASK, queued(2), max_queued=2)
 

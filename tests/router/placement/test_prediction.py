@@ -60,8 +60,8 @@ def test_who_has_not_reported_has_no_say_in_what_calls_take() -> None:
 def test_a_place_is_waited_for_where_all_are_taken() -> None:
     full = ReplicaLoad(4, 0, fixed_ms=10.0, row_ms=1.0, max_sessions=4)
     # One of four replies of 128 tokens has to end; a call of four sessions takes 18 ms.
-    assert wait(full).place_ms == 128 * 18.0 / 4
-    assert wait(replace(full, queued_sessions=1)).place_ms == 2 * 128 * 18.0 / 4
+    assert wait(full).slot_ms == 128 * 18.0 / 4
+    assert wait(replace(full, queued_sessions=1)).slot_ms == 2 * 128 * 18.0 / 4
 
 
 def test_a_prompt_takes_longer_beside_replies_which_it_may_not_hold_up() -> None:

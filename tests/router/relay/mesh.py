@@ -97,7 +97,7 @@ class Mesh:
             self.intake,
             ReplicaMonitor(self.table, dispatch, self.registry, failover),
             failover,
-            default_model="m",
+            default_model=lambda: "m",
             tokenize=self.texts.append,
             schedule_retry=self.schedule_retry,
         )

@@ -12,11 +12,13 @@ import grpc.aio
 import pytest
 
 from outrider.errors import (
+    EmptyPromptError,
     OutriderError,
     OverloadedError,
     UnavailableError,
     UnknownModelError,
     VocabularyMismatchError,
+    VocabularyUnavailableError,
 )
 from outrider.peers.membership import DiscoveryPolicy, parse_target
 from outrider.peers.stall_free_clock import StallFreeClock
@@ -118,9 +120,23 @@ async def test_answers_find_their_requests_in_any_order() -> None:
 
 async def test_what_a_tokenizer_says_of_the_request_is_final() -> None:
     async with running(2) as (first, second), pool_of(first.address, second.address) as pool:
-        first.error = UnknownModelError("no such model")
-        with pytest.raises(UnknownModelError, match="no such model"):
+        first.error = EmptyPromptError("nothing to tokenize")
+        with pytest.raises(EmptyPromptError, match="nothing to tokenize"):
             await pool.encode(Request(text="x"))
+
+
+@pytest.mark.parametrize("kind", [UnknownModelError, VocabularyUnavailableError])
+async def test_a_tokenizer_that_lacks_a_model_is_passed_over_and_asked_for_others(
+    kind: type[OutriderError],
+) -> None:
+    async with running(2) as (first, second), pool_of(first.address, second.address) as pool:
+        first.error = kind("not this model")
+        assert (await pool.encode(Request(text="xx"))).ids.count == 2
+        second.error = first.error
+        with pytest.raises(kind, match="not this model"):
+            await pool.encode(Request(text="xx"))
+        first.error, second.error = None, OverloadedError("busy")
+        assert (await pool.encode(Request(text="xx"))).ids.count == 2, "it is still asked first"
 
 
 async def test_an_overloaded_tokenizer_is_passed_over() -> None:

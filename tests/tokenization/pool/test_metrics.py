@@ -32,7 +32,7 @@ def encoder(words: Vocabulary) -> CachingEncoder:
 
 def test_lookups_backends_and_shadow_checks_are_read_at_a_scrape(encoder: CachingEncoder) -> None:
     registry = CollectorRegistry()
-    TokenizationMetrics(registry, [encoder])
+    TokenizationMetrics(registry, lambda: [encoder])
     value = registry.get_sample_value
     assert value("outrider_tokenization_backend", {"backend": "wrong", "reason": "test"}) == 1
     for text in ("fine", "fine"):
@@ -51,9 +51,34 @@ def test_lookups_backends_and_shadow_checks_are_read_at_a_scrape(encoder: Cachin
     assert value("outrider_tokenization_backend", labels) == 1
 
 
+def test_counters_do_not_go_back_when_a_vocabulary_is_unloaded(encoder: CachingEncoder) -> None:
+    registry = CollectorRegistry()
+    encoders = [encoder]
+    metrics = TokenizationMetrics(registry, lambda: encoders)
+    encoder.encode("bad Z", ContentClass.DOCUMENT, b"me")
+    value = registry.get_sample_value
+    counted = {
+        name: value(f"outrider_tokenization_{name}_total", labels)
+        for name, labels in (
+            ("cache_texts", {"content": "document"}),
+            ("cache_chars", {"content": "document"}),
+            ("shadow_texts", {}),
+            ("shadow_mismatches", {}),
+        )
+    }
+    encoders.clear()
+    metrics.retire(encoder)
+
+    assert all(counted.values())
+    for name, count in counted.items():
+        labels = {"content": "document"} if name.startswith("cache") else {}
+        assert value(f"outrider_tokenization_{name}_total", labels) == count
+    assert value("outrider_tokenization_cache_entries") == 0
+
+
 def test_chats_are_timed_by_tier_and_what_was_left_out_is_summed(encoder: CachingEncoder) -> None:
     registry = CollectorRegistry()
-    metrics = TokenizationMetrics(registry, [encoder])
+    metrics = TokenizationMetrics(registry, lambda: [encoder])
     metrics.record(Tier.CACHE, 0.2)
     metrics.record(Tier.THREAD, 7.0)
     metrics.record(Tier.THREAD, 3.0)

@@ -12,11 +12,10 @@ from outrider.models.vocabulary import Vocabulary
 from outrider.rpc import Outbox
 from outrider.telemetry.metrics import Metrics
 from outrider.testing import eventually
-from outrider.tokenization.cut_proofs import prove
 from outrider.v1 import common_pb2, tokenizer_pb2
 from services.tokenizer.long_texts.jobs import DispatcherLimits
 from services.tokenizer.long_texts.processes import WorkerProcesses
-from services.tokenizer.long_texts.texts import LongTexts
+from services.tokenizer.long_texts.texts import CutRules, LongTexts
 from services.tokenizer.long_texts.worker_pool import (
     QUEUED,
     REASSIGNED,
@@ -26,7 +25,8 @@ from services.tokenizer.long_texts.worker_pool import (
     PartPayload,
     WorkerPool,
 )
-from services.tokenizer.vocabularies import ServedVocabulary, Vocabularies
+from services.tokenizer.served_models import ServedModels
+from services.tokenizer.vocabularies import ServedVocabulary
 
 MODEL = "smollm2-135m-instruct"
 
@@ -53,9 +53,12 @@ async def work(crew: WorkerPool) -> None:
 async def test_text_is_read_only_while_blocks_are_taken(vocabulary: Vocabulary) -> None:
     metrics = Metrics("tokenizer")
     crew = WorkerPool(DispatcherLimits(window_parts=3), metrics, lambda name: None)
-    served = Vocabularies([ServedVocabulary.of(MODEL, vocabulary)])
-    rules = {vocabulary.digest: prove(vocabulary.tokenizer_json)}
-    texts = LongTexts(served, rules, crew, WorkerProcesses(0, metrics), 100, 1000)
+    served = ServedVocabulary.of(MODEL, vocabulary)
+    rules = CutRules()
+    await rules.of(served)
+    texts = LongTexts(
+        ServedModels.of([served]), rules, crew, WorkerProcesses(0, metrics), 100, 1000
+    )
     worker = asyncio.create_task(work(crew))
     sent = 0
 

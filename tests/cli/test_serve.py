@@ -1,0 +1,69 @@
+"""`outrider serve` as a process: its configuration file is read again on SIGHUP."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from outrider.process import Ports, read_ports
+from outrider.rpc import make_channel
+from outrider.testing import eventually
+from outrider.tls import Role
+from outrider.v1 import router_pb2, router_pb2_grpc
+
+REPLICA = """
+[[router.replicas]]
+name = "late"
+region = "local"
+address = "127.0.0.1:9"
+"""
+
+
+@contextmanager
+def serving(config: Path, ready_file: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A router of its own process, which is told a region that the file does not get changed."""
+    command = (sys.executable, "-m", "outrider.cli.main", "serve", "router")
+    flags = ("--config", str(config), "--ready-file", str(ready_file), "--set", "region=mine")
+    with subprocess.Popen((*command, *flags), stderr=subprocess.PIPE) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+
+
+async def replicas(ports: Ports) -> list[str]:
+    async with make_channel(f"127.0.0.1:{ports.main}", role=Role.ROUTER) as channel:
+        stub: router_pb2_grpc.RouterServiceAsyncStub = router_pb2_grpc.RouterServiceStub(channel)
+        answer = await stub.ListReplicas(router_pb2.ListReplicasRequest())
+        router = await stub.GetRouter(router_pb2.GetRouterRequest())
+        assert router.region == "mine"
+    return [replica.name for replica in answer.replicas]
+
+
+def write(path: Path, text: str) -> None:
+    path.write_text(text)
+
+
+async def test_a_hangup_reads_the_file_again_and_ends_nothing(tmp_path: Path) -> None:
+    config, ready_file = tmp_path / "router.toml", tmp_path / "ready.json"
+    write(config, '[router]\nregion = "theirs"\ndrain_s = 0.0\n')
+    with serving(config, ready_file) as process:
+        await eventually(lambda: read_ports(ready_file) is not None)
+        ports = read_ports(ready_file)
+        assert ports is not None and await replicas(ports) == []
+
+        write(config, '[router]\nregion = "yours"\ndrain_s = 1.0\n' + REPLICA)
+        process.send_signal(signal.SIGHUP)
+        async with asyncio.timeout(30):
+            while await replicas(ports) != ["late"]:
+                pass
+        process.terminate()
+        _, told = await asyncio.to_thread(process.communicate)
+    assert process.returncode == 0
+    assert b"config_needs_restart" in told and b"drain_s" in told
+    assert b"config_applied" in told

@@ -1,0 +1,239 @@
+"""Which vocabularies are in memory: loaded on demand, bounded, never taken from who uses them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from outrider.errors import (
+    ConfigError,
+    ModelStoreError,
+    OutriderError,
+    OverloadedError,
+    UnknownModelError,
+    VocabularyMismatchError,
+    VocabularyUnavailableError,
+)
+from outrider.models.catalog import SHIPPED
+from outrider.models.vocabulary import Vocabulary
+from outrider.testing import FakeClock, eventually
+from services.tokenizer.served_models import MAX_WAITING, RETRY_S, ServedModels, check_models
+from services.tokenizer.vocabularies import ServedVocabulary
+from tests.edge.integration.region import small_vocabulary
+
+WORDS = small_vocabulary()
+
+
+def digest_of(name: str) -> bytes:
+    return name.encode().ljust(32, b"\0")
+
+
+def served(model: str, version: str = "") -> ServedVocabulary:
+    """A vocabulary of its own digest, as loading would make one."""
+    facts = replace(WORDS.facts, digest_hex=digest_of(model + version).hex())
+    return ServedVocabulary.of(model, Vocabulary(WORDS.tokenizer_json, facts))
+
+
+class Store:
+    """What loads vocabularies: fails, or waits, as a test says."""
+
+    def __init__(self) -> None:
+        self.loads: list[str] = []
+        self.errors: dict[str, Exception] = {}
+        self.gates: dict[str, threading.Event] = {}
+        self.version = ""
+        self.loop_thread = threading.get_ident()
+
+    def __call__(self, model: str) -> tuple[ServedVocabulary, ...]:
+        assert threading.get_ident() != self.loop_thread, "loading would block the event loop"
+        self.loads.append(model)
+        if model in self.gates:
+            assert self.gates[model].wait(10.0)
+        if model in self.errors:
+            raise self.errors[model]
+        return (served(model, self.version),)
+
+
+@pytest.fixture
+def store() -> Store:
+    return Store()
+
+
+async def use(models: ServedModels, model: str, digest: bytes = b"") -> bytes:
+    async with models.using(model, digest) as found:
+        return found.vocabulary.digest
+
+
+def names(models: ServedModels) -> list[str]:
+    return [it.model for it in models.loaded()]
+
+
+async def test_a_vocabulary_is_loaded_once_for_all_who_ask_at_the_same_time(store: Store) -> None:
+    models = ServedModels(store, ["a", "b"], max_loaded=2)
+
+    found = await asyncio.gather(*(use(models, name) for name in ("b", "b", "", "b")))
+
+    assert found == [digest_of(name) for name in "bbab"]
+    assert sorted(store.loads) == ["a", "b"]
+
+
+async def test_the_one_used_least_recently_goes(store: Store) -> None:
+    models = ServedModels(store, "abc", max_loaded=2)
+    given_up: list[object] = []
+    models.on_unload = given_up.append
+    for name in "abac":
+        await use(models, name)
+
+    assert sorted(names(models)) == ["a", "c"]
+    assert len(given_up) == 1
+    await use(models, "b")
+    assert sorted(names(models)) == ["b", "c"]
+    assert store.loads == ["a", "b", "c", "b"]
+
+
+async def test_one_that_is_in_use_is_never_taken(store: Store) -> None:
+    models = ServedModels(store, "abc", max_loaded=2)
+    async with models.using("a"), models.using("b"):
+        with pytest.raises(OverloadedError, match="max_loaded_vocabularies"):
+            await use(models, "c")
+        assert await use(models, "a") == digest_of("a")
+    assert await use(models, "c") == digest_of("c")
+
+
+async def test_one_that_is_being_loaded_is_never_taken(store: Store) -> None:
+    store.gates["a"] = threading.Event()
+    models = ServedModels(store, "ab", max_loaded=1)
+    waiting = asyncio.create_task(use(models, "a"))
+    await eventually(lambda: store.loads == ["a"])
+    waiting.cancel()  # whoever asked is gone, the thread is not
+    await asyncio.gather(waiting, return_exceptions=True)
+
+    with pytest.raises(OverloadedError):
+        await use(models, "b")
+    store.gates["a"].set()
+    await models.close()
+    assert await use(models, "b") == digest_of("b")
+
+
+async def test_a_failed_load_costs_those_alone_who_ask_for_that_model(store: Store) -> None:
+    clock = FakeClock()
+    store.errors["b"] = ModelStoreError("the hub does not answer")
+    models = ServedModels(store, "ab", max_loaded=2, clock=clock)
+
+    for _ in range(2):
+        with pytest.raises(
+            VocabularyUnavailableError, match=r"model b cannot be loaded.*hub does not answer"
+        ):
+            await use(models, "b")
+        assert await use(models, "a") == digest_of("a")
+    assert store.loads == ["b", "a"], "a failure counts for a while"
+
+    del store.errors["b"]
+    clock.advance(RETRY_S)
+    assert await use(models, "b") == digest_of("b")
+
+
+async def test_a_vocabulary_that_takes_long_holds_up_nobody(store: Store) -> None:
+    store.gates["b"] = threading.Event()
+    models = ServedModels(store, "ab", max_loaded=2, max_wait_s=30.0)
+    waiting = [asyncio.create_task(use(models, "b")) for _ in range(MAX_WAITING)]
+    await eventually(lambda: store.loads == ["b"])
+
+    with pytest.raises(VocabularyUnavailableError, match="is being loaded"):
+        await use(models, "b")
+    store.gates["b"].set()
+    assert set(await asyncio.gather(*waiting)) == {digest_of("b")}
+    assert await use(models, "a") == digest_of("a")
+
+
+async def test_a_request_waits_for_a_vocabulary_only_so_long(store: Store) -> None:
+    store.gates["a"] = threading.Event()
+    models = ServedModels(store, "a", max_loaded=1, max_wait_s=0.01)
+    with pytest.raises(VocabularyUnavailableError, match="is being loaded"):
+        await use(models, "a")
+    store.gates["a"].set()
+    await models.close()
+    assert await use(models, "a") == digest_of("a")
+    assert store.loads == ["a"], "the loading went on"
+
+
+async def test_a_defect_is_told_without_its_details(store: Store) -> None:
+    store.errors["a"] = RuntimeError("/secret/path")
+    models = ServedModels(store, "a", max_loaded=1)
+
+    with pytest.raises(VocabularyUnavailableError, match="see the tokenizer's log") as caught:
+        await use(models, "a")
+    assert "secret" not in str(caught.value)
+
+
+async def test_at_the_start_the_default_has_to_be_there_and_others_need_not(store: Store) -> None:
+    store.errors["b"] = ModelStoreError("gone")
+    models = ServedModels(store, "abc", max_loaded=2)
+    await models.preload()
+    assert names(models) == ["a"], "as many as may be loaded were tried"
+
+    store.errors["a"] = ModelStoreError("gone")
+    with pytest.raises(ModelStoreError, match="gone"):
+        await ServedModels(store, "ab", max_loaded=2).preload()
+
+
+async def test_added_models_are_loaded_and_removed_ones_go(store: Store) -> None:
+    models = ServedModels(store, "ab", max_loaded=3)
+    await models.preload()
+    models.configure(store, "bc")
+    await eventually(lambda: sorted(names(models)) == ["b", "c"])
+
+    assert await use(models, "") == digest_of("b"), "the first is the default"
+    with pytest.raises(UnknownModelError, match="model 'a' here: use b, c"):
+        await use(models, "a")
+
+
+async def test_what_a_removed_model_was_used_for_goes_on(store: Store) -> None:
+    models = ServedModels(store, "ab", max_loaded=2)
+    await models.preload()
+    async with models.using("a") as found:
+        models.configure(store, "b")
+        assert found.vocabulary.digest == digest_of("a")
+        # Workers ask for the vocabulary of a part that they have.
+        assert await use(models, "a", digest_of("a")) == digest_of("a")
+        with pytest.raises(UnknownModelError):
+            await use(models, "a")
+        assert sorted(names(models)) == ["a", "b"]
+    assert names(models) == ["b"]
+    with pytest.raises(UnknownModelError):
+        await use(models, "a", digest_of("a"))
+
+
+async def test_a_changed_definition_is_loaded_anew(store: Store) -> None:
+    models = ServedModels(store, "ab", max_loaded=2)
+    await models.preload()
+    store.version = "2"
+    models.configure(store, "ab", {"b"})
+
+    assert await use(models, "b") == digest_of("b2")
+    assert await use(models, "a") == digest_of("a")
+    with pytest.raises(VocabularyMismatchError):
+        await use(models, "b", digest_of("b"))
+
+
+async def test_given_vocabularies_are_served_and_the_older_one_by_its_digest() -> None:
+    models = ServedModels.of([served("a", "2"), served("a")])
+
+    assert await use(models, "") == digest_of("a2")
+    assert await use(models, "a", digest_of("a")) == digest_of("a")
+
+
+@pytest.mark.parametrize(
+    ("model", "refused"), [("smollm2-135m-instruct", None), ("nobody", ConfigError)]
+)
+def test_models_have_to_be_defined(model: str, refused: type[OutriderError] | None) -> None:
+    check: Callable[[], None] = lambda: check_models([model], SHIPPED)  # noqa: E731
+    if refused is None:
+        check()
+    else:
+        with pytest.raises(refused, match="there is"):
+            check()
