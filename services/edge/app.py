@@ -42,7 +42,7 @@ log = structlog.get_logger()
 _DRAFTER_START_S: Final = 10.0
 """An edge whose drafter still loads its model is not ready for so long after its start: without
 drafts, replies are shown only once a region has decided. After that it serves without them."""
-LIVE_KEYS: Final = ("models", "anonymous_models", "tenants")
+LIVE_KEYS: Final = frozenset({"models", "anonymous_models", "tenants"})
 """What is applied while an edge runs; of tenants, their `models`."""
 
 

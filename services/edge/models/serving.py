@@ -11,6 +11,7 @@ import structlog
 
 from outrider.errors import OutriderError
 from outrider.telemetry.metrics import Metrics
+from outrider.tokenization.encoder import CachingEncoder
 from outrider.tokenization.pool.metrics import TokenizationMetrics
 from services.edge.config import EdgeConfig
 from services.edge.models.keys import EdgeModel, ModelKey
@@ -52,9 +53,12 @@ class EdgeModels:
         self._config = config
         self._load_vocabulary = load
         self._telemetry = telemetry
+<<<<<<< HEAD
         self.tokenizing = TokenizationMetrics(
             metrics.registry, lambda: [model.encoder for model in list(self._loaded.values())]
         )
+=======
+>>>>>>> medge
         self._loop = asyncio.get_running_loop()
         self._table = ModelTable[ModelWaiter](config.max_loaded_models, config.loading)
         self._models: dict[str, EdgeModel] = {}
@@ -70,6 +74,7 @@ class EdgeModels:
         self._timer: asyncio.TimerHandle | None = None
         self._actions: deque[LoadAction[ModelWaiter]] = deque()
         self._is_performing = False
+        self.tokenizing = TokenizationMetrics(metrics.registry, self._encoders)
         self.revision = 0
         """Changes with what `listed` returns."""
         self._define(models)
@@ -232,6 +237,9 @@ class EdgeModels:
             self._telemetry.model_evicted(key.name)
         self._ended(key)
         self._perform(self._table.closed(key, self._loop.time()))
+
+    def _encoders(self) -> list[CachingEncoder]:
+        return [model.encoder for model in list(self._loaded.values())]
 
     def _ended(self, key: ModelKey) -> None:
         """Its task is about to end."""
