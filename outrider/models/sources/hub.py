@@ -19,6 +19,7 @@ from typing import Any, Final, Protocol
 
 from outrider.errors import ArtifactCorruptError, SourceError
 from outrider.models.disk.fetch import FetchPosition, PartialFetch
+from outrider.models.safetensors_file import Extent, read_header
 from outrider.models.sources.folder import (
     ARCHIVE_END,
     archive_bytes,
@@ -30,6 +31,7 @@ from outrider.models.sources.members import (
     MAX_INDEX_BYTES,
     choose_members,
     is_member,
+    is_weights_file,
 )
 from outrider.models.sources.web import WebSource
 from outrider.models.strict_json import read_object
@@ -229,6 +231,10 @@ class _Archive:
     def member(self, file: HubFile, begin: int) -> _Member:
         return _Member(self, file, begin)
 
+    def check_header(self, file: HubFile, begin: int) -> None:
+        """Raises ArtifactCorruptError for a checkpoint whose header contradicts itself."""
+        read_header(Extent(file.name, self._partial.path, begin, file.num_bytes))
+
     def bytes_from(self, begin: int, add: Callable[[bytes], None]) -> None:
         """Gives what is written from a byte on."""
         with self._partial.path.open("rb") as kept:
@@ -264,10 +270,8 @@ class _Member:
                 f"the server offers {total_bytes} bytes of {self._file.name}, the hub's listing "
                 f"says {size}; pull again later"
             )
-        if (
-            offset != self.position.num_bytes
-        ):  # from its first byte: the server goes on nowhere else
-            self._hash = self._file.new_hash()
+        if offset != self.position.num_bytes:
+            self._hash = self._file.new_hash()  # the server begins anew
         self._archive.go_on(self._begin + offset, validator)
 
     def write(self, data: bytes) -> None:
@@ -300,6 +304,15 @@ class _Member:
                 f"{where}: {file.name} has the digest {found}, the hub says {wanted}; its bytes "
                 "were thrown away: pull again"
             )
+        if is_weights_file(file.name):
+            self._check_header()
+
+    def _check_header(self) -> None:
+        try:
+            self._archive.check_header(self._file, self._begin)
+        except ArtifactCorruptError:
+            self.discard()
+            raise
 
 
 class _InMemory:

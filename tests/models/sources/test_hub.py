@@ -200,6 +200,7 @@ SHA256 = hashlib.sha256(b"x").hexdigest()
         (_has(shard=None), SourceError, SHARD),
         (_has(index=EVIL_INDEX), ArtifactCorruptError, "no plain name"),
         (_has(index=b"{"), ArtifactCorruptError, "no weight_map"),
+        (_has(shard=b"\0" * 99), ArtifactCorruptError, f"{SHARD} is not a whole safetensors file"),
         (_only(pytorch_model__bin=b"x", config__json=b"{}"), UnsupportedModelError, "pickles"),
         (_only(a__gguf=b"x"), UnsupportedModelError, "one has to be named"),
         (_says(b"<html>"), SourceError, "listing cannot be read"),
