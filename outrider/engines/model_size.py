@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -11,9 +13,10 @@ from outrider.engines.config import Precision
 from outrider.engines.cpu_features import cpu_flags
 from outrider.errors import UnsupportedModelError
 from outrider.models.catalog import ModelSpec
-from outrider.models.folder import is_archive, read_config, unpacked
+from outrider.models.checkpoint import read_checkpoint_config
+from outrider.models.folder import holds_checkpoint, is_archive, read_config, unpacked
 from outrider.models.gguf_file import content_of, open_gguf
-from outrider.models.sources.folder import WEIGHTS
+from outrider.models.sources.members import WEIGHTS
 from outrider.models.store import ModelStore
 
 _GROUP: Final = 32
@@ -87,7 +90,7 @@ def read_size(path: Path) -> ModelSize:
 
 
 def read_folder_size(folder: Path) -> ModelSize:
-    """Of a folder with an OpenVINO model, whose weights serve as they are. Raises
+    """Of a folder with a checkpoint, or an OpenVINO model, whose weights serve as they are. Raises
     UnsupportedModelError if its config.json lacks what a transformer's has, OSError."""
     config = read_config(folder)
 
@@ -100,12 +103,25 @@ def read_folder_size(folder: Path) -> ModelSize:
 
     heads = number("num_attention_heads")
     head_size = number("head_dim", max(1, number("hidden_size") // heads))
+    is_checkpoint = holds_checkpoint(folder)
     return ModelSize(
-        weights_bytes=(folder / WEIGHTS).stat().st_size,
+        weights_bytes=_checkpoint_bytes(config)
+        if is_checkpoint
+        else (folder / WEIGHTS).stat().st_size,
         vocabulary_size=number("vocab_size"),
         num_layers=number("num_hidden_layers"),
         kv_values=number("num_key_value_heads", heads) * 2 * head_size,
     )
+
+
+def _checkpoint_bytes(config: Mapping[str, Any]) -> int:
+    """The head counts by itself, whether or not it is the embedding."""
+    tensors = read_checkpoint_config(config).tensors(with_head=True)
+    return sum(_stored_bytes(math.prod(each.shape)) for each in tensors if len(each.shape) > 1)
+
+
+def _stored_bytes(count: int) -> int:
+    return count + count // _GROUP * _SCALE_BYTES
 
 
 def _weights_bytes(reader: Any) -> int:
@@ -114,7 +130,7 @@ def _weights_bytes(reader: Any) -> int:
     }
     if _HEAD not in counts:  # one matrix for both, which the graph holds twice
         counts[_HEAD] = counts.get(_EMBEDDING, 0)
-    return sum(count + count // _GROUP * _SCALE_BYTES for count in counts.values())
+    return sum(map(_stored_bytes, counts.values()))
 
 
 def _value_bytes(precision: Precision) -> int:

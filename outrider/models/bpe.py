@@ -1,4 +1,4 @@
-"""BPE vocabularies: what defines one, the digest of it, and the Hugging Face tokenizer.
+"""Vocabularies: what defines one, the digest of it, and the Hugging Face tokenizer.
 
 Only pipelines whose parts are known exactly are here: they equal the tokenizer of the models they
 come from. Anything else is refused, since a nearly right tokenizer silently gives the model a text
@@ -21,6 +21,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from outrider.errors import ArtifactCorruptError, ConfigError
 from outrider.models.sentencepiece_bpe import SpacePipeline, SpacePrefix, build_space_tokenizer
+from outrider.models.unigram import UnigramPipeline, build_unigram_tokenizer
 
 GPT2_REGEX: Final = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _CL100K_REGEX: Final = (
@@ -55,9 +56,9 @@ class VocabularyDefinition:
     """[size] token texts; the index is the id. In GPT-2's byte alphabet with a Pipeline; with a
     SpacePipeline as SentencePiece writes them, a space as U+2581."""
     merges: Sequence[str]
-    """BPE merges, "left right", in rank order."""
-    pipeline: Pipeline | SpacePipeline
-    """What comes before BPE, and after it in the other direction."""
+    """BPE merges, "left right", in rank order; none with a UnigramPipeline."""
+    pipeline: Pipeline | SpacePipeline | UnigramPipeline
+    """What comes before BPE, and after it in the other direction; a UnigramPipeline has no BPE."""
     control_ids: Sequence[int]
     """Ids of control tokens, which never stand for text."""
     user_defined_ids: Sequence[int]
@@ -124,16 +125,22 @@ def build_tokenizer(definition: VocabularyDefinition) -> Tokenizer:
     Bytes without a token of their own are dropped before byte-level BPE merges, as in the Hugging
     Face tokenizer (unk_token null) and in llama.cpp. Raises ConfigError.
     """
+    pipeline = definition.pipeline
+    control, user_defined = definition.control_ids, definition.user_defined_ids
+    if isinstance(pipeline, UnigramPipeline):
+        try:
+            return build_unigram_tokenizer(pipeline, definition.tokens, control, user_defined)
+        except Exception as error:  # the library raises bare Exception
+            raise ArtifactCorruptError(f"the vocabulary contradicts itself: {error}") from error
     vocabulary = {text: i for i, text in enumerate(definition.tokens)}
     merges = [_pair(merge) for merge in definition.merges]
-    pipeline = definition.pipeline
     try:
         if isinstance(pipeline, SpacePipeline):
             tokenizer = build_space_tokenizer(pipeline, vocabulary, merges)
         else:
             tokenizer = _byte_tokenizer(pipeline, vocabulary, merges)
-        tokenizer.add_special_tokens(_added(definition, definition.control_ids, special=True))
-        tokenizer.add_tokens(_added(definition, definition.user_defined_ids, special=False))
+        tokenizer.add_special_tokens(_added(definition, control, special=True))
+        tokenizer.add_tokens(_added(definition, user_defined, special=False))
     except Exception as error:  # the library raises bare Exception
         raise ArtifactCorruptError(f"the vocabulary contradicts itself: {error}") from error
     return tokenizer
@@ -194,11 +201,11 @@ def canonical_form(definition: VocabularyDefinition) -> bytes:
     ids, chat template and its variables."""
     added = [(i, True) for i in definition.control_ids]
     added += [(i, False) for i in definition.user_defined_ids]
-    is_bytes = isinstance(definition.pipeline, Pipeline)
+    kinds = {Pipeline: "byte-level BPE", SpacePipeline: "SentencePiece BPE"}
     form: dict[str, Any] = {
         "form": _CANONICAL_FORM,
         "model": {
-            "type": "byte-level BPE" if is_bytes else "SentencePiece BPE",
+            "type": kinds.get(type(definition.pipeline), "Unigram"),
             "tokens": list(definition.tokens),
             "merges": list(definition.merges),
         },

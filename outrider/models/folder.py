@@ -1,5 +1,5 @@
-"""Models in a folder of several files, as OpenVINO's organisation publishes them; in the store one
-archive, unpacked and verified file by file before it is used."""
+"""Models in a folder of several files, as hubs have them; in the store one archive, unpacked and
+verified file by file before it is used. Checkpoints (safetensors) are read where they lie in it."""
 
 from __future__ import annotations
 
@@ -7,22 +7,28 @@ import json
 import os
 import shutil
 import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeGuard
+from typing import IO, TYPE_CHECKING, Any, Final, TypeGuard
 
 from outrider.errors import ArtifactCorruptError, UnsupportedModelError
 from outrider.models.bpe import VocabularyDefinition
-from outrider.models.sources.folder import (
+from outrider.models.safetensors_file import Extent
+from outrider.models.sources.members import (
+    CHECKPOINT_INDEX,
     CONFIG,
     GENERATION_CONFIG,
-    NEEDED,
-    OPTIONAL,
-    SERVED,
+    MAX_INDEX_BYTES,
     TEMPLATE,
     TEMPLATE_JSON,
     TOKENIZER,
     TOKENIZER_CONFIG,
+    WEIGHTS,
+    is_member,
+    is_weights_file,
+    missing_members,
 )
 from outrider.models.tokenizer_json import ChatParts, read_tokenizer_json
 
@@ -58,37 +64,80 @@ def unpacked(artifact: Artifact, store: ModelStore) -> Path:
 
 def unpack(archive: Path, folder: Path) -> None:
     """Write the archive's files, which are those of a model's folder and nothing else, into an
-    empty one. What is written has no more bytes than the archive: sparse members, whose holes take
-    no room there, are refused. Raises ArtifactCorruptError, OSError."""
+    empty one; all but checkpoints, which stay in the archive (`checkpoint_extents`). What is
+    written has no more bytes than the archive: sparse members, whose holes take no room there, are
+    refused. Raises ArtifactCorruptError, UnsupportedModelError, OSError."""
     found = set[str]()
-    left_bytes = archive.stat().st_size
+    with _named_faults():
+        for member, content in _members(archive):
+            found.add(member.name)
+            if not is_weights_file(member.name):
+                _copy(content, folder / member.name, member.size)
+    if problems := missing_members(found, lambda: _index_of(folder)):
+        raise ArtifactCorruptError(f"{problems[0]}; pull it again")
+
+
+def checkpoint_extents(archive: Path) -> list[Extent]:
+    """Where an archive's checkpoint lies in it, file by file. Raises ArtifactCorruptError."""
+    with _named_faults():
+        return [
+            Extent(member.name, archive, member.offset_data, member.size)
+            for member, _ in _members(archive)
+            if is_weights_file(member.name)
+        ]
+
+
+def _copy(content: IO[bytes], path: Path, num_bytes: int) -> None:
+    with path.open("xb") as file:
+        shutil.copyfileobj(content, file, 1 << 20)
+    if path.stat().st_size != num_bytes:
+        raise ArtifactCorruptError(f"{path.name} of the archive is cut short")
+
+
+@contextmanager
+def _named_faults() -> Iterator[None]:
+    """What reading an archive ends with, as an error of ours."""
     try:
-        with tarfile.open(archive, "r:") as members:
-            for member in members:
-                if member.name in found or member.name not in NEEDED | OPTIONAL:
-                    raise ArtifactCorruptError(
-                        f"the archive holds {member.name[:100]!r}, which belongs to no model; "
-                        "pull it again"
-                    )
-                content = members.extractfile(member) if _is_plain(member) else None
-                if content is None:
-                    raise ArtifactCorruptError(
-                        f"{member.name} of the archive is no plain file; pull it again"
-                    )
-                left_bytes -= member.size
-                if left_bytes < 0:
-                    raise ArtifactCorruptError(
-                        f"{member.name} of the archive has more bytes than are in it; pull it again"
-                    )
-                found.add(member.name)
-                with (folder / member.name).open("xb") as file:
-                    shutil.copyfileobj(content, file, 1 << 20)
-                if (folder / member.name).stat().st_size != member.size:
-                    raise ArtifactCorruptError(f"{member.name} of the archive is cut short")
+        yield
     except (tarfile.TarError, EOFError, ValueError) as error:
         raise ArtifactCorruptError(f"the archive is damaged ({error}); pull it again") from error
-    if missing := sorted(NEEDED - found):
-        raise ArtifactCorruptError(f"the archive lacks {', '.join(missing)}; {SERVED}")
+
+
+def holds_checkpoint(folder: Path) -> bool:
+    """Whether an unpacked folder's weights are a checkpoint in its archive."""
+    return not (folder / WEIGHTS).exists()
+
+
+def _index_of(folder: Path) -> bytes:
+    with (folder / CHECKPOINT_INDEX).open("rb") as file:
+        return file.read(MAX_INDEX_BYTES + 1)
+
+
+def _members(archive: Path) -> Iterator[tuple[tarfile.TarInfo, IO[bytes]]]:
+    """Each file of an archive, once it is known to lie there plain and whole."""
+    found = set[str]()
+    whole_bytes = left_bytes = archive.stat().st_size
+    with tarfile.open(archive, "r:") as members:
+        for member in members:
+            if member.name in found or not is_member(member.name):
+                raise ArtifactCorruptError(
+                    f"the archive holds {member.name[:100]!r}, which belongs to no model; "
+                    "pull it again"
+                )
+            content = members.extractfile(member) if _is_plain(member) else None
+            if content is None:
+                raise ArtifactCorruptError(
+                    f"{member.name} of the archive is no plain file; pull it again"
+                )
+            left_bytes -= member.size
+            if left_bytes < 0:
+                raise ArtifactCorruptError(
+                    f"{member.name} of the archive has more bytes than are in it; pull it again"
+                )
+            found.add(member.name)
+            yield member, content
+            if member.offset_data + member.size > whole_bytes:
+                raise ArtifactCorruptError(f"{member.name} of the archive is cut short")
 
 
 def _is_plain(member: tarfile.TarInfo) -> bool:

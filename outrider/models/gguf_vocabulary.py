@@ -36,6 +36,12 @@ def read_definition(path: Path) -> VocabularyDefinition:
     """
     fields = _Fields(path)
     model = fields.need("ggml.model", str)
+    if model == "t5":
+        raise ConfigError(
+            f"{path.name} has a Unigram tokenizer ('t5'): its scores do not say which of several "
+            "splits of one sum is meant, and programs differ; choose the model's folder (dir:, "
+            "hf:REPO@REVISION) with its tokenizer.json"
+        )
     if model not in _MODELS:
         raise ConfigError(
             f"{path.name} has a tokenizer of type {model!r}; choose a model with byte-level BPE "

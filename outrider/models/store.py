@@ -246,7 +246,10 @@ class ModelStore:
     ) -> Artifact:
         scratch = empty_directory(self._root / "tmp" / key)
         partial = PartialFetch(
-            self._root / "partial" / f"{key}.part", max_bytes=self._max_bytes, report=report
+            self._root / "partial" / f"{key}.part",
+            max_bytes=self._max_bytes,
+            report=report,
+            revision=self._revision_of(source.text, pin),
         )
         try:
             with partial:
@@ -257,6 +260,14 @@ class ModelStore:
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
 
+    def _revision_of(self, text: str, pin: str | None) -> str:
+        """The commit that gave these very bytes before; "" if none is known."""
+        try:
+            entry = self._index.read(text)
+        except ArtifactCorruptError:
+            return ""
+        return entry.revision if entry is not None and entry.sha256 == pin else ""
+
     def _publish(self, text: str, partial: PartialFetch, sha256: str, num_bytes: int) -> Artifact:
         blob = self._blob(sha256)
         partial.path.chmod(0o444)
@@ -264,13 +275,15 @@ class ModelStore:
             blob.parent.mkdir(parents=True, exist_ok=True)
             partial.path.replace(blob)
             sync_directory(blob.parent)
-            self._index.write(IndexEntry(text, sha256, num_bytes))
+            self._index.write(IndexEntry(text, sha256, num_bytes, partial.revision))
         partial.discard()
         return Artifact(text, sha256, blob, num_bytes)
 
     def _register(self, artifact: Artifact) -> Artifact:
+        revision = self._revision_of(artifact.source, artifact.sha256)
+        entry = IndexEntry(artifact.source, artifact.sha256, artifact.num_bytes, revision)
         with self._publishing():
-            self._index.write(IndexEntry(artifact.source, artifact.sha256, artifact.num_bytes))
+            self._index.write(entry)
         return artifact
 
     def _publishing(self) -> AbstractContextManager[bool]:

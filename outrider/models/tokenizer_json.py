@@ -10,8 +10,10 @@ the chat template writes the tokens around a text.
 
 from __future__ import annotations
 
+import base64
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
@@ -26,12 +28,14 @@ from outrider.models.sentencepiece_bpe import (
     lacking_byte,
 )
 from outrider.models.stop_tokens import stop_ids_of
+from outrider.models.unigram import FORMS, RUNS_OF_SPACES, NormalizerStep, UnigramPipeline
 
 MAX_TOKENS: Final = 1 << 20
 CAN_BE: Final = (
     "tokenizers that can be served are BPE over bytes (ByteLevel, after an NFC normalizer or none, "
-    "digits cut out or one Split by a pattern) and SentencePiece's BPE (spaces as U+2581, with "
-    "byte_fallback or an unknown token)"
+    "digits cut out or one Split by a pattern), SentencePiece's BPE (spaces as U+2581, with "
+    "byte_fallback or an unknown token) and Unigram (with an unknown token; normalized by a "
+    "precompiled table, a Unicode form, Strip or Replace)"
 )
 
 _BROKEN: Final = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
@@ -62,7 +66,7 @@ def read_tokenizer_json(
     chat = chat or ChatParts()
     try:
         spec = json.loads(text)
-        found = _Reader(spec)
+        found = _reader(spec)
         tokens = found.tokens(size)
         control, user_defined = found.added()
         pipeline = found.pipeline(tokens, user_defined)
@@ -72,8 +76,8 @@ def read_tokenizer_json(
             f"this is no whole tokenizer.json ({type(error).__name__}: {error}"[:200] + "); fetch "
             "it again"
         ) from error
-    if isinstance(pipeline, SpacePipeline) and pipeline.unknown:
-        control = sorted({*control, tokens.index(pipeline.unknown)})
+    if not isinstance(pipeline, Pipeline) and pipeline.unknown:
+        control = sorted({*control, tokens.index(pipeline.unknown), *found.padding})
         user_defined = [i for i in user_defined if i not in control]
     named = [*chat.stop_ids, *_ids_of(tokens, chat.eos_token)]
     if not all(type(i) is int and 0 <= i < len(tokens) for i in named):
@@ -111,6 +115,17 @@ def _looks_like_control(text: str) -> bool:
     return is_named or (text.startswith("<unused") and text.endswith(">"))
 
 
+def _reader(spec: Mapping[str, Any]) -> _Reader:
+    """Of the file's kind."""
+    model = spec["model"]
+    # Files of before 2021 leave the type out.
+    kind = model.get("type", "BPE" if "merges" in model else None)
+    if kind == "Unigram":
+        return _UnigramReader(spec)
+    _require(kind == "BPE", f"its model is {kind!r}, neither BPE nor Unigram")
+    return _Reader(spec)
+
+
 class _Reader:
     """The parts of one file. Besides ConfigError it raises _BROKEN for values of another form."""
 
@@ -118,16 +133,15 @@ class _Reader:
         self._spec = spec
         self._model: Mapping[str, Any] = spec["model"]
         self._added: list[Mapping[str, Any]] = list(spec.get("added_tokens") or ())
-        # Files of before 2021 leave the type out.
-        kind = self._model.get("type", "BPE" if "merges" in self._model else None)
-        _require(kind == "BPE", f"its model is {kind!r}, not BPE")
+        self.padding: Sequence[int] = ()
+        """Ids that would be matched in texts if they were not control tokens."""
         for option in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
             _require(not self._model.get(option), f"its model has {option}")
 
     def tokens(self, size: int) -> list[str]:
         """By id."""
         by_id: dict[int, str] = {}
-        listed = [*self._model["vocab"].items(), *((t["content"], t["id"]) for t in self._added)]
+        listed = [*self._pieces(), *((t["content"], t["id"]) for t in self._added)]
         for text, number in listed:
             if type(number) is not int or not isinstance(text, str):
                 raise TypeError("a token is no text with a number")
@@ -141,6 +155,10 @@ class _Reader:
             _require(count <= size, f"it has {count} ids, the model {size}")
             _require(size <= MAX_TOKENS, f"the model has {size} ids")
         return [by_id.get(i, f"[PAD{i}]") for i in range(max(count, size))]
+
+    def _pieces(self) -> Iterable[tuple[str, int]]:
+        pieces: Mapping[str, int] = self._model["vocab"]
+        return pieces.items()
 
     def merges(self) -> list[str]:
         """In rank order."""
@@ -162,7 +180,9 @@ class _Reader:
             (control if is_control else user_defined).append(int(token["id"]))
         return sorted(control), sorted(user_defined)
 
-    def pipeline(self, tokens: list[str], user_defined: list[int]) -> Pipeline | SpacePipeline:
+    def pipeline(
+        self, tokens: list[str], user_defined: list[int]
+    ) -> Pipeline | SpacePipeline | UnigramPipeline:
         """Raises ConfigError for one that is not known."""
         decoder = self._spec.get("decoder") or {"type": "none"}
         if decoder["type"] == "ByteLevel":
@@ -247,6 +267,7 @@ class _Reader:
         _require(not steps, f"its normalizer is {[step['type'] for step in steps]}")
         is_metaspace = [step["type"] for step in before] == ["Metaspace"]
         _require(is_metaspace, f"its pre-tokenizer is {[step['type'] for step in before]}")
+        _require(before[0].get("split") is False, "its Metaspace splits")
         return _metaspace_prefix(before[0])
 
     def _strips_space(self, has_fallback: bool) -> bool:
@@ -267,6 +288,80 @@ class _Reader:
 
     def _normalized(self, ids: Sequence[int]) -> bool:
         return any(token["normalized"] for token in self._added if token["id"] in ids)
+
+
+class _UnigramReader(_Reader):
+    """The parts of a file with scores."""
+
+    def _pieces(self) -> Iterable[tuple[str, int]]:
+        return [(text, index) for index, (text, _) in enumerate(self._model["vocab"])]
+
+    def merges(self) -> list[str]:
+        return []
+
+    def pipeline(self, tokens: list[str], user_defined: list[int]) -> UnigramPipeline:
+        scores = [score for _, score in self._model["vocab"]]
+        if not all(type(score) in (int, float) and math.isfinite(score) for score in scores):
+            raise ValueError("a score is no number")
+        unknown: Any = self._model.get("unk_id")
+        _require(type(unknown) is int and 0 <= unknown < len(scores), "it has no unknown token")
+        named = {text for text, _ in self._model["vocab"]}
+        _require(len(named) == len(scores), "two of its pieces have the same text")
+        last = max([len(scores) - 1, *(token["id"] for token in self._added)])
+        added = {token["id"] for token in self._added}
+        _require(set(range(len(scores), last + 1)) <= added, "an id behind its pieces has no token")
+        self.padding = range(last + 1, len(tokens))
+        _require(not self._normalized(user_defined), "an added token is normalized")
+        has_fallback = bool(self._model.get("byte_fallback"))
+        _require(
+            not has_fallback or lacking_byte(set(tokens)) is None,
+            "its byte_fallback lacks the tokens of some bytes",
+        )
+        splits = _steps(self._spec.get("pre_tokenizer"), "pretokenizers")
+        kinds = [step["type"] for step in splits]
+        _require(
+            kinds in ([], ["Metaspace"], ["WhitespaceSplit", "Metaspace"]),
+            f"its pre-tokenizer is {kinds}",
+        )
+        steps = tuple(
+            step
+            for each in _steps(self._spec.get("normalizer"), "normalizers")
+            for step in _normalizer_steps(each)
+        )
+        return UnigramPipeline(
+            scores=[float(score) for score in scores],
+            normalizers=steps,
+            splits_whitespace=len(splits) == 2,
+            writes_spaces=bool(splits),
+            prefix=_metaspace_prefix(splits[-1]) if splits else SpacePrefix.NONE,
+            splits_words=bool(splits and splits[-1].get("split", True)),
+            strips_space=self._strips_space(has_fallback),
+            unknown=tokens[unknown],
+            byte_fallback=has_fallback,
+        )
+
+
+def _normalizer_steps(step: Mapping[str, Any]) -> list[NormalizerStep]:
+    """What one part of a normalizer does."""
+    kind = step["type"]
+    if kind == "Precompiled":
+        table = step["precompiled_charsmap"]
+        base64.b64decode(table, validate=True)
+        return [NormalizerStep("precompiled", new=table)] if table else []
+    if kind.lower() in FORMS:
+        return [NormalizerStep(kind.lower())]
+    if kind == "Strip":
+        sides = [side for side in ("left", "right") if step[f"strip_{side}"]]
+        return [NormalizerStep(f"strip-{side}") for side in sides]
+    if kind == "Prepend":
+        return [NormalizerStep("prepend", new=str(step["prepend"]))]
+    _require(kind == "Replace", f"its normalizer has {kind!r}")
+    pattern, new = step["pattern"], str(step["content"])
+    if "String" in pattern:
+        _require(bool(pattern["String"]), "it replaces nothing by a text")
+        return [NormalizerStep("replace", str(pattern["String"]), new)]
+    _require(pattern.get("Regex") == RUNS_OF_SPACES, "its normalizer replaces another pattern")
+    return [NormalizerStep("replace-runs", RUNS_OF_SPACES, new)]
 
 
 def _steps(part: Mapping[str, Any] | None, within: str) -> list[Mapping[str, Any]]:
@@ -296,7 +391,6 @@ def _is_split_at_space(step: Mapping[str, Any]) -> bool:
 
 def _metaspace_prefix(step: Mapping[str, Any]) -> SpacePrefix:
     _require(step.get("replacement") == SPACE, "it writes spaces as another character")
-    _require(step.get("split") is False, "its Metaspace splits")
     scheme = step.get("prepend_scheme", "always" if step.get("add_prefix_space", True) else "never")
     _require(scheme in ("always", "never"), f"its Metaspace has the prepend_scheme {scheme!r}")
     return SpacePrefix.MISSING if scheme == "always" else SpacePrefix.NONE

@@ -19,9 +19,13 @@ from outrider.codec import varint
 from outrider.codec.frames import FrameDecoder, encode_frame
 from outrider.codec.tokens import Block, TokenCodec, TokenCoder
 from outrider.models.chat import Message as ChatMessage
+from outrider.models.checkpoint import read_checkpoint_config
 from outrider.models.folder import read_definition as read_definition_of_folder
 from outrider.models.folder import unpack
 from outrider.models.gguf_vocabulary import read_definition
+from outrider.models.safetensors_file import Extent, SafetensorsFile
+from outrider.models.sources.members import shards_of, weight_map
+from outrider.models.strict_json import read_object
 from outrider.models.vocabulary import Vocabulary
 from outrider.sampling.params import SamplingParams
 from outrider.tokenization.shared_cache.entries import Entries
@@ -41,6 +45,7 @@ from services.edge.drafter.protocol import (
 from services.edge.wire import client as edge_wire
 from services.edge.wire.region import RegionWire
 from services.inference.streaming.wire import Contract, drafts_of, open_request
+from tests.fuzz.checkpoints import small_checkpoint_configs, small_safetensors
 from tests.fuzz.gguf import small_gguf
 from tests.fuzz.tokenizers import small_archive, small_tokenizer_jsons
 from tests.router.relay.mesh import Mesh, opening
@@ -167,6 +172,26 @@ def _folder_archive(folder: Path, data: bytes) -> object:
         return read_definition_of_folder(Path(out)).tokens[:2]
 
 
+def _safetensors(folder: Path, data: bytes) -> object:
+    path = folder / "fuzzed.safetensors"
+    path.write_bytes(data)
+    opened = SafetensorsFile(Extent.of_file(path))
+    return [len(opened.bytes_of(name)) for name in opened.tensors]
+
+
+def _checkpoint_config(data: bytes) -> object:
+    """A header's bytes, as a config.json."""
+    try:
+        config = read_object(data)
+    except (ValueError, RecursionError):
+        return None
+    return sum(1 for _ in read_checkpoint_config(config).tensors(with_head=True))
+
+
+def _weight_map(data: bytes) -> object:
+    return sorted(shards_of(weight_map(data)))
+
+
 def _chat_frames() -> list[bytes]:
     sampling = SamplingParams(temperature=0.7, stop=("x",), logit_bias={3: 1.0}, max_tokens=9)
     plain = request_frame([ChatMessage("user", "hello")], ChatOptions(sampling=sampling), ("", ""))
@@ -273,4 +298,7 @@ def targets(folder: Path | None = None) -> list[Target]:
         Target("gguf", [small_gguf(), small_gguf(pieces=True)], partial(_gguf, folder)),
         Target("tokenizer_json", small_tokenizer_jsons(), _tokenizer_json),
         Target("folder_archive", [small_archive()], partial(_folder_archive, folder)),
+        Target("safetensors", small_safetensors(), partial(_safetensors, folder)),
+        Target("checkpoint_config", small_checkpoint_configs(), _checkpoint_config),
+        Target("weight_map", [b'{"weight_map": {"a": "model.safetensors"}}'], _weight_map),
     ]

@@ -102,13 +102,23 @@ def test_a_missing_piece_is_named_and_nothing_is_stored(
     assert nothing_stored(store)
 
 
+@pytest.mark.parametrize(
+    ("files", "complaint"),
+    [
+        (["pytorch_model.bin", "config.json"], "pickles can run any code .* save the model as saf"),
+        (["consolidated.00.pth"], "pickles"),
+        (["adapter_model.safetensors"], "neither model.safetensors nor model.safetensors.index"),
+        (["m.Q8_0.gguf", "config.json"], "GGUF files, of which one has to be named"),
+    ],
+)
 def test_other_folders_are_refused_with_what_can_be_served(
-    tmp_path: Path, store: ModelStore
+    files: list[str], complaint: str, tmp_path: Path, store: ModelStore
 ) -> None:
-    folder = tmp_path / "torch"
+    folder = tmp_path / "other"
     folder.mkdir()
-    (folder / "model.safetensors").write_bytes(b"x")
-    with pytest.raises(UnsupportedModelError, match="safetensors, which cannot be served; what"):
+    for name in files:
+        (folder / name).write_bytes(b"x")
+    with pytest.raises(UnsupportedModelError, match=complaint):
         store.ensure(f"dir:{folder}")
     with pytest.raises(SourceError, match=f"write dir:{folder}"):
         store.ensure(f"file:{folder}")

@@ -74,7 +74,7 @@ def test_what_must_not_be_missing(tmp_path: Path, field: str) -> None:
 
 
 def test_other_kinds_of_tokenizer_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"type 't5'.*byte-level BPE"):
+    with pytest.raises(ConfigError, match=r"Unigram tokenizer .'t5'.*with its tokenizer"):
         read_definition(write(tmp_path / "m.gguf", model="t5"))
 
 

@@ -134,7 +134,7 @@ def test_control_tokens_in_text_stay_text(pair: Pair) -> None:
         ({"scores": [0.0] * 899}, ArtifactCorruptError, "900 tokens and 899 scores"),
         ({"scores": [float("nan")] * 900}, ArtifactCorruptError, "scores"),
         ({"remove_extra_whitespaces": True}, ConfigError, "remove_extra_whitespaces"),
-        ({"model": "t5"}, ConfigError, "of type 't5'; choose a model with byte-level BPE"),
+        ({"model": "bert"}, ConfigError, "of type 'bert'; choose a model with byte-level BPE"),
         ({"types": [TokenType.NORMAL] * 900}, ArtifactCorruptError, "0 tokens of a byte, 256"),
     ],
     ids=str,

@@ -167,7 +167,7 @@ def _named(value: object) -> str:
 @pytest.mark.parametrize(
     ("make", "path", "value", "complaint"),
     [
-        (bytes_, "model/type", "Unigram", "its model is 'Unigram', not BPE"),
+        (bytes_, "model/type", "WordPiece", "its model is 'WordPiece', neither BPE nor Unigram"),
         (bytes_, "model/dropout", 0.1, "its model has dropout"),
         (bytes_, "normalizer", {"type": "NFKC"}, r"its normalizer is \['NFKC'\]"),
         (bytes_, "normalizer", {"type": "Lowercase"}, "its normalizer is"),

@@ -41,7 +41,7 @@ def check_architecture(reader: GGUFReader) -> None:
     if name not in _BEYOND:
         raise UnsupportedModelError(
             f"models of the architecture {name!r} cannot be served; choose one of "
-            f"{', '.join(ARCHITECTURES)} as a GGUF file, or a folder of OpenVINO's"
+            f"{', '.join(ARCHITECTURES)} as a GGUF file or safetensors, or a folder of OpenVINO's"
         )
     _check_fields(reader, name)
     _check_tensors(reader, name)

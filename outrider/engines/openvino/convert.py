@@ -1,4 +1,4 @@
-"""From a GGUF file to OpenVINO's intermediate representation.
+"""From a GGUF file, or a checkpoint written as one, to OpenVINO's intermediate representation.
 
 The converter (openvino_genai's GGUF reader) gives the graph; it builds a whole pipeline on the
 way, so it runs in a child process, which gives the memory back. The weights are the file's own,
@@ -31,8 +31,10 @@ from outrider.engines.openvino.layouts import (
 from outrider.engines.openvino.repacking import NO_ERROR, RepackedModel, WeightError
 from outrider.engines.openvino.rotary import read_factors, scale_frequencies
 from outrider.errors import EngineError, UnsupportedModelError
+from outrider.models import checkpoint_gguf
 from outrider.models.catalog import ModelSpec
-from outrider.models.folder import is_archive, unpacked
+from outrider.models.checkpoint_gguf import Checkpoint
+from outrider.models.folder import holds_checkpoint, is_archive, unpacked
 from outrider.models.folder import read_facts as read_folder_facts
 from outrider.models.gguf_file import content_of, open_gguf
 from outrider.models.store import ModelStore
@@ -103,14 +105,26 @@ def converted(spec: ModelSpec, store: ModelStore) -> ConvertedModel:
     Raises what ModelStore.ensure raises, and EngineError if the conversion fails.
     """
     artifact = store.ensure(spec.source, sha256=spec.sha256)
-    if is_archive(artifact.path):
-        return read_folder(unpacked(artifact, store))
-    directory = store.derived(
-        artifact,
-        derived_name(DEFAULT_LAYOUT),
-        lambda folder: convert(artifact.path, folder, DEFAULT_LAYOUT),
-    )
-    return read_converted(directory)
+    if not is_archive(artifact.path):
+        return read_converted(
+            store.derived(
+                artifact,
+                derived_name(DEFAULT_LAYOUT),
+                lambda folder: convert(artifact.path, folder, DEFAULT_LAYOUT),
+            )
+        )
+    files = unpacked(artifact, store)
+    if not holds_checkpoint(files):
+        return read_folder(files)
+
+    def build(folder: Path) -> None:
+        source = folder / "checkpoint.gguf"
+        Checkpoint(files, artifact.path).write_gguf(source)
+        convert(source, folder, DEFAULT_LAYOUT)
+        source.unlink()
+
+    name = f"{derived_name(DEFAULT_LAYOUT)}-checkpoint-{checkpoint_gguf.VERSION}"
+    return read_converted(store.derived(artifact, name, build))
 
 
 def read_converted(directory: Path, head_ids: Ids | None = None) -> ConvertedModel:

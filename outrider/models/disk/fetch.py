@@ -49,6 +49,29 @@ def ignore_progress(_: PullProgress) -> None:
     """A report nobody reads."""
 
 
+class ByteSink(Protocol):
+    """Where a source's bytes go."""
+
+    @property
+    def position(self) -> FetchPosition:
+        """Where the fetch stands, or where an earlier one was left."""
+        ...
+
+    def begin(
+        self, validator: str, *, offset: int, total_bytes: int | None, stage: str = "fetching"
+    ) -> None:
+        """Take bytes from `offset` on: 0, or what `position` said."""
+        ...
+
+    def write(self, data: bytes) -> None:
+        """Add bytes."""
+        ...
+
+    def discard(self) -> None:
+        """Remove them; the next fetch starts at zero."""
+        ...
+
+
 class ArtifactSource(Protocol):
     """One artifact's origin."""
 
@@ -84,7 +107,12 @@ class PartialFetch:
     validator, and removes the file if it did not or if the disk is full (ModelStoreError).
     """
 
-    def __init__(self, path: Path, *, max_bytes: int, report: ReportProgress) -> None:
+    def __init__(
+        self, path: Path, *, max_bytes: int, report: ReportProgress, revision: str = ""
+    ) -> None:
+        """`revision` is the commit that the artifact is to come from; "": as the source says."""
+        self.revision = revision
+        """Set by a source whose name means a commit for now, as a branch does: which one."""
         self._path = path
         self._state_path = path.with_suffix(".json")
         self._max_bytes = max_bytes
@@ -134,7 +162,7 @@ class PartialFetch:
     def begin(
         self, validator: str, *, offset: int, total_bytes: int | None, stage: str = "fetching"
     ) -> None:
-        """Take bytes from `offset` on; `offset` is 0 or what `position` said.
+        """Take bytes from `offset` on; `offset` is 0, what `position` said, or less than that.
 
         SourceError if the whole would pass the size limit, ModelStoreError if the disk cannot
         hold it.

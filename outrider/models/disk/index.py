@@ -29,6 +29,9 @@ class IndexEntry:
     """Of the artifact's bytes, hexadecimal."""
     num_bytes: int
     """Of the artifact."""
+    revision: str = ""
+    """The commit that it came from, of sources that may name another one later; "": it is not
+    known."""
 
 
 def source_key(source: str) -> str:
@@ -95,4 +98,5 @@ def _is_valid(entry: IndexEntry) -> bool:
         and _SHA256.fullmatch(entry.sha256) is not None
         and type(entry.num_bytes) is int
         and entry.num_bytes >= 0
+        and isinstance(entry.revision, str)
     )

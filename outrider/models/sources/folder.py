@@ -10,35 +10,29 @@ import hashlib
 import os
 import stat
 import tarfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import BinaryIO, Final, TypeAlias
 
-from outrider.errors import SourceError, UnsupportedModelError
+from outrider.errors import SourceError
 from outrider.models.disk.fetch import COPY_BYTES, PartialFetch
-
-GRAPH: Final = "openvino_model.xml"
-WEIGHTS: Final = "openvino_model.bin"
-CONFIG: Final = "config.json"
-TOKENIZER: Final = "tokenizer.json"
-TOKENIZER_CONFIG: Final = "tokenizer_config.json"
-GENERATION_CONFIG: Final = "generation_config.json"
-TEMPLATE: Final = "chat_template.jinja"
-TEMPLATE_JSON: Final = "chat_template.json"
-NEEDED: Final = frozenset({GRAPH, WEIGHTS, CONFIG, TOKENIZER})
-OPTIONAL: Final = frozenset({TOKENIZER_CONFIG, GENERATION_CONFIG, TEMPLATE, TEMPLATE_JSON})
-SERVED: Final = (
-    f"what can be served is a GGUF file (file:PATH), or a folder (dir:PATH) with {GRAPH}, "
-    f"{WEIGHTS}, {CONFIG} and {TOKENIZER}"
+from outrider.models.safetensors_file import Extent, read_header
+from outrider.models.sources.members import (
+    CHECKPOINT_INDEX,
+    MAX_INDEX_BYTES,
+    choose_members,
+    is_weights_file,
 )
+
 _Write: TypeAlias = Callable[[bytes], None]
 
 _BLOCK_BYTES: Final = tarfile.BLOCKSIZE
-_END_BYTES: Final = 2 * _BLOCK_BYTES
+ARCHIVE_END: Final = bytes(2 * _BLOCK_BYTES)
 
 
 class FolderSource:
-    """`dir:PATH`: a folder as OpenVINO's organisation publishes models."""
+    """`dir:PATH`: a folder as models are published, with a graph of OpenVINO's or a checkpoint in
+    safetensors."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -50,10 +44,10 @@ class FolderSource:
 
     def fetch(self, partial: PartialFetch, scratch: Path) -> str | None:
         """Write the archive. SourceError if a file is missing or changes meanwhile,
-        UnsupportedModelError for a folder of another kind."""
+        UnsupportedModelError for a folder of another kind, ArtifactCorruptError for a checkpoint
+        whose headers contradict themselves."""
         sizes = self._sizes()
-        total_bytes = _END_BYTES + sum(_BLOCK_BYTES + _padded(size) for size in sizes.values())
-        partial.begin("", offset=0, total_bytes=total_bytes)
+        partial.begin("", offset=0, total_bytes=archive_bytes(sizes.values()))
         self._archive(sizes, partial.write)
         return None
 
@@ -65,27 +59,28 @@ class FolderSource:
 
     def _archive(self, sizes: Mapping[str, int], write: _Write) -> None:
         for name, size in sizes.items():
-            write(_header(name, size))
+            write(member_header(name, size))
             self._copy(name, size, write)
-            write(bytes(_padded(size) - size))
-        write(bytes(_END_BYTES))
+            write(member_padding(size))
+        write(ARCHIVE_END)
 
     def _sizes(self) -> dict[str, int]:
-        return {name: self._size(name) for name in self._names()}
+        """By name, once the headers of checkpoints are known to be whole."""
+        sizes = {name: self._size(name) for name in self._names()}
+        for name in filter(is_weights_file, sizes):
+            read_header(Extent(name, self._path / name, 0, sizes[name]))
+        return sizes
 
     def _names(self) -> list[str]:
         try:
             there = {entry.name for entry in os.scandir(self._path)}
         except OSError as error:
             raise SourceError(f"{self.text} cannot be read: {error.strerror}") from error
-        missing = sorted(NEEDED - there)
-        if missing and any(name.endswith(".safetensors") for name in there):
-            raise UnsupportedModelError(
-                f"{self.text} holds safetensors, which cannot be served; {SERVED}"
-            )
-        if missing:
-            raise SourceError(f"{self.text} lacks {', '.join(missing)}; {SERVED}")
-        return sorted(there & (NEEDED | OPTIONAL))
+        return choose_members(there, self.text, self._index)
+
+    def _index(self) -> bytes:
+        with self._open(CHECKPOINT_INDEX) as file:
+            return file.read(MAX_INDEX_BYTES + 1)
 
     def _size(self, name: str) -> int:
         with self._open(name) as file:
@@ -114,11 +109,19 @@ class FolderSource:
                 raise SourceError(f"{self.text}: {name} changed while it was read; try again")
 
 
-def _padded(size: int) -> int:
-    return -(-size // _BLOCK_BYTES) * _BLOCK_BYTES
+def archive_bytes(sizes: Iterable[int]) -> int:
+    """Of an archive of files of these sizes."""
+    blocks = sum(len(member_header("", 0)) + size + len(member_padding(size)) for size in sizes)
+    return blocks + len(ARCHIVE_END)
 
 
-def _header(name: str, size: int) -> bytes:
+def member_header(name: str, size: int) -> bytes:
+    """What stands before a file's bytes."""
     info = tarfile.TarInfo(name)
     info.size = size
     return info.tobuf(format=tarfile.GNU_FORMAT)
+
+
+def member_padding(size: int) -> bytes:
+    """What stands behind them."""
+    return bytes(-size % _BLOCK_BYTES)

@@ -11,13 +11,14 @@ from urllib.parse import quote, urlsplit
 from outrider.errors import ConfigError
 from outrider.models.disk.fetch import ArtifactSource
 from outrider.models.sources.folder import FolderSource
+from outrider.models.sources.hub import HubFolderSource
 from outrider.models.sources.local import FileSource
 from outrider.models.sources.pypi import PypiSource
 from outrider.models.sources.web import WebSource, is_loopback
 
 FORMS = (
-    "pypi:NAME==VERSION#path/in/wheel, file:PATH, dir:PATH, hf:REPO@REVISION#path/in/repo "
-    "or https://host/path"
+    "pypi:NAME==VERSION#path/in/wheel, file:PATH, dir:PATH, hf:REPO@REVISION#path/in/repo, "
+    "hf:REPO@REVISION for a folder, or https://host/path"
 )
 DEFAULT_HF_ENDPOINT = "https://huggingface.co"
 
@@ -26,7 +27,9 @@ DEFAULT_HF_ENDPOINT = "https://huggingface.co"
 _PYPI = re.compile(
     r"([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)==([A-Za-z0-9][A-Za-z0-9.!+_-]*)#(.*)"
 )
-_HF = re.compile(r"([A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?)@([A-Za-z0-9][\w./-]*)#(.*)", re.A)
+_HF = re.compile(
+    r"([A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?)@([A-Za-z0-9][\w./-]*)(?:#(.*))?", re.A
+)
 
 
 def parse_source(text: str, environ: Mapping[str, str] = os.environ) -> ArtifactSource:
@@ -63,13 +66,24 @@ def _path(text: str, rest: str) -> Path:
 def _hf(text: str, rest: str, environ: Mapping[str, str]) -> ArtifactSource:
     match = _HF.fullmatch(rest)
     if match is None or ".." in match[2].split("/"):
-        raise ConfigError(f"{text!r} is no hub source; write hf:REPO@REVISION#path/in/repo")
+        raise ConfigError(
+            f"{text!r} is no hub source; write hf:REPO@REVISION#path/in/repo for a file, "
+            "hf:REPO@REVISION for a folder"
+        )
     repo, revision, member = match.groups()
-    check_member(member, text)
     endpoint = environ.get("HF_ENDPOINT", "").rstrip("/") or DEFAULT_HF_ENDPOINT
-    url = f"{endpoint}/{quote(repo)}/resolve/{quote(revision, safe='')}/{quote(member)}"
-    _check_url(url, f"HF_ENDPOINT={endpoint}")
-    return WebSource(text, url, token=environ.get("HF_TOKEN", "").strip())
+    token = environ.get("HF_TOKEN", "").strip()
+
+    def file_url(commit: str, name: str) -> str:
+        return f"{endpoint}/{quote(repo)}/resolve/{quote(commit, safe='')}/{quote(name)}"
+
+    def api_url(commit: str) -> str:
+        return f"{endpoint}/api/models/{quote(repo)}/revision/{quote(commit, safe='')}?blobs=true"
+
+    _check_url(file_url(revision, "file"), f"HF_ENDPOINT={endpoint}")
+    if member is None:
+        return HubFolderSource(text, api_url, file_url, revision, token=token)
+    return WebSource(text, file_url(revision, check_member(member, text)), token=token)
 
 
 def check_member(path: str, source: str) -> str:

@@ -19,7 +19,7 @@ from typing import IO, NoReturn
 from urllib.parse import SplitResult, urlsplit
 
 from outrider.errors import SourceError
-from outrider.models.disk.fetch import COPY_BYTES, PartialFetch
+from outrider.models.disk.fetch import COPY_BYTES, ByteSink
 
 TIMEOUT_S = 30.0
 MAX_ATTEMPTS = 5
@@ -50,7 +50,7 @@ class WebSource:
         """What is fetched."""
         return self._url
 
-    def fetch(self, partial: PartialFetch, scratch: Path) -> str | None:
+    def fetch(self, partial: ByteSink, scratch: Path) -> str | None:
         """Download, going on where an earlier attempt or process stopped."""
         problem = ""
         for attempt in range(MAX_ATTEMPTS):
@@ -65,7 +65,7 @@ class WebSource:
             "kept where the server allows resuming: pull again later"
         )
 
-    def _attempt(self, partial: PartialFetch) -> str | None:
+    def _attempt(self, partial: ByteSink) -> str | None:
         request = urllib.request.Request(self._url)  # noqa: S310 - parse_source admits https only
         request.add_header("User-Agent", "outrider")
         request.add_header("Accept-Encoding", "identity")
@@ -83,7 +83,7 @@ class WebSource:
             self._receive(response, partial)
         return redirects.claimed_sha256
 
-    def _receive(self, response: http.client.HTTPResponse, partial: PartialFetch) -> None:
+    def _receive(self, response: http.client.HTTPResponse, partial: ByteSink) -> None:
         kept = partial.position
         total_bytes = _announced(response.headers)
         offset = 0
@@ -108,7 +108,7 @@ class WebSource:
         return asked, int(match[3])
 
     @contextmanager
-    def _faults(self, partial: PartialFetch) -> Iterator[None]:
+    def _faults(self, partial: ByteSink) -> Iterator[None]:
         """What the network raises, as what is worth another attempt and what is not."""
         try:
             yield

@@ -87,6 +87,10 @@ def select_backend(
     reference = Reference(vocabulary)
     if wanted == REFERENCE:
         return FallbackBackend(None, reference, reason="it is the one that was asked for")
+    if json.loads(vocabulary.tokenizer_json)["model"]["type"] == "Unigram":
+        # Which of several splits of one sum is taken depends on how a program adds
+        # (models.unigram): texts where that shows are too rare for a test to find.
+        return FallbackBackend(None, reference, reason="scores are added up by no other one")
     packages = packages_by_speed(vocabulary) if wanted == AUTO else (wanted,)
     tested = test or partial(check_equivalence, vocabulary=vocabulary)
     refused = []

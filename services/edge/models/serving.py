@@ -53,12 +53,6 @@ class EdgeModels:
         self._config = config
         self._load_vocabulary = load
         self._telemetry = telemetry
-<<<<<<< HEAD
-        self.tokenizing = TokenizationMetrics(
-            metrics.registry, lambda: [model.encoder for model in list(self._loaded.values())]
-        )
-=======
->>>>>>> medge
         self._loop = asyncio.get_running_loop()
         self._table = ModelTable[ModelWaiter](config.max_loaded_models, config.loading)
         self._models: dict[str, EdgeModel] = {}

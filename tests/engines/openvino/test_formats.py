@@ -163,6 +163,7 @@ def test_a_file_with_sentencepieces_tokenizer_converts(tmp_path: Path) -> None:
     ("architecture", "extra", "fields", "complaint"),
     [
         ("mamba", {}, {}, "'mamba' cannot be served; choose one of llama, qwen2, qwen3"),
+        ("gemma3", {}, {}, "'gemma3' cannot be served; .* as a GGUF file or safetensors"),
         ("llama", {"rope_freqs.weight": np.ones(31, np.float32)}, {}, "31 factors for heads of 64"),
         ("llama", {"rope_freqs.weight": np.zeros(32, np.float32)}, {}, "no positive numbers"),
         ("llama", {"blk.0.ffn_gate_inp.weight": np.ones((2, 256), np.float32)}, {}, "ffn_gate_inp"),

@@ -1,0 +1,239 @@
+"""What a checkpoint's config.json says of the model: architecture, sizes, and the tensors that have
+to be there. Pure.
+
+Only what is known to mean the same as in a GGUF file is read. A key that changes the computation in
+another way is refused by name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from outrider.errors import UnsupportedModelError
+
+Config: TypeAlias = Mapping[str, Any]
+Factors: TypeAlias = npt.NDArray[np.float64]
+
+EMBEDDING: Final = "model.embed_tokens.weight"
+HEAD: Final = "lm_head.weight"
+_NORM: Final = "model.norm.weight"
+_DEFAULT_BASE: Final = 10_000.0
+_MAX_LAYERS: Final = 1 << 12
+_MAX_COUNT: Final = 1 << 31
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """One that is served."""
+
+    name: str
+    """As GGUF files call it."""
+    biased: bool = False
+    """Queries, keys and values have a bias."""
+    normed_heads: bool = False
+    """Each head of queries and keys is normed."""
+    interleaved: bool = False
+    """A GGUF file has the rows of queries and keys in another order: pairs that turn together are
+    neighbours there, and halves of a head here."""
+
+
+ARCHITECTURES: Final = {
+    "LlamaForCausalLM": Architecture("llama", interleaved=True),
+    "MistralForCausalLM": Architecture("llama", interleaved=True),
+    "Qwen2ForCausalLM": Architecture("qwen2", biased=True),
+    "Qwen3ForCausalLM": Architecture("qwen3", normed_heads=True),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class NamedTensor:
+    """A tensor that belongs to the model."""
+
+    name: str
+    """In the checkpoint."""
+    gguf_name: str
+    shape: tuple[int, ...]
+    heads: int = 0
+    """So many heads whose rows have another order in a GGUF file; 0: the same rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointConfig:
+    """A model's sizes."""
+
+    architecture: Architecture
+    vocabulary_size: int
+    max_context_tokens: int
+    width: int
+    inner: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    epsilon: float
+    base: float
+    """Of rotary frequencies."""
+    factors: Factors | None
+    """[head_size / 2] by which those are divided; None: by nothing."""
+    tied: bool | None
+    """Whether the embedding is the head too; None: not said."""
+
+    def tensors(self, *, with_head: bool) -> Iterator[NamedTensor]:
+        """All of them, `with_head` with one of its own."""
+        width, inner, kind = self.width, self.inner, self.architecture
+        yield NamedTensor(EMBEDDING, "token_embd.weight", (self.vocabulary_size, width))
+        for layer in range(self.num_layers):
+            yield from self._of_layer(f"model.layers.{layer}.", f"blk.{layer}.", kind, inner)
+        yield NamedTensor(_NORM, "output_norm.weight", (width,))
+        if with_head:
+            yield NamedTensor(HEAD, "output.weight", (self.vocabulary_size, width))
+
+    def _of_layer(
+        self, here: str, there: str, kind: Architecture, inner: int
+    ) -> Iterator[NamedTensor]:
+        width, size = self.width, self.head_size
+        for letter, heads in (("q", self.num_heads), ("k", self.num_kv_heads)):
+            turned = heads if kind.interleaved else 0
+            name, gguf = f"{here}self_attn.{letter}_proj", f"{there}attn_{letter}"
+            yield NamedTensor(f"{name}.weight", f"{gguf}.weight", (heads * size, width), turned)
+            if kind.biased:
+                yield NamedTensor(f"{name}.bias", f"{gguf}.bias", (heads * size,), turned)
+            if kind.normed_heads:
+                name = f"{here}self_attn.{letter}_norm.weight"
+                yield NamedTensor(name, f"{gguf}_norm.weight", (size,))
+        values = self.num_kv_heads * size
+        if kind.biased:
+            yield NamedTensor(f"{here}self_attn.v_proj.bias", f"{there}attn_v.bias", (values,))
+        for name, gguf, shape in (
+            ("self_attn.v_proj", "attn_v", (values, width)),
+            ("self_attn.o_proj", "attn_output", (width, self.num_heads * size)),
+            ("mlp.gate_proj", "ffn_gate", (inner, width)),
+            ("mlp.up_proj", "ffn_up", (inner, width)),
+            ("mlp.down_proj", "ffn_down", (width, inner)),
+            ("input_layernorm", "attn_norm", (width,)),
+            ("post_attention_layernorm", "ffn_norm", (width,)),
+        ):
+            yield NamedTensor(f"{here}{name}.weight", f"{there}{gguf}.weight", shape)
+
+
+def read_checkpoint_config(config: Config) -> CheckpointConfig:
+    """Raises UnsupportedModelError, naming the key, for a model that cannot be served exactly."""
+    architecture = _architecture(config)
+    _check_nothing_else_is_computed(config)
+    heads, width = _count(config, "num_attention_heads"), _count(config, "hidden_size")
+    kv_heads = _count(config, "num_key_value_heads", heads)
+    if heads % kv_heads:
+        _refuse(f"{heads} heads cannot share {kv_heads} of keys and values")
+    if config.get("head_dim") is None and width % heads:
+        _refuse(f"a width of {width} is no multiple of its {heads} heads")
+    size = _count(config, "head_dim", width // heads)
+    if size % 2:
+        _refuse(f"heads of {size} values cannot turn in pairs")
+    layers = _count(config, "num_hidden_layers")
+    if layers > _MAX_LAYERS:
+        _refuse(f"it has {layers} layers; at most {_MAX_LAYERS} are read")
+    base, factors = _rotary(config, size)
+    tied = config.get("tie_word_embeddings")
+    if tied is not None and type(tied) is not bool:
+        _refuse("tie_word_embeddings is neither true nor false")
+    return CheckpointConfig(
+        architecture=architecture,
+        vocabulary_size=_count(config, "vocab_size"),
+        max_context_tokens=_count(config, "max_position_embeddings"),
+        width=width,
+        inner=_count(config, "intermediate_size"),
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_size=size,
+        epsilon=_number(config, "rms_norm_eps"),
+        base=base,
+        factors=factors,
+        tied=tied,
+    )
+
+
+def _refuse(why: str) -> NoReturn:
+    raise UnsupportedModelError(
+        f"this checkpoint cannot be served as its config.json says: {why}; choose a model of "
+        f"{', '.join(ARCHITECTURES)}, as GGUF file or as safetensors of F32, F16 or BF16"
+    )
+
+
+def _architecture(config: Config) -> Architecture:
+    named = config.get("architectures")
+    name = named[0] if isinstance(named, list) and len(named) == 1 else named
+    if not isinstance(name, str) or name not in ARCHITECTURES:
+        _refuse(f"the architecture {str(name)[:64]!r} is not known here")
+    return ARCHITECTURES[name]
+
+
+def _check_nothing_else_is_computed(config: Config) -> None:
+    activation = config.get("hidden_act", "silu")
+    if activation not in ("silu", "swish"):
+        _refuse(f"hidden_act is {str(activation)[:32]!r}")
+    for key in ("quantization_config", "compression_config"):
+        if config.get(key):
+            _refuse(f"its weights are quantised ({key})")
+    if config.get("partial_rotary_factor") not in (None, 1, 1.0):
+        _refuse("only part of a head's values turns with the position (partial_rotary_factor)")
+    kinds = config.get("layer_types")
+    if kinds is not None and any(kind != "full_attention" for kind in kinds):
+        _refuse("some layers see less than all that came before (layer_types)")
+    window = config.get("sliding_window")
+    # Qwen's files name a window and do not use it; Mistral's have no such switch.
+    has_window = bool(window) and config.get("use_sliding_window", True)
+    if has_window and _count(config, "sliding_window") < _count(config, "max_position_embeddings"):
+        _refuse("tokens see only a window of what came before (sliding_window)")
+
+
+def _rotary(config: Config, head_size: int) -> tuple[float, Factors | None]:
+    """Base, and the factors that frequencies are divided by."""
+    rules = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(rules, Mapping):
+        _refuse("its rope_scaling is no object")
+    base = _number({"rope_theta": _DEFAULT_BASE} | dict(config) | dict(rules), "rope_theta")
+    kind = rules.get("rope_type", rules.get("type", "default"))
+    if rules.get("partial_rotary_factor") not in (None, 1, 1.0):
+        _refuse("only part of a head's values turns with the position (partial_rotary_factor)")
+    if kind == "default":
+        return base, None
+    if kind == "linear":
+        return base, np.full(head_size // 2, _number(rules, "factor"))
+    if kind == "llama3":
+        return base, _llama3_factors(rules, base ** -(np.arange(0, head_size, 2) / head_size))
+    _refuse(f"positions are scaled by the rule {str(kind)[:32]!r}; default, linear and llama3 are")
+
+
+def _llama3_factors(rules: Config, frequencies: Factors) -> Factors:
+    """Long wavelengths are divided by `factor`, short ones by nothing, those between by something
+    between."""
+    factor = _number(rules, "factor")
+    low, high = _number(rules, "low_freq_factor"), _number(rules, "high_freq_factor")
+    context = _number(rules, "original_max_position_embeddings")
+    if high <= low:
+        _refuse("high_freq_factor is not above low_freq_factor")
+    wavelengths = 2 * math.pi / frequencies
+    share = np.clip((context / wavelengths - low) / (high - low), 0, 1)
+    return np.asarray(1 / ((1 - share) / factor + share), np.float64)
+
+
+def _count(config: Config, key: str, default: int | None = None) -> int:
+    value = config.get(key)
+    value = default if value is None else value
+    if type(value) is not int or not 0 < value < _MAX_COUNT:
+        _refuse(f"{key} is {str(value)[:32]!r}, not a positive whole number")
+    return value
+
+
+def _number(config: Config, key: str) -> float:
+    value: Any = config.get(key)
+    if type(value) not in (int, float) or not 0 < value < math.inf:
+        _refuse(f"{key} is {str(value)[:32]!r}, not a positive number")
+    return float(value)

@@ -1,0 +1,209 @@
+"""Small random checkpoints in safetensors, and what they say, computed with numpy from the tensors
+as Hugging Face names and orders them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+Tensors: TypeAlias = dict[str, Floats]
+
+LLAMA, QWEN2, QWEN3 = "LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"
+LLAMA3_RULE = {
+    **{"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    "original_max_position_embeddings": 64,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Small:
+    """A small model's sizes."""
+
+    architecture: str = LLAMA
+    vocabulary: int = 96
+    width: int = 256
+    heads: int = 4
+    kv_heads: int = 2
+    head_size: int = 64
+    inner: int = 256
+    layers: int = 2
+    base: float = 10_000.0
+    epsilon: float = 1e-5
+    tied: bool = True
+
+    def config(self, **changes: Any) -> dict[str, Any]:
+        """Its config.json; a change of None leaves a key out."""
+        found = {
+            "architectures": [self.architecture],
+            "vocab_size": self.vocabulary,
+            "hidden_size": self.width,
+            "intermediate_size": self.inner,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_size,
+            "max_position_embeddings": 512,
+            "rms_norm_eps": self.epsilon,
+            "rope_theta": self.base,
+            "hidden_act": "silu",
+            "tie_word_embeddings": self.tied,
+        } | changes
+        return {key: value for key, value in found.items() if value is not None}
+
+
+def random_tensors(small: Small, *, scale: float = 0.06) -> Tensors:
+    """Matrices of this RMS."""
+    rng = np.random.default_rng(7)
+    width, size = small.width, small.head_size
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (small.vocabulary, width)}
+    gains = {"model.norm.weight": width}
+    for layer in range(small.layers):
+        prefix = f"model.layers.{layer}."
+        for name, rows, columns in (
+            ("self_attn.q_proj", small.heads * size, width),
+            ("self_attn.k_proj", small.kv_heads * size, width),
+            ("self_attn.v_proj", small.kv_heads * size, width),
+            ("self_attn.o_proj", width, small.heads * size),
+            ("mlp.gate_proj", small.inner, width),
+            ("mlp.up_proj", small.inner, width),
+            ("mlp.down_proj", width, small.inner),
+        ):
+            shapes[f"{prefix}{name}.weight"] = (rows, columns)
+            if small.architecture == QWEN2 and name[-6:] in ("q_proj", "k_proj", "v_proj"):
+                shapes[f"{prefix}{name}.bias"] = (rows,)
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            gains[f"{prefix}{name}.weight"] = width
+        if small.architecture == QWEN3:
+            gains[f"{prefix}self_attn.q_norm.weight"] = size
+            gains[f"{prefix}self_attn.k_norm.weight"] = size
+    if not small.tied:
+        shapes["lm_head.weight"] = (small.vocabulary, width)
+    found = {n: (rng.standard_normal(s) * scale).astype(np.float32) for n, s in shapes.items()}
+    return found | {n: rng.uniform(0.5, 1.5, s).astype(np.float32) for n, s in gains.items()}
+
+
+def as_bf16(values: Floats) -> npt.NDArray[np.uint16]:
+    """Bits of the numbers cut to sixteen bits."""
+    return (np.ascontiguousarray(values).view(np.uint32) >> 16).astype(np.uint16)
+
+
+def from_bf16(bits: npt.NDArray[np.uint16]) -> Floats:
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def stored(tensors: Mapping[str, Floats], dtype: str) -> Tensors:
+    """What a file of this type says of them."""
+    if dtype == "BF16":
+        return {name: from_bf16(as_bf16(values)) for name, values in tensors.items()}
+    kind = np.float16 if dtype == "F16" else np.float32
+    return {name: values.astype(kind).astype(np.float32) for name, values in tensors.items()}
+
+
+def packed(tensors: Mapping[str, npt.NDArray[Any]], dtype: str = "F32") -> bytes:
+    """A safetensors file."""
+    header, data = dict[str, Any](), bytearray()
+    for name, values in tensors.items():
+        if dtype == "BF16":
+            content = as_bf16(np.asarray(values, np.float32)).tobytes()
+        else:
+            content = values.astype(np.float16 if dtype == "F16" else np.float32).tobytes()
+        offsets = [len(data), len(data) + len(content)]
+        header[name] = {"dtype": dtype, "shape": list(values.shape), "data_offsets": offsets}
+        data += content
+    return framed(header | {"__metadata__": {"format": "pt"}}, bytes(data))
+
+
+def framed(header: Mapping[str, Any] | bytes, data: bytes) -> bytes:
+    """A header and what follows it."""
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def write_checkpoint(
+    folder: Path,
+    small: Small,
+    tensors: Mapping[str, Floats],
+    tokenizer_json: str,
+    *,
+    dtype: str = "F32",
+    shards: int = 1,
+    config: Mapping[str, Any] | None = None,
+) -> Path:
+    """A folder as it is published; `config` has changes of config.json."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(small.config(**(config or {}))))
+    (folder / "tokenizer.json").write_text(tokenizer_json)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 0}))
+    if shards == 1:
+        (folder / "model.safetensors").write_bytes(packed(tensors, dtype))
+        return folder
+    names = list(tensors)
+    where = dict[str, str]()
+    for number in range(shards):
+        file = f"model-{number + 1:05}-of-{shards:05}.safetensors"
+        part = {name: tensors[name] for name in names[number::shards]}
+        (folder / file).write_bytes(packed(part, dtype))
+        where |= dict.fromkeys(part, file)
+    index = {"metadata": {"total_size": 0}, "weight_map": where}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return folder
+
+
+def logits_of(
+    small: Small, tensors: Mapping[str, Floats], ids: Sequence[int], frequencies: Any = None
+) -> Floats:
+    """[n, V] as the architecture's published code computes them; `frequencies` are radians a
+    position for each pair, None: the plain ones."""
+    size, count = small.head_size, len(ids)
+    if frequencies is None:
+        frequencies = small.base ** -(np.arange(0, size, 2) / size)
+    angles = np.concatenate([np.outer(np.arange(count), frequencies)] * 2, -1)
+    cosine, sine = np.cos(angles), np.sin(angles)
+
+    def normed(rows: Any, name: str) -> Any:
+        power = np.mean(rows**2, -1, keepdims=True)
+        return rows / np.sqrt(power + small.epsilon) * tensors[name]
+
+    def turned(rows: Any) -> Any:
+        first, second = np.split(rows, 2, -1)
+        return rows * cosine + np.concatenate([-second, first], -1) * sine
+
+    state = tensors["model.embed_tokens.weight"][np.asarray(ids)].astype(np.float64)
+    for layer in range(small.layers):
+        prefix = f"model.layers.{layer}."
+
+        def times(rows: Any, name: str, prefix: str = prefix) -> Any:
+            bias = tensors.get(f"{prefix}{name}.bias", np.zeros(1))
+            return rows @ tensors[f"{prefix}{name}.weight"].T + bias
+
+        seen = normed(state, f"{prefix}input_layernorm.weight")
+        heads = {
+            letter: times(seen, f"self_attn.{letter}_proj").reshape(count, -1, size).swapaxes(0, 1)
+            for letter in "qkv"
+        }
+        for letter in "qk" if small.architecture == QWEN3 else "":
+            heads[letter] = normed(heads[letter], f"{prefix}self_attn.{letter}_norm.weight")
+        queries, keys = turned(heads["q"]), turned(heads["k"])
+        shared = small.heads // small.kv_heads
+        keys, values = np.repeat(keys, shared, 0), np.repeat(heads["v"], shared, 0)
+        scores = queries @ keys.swapaxes(1, 2) / math.sqrt(size)
+        scores += np.triu(np.full((count, count), -np.inf), 1)
+        scores = np.exp(scores - scores.max(-1, keepdims=True))
+        scores /= scores.sum(-1, keepdims=True)
+        mixed = (scores @ values).swapaxes(0, 1).reshape(count, -1)
+        state = state + times(mixed, "self_attn.o_proj")
+        seen = normed(state, f"{prefix}post_attention_layernorm.weight")
+        gate = times(seen, "mlp.gate_proj")
+        inner = gate / (1 + np.exp(-gate)) * times(seen, "mlp.up_proj")
+        state = state + times(inner, "mlp.down_proj")
+    head = tensors["model.embed_tokens.weight" if small.tied else "lm_head.weight"]
+    return np.asarray(normed(state, "model.norm.weight") @ head.T, np.float32)
