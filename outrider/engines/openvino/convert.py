@@ -97,8 +97,9 @@ class ConvertedModel:
         return self.graph.with_suffix(".bin")
 
 
-def converted(spec: ModelSpec, store: ModelStore) -> ConvertedModel:
-    """The converted model; fetched and converted if the store lacks it.
+def converted(spec: ModelSpec, store: ModelStore, layout: str = DEFAULT_LAYOUT) -> ConvertedModel:
+    """The converted model; fetched and converted if the store lacks it. Folders have a layout of
+    their own.
 
     Raises what ModelStore.ensure raises, and EngineError if the conversion fails.
     """
@@ -107,8 +108,8 @@ def converted(spec: ModelSpec, store: ModelStore) -> ConvertedModel:
         return read_folder(unpacked(artifact, store))
     directory = store.derived(
         artifact,
-        derived_name(DEFAULT_LAYOUT),
-        lambda folder: convert(artifact.path, folder, DEFAULT_LAYOUT),
+        derived_name(layout),
+        lambda folder: convert(artifact.path, folder, layout),
     )
     return read_converted(directory)
 

@@ -22,6 +22,7 @@ import openvino.opset13 as ops
 from outrider.engines.openvino.repacking import FileMatrix, RepackedModel, WeightError
 from outrider.engines.openvino.weights import (
     CompressedWeights,
+    packed_i4,
     read_weights,
     stored_values,
     write_weights,
@@ -32,6 +33,7 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 
 _CENTRE: Final = 128
 _MAX_I8: Final = 127
+_LEAST_I4: Final = -8
 _ROW: Final = 0
 """In place of a group size: one scale for a whole row."""
 
@@ -62,6 +64,25 @@ def _signed(group: int) -> Callable[[Floats], CompressedWeights]:
     return pack
 
 
+def _signed_4_bits(group: int) -> Callable[[Floats], CompressedWeights]:
+    """i4 with one f16 scale for `group` values of a row, without zero points: the value that is
+    farthest from zero becomes -8, the one number without a counterpart."""
+
+    def pack(matrix: Floats) -> CompressedWeights:
+        rows, columns = matrix.shape
+        size = _fitting(columns, group)
+        if columns % 2:  # no whole bytes
+            return _signed(group)(matrix)
+        blocks = matrix.reshape(rows, columns // size, size)
+        farthest = np.take_along_axis(blocks, np.abs(blocks).argmax(-1, keepdims=True), -1)
+        scales = (farthest / _LEAST_I4).astype(np.float16)
+        divisors = np.where(scales != 0, scales, 1).astype(np.float32)
+        values = np.clip(np.rint(blocks / divisors), _LEAST_I4, -_LEAST_I4 - 1).astype(np.int8)
+        return CompressedWeights(packed_i4(values), None, ops.constant(scales))
+
+    return pack
+
+
 def _shifted(matrix: Floats) -> CompressedWeights:
     """u8 with a zero point and one f16 scale for 32 values of a row: half the rounding error of i8
     where a group's values lie on one side of zero."""
@@ -87,11 +108,14 @@ _LAYOUTS: Final = {
         Layout("i8-groups-96", _signed(96), 96),
         Layout("i8-rows", _signed(_ROW), 64),
         Layout("u8-groups-32", _shifted, 32),
+        Layout("i4-groups-64", _signed_4_bits(64), 64),
         Layout("as-converted", None, 32),
     )
 }
 LAYOUTS: Final = tuple(_LAYOUTS)
 DEFAULT_LAYOUT: Final = "i8-groups-32"
+LAYOUT_OF_BITS: Final = {8: DEFAULT_LAYOUT, 4: "i4-groups-64"}
+"""By how many bits a weight is to have."""
 AS_CONVERTED: Final = "as-converted"
 """For files whose every matrix the converter reads without loss, as drafts of ours."""
 
