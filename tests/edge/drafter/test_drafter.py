@@ -36,7 +36,7 @@ def test_the_target_itself_drafts_its_own_reply(params: SamplingParams) -> None:
 
 
 def test_a_right_chain_is_never_computed_again() -> None:
-    bench = Bench(limits=DrafterLimits(min_branch=1.0), calibration=CREDULOUS)
+    bench = Bench(limits=DrafterLimits(cheap_rows=0, min_branch=1.0), calibration=CREDULOUS)
     reply = reply_of(OPTIONS, PROMPT, GREEDY)
     bench.open(1, PROMPT, GREEDY)
     bench.settle()
