@@ -11,7 +11,7 @@ from bench.wan.waiting_edge import CHAIN, STOP_AND_WAIT, WaitingPolicy
 
 KINDS = ("chat_short", "chat_long", "code", "languages", "structured", "math")
 
-Gateway: TypeAlias = Literal["far", "near", "quiet", "wide"]
+Gateway: TypeAlias = Literal["far", "near", "quiet", "wide", "copies", "always"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +72,10 @@ SCHEMES = (
     OURS,
     NO_UPLOAD,
 )
+COPIES = Scheme("(d) edge drafts copies alone", "copies", provisional=True)
+ALWAYS = Scheme("(g) as (f), drafts always sent", "always", provisional=True)
+ALL_SCHEMES = (*SCHEMES, COPIES, ALWAYS)
+"""With those that only `--pair` has (`bench.wan.pair`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +121,9 @@ class Size:
 
     @property
     def schemes(self) -> tuple[Scheme, ...]:
-        """Those that take part, in the order of `SCHEMES`."""
+        """Those that take part, in the order of `ALL_SCHEMES`."""
         asked = {scheme for part in self.parts for scheme in part.chats}
-        return tuple(scheme for scheme in SCHEMES if scheme in asked)
+        return tuple(scheme for scheme in ALL_SCHEMES if scheme in asked)
 
     @property
     def rtts_ms(self) -> tuple[float, ...]:
@@ -195,6 +199,27 @@ QUICK = Size(
     ),
     max_tokens=24,
     max_fixed_rows=12,
+)
+
+_PAIRED = _each(2, PLAIN, OURS) | _each(1, COPIES, ALWAYS)
+_REGION_ALONE = _each(1, REGION_SUFFIX, REGION_DRAFTER)
+PAIR = Size(
+    rounds=8,
+    parts=(
+        CellGroup(1, 0.0, (0.0, 100.0), _PAIRED | _REGION_ALONE),
+        CellGroup(1, 0.0, (20.0, 50.0, 150.0, 250.0), _PAIRED),
+    ),
+    max_tokens=32,
+)
+"""Of the slow target (`bench.wan.pair`), whose tokens take ten times as long."""
+PAIR_MINUTES = 11.0
+PAIR_QUICK = Size(
+    rounds=1,
+    parts=(
+        CellGroup(1, 0.0, (0.0, 250.0), _each(2, PLAIN, OURS) | _each(1, COPIES)),
+        CellGroup(1, 0.0, (50.0,), _each(2, PLAIN, OURS) | _each(1, COPIES, REGION_SUFFIX)),
+    ),
+    max_tokens=24,
 )
 
 
