@@ -44,7 +44,10 @@ from bench.wan.pair_analysis import add_pair_tables, keep_pair, pair_figures, un
 from bench.wan.plan import PAIR, PAIR_MINUTES, PAIR_QUICK
 from bench.wan.results import Results
 from bench.wan.testbed import RegionEngine, running_testbed
-from outrider.models.catalog import ModelSpec
+from outrider.engines.draft_loading import DRAFT_WEIGHT_BITS
+from outrider.engines.openvino.convert import converted
+from outrider.engines.openvino.layouts import LAYOUT_OF_BITS
+from outrider.models.definitions import Place, read_definitions
 from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import Vocabulary, load_vocabulary
 from outrider.telemetry.logs import configure_logging
@@ -64,8 +67,7 @@ def main(arguments: argparse.Namespace) -> int:
     if missing:
         return 1
     tables = definitions(files[CODER_15B.name], files[CODER_05B.name])
-    target = ModelSpec(TARGET, f"file:{files[CODER_15B.name]}", CODER_15B.sha256)
-    vocabulary = load_vocabulary(target, ModelStore(default_root()))
+    vocabulary = _prepared(tables)
     cores = os.sched_getaffinity(0)
     try:
         measured = asyncio.run(_measure(arguments, vocabulary, tables, monotonic()))
@@ -94,6 +96,17 @@ def definitions(target: Path, draft: Path) -> dict[str, Mapping[str, object]]:
         },
         DRAFT: {"source": f"file:{draft}", "sha256": CODER_05B.sha256, "engine": _ENGINE},
     }
+
+
+def _prepared(tables: Mapping[str, Mapping[str, object]]) -> Vocabulary:
+    """Have both models in the store as they will be loaded, which takes minutes the first time;
+    their vocabulary."""
+    specs = read_definitions(tables, Place("bench.wan.pair", lambda text: text))
+    target, draft = (next(s for s in specs if s.name == name) for name in (TARGET, DRAFT))
+    store = ModelStore(default_root())
+    converted(target, store)
+    converted(draft, store, LAYOUT_OF_BITS[DRAFT_WEIGHT_BITS])
+    return load_vocabulary(target, store)
 
 
 async def _measure(

@@ -118,6 +118,8 @@ class Size:
     """Of a reply."""
     max_fixed_rows: int = 64
     """Of the region's engines: fewer are compiled sooner."""
+    kinds: tuple[str, ...] = KINDS
+    """Of the prompts."""
 
     @property
     def schemes(self) -> tuple[Scheme, ...]:
@@ -137,7 +139,7 @@ class Size:
     def prompts(self, turn: int) -> tuple[Prompt, ...]:
         """Those of a round: where the last one's end, and from the first on again after all. To
         none of them was anything fitted (`bench.harness.prompts`)."""
-        all_ = interleaved(load_prompts(*KINDS, split="held_out"))
+        all_ = interleaved(load_prompts(*self.kinds, split="held_out"))
         first = sum(self.num_prompts(earlier) for earlier in range(turn))
         return tuple(all_[(first + n) % len(all_)] for n in range(self.num_prompts(turn)))
 
@@ -201,6 +203,8 @@ QUICK = Size(
     max_fixed_rows=12,
 )
 
+_SHORT_KINDS = tuple(kind for kind in KINDS if kind != "chat_long")
+"""A slow target reads a long prompt for seconds, in which nothing is measured that is asked."""
 _PAIRED = _each(2, PLAIN, OURS) | _each(1, COPIES, ALWAYS)
 _REGION_ALONE = _each(1, REGION_SUFFIX, REGION_DRAFTER)
 PAIR = Size(
@@ -210,6 +214,7 @@ PAIR = Size(
         CellGroup(1, 0.0, (20.0, 50.0, 150.0, 250.0), _PAIRED),
     ),
     max_tokens=32,
+    kinds=_SHORT_KINDS,
 )
 """Of the slow target (`bench.wan.pair`), whose tokens take ten times as long."""
 PAIR_MINUTES = 11.0
@@ -220,6 +225,7 @@ PAIR_QUICK = Size(
         CellGroup(1, 0.0, (50.0,), _each(2, PLAIN, OURS) | _each(1, COPIES, REGION_SUFFIX)),
     ),
     max_tokens=24,
+    kinds=_SHORT_KINDS,
 )
 
 

@@ -5,8 +5,8 @@ A product of compressed weights is one of
     MatMul(x, Convert(Reshape(Convert(values) * scales)))
     MatMul(x, Convert(Reshape((Convert(values) - Convert(zero points)) * scales)))
 
-with values [rows, groups, group size] of i8, i4, u4 or u8. The CPU plugin recognises both and
-computes with the values as they are. Products that are written otherwise are left alone.
+with values [rows, groups, group size] of i8, u4 or u8. The CPU plugin recognises both and computes
+with the values as they are. Products that are written otherwise are left alone.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class CompressedWeights:
     """The constants of one product."""
 
     values: Any
-    """[rows, groups, group size] i8, i4, u4 or u8."""
+    """[rows, groups, group size] i8, u4 or u8."""
     zero_points: Any | None
     """[rows, groups, 1], of the same type; None: all are 0."""
     scales: Any
@@ -47,31 +47,31 @@ class CompressedWeights:
 
 
 def stored_values(weights: CompressedWeights, rows: slice) -> npt.NDArray[np.float32]:
-    """[rows, columns] what i8, i4 or u8 constants stand for."""
-    if weights.values.get_element_type() == ov.Type.i4:
-        values = _unpacked(weights)[rows].astype(np.float32)
-    else:
-        values = weights.values.get_data()[rows].astype(np.float32)
+    """[rows, columns] what the constants stand for."""
+    values: npt.NDArray[np.float32] = _numbers(weights.values)[rows].astype(np.float32)
     if weights.zero_points is not None:
-        values -= weights.zero_points.get_data()[rows]
+        values -= _numbers(weights.zero_points)[rows]
     values *= weights.scales.get_data()[rows].astype(np.float32)
     return values.reshape(len(values), -1)
 
 
-def packed_i4(values: npt.NDArray[np.int8]) -> Any:
-    """A constant of numbers from -8 to 7, two in a byte, the first one in its low half. Their count
+def packed_u4(values: npt.NDArray[np.uint8]) -> Any:
+    """A constant of numbers from 0 to 15, two in a byte, the first one in its low half. Their count
     is even."""
-    halves = (values & 0xF).astype(np.uint8).reshape(-1, 2)
-    tensor = ov.Tensor(ov.Type.i4, ov.Shape(list(values.shape)))
+    halves = values.reshape(-1, 2)
+    tensor = ov.Tensor(ov.Type.u4, ov.Shape(list(values.shape)))
     tensor.data.reshape(-1).view(np.uint8)[...] = halves[:, 0] | halves[:, 1] << 4
     return ops.constant(tensor)
 
 
-def _unpacked(weights: CompressedWeights) -> npt.NDArray[np.int8]:
-    """The values of an i4 constant."""
-    data = np.ascontiguousarray(weights.values.get_data()).reshape(-1).view(np.uint8)
-    halves = np.stack([data << 4, data & 0xF0], axis=-1).view(np.int8) >> 4
-    return halves.reshape(weights.shape)
+def _numbers(constant: Any) -> npt.NDArray[Any]:
+    """A constant's numbers, each in a byte of its own."""
+    data: npt.NDArray[Any] = constant.get_data()
+    if constant.get_element_type() != ov.Type.u4:
+        return data
+    packed = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+    halves = np.stack([packed & 0xF, packed >> 4], axis=-1)
+    return halves.reshape(list(constant.get_output_shape(0)))
 
 
 def read_weights(product: Any) -> CompressedWeights | None:

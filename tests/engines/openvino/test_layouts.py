@@ -82,31 +82,27 @@ def test_no_value_moves_by_more_than_its_group_allows(
     assert (np.abs(_values(weights) - matrix) <= allowed).all()
 
 
-@given(st.integers(0, 2**32 - 1), st.sampled_from([64, 96, 576, 62]), st.floats(-2, 2))
+@given(st.integers(0, 2**32 - 1), st.sampled_from([64, 96, 576, 63]), st.floats(-2, 2))
 def test_four_bits_move_no_value_by_more_than_a_step(
     seed: int, columns: int, offset: float
 ) -> None:
-    noise = np.random.default_rng(seed).standard_normal((3, columns))
+    noise = np.random.default_rng(seed).standard_normal((4, columns))
     matrix = np.asarray(noise + offset, np.float32)
     weights = _packed(layout_of(COARSE), matrix)
-    assert weights.values.get_element_type() == ov.Type.i4 and weights.zero_points is None
+    assert weights.values.get_element_type() == ov.Type.u4
     stored = stored_values(weights, slice(None))
-    steps = np.repeat(np.abs(weights.scales.get_data().astype(np.float32)), weights.shape[2], 2)
-    assert (np.abs(stored - matrix) <= 1.01 * steps.reshape(3, -1)).all()
-    # The value farthest from zero keeps its place exactly, but for the scale's rounding.
-    groups = np.abs(matrix).reshape(3, -1, weights.shape[2])
-    kept = np.abs(stored).reshape(groups.shape)
-    np.testing.assert_allclose(kept.max(-1), groups.max(-1), rtol=2**-10)
+    steps = np.repeat(weights.scales.get_data().astype(np.float32), weights.shape[2], 2)
+    allowed = 1.01 * steps.reshape(4, -1) + np.abs(matrix) * 2**-9
+    assert (np.abs(stored - matrix) <= allowed).all()
     np.testing.assert_array_equal(stored_values(weights, slice(1, 3)), stored[1:3])
 
 
 def test_four_bits_need_whole_bytes() -> None:
-    matrix = np.random.default_rng(5).standard_normal((4, 63)).astype(np.float32)
+    matrix = np.random.default_rng(5).standard_normal((3, 64)).astype(np.float32)
     weights = _packed(layout_of(COARSE), matrix)
     assert weights.values.get_element_type() == ov.Type.i8
-    assert not stored_values(
-        _packed(layout_of(COARSE), np.zeros((2, 64), np.float32)), slice(2)
-    ).any()
+    zeros = _packed(layout_of(COARSE), np.zeros((2, 64), np.float32))
+    assert not stored_values(zeros, slice(2)).any()
 
 
 def test_the_default_layout_keeps_q8_0_bit_for_bit() -> None:
