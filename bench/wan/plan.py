@@ -205,10 +205,10 @@ QUICK = Size(
 
 _SHORT_KINDS = tuple(kind for kind in KINDS if kind != "chat_long")
 """A slow target reads a long prompt for seconds, in which nothing is measured that is asked."""
-_PAIRED = _each(2, PLAIN, OURS) | _each(1, COPIES, ALWAYS)
-_REGION_ALONE = _each(1, REGION_SUFFIX, REGION_DRAFTER)
+_PAIRED = _each(6, PLAIN, OURS) | _each(2, COPIES, ALWAYS)
+_REGION_ALONE = _each(2, REGION_SUFFIX, REGION_DRAFTER)
 PAIR = Size(
-    rounds=8,
+    rounds=4,
     parts=(
         CellGroup(1, 0.0, (0.0, 100.0), _PAIRED | _REGION_ALONE),
         CellGroup(1, 0.0, (20.0, 50.0, 150.0, 250.0), _PAIRED),

@@ -111,13 +111,13 @@ def test_paces_are_over_plain_streaming_on_the_same_chats() -> None:
     results = results_of()
     near = pace_quartiles(results, OURS, 0.0)
     assert near is not None
-    assert near == pytest.approx((1.55, 1.525, 1.575))
+    assert near == pytest.approx((1.75, 1.625, 1.875))
     assert pace_quartiles(results, REGION_DRAFTER, 20.0) is None, "not asked there"
 
 
 def test_the_break_even_lies_between_the_distances_around_it() -> None:
     results = results_of()
-    assert break_even_ms(results, ALWAYS) == pytest.approx(250 * 0.5 / 0.6, abs=1)
+    assert break_even_ms(results, ALWAYS) == pytest.approx(250 * 0.55 / 0.6, abs=1)
     assert break_even_ms(results, COPIES) == 250.0, "as fast everywhere"
     assert break_even_ms(results_of(PAIR_QUICK), REGION_SUFFIX) is None, "asked at one distance"
 
@@ -165,7 +165,7 @@ def test_the_tables_and_the_record_say_what_was_found(tmp_path: Path) -> None:
     run.figures.update(pair_figures(results, measured, []))
     run.finish(tmp_path)
     page = regenerated("<!-- bench:wan_pair -->\n<!-- /bench:wan_pair -->\n", tmp_path)
-    assert "| (f) Outrider | 2, 2, 2, 2, 2, 2 | 1.55 (" in page
+    assert "| (f) Outrider | 6, 6, 6, 6, 6, 6 | 1.75 (" in page
     assert "(c) region runs the drafter" in page
     figures = run.figures
     num = sum(len(results.samples(s, Selection())) for s in results.schemes())
