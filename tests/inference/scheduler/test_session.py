@@ -217,7 +217,7 @@ def test_what_drafts_of_the_edge_add_is_no_part_of_the_interval() -> None:
     now = 10.0
     for at in range(0, 80, 2):
         now += 0.05
-        chain.receive(Drafts(0, at, (7,), continues=at > 0), live.ids, 3)
+        chain.receive(Drafts(at + 1, at, (7,)), live.ids, 3)
         proposal = live.sources.propose(1)
         event = commit(live, rows(7, 8), proposal.ids, now=now, drafts_ms=20.0)
     assert event.commit_interval_ms == pytest.approx(30.0, rel=0.01)
