@@ -61,8 +61,8 @@ class EngineConfig:
     it 2 %; `python -m bench.fidelity`). OpenVINO only."""
     weight_bits: int = 8
     """Bits of a weight, 8 or 4, once a model file is converted. With 4 a call of few rows takes six
-    tenths of the time, and a tenth of likeliest tokens become other ones: for draft models, whose
-    text is verified. Folders are served as they are. OpenVINO only."""
+    tenths of the time and is less true to the file: for draft models, whose text is verified
+    (decision 0008). Folders are served as they are. OpenVINO only."""
     exact: bool = True
     """Whether a row is the same bits in every batch and chunking (EngineInfo.exact)."""
     fake: FakeOptions = field(default_factory=FakeOptions)
