@@ -178,11 +178,11 @@ class Scheduler:
 
     def _drafts_ms(self, one: ScheduledSequence, batch: Batch) -> float:
         """By how much one session's drafts made a call longer."""
-        if not one.num_drafts or not batch.is_decode:
+        num_added = one.num_tokens + one.num_drafts - max(one.num_tokens, self._min_rows)
+        if num_added <= 0 or not batch.is_decode:
             return 0.0
-        rows = batch.num_tokens
-        cost = self._decode_cost
-        return max(0.0, cost.predict_ms(rows) - cost.predict_ms(rows - one.num_drafts))
+        rows, cost = batch.num_tokens, self._decode_cost
+        return max(0.0, cost.predict_ms(rows) - cost.predict_ms(rows - num_added))
 
     def _update_cost(self) -> None:
         """From the last call that was timed."""
