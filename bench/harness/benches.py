@@ -98,6 +98,10 @@ _ALL = (
         core_minutes=12.0,
     ),
     Bench(
+        "wan_pair", "bench.wan", ("--pair",), sources=(*SERVICES, "bench/relay", PROMPTS),
+        minutes=12.0,
+    ),
+    Bench(
         "frontier", "bench.wan.frontier", sources=(*SERVICES, "bench/relay", "bench/data/tuning"),
         minutes=20.0,
     ),

@@ -13,11 +13,21 @@ import bench.wan
 from bench.harness import Run, parser, start
 from bench.systems.base import Request, Work
 from bench.systems.replica import reference
+from bench.wan import pair
 from bench.wan.analysis import figures_of, model_of
 from bench.wan.chats import messages_of
 from bench.wan.draft_source import drafting
 from bench.wan.measure import Links, Measured, measure
-from bench.wan.plan import CORE, CORE_MINUTES, FULL, FULL_MINUTES, QUICK, Size, seed_of
+from bench.wan.plan import (
+    CORE,
+    CORE_MINUTES,
+    FULL,
+    FULL_MINUTES,
+    PAIR_MINUTES,
+    QUICK,
+    Size,
+    seed_of,
+)
 from bench.wan.results import Results
 from bench.wan.samples import Batch
 from bench.wan.tables import add_tables, keep_samples, keep_settings
@@ -36,6 +46,8 @@ _ROLES = ("edge", "router", "inference")
 def main() -> int:
     began = monotonic()
     arguments = _flags().parse_args()
+    if arguments.pair:
+        return pair.main(arguments)
     run = start("wan", arguments)
     configure_logging("bench", "error")  # the reference's engine would log between the tables
     cores = os.sched_getaffinity(0)
@@ -55,6 +67,11 @@ def _flags() -> argparse.ArgumentParser:
     core = "(a), (b) and (f) at four RTTs, 60 greedy and 30 sampled chats a cell, one at a time"
     flags = parser("wan", bench.wan.__doc__ or "", core=core)
     flags.formatter_class = argparse.RawDescriptionHelpFormatter
+    flags.add_argument(
+        "--pair",
+        action="store_true",
+        help="a slow target and a draft model of its family (bench.wan.pair); no --core",
+    )
     flags.add_argument("--threads", type=int, default=1, help="threads of the region's engines")
     flags.add_argument(
         "--client-rtt-ms",
@@ -68,7 +85,8 @@ def _flags() -> argparse.ArgumentParser:
         "--minutes",
         type=float,
         help="no round begins that would end the run later than this "
-        f"({CORE_MINUTES:g} with --core, otherwise {FULL_MINUTES:g})",
+        f"({CORE_MINUTES:g} with --core, {PAIR_MINUTES:g} with --pair, otherwise "
+        f"{FULL_MINUTES:g})",
     )
     flags.add_argument(
         "--set",

@@ -110,8 +110,9 @@ async def ask_client(
     ) as chat:
         async for event in chat:
             reader.take(event, (time.perf_counter() - began) * 1000)
-        usage = (await chat.result()).usage
-    return reader.sample(usage.draft_tokens, usage.accepted_tokens)
+        result = await chat.result()
+    usage, edge = result.usage, result.speculation_stats
+    return reader.sample(usage.draft_tokens, usage.accepted_tokens, edge=edge)
 
 
 def messages_of(prompt: Prompt) -> list[Message]:

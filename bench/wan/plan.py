@@ -11,7 +11,7 @@ from bench.wan.waiting_edge import CHAIN, STOP_AND_WAIT, WaitingPolicy
 
 KINDS = ("chat_short", "chat_long", "code", "languages", "structured", "math")
 
-Gateway: TypeAlias = Literal["far", "near", "quiet", "wide"]
+Gateway: TypeAlias = Literal["far", "near", "quiet", "wide", "copies", "always"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +72,10 @@ SCHEMES = (
     OURS,
     NO_UPLOAD,
 )
+COPIES = Scheme("(d) edge drafts copies alone", "copies", provisional=True)
+ALWAYS = Scheme("(g) as (f), drafts always sent", "always", provisional=True)
+ALL_SCHEMES = (*SCHEMES, COPIES, ALWAYS)
+"""With those that only `--pair` has (`bench.wan.pair`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +118,14 @@ class Size:
     """Of a reply."""
     max_fixed_rows: int = 64
     """Of the region's engines: fewer are compiled sooner."""
+    kinds: tuple[str, ...] = KINDS
+    """Of the prompts."""
 
     @property
     def schemes(self) -> tuple[Scheme, ...]:
-        """Those that take part, in the order of `SCHEMES`."""
+        """Those that take part, in the order of `ALL_SCHEMES`."""
         asked = {scheme for part in self.parts for scheme in part.chats}
-        return tuple(scheme for scheme in SCHEMES if scheme in asked)
+        return tuple(scheme for scheme in ALL_SCHEMES if scheme in asked)
 
     @property
     def rtts_ms(self) -> tuple[float, ...]:
@@ -133,7 +139,7 @@ class Size:
     def prompts(self, turn: int) -> tuple[Prompt, ...]:
         """Those of a round: where the last one's end, and from the first on again after all. To
         none of them was anything fitted (`bench.harness.prompts`)."""
-        all_ = interleaved(load_prompts(*KINDS, split="held_out"))
+        all_ = interleaved(load_prompts(*self.kinds, split="held_out"))
         first = sum(self.num_prompts(earlier) for earlier in range(turn))
         return tuple(all_[(first + n) % len(all_)] for n in range(self.num_prompts(turn)))
 
@@ -195,6 +201,31 @@ QUICK = Size(
     ),
     max_tokens=24,
     max_fixed_rows=12,
+)
+
+_SHORT_KINDS = tuple(kind for kind in KINDS if kind != "chat_long")
+"""A slow target reads a long prompt for seconds, in which nothing is measured that is asked."""
+_PAIRED = _each(6, PLAIN, OURS) | _each(2, COPIES, ALWAYS)
+_REGION_ALONE = _each(2, REGION_SUFFIX, REGION_DRAFTER)
+PAIR = Size(
+    rounds=4,
+    parts=(
+        CellGroup(1, 0.0, (0.0, 100.0), _PAIRED | _REGION_ALONE),
+        CellGroup(1, 0.0, (20.0, 50.0, 150.0, 250.0), _PAIRED),
+    ),
+    max_tokens=32,
+    kinds=_SHORT_KINDS,
+)
+"""Of the slow target (`bench.wan.pair`), whose tokens take ten times as long."""
+PAIR_MINUTES = 11.0
+PAIR_QUICK = Size(
+    rounds=1,
+    parts=(
+        CellGroup(1, 0.0, (0.0, 250.0), _each(2, PLAIN, OURS) | _each(1, COPIES)),
+        CellGroup(1, 0.0, (50.0,), _each(2, PLAIN, OURS) | _each(1, COPIES, REGION_SUFFIX)),
+    ),
+    max_tokens=24,
+    kinds=_SHORT_KINDS,
 )
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from bench.harness import interval, median, quantile, share_interval, show
 from bench.harness.statistics import num_needed
 from bench.relay.lane import Traffic
-from bench.wan.plan import PLAIN, SCHEMES, Cell, Scheme
+from bench.wan.plan import ALL_SCHEMES, PLAIN, Cell, Scheme
 from bench.wan.samples import Batch, Sample
 
 _DATAGRAM_BYTES = 28
@@ -70,9 +70,9 @@ class Results:
         return sorted({batch.cell.sessions for batch in self._batches.values()})
 
     def schemes(self) -> list[Scheme]:
-        """Those measured, in the order of `SCHEMES`."""
+        """Those measured, in the order of `ALL_SCHEMES`."""
         measured = {batch.scheme for batch in self._batches.values()}
-        return [scheme for scheme in SCHEMES if scheme in measured]
+        return [scheme for scheme in ALL_SCHEMES if scheme in measured]
 
     def temperatures(self) -> list[float]:
         """Those measured, rising."""

@@ -11,6 +11,7 @@ from outrider.client import Committed, Interrupted, Provisional, Retracted
 from outrider.client.events import Event
 from outrider.client.first_word import FirstWord
 from outrider.client.transcript import Transcript
+from outrider.session_types import NO_SPECULATION, SpeculationStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,8 @@ class Sample:
     num_accepted: int = 0
     num_restarts: int = 0
     """Of the chain of drafts, where the bench is the edge."""
+    edge: SpeculationStats = NO_SPECULATION
+    """What the edge says of its own drafts."""
 
     @property
     def early_chars(self) -> int:
@@ -119,7 +122,13 @@ class Reader:
         if isinstance(event, Committed) and event.ids:
             self._commits.append((at_ms, len(seen.ids)))
 
-    def sample(self, num_drafts: int, num_accepted: int, num_restarts: int = 0) -> Sample:
+    def sample(
+        self,
+        num_drafts: int,
+        num_accepted: int,
+        num_restarts: int = 0,
+        edge: SpeculationStats = NO_SPECULATION,
+    ) -> Sample:
         """The whole chat. A reply without text shows nothing: its commit counts."""
         first_ms, whole_ms = self._commits[0][0], self._commits[-1][0]
         seen = self._transcript
@@ -135,6 +144,7 @@ class Reader:
             num_drafts=num_drafts,
             num_accepted=num_accepted,
             num_restarts=num_restarts,
+            edge=edge,
         )
 
     def _keep(self, num_chars: int) -> None:

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import urllib.request
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -34,6 +34,10 @@ class RegionEngine:
     threads: int = 1
     """Of each; the wide region's has one for every core."""
     max_fixed_rows: int = 64
+    model: str = ""
+    """The target's name; "": the default model."""
+    definitions: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    """What names of models stand for besides the shipped ones, as tables of a service's file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +96,9 @@ class Testbed:
     relay: RelayControl
     edges: Mapping[str, Edge]
     """By name: near (beside the clients, far from the region), far (at the region, far from the
-    clients), quiet (as near, but its drafts are for its clients alone), wide (as far, at a region
-    that has all cores), and whatever further ones were asked for."""
+    clients), quiet (as near, but its drafts are for its clients alone), copies (as near, without a
+    draft model), always (as near, but its drafts are sent whether they pay or not), wide (as far,
+    at a region that has all cores), and whatever further ones were asked for."""
     verifier: Verifier | None
     placements: tuple[Placement, ...]
 
@@ -118,7 +123,7 @@ async def running_testbed(
     async with contextlib.AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="outrider-wan-")))
         link = await stack.enter_async_context(relay(edge_cores))
-        start = _Starter(stack, folder, settings, link)
+        start = _Starter(stack, folder, settings, link, engine)
         start.placed("clients and relay", edge_cores)
         # One after the other: all compile models on the same cores.
         region = await start.region("region", engine, region_cores)
@@ -143,6 +148,8 @@ _GATEWAYS: Mapping[str, Mapping[str, object]] = {
     "near": {},
     "far": {},
     "quiet": {"uploads": "never"},
+    "copies": {"drafter.model": "none"},
+    "always": {"uploads": "always"},
 }
 
 
@@ -162,7 +169,10 @@ class _Starter:
         folder: Path,
         settings: Mapping[str, Sequence[str]],
         link: RelayControl,
+        engine: RegionEngine,
     ) -> None:
+        self._model = {"model": engine.model} if engine.model else {}
+        self._definitions = engine.definitions
         self._stack = stack
         self._folder = folder
         self._settings = settings
@@ -181,7 +191,7 @@ class _Starter:
         config, ready = (self._folder / f"{stem}.{kind}" for kind in ("toml", "json"))
         given = {"host": HOST, "port": 0, "log_level": "error", "drain_s": 0.0}
         spec = ProcessSpec(name, role, {**given, **values})
-        config.write_text(to_toml(spec), encoding="utf-8")
+        config.write_text(to_toml(spec, self._definitions), encoding="utf-8")
         command = child(
             *(sys.executable, "-m", "outrider.cli.main", "serve", role),
             *("--config", str(config), "--ready-file", str(ready)),
@@ -193,7 +203,8 @@ class _Starter:
 
     async def region(self, name: str, engine: RegionEngine, cores: frozenset[int]) -> Region:
         """A replica and its router, on the same cores."""
-        replica = await self.service(f"{name} replica", "inference", _replica(engine), cores)
+        values = {**_replica(engine), **self._model}
+        replica = await self.service(f"{name} replica", "inference", values, cores)
         router = await self.service(f"{name} router", "router", _router(replica.ports.main), cores)
         self.placed(f"{name}: replica", cores, engine.threads)
         self.placed(f"{name}: router", cores)
@@ -211,6 +222,7 @@ class _Starter:
             "routers": (f"{HOST}:{upstream}",),
             "state_dir": str(state_dir),
             "trust": "chat",
+            **self._model,
             **more,
         }
         service = await self.service(name, "edge", values, cores)

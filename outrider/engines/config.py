@@ -10,6 +10,7 @@ from outrider.engines.fake import FakeOptions
 from outrider.engines.kv_budget import DEFAULT_SHARE, Budget
 from outrider.engines.tensorrt_llm.config import TensorRtLlmOptions
 from outrider.errors import ConfigError
+from outrider.models.definitions import WEIGHT_BITS
 from outrider.models.definitions import Precision as Precision
 
 EngineName: TypeAlias = Literal["openvino", "tensorrt-llm", "fake"]
@@ -58,6 +59,10 @@ class EngineConfig:
     """Whether a weight product rounds its inputs to 8 bits, in groups that share a scale: with it
     calls of many rows take half the time, and 4 % of likeliest tokens become another one (without
     it 2 %; `python -m bench.fidelity`). OpenVINO only."""
+    weight_bits: int = 8
+    """Bits of a weight, 8 or 4, once a model file is converted. With 4 a call of few rows takes six
+    tenths of the time and is less true to the file: for draft models, whose text is verified
+    (decision 0008). Folders are served as they are. OpenVINO only."""
     exact: bool = True
     """Whether a row is the same bits in every batch and chunking (EngineInfo.exact)."""
     fake: FakeOptions = field(default_factory=FakeOptions)
@@ -75,6 +80,8 @@ class EngineConfig:
             raise ConfigError(
                 f"there is no precision {self.precision!r}; use {', '.join(get_args(Precision))}"
             )
+        if self.weight_bits not in WEIGHT_BITS:
+            raise ConfigError(f"weight_bits is {self.weight_bits}; use 4 or 8")
         if self.threads < 1:
             raise ConfigError(f"threads is {self.threads}; give at least 1")
         if self.max_fixed_rows < 0:

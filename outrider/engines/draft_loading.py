@@ -20,6 +20,9 @@ from outrider.models.vocabulary import load_vocabulary
 
 SHIPPED: Final = ""
 """The draft in this package that was made for the target."""
+DRAFT_WEIGHT_BITS: Final = 4
+"""Of models that draft, unless their definition says otherwise: what they guess is verified, and
+time per guess counts for more than the few guesses that rounding costs (decision 0008)."""
 _PACKAGES: Final = ("openvino", "openvino_genai")
 
 
@@ -42,7 +45,8 @@ def shipped_draft(target: ModelSpec) -> Path | None:
 def load_draft(
     choice: str, target: ModelSpec, store: ModelStore, config: EngineConfig
 ) -> DraftModel:
-    """Load the draft: SHIPPED, a GGUF file's path, or a model's name. Blocks for seconds.
+    """Load the draft: SHIPPED, a GGUF file's path, or a model's name, whose definition's settings
+    of the engine win over `config`'s. Blocks for seconds.
 
     Raises ArtifactMissingError where nothing is shipped, VocabularyMismatchError, ConfigError
     without the engine's packages, and what ModelStore.ensure and the engine raise.
@@ -60,6 +64,8 @@ def load_draft(
         return DraftModel(path.name, engine, card.calibration)
     spec = lookup(choice) if path is None else _file_spec(path)
     _check_ids(spec, target, store)
+    config = replace(config, weight_bits=DRAFT_WEIGHT_BITS)
+    config = replace(config, **spec.engine.given())
     return DraftModel(spec.name, loading.load_engine(spec, store, config))
 
 

@@ -34,6 +34,7 @@ MAX_TOKEN_CHARS: Final = 256
 MAX_SOURCE_CHARS: Final = 2048
 MAX_CONTEXT_TOKENS: Final = 1 << 24
 MAX_FIXED_ROWS: Final = 4096
+WEIGHT_BITS: Final = (4, 8)
 NO_DRAFT: Final = "none"
 """The `draft` of a model for which edges run no draft model."""
 _NAMES_SHOWN: Final = 16
@@ -51,6 +52,8 @@ class EngineDefaults:
     dynamic_quantization: bool | None = None
     """As in EngineConfig."""
     max_fixed_rows: int | None = None
+    """As in EngineConfig."""
+    weight_bits: int | None = None
     """As in EngineConfig."""
 
     def given(self) -> dict[str, Any]:
@@ -340,7 +343,10 @@ class _Table:
         rows = table.get("max_fixed_rows")
         if rows is not None and not _is_number(rows, MAX_FIXED_ROWS):
             raise self._wrong("engine.max_fixed_rows", f"0 to {MAX_FIXED_ROWS}", rows)
-        return EngineDefaults(precision, quantization, rows)
+        bits = table.get("weight_bits")
+        if bits is not None and (isinstance(bits, bool) or bits not in WEIGHT_BITS):
+            raise self._wrong("engine.weight_bits", "4 or 8", bits)
+        return EngineDefaults(precision, quantization, rows, bits)
 
     def _text(self, key: str, max_chars: int) -> str:
         value = self._table.get(key, "")

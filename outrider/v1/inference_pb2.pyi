@@ -538,7 +538,7 @@ class Pace(_message.Message):
     ACK_DELAY_MS_FIELD_NUMBER: _builtins.int
     OVERLOAD_LEVEL_FIELD_NUMBER: _builtins.int
     commit_interval_ms: _builtins.float
-    """Time between this session's commits, smoothed."""
+    """Time between this session's commits, smoothed, without what drafts of the edge added to it."""
     row_ms: _builtins.float
     """Cost of one more draft row in a tick."""
     ready_sessions: _builtins.int

@@ -6,6 +6,7 @@ import random
 import shutil
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,8 @@ from outrider.errors import (
     UnsupportedModelError,
     VocabularyMismatchError,
 )
-from outrider.models.catalog import DEFAULT_MODEL, ModelSpec
+from outrider.models.catalog import DEFAULT_MODEL, SHIPPED, ModelSpec, use
+from outrider.models.definitions import EngineDefaults
 from outrider.models.disk.files import file_sha256
 from outrider.models.store import ModelStore
 from outrider.models.vocabulary import Vocabulary
@@ -93,6 +95,33 @@ def test_a_draft_of_all_layers_says_what_its_target_does(
         # The grid of calibration.
         assert draft.calibration.greedy[0] == pytest.approx((0.0, 0.3, 0.9))
         assert draft.name == "whole.draft.gguf"
+
+
+@pytest.mark.model
+@pytest.mark.timeout(300)
+def test_a_named_draft_has_four_bits_and_what_its_definition_says(
+    model_store: ModelStore, openvino_engine: Engine, user_models: Path
+) -> None:
+    plain = replace(DEFAULT_MODEL, name="plain-draft")
+    as_defined = replace(
+        DEFAULT_MODEL,
+        name="defined-draft",
+        engine=EngineDefaults(precision="f32", max_fixed_rows=48, weight_bits=8),
+    )
+    use(SHIPPED.extended((plain, as_defined)))
+    config = replace(CONFIG, num_blocks=64)
+    four = load_draft("plain-draft", DEFAULT_MODEL, model_store, config).engine
+    with closing(four):
+        coarse, _ = last_rows(four, 8)
+        assert max(four.info.sizing.sizes) == 32
+    eight = load_draft("defined-draft", DEFAULT_MODEL, model_store, config).engine
+    with closing(eight):
+        fine, _ = last_rows(eight, 8)
+        assert eight.info.precision == "f32"
+        assert max(eight.info.sizing.sizes) == 48
+    wanted, _ = last_rows(openvino_engine, 8)
+    assert np.abs(fine - wanted).mean() < np.abs(coarse - wanted).mean() / 2
+    assert (coarse.argmax(axis=1) == wanted.argmax(axis=1)).mean() >= 0.5
 
 
 @pytest.mark.model

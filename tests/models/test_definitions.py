@@ -50,7 +50,12 @@ def test_a_source_is_enough() -> None:
 
 
 def test_everything_that_can_be_said() -> None:
-    engine = {"precision": "f32", "dynamic_quantization": False, "max_fixed_rows": 0}
+    engine = {
+        "precision": "f32",
+        "dynamic_quantization": False,
+        "max_fixed_rows": 0,
+        "weight_bits": 4,
+    }
     spec = read(
         sha256="ab" * 32,
         max_context_tokens=4096,
@@ -68,7 +73,7 @@ def test_everything_that_can_be_said() -> None:
         chat_template="{{ messages }}",
         stop_tokens=("<|eot|>",),
         draft="none",
-        engine=EngineDefaults("f32", False, 0),
+        engine=EngineDefaults("f32", False, 0, 4),
         tested=True,
     )
     assert spec.engine_settings() == {**engine, "max_context_tokens": 4096}
@@ -118,6 +123,11 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         "engine.dynamic_quantization: expected true or false",
     ),
     "negative rows": ({"engine": {"max_fixed_rows": -1}}, "engine.max_fixed_rows: expected 0 to"),
+    "three bits": ({"engine": {"weight_bits": 3}}, "engine.weight_bits: expected 4 or 8"),
+    "true is no number of bits": (
+        {"engine": {"weight_bits": True}},
+        "engine.weight_bits: expected 4 or 8",
+    ),
     "tested by halves": ({"tested": "yes"}, "tested: expected true or false"),
 }
 

@@ -99,8 +99,9 @@ class ConvertedModel:
         return self.graph.with_suffix(".bin")
 
 
-def converted(spec: ModelSpec, store: ModelStore) -> ConvertedModel:
-    """The converted model; fetched and converted if the store lacks it.
+def converted(spec: ModelSpec, store: ModelStore, layout: str = DEFAULT_LAYOUT) -> ConvertedModel:
+    """The converted model; fetched and converted if the store lacks it. Folders have a layout of
+    their own.
 
     Raises what ModelStore.ensure raises, and EngineError if the conversion fails.
     """
@@ -109,8 +110,8 @@ def converted(spec: ModelSpec, store: ModelStore) -> ConvertedModel:
         return read_converted(
             store.derived(
                 artifact,
-                derived_name(DEFAULT_LAYOUT),
-                lambda folder: convert(artifact.path, folder, DEFAULT_LAYOUT),
+                derived_name(layout),
+                lambda folder: convert(artifact.path, folder, layout),
             )
         )
     files = unpacked(artifact, store)
@@ -120,10 +121,10 @@ def converted(spec: ModelSpec, store: ModelStore) -> ConvertedModel:
     def build(folder: Path) -> None:
         source = folder / "checkpoint.gguf"
         Checkpoint(files, artifact.path).write_gguf(source)
-        convert(source, folder, DEFAULT_LAYOUT)
+        convert(source, folder, layout)
         source.unlink()
 
-    name = f"{derived_name(DEFAULT_LAYOUT)}-checkpoint-{checkpoint_gguf.VERSION}"
+    name = f"{derived_name(layout)}-checkpoint-{checkpoint_gguf.VERSION}"
     return read_converted(store.derived(artifact, name, build))
 
 

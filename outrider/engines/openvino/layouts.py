@@ -22,6 +22,7 @@ import openvino.opset13 as ops
 from outrider.engines.openvino.repacking import FileMatrix, RepackedModel, WeightError
 from outrider.engines.openvino.weights import (
     CompressedWeights,
+    packed_u4,
     read_weights,
     stored_values,
     write_weights,
@@ -32,6 +33,7 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 
 _CENTRE: Final = 128
 _MAX_I8: Final = 127
+_HALF_BYTE: Final = 4
 _ROW: Final = 0
 """In place of a group size: one scale for a whole row."""
 
@@ -62,21 +64,34 @@ def _signed(group: int) -> Callable[[Floats], CompressedWeights]:
     return pack
 
 
-def _shifted(matrix: Floats) -> CompressedWeights:
-    """u8 with a zero point and one f16 scale for 32 values of a row: half the rounding error of i8
-    where a group's values lie on one side of zero."""
-    rows, columns = matrix.shape
-    blocks = matrix.reshape(rows, columns // 32, 32)
-    least = np.minimum(blocks.min(-1, keepdims=True), 0)
-    most = np.maximum(blocks.max(-1, keepdims=True), 0)
-    # 254 steps, not 255: rounding the scale and the zero point takes up to one more.
-    scales = ((most - least) / 254).astype(np.float16)
-    divisors = np.where(scales > 0, scales, 1).astype(np.float32)
-    zeros = np.clip(np.rint(-least / divisors), 0, 255)
-    values = np.clip(np.rint(blocks / divisors) + zeros, 0, 255).astype(np.uint8)
-    return CompressedWeights(
-        ops.constant(values), ops.constant(zeros.astype(np.uint8)), ops.constant(scales)
-    )
+def _shifted(bits: int, group: int) -> Callable[[Floats], CompressedWeights]:
+    """u8 or u4 with a zero point and one f16 scale for `group` values of a row: half the rounding
+    error of signed values where a group's lie on one side of zero."""
+    most_stored = (1 << bits) - 1
+    # One step fewer than there are, since rounding the scale and the zero point takes up to one; of
+    # sixteen none can be spared, and the values at the ends are cut.
+    num_steps = most_stored - (bits > _HALF_BYTE)
+
+    def pack(matrix: Floats) -> CompressedWeights:
+        rows, columns = matrix.shape
+        size = _fitting(columns, group)
+        if bits == _HALF_BYTE and rows % 2:
+            return _signed(group)(matrix)  # zero points would not fill whole bytes
+        blocks = matrix.reshape(rows, columns // size, size)
+        least = np.minimum(blocks.min(-1, keepdims=True), 0)
+        most = np.maximum(blocks.max(-1, keepdims=True), 0)
+        scales = ((most - least) / num_steps).astype(np.float16)
+        divisors = np.where(scales > 0, scales, 1).astype(np.float32)
+        zeros = np.clip(np.rint(-least / divisors), 0, most_stored)
+        values = np.clip(np.rint(blocks / divisors) + zeros, 0, most_stored)
+        constant = packed_u4 if bits == _HALF_BYTE else ops.constant
+        return CompressedWeights(
+            constant(values.astype(np.uint8)),
+            constant(zeros.astype(np.uint8)),
+            ops.constant(scales),
+        )
+
+    return pack
 
 
 _LAYOUTS: Final = {
@@ -86,12 +101,15 @@ _LAYOUTS: Final = {
         Layout("i8-groups-64", _signed(64), 64),
         Layout("i8-groups-96", _signed(96), 96),
         Layout("i8-rows", _signed(_ROW), 64),
-        Layout("u8-groups-32", _shifted, 32),
+        Layout("u8-groups-32", _shifted(8, 32), 32),
+        Layout("u4-groups-64", _shifted(_HALF_BYTE, 64), 64),
         Layout("as-converted", None, 32),
     )
 }
 LAYOUTS: Final = tuple(_LAYOUTS)
 DEFAULT_LAYOUT: Final = "i8-groups-32"
+LAYOUT_OF_BITS: Final = {8: DEFAULT_LAYOUT, 4: "u4-groups-64"}
+"""By how many bits a weight is to have."""
 AS_CONVERTED: Final = "as-converted"
 """For files whose every matrix the converter reads without loss, as drafts of ours."""
 

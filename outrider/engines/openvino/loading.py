@@ -14,7 +14,7 @@ from outrider.engines.openvino.convert import (
     read_converted,
 )
 from outrider.engines.openvino.engine import OpenVinoEngine
-from outrider.engines.openvino.layouts import AS_CONVERTED
+from outrider.engines.openvino.layouts import AS_CONVERTED, LAYOUT_OF_BITS
 from outrider.errors import UnsupportedModelError
 from outrider.models.catalog import ModelSpec
 from outrider.models.disk.files import file_sha256
@@ -27,7 +27,8 @@ _COMPOSER_VERSION: Final = 1
 
 def load_engine(spec: ModelSpec, store: ModelStore, config: EngineConfig) -> OpenVinoEngine:
     """Fetch and convert what is missing, then compile. Blocks for seconds."""
-    return OpenVinoEngine(converted(spec, store), config)
+    layout = LAYOUT_OF_BITS[config.weight_bits]
+    return OpenVinoEngine(converted(spec, store, layout), config)
 
 
 def load_trained_draft(

@@ -47,12 +47,31 @@ class CompressedWeights:
 
 
 def stored_values(weights: CompressedWeights, rows: slice) -> npt.NDArray[np.float32]:
-    """[rows, columns] what the i8 or u8 constants stand for."""
-    values: npt.NDArray[np.float32] = weights.values.get_data()[rows].astype(np.float32)
+    """[rows, columns] what the constants stand for."""
+    values: npt.NDArray[np.float32] = _numbers(weights.values)[rows].astype(np.float32)
     if weights.zero_points is not None:
-        values -= weights.zero_points.get_data()[rows]
+        values -= _numbers(weights.zero_points)[rows]
     values *= weights.scales.get_data()[rows].astype(np.float32)
     return values.reshape(len(values), -1)
+
+
+def packed_u4(values: npt.NDArray[np.uint8]) -> Any:
+    """A constant of numbers from 0 to 15, two in a byte, the first one in its low half. Their count
+    is even."""
+    halves = values.reshape(-1, 2)
+    tensor = ov.Tensor(ov.Type.u4, ov.Shape(list(values.shape)))
+    tensor.data.reshape(-1).view(np.uint8)[...] = halves[:, 0] | halves[:, 1] << 4
+    return ops.constant(tensor)
+
+
+def _numbers(constant: Any) -> npt.NDArray[Any]:
+    """A constant's numbers, each in a byte of its own."""
+    data: npt.NDArray[Any] = constant.get_data()
+    if constant.get_element_type() != ov.Type.u4:
+        return data
+    packed = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+    halves = np.stack([packed & 0xF, packed >> 4], axis=-1)
+    return halves.reshape(list(constant.get_output_shape(0)))
 
 
 def read_weights(product: Any) -> CompressedWeights | None:

@@ -157,9 +157,15 @@ class Drafter:
         for session in self._sessions.values():
             session.grow(session.main)
         scheduled = self._steps(now)
-        scheduled += self._chunks(now, is_idle=not scheduled)
+        chunks = self._chunks(now, is_idle=not scheduled)
+        num_rows = sum(len(it.slice.tokens) for it in scheduled)
+        scheduled += chunks
         if not scheduled:
-            scheduled = list(islice(self._alternatives(now), self._limits.max_slices))
+            found = self._alternatives(now, self._limits.min_branch)
+            scheduled = list(islice(found, self._limits.max_slices))
+        elif not chunks:
+            found = self._alternatives(now, self._limits.min_cheap_branch)
+            scheduled += islice(found, max(0, self._limits.cheap_rows - num_rows))
         if not scheduled:
             # Sessions that just found no blocks for the model go on with copies alone.
             for session in self._sessions.values():
@@ -223,11 +229,13 @@ class Drafter:
                 left -= len(scheduled.slice.tokens)
         return found
 
-    def _alternatives(self, now: float) -> Iterator[ScheduledSlice]:
-        """Slices of alternatives, computed when no chain can grow."""
+    def _alternatives(self, now: float, least: float) -> Iterator[ScheduledSlice]:
+        """Slices of alternatives, of one row each but for the first: computed when no chain can
+        grow, or beside the chains where their rows cost next to nothing. `least`: how likely
+        an alternative has to be needed."""
         for session in self._sessions.values():
             if session.alternative is None and session.is_modelled:
-                self._open_alternative(session)
+                self._open_alternative(session, least)
             branch = session.alternative
             if branch is None:
                 continue
@@ -237,8 +245,8 @@ class Drafter:
                 if scheduled is not None:
                     yield scheduled
 
-    def _open_alternative(self, session: DraftSession) -> None:
-        at = session.weakest()
+    def _open_alternative(self, session: DraftSession, least: float) -> None:
+        at = session.weakest(least)
         if at is not None:
             kv = self._pool.share(session.main.kv, session.main.begin + at)
             if kv is not None:

@@ -228,10 +228,10 @@ class DraftSession:
         self.main.kv = kv
         self.main.reconsider()
 
-    def weakest(self) -> int | None:
-        """The place in the chain whose alternative is likeliest to be needed, if that is likely
-        enough."""
-        best = self._limits.min_branch
+    def weakest(self, least: float) -> int | None:
+        """The place in the chain whose alternative is likeliest to be needed, if that is likelier
+        than `least`."""
+        best = least
         found: int | None = None
         survival = 1.0
         for at, draft in enumerate(self.main.chain):

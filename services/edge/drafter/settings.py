@@ -34,6 +34,11 @@ class DrafterLimits:
     """Drafts behind an alternative token."""
     min_branch: float = 0.2
     """Least probability that an alternative will be needed: it saves a step, and costs several."""
+    min_cheap_branch: float = 0.05
+    """The same where its rows are among the `cheap_rows`."""
+    cheap_rows: int = 4
+    """Calls of up to so many rows take hardly longer than calls of one, as the time goes into
+    reading the weights: what is left of them beside the chains goes to alternatives."""
     max_slices: int = 16
     """Most sessions in one call of the model."""
     catch_up_tokens: int = 16

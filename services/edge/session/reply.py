@@ -230,7 +230,6 @@ class ReplyFlow:
             commit.pace,
             len(resolved.ids),
             on_its_own=resolved.on_its_own,
-            by_drafts=commit.accepted > 0,
             now=now,
         )
 

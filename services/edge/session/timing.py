@@ -15,7 +15,6 @@ _DECAY: Final = 0.95
 """Weight that a sum keeps with each new sample."""
 _PRIOR_COMMITS: Final = 4.0
 """Commits that the average of earlier chats counts for in a new one."""
-_SMOOTHING: Final = 0.2
 
 _MAX_ECHO: Final = 127
 """Echo numbers start again at 1 after this one: below 128 they take one byte on the wire."""
@@ -60,17 +59,11 @@ class PaceTracker:
         self._own = OwnTokensAverage(average)
         self._draft_time_s = 0.0
         self._num_drafts = 0.0
-        self._num_rows = 0.0
-        """Mean draft tokens that were right per commit."""
-        self._interval_s = 0.0
+        self.interval_s = 0.0
+        """Between commits, without the time that the edge's drafts add to them; 0 before the first
+        commit that says."""
         self.row_s = 0.0
         """Time that one more draft token adds to a call of the model."""
-
-    @property
-    def interval_s(self) -> float:
-        """Between commits, without the time that drafts add to them; 0 before the first commit that
-        says."""
-        return max(self._interval_s - self._num_rows * self.row_s, self._interval_s / 2)
 
     @property
     def own_tokens(self) -> float:
@@ -87,15 +80,10 @@ class PaceTracker:
         self._draft_time_s = self._draft_time_s * _DECAY + took_s
         self._num_drafts = self._num_drafts * _DECAY + count
 
-    def committed(
-        self, pace: ReplicaPace, num_tokens: int, *, on_its_own: bool, by_drafts: bool
-    ) -> None:
-        """A commit came; `on_its_own`: no draft of the edge was in its call, `by_drafts`: some
-        were right."""
-        self._interval_s = pace.interval_s or self._interval_s
+    def committed(self, pace: ReplicaPace, num_tokens: int, *, on_its_own: bool) -> None:
+        """A commit came; `on_its_own`: no draft of the edge was in its call."""
+        self.interval_s = pace.interval_s or self.interval_s
         self.row_s = pace.row_s or self.row_s
-        rows = num_tokens - 1 if by_drafts else 0
-        self._num_rows += _SMOOTHING * (rows - self._num_rows)
         if on_its_own:
             self._own.observe(num_tokens)
 

@@ -179,12 +179,11 @@ class UploadController:
         self.counts.sent += count
 
     def committed(
-        self, pace: ReplicaPace, num_tokens: int, *, on_its_own: bool, by_drafts: bool, now: float
+        self, pace: ReplicaPace, num_tokens: int, *, on_its_own: bool, now: float
     ) -> None:
-        """A commit of so many tokens came; `on_its_own`: no draft of the edge was in its call,
-        `by_drafts`: some were right."""
+        """A commit of so many tokens came; `on_its_own`: no draft of the edge was in its call."""
         self.round_trip.returned(pace.echo, pace.ack_delay_s, now)
-        self.pace.committed(pace, num_tokens, on_its_own=on_its_own, by_drafts=by_drafts)
+        self.pace.committed(pace, num_tokens, on_its_own=on_its_own)
         if self.mode is DraftMode.EDGE_DRAFTS:
             self.counts.commits_with_uploads += 1
         else:

@@ -220,6 +220,11 @@ class DraftSources:
     def has_drafter(self) -> bool:
         return self._drafter is not None
 
+    @property
+    def offers_edge_drafts(self) -> bool:
+        """Whether the last proposal has drafts of the edge."""
+        return bool(self._edge_offer) and not self._was_drafted
+
     def num_unseen(self, ids: Sequence[int]) -> int:
         """How many of the session's `ids` the suffix drafter has not learned."""
         return 0 if self._drafter is None else len(ids) - self._num_seen

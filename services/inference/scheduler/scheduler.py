@@ -132,7 +132,7 @@ class Scheduler:
                 session.num_computed = end
                 self._pool.commit(session.sequence, session.ids, end)
             else:
-                events += self._commit(one, answer, batch.scheduled_at, now)
+                events += self._commit(one, answer, batch, now)
         return events
 
     def fail(self, batch: Batch, error: OutriderError) -> list[Event]:
@@ -152,7 +152,7 @@ class Scheduler:
         self._queues.end_in_flight()
 
     def _commit(
-        self, one: ScheduledSequence, rows: LogitsRows, started_at: float, now: float
+        self, one: ScheduledSequence, rows: LogitsRows, batch: Batch, now: float
     ) -> list[Event]:
         session = one.session
         try:
@@ -160,9 +160,10 @@ class Scheduler:
                 rows,
                 one.drafts,
                 num_drafts=one.num_drafts,
-                started_at=started_at,
-                row_ms=self._cost.row_ms,
+                started_at=batch.scheduled_at,
+                row_ms=self._decode_cost.row_ms,
                 now=now,
+                drafts_ms=self._drafts_ms(one, batch),
             )
         except OutriderError as error:
             return [self._fail(session, error)]
@@ -174,6 +175,14 @@ class Scheduler:
         if session.finished is None:
             return [committed]
         return [committed, self._finish(session, session.finished, now)]
+
+    def _drafts_ms(self, one: ScheduledSequence, batch: Batch) -> float:
+        """By how much one session's drafts made a call longer."""
+        num_added = one.num_tokens + one.num_drafts - max(one.num_tokens, self._min_rows)
+        if num_added <= 0 or not batch.is_decode:
+            return 0.0
+        rows, cost = batch.num_tokens, self._decode_cost
+        return max(0.0, cost.predict_ms(rows) - cost.predict_ms(rows - num_added))
 
     def _update_cost(self) -> None:
         """From the last call that was timed."""

@@ -86,12 +86,14 @@ class _SessionTimes:
         self._last_commit_at = now
         self._is_interval_measured = False
         self.interval_ms = 0.0
-        """Between commits, smoothed."""
+        """Between commits, smoothed; without what drafts of the edge added."""
 
-    def committed(self, started_at: float, now: float) -> None:
+    def committed(self, started_at: float, now: float, drafts_ms: float) -> None:
         """Of the first commit there is no interval yet: the duration of its call, which began at
-        `started_at`, stands in until the second."""
+        `started_at`, stands in until the second. The edge's drafts made the call longer by
+        `drafts_ms`, an estimate, which is not counted: by no more than half of the interval."""
         interval_ms = (now - self._last_commit_at) * 1e3
+        interval_ms -= min(drafts_ms, interval_ms / 2)
         if self.first_commit_at == math.inf:
             self.first_commit_at = now
             self.interval_ms = (now - started_at) * 1e3
@@ -236,8 +238,10 @@ class Session:
         started_at: float,
         row_ms: float,
         now: float,
+        drafts_ms: float = 0.0,
     ) -> Committed:
-        """Verify `drafts`, which follow ids[-1] in a call that began at `started_at`.
+        """Verify `drafts`, which follow ids[-1] in a call that began at `started_at` and that took
+        `drafts_ms` longer for them.
 
         The first num_drafts of them are drafts, the rest is padding. Sets `finished` when the reply
         is over. Raises EngineError.
@@ -250,8 +254,9 @@ class Session:
         num_verified = min(num_drafts, len(rows.logits))
         self._draft_tokens += num_verified
         self._accepted_tokens += min(verdict.accepted, num_drafts)
+        by_edge = self.sources.offers_edge_drafts
         self.sources.observe(num_verified, verdict)
-        self._times.committed(started_at, now)
+        self._times.committed(started_at, now, drafts_ms if by_edge else 0.0)
         chain = self.sources.chain
         num_from_edge = 0 if chain is None else chain.advance(verdict.ids)
         return Committed(

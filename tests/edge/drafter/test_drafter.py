@@ -36,7 +36,7 @@ def test_the_target_itself_drafts_its_own_reply(params: SamplingParams) -> None:
 
 
 def test_a_right_chain_is_never_computed_again() -> None:
-    bench = Bench(limits=DrafterLimits(min_branch=1.0), calibration=CREDULOUS)
+    bench = Bench(limits=DrafterLimits(cheap_rows=0, min_branch=1.0), calibration=CREDULOUS)
     reply = reply_of(OPTIONS, PROMPT, GREEDY)
     bench.open(1, PROMPT, GREEDY)
     bench.settle()
@@ -153,6 +153,44 @@ def test_a_second_draft_is_drafted_on_and_promoted() -> None:
     assert bench.drafter.counters.num_rows - num_rows == len(call.scheduled)
     update = bench.updates[1]
     assert list(update.ids[:4]) == seconds[1:] and update.base == at + 1
+
+
+def test_an_alternative_is_computed_beside_its_chain() -> None:
+    """So drafts behind a correction are there when it comes, and the chain did not wait."""
+    limits = DrafterLimits(max_lead=12, min_survival=0.001, cheap_rows=4)
+    bench = Bench(replace(OPTIONS, repetition=0.0), limits=limits, calibration=believing(0.8, 0.8))
+    bench.open(1, PROMPT, GREEDY)
+    bench.turn()
+    calls = [call for _ in range(6) if (call := bench.turn()) is not None]
+    beside = [call for call in calls if len(call.scheduled) == 2]
+    assert len(beside) >= 4, "every call but the first ones has a row of each"
+    assert all(len(part.slice.tokens) == 1 for call in beside for part in call.scheduled)
+    session = bench.drafter._sessions[1]
+    assert len(session.main.chain) == 7, "a draft per call all the same"
+    branch = session.alternative
+    assert branch is not None and len(branch.chain) >= 3
+    chain, at = [entry.token for entry in session.main.chain], branch.begin - session.main.begin
+    seconds = [entry.token for entry in branch.chain]
+    bench.commit(1, [*chain[:at], seconds[0]])
+    assert bench.drafter.counters.num_promoted == 1
+    update = bench.drafter.take_updates(bench.now)[0]
+    assert list(update.ids) == seconds[1:], "told at once, before any further call"
+
+
+def test_alternatives_have_the_rows_that_chains_leave() -> None:
+    limits = DrafterLimits(max_lead=20, min_survival=0.001, cheap_rows=4)
+    options = replace(OPTIONS, repetition=0.0, num_blocks=512)
+    bench = Bench(options, limits=limits, calibration=believing(0.8, 0.8))
+    for number in range(6):
+        bench.open(number, [number, *PROMPT], GREEDY)
+    calls = [call for _ in range(5) if (call := bench.turn()) is not None]
+    assert all(len(call.scheduled) == 6 for call in calls), "six chains, and nobody beside them"
+    for number in range(3):
+        bench.close(number)
+    for _ in range(4):
+        call = bench.turn()
+        assert call is not None
+        assert len(call.scheduled) == 4 and len({part.session for part in call.scheduled}) == 3
 
 
 def test_without_blocks_a_session_goes_on_with_what_the_text_repeats() -> None:

@@ -47,7 +47,7 @@ class Chat:
         self.now += interval_s + self.rtt_s
         pace = ReplicaPace(interval_s, 0.0006, 1, 64, overload_level, number, interval_s)
         controller.checked(outcomes, None)
-        controller.committed(pace, 1, on_its_own=True, by_drafts=False, now=self.now)
+        controller.committed(pace, 1, on_its_own=True, now=self.now)
 
     def commits(self, count: int, *outcomes: DraftOutcome, interval_s: float = 0.03) -> None:
         for _ in range(count):
@@ -142,7 +142,7 @@ def test_without_a_round_trip_nothing_is_decided() -> None:
     controller.opened(0, 0.0, 0, 1.0)
     for _ in range(100):
         controller.checked((WRONG,), 1)
-        controller.committed(ReplicaPace(0.03), 1, on_its_own=True, by_drafts=False, now=2.0)
+        controller.committed(ReplicaPace(0.03), 1, on_its_own=True, now=2.0)
     assert controller.conditions is None
     assert controller.mode is DraftMode.EDGE_DRAFTS
 

@@ -27,13 +27,14 @@ from outrider.engines.openvino.engine import OpenVinoEngine
 from outrider.engines.openvino.layouts import (
     AS_CONVERTED,
     DEFAULT_LAYOUT,
+    LAYOUT_OF_BITS,
     LAYOUTS,
     Layout,
     lay_out_weights,
     layout_of,
 )
 from outrider.engines.openvino.repacking import RepackedModel
-from outrider.engines.openvino.weights import CompressedWeights, read_weights
+from outrider.engines.openvino.weights import CompressedWeights, read_weights, stored_values
 from outrider.errors import ConfigError
 from outrider.fidelity.comparing import Expected, compare, expected
 from outrider.fidelity.reference import Reference
@@ -42,7 +43,9 @@ from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.store import ModelStore
 from outrider.models.vocabulary import load_vocabulary
 
-PACKING = [name for name in LAYOUTS if name != AS_CONVERTED]
+COARSE = LAYOUT_OF_BITS[4]
+"""For drafts alone."""
+PACKING = [name for name in LAYOUTS if name not in (AS_CONVERTED, COARSE)]
 Floats = npt.NDArray[np.float32]
 
 
@@ -77,6 +80,29 @@ def test_no_value_moves_by_more_than_its_group_allows(
     # Half a step, and what the scale itself is rounded by, 2^-11 of the value.
     allowed = 0.51 * steps.reshape(3, -1) + np.abs(matrix) * 2**-10
     assert (np.abs(_values(weights) - matrix) <= allowed).all()
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from([64, 96, 576, 63]), st.floats(-2, 2))
+def test_four_bits_move_no_value_by_more_than_a_step(
+    seed: int, columns: int, offset: float
+) -> None:
+    noise = np.random.default_rng(seed).standard_normal((4, columns))
+    matrix = np.asarray(noise + offset, np.float32)
+    weights = _packed(layout_of(COARSE), matrix)
+    assert weights.values.get_element_type() == ov.Type.u4
+    stored = stored_values(weights, slice(None))
+    steps = np.repeat(weights.scales.get_data().astype(np.float32), weights.shape[2], 2)
+    allowed = 1.01 * steps.reshape(4, -1) + np.abs(matrix) * 2**-9
+    assert (np.abs(stored - matrix) <= allowed).all()
+    np.testing.assert_array_equal(stored_values(weights, slice(1, 3)), stored[1:3])
+
+
+def test_four_bits_need_whole_bytes() -> None:
+    matrix = np.random.default_rng(5).standard_normal((3, 64)).astype(np.float32)
+    weights = _packed(layout_of(COARSE), matrix)
+    assert weights.values.get_element_type() == ov.Type.i8
+    zeros = _packed(layout_of(COARSE), np.zeros((2, 64), np.float32))
+    assert not stored_values(zeros, slice(2)).any()
 
 
 def test_the_default_layout_keeps_q8_0_bit_for_bit() -> None:
@@ -174,3 +200,18 @@ def test_every_layout_says_what_the_file_says(
     assert found.kl <= 0.01
     assert found.argmax_agreement >= 0.9
     assert 0.97 <= found.ppl_ratio <= 1.03
+
+
+@pytest.mark.model
+@pytest.mark.timeout(300)
+def test_four_bits_still_say_much_of_what_the_file_says(
+    real_model: _Converted, tmp_path: Path
+) -> None:
+    """As a draft does, which need not be right; of so small a model."""
+    errors = save_graph(real_model.work, tmp_path, layout_of(COARSE), real_model.repacked)
+    assert 0.03 < max(error.relative for error in errors.values()) < 0.2
+    config = EngineConfig(num_blocks=8, max_fixed_rows=0, exact=False)
+    engine = OpenVinoEngine(ConvertedModel(tmp_path, ModelFacts(49152, 8192, COARSE)), config)
+    found = compare(engine, real_model.reference, real_model.documents)
+    engine.close()
+    assert found.argmax_agreement >= 0.6

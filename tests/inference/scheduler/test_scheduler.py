@@ -376,3 +376,25 @@ def test_an_engine_that_answers_too_little_fails_the_call() -> None:
     assert batch is not None
     driver.take(driver.scheduler.postprocess(batch, [], driver.now))
     assert peer.failed is not None and "1 slices with 0" in peer.failed.error.message
+
+
+def test_edges_are_told_what_a_row_costs_behind_replies_not_in_prompts() -> None:
+    """Of a slow model, rows of a prompt are cheap, and the first few behind a reply are not."""
+    fixed_ms, prompt_row_ms, row_ms = 150.0, 4.0, 14.0
+    sampling = SamplingParams(max_tokens=60, ignore_eos=True)
+    driver = Driver(OPTIONS)
+    for number in range(1, 5):
+        asked = request(number, tuple(range(3, 53)), sampling=sampling)
+        peer, truth = driver.open(asked), reference(asked, OPTIONS)
+        while (batch := driver.schedule()) is not None:
+            rows = batch.run(driver.engine, driver.scheduler.overlapped_work)
+            each_ms = row_ms if batch.is_decode else prompt_row_ms
+            driver.now += (fixed_ms + each_ms * batch.num_tokens) / 1e3
+            driver.take(driver.scheduler.postprocess(batch, rows, driver.now))
+            at = len(peer.reply)
+            right = truth[at : at + len(peer.commits) % 5]
+            if peer.finished is None and right:
+                driver.draft(number, Drafts(at + 1, at, tuple(right)))
+    assert peer.commits[-1].row_ms == pytest.approx(row_ms, rel=0.25)
+    interval_ms = peer.commits[-1].commit_interval_ms
+    assert interval_ms == pytest.approx(fixed_ms + 2 * row_ms, rel=0.1), "without the drafts' rows"

@@ -52,7 +52,11 @@ def rows(*favourites: int) -> LogitsRows:
 
 
 def commit(
-    live: Session, answer: LogitsRows, drafts: tuple[int, ...], now: float = 11.0
+    live: Session,
+    answer: LogitsRows,
+    drafts: tuple[int, ...],
+    now: float = 11.0,
+    drafts_ms: float = 0.0,
 ) -> Committed:
     return live.commit(
         answer,
@@ -61,6 +65,7 @@ def commit(
         started_at=now - 0.5,
         row_ms=1.5,
         now=now,
+        drafts_ms=drafts_ms,
     )
 
 
@@ -202,6 +207,24 @@ def test_times_run_from_the_opening() -> None:
     timings = live.timings(11.0)
     measured = (timings.queue_ms, timings.prefill_ms, timings.ttft_ms, timings.total_ms)
     assert measured == pytest.approx((200.0, 400.0, 600.0, 1000.0))
+
+
+def test_what_drafts_of_the_edge_add_is_no_part_of_the_interval() -> None:
+    live = session(sampling=SamplingParams(max_tokens=200))
+    live.admit(1, 0, 10.0)
+    chain = live.sources.chain
+    assert chain is not None
+    now = 10.0
+    for at in range(0, 80, 2):
+        now += 0.05
+        chain.receive(Drafts(at + 1, at, (7,)), live.ids, 3)
+        proposal = live.sources.propose(1)
+        event = commit(live, rows(7, 8), proposal.ids, now=now, drafts_ms=20.0)
+    assert event.commit_interval_ms == pytest.approx(30.0, rel=0.01)
+    for _ in range(40):
+        now += 0.05
+        event = commit(live, rows(7), (), now=now, drafts_ms=20.0)
+    assert event.commit_interval_ms == pytest.approx(50.0, rel=0.02), "the region's own count"
 
 
 def test_the_interval_between_commits_is_smoothed() -> None:

@@ -1,0 +1,180 @@
+"""From chats with a slow target to figures, on made-up chats whose answers are known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench.harness import Run
+from bench.harness.readme import regenerated
+from bench.wan.measure import Measured
+from bench.wan.pair import DRAFT, TARGET, definitions
+from bench.wan.pair_analysis import (
+    acceptance,
+    add_pair_tables,
+    break_even_ms,
+    conditions_of,
+    keep_pair,
+    pace_quartiles,
+    pair_figures,
+    predicted,
+    unequal_replies,
+    uploading_share,
+)
+from bench.wan.plan import (
+    ALWAYS,
+    COPIES,
+    OURS,
+    PAIR,
+    PAIR_QUICK,
+    PLAIN,
+    REGION_DRAFTER,
+    REGION_SUFFIX,
+    Cell,
+    Scheme,
+    Size,
+)
+from bench.wan.results import Results, Selection
+from bench.wan.samples import Batch, Sample
+from outrider.models.definitions import Place, read_definitions
+from outrider.session_types import SpeculationStats
+
+CALL_MS = 150.0
+NUM_TOKENS = 31
+
+
+def sample(pace: float, rtt_ms: float, ids: tuple[int, ...] | None = None) -> Sample:
+    """A chat that is `pace` times as fast as plain streaming, two tokens per commit if faster."""
+    size = 2 if pace > 1 else 1
+    step_ms = size * CALL_MS / pace
+    counts = range(1, NUM_TOKENS + 1, size)
+    drafts = pace > 1
+    return Sample(
+        ids=ids or tuple(range(NUM_TOKENS)),
+        visible_ms=500.0 if drafts else 700.0 + rtt_ms,
+        commits=tuple((700.0 + rtt_ms + n * step_ms, count) for n, count in enumerate(counts)),
+        num_chars=100,
+        num_drafts=60,
+        num_accepted=15 if drafts else 0,
+        edge=SpeculationStats(
+            sent_tokens=25,
+            checked_tokens=20,
+            right_tokens=15,
+            commits_with_uploads=12,
+            commits_without_uploads=4,
+            draft_ms=45.0,
+        )
+        if drafts
+        else SpeculationStats(),
+    )
+
+
+def paces(scheme: Scheme, rtt_ms: float, number: int) -> float:
+    """Outrider falls from 1.5 at no distance to 0.9 at 250 ms, the second chat is faster."""
+    if scheme in (OURS, ALWAYS):
+        return 1.5 - 0.6 * rtt_ms / 250 + 0.1 * number
+    return 1.0
+
+
+def results_of(size: Size = PAIR, pace: Callable[..., float] = paces) -> Results:
+    return Results(
+        [
+            Batch(
+                scheme,
+                Cell(rtt_ms, 1, 0.0),
+                0,
+                number,
+                (sample(pace(scheme, rtt_ms, number), rtt_ms),),
+            )
+            for part in size.parts
+            for rtt_ms in part.rtts_ms
+            for scheme, count in part.chats.items()
+            for number in range(count)
+        ]
+    )
+
+
+def test_a_round_asks_each_scheme_once_per_prompt_and_distance() -> None:
+    for size in (PAIR, PAIR_QUICK):
+        asked = [(rtt_ms, s) for p in size.parts for rtt_ms in p.rtts_ms for s in p.chats]
+        assert len(asked) == len(set(asked)), "a second batch would take the first one's place"
+        for part in size.parts:
+            assert part.chats[PLAIN] == part.num_prompts, "all are held against it"
+    assert {PLAIN, REGION_SUFFIX, REGION_DRAFTER, COPIES, OURS, ALWAYS} == set(PAIR.schemes)
+    assert PAIR.rtts_ms == (0.0, 20.0, 50.0, 100.0, 150.0, 250.0)
+
+
+def test_paces_are_over_plain_streaming_on_the_same_chats() -> None:
+    results = results_of()
+    near = pace_quartiles(results, OURS, 0.0)
+    assert near is not None
+    assert near == pytest.approx((1.75, 1.625, 1.875))
+    assert pace_quartiles(results, REGION_DRAFTER, 20.0) is None, "not asked there"
+
+
+def test_the_break_even_lies_between_the_distances_around_it() -> None:
+    results = results_of()
+    assert break_even_ms(results, ALWAYS) == pytest.approx(250 * 0.55 / 0.6, abs=1)
+    assert break_even_ms(results, COPIES) == 250.0, "as fast everywhere"
+    assert break_even_ms(results_of(PAIR_QUICK), REGION_SUFFIX) is None, "asked at one distance"
+
+
+def test_a_reply_that_differs_is_named() -> None:
+    assert unequal_replies(results_of()) == []
+    batches = [batch for scheme in PAIR.schemes for batch in results_of().batches(scheme)]
+    at = next(n for n, b in enumerate(batches) if b.scheme == OURS and b.cell.rtt_ms == 50.0)
+    wrong = sample(1.2, 50.0, ids=(*range(NUM_TOKENS - 1), 99))
+    batches[at] = replace(batches[at], samples=(wrong,))
+    assert unequal_replies(Results(batches)) == [f"{OURS.name}, RTT 50 ms, round 0, prompt 0"]
+
+
+def test_shares_are_of_all_chats_together() -> None:
+    chats = results_of().samples(OURS)
+    assert acceptance(chats) == pytest.approx(0.75)
+    assert uploading_share(chats) == pytest.approx(0.75)
+    assert acceptance(results_of().samples(PLAIN)) is None
+    assert uploading_share([]) is None
+
+
+def test_what_the_edges_model_expects_comes_from_what_was_measured() -> None:
+    results = results_of()
+    known = conditions_of(results)
+    assert known is not None
+    conditions, accepted = known
+    assert conditions.interval_s == pytest.approx(CALL_MS / 1000)
+    assert conditions.draft_s == pytest.approx(0.045)
+    assert accepted == pytest.approx(0.75)
+    expected = predicted(results)
+    assert expected[0.0] > expected[100.0] > expected[250.0] >= 1.0
+    assert expected[0.0] > 1.2
+
+
+def test_without_an_edge_that_drafts_nothing_is_predicted() -> None:
+    alone = Size(1, (replace(PAIR.parts[1], chats={PLAIN: 1}),), 8)
+    assert predicted(results_of(alone)) == {}
+
+
+def test_the_tables_and_the_record_say_what_was_found(tmp_path: Path) -> None:
+    results, measured = results_of(), Measured(drafter="ready", num_rounds=1)
+    run = Run("wan_pair", False, "python -m bench.wan --pair")
+    keep_pair(run, results, definitions(Path("/t.gguf"), Path("/d.gguf")), measured)
+    add_pair_tables(run, results)
+    run.figures.update(pair_figures(results, measured, []))
+    run.finish(tmp_path)
+    page = regenerated("<!-- bench:wan_pair -->\n<!-- /bench:wan_pair -->\n", tmp_path)
+    assert "| (f) Outrider | 6, 6, 6, 6, 6, 6 | 1.75 (" in page
+    assert "(c) region runs the drafter" in page
+    figures = run.figures
+    num = sum(len(results.samples(s, Selection())) for s in results.schemes())
+    assert figures["exact"] == f"{num} of {num}"
+    assert "/t.gguf" not in (tmp_path / "wan_pair.json").read_text(), "nobody's paths are kept"
+
+
+def test_services_are_told_of_both_models() -> None:
+    tables = definitions(Path("/t.gguf"), Path("/d.gguf"))
+    specs = {spec.name: spec for spec in read_definitions(tables, Place("here", lambda text: text))}
+    assert specs[TARGET].draft == DRAFT
+    assert specs[DRAFT].engine.max_fixed_rows == 0
