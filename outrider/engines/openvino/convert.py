@@ -20,6 +20,9 @@ import openvino as ov
 import structlog
 
 from outrider.engines.base import Ids
+from outrider.engines.footprint import footprint
+from outrider.engines.free_memory import known_free_memory
+from outrider.engines.model_size import read_size
 from outrider.engines.openvino.architectures import check_architecture
 from outrider.engines.openvino.layouts import (
     AS_CONVERTED,
@@ -97,20 +100,24 @@ class ConvertedModel:
         return self.graph.with_suffix(".bin")
 
 
-def converted(spec: ModelSpec, store: ModelStore) -> ConvertedModel:
+def converted(spec: ModelSpec, store: ModelStore, kv_bytes: int = 0) -> ConvertedModel:
     """The converted model; fetched and converted if the store lacks it.
 
-    Raises what ModelStore.ensure raises, and EngineError if the conversion fails.
+    Raises what ModelStore.ensure raises, EngineError if the conversion fails, and
+    InsufficientMemoryError, before it converts for minutes, for what could not be loaded with a KV
+    pool of `kv_bytes` (0: the smallest).
     """
     artifact = store.ensure(spec.source, sha256=spec.sha256)
     if is_archive(artifact.path):
         return read_folder(unpacked(artifact, store))
-    directory = store.derived(
-        artifact,
-        derived_name(DEFAULT_LAYOUT),
-        lambda folder: convert(artifact.path, folder, DEFAULT_LAYOUT),
-    )
-    return read_converted(directory)
+
+    def build(folder: Path) -> None:
+        size = read_size(artifact.path)
+        needed = footprint(size.weights_bytes, size.vocabulary_size, kv_bytes, process_bytes=0)
+        needed.check(known_free_memory())
+        convert(artifact.path, folder, DEFAULT_LAYOUT)
+
+    return read_converted(store.derived(artifact, derived_name(DEFAULT_LAYOUT), build))
 
 
 def read_converted(directory: Path, head_ids: Ids | None = None) -> ConvertedModel:

@@ -27,7 +27,7 @@ _COMPOSER_VERSION: Final = 1
 
 def load_engine(spec: ModelSpec, store: ModelStore, config: EngineConfig) -> OpenVinoEngine:
     """Fetch and convert what is missing, then compile. Blocks for seconds."""
-    return OpenVinoEngine(converted(spec, store), config)
+    return OpenVinoEngine(converted(spec, store, config.kv_bytes), config)
 
 
 def load_trained_draft(
