@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from bench.harness.processes import child, read_json, write_json
 from outrider.engines.base import Engine, Ids, SequenceSlice
 from outrider.engines.config import EngineConfig
 from outrider.engines.factory import create_engine
+from outrider.engines.huge_pages import with_huge_pages
 from outrider.models.catalog import lookup
 from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import load_vocabulary
@@ -46,7 +48,8 @@ class EngineWorker:
 @contextlib.asynccontextmanager
 async def engine_worker(model: str, **settings: Any) -> AsyncIterator[EngineWorker]:
     """A worker whose engine is ready; `settings` are fields of EngineConfig."""
-    async with child(sys.executable, "-m", "bench.models.engine_worker") as process:
+    command = (sys.executable, "-m", "bench.models.engine_worker")
+    async with child(*command, environ=with_huge_pages(os.environ)) as process:
         worker = EngineWorker(process)
         await worker.ask(model=model, **settings)
         yield worker

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import sys
 import time
 from collections import deque
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.harness.processes import child
+from outrider.engines.huge_pages import with_huge_pages
 
 READY_TIMEOUT_S: Final = 900.0
 """Of a cold start, with the conversion of the largest model beside other work."""
@@ -107,7 +109,8 @@ async def replica_process(
 ) -> AsyncIterator[ReplicaProcess]:
     """Start an inference service, which is not ready yet."""
     given = {"model": model, "kv_bytes": KV_BYTES, "log_level": "info", **(settings or {})}
-    environ = {f"OUTRIDER_INFERENCE_{name.upper()}": str(value) for name, value in given.items()}
+    own = {f"OUTRIDER_INFERENCE_{name.upper()}": str(value) for name, value in given.items()}
+    environ = with_huge_pages(os.environ) | own
     began_at = time.monotonic()
     command = (sys.executable, "-m", "services.inference")
     async with child(*command, environ=environ, merged=True) as process:
