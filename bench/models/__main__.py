@@ -3,7 +3,8 @@
 Replicas are started as `outrider up` starts them, with a KV pool that is next to empty when memory
 is read. Their replies are compared with the reference's. Speeds are the engine's alone, of one
 session on one thread, variants in turn. Models larger than the default one come from the package
-index (bench.harness.larger_models); where they cannot be had, the table says so.
+index (bench.harness.larger_models); where they cannot be had, the table says so. `--quick` leaves
+out the largest one and some of the tiny ones, and takes the speed of the first alone.
 """
 
 from __future__ import annotations

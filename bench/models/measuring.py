@@ -108,7 +108,7 @@ async def measure(subject: Subject, store: ModelStore, size: Size) -> Measured:
         found.num_replies = len(truth)
         found.num_tokens = sum(len(ids) for ids, _ in truth)
         found.num_equal = sum(a == b for a, b in zip(replies, truth, strict=True))
-        if not subject.is_tiny:
+        if subject.is_timed:
             greedy = [(a.prompt, r[0]) for a, r in zip(asks, truth, strict=True)
                       if not a.sampling.temperature]  # fmt: skip
             others = {
