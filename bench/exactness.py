@@ -2,15 +2,21 @@
 
 The mesh is started as users start it, the chats run through `outrider chat`; only the edge that
 drafts garbage, and the one that drafts what the reference will say, speak to the router directly.
+
+`--model` compares another model than the default one, by name, file or folder, with fewer prompts
+where it is large, and records nothing. A model whose definition names a draft is compared once that
+one drafts.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import random
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +25,11 @@ from bench.harness import Run, Table, parser, start
 from bench.harness.local_mesh import LocalMesh, local_mesh, outrider
 from bench.harness.prompts import Prompt, as_prompt_file, interleaved, load_prompts
 from bench.harness.region_client import Drafter, RegionClient
+from outrider.cli.model_choice import choose
 from outrider.codec.shipped import shipped_table
 from outrider.codec.tokens import TokenCoder
-from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.chat import Message
+from outrider.models.definitions import NO_DRAFT
 from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import Vocabulary, load_vocabulary
 from outrider.sampling.params import SamplingParams
@@ -30,12 +37,39 @@ from outrider.sampling.params import SamplingParams
 MAX_TOKENS = 64
 GARBAGE_TOKENS = 8
 CORE_PROMPTS = 28
+LARGE_BYTES = 300_000_000
+"""Of a model's file, from which on fewer prompts are compared unless their number is given."""
+LARGE_PROMPTS = 8
+DRAFTER_TIMEOUT_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenModel:
+    """What `--model` means."""
+
+    told: str
+    """As it is given to every command."""
+    vocabulary: Vocabulary
+    num_bytes: int
+    """Of its file."""
+    draft: str
+    """The model that edges draft with, by its definition."""
+
+
+def chosen_model(told: str) -> ChosenModel:
+    """Have the model in the store. Raises what model_choice.choose and ModelStore.ensure raise."""
+    spec = choose(told).spec
+    store = ModelStore(default_root())
+    artifact = store.ensure(spec.source, sha256=spec.sha256)
+    draft = "" if spec.draft == NO_DRAFT else spec.draft
+    return ChosenModel(told, load_vocabulary(spec, store), artifact.num_bytes, draft)
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The prompts and the one way of sampling that a comparison is made for."""
+    """The model, the prompts and the one way of sampling that a comparison is made for."""
 
+    model: ChosenModel
     prompts: tuple[Prompt, ...]
     sampling: SamplingParams
     name: str
@@ -65,8 +99,9 @@ Variant = Callable[[LocalMesh, Work, Sequence[Answer]], list[Answer]]
 
 def reference(work: Work) -> list[Answer]:
     """The truth, from a process of its own."""
+    model = ("--model", work.model.told) if work.model.told else ()
     with tempfile.TemporaryDirectory() as folder:
-        done = outrider("reference", "--threads", "2", *work.flags(Path(folder)))
+        done = outrider("reference", "--threads", "2", *model, *work.flags(Path(folder)))
     return _answers(done.stdout)
 
 
@@ -102,7 +137,7 @@ async def _draft_all(
     make: Callable[[Vocabulary, Answer, int], Drafter],
     parallel: int,
 ) -> list[Answer]:
-    vocabulary = load_vocabulary(DEFAULT_MODEL, ModelStore(default_root()))
+    vocabulary = work.model.vocabulary
     coder = TokenCoder(vocabulary.digest, vocabulary.size, shipped_table(vocabulary.digest))
     gate = asyncio.Semaphore(parallel)
     async with RegionClient(
@@ -128,14 +163,15 @@ def garbage(vocabulary: Vocabulary, _: Answer, number: int) -> Drafter:
     return lambda _reply: [rng.randrange(vocabulary.size) for _ in range(GARBAGE_TOKENS)]
 
 
-def foresight(_: Vocabulary, truth: Answer, number: int) -> Drafter:
+def foresight(vocabulary: Vocabulary, truth: Answer, number: int) -> Drafter:
     """What the reference says next, with a wrong id now and then."""
+    wrong = min(1000, vocabulary.size)
     rng = random.Random(number)
 
     def draft(reply: Sequence[int]) -> list[int]:
         ahead = list(truth.ids[len(reply) : len(reply) + GARBAGE_TOKENS])
         if ahead and rng.random() < 0.3:
-            ahead[rng.randrange(len(ahead))] = rng.randrange(1000)
+            ahead[rng.randrange(len(ahead))] = rng.randrange(wrong)
         return ahead
 
     return draft
@@ -181,13 +217,26 @@ def compare(run: Run, works: Sequence[Work], plan: Sequence[Stage]) -> bool:
     )  # fmt: skip
     truths = [reference(work) for work in works]
     exact = True
+    model = works[0].model
     for stage in plan:
-        with local_mesh(settings=stage.settings) as mesh:
+        with local_mesh(settings=stage.settings, model=model.told) as mesh:
+            if model.draft:
+                wait_for_drafter(mesh)
             for name, variant in stage.variants:
                 for work, truth in zip(works, truths, strict=True):
                     got = variant(mesh, work, truth)
                     exact &= _row(table, name, work, got, truth)
     return exact
+
+
+def wait_for_drafter(mesh: LocalMesh) -> None:
+    """Until the edge's draft model is loaded. Raises TimeoutError."""
+    log = mesh.state_dir / "logs" / "edge.log"
+    end = time.monotonic() + DRAFTER_TIMEOUT_S
+    while "draft model loaded" not in log.read_text("utf-8"):
+        if time.monotonic() > end:
+            raise TimeoutError(f"no draft model within {DRAFTER_TIMEOUT_S:.0f} s; see {log}")
+        time.sleep(0.2)
 
 
 def _row(
@@ -203,22 +252,44 @@ def _row(
     return equal == len(truth)
 
 
-def works(prompts: tuple[Prompt, ...]) -> list[Work]:
+def works(model: ChosenModel, prompts: tuple[Prompt, ...]) -> list[Work]:
     """Greedy, and T=0.8 with a seed."""
     greedy = SamplingParams(max_tokens=MAX_TOKENS)
     sampled = SamplingParams(temperature=0.8, top_p=0.95, seed=20261121, max_tokens=MAX_TOKENS)
-    return [Work(prompts, greedy, "greedy"), Work(prompts, sampled, "T=0.8, top-p 0.95")]
+    return [
+        Work(model, prompts, greedy, "greedy"),
+        Work(model, prompts, sampled, "T=0.8, top-p 0.95"),
+    ]
+
+
+def num_prompts(arguments: argparse.Namespace, model: ChosenModel, num_known: int) -> int:
+    """How many are compared."""
+    if arguments.prompts:
+        return min(arguments.prompts, num_known)
+    if arguments.quick:
+        return min(10, num_known)
+    if model.num_bytes > LARGE_BYTES:
+        return LARGE_PROMPTS
+    return CORE_PROMPTS if arguments.core or arguments.model else num_known
 
 
 def main() -> int:
     core = f"every mesh and variant, with {CORE_PROMPTS} held-out prompts"
-    arguments = parser("exactness", __doc__ or "", core=core).parse_args()
+    flags = parser("exactness", __doc__ or "", core=core)
+    flags.add_argument(
+        "--model", default="", help="another model: a name, a GGUF file or a folder; not recorded"
+    )
+    flags.add_argument(
+        "--prompts", type=int, default=0, metavar="N", help="the first N alone; not recorded"
+    )
+    arguments = flags.parse_args()
     run = start("exactness", arguments)
-    prompts = interleaved(load_prompts(split="all"))
-    prompts = interleaved(load_prompts())[:CORE_PROMPTS] if arguments.core else prompts
-    prompts = prompts[:10] if arguments.quick else prompts
-    exact = compare(run, works(prompts), stages(quick=arguments.quick))
-    run.figures |= {"exact": exact, "prompts": len(prompts)}
+    run.quick |= bool(arguments.model or arguments.prompts)
+    model = chosen_model(arguments.model)
+    prompts = interleaved(load_prompts(split="held_out" if arguments.core else "all"))
+    prompts = prompts[: num_prompts(arguments, model, len(prompts))]
+    exact = compare(run, works(model, prompts), stages(quick=arguments.quick))
+    run.figures |= {"exact": exact, "prompts": len(prompts), "model": arguments.model}
     run.finish()
     return 0 if exact else 1
 

@@ -65,6 +65,10 @@ _ALL = (
         core_minutes=4.0,
     ),
     Bench(
+        "models", "bench.models", minutes=10.0,
+        sources=(*SERVICES, PROMPTS, "tests/fidelity/models.py"),
+    ),
+    Bench(
         "fidelity", "bench.fidelity", minutes=8.0, core_minutes=8.0, core_flags=(),
         sources=("outrider/engines", "outrider/fidelity", "outrider/models", "bench/engine.py"),
     ),

@@ -19,11 +19,14 @@ async def child(
     *command: str,
     environ: Mapping[str, str] | None = None,
     silent: bool = False,
+    merged: bool = False,
     cores: Collection[int] = (),
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Start `command` with pipes; `silent` throws away what it prints. It runs on these cores,
+    """Start `command` with pipes; `silent` throws away what it prints, `merged`
+    has its errors, logs among them, in its output. It runs on these cores,
     without any on those of this process, and ends with it."""
     null = asyncio.subprocess.DEVNULL
+    errors = asyncio.subprocess.STDOUT if merged else None
 
     def settle() -> None:
         die_with_parent()
@@ -34,7 +37,7 @@ async def child(
         *command,
         stdin=asyncio.subprocess.PIPE,
         stdout=null if silent else asyncio.subprocess.PIPE,
-        stderr=null if silent else None,
+        stderr=null if silent else errors,
         env={**os.environ, **(environ or {})},
         limit=_LINE_LIMIT_BYTES,
         preexec_fn=settle,

@@ -23,6 +23,7 @@ COPY --from=build /opt/outrider /opt/outrider
 ENV PATH=/opt/outrider/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
+    GLIBC_TUNABLES=glibc.malloc.hugetlb=1 \
     HOME=/tmp
 USER 10001:10001
 EXPOSE 7300/tcp 9100/tcp

@@ -34,6 +34,9 @@ class EngineConfig:
     """Calls of up to so many rows may run on models compiled for their number of rows, each with
     weights of its own: as many as memory allows (fixed_sizes); 0: all on the one model that takes
     any number. OpenVINO only."""
+    max_fixed_bytes: int = 0
+    """Memory that all of these may take together, as far as it is free; 0: footprint.fixed_budget.
+    OpenVINO only."""
     num_engines: int = 1
     """Engines that the process loads, this one included: they share its memory. OpenVINO only."""
     prepare_first: bool = False
@@ -86,6 +89,8 @@ class EngineConfig:
             raise ConfigError(f"threads is {self.threads}; give at least 1")
         if self.max_fixed_rows < 0:
             raise ConfigError(f"max_fixed_rows is {self.max_fixed_rows}; it is negative")
+        if self.max_fixed_bytes < 0:
+            raise ConfigError(f"max_fixed_bytes is {self.max_fixed_bytes}; it is negative")
         if self.num_blocks is not None and self.num_blocks < 1:
             raise ConfigError(f"num_blocks is {self.num_blocks}; give at least 1")
         if self.vocabulary_size < 0:

@@ -137,12 +137,15 @@ def check_pool(pool_bytes: int, free: FreeMemory | None) -> None:
         )
 
 
-def fixed_budget(free_bytes: int | None, kv_bytes: int) -> int:
+def fixed_budget(free_bytes: int | None, kv_bytes: int, asked_bytes: int = 0) -> int:
     """Bytes that models for certain numbers of rows may take, where `free_bytes` are free once the
-    model is loaded and the KV pool will take `kv_bytes` of them; None: nobody knows."""
+    model is loaded and the KV pool will take `kv_bytes` of them; None: nobody knows. Whoever asks
+    for `asked_bytes` gets so many, as far as they are free."""
     if free_bytes is None:
-        return _MODEST_BYTES
+        return asked_bytes or _MODEST_BYTES
     spare = max(0, free_bytes - kv_bytes - RESERVE_BYTES)
+    if asked_bytes:
+        return min(asked_bytes, spare)
     return max(min(_MODEST_BYTES, spare), spare // _PLENTY)
 
 

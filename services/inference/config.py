@@ -58,6 +58,9 @@ class InferenceConfig:
     each of 1, 2, 4, 8, 12, 16, 24, 32, ... holds the weights again (200 MiB for the default model).
     There are as many as the model's size and the free memory allow (docs/guides/models.md); 0:
     none; unset: what the model's definition says, else 32. OpenVINO only."""
+    max_fixed_bytes: int = 0
+    """Memory that these may take, of all instances together, as far as it is free beside the KV
+    pool; 0: 2 GiB, or a twentieth of what is free where that is more."""
     prepare_first: bool = False
     """Whether the replica is ready only when these models are, some 20 seconds later; otherwise
     they are compiled while it serves."""
@@ -107,6 +110,8 @@ class InferenceConfig:
             raise ConfigError("replica and region must not be empty")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port is {self.port}: use 0 to 65535")
+        if self.max_fixed_bytes < 0:
+            raise ConfigError(f"max_fixed_bytes is {self.max_fixed_bytes}: it cannot be negative")
         for name in ("max_message_bytes", "max_outbox_frames", "max_stream_sessions"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}: set it above 0")
@@ -159,6 +164,7 @@ class InferenceConfig:
             pin_threads=self.instances == 1,
             prepare_first=self.prepare_first,
             num_engines=self.instances,
+            max_fixed_bytes=self.max_fixed_bytes // self.instances,
             vocabulary_size=vocabulary_size or 0,
             kv_bytes=self.kv_bytes // self.instances,
             kv_share=self.kv_share / self.instances,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from bench.exactness import Answer, Variant, Work, reference, stages, works
+from bench.exactness import Answer, Variant, Work, chosen_model, reference, stages, works
 from bench.harness.local_mesh import LocalMesh
 from bench.harness.prompts import interleaved, load_prompts
 
@@ -23,7 +23,7 @@ def truths() -> list[tuple[Work, list[Answer]]]:
     prompts = interleaved(load_prompts(split="all"))[:NUM_PROMPTS]
     shorter = [
         replace(work, sampling=replace(work.sampling, max_tokens=MAX_TOKENS))
-        for work in works(prompts)
+        for work in works(chosen_model(""), prompts)
     ]
     return [(work, reference(work)) for work in shorter]
 

@@ -47,7 +47,8 @@ def replica_footprint(
         return least
     left = max(0, free.num_bytes - least.needed_bytes) // instances
     sizes = ladder(number("max_fixed_rows", EngineConfig().max_fixed_rows))
-    chosen = choose_sizes(sizes, size.weights_bytes, left, 0)
+    asked = number("max_fixed_bytes") // instances
+    chosen = choose_sizes(sizes, size.weights_bytes, left, 0, asked)
     return footprint(
         size.weights_bytes,
         size.vocabulary_size,

@@ -22,6 +22,7 @@ from outrider.cli.local.changes import Definitions
 from outrider.cli.local.mesh import MeshOptions, ProcessSpec
 from outrider.cli.local.restarts import RestartPolicy, Restarts
 from outrider.cli.local.state import RunningMesh, publish, withdraw, write_private
+from outrider.engines.huge_pages import with_huge_pages
 from outrider.errors import UnavailableError
 from outrider.models.catalog import MODELS_VARIABLE
 from outrider.process import Ports, read_ports
@@ -169,8 +170,7 @@ class Supervisor:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=sink,
                 stderr=sink,
-                # The config file has what the user's models file said when the model was named.
-                env={**os.environ, MODELS_VARIABLE: os.devnull},
+                env=_environ(spec.role),
                 start_new_session=True,  # Ctrl-C reaches the supervisor alone, which stops in order
                 preexec_fn=die_with_parent,
             )
@@ -327,6 +327,13 @@ class Supervisor:
         await asyncio.gather(*(_end(process) for process in self._starting))
         self.children.clear()
         self._starting.clear()
+
+
+def _environ(role: str) -> dict[str, str]:
+    """Of a service's process. Its config file has what the user's models file said when the model
+    was named."""
+    environ = {**os.environ, MODELS_VARIABLE: os.devnull}
+    return with_huge_pages(environ) if role == "inference" else environ
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

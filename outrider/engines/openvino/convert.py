@@ -20,6 +20,9 @@ import openvino as ov
 import structlog
 
 from outrider.engines.base import Ids
+from outrider.engines.footprint import footprint
+from outrider.engines.free_memory import known_free_memory
+from outrider.engines.model_size import size_of
 from outrider.engines.openvino.architectures import check_architecture
 from outrider.engines.openvino.layouts import (
     AS_CONVERTED,
@@ -99,32 +102,36 @@ class ConvertedModel:
         return self.graph.with_suffix(".bin")
 
 
-def converted(spec: ModelSpec, store: ModelStore, layout: str = DEFAULT_LAYOUT) -> ConvertedModel:
-    """The converted model; fetched and converted if the store lacks it. Folders have a layout of
-    their own.
+def converted(
+    spec: ModelSpec, store: ModelStore, layout: str = DEFAULT_LAYOUT, *, kv_bytes: int = 0
+) -> ConvertedModel:
+    """The converted model; fetched and converted if the store lacks it. OpenVINO's folders have a
+    layout of their own.
 
-    Raises what ModelStore.ensure raises, and EngineError if the conversion fails.
+    Raises what ModelStore.ensure raises, EngineError if the conversion fails, and
+    InsufficientMemoryError, before it converts for minutes, for what could not be loaded with a KV
+    pool of `kv_bytes` (0: the smallest).
     """
     artifact = store.ensure(spec.source, sha256=spec.sha256)
-    if not is_archive(artifact.path):
-        return read_converted(
-            store.derived(
-                artifact,
-                derived_name(layout),
-                lambda folder: convert(artifact.path, folder, layout),
-            )
-        )
-    files = unpacked(artifact, store)
-    if not holds_checkpoint(files):
+    files = unpacked(artifact, store) if is_archive(artifact.path) else None
+    if files is not None and not holds_checkpoint(files):
         return read_folder(files)
+    name = derived_name(layout)
+    if files is not None:
+        name = f"{name}-checkpoint-{checkpoint_gguf.VERSION}"
 
     def build(folder: Path) -> None:
+        size = size_of(spec, store)
+        needed = footprint(size.weights_bytes, size.vocabulary_size, kv_bytes, process_bytes=0)
+        needed.check(known_free_memory())
+        if files is None:
+            convert(artifact.path, folder, layout)
+            return
         source = folder / "checkpoint.gguf"
         Checkpoint(files, artifact.path).write_gguf(source)
         convert(source, folder, layout)
         source.unlink()
 
-    name = f"{derived_name(layout)}-checkpoint-{checkpoint_gguf.VERSION}"
     return read_converted(store.derived(artifact, name, build))
 
 

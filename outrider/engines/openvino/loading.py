@@ -28,7 +28,7 @@ _COMPOSER_VERSION: Final = 1
 def load_engine(spec: ModelSpec, store: ModelStore, config: EngineConfig) -> OpenVinoEngine:
     """Fetch and convert what is missing, then compile. Blocks for seconds."""
     layout = LAYOUT_OF_BITS[config.weight_bits]
-    return OpenVinoEngine(converted(spec, store, layout), config)
+    return OpenVinoEngine(converted(spec, store, layout, kv_bytes=config.kv_bytes), config)
 
 
 def load_trained_draft(

@@ -89,7 +89,7 @@ class PagedModel:
         self.fingerprint = fingerprint_of(reference)
         """See EngineInfo."""
         prepare = partial(self._prepare, compiler, reference)
-        fixed = self._fixed_sizes(config.max_fixed_rows, config.num_engines)
+        fixed = self._fixed_sizes(config)
         self._preparation = Preparation(fixed, prepare, compiler.finish)
         if config.prepare_first:
             self._preparation.wait()
@@ -155,17 +155,20 @@ class PagedModel:
         block, slot = divmod(past + num_rows - 1, self.block_tokens)
         return self.infer(self.layout.inputs([part]), (block, slot), num_logits)
 
-    def _fixed_sizes(self, max_rows: int, num_engines: int) -> tuple[int, ...]:
+    def _fixed_sizes(self, config: EngineConfig) -> tuple[int, ...]:
         """The sizes of calls that get a model of their own, as far as memory allows, which this
         process's other engines may still need."""
-        asked = [size for size in self.layout.sizing.sizes if size <= max_rows]
+        asked = [size for size in self.layout.sizing.sizes if size <= config.max_fixed_rows]
         free = known_free_memory()
         pool_bytes = self.num_blocks * self.block_bytes
         free_bytes = None
         if free is not None:
-            others = (num_engines - 1) * (compiled_bytes(self._weights_bytes) + pool_bytes)
-            free_bytes = max(0, free.num_bytes - others) // num_engines
-        chosen = choose_sizes(asked, self._weights_bytes, free_bytes, pool_bytes)
+            num_others = config.num_engines - 1
+            others = num_others * (compiled_bytes(self._weights_bytes) + pool_bytes)
+            free_bytes = max(0, free.num_bytes - others) // config.num_engines
+        chosen = choose_sizes(
+            asked, self._weights_bytes, free_bytes, pool_bytes, config.max_fixed_bytes
+        )
         log.info(
             "call_sizes_chosen",
             num_rows=chosen,

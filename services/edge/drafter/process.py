@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Final, cast
 
+from outrider.engines.huge_pages import with_huge_pages
 from services.edge.drafter.settings import DrafterSettings
 
 DRAFTER: Final = (sys.executable, "-m", "services.edge.drafter")
@@ -126,7 +127,12 @@ def _start(arguments: Sequence[str], theirs: socket.socket) -> subprocess.Popen[
     """Not by the event loop's own means: uvloop forks, and a fork of a process whose threads are
     in gRPC crashes before it gets to exec. subprocess uses vfork, which runs no fork handlers."""
     with theirs:
-        return subprocess.Popen(arguments, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),))
+        return subprocess.Popen(
+            arguments,
+            stdin=subprocess.DEVNULL,
+            pass_fds=(theirs.fileno(),),
+            env=with_huge_pages(os.environ),
+        )
 
 
 def _kill(process: subprocess.Popen[bytes]) -> int:

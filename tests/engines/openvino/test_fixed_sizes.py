@@ -32,6 +32,14 @@ def test_without_spare_memory_there_are_none() -> None:
     assert choose_sizes((), SMALL, 16 * GIB, 0) == ()
 
 
+def test_an_operator_says_how_much_they_may_take() -> None:
+    each = compiled_bytes(MIDDLE)
+    assert choose_sizes(SIZES, MIDDLE, 16 * GIB, 4 * GIB, 5 * each) == SIZES[:5]
+    assert choose_sizes(SIZES, MIDDLE, None, 0, 5 * each) == SIZES[:5]
+    assert choose_sizes(SIZES, MIDDLE, 5 * GIB, 4 * GIB, 5 * each) == ()
+    assert choose_sizes(SIZES, MIDDLE, 16 * GIB, 4 * GIB, each - 1) == ()
+
+
 @pytest.mark.parametrize("weights", [SMALL, MIDDLE, LARGE])
 def test_less_memory_never_means_more_models_and_the_budget_holds(weights: int) -> None:
     counts = []

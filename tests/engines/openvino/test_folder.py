@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from bench.harness.model_folder import write_folder
 from outrider.engines.base import Ids, Logits
 from outrider.engines.openvino.convert import (
     ConvertedModel,
@@ -29,27 +29,6 @@ from outrider.models.store import ModelStore
 from outrider.models.vocabulary import Vocabulary, load_vocabulary
 from tests.engines.openvino.test_formats import CONFIG, IDS, SHAPE, VOCABULARY, tensors_of
 from tests.fidelity.models import write
-
-
-def write_folder(folder: Path, model: ConvertedModel, vocabulary: Vocabulary) -> Path:
-    """As the files are published."""
-    folder.mkdir()
-    for suffix in (".xml", ".bin"):
-        shutil.copy(model.graph.with_suffix(suffix), folder)
-    facts = vocabulary.facts
-    config = {
-        "vocab_size": model.facts.vocabulary_size,
-        "max_position_embeddings": model.facts.max_context_tokens,
-    }
-    tokens = {"bos_token": {"content": facts.bos_token}, "eos_token": facts.eos_token}
-    for name, content in (
-        ("config.json", config),
-        ("tokenizer_config.json", tokens | {"chat_template": facts.chat_template}),
-        ("generation_config.json", {"eos_token_id": list(facts.stop_ids)}),
-        ("tokenizer.json", json.loads(vocabulary.tokenizer_json)),
-    ):
-        (folder / name).write_text(json.dumps(content))
-    return folder
 
 
 def rows_of(model: ConvertedModel, ids: Ids = IDS) -> Logits:
