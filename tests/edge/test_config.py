@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from outrider.errors import ConfigError, UnauthenticatedError
 from outrider.models.catalog import SHIPPED, ModelSpec, use
 from outrider.peers.membership import Lookup
 from outrider.tokenization.rewriting import RewritingPolicy
-from services.edge.config import EdgeConfig, default_state_dir
+from services.edge.config import DEFAULT_CONTEXT_TOKENS, EdgeConfig, default_state_dir
 from services.edge.drafter.settings import DrafterConfig
 from services.edge.identity import Credential
 from services.edge.quic.limits import ListenerLimits
@@ -41,8 +42,12 @@ def test_a_models_definition_gives_draft_and_context(tmp_path: Path) -> None:
     own = EdgeConfig(drafter=DrafterConfig(model="none"), max_context_tokens=64).for_model(spec)
     assert (own.drafter.model, own.max_context_tokens, own.has_drafter) == ("none", 64, False)
     assert not EdgeConfig().for_model(ModelSpec("m", "file:/m", draft="none")).has_drafter
+    long = ModelSpec("m", "file:/m", max_context_tokens=32_768)
+    assert EdgeConfig().for_model(long).max_context_tokens == 32_768
+    assert EdgeConfig(max_context_tokens=9000).for_model(long).max_context_tokens == 9000
     plain = EdgeConfig(cache_salt_key="k")
-    assert plain.for_model(ModelSpec("m", "file:/m")) == plain
+    unsaid = replace(plain, max_context_tokens=DEFAULT_CONTEXT_TOKENS)
+    assert plain.for_model(ModelSpec("m", "file:/m")) == unsaid
     assert plain.drafter_settings("m").definitions_file == ""
     use(SHIPPED, tmp_path)
     try:
@@ -160,7 +165,7 @@ def test_an_address_has_its_share_and_the_door_its_figures() -> None:
     assert limits.quotas.counts[Count.CHATS] == 3
     assert limits.quotas.rates[Rate.HANDSHAKES] == RateLimit(10.0, 50.0)
     # A whole context and a whole frame fit.
-    assert limits.quotas.rates[Rate.PREFILL_TOKENS].burst >= EdgeConfig().max_context_tokens
+    assert limits.quotas.rates[Rate.PREFILL_TOKENS].burst >= DEFAULT_CONTEXT_TOKENS
     assert limits.quotas.rates[Rate.TYPED_BYTES].burst >= EdgeConfig().quic.max_frame_bytes
     assert limits.handshakes.retry_from_half_open == 64
     assert limits.handshakes.max_resident_bytes > 0, "a part of what the machine has"
