@@ -25,9 +25,12 @@ _COMPOSER_VERSION: Final = 1
 """A new number whenever a composed draft or what it means changes."""
 
 
-def load_engine(spec: ModelSpec, store: ModelStore, config: EngineConfig) -> OpenVinoEngine:
-    """Fetch and convert what is missing, then compile. Blocks for seconds."""
-    return OpenVinoEngine(converted(spec, store), config)
+def load_engine(
+    spec: ModelSpec, store: ModelStore, config: EngineConfig, twin: OpenVinoEngine | None = None
+) -> OpenVinoEngine:
+    """Fetch and convert what is missing, then compile. Blocks for seconds. `twin` as in
+    OpenVinoEngine."""
+    return OpenVinoEngine(converted(spec, store), config, twin)
 
 
 def load_trained_draft(
