@@ -241,7 +241,8 @@ OTHERS: Mapping[str, Callable[[], Kind]] = {
 def defined(
     shallow_model: ShallowModel, user_models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> ShallowModel:
-    """Found by its name, here and in processes started from here."""
+    """Found by its name, here and in processes started from here, which need not convert it."""
+    _ = shallow_model.converted
     user_models.parent.mkdir()
     user_models.write_text(to_toml({shallow_model.spec.name: as_table(shallow_model.spec)}))
     monkeypatch.setenv("OUTRIDER_MODEL_STORE", str(shallow_model.store.root))

@@ -53,7 +53,7 @@ class OpenVinoEngine:
         if asked > most:
             raise ConfigError(f"max_context_tokens is {asked}; the model has at most {most}")
         scratch_tokens = 1 if config.exact else 0
-        self._model = PagedModel(
+        self._model: PagedModel = PagedModel(
             model,
             config,
             scratch_tokens=scratch_tokens,
