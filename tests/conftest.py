@@ -21,12 +21,16 @@ from outrider.models.vocabulary import Vocabulary, load_vocabulary
 
 if TYPE_CHECKING:
     from outrider.engines.openvino.engine import OpenVinoEngine
+    from tests.engines.shallow_model import ShallowModel
 
 # What this machine's user has defined is nothing that a test depends on.
 os.environ[MODELS_VARIABLE] = os.devnull
 
 _TOGETHER = {
     "openvino_engine": (
+        "tests/engines/openvino/test_folder.py",
+        "tests/engines/openvino/test_layouts.py",
+        "tests/engines/openvino/test_model.py",
         "tests/engines/test_draft_loading.py",
         "tests/engines/test_openvino.py",
         "tests/inference/integration/",
@@ -92,6 +96,17 @@ def openvino_engine(model_store: ModelStore) -> Iterator[OpenVinoEngine]:
     engine = load_engine(DEFAULT_MODEL, model_store, config)
     yield engine
     engine.close()
+
+
+@pytest.fixture(scope="session")
+def shallow_model(
+    model_store: ModelStore, tmp_path_factory: pytest.TempPathFactory
+) -> ShallowModel:
+    """The default model's first layers, written and converted once: for tests that load an engine
+    of their own and do not read what it says."""
+    from tests.engines.shallow_model import make_shallow
+
+    return make_shallow(model_store, tmp_path_factory.mktemp("shallow"))
 
 
 @pytest.fixture

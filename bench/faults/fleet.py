@@ -39,8 +39,15 @@ class Service:
     """One `outrider serve` process, always on the same ports."""
 
     def __init__(
-        self, name: str, role: str, values: Mapping[str, object], folder: Path, port: int = 0
+        self,
+        name: str,
+        role: str,
+        values: Mapping[str, object],
+        folder: Path,
+        port: int = 0,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
+        """`environment` has variables of its process besides those of this one."""
         self.name = name
         self.role = role
         self.port = port or (free_udp_port() if role == "edge" else free_tcp_port())
@@ -49,6 +56,7 @@ class Service:
         self._log = folder / f"{name}.log"
         spec = ProcessSpec(name, role, {**given, "drain_s": 0.0, **values})
         self._config.write_text(to_toml(spec), encoding="utf-8")
+        self._environment = {**os.environ, **(environment or {})}
         self._process: subprocess.Popen[bytes] | None = None
         self.num_kills = 0
 
@@ -56,6 +64,11 @@ class Service:
     def address(self) -> str:
         """Where it listens."""
         return f"{HOST}:{self.port}"
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its process is there."""
+        return self._process is not None and self._process.poll() is None
 
     def spawn(self) -> None:
         """Start it."""
@@ -68,6 +81,7 @@ class Service:
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=sink,
+                env=self._environment,
                 preexec_fn=die_with_parent,
             )
 

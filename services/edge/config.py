@@ -6,6 +6,7 @@ import os
 import secrets
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Final
 
 from outrider.errors import ConfigError
 from outrider.models.definitions import ModelCatalog, ModelSpec
@@ -50,6 +51,11 @@ def default_state_dir() -> Path:
     """$XDG_STATE_HOME/outrider/edge, or ~/.local/state/outrider/edge."""
     base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     return Path(base).expanduser() / "outrider" / "edge"
+
+
+DEFAULT_CONTEXT_TOKENS: Final = 8192
+"""Of a model whose definition does not say how many it has. An edge does not read weights, and a
+chat's ids and what is copied from them take memory in proportion."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +142,10 @@ class EdgeConfig:
     drain_s: float = 10.0
     """How long chats under way may go on when the edge stops."""
 
-    max_context_tokens: int = 8192
+    max_context_tokens: int = 0
     """Tokens of prompt and reply together, no more than a model's definition says; prompts that
-    leave no room for a reply are refused."""
+    leave no room for a reply are refused. 0: as many as the definition says, DEFAULT_CONTEXT_TOKENS
+    where it says nothing."""
     rewriting: RewritingPolicy = AS_IT_IS
     """What is done to chats before they are tokenized (docs/guides/tokens.md)."""
     tokenization: TokenizationConfig = field(default_factory=TokenizationConfig)
@@ -227,7 +234,8 @@ class EdgeConfig:
 
     def context_tokens(self, spec: ModelSpec) -> int:
         """Tokens of prompt and reply together, in a chat with this model."""
-        return min(self.max_context_tokens, spec.max_context_tokens or self.max_context_tokens)
+        limits = [limit for limit in (self.max_context_tokens, spec.max_context_tokens) if limit]
+        return min(limits, default=DEFAULT_CONTEXT_TOKENS)
 
     def drafter_settings(
         self, model: str, draft: str, definitions_file: str = ""
@@ -291,7 +299,6 @@ _MAX_FRAME_BYTES = MAX_MESSAGE_BYTES - (1 << 16)
 """A thin client's frame goes to the router as one message with a little more in it. A message too
 large for gRPC would end the stream of all chats."""
 _POSITIVE = (
-    "max_context_tokens",
     "max_loaded_models",
     "max_queued_frames",
     "probe_interval_s",
@@ -301,6 +308,7 @@ _POSITIVE = (
 _NOT_NEGATIVE = (
     "coalesce_ms",
     "drain_s",
+    "max_context_tokens",
     "min_prefill_tokens",
     "reopen_s",
     "request_timeout_s",

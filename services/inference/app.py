@@ -138,7 +138,7 @@ def _load_engines(
     engines: list[Engine] = []
     try:
         for instance in range(config.instances):
-            engine = create_engine(how)
+            engine = create_engine(how, engines[0] if engines else None)
             engines.append(engine)
             _log_pool(instance, engine.info)
             warm_up(engine, config.warm_up_rows)

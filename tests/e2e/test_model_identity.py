@@ -1,13 +1,14 @@
-"""Two replicas behind one name: the one that serves a chat is killed, or its weights differ."""
+"""Two replicas behind one name: the one that serves a chat is killed, the other one may compute
+differently: other weights, another instruction set, another precision."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -22,34 +23,51 @@ from outrider.client import (
     SamplingParams,
     connect,
 )
-from outrider.engines.openvino.convert import converted, derived_name
+from outrider.engines.cpu_features import cpu_flags
+from outrider.engines.openvino.convert import derived_name
 from outrider.engines.openvino.layouts import DEFAULT_LAYOUT
 from outrider.errors import NoReplicaError
 from outrider.model_identity import short_form
-from outrider.models.catalog import DEFAULT_MODEL
+from outrider.models.definitions import as_table, to_toml
 from outrider.models.disk.derived import MANIFEST
 from outrider.models.store import ModelStore
 from outrider.rpc import make_channel
 from outrider.v1 import router_pb2, router_pb2_grpc
 from services.inference.app import load_model
 from services.inference.config import InferenceConfig
+from tests.engines.shallow_model import ShallowModel, computes_in_bf16
 from tests.router.relay.scripted import World
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(300)]
 
 ASK = [Message("user", "Write a short story about a lighthouse keeper and a whale.")]
-SAMPLING = SamplingParams(max_tokens=600, ignore_eos=True)
 _BEGUN_TOKENS = 20
 """After so many tokens the replica is killed."""
 
 
 @dataclass(frozen=True, slots=True)
+class Kind:
+    """What makes a replica compute as it does."""
+
+    settings: Mapping[str, object]
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def fake(seed: int) -> Kind:
+    """A fake engine: another seed is other weights."""
+    return Kind({"engine": "fake", "fake_seed": seed})
+
+
+@dataclass(slots=True)
 class SmallMesh:
     """One router and one edge in front of two replicas."""
 
+    folder: Path
     replicas: tuple[Service, ...]
     router: Service
     client: Client
+    num_tokens: int
+    """Of each reply: enough that it is not over before its replica is killed."""
 
     async def listed(self) -> list[router_pb2.Replica]:
         """The replicas as the router sees them."""
@@ -60,52 +78,73 @@ class SmallMesh:
 
     async def ask(self, *, kills: bool = False) -> ChatResult:
         """A chat; with `kills`, its replica is lost in the middle of the reply."""
-        async with self.client.chat(ASK, sampling=SAMPLING) as chat:
+        sampling = SamplingParams(max_tokens=self.num_tokens, ignore_eos=True)
+        async with self.client.chat(ASK, sampling=sampling) as chat:
             async for event in chat:
                 if kills and isinstance(event, Committed) and event.upto >= _BEGUN_TOKENS:
                     kills = False
                     await self._kill_busiest()
             return await chat.result()
 
+    async def allow_inexact(self) -> None:
+        """The operator permits it: every replica is there again, and another router process."""
+        self.router.kill()
+        for replica in self.replicas:
+            if not replica.is_running:
+                replica.spawn()
+        self.router = router_of(self.replicas, self.folder, self.router.port, allows_inexact=True)
+        self.router.spawn()
+        await asyncio.gather(*(service.ready() for service in (*self.replicas, self.router)))
+        async with asyncio.timeout(30):
+            while any(it.state != router_pb2.REPLICA_STATE_READY for it in await self.listed()):
+                pass
+
     async def _kill_busiest(self) -> None:
         serving = max(await self.listed(), key=lambda replica: replica.sessions)
         assert serving.sessions == 1, "the chat was over too soon"
         next(it for it in self.replicas if it.name == serving.name).kill()
 
+    def end_router(self) -> None:
+        self.router.end()
+
+
+def router_of(
+    replicas: Sequence[Service], folder: Path, port: int = 0, *, allows_inexact: bool = False
+) -> Service:
+    settings = {
+        "region": "here",
+        "replicas": tuple(
+            {"name": it.name, "region": "here", "address": it.address} for it in replicas
+        ),
+        "failover": {"timeout_s": 2.0},
+        "tenants": ({"name": "*", "allow_inexact_failover": allows_inexact},),
+    }
+    return Service("router", "router", settings, folder, port)
+
 
 @asynccontextmanager
 async def small_mesh(
-    folder: Path, *, seeds: tuple[int, int], allows_inexact: bool = False
+    folder: Path, *kinds: Kind, model: str = "", num_tokens: int = 600
 ) -> AsyncIterator[SmallMesh]:
-    """Replicas of fake engines of these seeds: another seed is another model."""
+    """A replica of each kind; `model` is served, the default one if it is empty."""
     replicas = tuple(
         Service(
             f"replica-{number}",
             "inference",
-            {"replica": f"replica-{number}", "region": "here", "engine": "fake", "fake_seed": seed},
+            {"replica": f"replica-{number}", "region": "here", "model": model, **kind.settings},
             folder,
+            environment=kind.environment,
         )
-        for number, seed in enumerate(seeds)
+        for number, kind in enumerate(kinds)
     )
-    router = Service(
-        "router",
-        "router",
-        {
-            "region": "here",
-            "replicas": tuple(
-                {"name": it.name, "region": "here", "address": it.address} for it in replicas
-            ),
-            "failover": {"timeout_s": 2.0},
-            "tenants": ({"name": "*", "allow_inexact_failover": allows_inexact},),
-        },
-        folder,
-    )
+    router = router_of(replicas, folder)
     edge = Service(
         "edge",
         "edge",
         {
             "name": "edge",
             "region": "here",
+            "model": model,
             "routers": (router.address,),
             "state_dir": str(folder),
             "drafter.model": "none",
@@ -123,11 +162,13 @@ async def small_mesh(
         hasty = ReconnectPolicy(give_up_after_s=2.0)
         way = connect(HOST, edge.port, ca=ca, reconnect=hasty)
         client = await stack.enter_async_context(way)
-        yield SmallMesh(replicas, router, client)
+        mesh = SmallMesh(folder, replicas, router, client, num_tokens)
+        stack.callback(mesh.end_router)
+        yield mesh
 
 
 async def test_an_equal_replica_goes_on_and_no_byte_differs(tmp_path: Path) -> None:
-    async with small_mesh(tmp_path, seeds=(0, 0)) as mesh:
+    async with small_mesh(tmp_path, fake(0), fake(0)) as mesh:
         assert len({replica.model_identity for replica in await mesh.listed()}) == 1
         whole = await mesh.ask()
         interrupted = await mesh.ask(kills=True)
@@ -135,39 +176,94 @@ async def test_an_equal_replica_goes_on_and_no_byte_differs(tmp_path: Path) -> N
     assert not whole.inexact and not interrupted.inexact
 
 
-async def test_another_model_behind_the_name_does_not_go_on(tmp_path: Path) -> None:
-    async with small_mesh(tmp_path, seeds=(0, 1)) as mesh:
-        one, other = [replica.model_identity.hex()[:8] for replica in await mesh.listed()]
-        assert one != other
-        with pytest.raises(NoReplicaError) as caught:
-            await mesh.ask(kills=True)
-        message = caught.value.message
-        for said in (one, other, "compute differently", "allow_inexact_failover"):
-            assert said in message
-        after = await mesh.ask()
-    assert len(after.ids) == SAMPLING.max_tokens and not after.inexact, "new chats go anywhere"
+async def check_two_models(mesh: SmallMesh) -> None:
+    """A reply ends with its replica, unless the operator lets the other one go on; then the client
+    is told."""
+    before = {replica.model_identity for replica in await mesh.listed()}
+    one, other = [identity.hex()[:8] for identity in before]
+    with pytest.raises(NoReplicaError) as caught:
+        await mesh.ask(kills=True)
+    message = caught.value.message
+    for said in (one, other, "compute differently", "allow_inexact_failover"):
+        assert said in message
+    alone = await mesh.ask()
+    assert len(alone.ids) == mesh.num_tokens and not alone.inexact, "new chats go anywhere"
 
-
-async def test_where_the_operator_allows_it_another_model_goes_on_and_says_so(
-    tmp_path: Path,
-) -> None:
-    async with small_mesh(tmp_path, seeds=(0, 1), allows_inexact=True) as mesh:
-        result = await mesh.ask(kills=True)
-        (left,) = [it for it in mesh.replicas if not it.num_kills]
-        alone = await mesh.ask()
-        counted = f'outrider_router_inexact_moves_total{{replica="{left.name}"}} 1.0'
-        async with asyncio.timeout(10):
-            while counted not in await mesh.router.metrics():
-                pass
+    await mesh.allow_inexact()
+    again = {replica.model_identity for replica in await mesh.listed()}
+    assert again == before, "a process that is started again computes the same"
+    num_kills = [replica.num_kills for replica in mesh.replicas]
+    result = await mesh.ask(kills=True)
+    (left,) = [
+        it for it, count in zip(mesh.replicas, num_kills, strict=True) if it.num_kills == count
+    ]
     assert result.inexact and result.replica == left.name
-    assert len(result.ids) == SAMPLING.max_tokens
-    assert not alone.inexact and result.ids[:_BEGUN_TOKENS] != alone.ids[:_BEGUN_TOKENS]
+    assert len(result.ids) == mesh.num_tokens
+    counted = f'outrider_router_inexact_moves_total{{replica="{left.name}"}} 1.0'
+    async with asyncio.timeout(10):
+        while counted not in await mesh.router.metrics():
+            pass
+    assert not (await mesh.ask()).inexact
 
 
-def load(store: ModelStore) -> bytes:
-    """The identity of a replica that loads the default model from this store."""
+async def test_other_weights_behind_the_name_are_another_model(tmp_path: Path) -> None:
+    async with small_mesh(tmp_path, fake(0), fake(1)) as mesh:
+        await check_two_models(mesh)
+
+
+REAL = {
+    **{"engine": "openvino", "precision": "f32", "threads": 1, "num_blocks": 64},
+    **{"max_fixed_rows": 0, "warm_up_rows": 0},
+}
+
+
+def restricted_instructions() -> dict[str, str]:
+    """What makes oneDNN compute as on a CPU with an older instruction set. OpenVINO still takes the
+    CPU for what it is, so not every older one works: it has packed the weights for VNNI."""
+    if not {"avx512f", "avx_vnni"} <= cpu_flags():
+        pytest.skip("this CPU offers no second instruction set: it needs AVX-512 and AVX-VNNI")
+    return {"ONEDNN_MAX_CPU_ISA": "AVX2_VNNI"}
+
+
+def other_precision() -> str:
+    if not computes_in_bf16():
+        pytest.skip("this CPU offers no second precision: it has no instructions for bf16")
+    return "bf16"
+
+
+OTHERS: Mapping[str, Callable[[], Kind]] = {
+    "of an older CPU": lambda: Kind(REAL, restricted_instructions()),
+    "in bf16": lambda: Kind({**REAL, "precision": other_precision()}),
+}
+
+
+@pytest.fixture
+def defined(
+    shallow_model: ShallowModel, user_models: Path, monkeypatch: pytest.MonkeyPatch
+) -> ShallowModel:
+    """Found by its name, here and in processes started from here, which need not convert it."""
+    _ = shallow_model.converted
+    user_models.parent.mkdir()
+    user_models.write_text(to_toml({shallow_model.spec.name: as_table(shallow_model.spec)}))
+    monkeypatch.setenv("OUTRIDER_MODEL_STORE", str(shallow_model.store.root))
+    return shallow_model
+
+
+@pytest.mark.parametrize("other", OTHERS)
+async def test_the_same_weights_computed_otherwise_are_another_model(
+    other: str, defined: ShallowModel, tmp_path: Path
+) -> None:
+    """One file and one engine: what differs is the instruction set, as between two generations of
+    CPUs, or the precision."""
+    kinds = Kind(REAL), OTHERS[other]()
+    async with small_mesh(tmp_path, *kinds, model=defined.spec.name, num_tokens=200) as mesh:
+        await check_two_models(mesh)
+
+
+def load(name: str, store: ModelStore) -> bytes:
+    """The identity of a replica that loads a model from this store."""
     config = InferenceConfig(
-        model_store=store.root, max_fixed_rows=0, warm_up_rows=0, num_blocks=16, threads=2
+        model=name, model_store=store.root, max_fixed_rows=0, warm_up_rows=0, num_blocks=16
     )
     model = load_model(config)
     for engine in model.engines:
@@ -188,17 +284,17 @@ def change_a_weight(source: Path, folder: Path) -> None:
 
 
 async def test_one_weight_that_was_changed_on_disk_is_another_model(
-    model_store: ModelStore, tmp_path: Path
+    defined: ShallowModel, tmp_path: Path
 ) -> None:
     """The model file and all names are the same; only what is computed is not."""
-    original = converted(DEFAULT_MODEL, model_store).directory
+    spec, original = defined.spec, defined.converted.directory
     other = ModelStore(tmp_path / "other")
     for part in ("index", "blobs"):
-        shutil.copytree(model_store.root / part, other.root / part)
-    artifact = other.load(DEFAULT_MODEL.source, sha256=DEFAULT_MODEL.sha256)
+        shutil.copytree(defined.store.root / part, other.root / part)
+    artifact = other.load(spec.source, sha256=spec.sha256)
     name = derived_name(DEFAULT_LAYOUT)
     other.derived(artifact, name, lambda folder: change_a_weight(original, folder))
-    known, changed = load(model_store), load(other)
+    known, changed = load(spec.name, defined.store), load(spec.name, other)
     assert len(known) == len(changed) == 32 and known != changed
     world = World(1, identities={"near": known, "far": changed})
     world.open(1, seed=1, length=40)

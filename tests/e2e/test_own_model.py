@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,9 @@ from outrider.client import Message, connect
 from outrider.errors import UnknownModelError
 from outrider.models.catalog import DEFAULT_MODEL, ModelSpec
 from outrider.models.store import ModelStore
+from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
+from tests.engines.shallow_model import ShallowModel
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(600)]
 
@@ -24,6 +27,7 @@ PROMPT = ("--prompt", "What is a river?", "--max-tokens", "24", "--json")
 TOLD = b"You are a helpful AI assistant named SmolLM"
 TOLD_OTHERWISE = b"You are a pirate, and whatever you say rhym"
 """As many bytes: the file stays whole."""
+QUESTION = [Message("user", "What is a river?")]
 TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content"
     " + '<|im_end|>\n' }}{% endfor %}<|im_start|>assistant\nArr: "
@@ -33,23 +37,27 @@ STOP_TOKENS = ("<|im_start|>",)
 
 @pytest.fixture
 def own_file(
-    model_store: ModelStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shallow_model: ShallowModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Path]:
-    """The default model under another name, with a chat template of its own in the file."""
-    whole = model_store.ensure(DEFAULT_MODEL.source, sha256=DEFAULT_MODEL.sha256).path.read_bytes()
+    """A model of nobody's, with a chat template of its own in the file."""
+    whole = shallow_model.file.read_bytes()
     assert len(TOLD) == len(TOLD_OTHERWISE) and whole.count(TOLD) == 1
     file = tmp_path / "Our Model.Q4_1.gguf"
     file.write_bytes(whole.replace(TOLD, TOLD_OTHERWISE))
     monkeypatch.setenv("OUTRIDER_MODEL_STORE", str(tmp_path / "store"))
     yield file
     file.unlink()
-    shutil.rmtree(tmp_path / "store", ignore_errors=True)  # some 300 MB
+    shutil.rmtree(tmp_path / "store", ignore_errors=True)  # some 100 MB
+
+
+def told(command: str, *arguments: str) -> Any:
+    done = outrider(command, *PROMPT, *arguments, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
 def answer(command: str, *arguments: str) -> dict[str, object]:
-    done = outrider(command, *PROMPT, *arguments, check=False)
-    assert done.returncode == 0, done.stderr
-    reply: dict[str, object] = json.loads(done.stdout)
+    reply = told(command, *arguments)
     return {key: reply[key] for key in ("text", "ids", "finish_reason")}
 
 
@@ -67,12 +75,16 @@ async def refusal(mesh: LocalMesh) -> str:
     return refused.value.message
 
 
-def test_a_mesh_of_a_file(own_file: Path) -> None:
+def test_a_mesh_of_a_file(own_file: Path, vocabulary: Vocabulary) -> None:
     model = ("--model", str(own_file))
+    own_prompt = Vocabulary.from_gguf(own_file).encode_chat(QUESTION)
+    assert len(own_prompt) != len(vocabulary.encode_chat(QUESTION)), "the template is another one"
     truth = answer("reference", *model)
     with local_mesh(regions="here", settings=FEW, model=str(own_file)) as mesh:
         assert chat(mesh) == truth
-        assert chat(mesh, *model) == truth, "the file means the mesh's name for it"
+        reply = told("chat", "--state-dir", str(mesh.state_dir), *model)
+        assert reply["ids"] == truth["ids"], "the file means the mesh's name for it"
+        assert reply["usage"]["prompt_tokens"] == len(own_prompt), "the template is the file's own"
         assert chat(mesh, "--model", "our-model.q4_1") == truth
         assert "there is our-model.q4_1" in asyncio.run(refusal(mesh))
         wrong = outrider(
@@ -81,7 +93,6 @@ def test_a_mesh_of_a_file(own_file: Path) -> None:
         )
         assert wrong.returncode == 1
         assert "the mesh here serves our-model.q4_1" in wrong.stderr
-    assert answer("reference", "--model", "") != truth, "the template is the file's own"
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from outrider.errors import ConfigError, UnauthenticatedError, UnknownModelError
 from outrider.models.definitions import EngineDefaults, ModelCatalog, ModelSpec
 from outrider.peers.membership import Lookup
 from outrider.tokenization.rewriting import RewritingPolicy
-from services.edge.config import EdgeConfig, default_state_dir
+from services.edge.config import DEFAULT_CONTEXT_TOKENS, EdgeConfig, default_state_dir
 from services.edge.drafter.settings import DrafterConfig
 from services.edge.identity import Credential, TenantConfig
 from services.edge.models.keys import EdgeModel, ModelKey
@@ -56,8 +56,14 @@ def test_a_models_definition_gives_draft_and_context() -> None:
     (long, plain) = config.edge_models(CATALOG)
     assert (long.draft, long.draft_spec) == ("small", CATALOG.lookup("small"))
     assert (plain.draft, plain.draft_spec) == ("none", None)
-    assert [config.context_tokens(model.spec) for model in (long, plain)] == [512, 8192]
+    assert [config.context_tokens(model.spec) for model in (long, plain)] == [
+        512,
+        DEFAULT_CONTEXT_TOKENS,
+    ]
     assert EdgeConfig(max_context_tokens=64).context_tokens(long.spec) == 64
+    longer = ModelSpec("m", "file:/m", max_context_tokens=32_768)
+    assert EdgeConfig().context_tokens(longer) == 32_768
+    assert EdgeConfig(max_context_tokens=9000).context_tokens(longer) == 9000
     assert drafts(EdgeConfig()) == {"small": ""}
     with pytest.raises(UnknownModelError, match="there is small, long, plain"):
         EdgeConfig(models=("small", "gpt-9")).edge_models(CATALOG)
@@ -225,7 +231,7 @@ def test_an_address_has_its_share_and_the_door_its_figures() -> None:
     assert limits.quotas.counts[Count.CHATS] == 3
     assert limits.quotas.rates[Rate.HANDSHAKES] == RateLimit(10.0, 50.0)
     # A whole context and a whole frame fit.
-    assert limits.quotas.rates[Rate.PREFILL_TOKENS].burst >= EdgeConfig().max_context_tokens
+    assert limits.quotas.rates[Rate.PREFILL_TOKENS].burst >= DEFAULT_CONTEXT_TOKENS
     assert limits.quotas.rates[Rate.TYPED_BYTES].burst >= EdgeConfig().quic.max_frame_bytes
     assert limits.handshakes.retry_from_half_open == 64
     assert limits.handshakes.max_resident_bytes > 0, "a part of what the machine has"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import shutil
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -27,10 +25,10 @@ from outrider.errors import (
 )
 from outrider.models.catalog import DEFAULT_MODEL, SHIPPED, ModelSpec, use
 from outrider.models.definitions import EngineDefaults
-from outrider.models.disk.files import file_sha256
 from outrider.models.store import ModelStore
 from outrider.models.vocabulary import Vocabulary
 from tests.engines.draft_making import make_draft
+from tests.engines.shallow_model import NUM_LAYERS, ShallowModel
 from tests.engines.test_draft_file import write
 from tests.models.test_folder import write_folder
 
@@ -47,23 +45,12 @@ def last_rows(engine: Engine, num_rows: int) -> tuple[np.ndarray, np.ndarray | N
 
 
 @pytest.fixture
-def target_file(model_store: ModelStore) -> Path:
-    return model_store.ensure(DEFAULT_MODEL.source, sha256=DEFAULT_MODEL.sha256).path
-
-
-@pytest.fixture
-def whole_draft(
-    tmp_path: Path, target_file: Path, model_store: ModelStore, vocabulary: Vocabulary
-) -> Iterator[Path]:
+def whole_draft(tmp_path: Path, shallow_model: ShallowModel, vocabulary: Vocabulary) -> Path:
     """All of the target's layers, and a few rows of its head in no order."""
     ids = random.Random(1).sample(range(vocabulary.size), 500)
     path = tmp_path / "whole.draft.gguf"
-    make_draft(target_file, path, ids, digest=vocabulary.digest.hex(), layers=range(30))
-    yield path
-    for folder in (model_store.root / "derived" / DEFAULT_MODEL.sha256).glob(
-        f"draft-*-{file_sha256(path)[:16]}-*"
-    ):
-        shutil.rmtree(folder)
+    target, layers = shallow_model.file, range(NUM_LAYERS)
+    return make_draft(target, path, ids, digest=vocabulary.digest.hex(), layers=layers)
 
 
 def test_a_trained_draft_of_a_target_that_is_a_folder_is_refused(tmp_path: Path) -> None:
@@ -78,12 +65,13 @@ def test_a_trained_draft_of_a_target_that_is_a_folder_is_refused(tmp_path: Path)
 @pytest.mark.model
 @pytest.mark.timeout(300)
 def test_a_draft_of_all_layers_says_what_its_target_does(
-    whole_draft: Path, model_store: ModelStore, openvino_engine: Engine
+    whole_draft: Path, shallow_model: ShallowModel
 ) -> None:
-    draft = load_draft(str(whole_draft), DEFAULT_MODEL, model_store, CONFIG)
+    with closing(shallow_model.load(CONFIG)) as target:
+        wanted, _ = last_rows(target, 8)
+    draft = load_draft(str(whole_draft), shallow_model.spec, shallow_model.store, CONFIG)
     with closing(draft.engine):
         logits, ids = last_rows(draft.engine, 8)
-        wanted, _ = last_rows(openvino_engine, 8)
         assert ids is not None and ids.shape == logits.shape == (8, 500)
         assert (np.diff(ids[0]) > 0).all()
         among = wanted[:, ids[0]]
@@ -125,11 +113,9 @@ def test_a_named_draft_has_four_bits_and_what_its_definition_says(
 
 
 @pytest.mark.model
-def test_any_file_of_the_same_vocabulary_may_draft(
-    target_file: Path, model_store: ModelStore
-) -> None:
-    draft = load_draft(str(target_file), DEFAULT_MODEL, model_store, CONFIG)
-    model_store.remove(f"file:{target_file}")
+def test_any_file_of_the_same_vocabulary_may_draft(shallow_model: ShallowModel) -> None:
+    target_file = shallow_model.file
+    draft = load_draft(str(target_file), shallow_model.spec, shallow_model.store, CONFIG)
     with closing(draft.engine):
         logits, ids = last_rows(draft.engine, 1)
         assert ids is None and logits.shape == (1, 49_152)

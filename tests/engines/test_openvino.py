@@ -1,9 +1,10 @@
-"""The OpenVINO engine on the real model."""
+"""The OpenVINO engine on the real model, and where it is loaded anew, on a few of its layers."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -11,7 +12,6 @@ from structlog.testing import capture_logs
 
 from outrider.engines.base import Engine, SequenceSlice
 from outrider.engines.config import EngineConfig, Precision
-from outrider.engines.factory import create_engine
 from outrider.engines.openvino.engine import OpenVinoEngine
 from outrider.engines.openvino.loading import load_engine
 from outrider.errors import ConfigError, EngineError
@@ -27,6 +27,7 @@ from tests.engines.seam.driving import (
     run,
     table,
 )
+from tests.engines.shallow_model import NUM_LAYERS, ShallowModel, computes_in_bf16
 
 pytestmark = pytest.mark.model
 
@@ -51,14 +52,12 @@ class TestOpenVinoEngine(EngineContract):
         return two_threads
 
     @pytest.fixture
-    def spare(self, model_store: ModelStore) -> Engine:
-        return create_engine(
-            EngineConfig(num_blocks=4, max_fixed_rows=0, model_store=model_store.root)
-        )
+    def spare(self, shallow_model: ShallowModel) -> Engine:
+        return shallow_model.load(EngineConfig(num_blocks=4, max_fixed_rows=0))
 
 
-BLOCK_BYTES = {"bf16": 737_280, "f32": 1_474_560}
-"""Of 32 tokens in 30 layers with 3 heads of 64 keys and values."""
+LAYER_BLOCK_BYTES = {"bf16": 24_576, "f32": 49_152}
+"""Of 32 tokens in one layer with 3 heads of 64 keys and values."""
 
 
 def test_it_declares_what_it_needs(openvino_engine: OpenVinoEngine) -> None:
@@ -66,7 +65,7 @@ def test_it_declares_what_it_needs(openvino_engine: OpenVinoEngine) -> None:
     assert (info.min_rows, info.scratch_tokens) == (1, 1)
     assert (info.vocabulary_size, info.max_context_tokens) == (49152, 8192)
     assert (info.block_tokens, info.num_blocks) == (32, 384)
-    assert info.block_bytes == BLOCK_BYTES[info.precision]
+    assert info.block_bytes == LAYER_BLOCK_BYTES[info.precision] * 30
 
 
 def test_threads_do_not_change_a_bit(
@@ -88,11 +87,12 @@ def test_every_size_that_is_prepared_computes_the_same(openvino_engine: OpenVino
 
 
 def test_an_engine_computes_the_same_before_and_after_its_sizes_are_prepared(
-    openvino_engine: OpenVinoEngine, model_store: ModelStore
+    shallow_model: ShallowModel,
 ) -> None:
-    engine = load_engine(DEFAULT_MODEL, model_store, EngineConfig(num_blocks=16, max_fixed_rows=1))
-    ids = random_ids(engine, 40)
-    expected = all_rows(openvino_engine, ids, table(openvino_engine, 40))
+    with closing(shallow_model.load(EngineConfig(num_blocks=16, max_fixed_rows=0))) as unprepared:
+        ids = random_ids(unprepared, 40)
+        expected = all_rows(unprepared, ids, table(unprepared, 40))
+    engine = shallow_model.load(EngineConfig(num_blocks=16, max_fixed_rows=1))
     # Some of these calls come before the size is ready, some after.
     for _ in range(4):
         assert_same(all_rows(engine, ids, table(engine, 40), chunk=1), expected)
@@ -102,17 +102,18 @@ def test_an_engine_computes_the_same_before_and_after_its_sizes_are_prepared(
 @pytest.mark.parametrize("precision", ["bf16", "f32"])
 @pytest.mark.parametrize("dynamic_quantization", [True, False])
 def test_settings_whose_kernels_differ_for_few_rows_are_exact_too(
-    model_store: ModelStore, precision: Precision, dynamic_quantization: bool
+    shallow_model: ShallowModel, precision: Precision, dynamic_quantization: bool
 ) -> None:
     """Which ones these are depends on the CPU; calls are padded past them."""
     config = EngineConfig(
         num_blocks=16,
         max_fixed_rows=4,
+        prepare_first=True,
         precision=precision,
         dynamic_quantization=dynamic_quantization,
     )
     try:
-        engine = load_engine(DEFAULT_MODEL, model_store, config)
+        engine = shallow_model.load(config)
     except ConfigError as error:
         if "does not compute in bf16" not in error.message:
             raise
@@ -121,13 +122,14 @@ def test_settings_whose_kernels_differ_for_few_rows_are_exact_too(
     expected = all_rows(engine, ids, table(engine, 50))
     for chunk in (1, 2, 3, 5, 33):
         assert_same(all_rows(engine, ids, table(engine, 50, chunk), chunk), expected)
+    assert engine.info.block_bytes == LAYER_BLOCK_BYTES[precision] * NUM_LAYERS
     engine.close()
 
 
-def test_sizes_larger_than_the_probe_are_prepared_too(model_store: ModelStore) -> None:
+def test_sizes_larger_than_the_probe_are_prepared_too(shallow_model: ShallowModel) -> None:
     config = EngineConfig(num_blocks=16, max_fixed_rows=64, prepare_first=True)
     with capture_logs() as said:
-        load_engine(DEFAULT_MODEL, model_store, config).close()
+        shallow_model.load(config).close()
     chosen = next(line["num_rows"] for line in said if line["event"] == "call_sizes_chosen")
     prepared = next(line["num_rows"] for line in said if line["event"] == "call_sizes_prepared")
     assert list(prepared) == list(chosen)
@@ -140,8 +142,29 @@ def test_engines_of_one_model_have_one_fingerprint(
     assert openvino_engine.info.fingerprint == two_threads.info.fingerprint
 
 
-def test_closing_does_not_wait_for_all_sizes(model_store: ModelStore) -> None:
-    engine = load_engine(DEFAULT_MODEL, model_store, EngineConfig(num_blocks=4, max_fixed_rows=64))
+def test_what_was_tried_for_one_instance_holds_for_the_next(shallow_model: ShallowModel) -> None:
+    # Where there is bf16, calls of few rows may have to be padded.
+    precision: Precision = "bf16" if computes_in_bf16() else "f32"
+    config = EngineConfig(num_blocks=16, max_fixed_rows=4, prepare_first=True, precision=precision)
+    with (
+        closing(shallow_model.load(config)) as first,
+        capture_logs() as said,
+        closing(shallow_model.load(config, first)) as second,
+    ):
+        events = [line["event"] for line in said]
+        assert "call_sizes_chosen" in events and "calls_agree" not in events, "nothing was tried"
+        assert (second.info.fingerprint, second.info.sizing) == (
+            first.info.fingerprint,
+            first.info.sizing,
+        )
+        ids = random_ids(first, 50)
+        expected = all_rows(first, ids, table(first, 50))
+        for chunk in (1, 2, 5, 33):
+            assert_same(all_rows(second, ids, table(second, 50, chunk), chunk), expected)
+
+
+def test_closing_does_not_wait_for_all_sizes(shallow_model: ShallowModel) -> None:
+    engine = shallow_model.load(EngineConfig(num_blocks=4, max_fixed_rows=64))
     engine.close()
     names = [thread.name for thread in threading.enumerate()]
     assert "preparation" not in names
@@ -173,15 +196,15 @@ def test_it_writes_sense(openvino_engine: OpenVinoEngine, vocabulary: Vocabulary
     assert "Paris" in b"".join(vocabulary.token_bytes(each) for each in ids).decode()
 
 
-def test_inexact_has_no_scratch_and_says_so(
-    openvino_engine: OpenVinoEngine, model_store: ModelStore
-) -> None:
+def test_inexact_has_no_scratch_and_says_so(shallow_model: ShallowModel) -> None:
+    exact = shallow_model.load(EngineConfig(num_blocks=8, max_fixed_rows=0))
     config = EngineConfig(num_blocks=8, exact=False, max_fixed_rows=2, prepare_first=True)
-    inexact = load_engine(DEFAULT_MODEL, model_store, config)
+    inexact = shallow_model.load(config)
     assert not inexact.info.exact
     assert (inexact.info.min_rows, inexact.info.scratch_tokens) == (1, 0)
     ids = random_ids(inexact, 64)  # Two blocks to the last slot.
-    expected = all_rows(openvino_engine, ids, table(openvino_engine, 64))
+    expected = all_rows(exact, ids, table(exact, 64))
+    exact.close()
     blocks = table(inexact, 64)
     assert len(blocks) == 2
     assert_same(all_rows(inexact, ids, blocks, chunk=2), expected)
@@ -191,21 +214,12 @@ def test_inexact_has_no_scratch_and_says_so(
     inexact.close()
 
 
-def test_f32_is_exact_too(model_store: ModelStore) -> None:
-    config = EngineConfig(num_blocks=16, precision="f32", max_fixed_rows=2, prepare_first=True)
-    engine = load_engine(DEFAULT_MODEL, model_store, config)
-    ids = random_ids(engine, 70)
-    expected = all_rows(engine, ids, table(engine, 70, 1))
-    for chunk in (1, 2, 33):
-        assert_same(all_rows(engine, ids, table(engine, 70, 2), chunk), expected)
-    assert engine.info.block_bytes == BLOCK_BYTES["f32"]
-    engine.close()
-
-
-def test_a_pool_below_one_block_is_refused(model_store: ModelStore) -> None:
-    config = EngineConfig(kv_bytes=BLOCK_BYTES["f32"] - 1, precision="f32", max_fixed_rows=0)
-    with pytest.raises(ConfigError, match="one block takes 1 blocks or 1474560 bytes"):
-        load_engine(DEFAULT_MODEL, model_store, config)
+def test_a_pool_below_one_block_is_refused(shallow_model: ShallowModel) -> None:
+    config = EngineConfig(
+        kv_bytes=LAYER_BLOCK_BYTES["f32"] * NUM_LAYERS - 1, precision="f32", max_fixed_rows=0
+    )
+    with pytest.raises(ConfigError, match="one block takes 1 blocks or 196608 bytes"):
+        shallow_model.load(config)
 
 
 @pytest.mark.parametrize(
@@ -218,15 +232,15 @@ def test_a_pool_below_one_block_is_refused(model_store: ModelStore) -> None:
     ],
 )
 def test_what_has_no_room_is_refused(
-    model_store: ModelStore, asked: dict[str, int], words: str
+    shallow_model: ShallowModel, asked: dict[str, int], words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):
-        load_engine(DEFAULT_MODEL, model_store, EngineConfig(max_fixed_rows=0, **asked))  # type: ignore[arg-type]
+        shallow_model.load(EngineConfig(max_fixed_rows=0, **asked))  # type: ignore[arg-type]
 
 
-def test_a_pool_takes_its_share_of_what_is_free(model_store: ModelStore) -> None:
+def test_a_pool_takes_its_share_of_what_is_free(shallow_model: ShallowModel) -> None:
     config = EngineConfig(kv_share=0.01, max_context_tokens=3000, max_fixed_rows=0)
-    engine = load_engine(DEFAULT_MODEL, model_store, config)
+    engine = shallow_model.load(config)
     info = engine.info
     assert info.max_context_tokens == 3000
     assert info.num_blocks * info.block_bytes >= 3001 * info.block_bytes // info.block_tokens

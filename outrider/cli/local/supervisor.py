@@ -170,7 +170,7 @@ class Supervisor:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=sink,
                 stderr=sink,
-                env=_environ(spec.role),
+                env=_environ(completed.role),
                 start_new_session=True,  # Ctrl-C reaches the supervisor alone, which stops in order
                 preexec_fn=die_with_parent,
             )

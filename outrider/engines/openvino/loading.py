@@ -25,10 +25,14 @@ _COMPOSER_VERSION: Final = 1
 """A new number whenever a composed draft or what it means changes."""
 
 
-def load_engine(spec: ModelSpec, store: ModelStore, config: EngineConfig) -> OpenVinoEngine:
-    """Fetch and convert what is missing, then compile. Blocks for seconds."""
+def load_engine(
+    spec: ModelSpec, store: ModelStore, config: EngineConfig, twin: OpenVinoEngine | None = None
+) -> OpenVinoEngine:
+    """Fetch and convert what is missing, then compile. Blocks for seconds. `twin` as in
+    OpenVinoEngine."""
     layout = LAYOUT_OF_BITS[config.weight_bits]
-    return OpenVinoEngine(converted(spec, store, layout, kv_bytes=config.kv_bytes), config)
+    model = converted(spec, store, layout, kv_bytes=config.kv_bytes)
+    return OpenVinoEngine(model, config, twin)
 
 
 def load_trained_draft(

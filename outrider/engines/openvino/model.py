@@ -58,8 +58,10 @@ class PagedModel:
         scratch_tokens: int,
         sizing: SizingRule,
         max_context_tokens: int,
+        twin: PagedModel | None = None,
     ) -> None:
-        """Compile, and find out which calls compute the same bits; models for calls of exactly so
+        """Compile, and find out which calls compute the same bits, or take it from `twin`: the same
+        model of this process, under the same settings. Models for calls of exactly so
         many rows as some of `sizing.sizes` follow in the background, unless config.prepare_first.
         Raises EngineError, InsufficientMemoryError for a model or a pool that does not fit into the
         memory that is free, and ConfigError for a pool that is too small."""
@@ -85,7 +87,7 @@ class PagedModel:
         self.layout = CallLayout(sizing, 1, config.exact, padding_blocks)
         """How calls are laid out; with `exact` they are filled up so far that all agree."""
         room = self.num_blocks * self.block_tokens - scratch_tokens
-        reference = self._agree(min(room, max_context_tokens - scratch_tokens))
+        reference = self._agree(min(room, max_context_tokens - scratch_tokens), twin)
         self.fingerprint = fingerprint_of(reference)
         """See EngineInfo."""
         prepare = partial(self._prepare, compiler, reference)
@@ -128,13 +130,20 @@ class PagedModel:
         self.kv.bind(request)
         return request
 
-    def _agree(self, max_tokens: int) -> Logits:
+    def _agree(self, max_tokens: int, twin: PagedModel | None) -> Logits:
         """Find the layout of which all calls compute the same bits (consistency). [n, V] what they
         compute of the probe; without `exact`, what calls of several sizes do. Raises EngineError if
-        there is no such layout."""
+        there is no such layout.
+
+        Kernels depend on the model, its settings and the CPU, so what was found for the twin holds
+        here; the probe itself is computed, and its fingerprint shows if it does not."""
         compute = self._compute_probe
         if not self.layout.exact:
             return compute_samples(compute, max_tokens)
+        if twin is not None:
+            found = twin.layout
+            self.layout = replace(self.layout, sizing=found.sizing, min_logits=found.min_logits)
+            return compute_reference(compute, max_tokens)
         min_logits = least_logits(compute, max_tokens)
         self.layout = replace(self.layout, min_logits=min_logits)
         reference = compute_reference(compute, max_tokens)

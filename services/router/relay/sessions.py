@@ -205,6 +205,9 @@ class Session(Generic[FrameT]):
     model_identity: bytes = b""
     """What computed its committed tokens: that of the replica that committed last, or as its edge
     says; empty: unknown, or it has none."""
+    opened_identity: bytes = b""
+    """What the replica that has it computes, as it said when it opened the session; empty: it has
+    not opened it yet, or does not say."""
     committed_as: int = 0
     """Its `upstream_session_id` when it last committed: another one now means another replica."""
     allows_inexact: bool = False
@@ -456,6 +459,7 @@ class SessionTable(Generic[FrameT]):
             on_stream = self._streams.get(session.replica_stream, {})
             on_stream.pop(session.upstream_session_id, None)
             session.replica_stream = None
+            session.opened_identity = b""
             session.upstream_session_id = self._take_id()
 
     def _grow(self, replay: Replay[FrameT], num_bytes: int) -> None:

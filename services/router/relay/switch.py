@@ -123,7 +123,8 @@ class Switch:
         self, replica: str, stream: int, now: float, *, is_own: bool = False
     ) -> None:
         """A replica's stream broke, maybe by this router's own fault (`is_own`): its sessions go
-        elsewhere."""
+        elsewhere. `is_own` also where the replica was replaced (`from_replica`): neither says
+        anything of any session."""
         self._dispatch.detach(replica, stream)
         self._intake.refresh(now)
         self._depart(self._monitor.detached(replica, stream, now, is_own=is_own), now)
@@ -224,18 +225,27 @@ class Switch:
 
     # --- frames of a replica ---
 
-    def from_replica(self, stream: int, response: Down, now: float) -> None:
-        """Take one frame; frames of sessions that ended or moved are dropped."""
+    def from_replica(self, stream: int, response: Down, now: float) -> bool:
+        """Take one frame; frames of sessions that ended or moved are dropped.
+
+        False, and the frame is not taken, if it shows that another process than the one that
+        reported its model answers there: all that is known of that replica is void, so its stream
+        has to be closed, and what it serves asked anew.
+        """
         frame = response.frame
         session = self._table.of_replica(stream, frame.session)
         event = _REPLICA_INPUTS.get(frame.WhichOneof("kind") or "")
         if session is None or event is None:
-            return
+            return True
+        if event is SessionInput.OPENED:
+            if frame.opened.model_identity != self._registry[session.replica].model_identity:
+                return False
+            session.opened_identity = frame.opened.model_identity
         self._monitor.heard(stream, session, now)
         frame.session = session.edge_session_id
         if event is SessionInput.ERROR:
             self._failed(session, response, now)
-            return
+            return True
         if event is SessionInput.COMMIT:
             self._committed(session, frame.commit, now)
         elif event is SessionInput.DONE:
@@ -249,6 +259,7 @@ class Switch:
         self._advance(session, event, now, down=response)
         if self._failover.is_due:
             self._schedule_retry()
+        return True
 
     def _committed(self, session: RelayedSession, commit: inference_pb2.Commit, now: float) -> None:
         tokens = frames.resumable_tokens(commit, session.num_committed)
@@ -266,7 +277,7 @@ class Switch:
     def _bind_model(self, session: RelayedSession) -> None:
         """The first tokens from the replica that it is on: from here on it is this one's model that
         has to go on with it."""
-        identity = self._registry[session.replica].model_identity
+        identity = session.opened_identity
         if session.num_committed and not same_model(session.model_identity, identity):
             self._telemetry.inexact(session.replica, session.model_identity, identity)
         session.model_identity = identity

@@ -48,6 +48,10 @@ _MAX_COST_MS: Final = 1e6
 _GENERATE: Final = "/outrider.v1.InferenceService/Generate"
 
 
+class _ReplacedError(UnavailableError):
+    """Another process answers at the replica's address than the one that reported its model."""
+
+
 class ReplicaLink:
     """The shell of one replica. `run` until cancelled."""
 
@@ -86,12 +90,14 @@ class ReplicaLink:
         async with self._channel() as channel:
             with ExitStack() as ending:
                 async with self._clock.timeout(self._config.connect_timeout_s):
-                    said = await self._greet(channel)
-                    rtt_ms, is_serving = await probe(channel)
                     call = _generate(channel)
                     # Closing the channel does not end every call (grpc/grpc issue 42125).
                     ending.callback(call.cancel)
                     await call.wait_for_connection()
+                    # After the stream: if another process took the replica's place meanwhile, its
+                    # answer is worth nothing, and the stream has broken.
+                    said = await self._greet(channel)
+                    rtt_ms, is_serving = await probe(channel)
                 self._registry.identify(self._name, said)
                 self._registry.connected(self._name, said.model, self._clock())
                 self._registry.probed(self._name, rtt_ms, is_serving, self._clock())
@@ -106,7 +112,7 @@ class ReplicaLink:
     ) -> NoReturn:
         outbox: Outbox[Up] = Outbox(self._config.replica_buffer_frames, self._config.max_sessions)
         stream = self._switch.attach_replica(self._name, outbox)
-        is_own = False
+        is_own = is_replaced = False
         try:
             await until_one_fails(
                 self._write(call, outbox),
@@ -119,13 +125,18 @@ class ReplicaLink:
             )
         except LOSSES as error:
             is_own = self._lose(error)  # before its sessions are placed anew
+            is_replaced = isinstance(error, _ReplacedError)
             raise
         except asyncio.CancelledError:
             is_own = True  # this router ends the link
             raise
         finally:
             self._registry.lost(self._name, "", self._clock(), is_own=is_own)
-            self._switch.detach_replica(self._name, stream, self._clock(), is_own=is_own)
+            # No session made the replica another one. That it does not compute as it reports counts
+            # against the replica itself: if it happens again and again, others have to serve.
+            self._switch.detach_replica(
+                self._name, stream, self._clock(), is_own=is_own or is_replaced
+            )
 
     def _channel(self) -> grpc.aio.Channel:
         return make_channel(
@@ -174,7 +185,11 @@ class ReplicaLink:
 
     async def _read(self, call: grpc.aio.StreamStreamCall[Up, Down], stream: int) -> NoReturn:
         async for response in call:
-            self._switch.from_replica(stream, response, self._clock())
+            if not self._switch.from_replica(stream, response, self._clock()):
+                raise _ReplacedError(
+                    "it opened a session as of another model identity than it reported; it is "
+                    "asked anew what it serves"
+                )
         raise UnavailableError("it ended its stream")
 
     async def _watch_load(self, channel: grpc.aio.Channel) -> None:

@@ -23,11 +23,12 @@ from outrider.engines.openvino.engine import OpenVinoEngine
 from outrider.engines.openvino.layouts import DEFAULT_LAYOUT
 from outrider.errors import EngineError, UnsupportedModelError
 from outrider.fidelity.comparing import engine_rows
-from outrider.models.catalog import DEFAULT_MODEL, ModelSpec
+from outrider.models.catalog import ModelSpec
 from outrider.models.chat import Message
 from outrider.models.store import ModelStore
 from outrider.models.vocabulary import Vocabulary, load_vocabulary
 from tests.engines.openvino.test_formats import CONFIG, IDS, SHAPE, VOCABULARY, tensors_of
+from tests.engines.shallow_model import ShallowModel
 from tests.fidelity.models import write
 
 
@@ -64,10 +65,10 @@ def test_a_folder_gives_the_rows_of_the_file(
 
 
 @pytest.mark.model
-def test_the_default_model_in_a_folder_serves_the_same_text(
-    model_store: ModelStore, vocabulary: Vocabulary, tmp_path: Path
+def test_a_real_model_in_a_folder_serves_the_same_text(
+    shallow_model: ShallowModel, vocabulary: Vocabulary, tmp_path: Path
 ) -> None:
-    model = converted(DEFAULT_MODEL, model_store)
+    model = shallow_model.converted
     store = ModelStore(tmp_path / "store")
     spec = spec_of(write_folder(tmp_path / "folder", model, vocabulary), store)
     other = load_vocabulary(spec, store)

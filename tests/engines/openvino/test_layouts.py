@@ -39,9 +39,8 @@ from outrider.errors import ConfigError
 from outrider.fidelity.comparing import Expected, compare, expected
 from outrider.fidelity.reference import Reference
 from outrider.fidelity.texts import shipped
-from outrider.models.catalog import DEFAULT_MODEL
-from outrider.models.store import ModelStore
-from outrider.models.vocabulary import load_vocabulary
+from outrider.models.vocabulary import Vocabulary
+from tests.engines.shallow_model import ShallowModel
 
 COARSE = LAYOUT_OF_BITS[4]
 """For drafts alone."""
@@ -162,7 +161,7 @@ def test_as_converted_other_zero_points_stay() -> None:
 
 
 class _Converted(NamedTuple):
-    """What the layouts of the real model have in common."""
+    """What the layouts of a model have in common."""
 
     work: Path
     repacked: RepackedModel | None
@@ -171,9 +170,8 @@ class _Converted(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def real_model(model_store: ModelStore) -> Iterator[_Converted]:
-    source = model_store.ensure(DEFAULT_MODEL.source, sha256=DEFAULT_MODEL.sha256).path
-    vocabulary = load_vocabulary(DEFAULT_MODEL, model_store)
+def real_weights(shallow_model: ShallowModel, vocabulary: Vocabulary) -> Iterator[_Converted]:
+    source = shallow_model.file
     reference = Reference(source)
     texts = [text.encode(vocabulary)[:80] for text in shipped()[:3]]
     with TemporaryDirectory() as folder:
@@ -186,15 +184,15 @@ def real_model(model_store: ModelStore) -> Iterator[_Converted]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", PACKING)
 def test_every_layout_says_what_the_file_says(
-    name: str, real_model: _Converted, tmp_path: Path
+    name: str, real_weights: _Converted, tmp_path: Path
 ) -> None:
-    save_graph(real_model.work, tmp_path, layout_of(name), real_model.repacked)
+    save_graph(real_weights.work, tmp_path, layout_of(name), real_weights.repacked)
     config = EngineConfig(
         num_blocks=8, max_fixed_rows=0, precision="f32", dynamic_quantization=False
     )
     model = ConvertedModel(tmp_path, ModelFacts(49152, 8192, name))
     engine = OpenVinoEngine(model, config)
-    found = compare(engine, real_model.reference, real_model.documents)
+    found = compare(engine, real_weights.reference, real_weights.documents)
     engine.close()
     # Of weights alone, without what rounding inputs adds.
     assert found.kl <= 0.01

@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.engines.openvino.convert import converted
-from outrider.models.catalog import DEFAULT_MODEL
-from outrider.models.store import ModelStore
+from tests.engines.shallow_model import ShallowModel
 
 pytestmark = pytest.mark.model
 
@@ -45,9 +43,11 @@ for broken in ({}, {"kept_rows": np.zeros(2, np.int32)}, {}):
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_failed_call_is_noticed_and_ends_the_model(model_store: ModelStore, threads: int) -> None:
+def test_a_failed_call_is_noticed_and_ends_the_model(
+    shallow_model: ShallowModel, threads: int
+) -> None:
     # In a process of its own: after such a failure OpenVINO may crash on the way out.
-    directory: Path = converted(DEFAULT_MODEL, model_store).directory
+    directory: Path = shallow_model.converted.directory
     child = subprocess.run(
         [sys.executable, "-c", CHILD, str(directory), str(threads)],
         capture_output=True,

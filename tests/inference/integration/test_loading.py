@@ -66,8 +66,10 @@ def test_an_instance_that_does_not_load_closes_those_before(
 ) -> None:
     made = [FakeEngine(), FakeEngine(FakeOptions(fail_on_step=1))]
     waiting = iter(made)
+    twins: list[FakeEngine | None] = []
 
-    def create(config: EngineConfig) -> FakeEngine:
+    def create(config: EngineConfig, twin: FakeEngine | None) -> FakeEngine:
+        twins.append(twin)
         return next(waiting)
 
     monkeypatch.setattr(app, "create_engine", create)
@@ -75,4 +77,5 @@ def test_an_instance_that_does_not_load_closes_those_before(
         app._load_engines(
             InferenceConfig(engine="fake", instances=2, warm_up_rows=4), 64, DEFAULT_MODEL
         )
+    assert twins == [None, made[0]]
     assert all(_is_closed(engine) for engine in made)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from outrider.errors import OverloadedError
 from outrider.testing import free_tcp_port, leak_check
 from outrider.v1 import common_pb2, inference_pb2, router_pb2
-from tests.router.relay.mesh import accepted, commit, done, draft, failed, opening
+from services.router.relay.failover import FailoverPolicy
+from tests.router.relay.mesh import IDENTITY, accepted, commit, done, draft, failed, opening
 from tests.router.replica import Replica, RouterUnderTest, running_replicas, running_router, started
 
 
@@ -40,14 +43,16 @@ async def test_a_session_goes_on_elsewhere_when_its_replica_dies_and_comes_back(
     edge = router.edge()
     await edge.send(opening())
     sent = await near.hear("open")
+    near.say(accepted(sent.session))
     near.say(tokens(sent.session, 0, 3))
+    await edge.hear("opened")
     await edge.hear("commit")
     await near.kill()
     again = await far.hear("open")
     assert [resumed.payload for resumed in again.open.resumed] == [b"abc"]
     far.say(accepted(again.session))
     far.say(tokens(again.session, 3, 2))
-    assert (await edge.hear("opened")).session == 1
+    assert (await edge.hear("moved")).session == 1
     assert (await edge.hear("commit")).commit.base == 3
     await router.state_of("near", router_pb2.REPLICA_STATE_DOWN)
     await near.start()
@@ -127,6 +132,61 @@ async def test_a_replica_that_names_an_endless_model_identity_gets_no_sessions()
         refusal = await edge.hear("error")
         assert refusal.error.reason == "NO_REPLICA"
         assert (await router.replicas())["endless"].model_identity == b""
+
+
+OTHER = b"\x0b" * 32
+
+
+async def test_a_reply_does_not_go_on_where_another_model_answers_than_was_reported(
+    router: RouterUnderTest, near: Replica, far: Replica
+) -> None:
+    edge = router.edge()
+    await edge.send(opening())
+    sent = await near.hear("open")
+    near.say(accepted(sent.session))
+    near.say(tokens(sent.session, 0, 3))
+    await edge.hear("opened")
+    await edge.hear("commit")
+    far.identity = OTHER  # another process took its place, and no connection broke
+    await near.kill()
+    again = await far.hear("open")
+    far.say(accepted(again.session, OTHER))
+    far.say(tokens(again.session, 3, 2))
+    async with asyncio.timeout(10):
+        while (await router.replicas())["far"].model_identity != OTHER:
+            pass
+    await near.start()
+    last = await near.hear("open")
+    assert [resumed.payload for resumed in last.open.resumed] == [b"abc"]
+    assert last.open.model_identity == IDENTITY
+    near.say(accepted(last.session))
+    near.say(tokens(last.session, 3, 1))
+    assert (await edge.hear("moved")).moved.model_identity == IDENTITY
+    assert (await edge.hear("commit")).commit.upto == 4
+
+
+async def test_a_session_is_bound_to_the_model_that_opens_it_whatever_was_reported() -> None:
+    only = Replica("only")
+    async with (
+        running_replicas(only),
+        running_router(only, failover=FailoverPolicy(timeout_s=0.5)) as router,
+    ):
+        await router.state_of("only", router_pb2.REPLICA_STATE_READY)
+        edge = router.edge()
+        only.identity = OTHER
+        await edge.send(opening())
+        only.say(accepted((await only.hear("open")).session, OTHER))
+        again = await only.hear("open")  # once the router has asked what it serves now
+        assert again.open.lost_replicas == 0, "no request is to blame"
+        only.say(accepted(again.session, OTHER))
+        only.say(tokens(again.session, 0, 2))
+        assert (await edge.hear("opened")).opened.model_identity == OTHER
+        await edge.hear("commit")
+        await only.kill()
+        only.identity = IDENTITY
+        await only.start()
+        assert (await edge.hear("error")).error.reason == "NO_REPLICA"
+        assert only.received.empty()
 
 
 async def test_no_replica_is_a_clear_error_and_the_stream_lives_on() -> None:

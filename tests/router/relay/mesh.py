@@ -132,9 +132,10 @@ class Mesh:
     def send(self, edge: int, frame: inference_pb2.SessionUp) -> None:
         self.switch.from_edge(edge, router_pb2.RouteRequest(frame=frame), self.clock())
 
-    def reply(self, name: str, frame: inference_pb2.SessionDown) -> None:
+    def reply(self, name: str, frame: inference_pb2.SessionDown) -> bool:
+        """False: the switch wants the stream closed."""
         response = router_pb2.RouteResponse(frame=frame)
-        self.switch.from_replica(self.streams[name], response, self.clock())
+        return self.switch.from_replica(self.streams[name], response, self.clock())
 
     async def at_replica(self, name: str) -> list[inference_pb2.SessionUp]:
         return [request.frame for request in await _drain(self.up[name])]

@@ -89,6 +89,7 @@ class World:
         self.mesh = Mesh(names=tuple(identities), prices=prices, tenants=tenants)
         self.names = tuple(identities)
         self.identities = dict(SAME)
+        """What each computes; what the router was told may be older."""
         for name, identity in identities.items():
             if identity != IDENTITY:
                 self.mesh.lose(name)
@@ -128,9 +129,12 @@ class World:
 
     async def listen(self, name: str) -> None:
         """The replica takes what was sent to it."""
-        if name not in self.mesh.streams:
+        stream = self.mesh.streams.get(name)
+        if stream is None:
             return
         for frame in await self.mesh.at_replica(name):
+            if self.mesh.streams.get(name) != stream:
+                break  # it was closed meanwhile
             kind = frame.WhichOneof("kind")
             if kind == "open":
                 self._opened(name, frame.session, frame.open)
@@ -173,6 +177,13 @@ class World:
             self.identities[name] = self.identities[name] if identity is None else identity
             self.mesh.connect(name, self.identities[name])
 
+    def replace(self, name: str, identity: bytes) -> None:
+        """It is back, as another model, and the router still takes it for the one before."""
+        if name not in self.mesh.streams:
+            self.hung.discard(name)
+            self.mesh.connect(name, self.identities[name])
+            self.identities[name] = identity
+
     def drain(self, name: str) -> None:
         """It stops, and ends what it has."""
         for upstream_session_id in list(self.runs[name]):
@@ -202,14 +213,20 @@ class World:
         seed, length = frame.sampling.seed, frame.sampling.max_tokens
         reply = [i for part in (frame.resume, *frame.resumed) for i in ids_of(part)]
         own = self.identities[name]
-        assert frame.model_identity in (b"", own)
+        if reply and frame.model_identity not in (b"", own):
+            refusal = UnavailableError("the reply was begun by another model")
+            self.mesh.reply(name, failed(upstream_session_id, refusal))
+            return
         if not self.allows_inexact:
             assert reply == [token(seed, number, own) for number in range(len(reply))]
         assert upstream_session_id not in self.runs[name]
         assert frame.echo_accepted
         self.lost_replicas[seed].append(frame.lost_replicas)
-        self.runs[name][upstream_session_id] = Run(seed, length, reply)
-        self.mesh.reply(name, accepted(upstream_session_id, own))
+        if self.mesh.reply(name, accepted(upstream_session_id, own)):
+            self.runs[name][upstream_session_id] = Run(seed, length, reply)
+        else:
+            self.kill(name, is_own=True)
+            self.restart(name)
 
     def _commit(self, name: str, upstream_session_id: int) -> None:
         run = self.runs[name][upstream_session_id]

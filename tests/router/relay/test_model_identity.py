@@ -11,6 +11,7 @@ from structlog.typing import EventDict
 
 from outrider.errors import NoReplicaError, UnavailableError
 from outrider.model_identity import same_model, short_form
+from outrider.v1 import inference_pb2
 from services.router.admission.tenants import TenantPolicy
 from services.router.fleet.replica import ReplicaLoad
 from tests.router.relay.mesh import IDENTITY, Mesh, opening, reasons
@@ -136,6 +137,36 @@ async def test_a_session_without_tokens_goes_anywhere_and_is_bound_there() -> No
     assert world.chats[1].done is not None and set(world.chats[1].committed_by) == {B}
 
 
+async def test_a_replica_that_opens_as_another_model_than_it_reported_is_asked_anew() -> None:
+    world = World(11, identities={"near": A})
+    world.kill("near")
+    world.replace("near", B)
+    world.open(1, seed=1, length=30)
+    await world.listen("near")
+    assert world.mesh.registry["near"].model_identity == B
+    assert world.chats[1].kinds == [] and world.runs["near"] == {}
+    await world.wait(0.2)
+    await world.tick("near")
+    assert set(world.chats[1].committed_by) == {B}
+    world.kill("near")
+    world.restart("near", A)
+    await world.wait(31.0)
+    assert isinstance(world.chats[1].error, NoReplicaError), "it is bound to the one that opened it"
+    await finish(world)
+
+
+async def test_tokens_before_the_session_is_opened_are_of_an_unknown_model() -> None:
+    mesh = Mesh()
+    edge = mesh.edge()
+    mesh.send(edge, opening())
+    (sent,) = await mesh.at_replica("near")
+    tokens = inference_pb2.Commit(ids=block([5]), upto=1)
+    mesh.reply("near", inference_pb2.SessionDown(session=sent.session, commit=tokens))
+    session = mesh.table.of_edge(edge, 1)
+    assert session is not None and session.num_committed == 1 and not session.model_identity
+    mesh.metrics.close()
+
+
 async def test_an_unknown_model_is_the_same_as_none() -> None:
     world = World(8, identities={"near": b"", "far": b""})
     await begun(world, 1)
@@ -225,7 +256,9 @@ async def test_all_tokens_of_a_reply_are_of_one_model_or_it_is_labelled(
         world.open(number, seed=number, length=data.draw(st.integers(1, 60)))
     for _ in range(data.draw(st.integers(0, 30))):
         name = data.draw(st.sampled_from(names))
-        match data.draw(st.sampled_from(("tick", "tick", "kill", "back", "other", "drain"))):
+        match data.draw(
+            st.sampled_from(("tick", "tick", "kill", "back", "other", "replaced", "drain"))
+        ):
             case "tick":
                 await world.tick(name)
             case "kill":
@@ -235,6 +268,9 @@ async def test_all_tokens_of_a_reply_are_of_one_model_or_it_is_labelled(
                 await world.wait(0.1)
             case "other":
                 world.restart(name, data.draw(models))
+                await world.wait(0.1)
+            case "replaced":
+                world.replace(name, data.draw(models))
                 await world.wait(0.1)
             case "drain":
                 await world.listen(name)

@@ -1,0 +1,70 @@
+"""The default model cut down to its first layers: every size and kernel of the real one, a fraction
+of its time. It writes no sense, so what texts say is tested on the whole one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import gguf
+import openvino as ov
+
+from outrider.engines.config import EngineConfig
+from outrider.engines.openvino.convert import ConvertedModel, converted
+from outrider.engines.openvino.engine import OpenVinoEngine
+from outrider.models.catalog import DEFAULT_MODEL, ModelSpec
+from outrider.models.disk.files import file_sha256
+from outrider.models.store import ModelStore
+
+NUM_LAYERS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ShallowModel:
+    """The file, and a store that holds what is made from it."""
+
+    file: Path
+    spec: ModelSpec
+    store: ModelStore
+
+    @property
+    def converted(self) -> ConvertedModel:
+        return converted(self.spec, self.store)
+
+    def load(self, config: EngineConfig, twin: OpenVinoEngine | None = None) -> OpenVinoEngine:
+        return OpenVinoEngine(self.converted, config, twin)
+
+
+def computes_in_bf16() -> bool:
+    """Whether this CPU has a second precision besides f32."""
+    return "BF16" in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+
+
+def make_shallow(source: ModelStore, folder: Path) -> ShallowModel:
+    """Write the cut model into `folder`."""
+    whole = source.ensure(DEFAULT_MODEL.source, sha256=DEFAULT_MODEL.sha256).path
+    file = write_shallow(whole, folder / "shallow.gguf", NUM_LAYERS)
+    spec = ModelSpec("shallow", f"file:{file}", file_sha256(file))
+    return ShallowModel(file, spec, ModelStore(folder / "store"))
+
+
+def write_shallow(source: Path, out: Path, num_layers: int) -> Path:
+    """A copy of a model's file without the layers from `num_layers` on."""
+    reader = gguf.GGUFReader(source)
+    architecture = str(reader.fields["general.architecture"].contents())
+    writer = gguf.GGUFWriter(out, architecture)
+    for name, field in reader.fields.items():
+        if name == f"{architecture}.block_count":
+            writer.add_block_count(num_layers)
+        elif name != "general.architecture" and not name.startswith("GGUF."):
+            kind, *inner = field.types
+            writer.add_key_value(name, field.contents(), kind, inner[-1] if inner else None)
+    kept = {f"blk.{layer}" for layer in range(num_layers)}
+    for tensor in reader.tensors:
+        if not tensor.name.startswith("blk.") or tensor.name.rsplit(".", 2)[0] in kept:
+            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return out
