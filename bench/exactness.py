@@ -264,8 +264,9 @@ def works(model: ChosenModel, prompts: tuple[Prompt, ...]) -> list[Work]:
 
 def num_prompts(arguments: argparse.Namespace, model: ChosenModel, num_known: int) -> int:
     """How many are compared."""
-    if arguments.prompts:
-        return min(arguments.prompts, num_known)
+    asked: int = arguments.prompts
+    if asked:
+        return min(asked, num_known)
     if arguments.quick:
         return min(10, num_known)
     if model.num_bytes > LARGE_BYTES:
