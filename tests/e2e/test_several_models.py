@@ -17,7 +17,7 @@ import pytest
 
 from bench.harness.local_mesh import LocalMesh, local_mesh, outrider
 from outrider.cli.local.state import RunningMesh, running_mesh
-from outrider.client import Client, Message, ReconnectPolicy, connect
+from outrider.client import Client, Interrupted, Message, ReconnectPolicy, connect
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.sampling.params import SamplingParams
 from outrider.testing import eventually
@@ -94,7 +94,7 @@ async def one(client: Client, truth: Truth, number: int) -> int:
         events = [event async for event in asked]
         result = await asked.result()
     assert (result.text, result.ids) == (text, ids)
-    return sum(type(event).__name__ == "Interrupted" for event in events)
+    return sum(isinstance(event, Interrupted) for event in events)
 
 
 class Chatting:

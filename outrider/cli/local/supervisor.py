@@ -142,9 +142,10 @@ class Supervisor:
         removed."""
         leaving = [child for child in self.children if child.spec.name in names]
         self.children = [child for child in self.children if child not in leaving]
-        for child in leaving:
-            if child.keeper is not None:
-                child.keeper.cancel()
+        keepers = [child.keeper for child in leaving if child.keeper is not None]
+        for keeper in keepers:
+            keeper.cancel()
+        await asyncio.gather(*keepers, return_exceptions=True)
         await asyncio.gather(*(_end(child.process) for child in leaving))
         for child in leaving:
             self._config_file(child.spec).unlink(missing_ok=True)
