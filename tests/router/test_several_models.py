@@ -21,6 +21,8 @@ from services.router.fleet.model_fleets import Load, RegionFleet, model_fleets
 from services.router.fleet.registry import Registry
 from services.router.fleet.replica import Replica, ServedModel
 from services.router.placement.types import Decision, PlacementRequest
+from services.router.prefix_index.prompt import TokenIdReader
+from services.router.upstream.kv_events import KvEventSubscriber
 from tests.router.admission.fakes import FakeFleetView, Region, asking
 from tests.router.placement.fleet import ASK, DIGEST, LOAD, MODEL, Town, replica
 
@@ -50,6 +52,23 @@ def test_what_one_model_has_cached_is_not_predicted_for_another_of_its_vocabular
     assert (decision.replica, decision.chosen.cached_tokens) == ("mine", 0)
     twin = town.decide(replace(town.asking(PROMPT), model="twin"))
     assert twin.chosen.cached_tokens == len(PROMPT)
+
+
+def test_what_was_sent_to_one_model_is_not_expected_of_the_next_at_its_replica() -> None:
+    town = Town(replica("a"))
+    owner = town.placement.owner("a")
+    events = KvEventSubscriber(town.prefixes, TokenIdReader(), town.placement.owner)
+    events._follow(owner, MODEL)
+    town.send(town.asking(PROMPT))
+    events._follow(owner, MODEL)
+    assert town.decide(town.asking(PROMPT)).chosen.cached_tokens == len(PROMPT)
+
+    town.table.rows["a"].model = TWIN
+    town.table.changed.add("a")
+    events._follow(owner, TWIN)
+
+    twin = replace(town.asking(PROMPT), model="twin")
+    assert town.decide(twin).chosen.cached_tokens == 0
 
 
 def test_an_unknown_model_is_told_what_there_is() -> None:

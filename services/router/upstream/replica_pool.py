@@ -62,18 +62,22 @@ class ReplicaPool:
         ]
         self._regions = {it.target: it.region for it in config.replica_targets}
         self._discovery = Discovery(targets, self, policy=config.discovery, clock=clock, rng=rng)
-        self._wanted = {replica.name: replica for replica in config.replicas}
-        """The configured replicas as they should be, by name."""
+        self._wanted: dict[str, ReplicaConfig] = {}
+        """The configured replicas as they should be, by name; none before `run`."""
         self._configured: dict[str, _Configured] = {}
         """Those that have a link, by name, including those that are to leave."""
+        self._ending_names: set[str] = set()
+        """Configured ones whose link is ending."""
         self._replace_by: dict[str, float] = {}
         """By name of a replica that is to be another one, when its last sessions have to move."""
         self._retry_at: dict[str, float] = {}
-        """By name of a replica whose link failed by a defect, when it may have another one."""
+        """By name of a replica whose name is taken, or whose link failed by a defect, when it may
+        be tried again."""
         self._found: dict[str, Replica] = {}
         self._links: dict[str, asyncio.Task[None]] = {}
         """By address, of replicas that were found."""
         self._ending: set[str] = set()
+        """Addresses of found ones whose link is ending."""
 
     @property
     def is_settled(self) -> bool:
@@ -82,7 +86,8 @@ class ReplicaPool:
 
     async def run(self) -> None:
         """Keep the links up for ever."""
-        for config in self._wanted.values():
+        for config in self._config.replicas:
+            self._wanted[config.name] = config
             self._link(config)
         try:
             await self._discovery.run()
@@ -116,10 +121,11 @@ class ReplicaPool:
         that its sessions move."""
         now = self._clock()
         self._wanted = {replica.name: replica for replica in replicas}
+        self._retry_at.clear()
         for name, (config, _) in self._configured.items():
             wanted = self._wanted.get(name)
             if wanted == config:
-                if self._registry[name].is_leaving and name not in self._ending:
+                if self._registry[name].is_leaving and name not in self._ending_names:
                     self._replace_by.pop(name, None)
                     self._registry.stay(name, now)
                 continue
@@ -137,8 +143,8 @@ class ReplicaPool:
             replica = self._registry[name]
             is_over = not replica.sessions or not replica.health.is_up
             is_late = now >= self._replace_by.get(name, now + 1.0)
-            if replica.is_leaving and (is_over or is_late) and name not in self._ending:
-                self._ending.add(name)
+            if replica.is_leaving and (is_over or is_late) and name not in self._ending_names:
+                self._ending_names.add(name)
                 link.cancel()
         for name, config in self._wanted.items():
             if name not in self._configured and now >= self._retry_at.get(name, now):
@@ -170,7 +176,7 @@ class ReplicaPool:
             # A defect costs this replica alone, and not for ever.
             log.error("replica_link_failed", address=config.address, exc_info=defect)
             self._retry_at[config.name] = self._clock() + self._config.max_backoff_s
-        self._ending.discard(config.name)
+        self._ending_names.discard(config.name)
         self._replace_by.pop(config.name, None)
         del self._configured[config.name]
         self._registry.remove(config.name)
