@@ -113,7 +113,7 @@ def test_how_models_are_loaded_is_a_table_of_its_own(name: str, tmp_path: Path) 
     file.write_text("[edge]\n[edge.loading]\nmax_waiting = 3\n")
     assert load(EdgeConfig, "edge", file=file, environ={}).loading == LoadLimits(max_waiting=3)
     with pytest.raises(ConfigError, match=f"loading.{name} is -1"):
-        LoadLimits(**{name: -1})  # type: ignore[arg-type]
+        LoadLimits(**{name: -1})
 
 
 def test_environment_and_file(tmp_path: Path) -> None:

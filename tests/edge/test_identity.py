@@ -173,3 +173,27 @@ def test_clients_of_one_address_share_the_queue_and_those_of_a_tenant_do_not() -
 
     assert origin("192.0.2.1") == origin("192.0.2.1") != origin("192.0.2.2")
     assert origin("192.0.2.1", "k") == origin("192.0.2.2", "k") == "acme"
+
+
+def test_what_models_a_credential_is_for_can_change_while_its_keys_stay() -> None:
+    tenants = [
+        TenantConfig(name, (sha256(name.encode()).hexdigest(),), models=models)
+        for name, models in (("one", ("a",)), ("two", ()))
+    ]
+    identities = Identities(b"k", ApiKeys(tenants), AccessPolicy(models=("b",)))
+
+    def models() -> list[tuple[str, ...]]:
+        credentials = (Credential(), Credential("one"), Credential("two"))
+        return [identities.of(it, b"s" * 16, b"c" * 16).models for it in credentials]
+
+    before = [identities.of(Credential(it), b"s" * 16, b"c" * 16).group for it in ("one", "two")]
+    assert models() == [("b",), ("a",), ()]
+    assert identities.anonymous_models == ("b",)
+    identities.allow((), {"one": ("c",), "nobody": ("d",)})
+    assert models() == [(), ("c",), ()]
+    assert identities.anonymous_models == ()
+    after = [identities.of(Credential(it), b"s" * 16, b"c" * 16).group for it in ("one", "two")]
+    assert after == before, "who trusts whom does not change with it"
+    closed = Identities(b"k", ApiKeys(tenants), None)
+    closed.allow(("a",), {})
+    assert closed.anonymous_models is None

@@ -23,7 +23,7 @@ from services.edge.telemetry import PREFILLED_TOKENS
 from services.tokenizer.long_texts import processes, worker_pool
 from tests.edge.integration.region import small_vocabulary
 from tests.telemetry import declared as table
-from tests.telemetry.mesh import WholeMesh, whole_mesh
+from tests.telemetry.mesh import MODEL, WholeMesh, whole_mesh
 
 ROOT = Path(__file__).parents[2]
 SAMPLING = SamplingParams(max_tokens=100, ignore_eos=True)
@@ -86,7 +86,8 @@ async def type_ahead(mesh: WholeMesh, client: Client) -> None:
     for end in range(8, len(text), 8):
         typing.update(text[:end])
     counted = f"{table.family(PREFILLED_TOKENS)}_total"
-    await eventually(lambda: bool(mesh.edge_metrics.registry.get_sample_value(counted)))
+    sample = mesh.edge_metrics.registry.get_sample_value
+    await eventually(lambda: bool(sample(counted, {"model": MODEL})))
     typing.close()
 
 

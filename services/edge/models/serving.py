@@ -106,15 +106,16 @@ class EdgeModels:
         """Load the first model. Raises OutriderError."""
         key = next(iter(self._models.values())).key
         self._perform(self._table.preload(key.name))
-        await self._tasks[key]
+        # Whoever gives up the start does not cancel the load: `stop` waits for its thread.
+        await asyncio.shield(self._tasks[key])
         if self._start_error is not None:
             raise self._start_error
 
     async def stop(self) -> None:
-        """Unload everything; no chat is left. May be called without a start."""
+        """Unload everything; no chat is left. May be called without a start, or twice."""
         self._define(())
         while self._tasks:
-            await asyncio.gather(*self._tasks.values())
+            await asyncio.wait(self._tasks.values())
         self.tokenizing.close()
 
     def set_models(self, models: Sequence[EdgeModel]) -> None:

@@ -30,12 +30,14 @@ from outrider.errors import (
 from outrider.models.definitions import ModelSpec
 from outrider.models.vocabulary import Vocabulary
 from outrider.sampling.params import SamplingParams
-from outrider.testing import eventually
+from outrider.telemetry.metrics import Metrics
+from outrider.testing import eventually, leak_check
 from outrider.tokenization.backends.base import REFERENCE
 from outrider.tokenization.backends.fallback import FallbackBackend
 from outrider.tokenization.backends.selection import select_backend
-from services.edge.app import LIVE_KEYS
+from services.edge.app import LIVE_KEYS, Edge
 from services.edge.config import EdgeConfig
+from services.edge.drafter.settings import DrafterConfig
 from services.edge.identity import TenantConfig
 from services.edge.models.table import LoadLimits
 from tests.edge.integration.region import Region, small_vocabulary
@@ -273,6 +275,24 @@ async def test_an_edge_without_its_first_model_does_not_start(tmp_path: Path) ->
             raise AssertionError("it started")
 
 
+async def test_a_start_that_is_given_up_ends_with_its_load(tmp_path: Path) -> None:
+    loader = Loader()
+    loader.gates["a"].clear()
+    metrics = Metrics("edge")
+    async with leak_check():
+        config = EdgeConfig(port=0, state_dir=tmp_path, drafter=DrafterConfig(model="none"))
+        edge = Edge(config, catalog_of("a"), metrics, load=loader)
+        starting = asyncio.create_task(edge.start())
+        await eventually(lambda: loader.loads == ["a"])
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        stopping = asyncio.create_task(edge.stop())
+        loader.gates["a"].set()
+        await stopping
+        metrics.close()
+
+
 async def test_a_model_is_removed_while_a_chat_runs(tmp_path: Path) -> None:
     loader = Loader()
     async with serving(loader, tmp_path) as mesh, mesh.client() as client:
@@ -331,9 +351,9 @@ async def test_a_definition_that_changed_is_for_new_chats(tmp_path: Path) -> Non
 
 async def test_models_are_for_those_who_may_use_them(tmp_path: Path) -> None:
     loader = Loader()
-    config = {"tenants": TENANTS, "anonymous_models": ("a", "c")}
+    access = {"tenants": TENANTS, "anonymous_models": ("a", "c")}
     async with (
-        serving(loader, tmp_path, "abc", **config) as mesh,
+        serving(loader, tmp_path, "abc", **access) as mesh,
         mesh.client() as anybody,
         mesh.client(key="key") as acme,
     ):
