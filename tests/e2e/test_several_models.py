@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(300)]
 FEW = ("inference.max_fixed_rows=2", "inference.warm_up_rows=16")
 PATIENT = ReconnectPolicy(give_up_after_s=60)
 PROMPTS = ("What is a river?", "Tell me of the sea.")
-NUM_TOKENS = 96
+NUM_TOKENS = 48
 SHAPE = Shape(vocabulary=96, width=256, inner=256, base=10_000.0)
 VOCABULARY = [*map(chr, range(0x21, 0x7F)), "\u0120", "ab"]
 """What can be printed, a space as files of this kind write it, and the one merge."""
