@@ -213,19 +213,31 @@ async def test_a_model_joins_runs_crashes_and_leaves_and_the_other_does_not_noti
         assert names == {"edge", "router", "tokenizer", f"here-{first.model}-0"}
 
 
-async def test_a_model_that_cannot_be_served_leaves_the_mesh_as_it_was(tmp_path: Path) -> None:
+async def test_a_mesh_begins_with_two_and_stays_as_it_was_if_a_third_cannot_be_served(
+    tiny: Path, tmp_path: Path
+) -> None:
     broken = tmp_path / "broken.gguf"
     write(broken, SHAPE, weights(SHAPE))  # has no tokenizer
-    with local_mesh(regions="here", engine="fake") as mesh:
+    with local_mesh(regions="here", engine="fake", more_models=[str(tiny)]) as mesh:
+        both = [DEFAULT_MODEL.name, "tiny-one"]
+        services = {"edge", "router", "tokenizer", *(f"here-{name}-0" for name in both)}
+        assert served(mesh) == both
+        host, port = mesh.edge
+        async with connect(host, port, ca=mesh.ca) as client:
+            for name in both:
+                async with client.chat(
+                    [Message("user", PROMPTS[0])],
+                    model=name,
+                    sampling=SamplingParams(max_tokens=8),
+                ) as asked:
+                    result = await asked.result()
+                assert result.replica == f"here-{name}-0"
         files = {file.name: file.read_bytes() for file in (mesh.state_dir / "config").iterdir()}
         failed = await command(mesh, "mesh", "add", str(broken))
         assert failed.returncode == 1
         assert "here-broken-0 ended with status 1 before it was ready" in failed.stderr
-        assert served(mesh) == [DEFAULT_MODEL.name]
-        assert {row["name"] for row in now(mesh).services} == {
-            *("edge", "router", "tokenizer"),
-            f"here-{DEFAULT_MODEL.name}-0",
-        }
+        assert served(mesh) == both
+        assert {row["name"] for row in now(mesh).services} == services
         after = {file.name: file.read_bytes() for file in (mesh.state_dir / "config").iterdir()}
         assert after == files
         outrider("models", "rm", f"file:{broken}", check=False)
