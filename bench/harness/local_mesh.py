@@ -13,6 +13,7 @@ from typing import Any
 
 from outrider.cli.local.certificates import of_process
 from outrider.cli.local.state import RunningMesh, running_mesh
+from outrider.models.catalog import DEFAULT_MODEL
 from outrider.tls import Tls
 
 
@@ -68,15 +69,17 @@ def local_mesh(
     regions: str = "us-east,eu-west",
     plaintext: bool = False,
     model: str = "",
+    more_models: Sequence[str] = (),
 ) -> Iterator[LocalMesh]:
-    """Start a mesh, of two regions by default, and stop it whatever happens."""
+    """Start a mesh, of two regions by default, and stop it whatever happens. It serves `model`, the
+    default one if that is empty, and `more_models`."""
     with tempfile.TemporaryDirectory(prefix="outrider-mesh-") as folder:
         started = outrider(
             *("up", "--detach", "--port", "0", "--regions", regions, "--engine", engine),
             *("--threads", str(threads), "--state-dir", folder),
             *(f"--set={setting}" for setting in settings),
             *(("--plaintext",) if plaintext else ()),
-            *(("--model", model) if model else ()),
+            *(f"--model={name}" for name in _models(model, more_models)),
             check=False,
         )
         if started.returncode:
@@ -88,3 +91,9 @@ def local_mesh(
             yield LocalMesh(Path(folder), state)
         finally:
             outrider("down", "--state-dir", folder, check=False)
+
+
+def _models(model: str, more: Sequence[str]) -> Sequence[str]:
+    if not more:
+        return (model,) if model else ()
+    return (model or DEFAULT_MODEL.name, *more)

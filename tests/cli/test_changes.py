@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from outrider.cli.local import changes, mesh
@@ -86,6 +89,20 @@ def test_a_draft_stays_as_long_as_a_model_needs_it() -> None:
 def test_the_default_stays() -> None:
     with pytest.raises(ConfigError, match="requests that name none"):
         changes.removed(OPTIONS, "a", running())
+
+
+@pytest.mark.parametrize(
+    ("changed", "where"),
+    [
+        ({"tables": {"edge": {"anonymous_models": ["b"]}}}, r"edge\.anonymous_models"),
+        ({"tables": {"edge": {"tenants": [{"name": "t", "models": ["a", "b"]}]}}}, "tenant t"),
+        ({"settings": ("edge.anonymous-models=a, b",)}, r"edge\.anonymous_models"),
+    ],
+)
+def test_no_limit_is_left_empty(changed: dict[str, Any], where: str) -> None:
+    options = replace(OPTIONS, **changed)
+    with pytest.raises(ConfigError, match=f"{where} names b"):
+        changes.removed(options, "b", running(options))
 
 
 def test_what_is_not_served_cannot_go() -> None:

@@ -109,7 +109,7 @@ class Processes:
         if role == "router":
             rows = values["replicas"]
             assert isinstance(rows, tuple)
-            found = sum(row["model"] == model for row in rows)
+            found = [row["model"] for row in rows].count(model)
         else:
             names = values["models"]
             assert isinstance(names, tuple)

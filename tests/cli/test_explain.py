@@ -76,7 +76,8 @@ def test_a_file_is_asked_for_by_the_name_that_the_mesh_serves_it_under(tmp_path:
     config = tmp_path / "config" / "edge.toml"
     config.parent.mkdir()
     config.write_text(
-        f'[edge]\nmodel = "some-model"\n[models.some-model]\nsource = "file:{weights}"\n', "utf-8"
+        f'[edge]\nmodels = ["some-model"]\n[models.some-model]\nsource = "file:{weights}"\n',
+        "utf-8",
     )
     for model in (str(weights), f"file:{weights}", "some-model"):
         assert explain._model_name(model, None, tmp_path) == "some-model"

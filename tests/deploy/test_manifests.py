@@ -289,9 +289,9 @@ def changed(name: str, change: Change) -> list[str]:
 
 def use(things: dict[str, dict[str, Any]], model: str) -> None:
     """Serve another model in the whole region."""
-    for name, data in ((name, it.get("data")) for name, it in things.items()):
+    for name, it in things.items():
         if name.startswith("ConfigMap/mesh"):
-            data.update(model=model, models=model)
+            it["data"].update(model=model, models=model)
 
 
 def test_models_that_a_region_defines_for_itself_are_known() -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from bench.harness.local_mesh import LocalMesh, local_mesh, outrider
 from outrider.cli.local.state import RunningMesh, running_mesh
-from outrider.client import Client, Message, ReconnectPolicy, connect
+from outrider.client import Client, Interrupted, Message, ReconnectPolicy, connect
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.sampling.params import SamplingParams
 from outrider.testing import eventually
@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(300)]
 FEW = ("inference.max_fixed_rows=2", "inference.warm_up_rows=16")
 PATIENT = ReconnectPolicy(give_up_after_s=60)
 PROMPTS = ("What is a river?", "Tell me of the sea.")
-NUM_TOKENS = 96
+NUM_TOKENS = 48
 SHAPE = Shape(vocabulary=96, width=256, inner=256, base=10_000.0)
 VOCABULARY = [*map(chr, range(0x21, 0x7F)), "\u0120", "ab"]
 """What can be printed, a space as files of this kind write it, and the one merge."""
@@ -94,7 +94,7 @@ async def one(client: Client, truth: Truth, number: int) -> int:
         events = [event async for event in asked]
         result = await asked.result()
     assert (result.text, result.ids) == (text, ids)
-    return sum(type(event).__name__ == "Interrupted" for event in events)
+    return sum(isinstance(event, Interrupted) for event in events)
 
 
 class Chatting:
@@ -213,19 +213,31 @@ async def test_a_model_joins_runs_crashes_and_leaves_and_the_other_does_not_noti
         assert names == {"edge", "router", "tokenizer", f"here-{first.model}-0"}
 
 
-async def test_a_model_that_cannot_be_served_leaves_the_mesh_as_it_was(tmp_path: Path) -> None:
+async def test_a_mesh_begins_with_two_and_stays_as_it_was_if_a_third_cannot_be_served(
+    tiny: Path, tmp_path: Path
+) -> None:
     broken = tmp_path / "broken.gguf"
     write(broken, SHAPE, weights(SHAPE))  # has no tokenizer
-    with local_mesh(regions="here", engine="fake") as mesh:
+    with local_mesh(regions="here", engine="fake", more_models=[str(tiny)]) as mesh:
+        both = [DEFAULT_MODEL.name, "tiny-one"]
+        services = {"edge", "router", "tokenizer", *(f"here-{name}-0" for name in both)}
+        assert served(mesh) == both
+        host, port = mesh.edge
+        async with connect(host, port, ca=mesh.ca) as client:
+            for name in both:
+                async with client.chat(
+                    [Message("user", PROMPTS[0])],
+                    model=name,
+                    sampling=SamplingParams(max_tokens=8),
+                ) as asked:
+                    result = await asked.result()
+                assert result.replica == f"here-{name}-0"
         files = {file.name: file.read_bytes() for file in (mesh.state_dir / "config").iterdir()}
         failed = await command(mesh, "mesh", "add", str(broken))
         assert failed.returncode == 1
         assert "here-broken-0 ended with status 1 before it was ready" in failed.stderr
-        assert served(mesh) == [DEFAULT_MODEL.name]
-        assert {row["name"] for row in now(mesh).services} == {
-            *("edge", "router", "tokenizer"),
-            f"here-{DEFAULT_MODEL.name}-0",
-        }
+        assert served(mesh) == both
+        assert {row["name"] for row in now(mesh).services} == services
         after = {file.name: file.read_bytes() for file in (mesh.state_dir / "config").iterdir()}
         assert after == files
         outrider("models", "rm", f"file:{broken}", check=False)

@@ -14,7 +14,7 @@ from typing import Final, Generic, Protocol, TypeVar
 from outrider.cli.local import changes, mesh
 from outrider.cli.local.changes import Change, Definitions
 from outrider.cli.local.mesh import MeshOptions, ProcessSpec, ServedModel
-from outrider.errors import DeadlineError, UnavailableError
+from outrider.errors import DeadlineError, OverloadedError, UnavailableError
 from outrider.process import Ports
 
 TAKE_LIMIT_S: Final = 120.0
@@ -23,6 +23,9 @@ and a tokenizer tries its backends with it the first time."""
 _POLL_S: Final = 0.1
 _QUIET_S: Final = 1.0
 """Replicas without a chat for so long are done: one that was lost is opened again sooner."""
+
+_NOT_YET: Final = (UnavailableError, DeadlineError, OverloadedError)
+"""A process is started again, or loads what it was just told of."""
 
 Say = Callable[[str], None]
 
@@ -174,7 +177,7 @@ class Changing(Generic[P]):
                         if await holds():
                             return
                         last = ""
-                    except UnavailableError as error:  # it is started again, maybe
+                    except _NOT_YET as error:
                         last = f" ({error.message})"
                     await asyncio.sleep(_POLL_S)
         except TimeoutError:

@@ -134,7 +134,7 @@ class Supervisor:
         child.spec = replace(child.spec, values={**child.spec.values, **live})
         child.written = replace(child.written, values={**child.written.values, **live})
         child.definitions = definitions
-        write_private(self._config_file(child.spec), mesh.to_toml(child.written, definitions))
+        write_private(self._config_file(child.spec.name), mesh.to_toml(child.written, definitions))
         if child.is_up and child.process.returncode is None:
             child.process.send_signal(signal.SIGHUP)  # it need not wait to look at the file
 
@@ -143,22 +143,24 @@ class Supervisor:
         removed."""
         leaving = [child for child in self.children if child.spec.name in names]
         self.children = [child for child in self.children if child not in leaving]
-        for child in leaving:
-            if child.keeper is not None:
-                child.keeper.cancel()
+        keepers = [child.keeper for child in leaving if child.keeper is not None]
+        for keeper in keepers:
+            keeper.cancel()
+        await asyncio.gather(*keepers, return_exceptions=True)
         await asyncio.gather(*(_end(child.process) for child in leaving))
-        for child in leaving:
-            self._config_file(child.spec).unlink(missing_ok=True)
-            certificates.withdraw(self.state_dir, child.spec.name)
+        for name in names:
+            self._config_file(name).unlink(missing_ok=True)
+            certificates.withdraw(self.state_dir, name)
 
-    def _config_file(self, spec: ProcessSpec) -> Path:
-        return self.state_dir / "config" / f"{spec.name}.toml"
+    def _config_file(self, name: str) -> Path:
+        return self.state_dir / "config" / f"{name}.toml"
 
     async def _spawn(
         self, completed: ProcessSpec, definitions: Definitions, *, is_first: bool
     ) -> tuple[asyncio.subprocess.Process, Ports, Path]:
         """A process that is ready, and its log, which goes on where it is not the first."""
-        config, name = self._config_file(completed), completed.name
+        name = completed.name
+        config = self._config_file(name)
         write_private(config, mesh.to_toml(completed, definitions))
         ready_file = self.state_dir / "run" / f"{name}.json"
         ready_file.unlink(missing_ok=True)
