@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -21,7 +22,9 @@ from outrider.peers.stall_free_clock import StallFreeClock
 from outrider.process import Ports
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
-from outrider.speculation.shipped import shipped_calibrations
+from outrider.speculation.learnt import KeptGroups, binding_of
+from outrider.speculation.learnt_files import Copies, LearntKeeper
+from outrider.speculation.shipped import shipped_calibrations, shipped_prior
 from outrider.telemetry.admin import AdminServer
 from outrider.telemetry.logs import configure_logging
 from outrider.telemetry.metrics import Metrics
@@ -43,8 +46,7 @@ from services.edge.drafter.metrics import DrafterMetrics
 from services.edge.quic import certificate
 from services.edge.quic.listener import Listener
 from services.edge.resumption.chats import ResumableChats
-from services.edge.session.acceptance import GroupAverages
-from services.edge.session.draft_sources import CopyDrafter
+from services.edge.session.learning import EdgeLearning
 from services.edge.session.machine import SessionPolicy
 from services.edge.session.reopening import ReopenPolicy
 from services.edge.session.reply import ReplyTools
@@ -80,7 +82,8 @@ async def serve(
         load_backend, spec, store, vocabulary, config.tokenization.backend
     )
     metrics = Metrics("edge")
-    edge = Edge(config, spec.name, vocabulary, metrics, backend, tls)
+    weights = spec.sha256 or store.recorded(spec.source)
+    edge = Edge(config, spec.name, vocabulary, metrics, backend, tls, weights)
     try:
         async with tls.watched():
             ports = await edge.start()
@@ -113,8 +116,10 @@ class Edge:
         metrics: Metrics,
         backend: FallbackBackend | None = None,
         tls: Tls = PLAINTEXT,
+        weights: str = "",
     ) -> None:
-        """`backend` tokenizes; None: the reference."""
+        """`backend` tokenizes; None: the reference. `weights`: digest of the model's weights, where
+        it is known."""
         self._config = config
         self.upstream = RouterPool(
             config.upstream_policy(),
@@ -130,6 +135,18 @@ class Edge:
         self.drafter = DrafterLink(
             config.drafter_settings(model), vocabulary.size, DrafterMetrics(metrics)
         )
+        binding = binding_of(b"edge", vocabulary.digest, weights.encode() or model.encode())
+        self._keeper = LearntKeeper.open(
+            config.learnt_folder, binding, vocabulary.size, config.kept_learnt
+        )
+        self._learning = EdgeLearning(
+            config.max_context_tokens,
+            shipped_prior(vocabulary.tokens_digest),
+            shipped_calibrations(vocabulary.tokens_digest),
+            is_drafted_for=lambda: self.drafter.is_usable,
+            restore=self._keeper.kept.restore,
+        )
+        self._saving: asyncio.Task[None] | None = None
         self.listener = Listener(self._context(model, vocabulary), config.listener_limits())
         self._renewal: asyncio.Task[None] | None = None
         self._drafter_deadline = 0.0
@@ -160,8 +177,12 @@ class Edge:
                 vocabulary,
                 config.max_context_tokens,
                 self.drafter if config.has_drafter else None,
+                self._keeper.kept,
+                self._learning,
             ),
-            coder=TokenCoder(vocabulary.digest, vocabulary.size, shipped_table(vocabulary.digest)),
+            coder=TokenCoder(
+                vocabulary.digest, vocabulary.size, shipped_table(vocabulary.tokens_digest)
+            ),
             tokenization=self._tokenization,
             upstream=self.upstream,
             drafter=self.drafter,
@@ -181,6 +202,10 @@ class Edge:
         if config.has_drafter:
             self.drafter.start()
             self._drafter_deadline = asyncio.get_running_loop().time() + _DRAFTER_START_S
+        if config.kept_learnt.keep:
+            self._saving = asyncio.create_task(
+                self._keeper.run(self._take_learnt, config.learnt.save_interval_s), name="learnt"
+            )
         port = await self.listener.start(config.host, config.port, chain, key)
         self._renewal = asyncio.create_task(
             certificate.follow(partial(_certificate, config), (chain, key), self.listener.renew)
@@ -195,11 +220,19 @@ class Edge:
             self._renewal.cancel()
         await self.upstream.stop()
         await self.drafter.stop()
+        if self._saving is not None:
+            self._saving.cancel()
+            await asyncio.gather(self._saving, return_exceptions=True)
+            await self._keeper.save_now(self._take_learnt)
         self._tokenization.close()
         await asyncio.to_thread(self._tokenization.join)
         await self._admin.stop()
         self._tokenizing.close()
         self.telemetry.close()
+
+    async def _take_learnt(self) -> Copies:
+        """A group at a time: chats wait meanwhile."""
+        return list(islice(self._keeper.kept.changed(self._learning), 1))
 
     def _ready(self) -> tuple[bool, str]:
         if self.listener.is_draining:
@@ -255,10 +288,22 @@ def _overflow_pool(config: EdgeConfig, vocabulary: Vocabulary, backend: str) -> 
 
 
 def reply_tools(
-    vocabulary: Vocabulary, max_context_tokens: int, drafter: DrafterLink | None = None
+    vocabulary: Vocabulary,
+    max_context_tokens: int,
+    drafter: DrafterLink | None = None,
+    kept: KeptGroups | None = None,
+    learning: EdgeLearning | None = None,
 ) -> ReplyTools:
     """What replies in `vocabulary` are made with. Chats share what they learn of the region; what
-    they learn of texts stays within their trust group."""
+    they learn of texts stays within their trust group: in `learning`, and of groups whose names
+    last in `kept`."""
+    tokens = vocabulary.tokens_digest
+    learning = learning or EdgeLearning(
+        max_context_tokens,
+        shipped_prior(tokens),
+        shipped_calibrations(tokens),
+        is_drafted_for=lambda: drafter is not None,
+    )
     stop_ids = vocabulary.stop_ids
 
     def new_reply(params: SamplingParams) -> ReplyText:
@@ -266,12 +311,13 @@ def reply_tools(
 
     return ReplyTools(
         new_reply=new_reply,
-        new_drafter=lambda: CopyDrafter(max_context_tokens),
+        new_drafter=learning.new_drafter,
         token_bytes=vocabulary.text_bytes,
         strips_space=vocabulary.strips_space,
         stop_ids=stop_ids,
         has_drafter=drafter is not None,
-        averages=GroupAverages(shipped_calibrations(vocabulary.digest)).of,
+        averages=learning.averages,
+        admit=kept.admit if kept is not None else lambda group: None,
         first_guess_s=drafter.first_draft_s if drafter is not None else lambda num_tokens: None,
     )
 

@@ -140,7 +140,10 @@ class Chat:
         self._loop = asyncio.get_running_loop()
         self._context = context
         self._request = replace(
-            request, request_id=identity.request_id(request.request_id), group=identity.group
+            request,
+            request_id=identity.request_id(request.request_id),
+            group=identity.group,
+            group_lasts=identity.group_lasts,
         )
         self._leave = leave
         self._encoder = FrameEncoder(context.name)

@@ -12,6 +12,7 @@ from outrider.models.catalog import ModelSpec, config_file
 from outrider.peers.health import HealthPolicy
 from outrider.peers.membership import DiscoveryPolicy, parse_target
 from outrider.rpc.server import MAX_MESSAGE_BYTES
+from outrider.speculation.learnt import LearntConfig
 from outrider.telemetry.config import AdminConfig
 from outrider.tls.config import TlsConfig
 from outrider.tokenization.pool.config import TokenizationConfig
@@ -103,7 +104,8 @@ class EdgeConfig:
     model_store: Path | None = None
     """Where the vocabulary comes from; None: the machine's default store."""
     state_dir: Path = field(default_factory=default_state_dir)
-    """Keeps the development certificate, tls/cert.pem, and its key, tls/key.pem."""
+    """Keeps the development certificate, tls/cert.pem, and its key, tls/key.pem, and what chats
+    taught, learnt/."""
     certificate: Path | None = None
     """PEM chain of the listener; None: a self-signed one for development is made in `state_dir`."""
     private_key: Path | None = None
@@ -137,6 +139,9 @@ class EdgeConfig:
 
     drafter: DrafterConfig = field(default_factory=DrafterConfig)
     """The draft model and its process."""
+    learnt: LearntConfig = field(default_factory=LearntConfig)
+    """What is kept of what chats taught, for drafts after the next start; without cache_salt_key
+    nothing is."""
     drafts: DraftLimits = field(default_factory=DraftLimits)
     """How far ahead and how boldly replies are drafted."""
     coalesce_ms: float = 1.0
@@ -186,7 +191,12 @@ class EdgeConfig:
             self.trust_trace,
         )
         key = self.cache_salt_key.encode() or secrets.token_bytes(32)
-        return Identities(key, ApiKeys(self.tenants), anonymous if self.anonymous else None)
+        return Identities(
+            key,
+            ApiKeys(self.tenants),
+            anonymous if self.anonymous else None,
+            key_lasts=bool(self.cache_salt_key),
+        )
 
     @property
     def has_drafter(self) -> bool:
@@ -206,6 +216,8 @@ class EdgeConfig:
             model=model,
             definitions_file=str(config_file() or ""),
             drafter=self.drafter,
+            learnt=self.kept_learnt,
+            learnt_folder=str(self.learnt_folder),
             model_store=str(self.model_store or ""),
             log_level=self.log_level,
             limits=DrafterLimits(
@@ -216,6 +228,16 @@ class EdgeConfig:
                 first_survival=self.drafts.first_survival,
             ),
         )
+
+    @property
+    def kept_learnt(self) -> LearntConfig:
+        """`learnt`, as far as groups' names last."""
+        return replace(self.learnt, keep=self.learnt.keep and bool(self.cache_salt_key))
+
+    @property
+    def learnt_folder(self) -> Path:
+        """Where what chats taught is kept."""
+        return self.state_dir / "learnt"
 
     def upstream_policy(self) -> RouterPoolPolicy:
         """How routers are found, watched and given up."""
