@@ -103,7 +103,7 @@ async def _draft_all(
     parallel: int,
 ) -> list[Answer]:
     vocabulary = load_vocabulary(DEFAULT_MODEL, ModelStore(default_root()))
-    coder = TokenCoder(vocabulary.digest, vocabulary.size, shipped_table(vocabulary.digest))
+    coder = TokenCoder(vocabulary.digest, vocabulary.size, shipped_table(vocabulary.tokens_digest))
     gate = asyncio.Semaphore(parallel)
     async with RegionClient(
         coder, mesh.address("router"), via_router=True, tls=mesh.tls("edge")
