@@ -13,15 +13,17 @@ from dataclasses import dataclass
 
 from bench.harness import Run, parser, start, time_us
 from bench.harness.prompts import load_prompts
+from outrider.codec import varint
 from outrider.codec.shipped import shipped_table
 from outrider.codec.tokens import TokenCodec, TokenCoder
-from outrider.models.catalog import DEFAULT_MODEL
+from outrider.models.catalog import lookup
 from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import Vocabulary, load_vocabulary
 from outrider.v1 import common_pb2, inference_pb2
 from outrider.wire import token_block_from_proto, token_block_to_proto
 
 BLOCK_TOKENS = (1, 4, 16, 128, 1024)
+NUM_RECENT = (64, 112)
 _CALLS = 20
 
 
@@ -35,18 +37,21 @@ class Form:
 
 
 def main() -> int:
-    arguments = parser("codec", __doc__ or "").parse_args()
+    flags = parser("codec", __doc__ or "")
+    flags.add_argument("--model", default="", help="a model's name; empty: the default model")
+    arguments = flags.parse_args()
     run = start("codec", arguments)
-    vocabulary = load_vocabulary(DEFAULT_MODEL, ModelStore(default_root()))
+    vocabulary = load_vocabulary(lookup(arguments.model), ModelStore(default_root()))
     forms = [*_codecs(vocabulary), _packed()]
     _bytes_by_kind(run, vocabulary, forms)
+    _recent_first(run, vocabulary)
     _by_block_size(run, vocabulary, forms, 20 if run.quick else 200)
     run.finish()
     return 0
 
 
 def _codecs(vocabulary: Vocabulary) -> list[Form]:
-    coder = TokenCoder(vocabulary.digest, vocabulary.size, shipped_table(vocabulary.digest))
+    coder = TokenCoder(vocabulary.digest, vocabulary.size, shipped_table(vocabulary.tokens_digest))
 
     def form(codec: TokenCodec) -> Form:
         def encode(ids: Sequence[int]) -> bytes:
@@ -87,6 +92,39 @@ def _bytes_by_kind(run: Run, vocabulary: Vocabulary, forms: list[Form]) -> None:
             run.figures["bytes_per_token"] = dict(
                 zip([*names, "text"], [round(size, 3) for size in [*sizes, text_size]], strict=True)
             )
+
+
+def _recent_first(run: Run, vocabulary: Vocabulary) -> None:
+    """Would a table that both ends learn be worth it? Decision 0017 has the answer."""
+    title = "Payload of ids, bytes per token: as they are, and by a table learnt within each prompt"
+    table = run.table(title, "prompts", "LEB128 of ids", *map(_of_recent, NUM_RECENT))
+    encoded = [vocabulary.encode(prompt.text) for prompt in load_prompts()]
+    num_tokens = sum(map(len, encoded))
+    plain = sum(len(varint.encode(i)) for ids in encoded for i in ids) / num_tokens
+    learnt = [
+        sum(recent_first_bytes(ids, most) for ids in encoded) / num_tokens for most in NUM_RECENT
+    ]
+    table.add(len(encoded), plain, *learnt)
+
+
+def _of_recent(most: int) -> str:
+    return f"{most} recent ids first"
+
+
+def recent_first_bytes(ids: Sequence[int], most: int) -> int:
+    """Bytes of LEB128 where numbers below `most` are places in a list of the latest ids, the last
+    one first (move-to-front: Bentley et al., CACM 1986), and all others ids, `most` higher."""
+    recent: list[int] = []
+    size = 0
+    for token_id in ids:
+        if token_id in recent:
+            size += len(varint.encode(recent.index(token_id)))
+            recent.remove(token_id)
+        else:
+            size += len(varint.encode(token_id + most))
+        recent.insert(0, token_id)
+        del recent[most:]
+    return size
 
 
 def _by_block_size(run: Run, vocabulary: Vocabulary, forms: list[Form], repeats: int) -> None:

@@ -138,7 +138,7 @@ async def _draft_all(
     parallel: int,
 ) -> list[Answer]:
     vocabulary = work.model.vocabulary
-    coder = TokenCoder(vocabulary.digest, vocabulary.size, shipped_table(vocabulary.digest))
+    coder = TokenCoder(vocabulary.digest, vocabulary.size, shipped_table(vocabulary.tokens_digest))
     gate = asyncio.Semaphore(parallel)
     async with RegionClient(
         coder, mesh.address("router"), via_router=True, tls=mesh.tls("edge")

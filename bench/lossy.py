@@ -148,7 +148,7 @@ class Bench:
     def answer(self, prompts: Sequence[Sequence[int]], threshold: float) -> ThresholdResult:
         """All prompts, so many at a time."""
         limits = SchedulerLimits(max_sessions=self._concurrency, max_queue=len(prompts))
-        prior = shipped_prior(self._vocabulary.digest)
+        prior = shipped_prior(self._vocabulary.tokens_digest)
         scheduler = Scheduler(self._engine.info, limits, self._new_reply, prior)
         outcome = ThresholdResult(replies=[[] for _ in prompts])
         begin = time.perf_counter()

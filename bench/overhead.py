@@ -70,7 +70,7 @@ async def direct(client: RegionClient, vocabulary: Vocabulary) -> float:
 
 async def measure(mesh: LocalMesh, vocabulary: Vocabulary, pairs: int) -> Samples:
     """Alternate the two ways, one call at a time."""
-    coder = TokenCoder(vocabulary.digest, vocabulary.size, shipped_table(vocabulary.digest))
+    coder = TokenCoder(vocabulary.digest, vocabulary.size, shipped_table(vocabulary.tokens_digest))
     replica = mesh.address(mesh.services("inference")[0]["name"])
     samples = Samples()
     async with (

@@ -96,18 +96,29 @@ def record_chats(
     engine: Engine, vocabulary: Vocabulary, kind: str, count: int, temperature: float
 ) -> list[Chat]:
     """Replies to `count` prompts of a kind that were never asked before."""
+    texts = PromptSupply(kind).take(count)
+    chats = record_replies(engine, vocabulary, texts, MAX_TOKENS[kind], temperature)
+    print(f"{count} {kind} prompts answered", file=sys.stderr)
+    return chats
+
+
+def record_replies(
+    engine: Engine,
+    vocabulary: Vocabulary,
+    texts: Sequence[str],
+    max_tokens: int,
+    temperature: float,
+) -> list[Chat]:
+    """Replies to these prompts."""
     scheduler = Scheduler(
         engine.info,
-        SchedulerLimits(max_queue=count),
+        SchedulerLimits(max_queue=len(texts)),
         lambda params: ReplyText(params, vocabulary.stop_ids, vocabulary.detokenizer()),
     )
-    prompts = [
-        tuple(vocabulary.encode_chat([Message("user", text)]))
-        for text in PromptSupply(kind).take(count)
-    ]
+    prompts = [tuple(vocabulary.encode_chat([Message("user", text)])) for text in texts]
     replies: list[list[int]] = [[] for _ in prompts]
     for number, prompt in enumerate(prompts):
-        sampling = SamplingParams(temperature, seed=number, max_tokens=MAX_TOKENS[kind])
+        sampling = SamplingParams(temperature, seed=number, max_tokens=max_tokens)
         request = OpenRequest(number, prompt, sampling)
         scheduler.open(request, time.monotonic())
     while (batch := scheduler.schedule(time.monotonic())) is not None:
@@ -115,7 +126,6 @@ def record_chats(
         for event in scheduler.postprocess(batch, rows, time.monotonic()):
             if isinstance(event, Committed):
                 replies[event.session_id].extend(event.ids)
-    print(f"{count} {kind} prompts answered", file=sys.stderr)
     return [Chat(p, tuple(r), temperature) for p, r in zip(prompts, replies, strict=True)]
 
 
@@ -296,7 +306,7 @@ def main() -> int:
     for size, times in durations.items():
         run.samples(f"a call of {size} rows", times, unit="ms")
     quick_calls = {size: quantile(times, CALL_QUANTILE) for size, times in durations.items()}
-    replica = VirtualReplica(engine.info, quick_calls, shipped_prior(vocabulary.digest))
+    replica = VirtualReplica(engine.info, quick_calls, shipped_prior(vocabulary.tokens_digest))
     run.figures["wrong_texts"] = (
         _closed(run, replica, chats)
         + _arriving(run, replica, chats[0.0])

@@ -70,7 +70,7 @@ def chats(vocabulary: Vocabulary, count: int) -> list[tuple[int, ...]]:
 
 async def measure(vocabulary: Vocabulary, count: int, threads: int) -> Samples:
     """Ask every chat both ways, one at a time; the first one warms up and is left out."""
-    coder = TokenCoder(vocabulary.digest, vocabulary.size, shipped_table(vocabulary.digest))
+    coder = TokenCoder(vocabulary.digest, vocabulary.size, shipped_table(vocabulary.tokens_digest))
     samples = Samples()
     async with (
         replica_process({"threads": threads}) as (address, _),

@@ -103,7 +103,7 @@ class Workload:
         self._vocabulary = vocabulary
         self._engine = engine
         self._supply = PromptSupply("chat")
-        self._prior = shipped_prior(vocabulary.digest)
+        self._prior = shipped_prior(vocabulary.tokens_digest)
 
     def run(self, timer: PartTimer, *, drafts: bool) -> None:
         """Sixteen chats from beginning to end."""

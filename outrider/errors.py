@@ -271,6 +271,15 @@ class InsufficientMemoryError(ConfigError):
     grpc_code = "RESOURCE_EXHAUSTED"
     http_status = 503
     reason = "INSUFFICIENT_MEMORY"
+    needed_bytes: int = 0
+    """What would have to be free; 0: not said."""
+
+    @classmethod
+    def of(cls, needed_bytes: int, message: str) -> InsufficientMemoryError:
+        """With what would have to be free."""
+        error = cls(message)
+        error.needed_bytes = needed_bytes
+        return error
 
 
 class ModelStoreError(OutriderError):

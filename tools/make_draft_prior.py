@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     tables = count(replies)
     path = DATA / f"{spec.name}.v1.bin"
     path.parent.mkdir(exist_ok=True)
-    path.write_bytes(prior_to_bytes(vocabulary.digest, tables))
+    path.write_bytes(prior_to_bytes(vocabulary.tokens_digest, tables))
     print(
         f"{path.name}: {[len(table) for table in tables]} contexts, {path.stat().st_size} bytes, "
         f"from {len(replies)} replies, {sum(len(reply.ids) for reply in replies)} tokens"

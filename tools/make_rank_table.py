@@ -43,7 +43,7 @@ def build(arguments: argparse.Namespace, vocabulary: Vocabulary) -> None:
     counts = Counter(i for ids in sequences(arguments, vocabulary) for i in ids)
     # Equal counts in id order, so that the table is a function of its input.
     frequent = sorted(counts, key=lambda i: (-counts[i], i))[:NUM_TOP]
-    table = RankTable(vocabulary.digest, vocabulary.size, frequent, VERSION)
+    table = RankTable(vocabulary.tokens_digest, vocabulary.size, frequent, VERSION)
     path = DATA / f"{lookup(arguments.model).name}.v{VERSION}.bin"
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(table.to_bytes())
@@ -52,7 +52,7 @@ def build(arguments: argparse.Namespace, vocabulary: Vocabulary) -> None:
 
 def measure(arguments: argparse.Namespace, vocabulary: Vocabulary) -> None:
     """Prints payload bytes per token of each codec, and UTF-8 text beside them."""
-    coder = TokenCoder(vocabulary.digest, vocabulary.size, shipped_table(vocabulary.digest))
+    coder = TokenCoder(vocabulary.digest, vocabulary.size, shipped_table(vocabulary.tokens_digest))
     inputs = [ids for ids in sequences(arguments, vocabulary) if ids]
     num_tokens = sum(map(len, inputs))
     print(f"{len(inputs)} sequences, {num_tokens} tokens; bytes per token")

@@ -55,7 +55,7 @@ async def relay_us(mesh: LocalMesh, vocabulary: Vocabulary, samples: int) -> lis
 
 
 def _clients(mesh: LocalMesh, vocabulary: Vocabulary) -> tuple[RegionClient, RegionClient]:
-    coder = TokenCoder(vocabulary.digest, vocabulary.size, shipped_table(vocabulary.digest))
+    coder = TokenCoder(vocabulary.digest, vocabulary.size, shipped_table(vocabulary.tokens_digest))
     replica = mesh.address(mesh.services("inference")[0]["name"])
     return (
         RegionClient(coder, replica, via_router=False, tls=mesh.tls("router")),

@@ -118,7 +118,7 @@ class Soak:
     def __init__(self, vocabulary: Vocabulary, chats: Sequence[Chat], seed: int) -> None:
         self._vocabulary = vocabulary
         self._coder = TokenCoder(
-            vocabulary.digest, vocabulary.size, shipped_table(vocabulary.digest)
+            vocabulary.digest, vocabulary.size, shipped_table(vocabulary.tokens_digest)
         )
         self._chats = chats
         self._random = random.Random(seed)

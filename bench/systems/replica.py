@@ -102,7 +102,7 @@ async def replica(
 ) -> AsyncIterator[Replica]:
     """Start an inference service and wait until it serves; `settings` are more of its own."""
     how = {"threads": threads, "exact": str(exact).lower(), **(settings or {})}
-    coder = TokenCoder(vocabulary.digest, vocabulary.size, shipped_table(vocabulary.digest))
+    coder = TokenCoder(vocabulary.digest, vocabulary.size, shipped_table(vocabulary.tokens_digest))
     async with (
         replica_process(how) as (address, metrics_url),
         RegionClient(coder, address, via_router=False) as client,

@@ -122,7 +122,9 @@ class _Work:
 
     async def round(self, turn: int) -> None:
         coder = TokenCoder(
-            self.vocabulary.digest, self.vocabulary.size, shipped_table(self.vocabulary.digest)
+            self.vocabulary.digest,
+            self.vocabulary.size,
+            shipped_table(self.vocabulary.tokens_digest),
         )
         prompts, steps = self.size.prompts(turn), self.progress.steps(turn)
         for rtt_ms, at_rtt in itertools.groupby(enumerate(steps, 1), lambda step: step[1][0]):

@@ -171,7 +171,7 @@ class _Starter:
         link: RelayControl,
         engine: RegionEngine,
     ) -> None:
-        self._model = {"model": engine.model} if engine.model else {}
+        self._model = engine.model
         self._definitions = engine.definitions
         self._stack = stack
         self._folder = folder
@@ -203,7 +203,7 @@ class _Starter:
 
     async def region(self, name: str, engine: RegionEngine, cores: frozenset[int]) -> Region:
         """A replica and its router, on the same cores."""
-        values = {**_replica(engine), **self._model}
+        values = {**_replica(engine), **({"model": self._model} if self._model else {})}
         replica = await self.service(f"{name} replica", "inference", values, cores)
         router = await self.service(f"{name} router", "router", _router(replica.ports.main), cores)
         self.placed(f"{name}: replica", cores, engine.threads)
@@ -222,7 +222,7 @@ class _Starter:
             "routers": (f"{HOST}:{upstream}",),
             "state_dir": str(state_dir),
             "trust": "chat",
-            **self._model,
+            "models": (self._model,) if self._model else (),
             **more,
         }
         service = await self.service(name, "edge", values, cores)

@@ -192,7 +192,7 @@ def make_verifier_loop(engine: Engine, vocabulary: Vocabulary) -> VerifierLoop:
         return ReplyText(params, vocabulary.stop_ids, vocabulary.detokenizer())
 
     digest = vocabulary.digest
-    coder = TokenCoder(digest, vocabulary.size, shipped_table(digest))
+    coder = TokenCoder(digest, vocabulary.size, shipped_table(vocabulary.tokens_digest))
     return VerifierLoop(engine, Verifier(engine.info, new_reply), coder)
 
 

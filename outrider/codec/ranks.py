@@ -1,8 +1,8 @@
 """Rank tables: frequent token ids first, so that their LEB128 is one byte.
 
-A table is bound to a vocabulary digest and has a version; codec RANK_VARINT means version 1. A
-published table never changes: a better one gets a new version and a new codec number, because a
-peer may hold the old one. (A wrong table would be caught by the token block's checksum.)
+A table is bound to the digest of a vocabulary's tokens and has a version; codec RANK_VARINT means
+version 1. A published table never changes: a better one gets a new version and a new codec number,
+because a peer may hold the old one. (A wrong table would be caught by the token block's checksum.)
 `tools/make_rank_table.py` makes the tables and says from what.
 """
 
@@ -30,14 +30,14 @@ class RankTable:
     id order. Immutable."""
 
     def __init__(
-        self, vocabulary_digest: bytes, vocabulary_size: int, top: Sequence[int], version: int = 1
+        self, tokens_digest: bytes, vocabulary_size: int, top: Sequence[int], version: int = 1
     ) -> None:
         """`top`: distinct ids, most frequent first. Raises ValueError if they are not."""
         ids = np.asarray(top, dtype=np.uint32)
         if len(np.unique(ids)) != len(ids) or (len(ids) and int(ids.max()) >= vocabulary_size):
             raise ValueError("the top ids of a rank table are not distinct ids of its vocabulary")
         rest = np.setdiff1d(np.arange(vocabulary_size, dtype=np.uint32), ids)
-        self.vocabulary_digest = bytes(vocabulary_digest)
+        self.tokens_digest = bytes(tokens_digest)
         self.vocabulary_size = vocabulary_size
         self.version = version
         self.num_top = len(ids)
@@ -51,7 +51,7 @@ class RankTable:
     def to_bytes(self) -> bytes:
         """The file form: header, top ids (u16 while ids fit, else u32), CRC-32 of all before."""
         header = _HEADER.pack(
-            _MAGIC, self.version, self.vocabulary_digest, self.vocabulary_size, self.num_top
+            _MAGIC, self.version, self.tokens_digest, self.vocabulary_size, self.num_top
         )
         body = header + self.to_id[: self.num_top].astype(_id_type(self.vocabulary_size)).tobytes()
         return body + _CRC.pack(zlib.crc32(body))

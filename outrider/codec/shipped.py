@@ -9,11 +9,12 @@ from outrider.codec.ranks import RankTable
 
 
 @cache
-def shipped_table(vocabulary_digest: bytes) -> RankTable | None:
-    """The table in this package for a vocabulary, if there is one."""
+def shipped_table(tokens_digest: bytes) -> RankTable | None:
+    """The table in this package for a vocabulary of these tokens (`Vocabulary.tokens_digest`), if
+    there is one; chat template and stop tokens make no difference."""
     for entry in resources.files("outrider.codec").joinpath("data").iterdir():
         if entry.name.endswith(".bin"):
             table = RankTable.from_bytes(entry.read_bytes())
-            if table.vocabulary_digest == vocabulary_digest:
+            if table.tokens_digest == tokens_digest:
                 return table
     return None

@@ -76,12 +76,10 @@ class TokenCoder:
     def __init__(
         self, vocabulary_digest: bytes, vocabulary_size: int, ranks: RankTable | None = None
     ) -> None:
-        """`ranks` enables RANK_VARINT. Raises ValueError if it is of another vocabulary."""
-        if ranks is not None and (ranks.vocabulary_digest, ranks.vocabulary_size) != (
-            vocabulary_digest,
-            vocabulary_size,
-        ):
-            raise ValueError("the rank table is bound to another vocabulary")
+        """`ranks` enables RANK_VARINT: the table of this vocabulary's tokens. Raises ValueError if
+        it is of another size; any other wrong table fails the blocks' checksums."""
+        if ranks is not None and ranks.vocabulary_size != vocabulary_size:
+            raise ValueError("the rank table is bound to a vocabulary of another size")
         self._size = vocabulary_size
         self._seed = zlib.crc32(vocabulary_digest)
         self._ranks = ranks

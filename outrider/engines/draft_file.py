@@ -23,7 +23,13 @@ from outrider.models.gguf_file import content_of, open_gguf
 PREFIX: Final = "outrider.draft."
 _HEAD: Final = "output.weight"
 _EMBEDDING: Final = "token_embd.weight"
+_TOKENS: Final = "tokenizer.ggml.tokens"
 _FILE_TYPE: Final = "general.file_type"
+_CONVERTED: Final = frozenset(
+    gguf.GGMLQuantizationType[name]
+    for name in ("F32", "F16", "Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K")
+)
+"""Types of matrices that openvino_genai's GGUF reader knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,27 +97,58 @@ def _curves(values: list[float], count: int) -> tuple[Curve, ...]:
     return tuple(tuple(chances[at * length : (at + 1) * length]) for at in range(count))
 
 
-def compose(draft: Path, target: Path, head_order: Ids, out: Path) -> None:
+def compose(draft: Path, target: Path | None, head_order: Ids, out: Path) -> None:
     """Write `out`: the draft's layers and head, its rows in this order, on the target's embedding
-    and tokenizer. Raises ArtifactCorruptError if the two do not fit each other."""
-    small, large = open_gguf(draft), open_gguf(target)
+    and tokenizer; with None on those that the draft itself has. Raises ArtifactCorruptError if the
+    two do not fit each other, or the draft has none."""
+    small = open_gguf(draft)
+    large = small if target is None else open_gguf(target)
     writer = GGUFWriter(out, "llama")
     copy_fields(small, writer, lambda name: name.startswith("llama."))
-    copy_fields(large, writer, lambda name: name.startswith("tokenizer.") or name == _FILE_TYPE)
+    copy_fields(large, writer, lambda name: name == _FILE_TYPE)
+    if _FILE_TYPE not in large.fields:
+        writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0)
+    if has_plain_tokenizer(large):
+        copy_fields(large, writer, lambda name: name.startswith("tokenizer."))
+    else:
+        add_placeholder_tokens(writer, len(large.fields[_TOKENS].data))
     embedding = next((t for t in large.tensors if t.name == _EMBEDDING), None)
     width = content_of(small, "llama.embedding_length")
+    if embedding is None and target is None:
+        raise ArtifactCorruptError(
+            f"{draft.name} has no embedding, and its target is a folder, which lends none; use a "
+            "draft that was made for this target"
+        )
     if embedding is None or int(embedding.shape[0]) != width:
         raise ArtifactCorruptError(
             f"{draft.name} has width {width}, its target's embedding has another; use a draft that "
             "was made for this target"
         )
-    _add(writer, embedding, None)
+    _add_readable(writer, embedding)
     for tensor in small.tensors:
-        _add(writer, tensor, head_order if tensor.name == _HEAD else None)
+        if tensor.name != _EMBEDDING:
+            _add(writer, tensor, head_order if tensor.name == _HEAD else None)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def has_plain_tokenizer(reader: GGUFReader) -> bool:
+    """Whether the converter takes the file's tokenizer; it fails with others, which it would have
+    no use for."""
+    return content_of(reader, "tokenizer.ggml.model") in (None, "gpt2")
+
+
+def add_placeholder_tokens(writer: GGUFWriter, size: int) -> None:
+    """A tokenizer of so many ids that the converter takes, and that stands for nothing."""
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([f"t{index}" for index in range(size)])
+    writer.add_token_types([gguf.TokenType.NORMAL] * size)
+    writer.add_token_merges(["t 0"])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(0)
 
 
 def copy_fields(source: GGUFReader, writer: GGUFWriter, wanted: Callable[[str], bool]) -> None:
@@ -121,6 +158,16 @@ def copy_fields(source: GGUFReader, writer: GGUFWriter, wanted: Callable[[str], 
             kind = field.types[0]
             inner = field.types[-1] if kind == GGUFValueType.ARRAY else None
             writer.add_key_value(field.name, content_of(source, field.name), kind, sub_type=inner)
+
+
+def _add_readable(writer: GGUFWriter, tensor: gguf.ReaderTensor) -> None:
+    """As it is, or in Q8_0 where the converter does not read its type."""
+    if tensor.tensor_type in _CONVERTED:
+        _add(writer, tensor, None)
+        return
+    kind = gguf.GGMLQuantizationType.Q8_0
+    values = gguf.quantize(gguf.dequantize(tensor.data, tensor.tensor_type), kind)
+    writer.add_tensor(tensor.name, values, raw_dtype=kind)
 
 
 def _add(writer: GGUFWriter, tensor: gguf.ReaderTensor, order: Ids | None) -> None:

@@ -102,12 +102,14 @@ def _file_spec(path: Path) -> ModelSpec:
 
 
 def _check_ids(spec: ModelSpec, target: ModelSpec, store: ModelStore) -> None:
-    """Drafts are ids: chat templates and stop tokens may differ."""
+    """Drafts are ids: chat templates and stop tokens may differ, and how many ids of padding there
+    are behind the tokens (models of one family are padded to different sizes)."""
     drafts, wanted = (load_vocabulary(one.as_in_file(), store) for one in (spec, target))
-    if not drafts.has_ids_of(wanted):
+    if difference := drafts.difference_of_ids(wanted):
         raise VocabularyMismatchError(
             f"the draft model {spec.name} has other tokens ({drafts.digest.hex()}) than its target "
-            f"{target.name} ({wanted.digest.hex()}); use a draft with the target's tokenizer"
+            f"{target.name} ({wanted.digest.hex()}): {difference}; use a draft with the target's "
+            "tokenizer"
         )
 
 

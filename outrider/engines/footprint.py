@@ -99,10 +99,11 @@ def check_together(groups: Sequence[Group], free: FreeMemory | None, others_byte
         return
     parts = "; ".join(it.told(len(groups) == 1) for it in groups)
     others = f", {_mib(others_bytes)} for other processes" if others_bytes else ""
-    raise InsufficientMemoryError(
+    raise InsufficientMemoryError.of(
+        needed,
         f"{_mib(needed)} of memory are needed ({parts}{others}), {free.source} leaves "
         f"{_mib(free.num_bytes)}: start fewer models, replicas or instances, lower kv_bytes or "
-        "max_context_tokens, choose a smaller model, or raise the memory limit"
+        "max_context_tokens, choose a smaller model, or raise the memory limit",
     )
 
 
@@ -131,9 +132,10 @@ def check_pool(pool_bytes: int, free: FreeMemory | None) -> None:
     """Raises InsufficientMemoryError for a KV pool that does not fit into what is free, as far as
     that is known."""
     if free is not None and pool_bytes > free.num_bytes:
-        raise InsufficientMemoryError(
+        raise InsufficientMemoryError.of(
+            pool_bytes,
             f"the KV pool takes {_mib(pool_bytes)}, {free.source} leaves {_mib(free.num_bytes)}: "
-            "lower num_blocks or kv_bytes, or raise the memory limit"
+            "lower num_blocks or kv_bytes, or raise the memory limit",
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import time
@@ -111,6 +112,7 @@ class Vocabulary:
         for i in facts.control_ids:
             self._text_bytes[i] = b""
         self._special = frozenset(facts.control_ids)
+        self._tokens_digest: bytes | None = None
         self._template = self._make_template()
 
     def _make_template(self) -> ChatTemplate:
@@ -182,6 +184,19 @@ class Vocabulary:
         return bytes.fromhex(self._facts.digest_hex)
 
     @property
+    def tokens_digest(self) -> bytes:
+        """SHA-256 [32] over what each id stands for, whatever the chat template and the ids that
+        end a reply. Vocabularies in which it is equal have the same ids; how they cut texts may
+        differ."""
+        if self._tokens_digest is None:
+            digest = hashlib.sha256(b"outrider-tokens-v1")
+            for token_id, text in enumerate(self._all_bytes):
+                kind = b"control" if token_id in self._special else b"text"
+                digest.update(kind + len(text).to_bytes(4, "little") + text)
+            self._tokens_digest = digest.digest()
+        return self._tokens_digest
+
+    @property
     def facts(self) -> VocabularyFacts:
         """Its properties besides the tokenizer."""
         return self._facts
@@ -213,7 +228,23 @@ class Vocabulary:
 
     def has_ids_of(self, other: Vocabulary) -> bool:
         """Whether every id means the same in both, whatever their chat templates and stop ids."""
-        return self._all_bytes == other._all_bytes and self._special == other._special
+        return self.tokens_digest == other.tokens_digest
+
+    def difference_of_ids(self, other: Vocabulary) -> str:
+        """The first id that means something else in the other vocabulary, in words; empty if there
+        is none. Ids that only one of them has make no difference if they are padding: no text
+        becomes one."""
+        for token_id, (ours, theirs) in enumerate(
+            zip(self._all_bytes, other._all_bytes, strict=False)
+        ):
+            if ours != theirs or (token_id in self._special) != (token_id in other._special):
+                return f"id {token_id} is {_shown(ours)} in one and {_shown(theirs)} in the other"
+        longer = max(self, other, key=lambda it: it.size)
+        for token_id in range(min(self.size, other.size), longer.size):
+            if longer._all_bytes[token_id] != f"[PAD{token_id}]".encode():
+                shown = _shown(longer._all_bytes[token_id])
+                return f"one has {self.size} ids, the other {other.size}; id {token_id} is {shown}"
+        return ""
 
     def encode(self, text: str) -> list[int]:
         """The ids of `text` as plain text; nothing is added.
@@ -286,6 +317,11 @@ class Vocabulary:
         """The text of `ids`. Raises InvalidRequestError for an id outside the vocabulary."""
         table = self._all_bytes if keep_special else self._text_bytes
         return decode(table, ids, strips_space=self._strips_space)
+
+
+def _shown(text: bytes) -> str:
+    """A token's bytes for a message."""
+    return repr(text[:32].decode(errors="replace"))
 
 
 def _decoder_steps(tokenizer_json: str) -> list[dict[str, Any]]:

@@ -63,6 +63,20 @@ class HitRates:
         self._weights = [belief] * len(self.rates)
         self._memory = memory
 
+    def numbers(self) -> list[float]:
+        """Rates and weights, for `restore`."""
+        return [*self.rates, *map(float, self._weights)]
+
+    def restore(self, numbers: Sequence[float]) -> None:
+        """Go on from what `numbers` gave; anything else is ignored."""
+        count = len(self.rates)
+        rates, weights = numbers[:count], numbers[count:]
+        if len(weights) != count or not all(0 <= rate <= 1 for rate in rates):
+            return
+        if all(1 <= weight <= self._memory for weight in weights):
+            self.rates = list(rates)
+            self._weights = [int(weight) for weight in weights]
+
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Count outcomes, in order."""
         rates, weights = self.rates, self._weights
@@ -95,6 +109,19 @@ class ChainCalibration:
         self._predicted = [_DOUBT] * _NUM_RANGES
         self._right = [_DOUBT] * _NUM_RANGES
         self._factors = [1.0] * _NUM_RANGES
+
+    def numbers(self) -> list[float]:
+        """For `restore`."""
+        return [*self._predicted, *self._right]
+
+    def restore(self, numbers: Sequence[float]) -> None:
+        """Go on from what `numbers` gave; anything else is ignored."""
+        predicted, right = numbers[:_NUM_RANGES], numbers[_NUM_RANGES:]
+        if len(right) != _NUM_RANGES or not all(value > 0 for value in predicted):
+            return
+        if all(value >= 0 for value in right):
+            self._predicted, self._right = list(predicted), list(right)
+            self._factors = [r / p for r, p in zip(right, predicted, strict=True)]
 
     def apply(self, predicted: Sequence[float]) -> tuple[float, ...]:
         """Corrected survival of each draft of a chain, from the predicted one, 0 .. 1."""

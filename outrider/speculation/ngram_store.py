@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from outrider.speculation.calibration import (
@@ -13,6 +13,7 @@ from outrider.speculation.calibration import (
     HitRates,
     new_average,
 )
+from outrider.speculation.learnt import NOTHING, NUM_ORDERS, Learnt, Restore, nothing
 from outrider.speculation.ngrams import NgramMemory, NgramPrior
 
 MAX_ENTRIES: Final = 1 << 20
@@ -26,14 +27,33 @@ class NgramStatistics:
     """What the replies of one salt have in common: which token follows which, and how often drafts
     are right. Every reply of the salt learns into it and drafts from it."""
 
-    def __init__(self, prior: NgramPrior | None = None) -> None:
+    def __init__(self, prior: NgramPrior | None = None, learnt: Learnt = NOTHING) -> None:
+        """`learnt`: what was kept of the salt's earlier replies."""
         self._memory = NgramMemory()
+        self._memory.restore(learnt.tables)
         self._prior = prior
         self._num_counted = 0
+        self.version = 0
+        """Tokens learnt since the process began."""
         self.on_growth: Callable[[int], None] | None = None
         """Called by `count` with the number of entries added since the last call."""
         self._averages = (new_average(sampled=False), new_average(sampled=True))
         self._calibrations = (ChainCalibration(), ChainCalibration())
+        for name, part in self._named():
+            part.restore(learnt.numbers.get(name, ()))
+
+    def _named(self) -> Iterator[tuple[str, HitRates | ChainCalibration]]:
+        """What has numbers, by the names they are kept under."""
+        for kind, average, calibration in zip(
+            ("greedy", "sampled"), self._averages, self._calibrations, strict=True
+        ):
+            yield f"hit_rates.{kind}", average
+            yield f"chains.{kind}", calibration
+
+    def learnt(self) -> Learnt:
+        """A copy of all of it, to be kept."""
+        tables = self._memory.tables(NUM_ORDERS)
+        return Learnt(tables, {name: part.numbers() for name, part in self._named()})
 
     @property
     def num_counted(self) -> int:
@@ -60,6 +80,7 @@ class NgramStatistics:
     def learn(self, contexts: Sequence[int], token: int) -> None:
         """A reply went on with `token`."""
         self._memory.learn(contexts, token)
+        self.version += 1
 
     def count(self) -> None:
         """Report growth to the store, which bounds the memory of all salts."""
@@ -78,10 +99,12 @@ class NgramStore:
         *,
         max_entries: int = MAX_ENTRIES,
         max_salts: int = MAX_SALTS,
+        restore: Restore = nothing,
     ) -> None:
-        """`prior`: what the statistics of every salt begin with. Beyond either limit the least
-        recently used statistics are dropped."""
+        """`prior`: what the statistics of every salt begin with; `restore`: what was kept of one.
+        Beyond either limit the least recently used statistics are dropped."""
         self._prior = prior
+        self._restore = restore
         self._max_entries = max_entries
         self._max_salts = max_salts
         self._by_salt: OrderedDict[bytes, NgramStatistics] = OrderedDict()
@@ -98,11 +121,17 @@ class NgramStore:
             return NgramStatistics(self._prior)
         statistics = self._by_salt.get(salt)
         if statistics is None:
-            statistics = self._by_salt[salt] = NgramStatistics(self._prior)
+            statistics = NgramStatistics(self._prior, self._restore(salt))
+            self._by_salt[salt] = statistics
             statistics.on_growth = self._grew
+            statistics.count()
         self._by_salt.move_to_end(salt)
         self._evict()
         return statistics
+
+    def known(self, salt: bytes) -> NgramStatistics | None:
+        """The salt's, if it has some; they count as no more recently used than before."""
+        return self._by_salt.get(salt)
 
     def _grew(self, num_entries: int) -> None:
         self.num_entries += num_entries

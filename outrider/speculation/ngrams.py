@@ -8,6 +8,7 @@ predictors: Smith, ISCA 1981). Lookups back off from the longest context (Katz, 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import TypeAlias
 
 MAX_ORDER = 4
@@ -62,6 +63,17 @@ class NgramMemory:
     @property
     def num_entries(self) -> int:
         return sum(map(len, (*self._young, *self._old)))
+
+    def tables(self, num_orders: int = MAX_ORDER) -> list[Table]:
+        """A copy of what is known of the first orders, one table each; what is only in the older
+        part of the memory stands first."""
+        parts = zip(self._old, self._young, strict=True)
+        return [old | young for old, young in islice(parts, num_orders)]
+
+    def restore(self, tables: Sequence[Table]) -> None:
+        """Begin with these, of the first orders; what of them is not used goes first."""
+        for order, table in enumerate(tables[:MAX_ORDER]):
+            self._old[order] = dict(table)
 
     def find(self, contexts: Sequence[int]) -> tuple[int, int] | None:
         """The successor of the longest known of these contexts (`keys`) and its bin."""

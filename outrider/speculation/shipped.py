@@ -5,7 +5,8 @@
 - `NAME.sources.json`: calibrations per draft source, kind of reply and range of positions.
   `python -m tools.train_draft calibrate-sources` fits them on recorded replies.
 
-Each file names the digest of its vocabulary. A wrong one costs speed and nothing else.
+Each file names the digest of its vocabulary's tokens (`Vocabulary.tokens_digest`): another chat
+template or other stop tokens change nothing. A wrong table costs speed and nothing else.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ _MAGIC: Final = b"ORNP"
 _VERSION: Final = 1
 NUM_ORDERS: Final = 3
 _HEADER: Final = struct.Struct(f"<4sH32s{NUM_ORDERS}II")
-"""Magic, version, vocabulary digest, entries per order, CRC-32 of what follows."""
+"""Magic, version, digest of the tokens, entries per order, CRC-32 of what follows."""
 
 
-def prior_to_bytes(vocabulary_digest: bytes, tables: list[Table]) -> bytes:
+def prior_to_bytes(tokens_digest: bytes, tables: list[Table]) -> bytes:
     """The file form: a header, then deflated all keys (u64) and all values (u32), sorted by key
     within each of the NUM_ORDERS tables."""
     items = [item for table in tables for item in sorted(table.items())]
@@ -40,12 +41,12 @@ def prior_to_bytes(vocabulary_digest: bytes, tables: list[Table]) -> bytes:
     values = np.array([value for _, value in items], "<u4").tobytes()
     body = zlib.compress(keys + values, 9)
     counts = (len(table) for table in tables)
-    head = _HEADER.pack(_MAGIC, _VERSION, vocabulary_digest, *counts, zlib.crc32(body))
+    head = _HEADER.pack(_MAGIC, _VERSION, tokens_digest, *counts, zlib.crc32(body))
     return head + body
 
 
 def prior_from_bytes(data: bytes) -> tuple[bytes, NgramPrior]:
-    """Vocabulary digest and prior. Raises ArtifactCorruptError."""
+    """Digest of the tokens and prior. Raises ArtifactCorruptError."""
     try:
         magic, version, digest, *counts, crc = _HEADER.unpack_from(data)
         body = data[_HEADER.size :]
@@ -69,20 +70,20 @@ def prior_from_bytes(data: bytes) -> tuple[bytes, NgramPrior]:
 
 
 @cache
-def shipped_prior(vocabulary_digest: bytes) -> NgramPrior | None:
-    """The prior in this package for a vocabulary, if there is one."""
+def shipped_prior(tokens_digest: bytes) -> NgramPrior | None:
+    """The prior in this package for a vocabulary of these tokens, if there is one."""
     for entry in resources.files("outrider.speculation").joinpath("data").iterdir():
         if entry.name.endswith(".bin"):
             digest, prior = prior_from_bytes(entry.read_bytes())
-            if digest == vocabulary_digest:
+            if digest == tokens_digest:
                 return prior
     return None
 
 
-def calibrations_to_json(vocabulary_digest: bytes, calibrations: SourceCalibrations) -> str:
+def calibrations_to_json(tokens_digest: bytes, calibrations: SourceCalibrations) -> str:
     """The file form: a line of text per source, [shift, slope] by bucket."""
     parts = [
-        f' "vocabulary_digest": "{vocabulary_digest.hex()}"',
+        f' "tokens_digest": "{tokens_digest.hex()}"',
         f' "position_begins": {json.dumps(list(POSITION_BEGINS))}',
     ]
     for kind, by_source in (("greedy", calibrations.greedy), ("sampled", calibrations.sampled)):
@@ -95,13 +96,13 @@ def calibrations_to_json(vocabulary_digest: bytes, calibrations: SourceCalibrati
 
 
 def calibrations_from_json(text: str) -> tuple[bytes, SourceCalibrations]:
-    """Vocabulary digest and calibrations. Raises ArtifactCorruptError."""
+    """Digest of the tokens and calibrations. Raises ArtifactCorruptError."""
     try:
         document = json.loads(text)
         if document["position_begins"] != list(POSITION_BEGINS):
             raise ValueError(f"positions {document['position_begins']}")
         kinds = [_by_source(document[kind]) for kind in ("greedy", "sampled")]
-        return bytes.fromhex(document["vocabulary_digest"]), SourceCalibrations(*kinds)
+        return bytes.fromhex(document["tokens_digest"]), SourceCalibrations(*kinds)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ArtifactCorruptError(
             f"calibrations of sources are damaged ({error}); install the package again"
@@ -124,12 +125,12 @@ def sources_file(model: str) -> Path:
 
 
 @cache
-def shipped_calibrations(vocabulary_digest: bytes) -> SourceCalibrations:
-    """Those in this package for a vocabulary; confidences are used as they are where there
-    are none."""
+def shipped_calibrations(tokens_digest: bytes) -> SourceCalibrations:
+    """Those in this package for a vocabulary of these tokens; confidences are used as they are
+    where there are none."""
     for entry in resources.files("outrider.speculation").joinpath("data").iterdir():
         if entry.name.endswith(".sources.json"):
             digest, calibrations = calibrations_from_json(entry.read_text(encoding="utf-8"))
-            if digest == vocabulary_digest:
+            if digest == tokens_digest:
                 return calibrations
     return SourceCalibrations()

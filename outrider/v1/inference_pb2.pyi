@@ -225,6 +225,7 @@ class OpenSession(_message.Message):
     LOST_REPLICAS_FIELD_NUMBER: _builtins.int
     ADDRESS_HASH_FIELD_NUMBER: _builtins.int
     MODEL_IDENTITY_FIELD_NUMBER: _builtins.int
+    GROUP_LASTS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Unique within the tenant. While it runs, the same request (prompt and sampling) opened again
     under the same id takes its place, wherever it was opened; another one is refused. Free again
@@ -265,6 +266,10 @@ class OpenSession(_message.Message):
     SessionMoved named it; at most 64 bytes. Empty: nothing is to be resumed, or nobody knows.
     Towards a replica: it refuses the session if its own is another one; empty there: the session
     may go on inexactly.
+    """
+    group_lasts: _builtins.bool
+    """The opener will name the same trust group by the same cache_salt after it was started again:
+    what its replies teach may be kept on disk.
     """
     @_builtins.property
     def ids(self) -> Global___PromptDelta: ...
@@ -323,10 +328,11 @@ class OpenSession(_message.Message):
         lost_replicas: _builtins.int = ...,
         address_hash: _builtins.bytes = ...,
         model_identity: _builtins.bytes = ...,
+        group_lasts: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft", "ids", b"ids", "messages", b"messages", "prompt", b"prompt", "resume", b"resume", "sampling", b"sampling", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address_hash", b"address_hash", "cache_salt", b"cache_salt", "codecs", b"codecs", "deadline_ms", b"deadline_ms", "draft", b"draft", "echo", b"echo", "echo_accepted", b"echo_accepted", "epoch", b"epoch", "ids", b"ids", "lost_replicas", b"lost_replicas", "messages", b"messages", "model", b"model", "model_identity", b"model_identity", "origin_region", b"origin_region", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "residency", b"residency", "resume", b"resume", "resumed", b"resumed", "sampling", b"sampling", "speculation", b"speculation", "tenant", b"tenant", "trace", b"trace", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address_hash", b"address_hash", "cache_salt", b"cache_salt", "codecs", b"codecs", "deadline_ms", b"deadline_ms", "draft", b"draft", "echo", b"echo", "echo_accepted", b"echo_accepted", "epoch", b"epoch", "group_lasts", b"group_lasts", "ids", b"ids", "lost_replicas", b"lost_replicas", "messages", b"messages", "model", b"model", "model_identity", b"model_identity", "origin_region", b"origin_region", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "residency", b"residency", "resume", b"resume", "resumed", b"resumed", "sampling", b"sampling", "speculation", b"speculation", "tenant", b"tenant", "trace", b"trace", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["ids", "messages"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
@@ -957,6 +963,7 @@ class GetModelResponse(_message.Message):
     REGION_FIELD_NUMBER: _builtins.int
     PREFILL_LIMITS_FIELD_NUMBER: _builtins.int
     MODEL_IDENTITY_FIELD_NUMBER: _builtins.int
+    TOKENS_DIGEST_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     vocabulary_digest: _builtins.bytes
     vocabulary_size: _builtins.int
@@ -969,6 +976,10 @@ class GetModelResponse(_message.Message):
     """Stands for all that the reply's tokens are computed with: weights, vocabulary, engine, precision
     and rounding. Replicas in which it is equal give the same text, and take over each other's
     sessions. Opaque, at most 64 bytes; empty equals none, not even itself.
+    """
+    tokens_digest: _builtins.bytes
+    """SHA-256 over what each id of the vocabulary stands for, whatever its chat template and the ids
+    that end a reply: the rank table of RANK_VARINT belongs to these.
     """
     @_builtins.property
     def codecs(self) -> _containers.RepeatedScalarFieldContainer[_common_pb2.TokenCodec.ValueType]: ...
@@ -988,10 +999,11 @@ class GetModelResponse(_message.Message):
         region: _builtins.str = ...,
         prefill_limits: Global___PrefillLimits | None = ...,
         model_identity: _builtins.bytes = ...,
+        tokens_digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prefill_limits", b"prefill_limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "codecs", b"codecs", "engine", b"engine", "max_context_tokens", b"max_context_tokens", "model", b"model", "model_identity", b"model_identity", "prefill_limits", b"prefill_limits", "region", b"region", "replica", b"replica", "vocabulary_digest", b"vocabulary_digest", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "codecs", b"codecs", "engine", b"engine", "max_context_tokens", b"max_context_tokens", "model", b"model", "model_identity", b"model_identity", "prefill_limits", b"prefill_limits", "region", b"region", "replica", b"replica", "tokens_digest", b"tokens_digest", "vocabulary_digest", b"vocabulary_digest", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -87,7 +87,10 @@ class Chat:
         self._context = context
         self._model = model
         self._request = replace(
-            request, request_id=identity.request_id(request.request_id), group=identity.group
+            request,
+            request_id=identity.request_id(request.request_id),
+            group=identity.group,
+            group_lasts=identity.group_lasts,
         )
         self._leave = leave
         self._encoder = FrameEncoder(context.name)

@@ -13,6 +13,7 @@ from outrider.models.definitions import ModelCatalog, ModelSpec
 from outrider.peers.health import HealthPolicy
 from outrider.peers.membership import DiscoveryPolicy, parse_target
 from outrider.rpc.server import MAX_MESSAGE_BYTES
+from outrider.speculation.learnt import LearntConfig
 from outrider.telemetry.config import AdminConfig
 from outrider.tls.config import TlsConfig
 from outrider.tokenization.pool.config import TokenizationConfig
@@ -120,7 +121,8 @@ class EdgeConfig:
     model_store: Path | None = None
     """Where vocabularies come from; None: the machine's default store."""
     state_dir: Path = field(default_factory=default_state_dir)
-    """Keeps the development certificate, tls/cert.pem, and its key, tls/key.pem."""
+    """Keeps the development certificate, tls/cert.pem, and its key, tls/key.pem, and what chats
+    taught, learnt/."""
     certificate: Path | None = None
     """PEM chain of the listener; None: a self-signed one for development is made in `state_dir`."""
     private_key: Path | None = None
@@ -156,6 +158,9 @@ class EdgeConfig:
     drafter: DrafterConfig = field(default_factory=DrafterConfig)
     """The draft model and its process, of which each loaded model has one. `drafter.model` is for
     the first model; others draft as their definitions say. "none" is for all."""
+    learnt: LearntConfig = field(default_factory=LearntConfig)
+    """What is kept of what chats taught, for drafts after the next start; without cache_salt_key
+    nothing is."""
     drafts: DraftLimits = field(default_factory=DraftLimits)
     """How far ahead and how boldly replies are drafted."""
     coalesce_ms: float = 1.0
@@ -217,7 +222,12 @@ class EdgeConfig:
             self.anonymous_models,
         )
         key = self.cache_salt_key.encode() or secrets.token_bytes(32)
-        return Identities(key, ApiKeys(self.tenants), anonymous if self.anonymous else None)
+        return Identities(
+            key,
+            ApiKeys(self.tenants),
+            anonymous if self.anonymous else None,
+            key_lasts=bool(self.cache_salt_key),
+        )
 
     def edge_models(self, catalog: ModelCatalog) -> tuple[EdgeModel, ...]:
         """The models served, as `catalog` defines them, the default first. Raises
@@ -246,6 +256,8 @@ class EdgeConfig:
             model=model,
             definitions_file=definitions_file,
             drafter=replace(self.drafter, model=draft),
+            learnt=self.kept_learnt,
+            learnt_folder=str(self.learnt_folder),
             model_store=str(self.model_store or ""),
             log_level=self.log_level,
             limits=DrafterLimits(
@@ -256,6 +268,16 @@ class EdgeConfig:
                 first_survival=self.drafts.first_survival,
             ),
         )
+
+    @property
+    def kept_learnt(self) -> LearntConfig:
+        """`learnt`, as far as groups' names last."""
+        return replace(self.learnt, keep=self.learnt.keep and bool(self.cache_salt_key))
+
+    @property
+    def learnt_folder(self) -> Path:
+        """Where what chats taught is kept."""
+        return self.state_dir / "learnt"
 
     def upstream_policy(self) -> RouterPoolPolicy:
         """How routers are found, watched and given up."""

@@ -151,6 +151,9 @@ class Identity:
     """Replicas reuse the KV of prompts only between sessions of equal salts."""
     group: bytes = b""
     """Trust group whose chats learn from each other; empty: it learns by itself."""
+    group_lasts: bool = False
+    """The group's name is the same after a restart, and it is more than one connection's: what it
+    learns may be kept."""
     max_priority: Priority = Priority.MEDIUM
     trusts_trace: bool = False
     models: tuple[str, ...] = ()
@@ -220,10 +223,16 @@ class Identities:
     """From credentials to identities."""
 
     def __init__(
-        self, key: bytes, keys: ApiKeys | None = None, anonymous: AccessPolicy | None = _ANONYMOUS
+        self,
+        key: bytes,
+        keys: ApiKeys | None = None,
+        anonymous: AccessPolicy | None = _ANONYMOUS,
+        *,
+        key_lasts: bool = False,
     ) -> None:
         """Edges with the same `key`, of any length, have the same groups. `anonymous`: for clients
-        without a key; None: they are refused."""
+        without a key; None: they are refused. `key_lasts`: the key is the same after a restart."""
+        self._key_lasts = key_lasts
         # BLAKE2b takes keys of at most 64 bytes; the configured one may be longer.
         self._key = blake2b(key, digest_size=32).digest()
         self._keys = keys or ApiKeys()
@@ -238,9 +247,12 @@ class Identities:
         _check(credential)
         policy, kind = self._policy_of(credential)
         secret = credential.client_secret or connection
+        is_known = False
         if policy.trust is Trust.TENANT:
+            is_known = True
             owner = self._group(Trust.TENANT, kind, policy, b"")
         elif policy.trust is Trust.USER and credential.key and credential.user:
+            is_known = True
             owner = self._group(Trust.USER, kind, policy, credential.user.encode())
         else:
             owner = self._group(Trust.CONNECTION, kind, policy, secret)
@@ -255,6 +267,7 @@ class Identities:
             address_hash=b"" if credential.key else self._hash(address),
             cache_salt=salt,
             group=group,
+            group_lasts=is_known and self._key_lasts,
             max_priority=policy.max_priority,
             trusts_trace=policy.trusts_trace,
             models=policy.models,

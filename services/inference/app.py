@@ -6,6 +6,7 @@ import asyncio
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import structlog
 
@@ -23,6 +24,8 @@ from outrider.process import Ports
 from outrider.rpc import add_health, bind, make_server
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import Reply, reply_end
+from outrider.speculation.learnt import binding_of
+from outrider.speculation.learnt_files import LearntKeeper
 from outrider.speculation.shipped import shipped_prior
 from outrider.telemetry.admin import AdminServer
 from outrider.telemetry.logs import configure_logging
@@ -61,6 +64,8 @@ class LoadedModel:
     new_reply: Callable[[SamplingParams], Reply]
     identity: bytes
     """What it computes (outrider.model_identity)."""
+    tokens_digest: bytes = b""
+    """Of the vocabulary's ids alone: tables that are shipped belong to these."""
 
 
 def load_model(config: InferenceConfig) -> LoadedModel:
@@ -82,7 +87,7 @@ def load_model(config: InferenceConfig) -> LoadedModel:
             f"{spec.name} has {vocabulary.size}; their files do not belong together"
         )
     digest = vocabulary.digest
-    coder = TokenCoder(digest, vocabulary.size, shipped_table(digest))
+    coder = TokenCoder(digest, vocabulary.size, shipped_table(vocabulary.tokens_digest))
 
     def new_reply(params: SamplingParams) -> Reply:
         return reply_end(params, vocabulary.stop_ids, vocabulary.detokenizer)
@@ -92,7 +97,9 @@ def load_model(config: InferenceConfig) -> LoadedModel:
     except BaseException:
         _close_engines(engines)
         raise
-    return LoadedModel(spec.name, engines, coder, digest, new_reply, identity)
+    return LoadedModel(
+        spec.name, engines, coder, digest, new_reply, identity, vocabulary.tokens_digest
+    )
 
 
 def _identity(spec: ModelSpec, vocabulary_digest: bytes, infos: Sequence[EngineInfo]) -> bytes:
@@ -176,13 +183,17 @@ class Replica:
         metrics: Metrics,
         tls: Tls = PLAINTEXT,
     ) -> None:
-        """Raises ConfigError if the limits cannot serve this engine or the port is taken."""
+        """Reads what was learnt before, which blocks for tens of milliseconds. Raises ConfigError
+        if the limits cannot serve this engine or the port is taken."""
         self.config = config
         limits = config.scheduler
         contract = _contract(config, model)
-        prior = shipped_prior(model.vocabulary_digest)
+        prior = shipped_prior(model.tokens_digest)
+        self._keepers = [_keeper(config, model, number) for number in range(len(model.engines))]
+        self._saving: list[asyncio.Task[None]] = []
         self.schedulers = tuple(
-            Scheduler(engine.info, limits, model.new_reply, prior) for engine in model.engines
+            Scheduler(engine.info, limits, model.new_reply, prior, keeper.kept)
+            for engine, keeper in zip(model.engines, self._keepers, strict=True)
         )
         self.runner = self._new_runner(model.engines, metrics)
         self.table = SessionTable(contract, self.runner, metrics, max_sessions=limits.max_sessions)
@@ -210,6 +221,17 @@ class Replica:
     async def start(self) -> None:
         """Begin to serve; stop() has to follow."""
         self.runner.start()
+        if self.config.learnt.keep:
+            self._saving = [
+                asyncio.create_task(
+                    keeper.run(
+                        partial(self.runner.take_learnt, number),
+                        self.config.learnt.save_interval_s,
+                    ),
+                    name="learnt",
+                )
+                for number, keeper in enumerate(self._keepers)
+            ]
         await self._server.start()
         self._health.set_serving(True)
 
@@ -223,6 +245,11 @@ class Replica:
         self._health.close()
         self.service.close()
         await self._server.stop(grace=0.5)
+        for task in self._saving:
+            task.cancel()
+        await asyncio.gather(*self._saving, return_exceptions=True)
+        for number, keeper in enumerate(self._keepers):
+            await keeper.save_now(partial(self.runner.take_learnt, number))
         await self.runner.stop()
 
     def _new_runner(
@@ -329,6 +356,14 @@ async def _first_of(stop: asyncio.Event, broken: asyncio.Event) -> bool:
     return stop.is_set()
 
 
+def _keeper(config: InferenceConfig, model: LoadedModel, instance: int) -> LearntKeeper:
+    """For what an instance's sessions teach: each instance of each replica learns for itself."""
+    parts = (config.replica.encode(), str(instance).encode())
+    binding = binding_of(b"inference", model.vocabulary_digest, model.identity, *parts)
+    size = model.engines[instance].info.vocabulary_size
+    return LearntKeeper.open(config.state_dir / "learnt", binding, size, config.learnt)
+
+
 def _contract(config: InferenceConfig, model: LoadedModel) -> Contract:
     info = model.engines[0].info
     return Contract(
@@ -336,6 +371,7 @@ def _contract(config: InferenceConfig, model: LoadedModel) -> Contract:
         replica=config.replica,
         region=config.region,
         vocabulary_digest=model.vocabulary_digest,
+        tokens_digest=model.tokens_digest,
         model_identity=model.identity,
         vocabulary_size=info.vocabulary_size,
         coder=model.coder,

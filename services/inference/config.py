@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -12,12 +13,19 @@ from outrider.engines.fake import FakeOptions
 from outrider.engines.tensorrt_llm.config import TensorRtLlmOptions
 from outrider.errors import ConfigError
 from outrider.models.definitions import ModelSpec
+from outrider.speculation.learnt import LearntConfig
 from outrider.telemetry.config import AdminConfig
 from outrider.tls.config import TlsConfig
 from services.inference.scheduler.limits import SchedulerLimits
 
 _FAKE = FakeOptions()
 _ENGINE = EngineConfig()
+
+
+def default_state_dir() -> Path:
+    """$XDG_STATE_HOME/outrider/inference, or ~/.local/state/outrider/inference."""
+    base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(base).expanduser() / "outrider" / "inference"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +110,10 @@ class InferenceConfig:
     """Sessions open at once on one stream."""
     drain_s: float = 10.0
     """Time running sessions get to finish when the replica stops."""
+    state_dir: Path = dataclasses.field(default_factory=default_state_dir)
+    """Keeps what sessions taught, learnt/."""
+    learnt: LearntConfig = dataclasses.field(default_factory=LearntConfig)
+    """What is kept of what sessions taught, for drafts after the next start."""
     log_level: str = "info"
     """Least severe level that is logged."""
 

@@ -21,6 +21,7 @@ import structlog
 
 from outrider.engines.base import Engine, LogitsRows
 from outrider.errors import EngineError, OutriderError, OverloadedError, UnavailableError
+from outrider.speculation.learnt import Learnt
 from services.inference.kv.events import BlockEvent
 from services.inference.scheduler.batch import Batch
 from services.inference.scheduler.scheduler import Scheduler
@@ -51,7 +52,15 @@ class Cancel:
     session_id: int
 
 
-Command: TypeAlias = OpenRequest | Draft | Cancel
+@dataclass(frozen=True, slots=True)
+class TakeLearnt:
+    """Command: hand over copies of what groups' replies taught."""
+
+    answer: Callable[[list[tuple[bytes, Learnt]]], None]
+    """Called in the model thread."""
+
+
+Command: TypeAlias = OpenRequest | Draft | Cancel | TakeLearnt
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,12 +219,37 @@ class ModelRunner:
         """End a session; Finished comes back unless it is gone already."""
         self._inbox.put(Cancel(session))
 
+    async def take_learnt(self, instance: int = 0) -> list[tuple[bytes, Learnt]]:
+        """Copies of what groups' replies taught since the last time; none where the thread has
+        ended or too much to do. There is one `instance`."""
+        loop = asyncio.get_running_loop()
+        answered: asyncio.Future[list[tuple[bytes, Learnt]]] = loop.create_future()
+
+        def answer(copies: list[tuple[bytes, Learnt]]) -> None:
+            loop.call_soon_threadsafe(_answer, answered, copies)
+
+        if self._thread is None or self._over.is_set() or not self._inbox.put(TakeLearnt(answer)):
+            return []
+        over = asyncio.ensure_future(self._over.wait())
+        try:
+            await asyncio.wait((answered, over), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            over.cancel()
+        return answered.result() if answered.done() else []
+
     def _deliver(self, tick: ModelTick) -> None:
         # A replica that was given up is not taken back by a call that succeeds by chance.
         self._problem = tick.problem or self._problem
         if tick.over:
             self._over.set()
         self._on_tick(tick)
+
+
+def _answer(
+    answered: asyncio.Future[list[tuple[bytes, Learnt]]], copies: list[tuple[bytes, Learnt]]
+) -> None:
+    if not answered.done():
+        answered.set_result(copies)
 
 
 class _ModelThread:
@@ -280,11 +314,16 @@ class _ModelThread:
         try:
             if isinstance(command, OpenRequest):
                 return self._scheduler.open(command, now)
+            if isinstance(command, TakeLearnt):
+                command.answer(self._scheduler.take_learnt())
+                return []
             if isinstance(command, Draft):
                 self._scheduler.draft(command.session_id, command.drafts, now)
                 return []
             return self._scheduler.cancel(command.session_id, now)
         except OutriderError as error:
+            if isinstance(command, TakeLearnt):
+                return []
             self._scheduler.cancel(command.session_id, now)
             return [Failed(command.session_id, error)]
 

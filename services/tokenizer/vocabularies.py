@@ -54,7 +54,7 @@ class ServedVocabulary:
         """With the rank table shipped for this vocabulary, if there is one. `backend` encodes;
         None: the reference."""
         digest = vocabulary.digest
-        coder = TokenCoder(digest, vocabulary.size, shipped_table(digest))
+        coder = TokenCoder(digest, vocabulary.size, shipped_table(vocabulary.tokens_digest))
         caches = caches or CacheSettings()
         backend = backend or select_backend(vocabulary, REFERENCE)
         shared = caches.make_shared(vocabulary, backend) if caches.make_shared else None

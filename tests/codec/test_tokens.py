@@ -157,9 +157,15 @@ def test_another_vocabulary_or_table_is_noticed() -> None:
         make_coder(seed=1).decode(CODER.encode(ids), max_count=LIMIT)
 
 
-def test_a_table_of_another_vocabulary_is_no_table() -> None:
-    with pytest.raises(ValueError, match="another vocabulary"):
-        TokenCoder(bytes(32), SIZE, RankTable(DIGEST, SIZE, [1]))
+def test_a_table_of_another_size_is_no_table() -> None:
+    with pytest.raises(ValueError, match="a vocabulary of another size"):
+        TokenCoder(DIGEST, SIZE, RankTable(DIGEST, SIZE - 1, [1]))
+
+
+def test_a_table_of_other_tokens_fails_the_checksum() -> None:
+    ours, theirs = (TokenCoder(DIGEST, SIZE, RankTable(DIGEST, SIZE, [n])) for n in (1, 2))
+    with pytest.raises(BadTokenBlockError, match="vocabularies or rank tables differ"):
+        theirs.decode(ours.encode([1, 2, 3], TokenCodec.RANK_VARINT), max_count=3)
 
 
 def test_negotiation_takes_the_peers_first_wish() -> None:

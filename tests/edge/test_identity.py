@@ -200,3 +200,21 @@ def test_what_models_a_credential_is_for_can_change_while_its_keys_stay() -> Non
     closed = Identities(b"k", ApiKeys(tenants), None)
     closed.allow(("a",), {})
     assert anonymous(closed) is None
+
+
+@pytest.mark.parametrize("key_lasts", [True, False])
+@given(
+    st.sampled_from(Trust),
+    st.lists(st.tuples(CREDENTIALS, st.sampled_from([b"1" * 16])), max_size=4),
+)
+def test_only_known_groups_under_a_key_that_lasts_are_kept(
+    key_lasts: bool, trust: Trust, asked: list[tuple[Credential, bytes]]
+) -> None:
+    """A connection's own group never is, whatever secret its client sends."""
+    name = trust.name.lower()
+    keys = ApiKeys([TenantConfig("a", (digest("key-a"), digest("key-a2"), digest("key-b")), name)])
+    edge = Identities(b"key", keys, AccessPolicy("", trust), key_lasts=key_lasts)
+    for credential, connection in asked:
+        is_user = trust is Trust.USER and bool(credential.key and credential.user)
+        lasts = edge.of(credential, connection, b"c" * 16).group_lasts
+        assert lasts == (key_lasts and (trust is Trust.TENANT or is_user))

@@ -13,24 +13,29 @@ import pytest
 from outrider.engines.base import Engine, SequenceSlice
 from outrider.engines.config import EngineConfig
 from outrider.engines.draft_calibration import DraftCalibration
-from outrider.engines.draft_file import DraftCard
+from outrider.engines.draft_file import read_card
 from outrider.engines.draft_loading import load_draft
 from outrider.engines.openvino.loading import load_trained_draft
 from outrider.errors import (
+    ArtifactCorruptError,
     ArtifactMissingError,
     ConfigError,
     UnknownModelError,
-    UnsupportedModelError,
     VocabularyMismatchError,
 )
 from outrider.models.catalog import DEFAULT_MODEL, SHIPPED, ModelSpec, use
 from outrider.models.definitions import EngineDefaults
+from outrider.models.disk.files import file_sha256
 from outrider.models.store import ModelStore
 from outrider.models.vocabulary import Vocabulary
 from tests.engines.draft_making import make_draft
 from tests.engines.shallow_model import NUM_LAYERS, ShallowModel
 from tests.engines.test_draft_file import write
+from tests.fidelity.models import Shape, weights
+from tests.fidelity.models import write as write_model
 from tests.models.test_folder import write_folder
+from tests.tools.train_draft.test_draft_file import small_draft
+from tools.train_draft.draft_file import write_draft
 
 CONFIG = EngineConfig(num_blocks=32, max_fixed_rows=0, pin_threads=False)
 IDS = np.arange(100, 140, dtype=np.int32)
@@ -53,13 +58,16 @@ def whole_draft(tmp_path: Path, shallow_model: ShallowModel, vocabulary: Vocabul
     return make_draft(target, path, ids, digest=vocabulary.digest.hex(), layers=layers)
 
 
-def test_a_trained_draft_of_a_target_that_is_a_folder_is_refused(tmp_path: Path) -> None:
+def test_a_draft_without_an_embedding_is_refused_for_a_target_that_is_a_folder(
+    tmp_path: Path,
+) -> None:
     target = ModelSpec("m", f"dir:{write_folder(tmp_path / 'folder')}", "")
-    ids = np.zeros(0, np.int32)
-    card = DraftCard("m", b"", ids, ids, DraftCalibration())
-    store = ModelStore(tmp_path / "store")
-    with pytest.raises(UnsupportedModelError, match="needs its target's GGUF file"):
-        load_trained_draft(tmp_path / "draft.gguf", card, target, store, CONFIG)
+    path = tmp_path / "m.draft.gguf"
+    write_draft(path, small_draft())
+    card = read_card(path)
+    assert card is not None
+    with pytest.raises(ArtifactCorruptError, match="has no embedding, and its target is a folder"):
+        load_trained_draft(path, card, target, ModelStore(tmp_path / "store"), CONFIG)
 
 
 @pytest.mark.model
@@ -131,6 +139,37 @@ def test_another_vocabulary_is_refused_by_both_digests(
         load_draft(str(other), DEFAULT_MODEL, model_store, CONFIG)
     assert vocabulary.digest.hex() in caught.value.message
     assert "ab" * 32 in caught.value.message
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("more", "fits"), [(7, True), (-1, False)])
+def test_a_draft_may_be_padded_to_another_size_than_its_target(
+    tmp_path: Path, more: int, fits: bool
+) -> None:
+    """Models of one family have the same tokens, and different numbers of ids behind them."""
+    texts = ["a", "b", "ab", *(f"{number:03}" for number in range(247))]
+    specs = []
+    for name, vocabulary in (
+        ("target", texts),
+        (
+            "draft",
+            [*texts, *(f"[PAD{250 + i}]" for i in range(more))] if fits else [*texts[:-1], "x"],
+        ),
+    ):
+        shape = Shape(vocabulary=len(vocabulary), width=64, inner=64)
+        path = write_model(tmp_path / f"{name}.gguf", shape, weights(shape), vocabulary=vocabulary)
+        specs.append(ModelSpec(name, f"file:{path}", file_sha256(path)))
+    target, draft = specs
+    store = ModelStore(tmp_path / "store")
+    file = draft.source.removeprefix("file:")
+    if fits:
+        with closing(load_draft(file, target, store, CONFIG).engine) as engine:
+            assert engine.info.vocabulary_size == 250 + more
+        return
+    with pytest.raises(
+        VocabularyMismatchError, match="id 249 is 'x' in one and '246' in the other"
+    ):
+        load_draft(file, target, store, CONFIG)
 
 
 def test_a_file_that_is_not_there(model_store: ModelStore) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import zlib
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,9 @@ from outrider.models.sources.members import shards_of, weight_map
 from outrider.models.strict_json import read_object
 from outrider.models.vocabulary import Vocabulary
 from outrider.sampling.params import SamplingParams
+from outrider.speculation.learnt import HEADER_BYTES, Learnt, binding_of, from_bytes, to_bytes
+from outrider.speculation.ngram_store import NgramStatistics
+from outrider.speculation.ngrams import pack
 from outrider.tokenization.shared_cache.entries import Entries
 from outrider.v1 import common_pb2, edge_pb2, inference_pb2, router_pb2
 from outrider.wire import error_from_proto, token_block_to_proto
@@ -57,6 +61,7 @@ _IDENTITY: Final = b"\x0a" * 32
 _CONTRACT: Final = Contract(
     "m", "r", "us", _DIGEST, _IDENTITY, _SIZE, _CODER, 4096, "fake", 16, 32, 16
 )
+_BINDING: Final = binding_of(b"model")
 _NAME: Final = b"outrider:tokens:1:name"
 
 
@@ -139,6 +144,19 @@ def _region_frame(data: bytes) -> object:
 def _error_detail(data: bytes) -> object:
     detail = _parsed(common_pb2.ErrorDetail, data)
     return isinstance(detail, common_pb2.ErrorDetail) and error_from_proto(detail).reason
+
+
+def _learnt_bytes() -> bytes:
+    tables = [{1: pack(7, 3)}, {2 << 20 | 1: pack(8, 2)}, {}]
+    return to_bytes(Learnt(tables, {"hit_rates.greedy": (0.5, 1.0)}), _BINDING)
+
+
+def _learnt_file(data: bytes) -> object:
+    """With a checksum that fits, or nothing but that would be tried."""
+    body = data[HEADER_BYTES:]
+    repaired = data[: HEADER_BYTES - 4] + zlib.crc32(body).to_bytes(4, "little") + body
+    learnt = from_bytes(repaired, _BINDING, _SIZE)
+    return len(learnt.tables), NgramStatistics(learnt=learnt).learnt().is_empty
 
 
 def _drafter_pipe(data: bytes) -> object:
@@ -295,6 +313,7 @@ def targets(folder: Path | None = None) -> list[Target]:
         Target("error_detail", [detail.SerializeToString()], _error_detail),
         Target("drafter_pipe", _drafter_frames(), _drafter_pipe),
         Target("shared_entry", [entry], _shared_entry),
+        Target("learnt_file", [_learnt_bytes()], _learnt_file),
         Target("gguf", [small_gguf(), small_gguf(pieces=True)], partial(_gguf, folder)),
         Target("tokenizer_json", small_tokenizer_jsons(), _tokenizer_json),
         Target("folder_archive", [small_archive()], partial(_folder_archive, folder)),

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -285,3 +286,11 @@ def test_a_pause_that_fails_is_left_out_too() -> None:
     except ValueError:
         pass
     assert overhead.take_ms() < 25
+
+
+async def test_what_groups_learnt_is_handed_over_between_calls_or_not_at_all() -> None:
+    async with _running(FakeEngine()) as it:
+        it.runner.open(replace(_request(1), cache_salt=b"a", group_lasts=True))
+        await it.end(1)
+        assert await it.runner.take_learnt() == [], "nothing may be kept here"
+    assert await it.runner.take_learnt() == [], "the thread has ended"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 
 import grpc.aio
 import pytest
@@ -390,3 +391,23 @@ async def test_a_reader_that_breaks_ends_its_stream_and_its_sessions() -> None:
         with pytest.raises(errors.OutriderError, match="ZeroDivisionError"):
             async for _ in stream.outbox:
                 pass
+
+
+async def test_what_sessions_taught_is_there_after_a_restart(tmp_path: Path) -> None:
+    for restart in range(2):
+        async with running(state_dir=tmp_path) as it:
+            kept = [keeper.kept for keeper in it.replica._keepers]
+            assert [len(copies) for copies in kept] == [restart]
+            peer = it.peer()
+            for number in range(1, 5):
+                salt = b"lasting" if number % 2 else b"connection"
+                lasts = number % 2 > 0
+                await peer.open(number, [3, 4, 5], cache_salt=salt, group_lasts=lasts)
+                await peer.finish(number)
+            assert kept[0].restore(b"connection").is_empty
+            assert kept[0].restore(b"lasting").is_empty == (restart == 0)
+    assert len(_learnt_files(tmp_path)) == 1
+
+
+def _learnt_files(folder: Path) -> list[Path]:
+    return list(folder.rglob("*.learnt"))

@@ -34,3 +34,32 @@ def test_a_template_is_replaced_and_stop_tokens_are_added() -> None:
 def test_stop_tokens_are_control_tokens(text: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         with_overrides(DEFINITION, "", (text,))
+
+
+def padded(count: int, name: str = "[PAD{}]") -> Vocabulary:
+    tokens = [*DEFINITION.tokens, *(name.format(len(DEFINITION.tokens) + i) for i in range(count))]
+    return Vocabulary.from_definition(replace(DEFINITION, tokens=tokens))
+
+
+def test_how_many_ids_of_padding_there_are_is_no_difference() -> None:
+    plain, more, most = padded(0), padded(3), padded(8)
+    assert len({it.tokens_digest for it in (plain, more, most)}) == 3
+    for one in (plain, more, most):
+        assert {one.difference_of_ids(other) for other in (plain, more, most)} == {""}
+    assert not plain.has_ids_of(more)
+
+
+def test_the_first_difference_is_told_in_words() -> None:
+    plain, own = padded(0), padded(2, "<own{}>")
+    size = plain.size
+    expected = f"one has {size} ids, the other {size + 2}; id {size} is '<own{size}>'"
+    assert plain.difference_of_ids(own) == expected
+    assert f"id {size} is '<own{size}>' in one and '[PAD{size}]' in the other" == (
+        own.difference_of_ids(padded(2))
+    )
+    tokens = list(DEFINITION.tokens)
+    other = Vocabulary.from_definition(
+        replace(DEFINITION, control_ids=(), user_defined_ids=(), stop_ids=[])
+    )
+    difference = plain.difference_of_ids(other)
+    assert difference.startswith("id 0 is ") and repr(tokens[0]) in difference

@@ -19,11 +19,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from outrider.codec.shipped import shipped_table
 from outrider.errors import ArtifactCorruptError, ConfigError, InvalidRequestError
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.chat import Message
 from outrider.models.store import ModelStore
 from outrider.models.vocabulary import Vocabulary, VocabularyFacts, load_vocabulary
+from outrider.speculation.shipped import shipped_prior
 from tests.models import corpus
 
 pytestmark = pytest.mark.model
@@ -172,6 +174,10 @@ def test_a_definition_changes_chat_template_and_stop_tokens(
     assert loaded[0].stop_ids == vocabulary.stop_ids
     assert loaded[1].stop_ids == vocabulary.stop_ids | {start, vocabulary.control_id("<repo_name>")}
     assert all(it.has_ids_of(vocabulary) for it in loaded)
+    # So what is shipped for these ids serves all three.
+    assert {it.tokens_digest for it in loaded} == {vocabulary.tokens_digest}
+    assert shipped_table(loaded[1].tokens_digest) is not None
+    assert shipped_prior(loaded[1].tokens_digest) is not None
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def test_a_source_nobody_knows_is_taken_at_its_word() -> None:
     ("right", "wrong"),
     [
         ("{", "["),
-        ('"vocabulary_digest": "00', '"vocabulary_digest": "no'),
+        ('"tokens_digest": "00', '"tokens_digest": "no'),
         ("[0, 1, 2, 3, 8]", "[0, 1, 2]"),
         ('"greedy"', '"greed"'),
         ("[-1.0, 0.5], ", ""),
@@ -78,6 +78,6 @@ def test_a_vocabulary_without_a_file_takes_sources_at_their_word() -> None:
 
 @pytest.mark.model
 def test_the_shipped_file_knows_the_sources_of_its_vocabulary(vocabulary: Vocabulary) -> None:
-    shipped = shipped_calibrations(vocabulary.digest)
+    shipped = shipped_calibrations(vocabulary.tokens_digest)
     for by_source in (shipped.greedy, shipped.sampled):
         assert set(by_source) == {"both", "copy", "model", "suffix"}

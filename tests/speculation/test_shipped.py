@@ -35,7 +35,7 @@ def test_damage_is_found(at: int) -> None:
 
 
 def test_the_default_models_prior_speaks_its_language(vocabulary: Vocabulary) -> None:
-    prior = shipped_prior(vocabulary.digest)
+    prior = shipped_prior(vocabulary.tokens_digest)
     assert prior is not None
     for table in prior.tables:
         assert all(unpack(value)[0] < vocabulary.size for value in table.values())

@@ -39,7 +39,7 @@ async def service(vocabulary: Vocabulary) -> AsyncIterator[TokenizerUnderTest]:
 
 @pytest.fixture
 def coder(vocabulary: Vocabulary) -> TokenCoder:
-    return TokenCoder(vocabulary.digest, vocabulary.size, shipped_table(vocabulary.digest))
+    return TokenCoder(vocabulary.digest, vocabulary.size, shipped_table(vocabulary.tokens_digest))
 
 
 def ids_of(coder: TokenCoder, block: common_pb2.TokenBlock) -> list[int]:

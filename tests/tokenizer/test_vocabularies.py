@@ -39,7 +39,7 @@ async def service(vocabulary: Vocabulary) -> AsyncIterator[TokenizerUnderTest]:
 
 
 def ids_of(block: common_pb2.TokenBlock, vocabulary: Vocabulary) -> list[int]:
-    coder = TokenCoder(vocabulary.digest, vocabulary.size, shipped_table(vocabulary.digest))
+    coder = TokenCoder(vocabulary.digest, vocabulary.size, shipped_table(vocabulary.tokens_digest))
     return list(coder.decode(token_block_from_proto(block), max_count=1 << 20))
 
 

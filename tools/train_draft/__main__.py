@@ -71,7 +71,16 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
 def _add_train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--replies", type=Path, required=True, nargs="+", metavar="FOLDER")
     parser.add_argument("--run", type=Path, required=True, metavar="FOLDER")
-    parser.add_argument("--layers", type=_numbers, default=(0, 10, 20, 29), metavar="N,N,...")
+    parser.add_argument(
+        "--layers",
+        type=_numbers,
+        default=(),
+        metavar="N,N,...",
+        help="of the target, to begin with; else four, evenly apart",
+    )
+    parser.add_argument(
+        "--device", default="auto", help="auto (a GPU if there is one), cpu, cuda or cuda:N"
+    )
     parser.add_argument(
         "--start",
         type=Path,

@@ -1,7 +1,8 @@
 """The draft model as one GGUF file.
 
-A Llama model without embedding and tokenizer, which are the target's, and with an output head of
-some of the target's ids alone:
+A Llama model without embedding and tokenizer, which are those of the target's GGUF file, and with
+an output head of some of the target's ids alone. For a target without such a file, a folder, the
+draft has the embedding, and tokens without texts:
 
 - the `llama.*` metadata and tensors `blk.N.*`, `output_norm.weight` as in any GGUF file;
 - `output.weight` [num_head_rows, width]: row r scores the id `outrider.draft.head_ids[r]`;
@@ -28,12 +29,21 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter, dequantize, quantize
+from gguf import (
+    GGMLQuantizationType,
+    GGUFReader,
+    GGUFValueType,
+    GGUFWriter,
+    dequantize,
+    quantize,
+)
 
-from tools.train_draft.target import OUTPUT, Floats, Geometry, Tensors
+from outrider.engines.draft_file import add_placeholder_tokens
+from tools.train_draft.target import EMBEDDING, OUTPUT, Floats, Geometry, Tensors
 
 QUANTISATIONS = ("Q4_1", "Q8_0")
 _PREFIX = "outrider.draft"
+_TOKENS = "tokenizer.ggml.tokens"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +61,8 @@ class Draft:
     calibration_greedy: Floats
     """[b, 21]"""
     calibration_sampled: Floats
+    embedding: Floats | None = None
+    """[V, width] of a target that is a folder; None: it is in the target's file."""
 
     def __post_init__(self) -> None:
         """Raises ValueError for parts that do not belong together."""
@@ -71,6 +83,10 @@ def write_draft(path: Path, draft: Draft, layers: str = "Q8_0", head: str = "Q8_
     partial = path.with_suffix(".partial")
     writer = GGUFWriter(partial, "llama")
     _add_metadata(writer, draft)
+    if draft.embedding is not None:
+        add_placeholder_tokens(writer, len(draft.embedding))
+        kind = GGMLQuantizationType.Q8_0
+        writer.add_tensor(EMBEDDING, quantize(draft.embedding, kind), raw_dtype=kind)
     for name, tensor in draft.tensors.items():
         if tensor.ndim == 1:
             writer.add_tensor(name, tensor.astype(np.float32))
@@ -89,7 +105,10 @@ def replace_metadata(path: Path, out: Path, draft: Draft) -> None:
     partial = out.with_suffix(".partial")
     writer = GGUFWriter(partial, "llama")
     _add_metadata(writer, draft)
-    for tensor in GGUFReader(path).tensors:
+    reader = GGUFReader(path)
+    if _TOKENS in reader.fields:
+        add_placeholder_tokens(writer, len(reader.fields[_TOKENS].data))
+    for tensor in reader.tensors:
         writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
     _finish(writer)
     partial.replace(out)
@@ -103,6 +122,7 @@ def read_draft(path: Path) -> Draft:
         tensor.name: np.array(dequantize(tensor.data, tensor.tensor_type), np.float32)
         for tensor in reader.tensors
     }
+    embedding = tensors.pop(EMBEDDING, None)
     begins = np.array(fields[f"{_PREFIX}.calibration_begins"], np.uint32)
 
     def curves(mode: str) -> Floats:
@@ -119,6 +139,7 @@ def read_draft(path: Path) -> Draft:
         calibration_begins=begins,
         calibration_greedy=curves("greedy"),
         calibration_sampled=curves("sampled"),
+        embedding=embedding,
     )
 
 

@@ -22,6 +22,7 @@ from outrider.speculation.shipped import (
     sources_file,
 )
 from services.edge.models.served import reply_tools
+from services.edge.session.learning import EdgeLearning
 from tools.train_draft.agreement import Trace, figures, positions_of, replies_with_room, traces
 from tools.train_draft.calibration import (
     Floats,
@@ -74,7 +75,7 @@ def recalibrate(arguments: argparse.Namespace) -> None:
 def calibrate_sources(arguments: argparse.Namespace) -> None:
     """Fit the calibration of the sources' confidence, and write the package's file."""
     spec, store = lookup(arguments.model), ModelStore(default_root())
-    digest = load_vocabulary(spec, store).digest
+    digest = load_vocabulary(spec, store).tokens_digest
     card = read_card(arguments.draft)
     if card is None:
         raise SystemExit(f"{arguments.draft} is no trained draft")
@@ -97,9 +98,10 @@ def display(arguments: argparse.Namespace) -> None:
     if card is None:
         raise SystemExit(f"{arguments.draft} is no trained draft")
     engine = open_draft(arguments.draft, spec, store, arguments.threads)
-    digest, sources = vocabulary.digest, shipped_calibrations(vocabulary.digest)
+    tokens = vocabulary.tokens_digest
+    sources = shipped_calibrations(tokens)
     if arguments.sources:
-        digest, sources = calibrations_from_json(arguments.sources.read_text(encoding="utf-8"))
+        _, sources = calibrations_from_json(arguments.sources.read_text(encoding="utf-8"))
     speeds = Speeds(
         arguments.ttft_ms,
         arguments.prompt_ms,
@@ -108,10 +110,13 @@ def display(arguments: argparse.Namespace) -> None:
         arguments.draft_row_ms,
     )
     recorder = GuessRecorder(
-        engine, card.calibration, shipped_prior(digest), sources, vocabulary.stop_ids, speeds
+        engine, card.calibration, shipped_prior(tokens), sources, vocabulary.stop_ids, speeds
     )
-    tools = reply_tools(vocabulary, engine.info.max_context_tokens)
-    screen = DisplayReplay(tools, sources, digest, speeds)
+    learning = EdgeLearning(
+        engine.info.max_context_tokens, shipped_prior(tokens), shipped_calibrations(tokens)
+    )
+    tools = reply_tools(vocabulary, learning)
+    screen = DisplayReplay(tools, sources, vocabulary.digest, speeds)
     replies = [reply for folder in arguments.replies for reply in load(folder)]
     measured: dict[tuple[str, float, str], list[Outcome]] = {}
     for rtt_ms in arguments.rtt_ms:

@@ -20,7 +20,7 @@ from tools.train_draft.calibration import GRID, fit_by_position
 from tools.train_draft.draft_file import Draft, read_draft, replace_metadata, write_draft
 from tools.train_draft.replies import Reply
 from tools.train_draft.student_weights import StudentWeights
-from tools.train_draft.target import Floats
+from tools.train_draft.target import Floats, open_target
 
 _NUM_BLOCKS = 64
 
@@ -55,16 +55,19 @@ def export(
 
 
 def _uncalibrated(weights: StudentWeights, spec: ModelSpec, store: ModelStore) -> Draft:
+    target = open_target(spec, store)
     identity = np.tile(GRID.astype(np.float32), (len(POSITION_BEGINS), 1))
     return Draft(
         geometry=weights.geometry,
         tensors=weights.tensors,
         head_ids=weights.head_ids,
         target=spec.name,
-        vocabulary_digest=load_vocabulary(spec, store).digest.hex(),
+        # Of the model's own file: what a definition adds changes no id.
+        vocabulary_digest=load_vocabulary(spec.as_in_file(), store).digest.hex(),
         calibration_begins=np.array(POSITION_BEGINS, np.uint32),
         calibration_greedy=identity,
         calibration_sampled=identity,
+        embedding=None if target.has_file else target.embedding(),
     )
 
 

@@ -20,6 +20,7 @@ from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import Vocabulary, load_vocabulary
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Sampler
+from tools.train_draft.progress import Progress
 from tools.train_draft.prompts import Chat, ReplyPlan, Split, draw_chat
 from tools.train_draft.replies import Halves, Ids, Reply, load, save, shards, top_of
 
@@ -205,7 +206,28 @@ def produce(
     chats = _chats(split, range(process, num_chats, num_processes), done)
     end = time.monotonic() + seconds
     generator = Generator(_engine(spec, split, slots), vocabulary, slots)
-    _collect(generator.answers(chats), lambda: time.monotonic() > end, folder, f"{split}-{process}")
+    bar = Progress()
+    begin = end - seconds
+
+    def show(count: int) -> None:
+        share = max(count / max(1, num_left), (time.monotonic() - begin) / seconds)
+        bar.show(min(1.0, share), f"{count} replies")
+
+    num_left = len(range(process, num_chats, num_processes)) - len(done)
+    _collect(
+        _counted(generator.answers(chats), show),
+        lambda: time.monotonic() > end,
+        folder,
+        f"{split}-{process}",
+    )
+    bar.close()
+
+
+def _counted(replies: Iterator[Reply], show: Callable[[int], None]) -> Iterator[Reply]:
+    """The same replies; tells how many there have been."""
+    for count, reply in enumerate(replies, 1):
+        show(count)
+        yield reply
 
 
 def _engine(spec: ModelSpec, split: Split, slots: int) -> Engine:

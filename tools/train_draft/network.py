@@ -87,20 +87,23 @@ class Layout:
     """Where a batch's tokens stand: a prefix of P tokens that all B sequences begin with, then T
     of each. The prefix is computed once; most chats begin with the same system prompt."""
 
-    def __init__(self, geometry: Geometry, num_prefix: int, batch: int, length: int) -> None:
+    def __init__(
+        self, geometry: Geometry, num_prefix: int, batch: int, length: int, device: torch.device
+    ) -> None:
         self.num_prefix = num_prefix
         self._shape = (batch, length)
-        own = torch.arange(num_prefix, num_prefix + length)
-        positions = torch.cat((torch.arange(num_prefix), own.repeat(batch)))
+        own = torch.arange(num_prefix, num_prefix + length, device=device)
+        before = torch.arange(num_prefix, device=device)
+        positions = torch.cat((before, own.repeat(batch)))
         size = geometry.rope_dimension_count
-        exponents = torch.arange(0, size, 2, dtype=torch.float32) / size
+        exponents = torch.arange(0, size, 2, dtype=torch.float32, device=device) / size
         angles = positions[:, None].float() * geometry.rope_freq_base**-exponents
         self.cosines = angles.cos()[:, None]
         self.sines = angles.sin()[:, None]
         """[P + B * T, 1, head size / 2]."""
         # Padding stands behind every sequence, so a causal mask is all that is needed.
-        self.mask = _causal(length, num_prefix)
-        self.prefix_mask = _causal(num_prefix, 0)
+        self.mask = _causal(length, num_prefix, device)
+        self.prefix_mask = _causal(num_prefix, 0, device)
 
     def split(self, heads: Tensor) -> tuple[Tensor, Tensor]:
         """[P + B * T, H, size] as [1, H, P, size] and [B, H, T, size]."""
@@ -130,7 +133,8 @@ class Student(nn.Module):
     def forward(self, prefix: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:
         """Logits [N, head rows] at `rows` [N] of prefix [P] and tokens [B, T], flattened and
         joined."""
-        layout = Layout(self._geometry, len(prefix), *tokens.shape)
+        batch, length = tokens.shape
+        layout = Layout(self._geometry, len(prefix), batch, length, tokens.device)
         hidden = F.embedding(torch.cat((prefix, tokens.flatten())), self.embedding)
         for layer in self.layers:
             hidden = layer(hidden, layout)
@@ -151,7 +155,7 @@ class Student(nn.Module):
             assert isinstance(layer, Layer)
             named |= layer.tensors(at)
         return {
-            name: np.ascontiguousarray(tensor.detach().float().numpy())
+            name: np.ascontiguousarray(tensor.detach().float().cpu().numpy())
             for name, tensor in named.items()
         }
 
@@ -163,9 +167,9 @@ def _attended(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor
     return F.softmax(scores + mask, -1, dtype=torch.float32).to(value.dtype) @ value
 
 
-def _causal(length: int, num_before: int) -> Tensor:
+def _causal(length: int, num_before: int, device: torch.device) -> Tensor:
     """[length, num_before + length], to be added to scores."""
-    mask = torch.full((length, num_before + length), -1e9)
+    mask = torch.full((length, num_before + length), -1e9, device=device)
     return mask.triu(num_before + 1)
 
 

@@ -10,6 +10,7 @@ import itertools
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +25,36 @@ from tools.train_draft.batches import Batch, epoch, make_batch, rows_of_ids
 from tools.train_draft.draft_file import read_draft
 from tools.train_draft.losses import loss
 from tools.train_draft.network import Student
+from tools.train_draft.progress import Progress
 from tools.train_draft.replies import Reply, load
 from tools.train_draft.schedule import Schedule, loss_weights
 from tools.train_draft.student_weights import STUDENT_FILE, StudentWeights
-from tools.train_draft.target import Geometry, TargetFile, coverage, head_ids
+from tools.train_draft.target import Geometry, coverage, head_ids, open_target, spread
 
 _BETAS = (0.9, 0.98)
 _WEIGHT_DECAY = 0.01
 _MAX_GRADIENT_NORM = 1.0
 _CHECKPOINT_EVERY_S = 180.0
 _REPORT_EVERY = 20
-_HAS_BF16 = bool(torch.cpu.get_capabilities().get("avx512_bf16"))
-"""Elsewhere bf16 is emulated, several times slower than f32."""
+_NUM_LAYERS = 4
+"""Of the target's, taken where none are named."""
+
+
+def device_of(name: str) -> torch.device:
+    """`auto` is a GPU if torch finds one, else the CPU. Raises SystemExit for a GPU that is not
+    there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise SystemExit(f"torch finds no GPU for --device {name}; use cpu, or auto")
+    return torch.device(name)
+
+
+def _has_bf16(device: torch.device) -> bool:
+    """Elsewhere bf16 is emulated, several times slower than f32."""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported())
+    return bool(torch.cpu.get_capabilities().get("avx512_bf16"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +85,21 @@ class Trainer:
     """One run. `student` is trained in place."""
 
     def __init__(
-        self, student: Student, head_ids: Any, geometry: Geometry, recipe: Recipe, folder: Path
+        self,
+        student: Student,
+        head_ids: Any,
+        geometry: Geometry,
+        recipe: Recipe,
+        folder: Path,
+        device: str = "cpu",
     ) -> None:
-        """`folder` holds the checkpoint; a run that was begun there is taken up."""
-        self._student = student
+        """`folder` holds the checkpoint; a run that was begun there is taken up, on whichever
+        device it began."""
+        self._device = device_of(device)
+        self._autocast = partial(
+            torch.autocast, self._device.type, torch.bfloat16, enabled=_has_bf16(self._device)
+        )
+        self._student = student.to(self._device)
         self._rows_of = rows_of_ids(head_ids, geometry.vocab_size)
         self._head_ids = head_ids
         self._geometry = geometry
@@ -85,6 +115,7 @@ class Trainer:
         begin = saved = time.monotonic()
         before_s = self.state.elapsed_s
         recent: list[float] = []
+        bar = Progress()
         for group in self._groups(replies):
             progress = self._recipe.schedule.progress(self.state.step, self.state.elapsed_s)
             if progress >= 1:
@@ -95,11 +126,13 @@ class Trainer:
             recent.append(self._step(batch, progress))
             self.state.elapsed_s = before_s + time.monotonic() - begin
             if self.state.step % _REPORT_EVERY == 0:
-                _report(self.state, progress, recent)
+                bar.show(progress, _report(self.state, recent))
                 recent.clear()
             if time.monotonic() - saved > _CHECKPOINT_EVERY_S:
                 self.save()
                 saved = time.monotonic()
+        bar.show(1.0, _report(self.state, recent))
+        bar.close()
         self.save()
 
     def save(self) -> None:
@@ -121,7 +154,8 @@ class Trainer:
         )
 
     def _resume(self) -> None:
-        saved = torch.load(self._path, weights_only=False)  # our own file: it is a pickle
+        # Our own file: it is a pickle.
+        saved = torch.load(self._path, map_location=self._device, weights_only=False)
         if not np.array_equal(saved["head_ids"], self._head_ids):
             raise ValueError(f"{self._path} is of another head; use another folder")
         self.state = saved["state"]
@@ -142,13 +176,13 @@ class Trainer:
     def _step(self, batch: Batch, progress: float) -> float:
         for group in self._optimizer.param_groups:
             group["lr"] = self._recipe.schedule.rate(progress)
-        with torch.autocast("cpu", torch.bfloat16, enabled=_HAS_BF16):
-            logits = self._student(*(torch.from_numpy(part) for part in batch.inputs()))
+        with self._autocast():
+            logits = self._student(*(self._there(part) for part in batch.inputs()))
         value = loss(
             logits,
-            torch.from_numpy(batch.top_rows),
-            torch.from_numpy(batch.top_logprobs),
-            torch.from_numpy(batch.weights),
+            self._there(batch.top_rows),
+            self._there(batch.top_logprobs),
+            self._there(batch.weights),
             loss_weights(progress),
         )
         self._optimizer.zero_grad(set_to_none=True)
@@ -159,6 +193,9 @@ class Trainer:
         self.state.num_tokens += batch.num_tokens
         self.state.num_targets += len(batch.rows)
         return float(value.detach())
+
+    def _there(self, part: npt.NDArray[Any]) -> torch.Tensor:
+        return torch.from_numpy(part).to(self._device)
 
 
 def _optimizer(student: Student, rate: float) -> torch.optim.Optimizer:
@@ -171,13 +208,10 @@ def _optimizer(student: Student, rate: float) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups, lr=rate, betas=_BETAS, fused=True)
 
 
-def _report(state: State, progress: float, recent: Sequence[float]) -> None:
+def _report(state: State, recent: Sequence[float]) -> str:
     speed = state.num_tokens / max(1e-9, state.elapsed_s)
-    print(
-        f"step {state.step} {progress:.1%} loss {np.mean(recent):.4f} "
-        f"{state.num_tokens / 1e6:.2f} M tokens, {speed:.0f}/s",
-        flush=True,
-    )
+    loss = f" loss {np.mean(recent):.4f}" if recent else ""
+    return f"step {state.step}{loss} {state.num_tokens / 1e6:.2f} M tokens, {speed:.0f}/s"
 
 
 def train(arguments: argparse.Namespace) -> None:
@@ -186,11 +220,12 @@ def train(arguments: argparse.Namespace) -> None:
     torch.manual_seed(arguments.seed)
     arguments.run.mkdir(parents=True, exist_ok=True)
     spec, store = lookup(arguments.model), ModelStore(default_root())
-    target = TargetFile(store.ensure(spec.source, sha256=spec.sha256).path)
+    target = open_target(spec, store)
     vocabulary = load_vocabulary(spec, store)
     replies = [reply for folder in arguments.replies for reply in load(folder)]
     if arguments.start is not None:
         draft = read_draft(arguments.start)
+        layers = tuple(range(draft.geometry.block_count))
         geometry, tensors, ids = draft.geometry, draft.tensors, draft.head_ids
     else:
         begun = _begun_head(arguments.run)
@@ -199,19 +234,21 @@ def train(arguments: argparse.Namespace) -> None:
             if begun is None
             else begun
         )
-        geometry = replace(target.geometry, block_count=len(arguments.layers))
-        tensors = target.student_tensors(arguments.layers, ids)
+        layers = arguments.layers or spread(target.geometry.block_count, _NUM_LAYERS)
+        geometry = replace(target.geometry, block_count=len(layers))
+        tensors = target.student_tensors(layers, ids)
     print(f"{len(replies)} replies, the head says {coverage(replies, ids):.2%} of their tokens")
     student = Student(geometry, tensors, target.embedding())
     schedule = Schedule(arguments.steps, arguments.minutes * 60, arguments.rate)
     recipe = Recipe(
-        arguments.layers,
+        layers,
         schedule,
         arguments.batch_tokens,
         arguments.seed,
         arguments.quantised_from,
     )
-    Trainer(student, ids, geometry, recipe, arguments.run).run(replies)
+    trainer = Trainer(student, ids, geometry, recipe, arguments.run, arguments.device)
+    trainer.run(replies)
 
 
 def _begun_head(run: Path) -> npt.NDArray[np.uint32] | None:

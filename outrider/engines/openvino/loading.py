@@ -15,13 +15,12 @@ from outrider.engines.openvino.convert import (
 )
 from outrider.engines.openvino.engine import OpenVinoEngine
 from outrider.engines.openvino.layouts import AS_CONVERTED, LAYOUT_OF_BITS
-from outrider.errors import UnsupportedModelError
 from outrider.models.catalog import ModelSpec
 from outrider.models.disk.files import file_sha256
 from outrider.models.folder import is_archive
 from outrider.models.store import ModelStore
 
-_COMPOSER_VERSION: Final = 1
+_COMPOSER_VERSION: Final = 2
 """A new number whenever a composed draft or what it means changes."""
 
 
@@ -38,21 +37,18 @@ def load_engine(
 def load_trained_draft(
     draft: Path, card: DraftCard, target: ModelSpec, store: ModelStore, config: EngineConfig
 ) -> OpenVinoEngine:
-    """The draft on its target's embedding and tokenizer. Blocks for seconds.
+    """The draft on its target's embedding and tokenizer, or on its own where the target is a
+    folder. Blocks for seconds.
 
-    Raises what ModelStore.ensure raises, ArtifactCorruptError if the two do not fit each other,
-    UnsupportedModelError for a target that is no GGUF file, and EngineError.
+    Raises what ModelStore.ensure raises, ArtifactCorruptError if the two do not fit each other, and
+    EngineError.
     """
     artifact = store.ensure(target.source, sha256=target.sha256)
-    if is_archive(artifact.path):
-        raise UnsupportedModelError(
-            "a trained draft needs its target's GGUF file, and this target is a folder; name "
-            "another draft, or none"
-        )
+    lender = None if is_archive(artifact.path) else artifact.path
 
     def build(folder: Path) -> None:
         whole = folder / "whole.gguf"
-        compose(draft, artifact.path, card.head_order, whole)
+        compose(draft, lender, card.head_order, whole)
         convert(whole, folder, AS_CONVERTED)
         whole.unlink()
 

@@ -20,12 +20,15 @@ from gguf import (
     GGMLQuantizationType,
     GGUFWriter,
     LlamaFileType,
-    TokenType,
     dequantize,
     quantize,
 )
 
-from outrider.engines.draft_file import copy_fields
+from outrider.engines.draft_file import (
+    add_placeholder_tokens,
+    copy_fields,
+    has_plain_tokenizer,
+)
 from outrider.engines.openvino.rotary import read_factors
 from outrider.errors import UnsupportedModelError
 from outrider.models.gguf_file import content_of, open_gguf
@@ -110,13 +113,13 @@ class RepackedModel:
         self.rotary = read_factors(reader)
         """What the graph of the copy lacks."""
         writer = GGUFWriter(target, str(content_of(reader, "general.architecture")))
-        self.has_tokenizer = content_of(reader, "tokenizer.ggml.model") in (None, "gpt2")
+        self.has_tokenizer = has_plain_tokenizer(reader)
         """Whether the copy has the file's tokenizer. The converter fails with others, which it
         would have no use for: the copy then has one that stands for nothing."""
         copy_fields(reader, writer, self._is_copied)
         writer.add_file_type(LlamaFileType.MOSTLY_Q8_0)
         if not self.has_tokenizer:
-            _add_placeholder(writer, len(reader.fields["tokenizer.ggml.tokens"].data))
+            add_placeholder_tokens(writer, len(reader.fields["tokenizer.ggml.tokens"].data))
         for tensor in reader.tensors:
             _announce(writer, tensor)
         try:
@@ -213,17 +216,6 @@ def _announce(writer: GGUFWriter, tensor: Any) -> None:
         lengths = [int(length) for length in reversed(tensor.shape)]
         size = 4 * math.prod(lengths)
         writer.add_tensor_info(tensor.name, lengths, np.dtype(np.float32), size)
-
-
-def _add_placeholder(writer: GGUFWriter, size: int) -> None:
-    """A tokenizer of so many ids that the converter takes."""
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list([f"t{index}" for index in range(size)])
-    writer.add_token_types([TokenType.NORMAL] * size)
-    writer.add_token_merges(["t 0"])
-    writer.add_bos_token_id(0)
-    writer.add_eos_token_id(0)
 
 
 def _is_matrix(tensor: Any) -> bool:

@@ -18,6 +18,7 @@ from outrider.speculation.calibration import (
     position_bucket,
     sigmoid,
 )
+from outrider.speculation.learnt import Learnt, Restore, nothing, row_of
 from outrider.speculation.ngram_store import NgramStatistics, NgramStore
 from outrider.speculation.ngrams import NgramPrior
 from services.edge.drafter.protocol import DraftSource
@@ -58,6 +59,15 @@ class OnlineCalibration:
             [[line.slope for line in by_place] for by_place in lines],
         )
 
+    def numbers(self) -> list[float]:
+        """The shifts, for `restore`."""
+        return [shift for by_place in self._shifts for shift in by_place]
+
+    def restore(self, numbers: Sequence[float]) -> None:
+        """Go on from the shifts that `numbers` gave."""
+        places = len(self._shifts[0])
+        self._shifts = [list(numbers[at : at + places]) for at in range(0, len(numbers), places)]
+
     def for_reply(self) -> OnlineCalibration:
         """That of one reply, which starts as this one is now."""
         return OnlineCalibration(self._shifts, self._slopes, self)
@@ -90,9 +100,14 @@ class GroupLearning:
         *,
         max_entries: int = MAX_ENTRIES,
         max_groups: int = MAX_GROUPS,
+        restore: Restore = nothing,
     ) -> None:
-        """`prior` and `sources`: the n-grams and the calibrations that every group starts with."""
-        self._ngrams = NgramStore(prior, max_entries=max_entries, max_salts=max_groups)
+        """`prior` and `sources`: the n-grams and the calibrations that every group starts with;
+        `restore`: what was kept of a group."""
+        self._restore = restore
+        self._ngrams = NgramStore(
+            prior, max_entries=max_entries, max_salts=max_groups, restore=restore
+        )
         self._sources = sources or SourceCalibrations()
         self._max_calibrations = 2 * max_groups
         self._calibrations: OrderedDict[tuple[bytes, bool], OnlineCalibration] = OrderedDict()
@@ -103,10 +118,41 @@ class GroupLearning:
         key = group, are_sampled
         calibration = self._calibrations.get(key)
         if calibration is None:
-            calibration = OnlineCalibration.starting(self._sources, are_sampled=are_sampled)
+            calibration = self._starting(group, are_sampled)
         if group:
             self._calibrations[key] = calibration
             self._calibrations.move_to_end(key)
             if len(self._calibrations) > self._max_calibrations:
                 self._calibrations.popitem(last=False)
         return self._ngrams.of(group), calibration
+
+    def version_of(self, group: bytes) -> int:
+        """As learnt.GroupStatistics."""
+        known = self._ngrams.known(group)
+        return known.version if known else 0
+
+    def learnt_of(self, group: bytes) -> Learnt:
+        """As learnt.GroupStatistics."""
+        learnt = self._ngrams.of(group).learnt()
+        numbers = dict(learnt.numbers)
+        for are_sampled in (False, True):
+            calibration = self._calibrations.get((group, are_sampled))
+            if calibration is not None:
+                numbers[_name(are_sampled)] = calibration.numbers()
+        return Learnt(learnt.tables, numbers)
+
+    def _starting(self, group: bytes, are_sampled: bool) -> OnlineCalibration:
+        """Where a group begins: with what was kept of it, or as all groups do."""
+        calibration = OnlineCalibration.starting(self._sources, are_sampled=are_sampled)
+        if group:
+            count = len(calibration.numbers())
+            numbers = self._restore(group).numbers
+            kept = row_of(numbers, _name(are_sampled), count, -MOST_SHIFT, MOST_SHIFT)
+            if kept is not None:
+                calibration.restore(kept)
+        return calibration
+
+
+def _name(are_sampled: bool) -> str:
+    """Under which the shifts of greedy replies, or of sampled ones, are kept."""
+    return "calibration.sampled" if are_sampled else "calibration.greedy"

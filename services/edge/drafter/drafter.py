@@ -6,7 +6,7 @@ opened, committed to and closed between any two of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -76,15 +76,17 @@ class Drafter:
         limits: DrafterLimits,
         calibration: DraftCalibration,
         learning: GroupLearning | None = None,
+        admit: Callable[[bytes], None] = lambda group: None,
     ) -> None:
-        """`learning`: what sessions learn from others. Raises ConfigError for an engine that cannot
-        compute slices of one token."""
+        """`learning`: what sessions learn from others; `admit` is told of groups of which it may be
+        kept. Raises ConfigError for an engine that cannot compute slices of one token."""
         if info.min_rows > 1:
             raise ConfigError(f"the engine {info.name} takes no slices of one token; use another")
         self._info = info
         self._limits = limits
         self._calibration = calibration
-        self._learning = learning or GroupLearning()
+        self.learning = learning or GroupLearning()
+        self._admit = admit
         self._pool = KvBlockPool(info)
         self._sessions: dict[int, DraftSession] = {}
         self._in_call: set[int] = set()
@@ -115,9 +117,11 @@ class Drafter:
         if len(self._sessions) >= self._limits.max_sessions:
             self.counters.num_refused += 1
             return
+        if opening.group_lasts:
+            self._admit(opening.group)
         sampled = opening.params.temperature > 0.0
         vocabulary_size = self._info.vocabulary_size
-        ngrams, calibration = self._learning.of(opening.group, are_sampled=sampled)
+        ngrams, calibration = self.learning.of(opening.group, are_sampled=sampled)
         self._sessions[opening.session] = DraftSession(
             opening,
             proposer=Proposer(opening.params, vocabulary_size, opening.prompt, self._calibration),
@@ -137,7 +141,9 @@ class Drafter:
     def commit(self, commit: CommitTokens, now: float) -> None:
         """Ids that became final. Unknown sessions are ignored."""
         session = self._sessions.get(commit.session)
-        if session is not None:
+        if session is not None and max(commit.ids, default=0) >= self._info.vocabulary_size:
+            self.close(commit.session)  # padding of a larger target: the model cannot read on
+        elif session is not None:
             session.touched_at = now
             session.commit(commit.ids, commit.lead)
             self._free_dropped(session)
@@ -146,6 +152,7 @@ class Drafter:
         """No more drafts are wanted. Unknown numbers are ignored."""
         session = self._sessions.pop(number, None)
         if session is not None:
+            session.learn_last()
             session.replace_kv(KvSequence(0))
             self._free_dropped(session)
 

@@ -35,13 +35,16 @@ from services.edge.drafter.protocol import (
     decode_from_drafter,
     encode,
 )
-from services.edge.drafter.settings import DrafterSettings
+from services.edge.drafter.settings import LACKS_MEMORY, DrafterSettings
 from services.edge.session.events import DrafterReport, OpenDrafter
 
 log = structlog.get_logger()
 
 FIRST_BACKOFF_S: Final = 0.5
 MAX_BACKOFF_S: Final = 30.0
+MAX_MEMORY_TRIES: Final = 20
+"""Starts in a row without enough memory, some eight minutes, after which none follows: what takes
+the memory is there to stay, and every start reads the model's file."""
 STUCK_S: Final = 10.0
 """A process that reads nothing for so long, or once it is ready sends nothing, is killed."""
 MAX_FIRST_DRAFT_S: Final = 0.3
@@ -70,6 +73,7 @@ class _Session:
     ends: tuple[int, ...]
     lead: int
     group: bytes
+    group_lasts: bool
     is_open: bool = False
     """Whether the process knows of it."""
     is_current: bool = False
@@ -85,21 +89,29 @@ class _Session:
             ends=self.ends,
             lead=self.lead,
             group=self.group,
+            group_lasts=self.group_lasts,
         )
 
 
 class RestartBackoff:
-    """How long to wait before a drafter that ended is started again. Waits double with every
-    process that ends soon after its start; after one that ran for longer than MAX_BACKOFF_S they
-    start at FIRST_BACKOFF_S again."""
+    """How long to wait before a drafter that ended is started again, and when to give up (pure).
+    Waits double with every process that ends soon after its start; after one that ran for longer
+    than MAX_BACKOFF_S they start at FIRST_BACKOFF_S again."""
 
     def __init__(self) -> None:
         self._wait_s = FIRST_BACKOFF_S
+        self._num_lacks = 0
+        """Processes in a row whose model found too little memory."""
 
-    def ended(self, ran_s: float, jitter: float = 1.0) -> float:
-        """A process ended after `ran_s`, or could not be started (0): seconds to wait. `jitter`, in
-        (0, 1], shortens the wait, so that edges of one host do not start theirs at the same
-        moment."""
+    def ended(
+        self, ran_s: float, jitter: float = 1.0, *, lacked_memory: bool = False
+    ) -> float | None:
+        """A process ended after `ran_s`, or could not be started (0): seconds to wait, or None to
+        give up, once MAX_MEMORY_TRIES in a row `lacked_memory`. `jitter`, in (0, 1], shortens the
+        wait, so that edges of one host do not start theirs at the same moment."""
+        self._num_lacks = self._num_lacks + 1 if lacked_memory else 0
+        if self._num_lacks >= MAX_MEMORY_TRIES:
+            return None
         if ran_s > MAX_BACKOFF_S:
             self._wait_s = FIRST_BACKOFF_S
         wait_s = self._wait_s * jitter
@@ -135,6 +147,7 @@ class DrafterLink:
         """The process, until it has ended."""
         self._decoder = FrameDecoder(MAX_FRAME_BYTES)
         self._task: asyncio.Task[None] | None = None
+        self._is_stopping = False
         self._error: OutriderError | None = None
         self._received_at = 0.0
         self._prompt_token_s = _PROMPT_TOKEN_S
@@ -146,6 +159,11 @@ class DrafterLink:
     def num_sessions(self) -> int:
         """Sessions that want drafts."""
         return len(self._sessions)
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it drafts, or will after a while."""
+        return self.state not in (DrafterState.OFF, DrafterState.UNUSABLE)
 
     @property
     def is_starting(self) -> bool:
@@ -177,6 +195,7 @@ class DrafterLink:
             ends=tuple(sorted(wanted.ends)),
             lead=wanted.lead,
             group=wanted.group,
+            group_lasts=wanted.group_lasts,
         )
         self._sessions[self._last_number] = session
         self._send_opening(self._last_number, session)
@@ -206,6 +225,7 @@ class DrafterLink:
 
     async def stop(self) -> None:
         """End it. May be called without a start."""
+        self._is_stopping = True
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -218,18 +238,36 @@ class DrafterLink:
         loop = asyncio.get_running_loop()
         while True:
             began = loop.time()
+            status: int | None = None
             try:
-                await self._run_once()
+                status = await self._run_once()
             except Exception:
                 # A defect here costs drafts; chats go on without.
                 log.exception("drafter failed")
             if self.state is DrafterState.UNUSABLE:
                 return
+            wait_s = backoff.ended(
+                loop.time() - began,
+                random.uniform(0.5, 1.0),
+                lacked_memory=status == LACKS_MEMORY,
+            )
+            if wait_s is None:
+                self._give_up(
+                    f"the draft model found too little memory {MAX_MEMORY_TRIES} times in a row; "
+                    "free some, choose a smaller draft, or set drafter.model to none, and start "
+                    "the edge again"
+                )
+                return
             self._set(DrafterState.RESTARTING)
-            await self._sleep(backoff.ended(loop.time() - began, random.uniform(0.5, 1.0)))
+            await self._sleep(wait_s)
 
-    async def _run_once(self) -> None:
-        """Run one process to its end."""
+    def _give_up(self, reason: str) -> None:
+        self.reason = reason
+        self._set(DrafterState.UNUSABLE)
+        log.error("drafter_given_up", reason=reason)
+
+    async def _run_once(self) -> int | None:
+        """Run one process to its end; its exit status, None if it could not be started."""
         self._set(DrafterState.STARTING)
         self._decoder = FrameDecoder(MAX_FRAME_BYTES)
         self._error = None
@@ -239,7 +277,7 @@ class DrafterLink:
             )
         except OSError as error:
             log.warning("drafter cannot be started", error=str(error))
-            return
+            return None
         self._process = self._ending = process
         try:
             await self._until_ended(process)
@@ -248,10 +286,12 @@ class DrafterLink:
             self._unclosed.clear()
             for session in self._sessions.values():
                 session.is_open = session.is_current = False
-            status = await process.end()
+            is_saving = self._is_stopping and self.state is DrafterState.READY
+            status = await (process.finish() if is_saving else process.end())
         self._ending = None
         if self.state is not DrafterState.UNUSABLE:
             log.warning("drafter ended", status=status, error=str(self._error or ""))
+        return status
 
     async def _until_ended(self, process: DrafterProcess) -> None:
         """Send what was dropped as soon as there is room, until the process has ended or is

@@ -117,8 +117,15 @@ class DrafterProcess:
                 return await asyncio.to_thread(self._process.wait, _EXIT_S)
         return await self.kill()
 
+    async def finish(self) -> int:
+        """End it once it has saved what it learnt; kill it if that takes longer than _EXIT_S."""
+        self.pipe.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return await asyncio.to_thread(self._process.wait, _EXIT_S)
+        return await self.kill()
+
     async def kill(self) -> int:
-        """End it at once: it has nothing to save."""
+        """End it at once; what it learnt since it saved last is lost."""
         self.pipe.close()
         return await asyncio.to_thread(_kill, self._process)
 

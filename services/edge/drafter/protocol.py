@@ -49,6 +49,8 @@ class OpenReply:
     """Most drafts wanted ahead of the final tokens; the drafter has a limit of its own."""
     group: bytes = b""
     """The trust group whose replies teach each other; empty: this reply learns for itself."""
+    group_lasts: bool = False
+    """The group's name is the same after a restart of the edge."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +139,7 @@ _UPDATE: Final = struct.Struct("<BIII")
 _STATS: Final = struct.Struct("<B16Q")
 _COUNT: Final = struct.Struct("<I")
 _LEAD: Final = struct.Struct("<H")
+_LEAD_AND_LASTS: Final = struct.Struct("<HB")
 _SOURCES: Final = frozenset(DraftSource)
 _SURVIVAL_STEPS: Final = 65_535
 """A survival is sent in 16 bits: it is compared with thresholds and nothing else."""
@@ -181,8 +184,9 @@ def decode_to_drafter(payload: bytes) -> ToDrafter:
         case _Kind.OPEN:
             prompt, reply, ends = fields.ids(), fields.ids(), fields.ids()
             params = _read_params(fields)
-            (lead,) = fields.take(_LEAD)
-            return OpenReply(session, prompt, reply, params, ends, lead, fields.rest())
+            lead, group_lasts = fields.take(_LEAD_AND_LASTS)
+            group = fields.rest()
+            return OpenReply(session, prompt, reply, params, ends, lead, group, bool(group_lasts))
         case _Kind.COMMIT:
             ids = fields.ids()
             (lead,) = fields.take(_LEAD)
@@ -267,7 +271,8 @@ def _opening(message: OpenReply) -> bytes:
     )
     biases = _ids(list(params.logit_bias)) + _array(list(params.logit_bias.values()), "<f8")
     ids = _ids(message.prompt) + _ids(message.reply) + _ids(message.ends)
-    return ids + fixed + biases + _LEAD.pack(message.lead) + message.group
+    last = _LEAD_AND_LASTS.pack(message.lead, message.group_lasts)
+    return ids + fixed + biases + last + message.group
 
 
 def _read_params(fields: _Fields) -> SamplingParams:

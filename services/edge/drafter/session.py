@@ -113,6 +113,10 @@ class DraftSession:
         self._copier.extend(ids)
         self._proposer.observe(ids)
 
+    def learn_last(self) -> None:
+        """The reply is over: what was committed last is learnt too."""
+        self._copier.update_statistics()
+
     def _match(self, ids: Sequence[int], start: int) -> int:
         """How many of `ids` the chain has, looking from number `start` on; the calibration learns
         from each."""

@@ -7,9 +7,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Final
 
 from outrider.errors import ConfigError
+from outrider.speculation.learnt import LearntConfig
 
 NO_DRAFT_MODEL: Final = "none"
 """The value of `edge.drafter.model` with which no drafter is started."""
+LACKS_MEMORY: Final = 75
+"""Exit status of a drafter whose model does not fit into the memory that is free now (EX_TEMPFAIL
+of sysexits.h)."""
 MAX_LEAD: Final = 65_535
 """Most drafts that a message has room for."""
 
@@ -97,6 +101,10 @@ class DrafterSettings:
     """The store's folder; empty: the machine's."""
     log_level: str = "info"
     limits: DrafterLimits = field(default_factory=DrafterLimits)
+    learnt: LearntConfig = field(default_factory=lambda: LearntConfig(keep=False))
+    """What is kept of what replies taught..."""
+    learnt_folder: str = ""
+    """...and where."""
     definitions_file: str = ""
     """The configuration file that the edge was started with, if it may define models."""
 
@@ -108,5 +116,5 @@ class DrafterSettings:
     def from_json(cls, text: str) -> DrafterSettings:
         """Reads `to_json`'s text."""
         values = json.loads(text)
-        drafter, limits = DrafterConfig(**values["drafter"]), DrafterLimits(**values["limits"])
-        return cls(**values | {"drafter": drafter, "limits": limits})
+        kinds = {"drafter": DrafterConfig, "limits": DrafterLimits, "learnt": LearntConfig}
+        return cls(**values | {name: kind(**values[name]) for name, kind in kinds.items()})

@@ -10,7 +10,8 @@ import os
 import select
 import signal
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from time import monotonic
 from typing import Final
@@ -36,6 +37,8 @@ from outrider.errors import (
 from outrider.models.catalog import load_catalog, lookup, use
 from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import load_vocabulary
+from outrider.speculation.learnt import Learnt, binding_of
+from outrider.speculation.learnt_files import LearntKeeper
 from outrider.speculation.shipped import shipped_calibrations, shipped_prior
 from outrider.telemetry.logs import configure_logging
 from services.edge.drafter.calibration import GroupLearning
@@ -52,7 +55,8 @@ from services.edge.drafter.protocol import (
     decode_to_drafter,
     encode,
 )
-from services.edge.drafter.settings import DrafterSettings
+from services.edge.drafter.settings import LACKS_MEMORY, DrafterSettings
+from services.edge.quic.memory import limit_bytes
 
 log = structlog.get_logger()
 
@@ -72,6 +76,8 @@ _MAX_UNSENT_BYTES: Final = 1 << 18
 """While the edge leaves so much unread it is sent nothing new."""
 _STATS_INTERVAL_S: Final = 1.0
 _WARM_ROWS: Final = 128
+_SAVE_S: Final = 1.0
+"""Time for a last saving: the edge, which stops, waits a little longer for this process."""
 
 
 def main(settings: DrafterSettings, connection: socket.socket, edge_pid: int) -> int:
@@ -87,23 +93,47 @@ def main(settings: DrafterSettings, connection: socket.socket, edge_pid: int) ->
             use(load_catalog(config), config)
         draft = _load(settings)
     except InsufficientMemoryError as error:
-        log.warning("draft model does not fit", error=error.message)
-        return 1
+        reason = unfit_for_ever(error, limit_bytes())
+        if not reason:
+            log.warning("draft model does not fit", error=error.message)
+            return LACKS_MEMORY
+        channel.send([DrafterUnusable(reason)])
+        channel.flush(wait=True)
+        return 0
     except UNUSABLE as error:
         channel.send([DrafterUnusable(error.message)])
         channel.flush(wait=True)
         return 0
     log.info("draft model loaded", model=draft.name, pool=draft.engine.info.pool_reason)
-    digest = load_vocabulary(lookup(settings.model), _store(settings)).digest
-    drafter = Drafter(
-        draft.engine.info,
-        settings.limits,
-        draft.calibration,
-        GroupLearning(shipped_prior(digest), shipped_calibrations(digest)),
+    spec = lookup(settings.model)
+    vocabulary = load_vocabulary(spec, _store(settings))
+    tokens = vocabulary.tokens_digest
+    weights = spec.sha256 or _store(settings).recorded(spec.source)
+    parts = (vocabulary.digest, weights.encode(), draft.name.encode())
+    keeper = LearntKeeper.open(
+        Path(settings.learnt_folder),
+        binding_of(b"drafter", *parts),
+        vocabulary.size,
+        settings.learnt,
     )
+    learning = GroupLearning(
+        shipped_prior(tokens), shipped_calibrations(tokens), restore=keeper.kept.restore
+    )
+    info = draft.engine.info
+    drafter = Drafter(info, settings.limits, draft.calibration, learning, keeper.kept.admit)
+    saver = LearntSaver(keeper, learning, settings.learnt.save_interval_s)
     channel.send([DrafterReady(draft.name)])
-    Worker(channel, drafter, draft.engine).work()
+    Worker(channel, drafter, draft.engine, saver).work()
+    saver.finish(monotonic() + _SAVE_S)
     return 0
+
+
+def unfit_for_ever(error: InsufficientMemoryError, limit: int) -> str:
+    """Why a model can never be loaded where all memory together is `limit` bytes; empty if it may
+    once others let go of theirs, or where nobody knows."""
+    if not 0 < limit < error.needed_bytes:
+        return ""
+    return f"{error.message} (there are {limit >> 20} MiB in all, so no wait helps)"
 
 
 def die_with(edge_pid: int) -> None:
@@ -181,11 +211,48 @@ class Channel:
                 self.is_open = False
 
 
+class LearntSaver:
+    """Saves what replies taught: a group at a time, written by a thread, while nothing is to be
+    computed."""
+
+    def __init__(self, keeper: LearntKeeper, learning: GroupLearning, interval_s: float) -> None:
+        self._keeper = keeper
+        self._learning = learning
+        self._interval_s = interval_s
+        self._due_at = monotonic() + interval_s
+        self._copies: Iterator[tuple[bytes, Learnt]] = iter(())
+        self._writer = ThreadPoolExecutor(1, "learnt")
+        self._written: Future[None] | None = None
+
+    def save_due(self, now: float) -> None:
+        """Copy the next group that is due, unless the one before is still being written."""
+        if self._written is not None and not self._written.done():
+            return
+        copy = next(self._copies, None)
+        if copy is None and now >= self._due_at:
+            self._due_at = now + self._interval_s
+            self._copies = self._keeper.kept.changed(self._learning)
+            copy = next(self._copies, None)
+        if copy is not None:
+            self._written = self._writer.submit(self._keeper.save, [copy])
+
+    def finish(self, until: float) -> None:
+        """Save what is left, as far as there is time."""
+        for copy in self._keeper.kept.changed(self._learning):
+            if monotonic() >= until:
+                break
+            self._writer.submit(self._keeper.save, [copy]).result()
+        self._writer.shutdown()
+
+
 class Worker:
     """Feeds a drafter from the channel and runs its calls."""
 
-    def __init__(self, channel: Channel, drafter: Drafter, engine: Engine) -> None:
+    def __init__(
+        self, channel: Channel, drafter: Drafter, engine: Engine, saver: LearntSaver
+    ) -> None:
         self._channel = channel
+        self._saver = saver
         self._drafter = drafter
         self._engine = engine
         self._stats_at = monotonic() + _STATS_INTERVAL_S
@@ -202,6 +269,7 @@ class Worker:
                 self._drafter.apply(call, rows, monotonic() - began)
             self._send()
             if call is None and self._channel.is_open:
+                self._saver.save_due(monotonic())
                 self._channel.wait(max(0.0, self._stats_at - monotonic()))
 
     def _receive(self) -> None:

@@ -15,7 +15,6 @@ from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import Vocabulary, load_vocabulary
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
-from outrider.speculation.shipped import shipped_calibrations
 from outrider.tokenization.backends.fallback import FallbackBackend
 from outrider.tokenization.backends.selection import load_backend
 from outrider.tokenization.encoder import CachingEncoder
@@ -28,10 +27,10 @@ from services.edge.config import EdgeConfig
 from services.edge.drafter.link import DrafterLink
 from services.edge.drafter.metrics import DrafterMetrics
 from services.edge.drafter.settings import NO_DRAFT_MODEL
+from services.edge.models.kept_learning import KeptLearning
 from services.edge.models.keys import EdgeModel, ModelKey
 from services.edge.models.labels import ModelLabels
-from services.edge.session.acceptance import GroupAverages
-from services.edge.session.draft_sources import CopyDrafter
+from services.edge.session.learning import EdgeLearning
 from services.edge.session.machine import SessionPolicy
 from services.edge.session.reopening import ReopenPolicy
 from services.edge.session.reply import ReplyTools
@@ -55,8 +54,7 @@ def vocabularies_of(config: EdgeConfig) -> LoadVocabulary:
 
 @dataclass(frozen=True)
 class ServedModel:
-    """One definition of a model. What its chats teach is learned here, for each trust group by
-    itself, and goes when it is unloaded."""
+    """One definition of a model."""
 
     key: ModelKey
     offer: Offer
@@ -70,6 +68,8 @@ class ServedModel:
     has_drafter: bool
     """Whether a process drafts for it."""
     definitions: DefinitionsFile
+    learning: KeptLearning
+    """What its chats teach, for each trust group by itself."""
 
     @property
     def vocabulary_digest(self) -> bytes:
@@ -77,13 +77,15 @@ class ServedModel:
         return self.policy.vocabulary_digest
 
     def start(self) -> None:
-        """Begin to run the drafter. Called in the event loop."""
+        """Begin to run the drafter and to keep what is learnt. Called in the event loop."""
+        self.learning.start()
         if self.has_drafter:
             self.drafter.start()
 
     async def close(self) -> None:
         """Give back processes, threads and files; no chat uses it."""
         await self.drafter.stop()
+        await self.learning.close()
         self.tokenization.close()
         await asyncio.to_thread(self.tokenization.join)
         self.definitions.close()
@@ -120,7 +122,7 @@ def load_model(
     """Load a model. Blocks for a second or more: call it in a thread. Raises OutriderError."""
     vocabulary, backend = load(model.spec)
     digest, max_context_tokens = vocabulary.digest, config.context_tokens(model.spec)
-    coder = TokenCoder(digest, vocabulary.size, shipped_table(digest))
+    coder = TokenCoder(digest, vocabulary.size, shipped_table(vocabulary.tokens_digest))
     definitions = DefinitionsFile(model)
     name, has_drafter = model.spec.name, model.draft != NO_DRAFT_MODEL
     drafter = DrafterLink(
@@ -128,6 +130,8 @@ def load_model(
         vocabulary.size,
         DrafterMetrics(labels, name),
     )
+    used_drafter = drafter if has_drafter else None
+    learning = KeptLearning(model.spec, config, vocabulary, max_context_tokens, used_drafter)
     encoder = CachingEncoder(
         vocabulary, backend, CachePolicy(max_bytes=config.tokenization.cache_bytes)
     )
@@ -141,7 +145,7 @@ def load_model(
             reply=config.reply_policy(),
             reopen=ReopenPolicy(give_up_after_s=config.reopen_s),
         ),
-        tools=reply_tools(vocabulary, max_context_tokens, drafter if has_drafter else None),
+        tools=reply_tools(vocabulary, learning.groups, used_drafter, admit=learning.admit),
         coder=coder,
         encoder=encoder,
         tokenization=_tokenization_pool(config, vocabulary, encoder, max_context_tokens, counted),
@@ -149,6 +153,7 @@ def load_model(
         drafter=drafter,
         has_drafter=has_drafter,
         definitions=definitions,
+        learning=learning,
     )
 
 
@@ -186,10 +191,14 @@ def _overflow_pool(config: EdgeConfig, vocabulary: Vocabulary, backend: str) -> 
 
 
 def reply_tools(
-    vocabulary: Vocabulary, max_context_tokens: int, drafter: DrafterLink | None = None
+    vocabulary: Vocabulary,
+    learning: EdgeLearning,
+    drafter: DrafterLink | None = None,
+    admit: Callable[[bytes], None] = lambda group: None,
 ) -> ReplyTools:
     """What replies in `vocabulary` are made with. Chats share what they learn of the region; what
-    they learn of texts stays within their trust group."""
+    they learn of texts stays within their trust group, in `learning`. `admit` is told of groups
+    whose names last."""
     stop_ids = vocabulary.stop_ids
 
     def new_reply(params: SamplingParams) -> ReplyText:
@@ -197,11 +206,12 @@ def reply_tools(
 
     return ReplyTools(
         new_reply=new_reply,
-        new_drafter=lambda: CopyDrafter(max_context_tokens),
+        new_drafter=learning.new_drafter,
         token_bytes=vocabulary.text_bytes,
         strips_space=vocabulary.strips_space,
         stop_ids=stop_ids,
         has_drafter=drafter is not None,
-        averages=GroupAverages(shipped_calibrations(vocabulary.digest)).of,
+        averages=learning.averages,
+        admit=admit,
         first_guess_s=drafter.first_draft_s if drafter is not None else lambda num_tokens: None,
     )

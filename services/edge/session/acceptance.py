@@ -5,20 +5,22 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Final
 
 from outrider.speculation.calibration import (
     LEAST_SLOPE,
     MOST_SHIFT,
     MOST_SLOPE,
+    POSITION_BEGINS,
     Platt,
     SourceCalibrations,
     logit,
     position_bucket,
 )
-from services.edge.session.draft_sources import CopyDrafter
+from outrider.speculation.learnt import Numbers, Restore, nothing, row_of
 from services.edge.session.speedup_model import SessionConditions
 from services.edge.session.timing import OwnTokensAverage
 
@@ -33,6 +35,15 @@ _PRIOR_WEIGHT: Final = 4.0
 """...which counts for so many outcomes."""
 _MIN_OUTCOMES: Final = 30.0
 """Decayed count of outcomes from which on rates are relied upon."""
+_MOST_TRIED: Final = 1 / (1 - _DECAY) + 1
+"""A decayed count is never more."""
+_ACCEPTANCE: Final = "acceptance."
+_CALIBRATION: Final = "platt."
+_OWN_TOKENS: Final = "own_tokens"
+_MAX_OWN_TOKENS: Final = 1e6
+_MOST_SEEN: Final = 1e9
+"""Numbers that are kept are named by these, and bounded by them when they are read."""
+_BUCKET_NAMES: Final = frozenset(map(str, range(NUM_BUCKETS)))
 MAX_GROUPS: Final = 1024
 """Trust groups whose averages are kept, some 10 KB each."""
 MAX_SOURCES: Final = 8
@@ -83,6 +94,11 @@ class _Sum:
         self.right = self.right * _DECAY + right
         self.tried = self.tried * _DECAY + 1.0
 
+    def restore(self, row: Sequence[float]) -> None:
+        right, tried = row
+        if right <= tried:
+            self.right, self.tried = right, tried
+
     def rate(self, prior: float) -> float:
         return (self.right + prior * _PRIOR_WEIGHT) / (self.tried + _PRIOR_WEIGHT)
 
@@ -100,6 +116,31 @@ class Acceptance:
         self._sums: dict[tuple[str, int], _Sum] = {}
         self._pooled = [_Sum() for _ in range(NUM_BUCKETS)]
         self._all = _Sum()
+        self.version = 0
+        """Chains counted since it was made."""
+
+    def numbers(self) -> dict[str, list[float]]:
+        """For `restore`."""
+        sums = {f"{source}.{bucket}": total for (source, bucket), total in self._sums.items()}
+        sums |= {f".{bucket}": total for bucket, total in enumerate(self._pooled)} | {
+            ".": self._all
+        }
+        return {_ACCEPTANCE + name: [total.right, total.tried] for name, total in sums.items()}
+
+    def restore(self, numbers: Numbers) -> None:
+        """Go on from what `numbers` gave; anything else is ignored."""
+        for name in numbers:
+            row = row_of(numbers, name, 2, 0.0, _MOST_TRIED)
+            if row is None or not name.startswith(_ACCEPTANCE):
+                continue
+            source, _, last = name.removeprefix(_ACCEPTANCE).rpartition(".")
+            bucket = int(last) if last in _BUCKET_NAMES else None
+            if source and bucket is not None:
+                self._sum_of(source, bucket).restore(row)
+            elif not source and bucket is not None:
+                self._pooled[bucket].restore(row)
+            elif not source and not last:
+                self._all.restore(row)
 
     @property
     def is_reliable(self) -> bool:
@@ -114,6 +155,7 @@ class Acceptance:
     def observe(self, outcomes: Iterable[DraftOutcome], ended_at: int | None = None) -> None:
         """Count drafts that are right, and the first wrong one. `ended_at`: the depth at which a
         chain had no draft for a token that was then committed; it counts as a wrong one."""
+        self.version += 1
         for outcome in outcomes:
             if outcome.decides:
                 bucket = bucket_of(outcome.depth)
@@ -164,6 +206,16 @@ class Calibration:
         self._line = start or Platt()
         self._num_seen = 0
 
+    def numbers(self) -> list[float]:
+        """Shift, slope and drafts seen, for `restore`."""
+        return [self._line.shift, self._line.slope, float(self._num_seen)]
+
+    def restore(self, shift: float, slope: float, num_seen: float) -> None:
+        """Go on from what `numbers` gave; anything else is ignored."""
+        if abs(shift) <= MOST_SHIFT and LEAST_SLOPE <= slope <= MOST_SLOPE and num_seen >= 0:
+            self._line = Platt(shift, slope)
+            self._num_seen = int(num_seen)
+
     def chance(self, confidence: float) -> float:
         """Probability that a draft of this confidence is right, given that all before it are."""
         return self._line.chance(confidence)
@@ -194,6 +246,27 @@ class Calibrations:
     def sources(self) -> tuple[str, ...]:
         """Sources that have a calibration."""
         return tuple(self._by_source)
+
+    def numbers(self) -> dict[str, list[float]]:
+        """For `restore`."""
+        return {
+            self._prefix + source: [value for line in lines for value in line.numbers()]
+            for source, lines in self._by_source.items()
+        }
+
+    def restore(self, numbers: Numbers) -> None:
+        """Go on from what `numbers` gave; anything else is ignored."""
+        for name in numbers:
+            row = row_of(numbers, name, 3 * len(POSITION_BEGINS), -_MOST_SEEN, _MOST_SEEN)
+            if row is not None and name.startswith(self._prefix):
+                for bucket, begin in enumerate(POSITION_BEGINS):
+                    line = self._of(name.removeprefix(self._prefix), begin)
+                    line.restore(*row[3 * bucket : 3 * bucket + 3])
+
+    @property
+    def _prefix(self) -> str:
+        """What the names of its numbers begin with."""
+        return f"{_CALIBRATION}{'sampled' if self._are_sampled else 'greedy'}."
 
     def chance(self, source: str, confidence: float, position: int) -> float:
         """Probability that a draft for position `position` of the reply is right, given that all
@@ -229,16 +302,30 @@ class Averages:
         self,
         shipped: SourceCalibrations | None = None,
         shared: SharedConditions | None = None,
+        numbers: Numbers = MappingProxyType({}),
     ) -> None:
-        """`shipped`: calibrations before the first chat. Only the edge's own copies use them: the
-        drafter process has calibrated its confidences already. `shared`: common to all groups."""
-        own = None if shipped is None else shipped.only(CopyDrafter.SOURCE)
+        """`shipped`: calibrations before the first chat, of the edge's own drafts alone: the
+        drafter process has calibrated its confidences already. `shared`: common to all groups;
+        `numbers`: what was kept of this one."""
         self._shared = shared or SharedConditions()
         self.acceptance = Acceptance()
         self.own_tokens = OwnTokensAverage()
         self._calibrations = tuple(
-            Calibrations(own, are_sampled=are_sampled) for are_sampled in (False, True)
+            Calibrations(shipped, are_sampled=are_sampled) for are_sampled in (False, True)
         )
+        self.acceptance.restore(numbers)
+        for calibrations in self._calibrations:
+            calibrations.restore(numbers)
+        own_tokens = row_of(numbers, _OWN_TOKENS, 2, 1.0, _MAX_OWN_TOKENS)
+        if own_tokens is not None:
+            self.own_tokens.restore(*own_tokens)
+
+    def numbers(self) -> dict[str, list[float]]:
+        """All of it, to be kept."""
+        found = self.acceptance.numbers() | {_OWN_TOKENS: self.own_tokens.numbers()}
+        for calibrations in self._calibrations:
+            found |= calibrations.numbers()
+        return found
 
     @property
     def conditions(self) -> SessionConditions | None:
@@ -260,10 +347,14 @@ class GroupAverages:
     """One Averages per trust group: acceptance rates reveal something of the text of chats."""
 
     def __init__(
-        self, shipped: SourceCalibrations | None = None, max_groups: int = MAX_GROUPS
+        self,
+        shipped: SourceCalibrations | None = None,
+        max_groups: int = MAX_GROUPS,
+        restore: Restore = nothing,
     ) -> None:
-        """`shipped`: where each begins."""
+        """`shipped`: where each begins, unless `restore` has what was kept of it."""
         self._shipped = shipped
+        self._restore = restore
         self._max_groups = max_groups
         self._shared = SharedConditions()
         self._groups: OrderedDict[bytes, Averages] = OrderedDict()
@@ -274,10 +365,16 @@ class GroupAverages:
     def of(self, group: bytes) -> Averages:
         """The group's; beyond `max_groups` the least recently used is dropped. Those of the empty
         group are new each time."""
-        found = self._groups.get(group) or Averages(self._shipped, self._shared)
+        found = self._groups.get(group)
+        if found is None:
+            found = Averages(self._shipped, self._shared, self._restore(group).numbers)
         if group:
             self._groups[group] = found
             self._groups.move_to_end(group)
             if len(self._groups) > self._max_groups:
                 self._groups.popitem(last=False)
         return found
+
+    def known(self, group: bytes) -> Averages | None:
+        """The group's, if it has some."""
+        return self._groups.get(group)

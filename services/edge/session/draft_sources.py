@@ -15,11 +15,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
+from outrider.speculation.ngram_store import NgramStatistics
 from outrider.speculation.suffix_drafter import SuffixDrafter
 from services.edge.session.events import DrafterReport
 
 SURE: Final = 0.9
 """Copies of at least this probability are used even while a report is awaited."""
+PHRASE_SOURCE: Final = "phrase"
+"""The name of copies and frequent n-grams together. In the drafter process they are "suffix", whose
+confidences arrive calibrated."""
 PATIENCE_TOKENS: Final = 8
 """Final tokens without a report after which the drafter process is not waited for."""
 
@@ -49,25 +53,48 @@ class Drafter(Protocol):
         """Guess on after the final ids and these; returns at once."""
 
 
+@dataclass(frozen=True, slots=True)
+class DrafterNeeds:
+    """What a chat's own drafter is made for."""
+
+    group: bytes = b""
+    """The trust group whose replies teach each other; empty: none."""
+    num_prompt: int = 0
+    """Tokens of the prompt, the first that are final."""
+    is_sampled: bool = False
+    """Whether the reply is sampled rather than greedy."""
+
+
 class CopyDrafter:
-    """Copies what followed the longest repeated suffix of prompt and reply."""
+    """Copies what followed the longest repeated suffix of prompt and reply; with `statistics` also
+    what often followed the last few tokens in the group's other replies."""
 
     SOURCE = "copy"
-    """Not the drafter process's "suffix", which also draws on other replies and is calibrated."""
+    """The source without statistics."""
 
-    def __init__(self, max_context: int) -> None:
+    def __init__(
+        self,
+        max_context: int,
+        needs: DrafterNeeds | None = None,
+        statistics: NgramStatistics | None = None,
+    ) -> None:
         """At least the last half of `max_context` tokens is known."""
-        self._suffixes = SuffixDrafter(max_context)
+        needs = needs or DrafterNeeds()
+        self._source = self.SOURCE if statistics is None else PHRASE_SOURCE
+        self._suffixes = SuffixDrafter(
+            max_context, statistics, num_prompt=needs.num_prompt, sampled=needs.is_sampled
+        )
 
     def extend(self, ids: Sequence[int]) -> None:
         """Learn ids that are final."""
         self._suffixes.extend(ids)
+        self._suffixes.update_statistics()
 
     def draft_after(self, tentative_ids: Sequence[int], max_tokens: int) -> Guess:
         """Guess on after the final ids and these."""
         guess = self._suffixes.draft_after(tentative_ids, max_tokens)
         ended = len(guess.ids) < max_tokens
-        return Guess(guess.ids, guess.survival, (self.SOURCE,) * len(guess.ids), ended=ended)
+        return Guess(guess.ids, guess.survival, (self._source,) * len(guess.ids), ended=ended)
 
 
 class CombinedDrafter:

@@ -90,6 +90,8 @@ class ChatRequest:
     """Of the request as it came, without what may differ when it is sent again."""
     group: bytes = b""
     """The trust group whose chats share what they learn of drafts; empty: it shares nothing."""
+    group_lasts: bool = False
+    """The group's name is the same after a restart of the edge: what it learns may be kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,6 +300,8 @@ class OpenDrafter:
     """Most drafts wanted ahead of the final tokens."""
     group: bytes = b""
     """The trust group whose replies the drafter may draw on; empty: no other replies."""
+    group_lasts: bool = False
+    """As ChatRequest.group_lasts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from services.edge.session.acceptance import Averages
 from services.edge.session.continuity import ModelContinuity
 from services.edge.session.display import Display, DisplayPolicy, ReplyDecoder
 from services.edge.session.draft_chain import DraftChain, DraftLimits, ResolvedCommit
-from services.edge.session.draft_sources import CombinedDrafter, Drafter
+from services.edge.session.draft_sources import CombinedDrafter, Drafter, DrafterNeeds
 from services.edge.session.events import (
     Action,
     ChatRequest,
@@ -39,7 +39,7 @@ class ReplyTools:
     """What all replies of an edge are made with; of one vocabulary."""
 
     new_reply: Callable[[SamplingParams], ReplyText]
-    new_drafter: Callable[[], Drafter]
+    new_drafter: Callable[[DrafterNeeds], Drafter]
     token_bytes: Callable[[int], bytes]
     """The text of an id as bytes; empty for control tokens."""
     stop_ids: frozenset[int]
@@ -53,6 +53,8 @@ class ReplyTools:
     prompt tokens; None: it is not up."""
     averages: Callable[[bytes], Averages] = lambda group: Averages()
     """What the chats of a trust group have learned; each adds to it."""
+    admit: Callable[[bytes], None] = lambda group: None
+    """Told of groups of which what they learn may be kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,8 @@ class ReplyFlow:
         self, request: ChatRequest, prompt: tuple[int, ...], tools: ReplyTools, policy: ReplyPolicy
     ) -> None:
         params = request.sampling
+        if request.group_lasts:
+            tools.admit(request.group)
         averages = tools.averages(request.group)
         self._request = request
         self._prompt = prompt
@@ -92,7 +96,9 @@ class ReplyFlow:
         )
         self._first_guess_s = tools.first_guess_s(len(prompt)) if self._tells_drafter else None
         self._drafter = CombinedDrafter(
-            tools.new_drafter(),
+            tools.new_drafter(
+                DrafterNeeds(request.group, len(prompt), is_sampled=params.temperature > 0)
+            ),
             len(prompt),
             awaited=self._first_guess_s is not None,
             first_tokens=policy.drafts.first_tokens,
@@ -161,6 +167,7 @@ class ReplyFlow:
                 ends=self._ends,
                 lead=self.controller.lead,
                 group=request.group,
+                group_lasts=request.group_lasts,
             )
         ]
 

@@ -43,6 +43,14 @@ class OwnTokensAverage:
         """At least 1."""
         return max(1.0, self._tokens / self._commits)
 
+    def numbers(self) -> list[float]:
+        """For `restore`."""
+        return [self._tokens, self._commits]
+
+    def restore(self, tokens: float, commits: float) -> None:
+        """Go on from what `numbers` gave."""
+        self._tokens, self._commits = tokens, commits
+
     def observe(self, num_tokens: int) -> None:
         """Such a commit came."""
         self._tokens = self._tokens * _DECAY + num_tokens

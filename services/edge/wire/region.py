@@ -71,6 +71,7 @@ class RegionWire:
             codecs=[common_pb2.TokenCodec.ValueType(codec) for codec in self._coder.supported],
             tenant=self._identity.tenant,
             cache_salt=self._identity.cache_salt,
+            group_lasts=self._identity.group_lasts,
             address_hash=self._identity.address_hash,
             residency=request.residency,
             echo=action.echo,

@@ -9,6 +9,7 @@ from functools import partial
 
 from outrider.engines.base import Engine
 from outrider.errors import EngineError, OutriderError, UnavailableError
+from outrider.speculation.learnt import Learnt
 from outrider.telemetry import names
 from outrider.telemetry.metrics import Metrics
 from services.inference.instances.placement import InstancePlacement
@@ -82,6 +83,10 @@ class InstanceGroup:
         instance = self._placement.cancel(session)
         if instance is not None:
             self._runners[instance].cancel(session)
+
+    async def take_learnt(self, instance: int) -> list[tuple[bytes, Learnt]]:
+        """As ModelRunner.take_learnt, of one instance."""
+        return await self._runners[instance].take_learnt()
 
     def _hand(self, instance: int, request: OpenRequest) -> None:
         self._runners[instance].open(request)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
+from outrider.speculation.learnt import Learnt, Numbers, Restore, nothing, row_of
 from outrider.speculation.ngram_store import MAX_SALTS, NgramStatistics, NgramStore
 from outrider.speculation.ngrams import NgramPrior
 from outrider.speculation.suffix_drafter import LEAST_SURVIVAL, DraftTokens, SuffixDrafter
@@ -21,6 +22,9 @@ MAX_UNSEEN_TOKENS = 32
 _ACCEPTANCE_FORGETTING = 0.95
 _PRIOR_WEIGHT = 4.0
 """Drafts that the prior counts for."""
+_EDGE_ACCEPTANCE = "edge_acceptance"
+"""The name under which it is kept."""
+_MOST_TRIED = 1e6
 _EDGE_PRIOR = 0.6
 """Chance that an edge's draft is accepted, before any was seen."""
 
@@ -104,6 +108,18 @@ class EdgeAcceptance:
     def __init__(self, prior: float) -> None:
         self._accepted = prior * _PRIOR_WEIGHT
         self._tried = _PRIOR_WEIGHT
+        self.version = 0
+        """Chains counted since it was made."""
+
+    def numbers(self) -> list[float]:
+        """For `restore`."""
+        return [self._accepted, self._tried]
+
+    def restore(self, numbers: Numbers) -> None:
+        """Go on from a row of what `numbers` gave; anything else is ignored."""
+        row = row_of(numbers, _EDGE_ACCEPTANCE, 2, 0.0, _MOST_TRIED)
+        if row is not None and row[0] <= row[1] and row[1] > 0:
+            self._accepted, self._tried = row
 
     @property
     def rate(self) -> float:
@@ -111,6 +127,7 @@ class EdgeAcceptance:
 
     def observe(self, tried: int, accepted: int) -> None:
         """`tried` counts the accepted drafts and the one that was wrong, if any."""
+        self.version += 1
         self._accepted = self._accepted * _ACCEPTANCE_FORGETTING + accepted
         self._tried = self._tried * _ACCEPTANCE_FORGETTING + tried
 
@@ -319,19 +336,34 @@ class GroupStatistics(NamedTuple):
 class GroupStatisticsTable:
     """Found by cache salt, which names a trust group. Nothing passes from one to another."""
 
-    def __init__(self, prior: NgramPrior | None = None) -> None:
-        """`prior`: n-grams that the model is known to produce, used for all groups."""
-        self._books = NgramStore(prior)
+    def __init__(self, prior: NgramPrior | None = None, restore: Restore = nothing) -> None:
+        """`prior`: n-grams that the model is known to produce, used for all groups; `restore`: what
+        was kept of a group."""
+        self._restore = restore
+        self._books = NgramStore(prior, restore=restore)
         self._acceptances: OrderedDict[bytes, EdgeAcceptance] = OrderedDict()
 
     def of(self, salt: bytes) -> GroupStatistics:
         """The group's own. An empty salt is no group: what is learned is dropped with the reply."""
         return GroupStatistics(self._books.of(salt), self._edge_acceptance(salt))
 
+    def version_of(self, group: bytes) -> int:
+        """As learnt.GroupStatistics."""
+        phrases, acceptance = self._books.known(group), self._acceptances.get(group)
+        learnt = phrases.version if phrases is not None else 0
+        return learnt + (acceptance.version if acceptance is not None else 0)
+
+    def learnt_of(self, group: bytes) -> Learnt:
+        """As learnt.GroupStatistics."""
+        learnt = self._books.of(group).learnt()
+        acceptance = self._edge_acceptance(group)
+        return Learnt(learnt.tables, {**learnt.numbers, _EDGE_ACCEPTANCE: acceptance.numbers()})
+
     def _edge_acceptance(self, salt: bytes) -> EdgeAcceptance:
         found = self._acceptances.get(salt)
         if found is None:
             found = EdgeAcceptance(_EDGE_PRIOR)
+            found.restore(self._restore(salt).numbers)
         if salt:
             self._acceptances[salt] = found
             self._acceptances.move_to_end(salt)

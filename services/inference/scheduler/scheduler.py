@@ -10,6 +10,7 @@ window; at rest there is none, since one would only delay the first token.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 
 from outrider.engines.base import EngineInfo, LogitsRows
 from outrider.errors import (
@@ -22,6 +23,7 @@ from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import Reply
 from outrider.sampling.sampler import Sampler
 from outrider.session_types import FinishReason, Priority
+from outrider.speculation.learnt import BINDING_BYTES, KeptGroups, Learnt
 from outrider.speculation.ngrams import NgramPrior
 from outrider.speculation.suffix_drafter import SuffixDrafter
 from services.inference.kv.events import BlockEvent
@@ -63,9 +65,10 @@ class Scheduler:
         limits: SchedulerLimits,
         new_reply: Callable[[SamplingParams], Reply],
         prior: NgramPrior | None = None,
+        kept: KeptGroups | None = None,
     ) -> None:
-        """`prior`: n-grams that the model is known to produce, for drafts. Raises ConfigError if
-        the limits cannot serve this engine."""
+        """`prior`: n-grams that the model is known to produce, for drafts; `kept`: what groups'
+        replies taught before. Raises ConfigError if the limits cannot serve this engine."""
         limits.check_fits(info)
         self.info = info
         self.limits = limits
@@ -84,7 +87,10 @@ class Scheduler:
         self._builder = BatchBuilder(
             info, limits, self._pool, self._queues, self._cost, self._decode_cost
         )
-        self._statistics = GroupStatisticsTable(prior)
+        if kept is None:
+            kept = KeptGroups(bytes(BINDING_BYTES), info.vocabulary_size, 0)
+        self._kept = kept
+        self._statistics = GroupStatisticsTable(prior, self._kept.restore)
         self._admission = Admission(limits, self._queues, self._cost)
         self._num_opened = 0
         self._in_flight: Batch | None = None
@@ -265,6 +271,8 @@ class Scheduler:
 
     def _new_session(self, request: OpenRequest, now: float) -> Session:
         self._num_opened += 1
+        if request.group_lasts:
+            self._kept.admit(request.cache_salt)
         statistics = self._statistics.of(request.cache_salt)
         chain = EdgeChain(request.epoch, self.limits.max_lead) if request.edge_drafts else None
         drafter = None
@@ -325,6 +333,11 @@ class Scheduler:
         queues = self._queues
         found = [s for s in (*queues.running, *queues.waiting) if s.priority is priority]
         return ClassLoad(len(found), _prompt_tokens(found)) if found else ClassLoad()
+
+    def take_learnt(self) -> list[tuple[bytes, Learnt]]:
+        """A copy of what may be kept of the next group that learnt something since its last one,
+        if there is one: the next call waits for it, some milliseconds where its tables are full."""
+        return list(islice(self._kept.changed(self._statistics), 1))
 
     def record_blocks(self) -> None:
         """From now on take_block_events() tells what is cached, and the caller takes them."""

@@ -59,6 +59,8 @@ class OpenRequest:
     """Whether the region drafts for itself."""
     cache_salt: bytes = b""
     """The trust group: equal salts share cached prefixes and drafting statistics."""
+    group_lasts: bool = False
+    """The group's name is the same after a restart of its edges: what it learns may be kept."""
 
 
 @dataclass(frozen=True, slots=True)

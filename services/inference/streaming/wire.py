@@ -77,6 +77,8 @@ class Contract:
     """Most drafts of one session in one call."""
     prefill_limits: inference_pb2.PrefillLimits | None = None
     """What routers are told of the prompt tokens of a call."""
+    tokens_digest: bytes = b""
+    """Of the vocabulary's ids alone, whatever its chat template."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +128,7 @@ def open_request(
         region_drafts=region_drafts,
         # A session without a salt belongs to no trust group and shares nothing with any other.
         cache_salt=frame.cache_salt or secrets.token_bytes(_OWN_SALT_BYTES),
+        group_lasts=frame.group_lasts and bool(frame.cache_salt),
     )
     return request, codec
 

@@ -51,6 +51,8 @@ class ServedModel:
     """None: not reported."""
     identity: bytes = b""
     """What it computes (outrider.model_identity); empty: not reported."""
+    tokens_digest: bytes = b""
+    """Of the vocabulary's ids alone; rank tables belong to these. Empty: not reported."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,10 +111,10 @@ class TokenIdReader:
     def __init__(self) -> None:
         self._tables: dict[bytes, RankTable] = {}
 
-    def add_table(self, table: RankTable | None) -> None:
+    def add_table(self, vocabulary_digest: bytes, table: RankTable | None) -> None:
         """Add the rank table of a replica's vocabulary, if it has one."""
         if table is not None:
-            self._tables[table.vocabulary_digest] = table
+            self._tables[vocabulary_digest] = table
 
     def read(self, codec: int, count: int, payload: bytes, vocabulary_digest: bytes) -> bytes:
         """The `count` ids as little-endian u32; b"" if they cannot be read."""

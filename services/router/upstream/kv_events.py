@@ -47,7 +47,8 @@ class KvEventSubscriber:
     async def run(self, channel: grpc.aio.Channel, name: str, model: ServedModel) -> None:
         """Follow a replica's events until it stops. A replica that has none, or sends malformed
         ones, gets its sessions without what is known of its cache."""
-        self._ids.add_table(await asyncio.to_thread(shipped_table, model.vocabulary_digest))
+        table = await asyncio.to_thread(shipped_table, model.tokens_digest)
+        self._ids.add_table(model.vocabulary_digest, table)
         if not model.block_tokens:
             return
         follower = self._follow(self._owner(name), model)

@@ -170,6 +170,7 @@ class ReplicaLink:
             block_tokens=said.block_tokens,
             prefill_limits=read_prefill_limits(said),
             identity=check_model_identity(said.model_identity),
+            tokens_digest=said.tokens_digest,
         )
         return ReplicaIdentity(said.replica, said.region, model)
 

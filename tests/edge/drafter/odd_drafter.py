@@ -6,6 +6,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 from outrider.codec.frames import FrameDecoder, encode_frame
 from services.edge.drafter.protocol import (
@@ -18,6 +19,7 @@ from services.edge.drafter.protocol import (
     decode_to_drafter,
     encode,
 )
+from services.edge.drafter.settings import LACKS_MEMORY
 
 
 def heard(edge: socket.socket) -> Iterator[ToDrafter]:
@@ -39,7 +41,14 @@ def draft(message: OpenReply | CommitTokens, base: int) -> bytes:
 def main(how: str, edge: socket.socket) -> int:
     if how == "silent":
         time.sleep(600)
+    if how == "forgetful":
+        return LACKS_MEMORY
     edge.sendall(encode_frame(encode(DrafterReady(how))))
+    if how.startswith("saving:"):
+        for _ in heard(edge):
+            pass
+        Path(how.partition(":")[2]).write_text("whole")
+        return 0
     if how == "deaf":
         time.sleep(600)
     if how == "babbling":

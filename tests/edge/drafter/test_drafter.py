@@ -324,3 +324,13 @@ def test_kv_is_right_whatever_happens_when(seed: int, target: int, num_blocks: i
         bench.close(number)
     assert bench.turn() is None
     assert bench.drafter.num_free_blocks == num_blocks
+
+
+def test_a_reply_that_the_draft_model_cannot_read_is_drafted_for_no_longer() -> None:
+    """A target of the same tokens with more padding behind them said one of it."""
+    bench = Bench(calibration=CREDULOUS)
+    bench.open(1, PROMPT, GREEDY)
+    bench.settle()
+    bench.drafter.commit(CommitTokens(1, (3, OPTIONS.vocabulary_size)), 0.0)
+    assert bench.drafter.num_sessions == 0
+    assert bench.turn() is None

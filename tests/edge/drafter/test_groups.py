@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from time import monotonic
+
 import pytest
 
 from outrider.engines.draft_calibration import DraftCalibration
 from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.sampling.params import SamplingParams
+from outrider.speculation.learnt import BINDING_BYTES, KeptGroups, LearntConfig
+from outrider.speculation.learnt_files import LearntKeeper
 from services.edge.drafter.calibration import GroupLearning
 from services.edge.drafter.drafter import Drafter
 from services.edge.drafter.protocol import CommitTokens, DraftSource, DraftUpdate, OpenReply
 from services.edge.drafter.settings import DrafterLimits
+from services.edge.drafter.worker import LearntSaver
 
 SECRET = [7, 8, 9, 10, 11, 12]
 # Without room for the model: what is drafted was read.
@@ -51,12 +57,67 @@ def test_how_often_drafts_are_right_is_known_within_a_group_alone() -> None:
     assert chance(b"a") == fresh
 
 
-def said(drafter: Drafter, number: int, reply: list[int], group: bytes) -> list[DraftUpdate]:
+def said(
+    drafter: Drafter, number: int, reply: list[int], group: bytes, *, lasts: bool = False
+) -> list[DraftUpdate]:
     """A chat, whose reply is this so far: the updates on it."""
-    drafter.open(OpenReply(number, (1, 2, 3), (), SamplingParams(), group=group), 0.0)
+    opening = OpenReply(number, (1, 2, 3), (), SamplingParams(), group=group, group_lasts=lasts)
+    drafter.open(opening, 0.0)
     updates: list[DraftUpdate] = []
     for token in reply:
         assert drafter.schedule(0.0) is None
         updates += drafter.take_updates(0.0)
         drafter.commit(CommitTokens(number, (token,)), 0.0)
     return updates
+
+
+def test_what_a_group_taught_is_there_after_a_restart() -> None:
+    kept = KeptGroups(bytes(BINDING_BYTES), 32, 1 << 20)
+
+    def started() -> Drafter:
+        learning = GroupLearning(restore=kept.restore)
+        return Drafter(
+            INFO, DrafterLimits(min_survival=0.05), DraftCalibration(), learning, kept.admit
+        )
+
+    first = started()
+    for number in range(1, 21):
+        for group in (b"a", b"b"):
+            said(first, number, SECRET, group, lasts=group == b"a")
+            first.close(number)
+    for _ in range(50):
+        calibration = first.learning.of(b"a", are_sampled=False)[1]
+        calibration.observe(DraftSource.MODEL, 0, 0.5, hit=False)
+    copies = list(kept.changed(first.learning))
+    assert [group for group, _ in copies] == [b"a"]
+    for group, learnt in copies:
+        kept.keep(*kept.packed(group, learnt))
+    again = started()
+    chances = [
+        drafter.learning.of(b"a", are_sampled=False)[1].probability(DraftSource.MODEL, 0, 0.5)
+        for drafter in (first, again)
+    ]
+    assert chances[1] == pytest.approx(chances[0], rel=1e-4)
+    assert said(again, 1, SECRET[:3], b"a") and not said(again, 2, SECRET[:3], b"b")
+
+
+def test_what_is_learnt_is_written_a_group_at_a_time(tmp_path: Path) -> None:
+    def opened() -> tuple[LearntKeeper, Drafter]:
+        keeper = LearntKeeper.open(tmp_path, bytes(BINDING_BYTES), 32, LearntConfig())
+        learning = GroupLearning(restore=keeper.kept.restore)
+        limits, admit = DrafterLimits(min_survival=0.05), keeper.kept.admit
+        return keeper, Drafter(INFO, limits, DraftCalibration(), learning, admit)
+
+    keeper, drafter = opened()
+    saver = LearntSaver(keeper, drafter.learning, interval_s=60.0)
+    for group in (b"a", b"b", b"c"):
+        said(drafter, 1, SECRET, group, lasts=True)
+        drafter.close(1)
+    now = monotonic()
+    saver.save_due(now)
+    assert not list(tmp_path.rglob("*.learnt")), "it is not due"
+    saver.save_due(now + 61.0)
+    saver.finish(now + 600.0)
+    assert len(list(tmp_path.rglob("*.learnt"))) == 3
+    again, _ = opened()
+    assert not any(again.kept.restore(group).is_empty for group in (b"a", b"b", b"c"))

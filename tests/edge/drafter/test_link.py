@@ -16,7 +16,8 @@ import pytest
 import uvloop
 from gguf import GGUFWriter
 
-from outrider.codec.frames import encode_frame
+from outrider.codec.frames import FrameDecoder, encode_frame
+from outrider.errors import InsufficientMemoryError
 from outrider.sampling.params import SamplingParams
 from outrider.telemetry.metrics import Metrics
 from outrider.testing import eventually, leak_check
@@ -24,13 +25,20 @@ from services.edge.drafter import link as link_module
 from services.edge.drafter.link import (
     FIRST_BACKOFF_S,
     MAX_BACKOFF_S,
+    MAX_MEMORY_TRIES,
     DrafterLink,
     RestartBackoff,
 )
 from services.edge.drafter.metrics import DROPPED, RESTARTS, STATE, DrafterMetrics, DrafterState
 from services.edge.drafter.process import DRAFTER
-from services.edge.drafter.protocol import DrafterStats, encode
+from services.edge.drafter.protocol import (
+    DrafterStats,
+    DrafterUnusable,
+    decode_from_drafter,
+    encode,
+)
 from services.edge.drafter.settings import DrafterConfig, DrafterLimits, DrafterSettings
+from services.edge.drafter.worker import unfit_for_ever
 from services.edge.models.labels import ModelLabels
 from services.edge.session.events import DrafterReport, OpenDrafter
 from tests.fidelity.models import Shape, weights, write
@@ -252,8 +260,8 @@ async def test_an_unfit_one_says_why_and_is_not_tried_again() -> None:
         assert mesh.sample(STATE) == DrafterState.UNUSABLE and mesh.sample(RESTARTS) == 0
 
 
-def test_one_that_lacks_memory_ends_so_that_it_is_tried_again(tmp_path: Path) -> None:
-    """Memory may be free later; nothing else about the model is wrong."""
+def test_one_that_can_never_have_its_memory_says_so(tmp_path: Path) -> None:
+    """No wait helps where the pool is larger than all memory that there is."""
     pieces = trained()
     shape = Shape(vocabulary=pieces.get_piece_size(), width=256, inner=256)
 
@@ -279,9 +287,39 @@ def test_one_that_lacks_memory_ends_so_that_it_is_tried_again(tmp_path: Path) ->
             timeout=START_S,
         )
         drafter.close()
-        assert "of memory are needed" in process.stdout + process.stderr
-        assert process.returncode == 1
-        assert edge.recv(1) == b""  # the edge was not told that it is unusable
+        assert process.returncode == 0, process.stderr
+        (payload,) = FrameDecoder().feed(edge.recv(1 << 16))
+    said = decode_from_drafter(payload)
+    assert isinstance(said, DrafterUnusable)
+    assert "of memory are needed" in said.reason and "no wait helps" in said.reason
+
+
+def test_memory_that_others_have_now_may_be_free_later() -> None:
+    error = InsufficientMemoryError.of(100 << 20, "100 MiB are needed")
+    assert unfit_for_ever(error, 200 << 20) == ""
+    assert unfit_for_ever(error, 0) == "", "nobody knows how much there is"
+    assert unfit_for_ever(InsufficientMemoryError("too little"), 1) == "", "or how much it takes"
+    assert "there are 50 MiB in all" in unfit_for_ever(error, 50 << 20)
+
+
+async def test_one_that_lacks_memory_is_tried_again_and_given_up_in_the_end() -> None:
+    waits: list[float] = []
+
+    async def pause(seconds: float) -> None:
+        waits.append(seconds)
+
+    async with linked(*odd("forgetful"), ready=False, pause=pause) as mesh:
+        await eventually(lambda: mesh.link.state is DrafterState.UNUSABLE, timeout_s=3 * START_S)
+        assert len(waits) == MAX_MEMORY_TRIES - 1 == mesh.sample(RESTARTS)
+        assert "too little memory" in mesh.link.reason and "drafter.model" in mesh.link.reason
+        assert mesh.sample(STATE) == DrafterState.UNUSABLE
+
+
+async def test_one_that_is_ready_is_given_time_to_save(tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    async with linked(*odd(f"saving:{saved}")) as mesh:
+        mesh.open(1)
+    assert saved.read_text() == "whole"
 
 
 PARENT = """
@@ -357,6 +395,16 @@ def test_waits_double_up_to_the_longest() -> None:
     backoff = RestartBackoff()
     waits = [backoff.ended(ran_s=1.0) for _ in range(9)]
     assert waits == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
+
+
+def test_lacks_of_memory_are_counted_in_a_row() -> None:
+    backoff = RestartBackoff()
+    for _ in range(3):
+        for _ in range(MAX_MEMORY_TRIES - 1):
+            assert backoff.ended(1.0, lacked_memory=True) is not None
+        assert backoff.ended(1.0) is not None, "it got its memory, and ended for another reason"
+    tries = [backoff.ended(1.0, lacked_memory=True) for _ in range(MAX_MEMORY_TRIES)]
+    assert None not in tries[:-1] and tries[-1] is None
 
 
 def test_one_that_ran_for_long_is_started_again_soon() -> None:

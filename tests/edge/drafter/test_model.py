@@ -41,7 +41,7 @@ def draft_file(
 ) -> Path:
     """Four of the target's layers and the head of its 2,000 most frequent ids: poor drafts."""
     target = model_store.ensure(DEFAULT_MODEL.source, sha256=DEFAULT_MODEL.sha256).path
-    table = shipped_table(vocabulary.digest)
+    table = shipped_table(vocabulary.tokens_digest)
     assert table is not None
     ids = sorted(int(i) for i in table.to_id[:2000])
     path = tmp_path_factory.mktemp("draft") / "poor.draft.gguf"

@@ -10,19 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.speculation.calibration import POSITION_BEGINS, Platt, SourceCalibrations
+from outrider.speculation.calibration import Platt, SourceCalibrations
 from services.edge.session.acceptance import (
     MAX_SOURCES,
     NUM_BUCKETS,
     Acceptance,
-    Averages,
     Calibration,
     Calibrations,
     DraftOutcome,
     GroupAverages,
     bucket_of,
 )
-from services.edge.session.draft_sources import CopyDrafter
 from services.edge.session.speedup_model import SessionConditions
 
 
@@ -88,16 +86,6 @@ def test_survival_never_rises(seen: list[tuple[int, bool]]) -> None:
     chances = acceptance.survival(20)
     assert chances == sorted(chances, reverse=True)
     assert all(0 <= acceptance.rate(bucket) <= 1 for bucket in range(NUM_BUCKETS))
-
-
-def test_what_the_drafter_has_corrected_is_not_corrected_again() -> None:
-    lines = (Platt(-2.0, 1.0),) * len(POSITION_BEGINS)
-    by_source = {CopyDrafter.SOURCE: lines, "model": lines}
-    shipped = SourceCalibrations(greedy=by_source, sampled=by_source)
-    for sampled in (False, True):
-        known = Averages(shipped).calibrations(sampled=sampled)
-        assert known.chance("model", 0.6, 0) == pytest.approx(0.6)
-        assert known.chance(CopyDrafter.SOURCE, 0.6, 0) == pytest.approx(lines[0].chance(0.6))
 
 
 def test_groups_share_what_the_region_is_like_and_nothing_that_follows_from_words() -> None:

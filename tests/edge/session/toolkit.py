@@ -65,7 +65,7 @@ def new_reply(params: SamplingParams) -> ReplyText:
 def tools(drafter: ScriptedDrafter | None = None) -> ReplyTools:
     return ReplyTools(
         new_reply=new_reply,
-        new_drafter=lambda: drafter or ScriptedDrafter(),
+        new_drafter=lambda needs: drafter or ScriptedDrafter(),
         token_bytes=lambda token: TABLE[token],
         stop_ids=frozenset({EOS}),
     )

@@ -64,7 +64,7 @@ class Borrowed:
 
 
 def coder_of(vocabulary: Vocabulary) -> TokenCoder:
-    return TokenCoder(vocabulary.digest, vocabulary.size, shipped_table(vocabulary.digest))
+    return TokenCoder(vocabulary.digest, vocabulary.size, shipped_table(vocabulary.tokens_digest))
 
 
 def loaded(engine: Engine, vocabulary: Vocabulary) -> LoadedModel:

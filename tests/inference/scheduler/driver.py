@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.sampling.params import SamplingParams
+from outrider.speculation.learnt import KeptGroups
 from services.inference.reference import generate
 from services.inference.scheduler.batch import Batch
 from services.inference.scheduler.limits import SchedulerLimits
@@ -76,11 +77,14 @@ class Driver:
     """Runs a scheduler tick by tick on a clock that only calls and `now` move."""
 
     def __init__(
-        self, options: FakeOptions | None = None, limits: SchedulerLimits | None = None
+        self,
+        options: FakeOptions | None = None,
+        limits: SchedulerLimits | None = None,
+        kept: KeptGroups | None = None,
     ) -> None:
         self.engine = FakeEngine(options or FakeOptions(min_rows=2))
         self.limits = limits or SchedulerLimits()
-        self.scheduler = Scheduler(self.engine.info, self.limits, new_reply)
+        self.scheduler = Scheduler(self.engine.info, self.limits, new_reply, kept=kept)
         self.now = 100.0
         self.peers: dict[int, Peer] = {}
         self.batches: list[Batch] = []

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.engines.fake import FakeOptions
+from outrider.speculation.learnt import BINDING_BYTES, NOTHING, KeptGroups
 from outrider.speculation.suffix_drafter import SuffixDrafter
 from outrider.speculation.verification import Verification
 from services.inference.scheduler.draft_sources import (
@@ -389,3 +390,36 @@ def test_groups_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for group in range(1, 5):
         statistics.of(b"%d" % group)
     assert len(statistics._acceptances) == 3 and statistics.of(b"1").edge_acceptance is not first
+
+
+def test_what_a_group_taught_is_there_after_a_restart() -> None:
+    kept = KeptGroups(bytes(BINDING_BYTES), OPTIONS.vocabulary_size, 1 << 20)
+    first = Driver(OPTIONS, kept=kept)
+    for number in range(4):
+        first.open(request(number, cache_salt=b"a", group_lasts=True, region_drafts=True))
+        first.open(request(10 + number, cache_salt=b"b", region_drafts=True))
+        first.finish()
+    copies = first.scheduler.take_learnt()
+    assert [group for group, _ in copies] == [b"a"], "of groups whose names last"
+    assert first.scheduler.take_learnt() == []
+    for group, learnt in copies:
+        kept.keep(*kept.packed(group, learnt))
+    again = Driver(OPTIONS, kept=kept)
+    peer = again.open(request(99, cache_salt=b"a", region_drafts=True))
+    again.finish()
+    assert len(peer.commits) < 0.8 * len(commits(b"a", num_before=0))
+    stranger = again.open(request(98, cache_salt=b"b", region_drafts=True))
+    again.finish()
+    assert len(stranger.commits) == len(commits(b"b", num_before=0))
+
+
+def test_the_rate_of_a_groups_edges_is_kept() -> None:
+    table = GroupStatisticsTable()
+    for _ in range(20):
+        table.of(b"a").edge_acceptance.observe(3, 0)
+    learnt = table.learnt_of(b"a")
+    again = GroupStatisticsTable(restore=lambda group: learnt if group == b"a" else NOTHING)
+    rates = [it.of(b"a").edge_acceptance.rate for it in (table, again)]
+    assert rates[0] == pytest.approx(rates[1]) and rates[0] < 0.2
+    assert again.of(b"b").edge_acceptance.rate > 0.5
+    assert (again.version_of(b"a"), table.version_of(b"a")) == (0, 20)

@@ -55,7 +55,7 @@ def chat(number: int, content: str, role: str = "user") -> inference_pb2.Session
 
 
 def prompt_of(opening: inference_pb2.OpenSession, vocabulary: Vocabulary) -> list[int]:
-    coder = TokenCoder(vocabulary.digest, vocabulary.size, shipped_table(vocabulary.digest))
+    coder = TokenCoder(vocabulary.digest, vocabulary.size, shipped_table(vocabulary.tokens_digest))
     return list(coder.decode(token_block_from_proto(opening.ids.tail), max_count=1000))
 
 

@@ -20,7 +20,7 @@ CODER = TokenCoder(DIGEST, SIZE, TABLE)
 
 def reader() -> TokenIdReader:
     made = TokenIdReader()
-    made.add_table(TABLE)
+    made.add_table(DIGEST, TABLE)
     return made
 
 
@@ -50,5 +50,5 @@ def test_what_cannot_be_read_is_nothing(
 
 def test_a_vocabulary_without_a_table_is_learned_as_that() -> None:
     made = TokenIdReader()
-    made.add_table(None)
+    made.add_table(DIGEST, None)
     assert made.read(TokenCodec.RANK_VARINT, 1, b"\x01", DIGEST) == b""

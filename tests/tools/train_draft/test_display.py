@@ -79,7 +79,7 @@ def guess(ids: list[int], rtt_s: float, calibration: DraftCalibration = SURE) ->
 def replay() -> Iterator[DisplayReplay]:
     tools = ReplyTools(
         new_reply=lambda params: ReplyText(params, {STOP}, Words()),
-        new_drafter=lambda: CopyDrafter(512),
+        new_drafter=lambda needs: CopyDrafter(512),
         token_bytes=lambda token: word(token).encode(),
         stop_ids=frozenset({STOP}),
     )

@@ -139,7 +139,7 @@ class Mesh:
     def _tools(self, averages: Averages) -> ReplyTools:
         return ReplyTools(
             new_reply=lambda params: ReplyText(params, {letters.STOP_ID}, Words()),
-            new_drafter=lambda: VirtualDrafter(self, self.truth),
+            new_drafter=lambda needs: VirtualDrafter(self, self.truth),
             token_bytes=lambda token: word(token).encode(),
             stop_ids=frozenset({letters.STOP_ID}),
             averages=lambda group: averages,

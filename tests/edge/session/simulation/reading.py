@@ -53,7 +53,7 @@ class Reading:
         known = averages or Averages()
         tools = ReplyTools(
             new_reply=lambda params: ReplyText(params, {letters.STOP_ID}, Words()),
-            new_drafter=lambda: VirtualDrafter(self, self._truth, boast=boast),
+            new_drafter=lambda needs: VirtualDrafter(self, self._truth, boast=boast),
             token_bytes=lambda token: word(token).encode(),
             stop_ids=frozenset({letters.STOP_ID}),
             averages=lambda group: known,

@@ -1,0 +1,267 @@
+"""What trust groups' replies taught, in the form in which it outlives a process (pure).
+
+Statistics live in the stores of the process that drafts, and die with it. Of a group whose name is
+the same after a restart a copy is kept: which token often follows which, and how often drafts were
+right. `KeptGroups` has the copies, bounded in bytes; `learnt_files` puts them on disk.
+
+A copy is bound to its model by a digest and says nothing to another one. Shipped tables are the
+beginning of a group that has no copy.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from math import isfinite
+from typing import Final, Protocol, TypeAlias
+
+import numpy as np
+
+from outrider.errors import ArtifactCorruptError, ConfigError
+from outrider.speculation.ngrams import Table, unpack
+
+BINDING_BYTES: Final = 32
+NUM_ORDERS: Final = 3
+"""Contexts of 1 to 3 tokens are kept: their keys fit 64 bits."""
+MAX_ENTRIES_PER_ORDER: Final = 8192
+"""Of one group, the most confident ones: 12 bytes each, so a copy has 300 KB at most."""
+LEAST_CONFIDENCE: Final = 2
+"""A successor that was seen once is not kept: it is right too seldom."""
+MAX_ADMITTED: Final = 1024
+"""Groups of which is known that their names last."""
+MAX_NUMBERS_BYTES: Final = 1 << 16
+
+_MAGIC: Final = b"ORLG"
+_VERSION: Final = 1
+_HEADER: Final = struct.Struct(f"<4sH{BINDING_BYTES}s{NUM_ORDERS}III")
+"""Magic, version, binding, entries per order, bytes of the numbers, CRC-32 of what follows."""
+HEADER_BYTES: Final = _HEADER.size
+"""The last four are the checksum."""
+_ENTRY_BYTES: Final = 12
+_NAME_BYTES: Final = 16
+
+Numbers: TypeAlias = Mapping[str, Sequence[float]]
+
+
+@dataclass(frozen=True, slots=True)
+class LearntConfig:
+    """What is kept of what replies taught: table `learnt`."""
+
+    keep: bool = True
+    """Whether what a trust group's replies taught is kept for the next start. Only groups whose
+    names last are: those of edges with a cache_salt_key, and of them no single connections."""
+    max_bytes: int = 32 << 20
+    """Size of all files together; the groups that were saved longest ago are dropped first."""
+    save_interval_s: float = 60.0
+    """Time between two savings; what was learnt since is lost if the process is killed."""
+
+    def __post_init__(self) -> None:
+        if self.max_bytes < 0:
+            raise ConfigError(f"learnt.max_bytes is {self.max_bytes}: it cannot be negative.")
+        if not self.save_interval_s > 0:
+            raise ConfigError(
+                f"learnt.save_interval_s is {self.save_interval_s:g}: set it above 0; keep = "
+                "false saves nothing."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Learnt:
+    """What one group's replies taught."""
+
+    tables: Sequence[Table] = ()
+    """Successors by context, one table per order."""
+    numbers: Numbers = field(default_factory=dict)
+    """Rates and calibrations, by the name of what they are of."""
+
+    @property
+    def is_empty(self) -> bool:
+        return not any(self.tables) and not self.numbers
+
+
+NOTHING: Final = Learnt()
+Restore: TypeAlias = Callable[[bytes], Learnt]
+"""What is kept of a group; NOTHING for one of which nothing is."""
+
+
+def nothing(group: bytes) -> Learnt:
+    """For stores without copies."""
+    return NOTHING
+
+
+class GroupStatistics(Protocol):
+    """The statistics that a process has by group."""
+
+    def version_of(self, group: bytes) -> int:
+        """Changes with what the group has learnt; 0: nothing since the process began."""
+
+    def learnt_of(self, group: bytes) -> Learnt:
+        """A copy that does not change any more."""
+
+
+def binding_of(*parts: bytes) -> bytes:
+    """The digest that binds copies to a model: what `parts` say, such as its vocabulary and
+    identity."""
+    digest = blake2b(digest_size=BINDING_BYTES, person=b"learnt")
+    for part in parts:
+        digest.update(len(part).to_bytes(4, "little") + part)
+    return digest.digest()
+
+
+def name_of(group: bytes, binding: bytes) -> str:
+    """Under which a group's copy is kept. Nobody learns the group's own name from it."""
+    return blake2b(group, key=binding, digest_size=_NAME_BYTES, person=b"group").hexdigest()
+
+
+def to_bytes(learnt: Learnt, binding: bytes) -> bytes:
+    """The file form: header, keys (u64), values (u32), numbers as JSON."""
+    numbers = json.dumps(
+        {name: [float(f"{value:.6g}") for value in row] for name, row in learnt.numbers.items()},
+        separators=(",", ":"),
+    ).encode()
+    if len(numbers) > MAX_NUMBERS_BYTES:
+        numbers = b"{}"
+    kept = [_most_confident(table) for table in learnt.tables[:NUM_ORDERS]]
+    kept += [_most_confident({})] * (NUM_ORDERS - len(kept))
+    body = b"".join(keys.tobytes() for keys, _ in kept)
+    body += b"".join(values.tobytes() for _, values in kept) + numbers
+    counts = [len(keys) for keys, _ in kept]
+    return _HEADER.pack(_MAGIC, _VERSION, binding, *counts, len(numbers), zlib.crc32(body)) + body
+
+
+def check(data: bytes, binding: bytes) -> None:
+    """Raises ArtifactCorruptError unless these bytes are whole and of this model."""
+    try:
+        magic, version, bound, *counts, num_numbers, crc = _HEADER.unpack_from(data)
+    except struct.error as error:
+        raise ArtifactCorruptError(f"a copy of what was learnt is cut off: {error}") from error
+    body = memoryview(data)[_HEADER.size :]
+    if magic != _MAGIC or version != _VERSION or bound != binding:
+        raise ArtifactCorruptError("a copy of what was learnt is of another release or model")
+    if max(counts) > MAX_ENTRIES_PER_ORDER or num_numbers > MAX_NUMBERS_BYTES:
+        raise ArtifactCorruptError("a copy of what was learnt is larger than any that is written")
+    if len(body) != _ENTRY_BYTES * sum(counts) + num_numbers or crc != zlib.crc32(body):
+        raise ArtifactCorruptError("a copy of what was learnt fails its checksum")
+
+
+def from_bytes(data: bytes, binding: bytes, vocabulary_size: int) -> Learnt:
+    """Reads the file form. Raises ArtifactCorruptError."""
+    check(data, binding)
+    *counts, num_numbers, _ = _HEADER.unpack_from(data)[3:]
+    total = sum(counts)
+    keys = np.frombuffer(data, "<u8", total, offset=_HEADER.size)
+    values = np.frombuffer(data, "<u4", total, offset=_HEADER.size + 8 * total)
+    if total and unpack(int(values.max()))[0] >= vocabulary_size:
+        raise ArtifactCorruptError("a copy of what was learnt has ids outside the vocabulary")
+    ends = np.cumsum(counts).tolist()
+    tables = tuple(
+        dict(zip(keys[end - n : end].tolist(), values[end - n : end].tolist(), strict=True))
+        for end, n in zip(ends, counts, strict=True)
+    )
+    try:
+        read = json.loads(data[len(data) - num_numbers :])
+        numbers = {str(name): tuple(map(float, row)) for name, row in read.items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ArtifactCorruptError(f"numbers that were learnt are damaged: {error}") from error
+    if not all(isfinite(value) for row in numbers.values() for value in row):
+        raise ArtifactCorruptError("numbers that were learnt are not finite")
+    return Learnt(tables, numbers)
+
+
+def row_of(numbers: Numbers, name: str, length: int, low: float, high: float) -> list[float] | None:
+    """The row of this name if it has this length and all its values lie in [low, high]."""
+    row = numbers.get(name, ())
+    if len(row) != length or not all(low <= value <= high for value in row):
+        return None
+    return list(row)
+
+
+def _most_confident(table: Table) -> tuple[np.ndarray, np.ndarray]:
+    """Keys and values of what is kept of a table, in its order."""
+    keys = np.fromiter(table.keys(), "<u8", len(table))
+    values = np.fromiter(table.values(), "<u4", len(table))
+    confidence = values & 15
+    chosen = np.flatnonzero(confidence >= LEAST_CONFIDENCE)
+    if len(chosen) > MAX_ENTRIES_PER_ORDER:
+        # Of equals the ones learnt last, which stand last.
+        order = np.argsort(confidence[chosen], kind="stable")
+        chosen = np.sort(chosen[order[-MAX_ENTRIES_PER_ORDER:]])
+    return keys[chosen], values[chosen]
+
+
+class KeptGroups:
+    """Copies of one model's groups, the most recently saved ones, and which groups may have one.
+
+    `restore`, `admit` and `changed` belong to the thread whose statistics they are; `keep` may be
+    called by another one.
+    """
+
+    def __init__(self, binding: bytes, vocabulary_size: int, max_bytes: int) -> None:
+        """`max_bytes`: of all copies together; 0: nothing is kept."""
+        self.binding = binding
+        self._vocabulary_size = vocabulary_size
+        self._max_bytes = max_bytes
+        self._copies: dict[str, bytes] = {}
+        self._num_bytes = 0
+        self._admitted: OrderedDict[bytes, int] = OrderedDict()
+        """Group to the version of its statistics at their last copy."""
+        self._last: tuple[bytes, bytes, Learnt] = (b"", b"", NOTHING)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all copies."""
+        return self._num_bytes
+
+    def __len__(self) -> int:
+        return len(self._copies)
+
+    def restore(self, group: bytes) -> Learnt:
+        """What is kept of a group."""
+        data = self._copies.get(name_of(group, self.binding)) if group else None
+        if data is None:
+            return NOTHING
+        if self._last[0] != group or self._last[1] is not data:
+            try:
+                learnt = from_bytes(data, self.binding, self._vocabulary_size)
+            except ArtifactCorruptError:
+                learnt = NOTHING  # its checksum is right, so another release wrote it
+            self._last = (group, data, learnt)
+        return self._last[2]
+
+    def admit(self, group: bytes) -> None:
+        """The group's name is the same after a restart: what it learns may be kept."""
+        if group and self._max_bytes:
+            self._admitted.setdefault(group, 0)
+            self._admitted.move_to_end(group)
+            if len(self._admitted) > MAX_ADMITTED:
+                self._admitted.popitem(last=False)
+
+    def changed(self, statistics: GroupStatistics) -> Iterator[tuple[bytes, Learnt]]:
+        """A copy of each admitted group that has learnt something since its last one. Take one at a
+        time where the thread has other work."""
+        for group, before in list(self._admitted.items()):
+            version = statistics.version_of(group)
+            if version not in (0, before):
+                self._admitted[group] = version
+                self._admitted.move_to_end(group)  # the others first next time
+                learnt = statistics.learnt_of(group)
+                if not learnt.is_empty:
+                    yield group, learnt
+
+    def packed(self, group: bytes, learnt: Learnt) -> tuple[str, bytes]:
+        """Name and bytes of a copy; takes milliseconds."""
+        return name_of(group, self.binding), to_bytes(learnt, self.binding)
+
+    def keep(self, name: str, data: bytes) -> None:
+        """Put this copy in the place of the one before; the oldest ones are dropped beyond
+        `max_bytes`."""
+        self._num_bytes += len(data) - len(self._copies.pop(name, b""))
+        self._copies[name] = data
+        while self._num_bytes > self._max_bytes and self._copies:
+            oldest = next(iter(self._copies))
+            self._num_bytes -= len(self._copies.pop(oldest))

@@ -1,0 +1,81 @@
+"""What an edge learns from the chats of one model, per trust group (pure).
+
+How often drafts were right, and, where no drafter process does it, which tokens often follow which
+in the group's replies: with those even a model without a draft of its own is drafted for beyond
+copies of each chat's own text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from outrider.speculation.calibration import SourceCalibrations
+from outrider.speculation.learnt import Learnt, Restore, nothing
+from outrider.speculation.ngram_store import NgramStore
+from outrider.speculation.ngrams import NgramPrior
+from services.edge.session.acceptance import MAX_GROUPS, Averages, GroupAverages
+from services.edge.session.draft_sources import PHRASE_SOURCE, CopyDrafter, DrafterNeeds
+
+MAX_ENTRIES = 1 << 18
+"""Contexts of all groups of a model together: some 40 MB."""
+_SHIPPED_AS: Final = {CopyDrafter.SOURCE: "copy", PHRASE_SOURCE: "suffix"}
+"""Names in files of calibrations by source."""
+
+
+class EdgeLearning:
+    """One model's. Nothing passes from one group to another."""
+
+    def __init__(
+        self,
+        max_context_tokens: int,
+        prior: NgramPrior | None = None,
+        shipped: SourceCalibrations | None = None,
+        *,
+        is_drafted_for: Callable[[], bool] = lambda: False,
+        restore: Restore = nothing,
+        max_entries: int = MAX_ENTRIES,
+        max_groups: int = MAX_GROUPS,
+    ) -> None:
+        """`prior` and `shipped`: where every group begins. `is_drafted_for`: whether a drafter
+        process is there, which learns the n-grams; chats that begin then copy their own text alone.
+        `restore`: what was kept of a group."""
+        own = None if shipped is None else _of_edge(shipped)
+        self._max_context_tokens = max_context_tokens
+        self._is_drafted_for = is_drafted_for
+        self._averages = GroupAverages(own, max_groups, restore)
+        self._ngrams = NgramStore(
+            prior, max_entries=max_entries, max_salts=max_groups, restore=restore
+        )
+
+    def averages(self, group: bytes) -> Averages:
+        """How often drafts were right in the group's chats."""
+        return self._averages.of(group)
+
+    def new_drafter(self, needs: DrafterNeeds) -> CopyDrafter:
+        """For one chat of a group."""
+        statistics = None if self._is_drafted_for() else self._ngrams.of(needs.group)
+        return CopyDrafter(self._max_context_tokens, needs, statistics)
+
+    def version_of(self, group: bytes) -> int:
+        """As learnt.GroupStatistics."""
+        averages = self._averages.known(group)
+        statistics = self._ngrams.known(group)
+        chains = averages.acceptance.version if averages is not None else 0
+        return chains + (statistics.version if statistics is not None else 0)
+
+    def learnt_of(self, group: bytes) -> Learnt:
+        """As learnt.GroupStatistics."""
+        numbers = self._averages.of(group).numbers()
+        learnt = self._ngrams.of(group).learnt()
+        return Learnt(learnt.tables, numbers | dict(learnt.numbers))
+
+
+def _of_edge(shipped: SourceCalibrations) -> SourceCalibrations:
+    """Of the edge's own sources; those of the drafter process come with calibrated confidences."""
+    return SourceCalibrations(
+        *(
+            {own: kind[name] for own, name in _SHIPPED_AS.items() if name in kind}
+            for kind in (shipped.greedy, shipped.sampled)
+        )
+    )
