@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from gguf import GGUFReader, GGUFWriter
 
+from bench.harness.model_folder import write_folder
 from outrider.engines.base import SequenceSlice
 from outrider.engines.config import EngineConfig
 from outrider.engines.draft_loading import load_draft
@@ -21,7 +22,6 @@ from outrider.models import catalog
 from outrider.models.catalog import ModelSpec, load_catalog, lookup
 from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import load_vocabulary
-from tests.engines.openvino.test_folder import write_folder
 from tests.fidelity.models import Shape, weights, write
 from tests.models.sentencepieces import add_vocabulary, trained
 from tools.train_draft import __main__ as command
