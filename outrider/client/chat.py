@@ -224,7 +224,6 @@ class Chat(AsyncIterator[Event]):
             async with asyncio.timeout_at(self._due()) as self._limit:
                 await asyncio.sleep(delay_s)
                 connection = await self._link.usable()
-            self._send(connection)
         except TimeoutError:
             passed = "it was cancelled" if self._is_cancelled else "its deadline passed"
             kind = CancelledError if self._is_cancelled else DeadlineError
@@ -234,8 +233,17 @@ class Chat(AsyncIterator[Event]):
         except Exception as defect:
             # Whoever reads would wait for ever.
             self._over(OutriderError(f"the client failed to reconnect: {defect!r}"))
+        else:
+            self._send_again(connection)
         finally:
             self._limit = None
+
+    def _send_again(self, connection: ClientConnection) -> None:
+        try:
+            self._send(connection)
+        except OutriderError as error:
+            # Lost again since it was handed out: another try, while there is time.
+            self._failed(error, cut_off=True)
 
     def _due(self) -> float | None:
         """When a chat that is cut off has to be over; None: no sooner than its recovery says."""

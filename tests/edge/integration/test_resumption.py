@@ -19,6 +19,7 @@ from outrider.client import (
     Resumed,
     SamplingParams,
 )
+from outrider.client.connection import ClientConnection
 from outrider.models.vocabulary import Vocabulary
 from outrider.telemetry.metrics import Metrics
 from outrider.testing import eventually
@@ -66,6 +67,31 @@ async def test_a_lost_connection_is_replaced_and_the_chat_goes_on(
         assert 0 < resumed.pause_ms < (time.monotonic() - began) * 1e3
         assert len(mesh.region.opened) == 1, "the edge had kept the chat going"
         assert mesh.region.cancelled == []
+        await mesh.settled()
+
+
+async def test_a_connection_lost_as_soon_as_it_is_there_is_one_more_try(
+    words: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+        mesh.region.hold_at = 6
+        mesh.region.gate.clear()
+        chat = await start(client)
+        usable, handed_out = client._link.usable, []
+
+        async def lost_meanwhile() -> ClientConnection:
+            handed_out.append(await usable())
+            if len(handed_out) == 1:
+                cut(client)
+            return handed_out[-1]
+
+        monkeypatch.setattr(client._link, "usable", lost_meanwhile)
+        cut(client)
+        await eventually(lambda: len(handed_out) == 2)
+        mesh.region.gate.set()
+        events = await whole(chat)
+        assert kinds(events).count(Interrupted) == kinds(events).count(Resumed) == 1
+        assert len(mesh.region.opened) == 1
         await mesh.settled()
 
 
