@@ -108,7 +108,7 @@ def main(settings: DrafterSettings, connection: socket.socket, edge_pid: int) ->
     spec = lookup(settings.model)
     vocabulary = load_vocabulary(spec, _store(settings))
     tokens = vocabulary.tokens_digest
-    weights = spec.sha256 or _store(settings).recorded(spec.source)
+    weights = _store(settings).weights_of(spec)
     parts = (vocabulary.digest, weights.encode(), draft.name.encode())
     keeper = LearntKeeper.open(
         Path(settings.learnt_folder),
