@@ -233,7 +233,8 @@ class EdgeModels:
         log.info("model unloaded", model=key.name, evicted=is_eviction)
         del self._loaded[key]
         self.tokenizing.retire(model.encoder)
-        if all(other.name != key.name for other in self._loaded):
+        others = {*self._loaded, *self._tasks} - {key}
+        if all(other.name != key.name for other in others):
             self._telemetry.forget_model(key.name)  # no drafter of it runs
         if is_eviction:
             self._telemetry.model_evicted(key.name)
