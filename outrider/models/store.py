@@ -26,6 +26,7 @@ from outrider.errors import (
     ConfigError,
     ModelStoreError,
 )
+from outrider.models.definitions import ModelSpec
 from outrider.models.disk.derived import build_once, check_name
 from outrider.models.disk.fetch import PartialFetch, PullProgress, ReportProgress, ignore_progress
 from outrider.models.disk.files import empty_directory, exclusive, file_sha256, sync_directory
@@ -156,6 +157,11 @@ class ModelStore:
         except ArtifactCorruptError:
             return ""  # a damaged entry pins nothing; the pull replaces it
         return entry.sha256 if entry is not None else ""
+
+    def weights_of(self, spec: ModelSpec) -> str:
+        """What tells a model's weights from others', as far as that is known without a look at the
+        file: their sha256, or its name where they were never pulled."""
+        return spec.sha256 or self.recorded(spec.source) or spec.name
 
     def built(self, artifact: Artifact, prefix: str) -> tuple[Path, ...]:
         """The directories built from an artifact whose names begin so, the last built last; not

@@ -56,7 +56,8 @@ class LearntConfig:
     """Whether what a trust group's replies taught is kept for the next start. Only groups whose
     names last are: those of edges with a cache_salt_key, and of them no single connections."""
     max_bytes: int = 32 << 20
-    """Size of all files together; the groups that were saved longest ago are dropped first."""
+    """Size of all files together, and of the copies in memory of each loaded model; the groups that
+    were saved longest ago are dropped first."""
     save_interval_s: float = 60.0
     """Time between two savings; what was learnt since is lost if the process is killed."""
 
@@ -166,7 +167,7 @@ def from_bytes(data: bytes, binding: bytes, vocabulary_size: int) -> Learnt:
     try:
         read = json.loads(data[len(data) - num_numbers :])
         numbers = {str(name): tuple(map(float, row)) for name, row in read.items()}
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ArtifactCorruptError(f"numbers that were learnt are damaged: {error}") from error
     if not all(isfinite(value) for row in numbers.values() for value in row):
         raise ArtifactCorruptError("numbers that were learnt are not finite")
@@ -245,6 +246,8 @@ class KeptGroups:
         """A copy of each admitted group that has learnt something since its last one. Take one at a
         time where the thread has other work."""
         for group, before in list(self._admitted.items()):
+            if group not in self._admitted:
+                continue  # others were admitted since the last one was taken
             version = statistics.version_of(group)
             if version not in (0, before):
                 self._admitted[group] = version

@@ -2,7 +2,9 @@
 
 A folder per model, in it a file per group. A file is written beside its place and renamed, so that
 a process killed at any moment leaves whole files; a damaged one is passed over and overwritten.
-All folders under one root share a bound: beyond it the files written longest ago are removed.
+All folders under one root share a bound: beyond it the files written longest ago are removed. Every
+process that writes looks after it whenever it has written a sixteenth of it, so that files may take
+so much more for each of them.
 """
 
 from __future__ import annotations
@@ -23,8 +25,12 @@ from outrider.speculation.learnt import KeptGroups, Learnt, LearntConfig, check
 
 _SUFFIX: Final = ".learnt"
 _PARTIAL: Final = ".partial"
-_STALE_PARTIAL_S: Final = 600.0
-"""A file that was not renamed for so long is of a process that was killed."""
+_STALE_S: Final = 600.0
+"""A file that was not renamed for so long is of a process that was killed; a folder that was empty
+for so long, of a model that is not served any more."""
+_PARTS: Final = 16
+"""The bound is looked after once such a part of it was written: every look at it reads the sizes
+and times of all files."""
 _FILE_BYTES: Final = 4096
 """A file counts at least so much: the file system's block."""
 _MAX_FILE_BYTES: Final = 1 << 20
@@ -48,6 +54,8 @@ class LearntFiles:
         self._folder = root / binding.hex()[:32]
         self._binding = binding
         self._max_bytes = max_bytes
+        self._num_unchecked = max_bytes
+        """Bytes written since the last look at the bound; as if all of it had been, at first."""
 
     def load(self, kept: KeptGroups) -> None:
         """Take what is there; where that is too much, the files written last."""
@@ -67,7 +75,10 @@ class LearntFiles:
         """Write these, each in one step, and drop what is too much. Raises OSError."""
         for name, data in files:
             self._write(self._folder / f"{name}{_SUFFIX}", data)
-        self._drop()
+            self._num_unchecked += max(len(data), _FILE_BYTES)
+        if self._num_unchecked * _PARTS >= self._max_bytes:
+            self._num_unchecked = 0
+            self._drop()
 
     def _write(self, path: Path, data: bytes) -> None:
         path.parent.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
@@ -93,28 +104,38 @@ class LearntFiles:
         newest = found[0].written_at if found else 0.0
         for folder in _folders(self._root):
             for partial in _files(folder, _PARTIAL):
-                if newest - partial.written_at > _STALE_PARTIAL_S:
+                if newest - partial.written_at > _STALE_S:
                     partial.path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # most are not empty
+                if newest - folder.stat().st_mtime > _STALE_S:
+                    folder.rmdir()
 
 
 class LearntKeeper:
     """One model's copies and their files: loaded at the start, saved at intervals and at a stop."""
 
-    def __init__(self, kept: KeptGroups, files: LearntFiles) -> None:
-        self.kept = kept
-        self._files = files
+    def __init__(
+        self, root: Path, binding: bytes, vocabulary_size: int, config: LearntConfig
+    ) -> None:
+        """Without what is there, until `load`."""
+        self._max_bytes = config.max_bytes if config.keep else 0
+        self.kept = KeptGroups(binding, vocabulary_size, self._max_bytes)
+        self._files = LearntFiles(root, binding, self._max_bytes)
 
     @classmethod
     def open(
         cls, root: Path, binding: bytes, vocabulary_size: int, config: LearntConfig
     ) -> LearntKeeper:
         """With what is there. Blocks."""
-        max_bytes = config.max_bytes if config.keep else 0
-        kept = KeptGroups(binding, vocabulary_size, max_bytes)
-        files = LearntFiles(root, binding, max_bytes)
-        if max_bytes:
-            files.load(kept)
-        return cls(kept, files)
+        keeper = cls(root, binding, vocabulary_size, config)
+        keeper.load()
+        return keeper
+
+    def load(self) -> None:
+        """Take what is there, before any group's statistics begin. Blocks: for up to a second
+        where there are thousands of files."""
+        if self._max_bytes:
+            self._files.load(self.kept)
 
     def save(self, copies: Sequence[tuple[bytes, Learnt]]) -> None:
         """Keep these copies and write them. Blocks, and never fails: what cannot be written is
@@ -134,10 +155,17 @@ class LearntKeeper:
         interval_s: float,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """Save what `take` returns, at intervals, until cancelled."""
+        """Save what `take` returns, at intervals, until cancelled. A saving that has begun is
+        ended first: `take` does not return the same copies again, and no two may write at a
+        time."""
         while True:
             await sleep(interval_s)
-            await self.save_now(take)
+            saving = asyncio.ensure_future(self.save_now(take))
+            try:
+                await asyncio.shield(saving)
+            except asyncio.CancelledError:
+                await saving
+                raise
 
     async def save_now(self, take: Callable[[], Awaitable[Copies]]) -> None:
         """Save what `take` returns, in a thread, until it returns nothing more."""

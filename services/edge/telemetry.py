@@ -165,7 +165,7 @@ class EdgeTelemetry:
         self._metrics.counter(MODEL_EVICTIONS).add(1, self.labels.of(model))
 
     def forget_model(self, model: str) -> None:
-        """A model is not served any more: gauges do not tell of it."""
+        """A model is not loaded any more: gauges do not tell of it."""
         self.labels.forget(model)
 
     def detached(self, count: int) -> None:

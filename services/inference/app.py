@@ -183,8 +183,7 @@ class Replica:
         metrics: Metrics,
         tls: Tls = PLAINTEXT,
     ) -> None:
-        """Reads what was learnt before, which blocks for tens of milliseconds. Raises ConfigError
-        if the limits cannot serve this engine or the port is taken."""
+        """Raises ConfigError if the limits cannot serve this engine or the port is taken."""
         self.config = config
         limits = config.scheduler
         contract = _contract(config, model)
@@ -219,7 +218,9 @@ class Replica:
         return not problem, problem or f"serving {self.config.replica}"
 
     async def start(self) -> None:
-        """Begin to serve; stop() has to follow."""
+        """Take what was learnt before and begin to serve; stop() has to follow."""
+        for keeper in self._keepers:
+            await asyncio.to_thread(keeper.load)
         self.runner.start()
         if self.config.learnt.keep:
             self._saving = [
@@ -361,7 +362,7 @@ def _keeper(config: InferenceConfig, model: LoadedModel, instance: int) -> Learn
     parts = (config.replica.encode(), str(instance).encode())
     binding = binding_of(b"inference", model.vocabulary_digest, model.identity, *parts)
     size = model.engines[instance].info.vocabulary_size
-    return LearntKeeper.open(config.state_dir / "learnt", binding, size, config.learnt)
+    return LearntKeeper(config.state_dir / "learnt", binding, size, config.learnt)
 
 
 def _contract(config: InferenceConfig, model: LoadedModel) -> Contract:

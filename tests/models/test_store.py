@@ -17,6 +17,7 @@ from outrider.errors import (
     SourceError,
 )
 from outrider.models.catalog import DEFAULT_MODEL
+from outrider.models.definitions import ModelSpec
 from outrider.models.disk.fetch import PullProgress
 from outrider.models.store import ModelStore, default_root
 from tests.models.sources.web_server import Site, serve
@@ -114,6 +115,16 @@ def test_a_corrupt_artifact_is_not_replaced_by_other_bytes(
         store.ensure(f"file:{original}")
     assert published(store) == [artifact.sha256]
     assert unfinished(store) == []
+
+
+def test_models_are_told_apart_by_their_weights_or_else_by_name(
+    store: ModelStore, original: Path
+) -> None:
+    a, b = (ModelSpec(name, f"file:{original}") for name in ("a", "b"))
+    assert [store.weights_of(spec) for spec in (a, b)] == ["a", "b"], "nobody knows theirs"
+    artifact = store.pull(a.source)
+    assert store.weights_of(a) == store.weights_of(b) == artifact.sha256
+    assert store.weights_of(ModelSpec("c", a.source, sha256="0" * 64)) == "0" * 64
 
 
 def test_the_digest_of_the_first_pull_is_recorded(store: ModelStore, original: Path) -> None:

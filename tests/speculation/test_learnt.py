@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.errors import ArtifactCorruptError, ConfigError
 from outrider.speculation.learnt import (
+    HEADER_BYTES,
     LEAST_CONFIDENCE,
     MAX_ADMITTED,
     MAX_ENTRIES_PER_ORDER,
@@ -140,6 +144,28 @@ def test_groups_that_were_saved_come_last_next_time() -> None:
     assert next(kept.changed(statistics))[0] == b"a"
     statistics.versions[b"a"] = 2
     assert [group for group, _ in kept.changed(statistics)] == [b"b", b"c", b"a"]
+
+
+def test_groups_that_make_room_while_others_are_saved_do_not_come_back() -> None:
+    kept, statistics = KeptGroups(BINDING, SIZE, 1 << 20), Counted()
+    for group in (b"a", b"b"):
+        kept.admit(group)
+        statistics.versions[group] = 1
+    saving = kept.changed(statistics)
+    assert next(saving)[0] == b"a"
+    for number in range(MAX_ADMITTED):
+        kept.admit(b"other" + number.to_bytes(2, "big"))
+    assert not list(saving)
+    assert len(kept._admitted) == MAX_ADMITTED
+
+
+@pytest.mark.parametrize("numbers", [b'{"x":[1' + b"0" * 400 + b"]}", b"[" * 60_000])
+def test_numbers_that_no_float_or_stack_holds_are_damage(numbers: bytes) -> None:
+    whole = to_bytes(NOTHING, BINDING)
+    head = whole[: HEADER_BYTES - 8]
+    data = head + struct.pack("<II", len(numbers), zlib.crc32(numbers)) + numbers
+    with pytest.raises(ArtifactCorruptError, match="numbers that were learnt are damaged"):
+        from_bytes(data, BINDING, SIZE)
 
 
 def test_copies_are_bounded_in_bytes_and_groups_in_number() -> None:

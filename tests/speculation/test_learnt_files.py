@@ -110,8 +110,33 @@ def test_what_a_killed_writer_left_is_removed_later(tmp_path: Path) -> None:
     for path in (old, young):
         path.write_bytes(b"half")
     os.utime(old, (0, 0))
-    keeper.save([(b"a", learnt(2))])
+    opened(tmp_path).save([(b"a", learnt(2))])
     assert not old.exists() and young.exists()
+
+
+def test_folders_of_models_that_are_gone_are_removed_later(tmp_path: Path) -> None:
+    gone, empty = tmp_path / "gone", tmp_path / "empty"
+    for folder in (gone, empty):
+        folder.mkdir()
+    os.utime(gone, (0, 0))
+    opened(tmp_path).save([(b"a", learnt(1))])
+    assert not gone.exists() and empty.exists()
+
+
+def test_the_bound_is_looked_after_once_a_sixteenth_of_it_was_written(tmp_path: Path) -> None:
+    most = 64
+    keeper = opened(tmp_path, LearntConfig(max_bytes=most * 4096))
+    keeper.save([(b"first", learnt(1, 1))])
+    for number in range(most):  # another process's
+        path = tmp_path / "other" / f"{number}.learnt"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"x")
+        os.utime(path, (number, number))
+    for number in range(most // 16 - 1):
+        keeper.save([(bytes([number]), learnt(1, 1))])
+    assert len(files(tmp_path)) == most + most // 16
+    keeper.save([(b"last", learnt(1, 1))])
+    assert len(files(tmp_path)) == most
 
 
 WRITER = """
@@ -166,6 +191,31 @@ async def test_saving_goes_on_until_there_is_nothing_new(tmp_path: Path) -> None
     assert waits == [7.0] * 3 and not rounds
     again = opened(tmp_path).kept
     assert [again.restore(g) for g in (b"a", b"b", b"c")] == [learnt(1), learnt(2), learnt(3)]
+
+
+async def test_a_cancel_waits_for_copies_that_were_taken(tmp_path: Path) -> None:
+    keeper = opened(tmp_path)
+    asked, go = asyncio.Event(), asyncio.Event()
+    rounds: list[Copies] = [[(b"a", learnt(1))], [(b"b", learnt(2))], []]
+
+    async def take() -> Copies:
+        asked.set()
+        await go.wait()
+        return rounds.pop(0)
+
+    async def sleep(seconds: float) -> None:
+        """Time is up."""
+
+    saving = asyncio.create_task(keeper.run(take, 7.0, sleep))
+    await asked.wait()
+    saving.cancel()
+    await asyncio.sleep(0)
+    go.set()
+    with pytest.raises(asyncio.CancelledError):
+        await saving
+    assert not rounds
+    again = opened(tmp_path).kept
+    assert [again.restore(group) for group in (b"a", b"b")] == [learnt(1), learnt(2)]
 
 
 def test_files_larger_than_any_that_is_written_are_ignored(tmp_path: Path) -> None:

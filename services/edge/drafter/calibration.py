@@ -132,13 +132,16 @@ class GroupLearning:
         return known.version if known else 0
 
     def learnt_of(self, group: bytes) -> Learnt:
-        """As learnt.GroupStatistics."""
+        """As learnt.GroupStatistics. The calibration of a kind of reply that the group had none of
+        since the start stays as it was kept."""
         learnt = self._ngrams.of(group).learnt()
         numbers = dict(learnt.numbers)
         for are_sampled in (False, True):
-            calibration = self._calibrations.get((group, are_sampled))
+            name, calibration = _name(are_sampled), self._calibrations.get((group, are_sampled))
             if calibration is not None:
-                numbers[_name(are_sampled)] = calibration.numbers()
+                numbers[name] = calibration.numbers()
+            elif (kept := self._restore(group).numbers.get(name)) is not None:
+                numbers[name] = kept
         return Learnt(learnt.tables, numbers)
 
     def _starting(self, group: bytes, are_sampled: bool) -> OnlineCalibration:

@@ -102,11 +102,11 @@ class DrafterSettings:
     log_level: str = "info"
     limits: DrafterLimits = field(default_factory=DrafterLimits)
     learnt: LearntConfig = field(default_factory=lambda: LearntConfig(keep=False))
-    """What is kept of what replies taught..."""
+    """What is kept of what replies taught."""
     learnt_folder: str = ""
-    """...and where."""
+    """Where that is kept; needed if anything is."""
     definitions_file: str = ""
-    """The configuration file that the edge was started with, if it may define models."""
+    """A TOML file that defines the model and its draft; empty: the machine's files do."""
 
     def to_json(self) -> str:
         """For the command line."""

@@ -108,7 +108,7 @@ def main(settings: DrafterSettings, connection: socket.socket, edge_pid: int) ->
     spec = lookup(settings.model)
     vocabulary = load_vocabulary(spec, _store(settings))
     tokens = vocabulary.tokens_digest
-    weights = spec.sha256 or _store(settings).recorded(spec.source)
+    weights = _store(settings).weights_of(spec)
     parts = (vocabulary.digest, weights.encode(), draft.name.encode())
     keeper = LearntKeeper.open(
         Path(settings.learnt_folder),
@@ -213,28 +213,33 @@ class Channel:
 
 class LearntSaver:
     """Saves what replies taught: a group at a time, written by a thread, while nothing is to be
-    computed."""
+    computed, or between two calls once there was no such time for a whole interval."""
 
     def __init__(self, keeper: LearntKeeper, learning: GroupLearning, interval_s: float) -> None:
         self._keeper = keeper
         self._learning = learning
         self._interval_s = interval_s
         self._due_at = monotonic() + interval_s
-        self._copies: Iterator[tuple[bytes, Learnt]] = iter(())
+        self._copies: Iterator[tuple[bytes, Learnt]] | None = None
+        """Of the saving under way."""
         self._writer = ThreadPoolExecutor(1, "learnt")
         self._written: Future[None] | None = None
 
-    def save_due(self, now: float) -> None:
-        """Copy the next group that is due, unless the one before is still being written."""
+    def save_due(self, now: float, *, is_idle: bool) -> None:
+        """Copy the next group that is due, unless the one before is still being written. `is_idle`:
+        nothing is to be computed."""
+        if now < self._due_at + (0.0 if is_idle else self._interval_s):
+            return
         if self._written is not None and not self._written.done():
             return
-        copy = next(self._copies, None)
-        if copy is None and now >= self._due_at:
-            self._due_at = now + self._interval_s
+        if self._copies is None:
             self._copies = self._keeper.kept.changed(self._learning)
-            copy = next(self._copies, None)
+        copy = next(self._copies, None)
         if copy is not None:
             self._written = self._writer.submit(self._keeper.save, [copy])
+        else:
+            self._copies = None
+            self._due_at = now + self._interval_s
 
     def finish(self, until: float) -> None:
         """Save what is left, as far as there is time."""
@@ -268,8 +273,9 @@ class Worker:
                 rows = run(self._engine, call, self._receive)
                 self._drafter.apply(call, rows, monotonic() - began)
             self._send()
+            if self._channel.is_open:
+                self._saver.save_due(monotonic(), is_idle=call is None)
             if call is None and self._channel.is_open:
-                self._saver.save_due(monotonic())
                 self._channel.wait(max(0.0, self._stats_at - monotonic()))
 
     def _receive(self) -> None:

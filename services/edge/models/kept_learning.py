@@ -30,10 +30,9 @@ class KeptLearning:
     ) -> None:
         """With what the files have. Blocks. `drafter`: the process that drafts for the model."""
         store = ModelStore(config.model_store or default_root())
-        weights = spec.sha256 or store.recorded(spec.source) or spec.name
         self._keeper = LearntKeeper.open(
             config.learnt_folder,
-            binding_of(b"edge", vocabulary.digest, weights.encode()),
+            binding_of(b"edge", vocabulary.digest, store.weights_of(spec).encode()),
             vocabulary.size,
             config.kept_learnt,
         )

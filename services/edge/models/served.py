@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -83,12 +84,14 @@ class ServedModel:
             self.drafter.start()
 
     async def close(self) -> None:
-        """Give back processes, threads and files; no chat uses it."""
-        await self.drafter.stop()
-        await self.learning.close()
-        self.tokenization.close()
-        await asyncio.to_thread(self.tokenization.join)
-        self.definitions.close()
+        """Give back processes, threads and files, each whatever became of the others; no chat uses
+        it."""
+        async with AsyncExitStack() as held:  # the last one first
+            held.callback(self.definitions.close)
+            held.push_async_callback(asyncio.to_thread, self.tokenization.join)
+            held.callback(self.tokenization.close)
+            held.push_async_callback(self.learning.close)
+            held.push_async_callback(self.drafter.stop)
 
 
 class DefinitionsFile:
@@ -123,18 +126,22 @@ def load_model(
     vocabulary, backend = load(model.spec)
     digest, max_context_tokens = vocabulary.digest, config.context_tokens(model.spec)
     coder = TokenCoder(digest, vocabulary.size, shipped_table(vocabulary.tokens_digest))
-    definitions = DefinitionsFile(model)
     name, has_drafter = model.spec.name, model.draft != NO_DRAFT_MODEL
-    drafter = DrafterLink(
-        config.drafter_settings(name, model.draft, definitions.path),
-        vocabulary.size,
-        DrafterMetrics(labels, name),
-    )
-    used_drafter = drafter if has_drafter else None
-    learning = KeptLearning(model.spec, config, vocabulary, max_context_tokens, used_drafter)
     encoder = CachingEncoder(
         vocabulary, backend, CachePolicy(max_bytes=config.tokenization.cache_bytes)
     )
+    with ExitStack() as made:
+        definitions = DefinitionsFile(model)
+        made.callback(definitions.close)
+        drafter = DrafterLink(
+            config.drafter_settings(name, model.draft, definitions.path),
+            vocabulary.size,
+            DrafterMetrics(labels, name),
+        )
+        used_drafter = drafter if has_drafter else None
+        learning = KeptLearning(model.spec, config, vocabulary, max_context_tokens, used_drafter)
+        tokenization = _tokenization_pool(config, vocabulary, encoder, max_context_tokens, counted)
+        made.pop_all()  # the model's from here on
     return ServedModel(
         key=model.key,
         offer=Offer(name, vocabulary.size, max_context_tokens),
@@ -148,7 +155,7 @@ def load_model(
         tools=reply_tools(vocabulary, learning.groups, used_drafter, admit=learning.admit),
         coder=coder,
         encoder=encoder,
-        tokenization=_tokenization_pool(config, vocabulary, encoder, max_context_tokens, counted),
+        tokenization=tokenization,
         typeahead=config.typeahead_policy(max_context_tokens),
         drafter=drafter,
         has_drafter=has_drafter,

@@ -64,7 +64,10 @@ class EdgeModels:
         """Of the vocabularies of served models that were loaded once."""
         self._tasks: dict[ModelKey, asyncio.Task[None]] = {}
         """Of the models that are being loaded or closed."""
+        self._is_starting = False
         self._start_error: Exception | None = None
+        """Why the first model could not be loaded; later errors are not kept, nor what their
+        tracebacks hold."""
         self._timer: asyncio.TimerHandle | None = None
         self._actions: deque[LoadAction[ModelWaiter]] = deque()
         self._is_performing = False
@@ -104,9 +107,11 @@ class EdgeModels:
     async def start(self) -> None:
         """Load the first model. Raises OutriderError."""
         key = next(iter(self._models.values())).key
+        self._is_starting = True
         self._perform(self._table.preload(key.name))
         # Whoever gives up the start does not cancel the load: `stop` waits for its thread.
         await asyncio.shield(self._tasks[key])
+        self._is_starting = False
         if self._start_error is not None:
             raise self._start_error
 
@@ -200,7 +205,8 @@ class EdgeModels:
                     self.tokenizing,
                 )
         except Exception as failure:
-            self._start_error = failure
+            if self._is_starting:
+                self._start_error = failure
             if isinstance(failure, OutriderError):
                 log.warning("model cannot be loaded", model=name, error=failure.message)
             else:
@@ -227,6 +233,9 @@ class EdgeModels:
         log.info("model unloaded", model=key.name, evicted=is_eviction)
         del self._loaded[key]
         self.tokenizing.retire(model.encoder)
+        others = {*self._loaded, *self._tasks} - {key}
+        if all(other.name != key.name for other in others):
+            self._telemetry.forget_model(key.name)  # no drafter of it runs
         if is_eviction:
             self._telemetry.model_evicted(key.name)
         self._ended(key)

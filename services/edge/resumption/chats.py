@@ -48,9 +48,9 @@ class ResumableChats:
 
     def find(self, request: ChatRequest, owner: bytes) -> Entry | None:
         """The owner's chat that a request goes on with or repeats, which has another resume token
-        from now on; None if it is to begin. Its model is looked at where the request names one.
-        Raises KeyReusedError, and UnknownChatError for a token
-        without a request that is not known."""
+        from now on; None if it is to begin. Raises KeyReusedError for another request, or another
+        model where it names one, and UnknownChatError for a token without a request that is not
+        known."""
         token = request.resume.token
         entry = None
         if token:

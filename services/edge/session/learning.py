@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from outrider.speculation.calibration import SourceCalibrations
-from outrider.speculation.learnt import Learnt, Restore, nothing
+from outrider.speculation.learnt import NOTHING, Learnt, Restore, nothing
 from outrider.speculation.ngram_store import NgramStore
 from outrider.speculation.ngrams import NgramPrior
 from services.edge.session.acceptance import MAX_GROUPS, Averages, GroupAverages
@@ -43,6 +43,7 @@ class EdgeLearning:
         own = None if shipped is None else _of_edge(shipped)
         self._max_context_tokens = max_context_tokens
         self._is_drafted_for = is_drafted_for
+        self._restore = restore
         self._averages = GroupAverages(own, max_groups, restore)
         self._ngrams = NgramStore(
             prior, max_entries=max_entries, max_salts=max_groups, restore=restore
@@ -65,10 +66,17 @@ class EdgeLearning:
         return chains + (statistics.version if statistics is not None else 0)
 
     def learnt_of(self, group: bytes) -> Learnt:
-        """As learnt.GroupStatistics."""
-        numbers = self._averages.of(group).numbers()
-        learnt = self._ngrams.of(group).learnt()
-        return Learnt(learnt.tables, numbers | dict(learnt.numbers))
+        """As learnt.GroupStatistics. What the group has no statistics of now, such as n-grams while
+        a drafter process learns them, stays as it was kept: making them for this copy could drop
+        another group's."""
+        averages, statistics = self._averages.known(group), self._ngrams.known(group)
+        whole = averages is not None and statistics is not None
+        kept = NOTHING if whole else self._restore(group)
+        learnt = kept if statistics is None else statistics.learnt()
+        numbers = dict(kept.numbers) | dict(learnt.numbers)
+        if averages is not None:
+            numbers |= averages.numbers()
+        return Learnt(learnt.tables, numbers)
 
 
 def _of_edge(shipped: SourceCalibrations) -> SourceCalibrations:

@@ -114,10 +114,57 @@ def test_what_is_learnt_is_written_a_group_at_a_time(tmp_path: Path) -> None:
         said(drafter, 1, SECRET, group, lasts=True)
         drafter.close(1)
     now = monotonic()
-    saver.save_due(now)
-    assert not list(tmp_path.rglob("*.learnt")), "it is not due"
-    saver.save_due(now + 61.0)
+    saver.save_due(now, is_idle=True)
+    saver.save_due(now + 61.0, is_idle=False)
+    assert saver._written is None, "it is not due, or there is other work"
+    saver.save_due(now + 61.0, is_idle=True)
     saver.finish(now + 600.0)
     assert len(list(tmp_path.rglob("*.learnt"))) == 3
     again, _ = opened()
     assert not any(again.kept.restore(group).is_empty for group in (b"a", b"b", b"c"))
+
+
+def test_a_drafter_that_is_never_idle_saves_all_the_same(tmp_path: Path) -> None:
+    keeper = LearntKeeper.open(tmp_path, bytes(BINDING_BYTES), 32, LearntConfig())
+    limits = DrafterLimits(min_survival=0.05)
+    drafter = Drafter(INFO, limits, DraftCalibration(), GroupLearning(), keeper.kept.admit)
+    saver = LearntSaver(keeper, drafter.learning, interval_s=60.0)
+    for group in (b"a", b"b"):
+        said(drafter, 1, SECRET, group, lasts=True)
+        drafter.close(1)
+    late = monotonic() + 121.0
+    for _ in range(2):
+        saver.save_due(late, is_idle=False)
+        assert saver._written is not None
+        saver._written.result()
+    assert len(list(tmp_path.rglob("*.learnt"))) == 2
+    saver.save_due(late, is_idle=False)
+    said(drafter, 1, SECRET, b"a", lasts=True)
+    last = saver._written
+    saver.save_due(late + 119.0, is_idle=False)
+    assert saver._written is last, "the next saving is not due"
+    saver.finish(late)
+
+
+def test_a_copy_keeps_the_calibration_of_a_kind_of_reply_that_there_was_none_of() -> None:
+    kept = KeptGroups(bytes(BINDING_BYTES), 32, 1 << 20)
+
+    def chat(are_sampled: bool) -> GroupLearning:
+        """After a start: a chat of this kind, and what it taught is saved."""
+        kept._admitted.clear()
+        kept.admit(b"a")
+        learning = GroupLearning(restore=kept.restore)
+        ngrams, calibration = learning.of(b"a", are_sampled=are_sampled)
+        ngrams.learn([1], 2)
+        for _ in range(50):
+            calibration.observe(DraftSource.MODEL, 0, 0.5, hit=are_sampled)
+        for group, learnt in kept.changed(learning):
+            kept.keep(*kept.packed(group, learnt))
+        return learning
+
+    sampled = chat(True).of(b"a", are_sampled=True)[1].numbers()
+    greedy = chat(False).of(b"a", are_sampled=False)[1].numbers()
+    numbers = kept.restore(b"a").numbers
+    assert numbers["calibration.sampled"] == pytest.approx(sampled, rel=1e-4)
+    assert numbers["calibration.greedy"] == pytest.approx(greedy, rel=1e-4)
+    assert sampled != greedy

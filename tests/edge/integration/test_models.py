@@ -125,6 +125,11 @@ def names(mesh: Running) -> set[str]:
     return {key.name for key in mesh.edge.models._loaded}
 
 
+def drafter_state(mesh: Running, model: str) -> float | None:
+    """The gauge; None: there is none."""
+    return mesh.metrics.registry.get_sample_value("outrider_edge_drafter_state", {"model": model})
+
+
 async def test_each_model_has_a_vocabulary_of_its_own(tmp_path: Path) -> None:
     loader = Loader()
     a, b = (loader.vocabularies[name].digest for name in "ab")
@@ -163,6 +168,7 @@ async def test_a_model_gives_way_and_is_loaded_again(tmp_path: Path) -> None:
         assert mesh.of_model("outrider_edge_model_evictions_total", "a") == 1
         assert mesh.of_model("outrider_edge_model_evictions_total", "c") == 1
         assert mesh.of_model("outrider_edge_model_loads_total", "a") == 2
+        assert [drafter_state(mesh, name) for name in "abc"] == [0, 0, None], "c has no drafter"
         await settled(mesh)
 
 
@@ -261,6 +267,7 @@ async def test_a_failed_load_is_told_and_tried_again(tmp_path: Path) -> None:
                 await text(client, "b")
             assert "secret" not in refused.value.message
         assert mesh.of_model("outrider_edge_failed_model_loads_total", "b") == 2
+        assert mesh.edge.models._start_error is None, "its traceback holds what was loaded"
         del loader.errors["b"]
         assert await text(client, "b") == REPLIES["b"]
         assert loader.loads == ["a", "b", "b", "b"]
@@ -344,6 +351,7 @@ async def test_a_definition_that_changed_is_for_new_chats(tmp_path: Path) -> Non
         first.gate.set()
         assert await running_chat == REPLIES["b"]
         await eventually(lambda: len(mesh.edge.models._loaded) == 2)
+        assert drafter_state(mesh, "b") == 0, "of the new definition"
         models = (await client.describe()).models
         assert models[1].vocabulary_digest == new.digest
         await settled(mesh)

@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
+from outrider.errors import ModelStoreError
 from outrider.models.catalog import SHIPPED, load_catalog
 from outrider.models.definitions import ModelSpec
+from outrider.models.vocabulary import Vocabulary
+from outrider.telemetry.metrics import Metrics
+from outrider.tokenization.backends.base import REFERENCE
+from outrider.tokenization.backends.fallback import FallbackBackend
+from outrider.tokenization.backends.selection import select_backend
+from outrider.tokenization.pool.metrics import TokenizationMetrics
+from services.edge.config import EdgeConfig
+from services.edge.drafter.link import DrafterLink
 from services.edge.models.keys import EdgeModel
-from services.edge.models.served import DefinitionsFile
+from services.edge.models.labels import ModelLabels
+from services.edge.models.served import DefinitionsFile, ServedModel, load_model
+from tests.edge.integration.region import small_vocabulary
 
 TEMPLATE = "{% for m in messages %}\n[\"{{ m['content'] }}\"]\\{% endfor %}" + "x" * 200_000
 SPEC = ModelSpec("mine", "file:/m.gguf", chat_template=TEMPLATE, draft="gone", stop_tokens=("é",))
@@ -39,3 +56,62 @@ def test_definitions_arrive_whole_in_this_process_and_in_a_child() -> None:
     finally:
         file.close()
     assert not Path(file.path).exists()
+
+
+def load(spec: ModelSpec) -> tuple[Vocabulary, FallbackBackend]:
+    vocabulary = small_vocabulary()
+    return vocabulary, select_backend(vocabulary, REFERENCE)
+
+
+@contextmanager
+def metrics() -> Iterator[Metrics]:
+    made = Metrics("edge")
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def served(config: EdgeConfig, metrics: Metrics) -> ServedModel:
+    counted = TokenizationMetrics(metrics.registry, lambda: [])
+    try:
+        model = EdgeModel(ModelSpec("a", "file:/a.gguf"), "none", None)
+        return load_model(model, config, load, ModelLabels(metrics), counted)
+    finally:
+        counted.close()
+
+
+def num_definitions() -> int:
+    """Files of definitions that this process has open."""
+    links = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
+    return sum("memfd:definitions" in os.readlink(it) for it in links if os.path.lexists(it))
+
+
+def test_a_load_that_fails_leaves_no_file_open(tmp_path: Path) -> None:
+    no_folder = tmp_path / "store"
+    no_folder.write_text("")
+    with metrics() as counts:
+        for _ in range(3):
+            with pytest.raises(ModelStoreError):
+                served(EdgeConfig(model_store=no_folder, state_dir=tmp_path), counts)
+    assert num_definitions() == 0
+
+
+class Stuck(DrafterLink):
+    """One that cannot be stopped."""
+
+    async def stop(self) -> None:
+        raise OSError("no such process")
+
+
+async def test_what_cannot_be_given_back_keeps_nothing_else(tmp_path: Path) -> None:
+    config = EdgeConfig(model_store=tmp_path / "store", state_dir=tmp_path)
+    with metrics() as counts:
+        model = served(config, counts)
+        assert num_definitions() == 1
+        link = model.drafter
+        stuck = Stuck(link._settings, link._vocabulary_size, link._metrics)
+        with pytest.raises(OSError, match="no such process"):
+            await replace(model, drafter=stuck).close()
+    assert num_definitions() == 0
+    assert not any(thread.is_alive() for thread in model.tokenization._threads._threads)

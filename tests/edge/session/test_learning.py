@@ -117,6 +117,17 @@ def test_what_was_learnt_is_there_after_a_restart(has_drafter: bool) -> None:
     assert restarted(learning, b"b").averages(b"a").acceptance.sources == ()
 
 
+def test_a_copy_keeps_the_phrases_that_a_drafter_process_learns_now() -> None:
+    before = opened()
+    for prompt in range(6):
+        chat(before, b"a", prompt, REPLY)
+    meanwhile = restarted(before, b"a", has_drafter=True)
+    meanwhile.averages(b"a").acceptance.observe([])
+    after = restarted(meanwhile, b"a")
+    assert not len(meanwhile._ngrams), "none are made for a copy, which could drop another group's"
+    assert chat(after, b"a", 50, REPLY) > 0.9 * len(REPLY)
+
+
 def test_groups_whose_names_do_not_last_are_not_there_after_a_restart() -> None:
     learning = opened()
     for prompt in range(6):
