@@ -133,6 +133,8 @@ class MeshOptions:
         if not 1 <= len(names) <= MAX_MODELS or len(set(names)) != len(names):
             raise ConfigError(f"a mesh serves 1 to {MAX_MODELS} models, each named once")
         for model in self.models:
+            if len(set(model.regions)) != len(model.regions):
+                raise ConfigError(f"each region of {model.name} is named once")
             for region in set(model.regions) - set(self.regions):
                 raise ConfigError(
                     f"the mesh has no region {region!r} for {model.name}; it has "
