@@ -341,8 +341,11 @@ class Supervisor:
 
 def _environ(role: str) -> dict[str, str]:
     """Of a service's process. Its config file has what the user's models file said when the model
-    was named."""
-    environ = {**os.environ, MODELS_VARIABLE: os.devnull}
+    was named. Variables that name models are for services that are started alone: here they would
+    hide what the file says, and what it says when models are added."""
+    ours = {f"OUTRIDER_{owner}_{key}".upper() for owner, key in mesh.OF_MODELS}
+    environ = {key: value for key, value in os.environ.items() if key not in ours}
+    environ[MODELS_VARIABLE] = os.devnull
     return with_huge_pages(environ) if role == "inference" else environ
 
 
