@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -51,6 +52,10 @@ def serve(
     The file is read again when it changes, or on SIGHUP; keys that need a restart are logged.
     Every service answers /health, /ready and /metrics on its admin port.
     """
+    if config is not None:
+        # It asks for the file to be read again, which is done anyway once the service is up; until
+        # somebody listens for it, it would end the process.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     # gRPC writes a line for each handshake that fails: as many as whoever can connect likes.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     service_config = importlib.import_module(f"services.{role.value}.config")

@@ -19,8 +19,8 @@ ACCESS: Final[Mapping[str, frozenset[Role]]] = {
     # Sessions of clients come from edges, and nobody else speaks for a tenant.
     "/outrider.v1.RouterService/Route": frozenset({Role.EDGE}),
     "/outrider.v1.RouterService/GetRouter": frozenset({Role.EDGE, Role.ROUTER, Role.OPERATOR}),
-    "/outrider.v1.RouterService/ListModels": frozenset({Role.EDGE, Role.ROUTER, Role.OPERATOR}),
     # What they tell is of everybody's sessions.
+    "/outrider.v1.RouterService/ListModels": _ROUTER_OPERATOR,
     "/outrider.v1.RouterService/ListReplicas": _ROUTER_OPERATOR,
     "/outrider.v1.RouterService/Explain": _ROUTER_OPERATOR,
     "/outrider.v1.InferenceService/Generate": _ROUTER,

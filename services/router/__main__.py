@@ -1,4 +1,7 @@
-"""`python -m services.router [CONFIG.toml]`: a router in this process."""
+"""`python -m services.router [CONFIG.toml]`: a router in this process.
+
+The file is read once; `outrider serve` follows it while it runs.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""`python -m services.tokenizer [CONFIG.toml]`: a tokenizer service in this process."""
+"""`python -m services.tokenizer [CONFIG.toml]`: a tokenizer service in this process.
+
+The file is read once, without its [models.NAME] tables. `outrider serve` reads
+these too, and follows the file while it runs.
+"""
 
 from __future__ import annotations
 

@@ -35,8 +35,10 @@ from services.tokenizer.vocabularies import CacheSettings, ServedVocabulary
 
 RETRY_S: Final = 5.0
 """A vocabulary that could not be loaded is tried again when it is asked for after so long."""
-MAX_WAIT_S: Final = 5.0
-"""Longest wait of a request for a vocabulary that is being loaded."""
+MAX_WAIT_S: Final = 2.0
+"""Longest wait of a request for a vocabulary that is being loaded. Less than the 2.5 s for which
+a router waits for each of four tokenizers (a quarter of its `tokenize_timeout_s`): one that has not
+answered by then is asked last from then on, whatever the model."""
 MAX_WAITING: Final = 64
 """Requests that wait for vocabularies at once: a stream answers 256 requests at a time, and those
 of other models need room there."""

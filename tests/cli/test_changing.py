@@ -44,6 +44,8 @@ class Processes:
     waits_at: str = ""
     published: list[list[str]] = field(default_factory=list)
     definitions: dict[str, Definitions] = field(default_factory=dict)
+    may_end: asyncio.Event | None = None
+    """What processes wait for before they end; None: nothing."""
 
     def __post_init__(self) -> None:
         self._port = 7000
@@ -90,12 +92,16 @@ class Processes:
 
     def rewrite(self, child: Process, wanted: ProcessSpec, definitions: Definitions) -> None:
         self.steps.append(f"write {child.spec.role}")
+        if self.fails_at == self.steps[-1]:
+            raise OSError("no space left")
         live = changes.live(wanted)
         child.spec = ProcessSpec(child.spec.name, child.spec.role, {**child.spec.values, **live})
         self.definitions[child.spec.role] = definitions
 
     async def end(self, names: Collection[str]) -> None:
         self.steps.append(f"end {len(names)}")
+        if self.may_end is not None:
+            await self.may_end.wait()
         self.children = [child for child in self.children if child.spec.name not in names]
 
     def publish(self) -> None:
@@ -212,6 +218,51 @@ async def test_who_gives_up_takes_an_addition_back(step: str) -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     check_as_before(it)
+
+
+async def test_new_replicas_stop_even_if_no_file_can_be_written() -> None:
+    it = Processes(fails_at="write tokenizer")
+    with pytest.raises(OSError, match="no space"):
+        await changing(it).add(ADDED, TABLES, say)
+    assert it.names() == Processes().names()
+    assert it.options == OPTIONS
+
+
+async def test_who_gives_up_while_replicas_stop_leaves_none_half_stopped() -> None:
+    it = Processes(may_end=asyncio.Event())
+    assert it.may_end is not None
+    task = asyncio.create_task(changing(it).remove("b", 0.0, say))
+    await eventually(lambda: "end 1" in it.steps)
+    task.cancel()
+    # Everything that can run does before the processes end.
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not task.done()
+    it.may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert "here-b-0" not in it.names()
+    assert [model.name for model in it.options.models] == ["a"]
+    assert it.published == [["a"]]
+
+
+async def test_one_look_that_took_long_does_not_end_chats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replica that does not answer in time counts as one without chats, but not at once."""
+    monkeypatch.setattr("outrider.cli.local.changing._QUIET_S", 1e-9)
+    it, said = Processes(), list[str]()
+    (replica,) = [child for child in it.children if child.spec.values.get("model") == "b"]
+    counts = iter([0, 1, 0, 0])
+
+    class Late(Asks):
+        async def sessions_seen(self, ports: Ports) -> int:
+            assert ports == replica.ports
+            return next(counts)
+
+    asks = Late(it)
+    asks.sessions = asks.sessions_seen
+    await Changing(it, asks).remove("b", None, said.append)
+    assert "1 chat with it still to end" in said
+    assert next(counts, None) is None
 
 
 async def test_a_removal_waits_for_chats_unless_it_is_told_how_long(

@@ -38,7 +38,7 @@ class Noted:
         self.done: list[object] = []
         self.is_busy = False
         self.blocks = False
-        self.fails: OutriderError | None = None
+        self.fails: Exception | None = None
 
     async def add(
         self, model: ServedModel, definitions: Definitions, say: Callable[[str], None]
@@ -76,6 +76,14 @@ async def test_an_error_comes_back_as_what_it_is(tmp_path: Path) -> None:
     mesh.fails = InsufficientMemoryError("no room")
     async with listening(tmp_path, mesh):
         with pytest.raises(InsufficientMemoryError, match="no room"):
+            await ask(tmp_path, ADD, print)
+
+
+async def test_what_the_machine_refuses_is_said(tmp_path: Path) -> None:
+    mesh = Noted()
+    mesh.fails = OSError(28, "No space left on device")
+    async with listening(tmp_path, mesh):
+        with pytest.raises(UnavailableError, match="No space left"):
             await ask(tmp_path, ADD, print)
 
 

@@ -118,6 +118,7 @@ def test_text_is_quoted() -> None:
         {"models": (ServedModel("a"), ServedModel("a", 2))},
         {"models": tuple(ServedModel(f"m{n}") for n in range(mesh.MAX_MODELS + 1))},
         {"models": (ServedModel("a", regions=("nowhere",)),)},
+        {"models": (ServedModel("a", regions=("us-east", "us-east")),)},
         {"settings": ("edge.models=b",)},
         {"settings": ("inference.model=b",)},
         {"tables": {"router": {"replicas": []}}},

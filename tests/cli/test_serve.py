@@ -49,6 +49,22 @@ def write(path: Path, text: str) -> None:
     path.write_text(text)
 
 
+def ignores_hangup(process: subprocess.Popen[bytes]) -> bool:
+    """As the kernel says (proc_pid_status(5))."""
+    lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+    (mask,) = [line.split()[1] for line in lines if line.startswith("SigIgn:")]
+    return bool(int(mask, 16) & 1 << (signal.SIGHUP - 1))
+
+
+async def test_a_hangup_before_anybody_listens_for_it_ends_nothing(tmp_path: Path) -> None:
+    config, ready_file = tmp_path / "router.toml", tmp_path / "ready.json"
+    write(config, "[router]\n")
+    with serving(config, ready_file) as process:
+        await eventually(lambda: ignores_hangup(process))
+        process.send_signal(signal.SIGHUP)
+        await eventually(lambda: read_ports(ready_file) is not None)
+
+
 async def test_a_hangup_reads_the_file_again_and_ends_nothing(tmp_path: Path) -> None:
     config, ready_file = tmp_path / "router.toml", tmp_path / "ready.json"
     write(config, '[router]\nregion = "theirs"\ndrain_s = 0.0\n')

@@ -144,6 +144,14 @@ def served(mesh: LocalMesh) -> list[str]:
     return [model["name"] for model in now(mesh).models]
 
 
+def written(mesh: LocalMesh) -> dict[Path, bytes]:
+    """What the supervisor keeps for its processes besides their logs."""
+    folders = [mesh.state_dir / name for name in ("config", "run", "mesh-tls")]
+    files = [file for folder in folders for file in folder.iterdir()]
+    assert files
+    return {file: file.read_bytes() for file in files}
+
+
 async def kill(mesh: LocalMesh, names: Sequence[str]) -> None:
     """SIGKILL, and wait until they are up again."""
     rows = {name: now(mesh).service(name) for name in names}
@@ -210,6 +218,7 @@ async def test_a_model_joins_runs_crashes_and_leaves_and_the_other_does_not_noti
             assert first.model in unknown.stderr
             await staying.some()
             await staying.stop()
+        assert not [file for file in written(mesh) if "tiny-one" in file.name]
         names = {row["name"] for row in now(mesh).services}
         assert names == {"edge", "router", "tokenizer", f"here-{first.model}-0"}
 
@@ -233,12 +242,11 @@ async def test_a_mesh_begins_with_two_and_stays_as_it_was_if_a_third_cannot_be_s
                 ) as asked:
                     result = await asked.result()
                 assert result.replica == f"here-{name}-0"
-        files = {file.name: file.read_bytes() for file in (mesh.state_dir / "config").iterdir()}
+        files = written(mesh)
         failed = await command(mesh, "mesh", "add", str(broken))
         assert failed.returncode == 1
         assert "here-broken-0 ended with status 1 before it was ready" in failed.stderr
         assert served(mesh) == both
         assert {row["name"] for row in now(mesh).services} == services
-        after = {file.name: file.read_bytes() for file in (mesh.state_dir / "config").iterdir()}
-        assert after == files
+        assert written(mesh) == files
         outrider("models", "rm", f"file:{broken}", check=False)

@@ -21,7 +21,15 @@ from outrider.errors import (
 from outrider.models.catalog import SHIPPED
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import FakeClock, eventually
-from services.tokenizer.served_models import MAX_WAITING, RETRY_S, ServedModels, check_models
+from services.router.config import RouterConfig
+from services.router.upstream.tokenizers import MAX_ASKED
+from services.tokenizer.served_models import (
+    MAX_WAIT_S,
+    MAX_WAITING,
+    RETRY_S,
+    ServedModels,
+    check_models,
+)
 from services.tokenizer.vocabularies import ServedVocabulary
 from tests.edge.integration.region import small_vocabulary
 
@@ -102,6 +110,13 @@ async def test_one_that_is_in_use_is_never_taken(store: Store) -> None:
             await use(models, "c")
         assert await use(models, "a") == digest_of("a")
     assert await use(models, "c") == digest_of("c")
+
+
+def test_who_asks_for_a_vocabulary_that_is_being_loaded_is_told_before_its_router_gives_up() -> (
+    None
+):
+    """A tokenizer that is given up is asked last, for all models."""
+    assert RouterConfig().tokenize_timeout_s / MAX_ASKED >= MAX_WAIT_S + 0.5
 
 
 async def test_one_that_is_being_loaded_is_never_taken(store: Store) -> None:

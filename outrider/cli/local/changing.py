@@ -7,9 +7,9 @@ them, and stopped after nobody knows them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from pathlib import Path
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from outrider.cli.local import changes, mesh
 from outrider.cli.local.changes import Change, Definitions
@@ -127,8 +127,11 @@ class Changing(Generic[P]):
                 raise
             supervisor.options = change.after
             say(f"stopping {_count(len(change.stop), 'replica')}")
-            await supervisor.end(change.stop)
-            supervisor.publish()
+            try:
+                # There is no way back any more: who gives up now leaves no replica half stopped.
+                await _to_its_end(supervisor.end(change.stop))
+            finally:
+                supervisor.publish()
 
     def _running(self) -> list[ProcessSpec]:
         return [child.spec for child in self._supervisor.children]
@@ -188,14 +191,19 @@ class Changing(Generic[P]):
     async def _until_quiet(self, names: tuple[str, ...], drain_s: float | None, say: Say) -> None:
         """Until these replicas have had no chat for a while, or time is up."""
         clock = asyncio.get_running_loop().time
-        began = quiet_since = clock()
+        began = clock()
+        quiet_since: float | None = None
         told = 0
         while True:
             counts = [await self._asking.sessions(self._child(name).ports) for name in names]
             now, count = clock(), sum(counts)
             if count:
+                quiet_since = None
+            elif quiet_since is None:
+                # One look is not enough, however long it took: a replica that is late counts as one
+                # without chats.
                 quiet_since = now
-            if now - quiet_since >= _QUIET_S and not count:
+            elif now - quiet_since >= _QUIET_S:
                 return
             if drain_s is not None and now - began >= drain_s:
                 return
@@ -209,10 +217,22 @@ class Changing(Generic[P]):
         new = {spec.name for spec in change.start}
         staying = [it for it in self._replicas() if it.name not in new]
         roles = ("edge", "router", "tokenizer") if change.start else ("tokenizer", "router", "edge")
-        for role in roles:
-            self._rewrite(role, change.before, staying)
-        await self._supervisor.end(new)
-        self._supervisor.publish()
+        try:
+            for role in roles:
+                self._rewrite(role, change.before, staying)
+        finally:  # where there is no room to write a file, the new replicas stop all the same
+            await self._supervisor.end(new)
+            self._supervisor.publish()
+
+
+async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """Wait for it even if the waiting is cancelled, which counts afterwards."""
+    doing = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(doing)
+    except asyncio.CancelledError:
+        await asyncio.wait([doing])
+        raise
 
 
 def _count(number: int, noun: str) -> str:

@@ -71,8 +71,10 @@ async def listening(state_dir: Path, changing: Changeable) -> AsyncIterator[None
     with _short_path(state_dir) as folder:
         path = f"{folder}/{_SOCKET}"
         (state_dir / _SOCKET).unlink(missing_ok=True)
-        with _private():
-            server = await asyncio.start_unix_server(handle, path, limit=_MAX_LINE_BYTES)
+        with _private():  # without an await: processes that start meanwhile would inherit it
+            listener = socket.socket(socket.AF_UNIX)
+            listener.bind(path)
+        server = await asyncio.start_unix_server(handle, sock=listener, limit=_MAX_LINE_BYTES)
         try:
             yield
         finally:
@@ -112,17 +114,29 @@ async def _answer(
     with contextlib.suppress(ConnectionError):
         try:
             _check_caller(writer.get_extra_info("socket"))
-            async with asyncio.timeout(_ASK_LIMIT_S):
-                wish = json.loads(await reader.readline())
+            wish = await _wish(reader)
             if changing.is_busy:
                 raise OverloadedError("another change of the mesh is under way; wait for its end")
             await _unless_gone(reader, _do(wish, changing, lambda text: tell(say=text)))
             tell(done=True)
         except OutriderError as error:
             tell(error={"reason": error.reason, "message": error.message})
-        except (ValueError, TimeoutError):
-            tell(error={"reason": ConfigError.reason, "message": "no JSON object on a line"})
+        except ConnectionError:
+            raise
+        except OSError as error:
+            # No room on the disk, no more processes.
+            problem = f"the supervisor could not do it: {error}"
+            tell(error={"reason": UnavailableError.reason, "message": problem})
         await writer.drain()
+
+
+async def _wish(reader: asyncio.StreamReader) -> Any:
+    """What a caller says. Raises ConfigError if that is no JSON, too long, or too late."""
+    try:
+        async with asyncio.timeout(_ASK_LIMIT_S):
+            return json.loads(await reader.readline())
+    except (ValueError, RecursionError, TimeoutError) as error:
+        raise ConfigError("no JSON object on a line") from error
 
 
 def _check_caller(connection: socket.socket) -> None:

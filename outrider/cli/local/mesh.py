@@ -25,7 +25,7 @@ MAX_REPLICAS_PER_REGION = 16
 _MAX_THREADS = 1024
 _MAX_LABEL = 63
 """Letters of a name in a certificate (outrider/tls/identity.py)."""
-_OF_MODELS = (
+OF_MODELS = (
     ("edge", "model"),
     ("edge", "models"),
     ("tokenizer", "models"),
@@ -33,7 +33,7 @@ _OF_MODELS = (
     ("router", "default_model"),
     ("inference", "model"),
 )
-"""Settings that are made of the models and change with them."""
+"""Settings that are made of the models and change with them: nothing else may say them."""
 
 Values = Mapping[str, object]
 
@@ -121,7 +121,7 @@ class MeshOptions:
             role, dot, rest = setting.partition(".")
             if role not in ROLES or not dot or "=" not in rest:
                 raise ConfigError(f"--set takes ROLE.KEY=VALUE, not {setting!r}")
-        for role, key in _OF_MODELS:
+        for role, key in OF_MODELS:
             if key in self.tables.get(role, {}) or any(
                 setting.partition("=")[0].strip().replace("-", "_") == key
                 for setting in self.settings_of(role)
@@ -133,6 +133,8 @@ class MeshOptions:
         if not 1 <= len(names) <= MAX_MODELS or len(set(names)) != len(names):
             raise ConfigError(f"a mesh serves 1 to {MAX_MODELS} models, each named once")
         for model in self.models:
+            if len(set(model.regions)) != len(model.regions):
+                raise ConfigError(f"each region of {model.name} is named once")
             for region in set(model.regions) - set(self.regions):
                 raise ConfigError(
                     f"the mesh has no region {region!r} for {model.name}; it has "

@@ -108,13 +108,17 @@ class Supervisor:
         them or none: raises UnavailableError with the log's tail of one that did not start."""
         tasks = [asyncio.create_task(self._start(spec, definitions)) for spec in specs]
         try:
-            return list(await asyncio.gather(*tasks))
+            started = list(await asyncio.gather(*tasks))
         except BaseException:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await self.end({spec.name for spec in specs})
             raise
+        # Not in the order in which they became ready: a router's file that is written again has the
+        # same replicas at the same places.
+        self.children = [child for child in self.children if child not in started] + started
+        return started
 
     async def _start(self, spec: ProcessSpec, definitions: Definitions) -> Child:
         completed = self._completed(spec, is_first=True)
@@ -150,10 +154,14 @@ class Supervisor:
         await asyncio.gather(*(_end(child.process) for child in leaving))
         for name in names:
             self._config_file(name).unlink(missing_ok=True)
+            self._ready_file(name).unlink(missing_ok=True)
             certificates.withdraw(self.state_dir, name)
 
     def _config_file(self, name: str) -> Path:
         return self.state_dir / "config" / f"{name}.toml"
+
+    def _ready_file(self, name: str) -> Path:
+        return self.state_dir / "run" / f"{name}.json"
 
     async def _spawn(
         self, completed: ProcessSpec, definitions: Definitions, *, is_first: bool
@@ -162,7 +170,7 @@ class Supervisor:
         name = completed.name
         config = self._config_file(name)
         write_private(config, mesh.to_toml(completed, definitions))
-        ready_file = self.state_dir / "run" / f"{name}.json"
+        ready_file = self._ready_file(name)
         ready_file.unlink(missing_ok=True)
         log = self.state_dir / "logs" / f"{name}.log"
         with log.open("wb" if is_first else "ab") as sink:
@@ -333,8 +341,11 @@ class Supervisor:
 
 def _environ(role: str) -> dict[str, str]:
     """Of a service's process. Its config file has what the user's models file said when the model
-    was named."""
-    environ = {**os.environ, MODELS_VARIABLE: os.devnull}
+    was named. Variables that name models are for services that are started alone: here they would
+    hide what the file says, and what it says when models are added."""
+    ours = {f"OUTRIDER_{owner}_{key}".upper() for owner, key in mesh.OF_MODELS}
+    environ = {key: value for key, value in os.environ.items() if key not in ours}
+    environ[MODELS_VARIABLE] = os.devnull
     return with_huge_pages(environ) if role == "inference" else environ
 
 

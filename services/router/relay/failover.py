@@ -76,6 +76,10 @@ class RetryBudget:
         """A session moved."""
         self._moved_at.append(now)
 
+    def is_whole(self, now: float) -> bool:
+        """Whether no session has moved within the window."""
+        return not self._moved_at or self._moved_at[-1] <= now - self._policy.window_s
+
 
 class Failover:
     """The sessions of one router that look for another replica."""
@@ -155,7 +159,7 @@ class Failover:
             model = session.open_frame.frame.open.model
             has_failed = failed[replica_set] >= _MAX_FAILED_PLACEMENTS
             has_failed |= failed_by_model[model] >= _MAX_FAILURES
-            budget = self._budget_of(model)
+            budget = self._budget_of(model, now)
             if has_failed or not self._may_move(session, budget, now):
                 continue
             if num_moved >= MAX_MOVES_PER_RETRY:
@@ -183,9 +187,11 @@ class Failover:
                 del self._waiting[session.router_session_id]
         return over
 
-    def _budget_of(self, model: str) -> RetryBudget:
+    def _budget_of(self, model: str, now: float) -> RetryBudget:
         found = self._budgets.get(model)
         if found is None:
+            # Models come and go: one whose sessions do not move needs none.
+            self._budgets = {m: it for m, it in self._budgets.items() if not it.is_whole(now)}
             found = self._budgets[model] = RetryBudget(self._policy)
         return found
 

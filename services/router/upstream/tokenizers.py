@@ -33,7 +33,7 @@ from services.router.fleet.registry import Registry
 from services.router.relay.frames import RelayedSession
 from services.router.relay.switch import Switch
 
-_MAX_ASKED: Final = 4
+MAX_ASKED: Final = 4
 """Tokenizers that one prompt is offered to, one after the other."""
 
 _MAX_VOCABULARIES: Final = 2
@@ -313,7 +313,7 @@ class TokenizerPool:
     def _ranked(self) -> list[_Ranked]:
         """At most a few of many: each gets its share of the time."""
         able = [entry for entry in self._streams.values() if not entry.is_leaving]
-        return sorted(able, key=lambda it: (it.rank, it.stream.num_waiting))[:_MAX_ASKED]
+        return sorted(able, key=lambda it: (it.rank, it.stream.num_waiting))[:MAX_ASKED]
 
     def _demote(self, entry: _Ranked) -> None:
         """Ask it last from now on, so that not every prompt waits for it first."""

@@ -276,6 +276,13 @@ async def test_a_stream_that_broke_because_the_router_was_late_speaks_against_no
     assert all(replica.takes_sessions for replica in world.mesh.registry)
 
 
+def test_budgets_of_models_whose_sessions_do_not_move_any_more_are_forgotten() -> None:
+    failover = World(1).mesh.switch._failover
+    for second in range(1000):
+        failover._budget_of(f"model-{second}", float(second)).spend(float(second))
+    assert len(failover._budgets) <= FailoverPolicy().window_s + 1
+
+
 def test_moves_within_the_window_are_a_share_of_the_sessions_and_some_more() -> None:
     budget = RetryBudget(FailoverPolicy(share=0.5, min_moves=3, window_s=10.0))
     for second in range(8):
@@ -284,3 +291,6 @@ def test_moves_within_the_window_are_a_share_of_the_sessions_and_some_more() -> 
     assert not budget.allows(10, 9.9)
     assert budget.allows(12, 9.9), "more sessions, more moves"
     assert budget.allows(10, 10.0), "the first one is forgotten"
+    last_s = 7.0
+    assert not budget.is_whole(last_s + 9.9)
+    assert budget.is_whole(last_s + 10.0)

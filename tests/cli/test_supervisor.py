@@ -1,0 +1,36 @@
+"""What the processes of a mesh are started with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from outrider.cli.local import mesh
+from outrider.cli.local.mesh import MeshOptions, ProcessSpec, ServedModel
+from outrider.cli.local.supervisor import _environ
+from outrider.config import load
+from services.edge.config import EdgeConfig
+from services.tokenizer.config import TokenizerConfig
+
+OPTIONS = MeshOptions((ServedModel("smollm2-135m-instruct"), ServedModel("qwen3-0.6b")))
+
+
+def test_variables_that_name_models_do_not_hide_those_of_the_mesh(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for role in ("EDGE", "TOKENIZER"):
+        monkeypatch.setenv(f"OUTRIDER_{role}_MODELS", "smollm2-360m-instruct")
+        monkeypatch.setenv(f"OUTRIDER_{role}_LOG_LEVEL", "error")
+    specs: list[tuple[type[EdgeConfig | TokenizerConfig], ProcessSpec]] = [
+        (EdgeConfig, mesh.edge(OPTIONS, 7001, tmp_path)),
+        (TokenizerConfig, mesh.tokenizer(OPTIONS)),
+    ]
+    for cls, spec in specs:
+        file = tmp_path / f"{spec.role}.toml"
+        file.write_text(mesh.to_toml(spec))
+        config: EdgeConfig | TokenizerConfig = load(
+            cls, spec.role, file=file, environ=_environ(spec.role)
+        )
+        assert config.models == ("smollm2-135m-instruct", "qwen3-0.6b")
+        assert config.log_level == "error", "others count as ever"
