@@ -13,6 +13,7 @@ import pytest
 from outrider.engines.model_size import size_of
 from outrider.engines.openvino.convert import converted
 from outrider.engines.openvino.engine import OpenVinoEngine
+from outrider.engines.openvino.layouts import LAYOUT_OF_BITS
 from outrider.errors import ArtifactCorruptError, OutriderError, UnsupportedModelError
 from outrider.fidelity.comparing import engine_rows
 from outrider.models.catalog import ModelSpec
@@ -126,6 +127,9 @@ def test_the_store_knows_vocabulary_and_size(tmp_path: Path) -> None:
     size = size_of(spec, store)
     true = converted(spec, store).weights.stat().st_size
     assert size.weights_bytes == pytest.approx(true, rel=0.05)
+    coarse = converted(spec, store, LAYOUT_OF_BITS[4]).weights.stat().st_size
+    assert size.weights_bytes_of(4) == pytest.approx(coarse, rel=0.05)
+    assert coarse < 0.8 * true
     assert (size.num_layers, size.kv_values) == (2, 2 * 2 * 64)
 
 
