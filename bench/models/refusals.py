@@ -28,7 +28,7 @@ from outrider.errors import (
 )
 from outrider.models.catalog import ModelSpec, lookup
 from outrider.models.chat import Message
-from outrider.models.sources.folder import GRAPH, TOKENIZER
+from outrider.models.sources.members import GRAPH, TOKENIZER
 from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import load_vocabulary
 from outrider.sampling.params import SamplingParams
