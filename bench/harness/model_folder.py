@@ -5,14 +5,38 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
 from outrider.engines.openvino.convert import ConvertedModel
+from outrider.models.gguf_file import content_of, open_gguf
 from outrider.models.vocabulary import Vocabulary
 
 
-def write_folder(folder: Path, model: ConvertedModel, vocabulary: Vocabulary) -> Path:
-    """Write it, and return its path."""
+_SIZES: Final = {
+    "num_hidden_layers": "block_count",
+    "hidden_size": "embedding_length",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+}
+"""What config.json calls the sizes that a GGUF file has of its architecture."""
+
+
+def sizes_of(source: Path) -> dict[str, int]:
+    """Of a GGUF file, as config.json says them."""
+    reader = open_gguf(source)
+    architecture = content_of(reader, "general.architecture")
+    return {name: content_of(reader, f"{architecture}.{key}") for name, key in _SIZES.items()}
+
+
+def write_folder(
+    folder: Path,
+    model: ConvertedModel,
+    vocabulary: Vocabulary,
+    sizes: Mapping[str, int] | None = None,
+) -> Path:
+    """Write it, and return its path. `outrider up` needs the `sizes` to say what it takes."""
     folder.mkdir()
     for suffix in (".xml", ".bin"):
         shutil.copy(model.graph.with_suffix(suffix), folder)
@@ -20,6 +44,7 @@ def write_folder(folder: Path, model: ConvertedModel, vocabulary: Vocabulary) ->
     config = {
         "vocab_size": model.facts.vocabulary_size,
         "max_position_embeddings": model.facts.max_context_tokens,
+        **(sizes or {}),
     }
     tokens = {"bos_token": {"content": facts.bos_token}, "eos_token": facts.eos_token}
     for name, content in (

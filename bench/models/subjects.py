@@ -13,7 +13,7 @@ import numpy as np
 from gguf import GGMLQuantizationType as Kind
 
 from bench.harness.larger_models import CODER_05B, CODER_15B, LargerModel, have_all
-from bench.harness.model_folder import write_folder
+from bench.harness.model_folder import sizes_of, write_folder
 from outrider.engines.openvino.architectures import ARCHITECTURES
 from outrider.engines.openvino.convert import converted
 from outrider.engines.openvino.repacking import READABLE
@@ -102,7 +102,8 @@ def _default_model(work: Path) -> tuple[Subject, ...]:
     machine = ModelStore(default_root())
     path = machine.ensure(DEFAULT_MODEL.source, sha256=DEFAULT_MODEL.sha256).path
     vocabulary = load_vocabulary(DEFAULT_MODEL, machine)
-    folder = write_folder(work / FOLDER, converted(DEFAULT_MODEL, machine), vocabulary)
+    model = converted(DEFAULT_MODEL, machine)
+    folder = write_folder(work / FOLDER, model, vocabulary, sizes_of(path))
     from_folder = ModelSpec(FOLDER, f"dir:{folder}", FolderSource(folder).sha256())
     return (
         Subject(file_spec(f"{DEFAULT_MODEL.name}-file", path), "GGUF, Q4_1"),
