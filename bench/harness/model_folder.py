@@ -13,7 +13,6 @@ from outrider.engines.openvino.convert import ConvertedModel
 from outrider.models.gguf_file import content_of, open_gguf
 from outrider.models.vocabulary import Vocabulary
 
-
 _SIZES: Final = {
     "num_hidden_layers": "block_count",
     "hidden_size": "embedding_length",

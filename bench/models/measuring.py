@@ -61,8 +61,6 @@ class Measured:
     warm_s: float = 0.0
     cold_peak_mb: float = 0.0
     """While it converts, without the converter's own process."""
-    bare: Memory | None = None
-    """Ready, without models for small calls."""
     memory: Memory | None = None
     """With those that are chosen, and the replies done."""
     copies: list[int] = field(default_factory=list)
@@ -141,7 +139,7 @@ async def ask_replica(
 ) -> list[tuple[tuple[int, ...], str]]:
     """Ids and text of the replies, asked all at once, as edges ask: drafts are welcome."""
     digest = vocabulary.digest
-    coder = TokenCoder(digest, vocabulary.size, shipped_table(digest))
+    coder = TokenCoder(digest, vocabulary.size, shipped_table(vocabulary.tokens_digest))
     async with RegionClient(coder, await replica.address(), via_router=False) as client:
         replies = await asyncio.gather(
             *(client.generate(ask.prompt, ask.sampling, digest=digest) for ask in asks)

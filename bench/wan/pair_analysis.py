@@ -19,7 +19,6 @@ from services.edge.session.speedup_model import (
     without_drafts_s,
 )
 
-_LEAST_GAIN = 0.02
 _REACH = 64
 """Drafts of a chain that a prediction looks at."""
 

@@ -63,9 +63,9 @@ class EngineConfig:
     calls of many rows take half the time, and 4 % of likeliest tokens become another one (without
     it 2 %; `python -m bench.fidelity`). OpenVINO only."""
     weight_bits: int = 8
-    """Bits of a weight, 8 or 4, once a model file is converted. With 4 a call of few rows takes six
+    """Bits of a weight, 8 or 4, once a model is converted. With 4 a call of few rows takes six
     tenths of the time and is less true to the file: for draft models, whose text is verified
-    (decision 0008). Folders are served as they are. OpenVINO only."""
+    (decision 0008). OpenVINO's folders are served as they are. OpenVINO only."""
     exact: bool = True
     """Whether a row is the same bits in every batch and chunking (EngineInfo.exact)."""
     fake: FakeOptions = field(default_factory=FakeOptions)

@@ -22,9 +22,12 @@ from outrider.models.store import ModelStore
 _GROUP: Final = 32
 _SCALE_BYTES: Final = 2
 """The converter stores weights in a byte each, and an f16 for each group of so many (layouts)."""
+_FEW_BITS: Final = 4
+_FEW_BITS_BYTES: Final = (64 / 2 + _SCALE_BYTES + 1 / 2) / 64
+"""Of a weight of so many bits: groups of 64, each with an f16 and a zero point of half a byte."""
 _EMBEDDING: Final = "token_embd.weight"
 _HEAD: Final = "output.weight"
-_VERSION: Final = 1
+_VERSION: Final = 2
 """A new number whenever what is kept changes."""
 _KEPT: Final = "size.json"
 
@@ -34,11 +37,21 @@ class ModelSize:
     """What memory depends on."""
 
     weights_bytes: int
-    """Of all matrices as they are converted."""
+    """Of all matrices as they are converted, with 8 bits a weight."""
     vocabulary_size: int
     num_layers: int
     kv_values: int
     """Of one token in one layer: its keys and values."""
+    packed_bytes: int = 0
+    """Of weights_bytes, what is stored with 4 bits a weight where that is asked for: all matrices
+    but the embedding, none of a folder that serves as it is."""
+
+    def weights_bytes_of(self, weight_bits: int) -> int:
+        """Of all matrices, with so many bits a weight (layouts)."""
+        if weight_bits != _FEW_BITS:
+            return self.weights_bytes
+        share = _FEW_BITS_BYTES / (1 + _SCALE_BYTES / _GROUP)
+        return self.weights_bytes - self.packed_bytes + round(self.packed_bytes * share)
 
     def kv_token_bytes(self, precision: Precision) -> int:
         """KV bytes of one token over all layers, in the precision that serves here."""
@@ -81,11 +94,13 @@ def read_size(path: Path) -> ModelSize:
     heads = number("attention.head_count")
     head_size = number("embedding_length") // heads
     sizes = (number("attention.key_length", head_size), number("attention.value_length", head_size))
+    weights_bytes, packed_bytes = _weights_bytes(reader)
     return ModelSize(
-        weights_bytes=_weights_bytes(reader),
+        weights_bytes=weights_bytes,
         vocabulary_size=len(tokens.data),
         num_layers=number("block_count"),
         kv_values=number("attention.head_count_kv", heads) * sum(sizes),
+        packed_bytes=packed_bytes,
     )
 
 
@@ -103,34 +118,48 @@ def read_folder_size(folder: Path) -> ModelSize:
 
     heads = number("num_attention_heads")
     head_size = number("head_dim", max(1, number("hidden_size") // heads))
-    is_checkpoint = holds_checkpoint(folder)
+    if holds_checkpoint(folder):
+        weights_bytes, packed_bytes = _checkpoint_bytes(config)
+    else:
+        weights_bytes, packed_bytes = (folder / WEIGHTS).stat().st_size, 0
     return ModelSize(
-        weights_bytes=_checkpoint_bytes(config)
-        if is_checkpoint
-        else (folder / WEIGHTS).stat().st_size,
+        weights_bytes=weights_bytes,
         vocabulary_size=number("vocab_size"),
         num_layers=number("num_hidden_layers"),
         kv_values=number("num_key_value_heads", heads) * 2 * head_size,
+        packed_bytes=packed_bytes,
     )
 
 
-def _checkpoint_bytes(config: Mapping[str, Any]) -> int:
-    """The head counts by itself, whether or not it is the embedding."""
-    tensors = read_checkpoint_config(config).tensors(with_head=True)
-    return sum(_stored_bytes(math.prod(each.shape)) for each in tensors if len(each.shape) > 1)
+def _checkpoint_bytes(config: Mapping[str, Any]) -> tuple[int, int]:
+    """Of all matrices, and of those besides the embedding. The head counts by itself, whether or
+    not it is the embedding."""
+    return _summed(
+        {
+            each.gguf_name: math.prod(each.shape)
+            for each in read_checkpoint_config(config).tensors(with_head=True)
+            if len(each.shape) > 1
+        }
+    )
 
 
 def _stored_bytes(count: int) -> int:
     return count + count // _GROUP * _SCALE_BYTES
 
 
-def _weights_bytes(reader: Any) -> int:
+def _summed(counts: Mapping[str, int]) -> tuple[int, int]:
+    whole = sum(map(_stored_bytes, counts.values()))
+    return whole, whole - _stored_bytes(counts.get(_EMBEDDING, 0))
+
+
+def _weights_bytes(reader: Any) -> tuple[int, int]:
+    """As _checkpoint_bytes."""
     counts = {
         tensor.name: int(tensor.n_elements) for tensor in reader.tensors if len(tensor.shape) > 1
     }
     if _HEAD not in counts:  # one matrix for both, which the graph holds twice
         counts[_HEAD] = counts.get(_EMBEDDING, 0)
-    return sum(map(_stored_bytes, counts.values()))
+    return _summed(counts)
 
 
 def _value_bytes(precision: Precision) -> int:

@@ -8,6 +8,7 @@ another way is refused by name.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn, TypeAlias
@@ -184,7 +185,9 @@ def _check_nothing_else_is_computed(config: Config) -> None:
     if config.get("partial_rotary_factor") not in (None, 1, 1.0):
         _refuse("only part of a head's values turns with the position (partial_rotary_factor)")
     kinds = config.get("layer_types")
-    if kinds is not None and any(kind != "full_attention" for kind in kinds):
+    if kinds is not None and (
+        not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds)
+    ):
         _refuse("some layers see less than all that came before (layer_types)")
     window = config.get("sliding_window")
     # Qwen's files name a window and do not use it; Mistral's have no such switch.
@@ -199,7 +202,11 @@ def _rotary(config: Config, head_size: int) -> tuple[float, Factors | None]:
     if not isinstance(rules, Mapping):
         _refuse("its rope_scaling is no object")
     base = _number({"rope_theta": _DEFAULT_BASE} | dict(config) | dict(rules), "rope_theta")
-    kind = rules.get("rope_type", rules.get("type", "default"))
+    kind = rules.get("rope_type", rules.get("type"))
+    if kind is None:
+        if "factor" in rules:
+            _refuse("positions are scaled by a rule without a name")
+        kind = "default"
     if rules.get("partial_rotary_factor") not in (None, 1, 1.0):
         _refuse("only part of a head's values turns with the position (partial_rotary_factor)")
     if kind == "default":
@@ -234,6 +241,6 @@ def _count(config: Config, key: str, default: int | None = None) -> int:
 
 def _number(config: Config, key: str) -> float:
     value: Any = config.get(key)
-    if type(value) not in (int, float) or not 0 < value < math.inf:
+    if type(value) not in (int, float) or not 0 < value <= sys.float_info.max:
         _refuse(f"{key} is {str(value)[:32]!r}, not a positive number")
     return float(value)

@@ -36,6 +36,8 @@ _TYPES: Final[dict[str, tuple[npt.DTypeLike, GGMLQuantizationType]]] = {
 _LEFT_OUT: Final = "rotary_emb.inv_freq"
 """Tensors that older checkpoints have beside the model's, and that follow from config.json."""
 _ROTARY: Final = "rope_freqs.weight"
+_SHOWN_CHARS: Final = 100
+"""Of a name that a file gives, in an error's text."""
 
 
 class Checkpoint:
@@ -142,7 +144,8 @@ def _open(extents: Sequence[Extent]) -> dict[str, SafetensorsFile]:
         for name in files[extent.name].tensors:
             if found.setdefault(name, extent.name) != extent.name:
                 raise ArtifactCorruptError(
-                    f"{name} is in {found[name]} and in {extent.name}; fetch the model again"
+                    f"{name[:_SHOWN_CHARS]!r} is in {found[name]} and in {extent.name}; fetch the "
+                    "model again"
                 )
     return files
 
@@ -156,8 +159,9 @@ def _check_index(listed: Mapping[str, str], files: Mapping[str, SafetensorsFile]
     if differing:
         name = differing[0]
         raise ArtifactCorruptError(
-            f"{CHECKPOINT_INDEX} says that {name} is in {listed.get(name, 'no file')}, and it is "
-            f"in {there.get(name, 'none')}; fetch the model again"
+            f"{CHECKPOINT_INDEX} says that {name[:_SHOWN_CHARS]!r} is in "
+            f"{listed.get(name, 'no file')}, and it is in {there.get(name, 'none')}; fetch the "
+            "model again"
         )
 
 
@@ -184,4 +188,5 @@ def _interleaved(rows: npt.NDArray[Any], heads: int) -> npt.NDArray[Any]:
 
 def _some(names: Sequence[str]) -> str:
     left = len(names) - 3
-    return ", ".join(names[:3]) + (f" and {left} more" if left > 0 else "")
+    shown = ", ".join(repr(name[:_SHOWN_CHARS]) for name in names[:3])
+    return shown + (f" and {left} more" if left > 0 else "")

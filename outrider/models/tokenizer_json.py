@@ -20,6 +20,7 @@ from typing import Any, Final, NoReturn
 from outrider.errors import ArtifactCorruptError, ConfigError
 from outrider.models.bpe import GPT2_REGEX, Pipeline, VocabularyDefinition
 from outrider.models.detokenizer import BYTE_ALPHABET
+from outrider.models.normalizer_table import check_table
 from outrider.models.sentencepiece_bpe import (
     BYTE_TOKEN,
     SPACE,
@@ -38,7 +39,10 @@ CAN_BE: Final = (
     "precompiled table, a Unicode form, Strip or Replace)"
 )
 
-_BROKEN: Final = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
+_BROKEN: Final = (
+    *(ValueError, TypeError, LookupError, AttributeError, RecursionError),
+    OverflowError,  # a whole number beyond all floats, as a score
+)
 """What reading values of another form ends with."""
 
 
@@ -346,7 +350,8 @@ def _normalizer_steps(step: Mapping[str, Any]) -> list[NormalizerStep]:
     kind = step["type"]
     if kind == "Precompiled":
         table = step["precompiled_charsmap"]
-        base64.b64decode(table, validate=True)
+        if table:
+            check_table(base64.b64decode(table, validate=True))
         return [NormalizerStep("precompiled", new=table)] if table else []
     if kind.lower() in FORMS:
         return [NormalizerStep(kind.lower())]

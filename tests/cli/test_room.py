@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,13 @@ def test_the_pool_that_is_asked_for_counts() -> None:
     assert replica_footprint(SIZE, blocks).kv_bytes == 100 * 32 * 24 * 256 * 4
     context = {"max_context_tokens": 32_768, "precision": "bf16"}
     assert replica_footprint(SIZE, context).kv_bytes == 32_768 * 24 * 256 * 2
+
+
+def test_four_bits_a_weight_take_less() -> None:
+    size = replace(SIZE, packed_bytes=SIZE.weights_bytes // 2)
+    full, few = (replica_footprint(size, {"weight_bits": bits}) for bits in (8, 4))
+    assert 0.7 * full.model_bytes < few.model_bytes < 0.8 * full.model_bytes
+    assert replica_footprint(size, {}) == full
 
 
 def test_each_instance_holds_the_model() -> None:

@@ -43,8 +43,18 @@ def write(
 def test_a_byte_a_weight_and_a_scale_for_32(tmp_path: Path, tied: bool) -> None:
     size = read_size(write(tmp_path / "m.gguf", tied=tied))
     num_weights = 64 * 64 + 2 * 3 * 64  # a matrix that is embedding and head is held twice
-    assert size == ModelSize(num_weights * 34 // 32, 3, 2, 2 * (16 + 16))
+    packed = (64 * 64 + 3 * 64) * 34 // 32
+    assert size == ModelSize(num_weights * 34 // 32, 3, 2, 2 * (16 + 16), packed)
     assert size.kv_token_bytes("f32") == 2 * size.kv_token_bytes("bf16") == 2 * 64 * 4
+
+
+def test_four_bits_take_half_of_all_but_the_embedding() -> None:
+    size = ModelSize(
+        weights_bytes=2000, vocabulary_size=3, num_layers=1, kv_values=2, packed_bytes=1360
+    )
+    assert size.weights_bytes_of(8) == 2000
+    assert size.weights_bytes_of(4) == 640 + 690
+    assert ModelSize(2000, 3, 1, 2).weights_bytes_of(4) == 2000, "a folder serves as it is"
 
 
 def test_a_header_that_does_not_say_is_refused(tmp_path: Path) -> None:

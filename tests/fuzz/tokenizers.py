@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import tarfile
@@ -11,23 +12,31 @@ from outrider.models.sentencepiece_bpe import SpacePipeline, SpacePrefix
 
 
 def small_tokenizer_jsons() -> list[bytes]:
-    """One of bytes, one with a space as a character, one of scores."""
+    """One of bytes, one with a space as a character, two of scores."""
     tokens = ["<s>", "a", "b", "ab", "<t>"]
     spaces = SpacePipeline(SpacePrefix.EACH, True, "<s>", byte_fallback=False)
     definitions = [
         VocabularyDefinition(tokens, ["a b"], pipeline_of("llama3"), [0], [4], [0], "", "", ""),
         VocabularyDefinition(tokens, ["a b"], spaces, [0], [], [0], "", "", ""),
     ]
-    return [*(build_tokenizer(each).to_str().encode() for each in definitions), _unigram()]
+    built = [build_tokenizer(each).to_str().encode() for each in definitions]
+    return [*built, _unigram({"type": "NFKC"}), _unigram(_table())]
 
 
-def _unigram() -> bytes:
+def _table() -> dict[str, str]:
+    """A normalizer with a table that replaces nothing."""
+    trie = bytes(4 * 256)
+    data = len(trie).to_bytes(4, "little") + trie + b"x\0"
+    return {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(data).decode()}
+
+
+def _unigram(normalizer: dict[str, str]) -> bytes:
     spaces = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always"}
     replace = {"type": "Replace", "pattern": {"String": "b b"}, "content": "ab"}
     vocabulary = [["<s>", 0.0], ["a", -1.0], ["b", -2.0], ["ab", -2.5], ["\u2581", -3]]
     spec = {
         "added_tokens": [{"id": 5, "content": "<t>", "special": True, "normalized": False}],
-        "normalizer": {"type": "Sequence", "normalizers": [{"type": "NFKC"}, replace]},
+        "normalizer": {"type": "Sequence", "normalizers": [normalizer, replace]},
         "pre_tokenizer": spaces | {"split": True},
         "decoder": spaces | {"split": True},
         "model": {"type": "Unigram", "unk_id": 0, "vocab": vocabulary, "byte_fallback": False},

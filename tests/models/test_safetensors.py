@@ -212,7 +212,7 @@ def test_a_tensor_in_two_shards_is_refused(tmp_path: Path, store: ModelStore) ->
         file = folder / f"model-0000{number}-of-00002.safetensors"
         file.write_bytes(packed({"model.norm.weight": np.ones(64, np.float32)}))
     artifact = store.ensure(f"dir:{folder}")
-    with pytest.raises(ArtifactCorruptError, match=r"model\.norm\.weight is in .* and in"):
+    with pytest.raises(ArtifactCorruptError, match=r"'model\.norm\.weight' is in .* and in"):
         Checkpoint(unpacked(artifact, store), artifact.path)
 
 

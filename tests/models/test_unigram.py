@@ -159,6 +159,7 @@ def _pieces(*more: Any) -> str:
         (_model(byte_fallback=True), ConfigError, "lacks the tokens of some bytes"),
         (_pieces(["zz", "x"]), ArtifactCorruptError, "score is no number"),
         (_pieces(["zz", float("nan")]), ArtifactCorruptError, "score is no number"),
+        (_pieces(["zz", -(10**400)]), ArtifactCorruptError, "no whole tokenizer"),
         (_pieces(["a", 1.0]), OutriderError, "same text|two tokens"),
         (_pieces([3, 1.0]), ArtifactCorruptError, "no text with a number"),
         (_pieces(["zz"]), ArtifactCorruptError, "no whole tokenizer"),
@@ -171,7 +172,7 @@ def _pieces(*more: Any) -> str:
         (
             changed(trained(), normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"}),
             ArtifactCorruptError,
-            "contradicts itself",
+            "no whole tokenizer",
         ),
         (
             changed(

@@ -19,7 +19,13 @@ from gguf import GGUFReader, dequantize
 
 from outrider.errors import ArtifactCorruptError, UnsupportedModelError
 from outrider.models.definitions import ModelSpec
-from outrider.models.folder import is_archive, read_config, read_facts, unpacked
+from outrider.models.folder import (
+    holds_checkpoint,
+    is_archive,
+    read_config,
+    read_facts,
+    unpacked,
+)
 from outrider.models.store import ModelStore
 from tools.train_draft.replies import Reply
 
@@ -87,10 +93,17 @@ class Target(Protocol):
 
 def open_target(spec: ModelSpec, store: ModelStore) -> Target:
     """The target of a definition: a GGUF file, or a folder with a graph of OpenVINO. Fetches what
-    is missing. Raises what ModelStore.ensure raises, and ArtifactCorruptError."""
+    is missing. Raises what ModelStore.ensure raises, ArtifactCorruptError, and
+    UnsupportedModelError for a folder with safetensors."""
     artifact = store.ensure(spec.source, sha256=spec.sha256)
     if is_archive(artifact.path):
-        return TargetFolder(unpacked(artifact, store))
+        folder = unpacked(artifact, store)
+        if holds_checkpoint(folder):
+            raise UnsupportedModelError(
+                f"{spec.name} is a folder with safetensors, whose embedding is not read: "
+                "name the same model as a GGUF file, or as a folder with an OpenVINO graph"
+            )
+        return TargetFolder(folder)
     return TargetFile(artifact.path)
 
 

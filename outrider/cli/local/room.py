@@ -37,8 +37,9 @@ def replica_footprint(
         return value if isinstance(value, int) else default
 
     instances = max(1, number("instances", 1))
+    weights_bytes = size.weights_bytes_of(number("weight_bits", EngineConfig().weight_bits))
     least = footprint(
-        size.weights_bytes,
+        weights_bytes,
         size.vocabulary_size,
         _pool_bytes(size, number, cast(Precision, settings.get("precision", "auto"))),
         instances=instances,
@@ -48,9 +49,9 @@ def replica_footprint(
     left = max(0, free.num_bytes - least.needed_bytes) // instances
     sizes = ladder(number("max_fixed_rows", EngineConfig().max_fixed_rows))
     asked = number("max_fixed_bytes") // instances
-    chosen = choose_sizes(sizes, size.weights_bytes, left, 0, asked)
+    chosen = choose_sizes(sizes, weights_bytes, left, 0, asked)
     return footprint(
-        size.weights_bytes,
+        weights_bytes,
         size.vocabulary_size,
         least.kv_bytes,
         instances=instances,

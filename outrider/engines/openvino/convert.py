@@ -26,6 +26,7 @@ from outrider.engines.model_size import size_of
 from outrider.engines.openvino.architectures import check_architecture
 from outrider.engines.openvino.layouts import (
     AS_CONVERTED,
+    BITS_OF_LAYOUT,
     DEFAULT_LAYOUT,
     Layout,
     lay_out_weights,
@@ -122,7 +123,8 @@ def converted(
 
     def build(folder: Path) -> None:
         size = size_of(spec, store)
-        needed = footprint(size.weights_bytes, size.vocabulary_size, kv_bytes, process_bytes=0)
+        weights_bytes = size.weights_bytes_of(BITS_OF_LAYOUT.get(layout, 8))
+        needed = footprint(weights_bytes, size.vocabulary_size, kv_bytes, process_bytes=0)
         needed.check(known_free_memory())
         if files is None:
             convert(artifact.path, folder, layout)

@@ -110,6 +110,7 @@ LAYOUTS: Final = tuple(_LAYOUTS)
 DEFAULT_LAYOUT: Final = "i8-groups-32"
 LAYOUT_OF_BITS: Final = {8: DEFAULT_LAYOUT, 4: "u4-groups-64"}
 """By how many bits a weight is to have."""
+BITS_OF_LAYOUT: Final = {layout: bits for bits, layout in LAYOUT_OF_BITS.items()}
 AS_CONVERTED: Final = "as-converted"
 """For files whose every matrix the converter reads without loss, as drafts of ours."""
 

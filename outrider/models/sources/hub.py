@@ -250,11 +250,14 @@ class _Member:
         self._archive, self._file, self._begin = archive, file, begin
         self.is_compared = archive.num_bytes > begin + file.num_bytes
         """Bytes behind it are there, which are written once it was compared."""
+        self._hash = file.new_hash()
+        if archive.num_bytes == begin + file.num_bytes and not file.digest:
+            # The listing says no digest, the address of the bytes may: it is asked for again.
+            self.discard()
+        elif not self.is_compared:
+            archive.bytes_from(begin, self._hash.update)
         self.is_whole = archive.num_bytes >= begin + file.num_bytes
         """All its bytes are there."""
-        self._hash = file.new_hash()
-        if not self.is_compared:
-            archive.bytes_from(begin, self._hash.update)
 
     @property
     def position(self) -> FetchPosition:

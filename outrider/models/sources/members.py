@@ -80,7 +80,9 @@ def missing_members(found: Collection[str], read_index: ReadIndex) -> list[str]:
 
 def _of_another_kind(found: set[str], where: str) -> SourceError | UnsupportedModelError:
     def named(*suffixes: str) -> list[str]:
-        return sorted(name for name in found if name.endswith(suffixes))
+        some = sorted(name for name in found if name.endswith(suffixes))
+        # A hub's names may be anything, and are printed: none moves a terminal's cursor.
+        return [name if name.isprintable() else ascii(name) for name in some]
 
     if some := named(".safetensors"):
         what = f"{some[0]}, but neither {CHECKPOINT} nor {CHECKPOINT_INDEX}"

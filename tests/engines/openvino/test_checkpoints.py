@@ -13,6 +13,7 @@ import pytest
 from outrider.engines.model_size import size_of
 from outrider.engines.openvino.convert import converted
 from outrider.engines.openvino.engine import OpenVinoEngine
+from outrider.engines.openvino.layouts import LAYOUT_OF_BITS
 from outrider.errors import ArtifactCorruptError, OutriderError, UnsupportedModelError
 from outrider.fidelity.comparing import engine_rows
 from outrider.models.catalog import ModelSpec
@@ -126,13 +127,16 @@ def test_the_store_knows_vocabulary_and_size(tmp_path: Path) -> None:
     size = size_of(spec, store)
     true = converted(spec, store).weights.stat().st_size
     assert size.weights_bytes == pytest.approx(true, rel=0.05)
+    coarse = converted(spec, store, LAYOUT_OF_BITS[4]).weights.stat().st_size
+    assert size.weights_bytes_of(4) == pytest.approx(coarse, rel=0.05)
+    assert coarse < 0.8 * true
     assert (size.num_layers, size.kv_values) == (2, 2 * 2 * 64)
 
 
 @pytest.mark.parametrize(
     ("change", "config", "error", "complaint"),
     [
-        ({"model.norm.weight": None}, {}, ArtifactCorruptError, r"lacks model\.norm\.weight"),
+        ({"model.norm.weight": None}, {}, ArtifactCorruptError, r"lacks 'model\.norm\.weight'"),
         ({"lm_head.weight": None}, {"tie_word_embeddings": False}, ArtifactCorruptError, "lm_head"),
         (
             {"lm_head.weight": np.zeros((SIZE, 256), np.float32)},
@@ -144,7 +148,7 @@ def test_the_store_knows_vocabulary_and_size(tmp_path: Path) -> None:
             {"model.layers.0.self_attn.q_proj.bias": np.zeros(256, np.float32)},
             {},
             UnsupportedModelError,
-            r"has model\.layers\.0\.self_attn\.q_proj\.bias, which no llama model has",
+            r"has 'model\.layers\.0\.self_attn\.q_proj\.bias', which no llama model has",
         ),
         (
             {"model.norm.weight": np.zeros(128, np.float32)},
@@ -167,6 +171,15 @@ def test_the_store_knows_vocabulary_and_size(tmp_path: Path) -> None:
         ({}, {"rope_scaling": {"type": "linear"}}, UnsupportedModelError, "factor"),
         ({}, {"partial_rotary_factor": 0.5}, UnsupportedModelError, "part of a head"),
         ({}, {"layer_types": ["sliding_attention"]}, UnsupportedModelError, "layer_types"),
+        ({}, {"layer_types": 3}, UnsupportedModelError, "layer_types"),
+        ({}, {"rope_scaling": {"factor": 2.0}}, UnsupportedModelError, "without a name"),
+        ({}, {"rope_theta": 10**400}, UnsupportedModelError, "rope_theta"),
+        (
+            {"\x1b[2J" * 99: np.zeros(1, np.float32)},
+            {},
+            UnsupportedModelError,
+            r"has '\\x1b\[2J.{1,200}', which no llama model has",
+        ),
         ({}, {"num_key_value_heads": 3}, UnsupportedModelError, "cannot share"),
         ({}, {"hidden_size": "256"}, UnsupportedModelError, "hidden_size"),
         ({}, {"rms_norm_eps": float("nan")}, UnsupportedModelError, "rms_norm_eps"),

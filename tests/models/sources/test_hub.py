@@ -110,6 +110,29 @@ def test_another_process_goes_on_where_one_gave_up(
         assert SHARD not in hub.fetched()
 
 
+def test_a_whole_file_without_a_digest_is_not_taken_unseen(
+    hub: Hub, folder: Path, store: ModelStore, tmp_path: Path
+) -> None:
+    """Nothing says that bytes which an earlier process left are the file's: it is fetched again."""
+    hub.listed[SHARD] = {"lfs": {"size": len(hub.files[SHARD])}}
+    hub.cuts = {SHARD: [len(hub.files[SHARD])]}
+    hub.statuses = {"tokenizer.json": [403]}
+    with pytest.raises(SourceError):
+        store.ensure(SOURCE)
+    [part] = (store.root / "partial").glob("*.part")
+    data = bytearray(part.read_bytes())
+    at = data.index(hub.files[SHARD]) + len(hub.files[SHARD])
+    state = part.with_suffix(".json")
+    kept = json.loads(state.read_text())
+    state.write_text(json.dumps(kept | {"num_bytes": at}))
+    data[at - 1] ^= 1
+    part.write_bytes(data[:at])
+    hub.requests.clear()
+    artifact = ModelStore(store.root).ensure(SOURCE)
+    assert SHARD in hub.fetched()
+    assert artifact.sha256 == ModelStore(tmp_path / "other").ensure(f"dir:{folder}").sha256
+
+
 def test_a_server_without_ranges_sends_a_file_again(
     hub: Hub, folder: Path, store: ModelStore, tmp_path: Path
 ) -> None:
@@ -203,6 +226,7 @@ SHA256 = hashlib.sha256(b"x").hexdigest()
         (_has(shard=b"\0" * 99), ArtifactCorruptError, f"{SHARD} is not a whole safetensors file"),
         (_only(pytorch_model__bin=b"x", config__json=b"{}"), UnsupportedModelError, "pickles"),
         (_only(a__gguf=b"x"), UnsupportedModelError, "one has to be named"),
+        (_only(**{"\x1b[2J__gguf": b"x"}), UnsupportedModelError, r"PATH/'\\x1b\[2J\.gguf'"),
         (_says(b"<html>"), SourceError, "listing cannot be read"),
         (_says([]), SourceError, "listing cannot be read"),
         (_says({"sha": "main", "siblings": []}), SourceError, "names no commit"),

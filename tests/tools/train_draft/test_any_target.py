@@ -17,13 +17,15 @@ from outrider.engines.base import SequenceSlice
 from outrider.engines.config import EngineConfig
 from outrider.engines.draft_loading import load_draft
 from outrider.engines.openvino.convert import converted
-from outrider.errors import ArtifactCorruptError
+from outrider.errors import ArtifactCorruptError, UnsupportedModelError
 from outrider.models import catalog
 from outrider.models.catalog import ModelSpec, load_catalog, lookup
 from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import load_vocabulary
 from tests.fidelity.models import Shape, weights, write
+from tests.models.checkpoints import Small, random_tensors, write_checkpoint
 from tests.models.sentencepieces import add_vocabulary, trained
+from tests.models.test_tokenizer_json import small as small_tokenizer
 from tools.train_draft import __main__ as command
 from tools.train_draft.draft_file import read_draft
 from tools.train_draft.progress import Progress, bar
@@ -182,6 +184,15 @@ def test_a_file_that_does_not_say_its_sizes_is_refused_by_name(tmp_path: Path) -
     writer.close()
     with pytest.raises(ArtifactCorruptError, match=r"odd\.embedding_length"):
         assert TargetFile(path).geometry
+
+
+def test_a_folder_with_safetensors_is_refused_with_what_can_be_taken(defined: Path) -> None:
+    small = Small("LlamaForCausalLM", 288, width=64, heads=2, kv_heads=1, head_size=32, inner=64)
+    tensors = random_tensors(small)
+    folder = write_checkpoint(defined / "m", small, tensors, small_tokenizer("gpt-2"))
+    spec = define(defined, f"dir:{folder}")
+    with pytest.raises(UnsupportedModelError, match=r"safetensors.* name the same model as a GGUF"):
+        open_target(spec, ModelStore(default_root()))
 
 
 class Terminal(io.StringIO):
