@@ -203,13 +203,13 @@ def test_every_layout_says_what_the_file_says(
 @pytest.mark.model
 @pytest.mark.timeout(300)
 def test_four_bits_still_say_much_of_what_the_file_says(
-    real_model: _Converted, tmp_path: Path
+    real_weights: _Converted, tmp_path: Path
 ) -> None:
     """As a draft does, which need not be right; of so small a model."""
-    errors = save_graph(real_model.work, tmp_path, layout_of(COARSE), real_model.repacked)
+    errors = save_graph(real_weights.work, tmp_path, layout_of(COARSE), real_weights.repacked)
     assert 0.03 < max(error.relative for error in errors.values()) < 0.2
     config = EngineConfig(num_blocks=8, max_fixed_rows=0, exact=False)
     engine = OpenVinoEngine(ConvertedModel(tmp_path, ModelFacts(49152, 8192, COARSE)), config)
-    found = compare(engine, real_model.reference, real_model.documents)
+    found = compare(engine, real_weights.reference, real_weights.documents)
     engine.close()
     assert found.argmax_agreement >= 0.6
