@@ -144,7 +144,7 @@ async def small_mesh(
         {
             "name": "edge",
             "region": "here",
-            "model": model,
+            "models": (model,) if model else (),
             "routers": (router.address,),
             "state_dir": str(folder),
             "drafter.model": "none",
