@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+import structlog
 from structlog.testing import capture_logs
 
 from outrider.speculation.learnt import KeptGroups, Learnt, LearntConfig, binding_of, to_bytes
@@ -64,6 +65,7 @@ def test_damaged_files_are_ignored_with_a_line_in_the_log(tmp_path: Path) -> Non
     damaged = bytearray(changed.read_bytes())
     damaged[60] ^= 1
     changed.write_bytes(damaged)
+    structlog.reset_defaults()
     with capture_logs() as logs:
         assert len(opened(tmp_path).kept) == 1
     ignored = {line["file"] for line in logs if line["event"] == "learnt_file_ignored"}
@@ -96,6 +98,7 @@ def test_a_folder_that_cannot_be_written_costs_a_line_in_the_log(tmp_path: Path)
     blocked = tmp_path / "file"
     blocked.write_text("no folder")
     keeper = opened(blocked)
+    structlog.reset_defaults()
     with capture_logs() as logs:
         keeper.save([(b"a", learnt(1))])
     assert [line["event"] for line in logs] == ["learnt_not_saved"]
@@ -160,6 +163,7 @@ def test_a_process_killed_while_it_writes_leaves_whole_files(tmp_path: Path, att
             assert writer.stdout.readline()
         time.sleep(0)
         writer.send_signal(signal.SIGKILL)
+    structlog.reset_defaults()
     with capture_logs() as logs:
         kept = opened(tmp_path).kept
     assert not logs, "no damaged file"

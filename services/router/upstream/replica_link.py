@@ -48,10 +48,6 @@ _MAX_COST_MS: Final = 1e6
 _GENERATE: Final = "/outrider.v1.InferenceService/Generate"
 
 
-class _ReplacedError(UnavailableError):
-    """Another process answers at the replica's address than the one that reported its model."""
-
-
 class ReplicaLink:
     """The shell of one replica. `run` until cancelled."""
 
@@ -75,6 +71,8 @@ class ReplicaLink:
         self._clock = clock
         self._reconnector = Reconnector(max_backoff_s=config.max_backoff_s, rng=rng)
         self._tls = tls
+        self._is_replaced = False
+        """Another process answers at its address than the one that reported its model."""
 
     @property
     def _name(self) -> str:
@@ -112,7 +110,7 @@ class ReplicaLink:
     ) -> NoReturn:
         outbox: Outbox[Up] = Outbox(self._config.replica_buffer_frames, self._config.max_sessions)
         stream = self._switch.attach_replica(self._name, outbox)
-        is_own = is_replaced = False
+        is_own = self._is_replaced = False
         try:
             await until_one_fails(
                 self._write(call, outbox),
@@ -125,7 +123,6 @@ class ReplicaLink:
             )
         except LOSSES as error:
             is_own = self._lose(error)  # before its sessions are placed anew
-            is_replaced = isinstance(error, _ReplacedError)
             raise
         except asyncio.CancelledError:
             is_own = True  # this router ends the link
@@ -135,7 +132,7 @@ class ReplicaLink:
             # No session made the replica another one. That it does not compute as it reports counts
             # against the replica itself: if it happens again and again, others have to serve.
             self._switch.detach_replica(
-                self._name, stream, self._clock(), is_own=is_own or is_replaced
+                self._name, stream, self._clock(), is_own=is_own or self._is_replaced
             )
 
     def _channel(self) -> grpc.aio.Channel:
@@ -187,7 +184,8 @@ class ReplicaLink:
     async def _read(self, call: grpc.aio.StreamStreamCall[Up, Down], stream: int) -> NoReturn:
         async for response in call:
             if not self._switch.from_replica(stream, response, self._clock()):
-                raise _ReplacedError(
+                self._is_replaced = True
+                raise UnavailableError(
                     "it opened a session as of another model identity than it reported; it is "
                     "asked anew what it serves"
                 )
