@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -288,17 +287,12 @@ async def test_what_a_service_refuses_is_compared_with_what_it_ran_before(file: 
         assert (await service.next()).changed_keys == {"models"}
 
 
-async def test_a_hangup_reads_at_once(file: Path) -> None:
+async def test_whoever_asks_has_it_read_at_once(file: Path) -> None:
+    """As SIGHUP does (tests/cli/test_serve.py, with a process of its own)."""
     async with followed(file, poll_s=3600.0) as (service, source):
-        loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGHUP, source.read_at_once)
-        try:
-            write(file, '[service]\nmodels = ["b"]\n')
-            os.kill(os.getpid(), signal.SIGHUP)
-
-            assert (await service.next()).config.models == ("b",)
-        finally:
-            loop.remove_signal_handler(signal.SIGHUP)
+        write(file, '[service]\nmodels = ["b"]\n')
+        source.read_at_once()
+        assert (await service.next()).config.models == ("b",)
 
 
 async def test_without_a_file_nothing_is_followed(file: Path) -> None:
