@@ -17,8 +17,8 @@ from outrider.engines.kv_budget import FLOOR_BYTES
 from outrider.errors import InsufficientMemoryError
 
 MIB: Final = 1 << 20
-PROCESS_BYTES: Final = 220 * MIB
-"""Interpreter, libraries, vocabulary and the scheduler's tables of a replica."""
+PROCESS_BYTES: Final = 280 * MIB
+"""Interpreter, libraries, vocabulary and the scheduler's tables of a replica, in pages of 2 MiB."""
 MAX_LOGITS_ROWS: Final = 64
 """Rows of logits of one call for which memory is taken at the start; more take it when asked."""
 RESERVE_BYTES: Final = 512 * MIB
