@@ -143,14 +143,22 @@ def build_space_tokenizer(
         tokenizer.normalizer = (
             normalizers.Sequence([normalizers.Prepend(SPACE), replace]) if is_each else replace
         )
+    tokenizer.decoder = decoder_of_pieces(
+        byte_fallback=pipeline.byte_fallback, strips_space=pipeline.strips_space
+    )
+    return tokenizer
+
+
+def decoder_of_pieces(*, byte_fallback: bool, strips_space: bool) -> decoders.Decoder:
+    """Joins SentencePiece's pieces to text. `byte_fallback`: some stand for single bytes;
+    `strips_space`: the first one's space is not of the text."""
     steps: list[decoders.Decoder] = [decoders.Replace(SPACE, " ")]
-    if pipeline.byte_fallback:
+    if byte_fallback:
         steps.append(decoders.ByteFallback())
     steps.append(decoders.Fuse())
-    if pipeline.strips_space:
+    if strips_space:
         steps.append(decoders.Strip(" ", 1, 0))
-    tokenizer.decoder = decoders.Sequence(steps)
-    return tokenizer
+    return decoders.Sequence(steps)
 
 
 _NEVER_IN_UTF8: Final = frozenset({0xC0, 0xC1, *range(0xF5, 0x100)})

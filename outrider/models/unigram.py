@@ -22,13 +22,12 @@ from tokenizers import (
     AddedToken,
     Regex,
     Tokenizer,
-    decoders,
     models,
     normalizers,
     pre_tokenizers,
 )
 
-from outrider.models.sentencepiece_bpe import SPACE, SpacePrefix
+from outrider.models.sentencepiece_bpe import SPACE, SpacePrefix, decoder_of_pieces
 
 RUNS_OF_SPACES: Final = " {2,}"
 """The one pattern that files replace."""
@@ -91,7 +90,9 @@ def build_unigram_tokenizer(
     steps = _pre_tokenizers(pipeline, [tokens[i] for i in control])
     if steps:
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
-    tokenizer.decoder = _decoder(pipeline)
+    tokenizer.decoder = decoder_of_pieces(
+        byte_fallback=pipeline.byte_fallback, strips_space=pipeline.strips_space
+    )
     for index in sorted({*control, *user_defined}):
         token = AddedToken(tokens[index], special=index in control, normalized=False)
         add = tokenizer.add_special_tokens if index in control else tokenizer.add_tokens
@@ -130,13 +131,3 @@ def _pre_tokenizers(
         places = "|".join(f"{re.escape(name[0])}(?={re.escape(name[1:])})" for name in names)
         steps.append(pre_tokenizers.Split(Regex(places), behavior="isolated"))
     return steps
-
-
-def _decoder(pipeline: UnigramPipeline) -> decoders.Decoder:
-    steps: list[decoders.Decoder] = [decoders.Replace(SPACE, " ")]
-    if pipeline.byte_fallback:
-        steps.append(decoders.ByteFallback())
-    steps.append(decoders.Fuse())
-    if pipeline.strips_space:
-        steps.append(decoders.Strip(" ", 1, 0))
-    return decoders.Sequence(steps)
