@@ -172,8 +172,9 @@ async def test_chats_do_not_wait_for_a_model_that_loads(
         assert mesh.edge._ready() == (False, "the drafter loads its model")
         assert await text(client) == REPLY
         assert mesh.model.drafter.state is starting
-        await eventually(lambda: mesh.edge._ready()[0], timeout_s=30)
-        assert mesh.model.drafter.state is DrafterState.READY
+        # The edge says that it is ready after 10 s in any case: a slow machine may take longer.
+        await eventually(lambda: mesh.model.drafter.state is DrafterState.READY, timeout_s=START_S)
+        assert mesh.edge._ready()[0]
 
 
 async def shown_and_sent(mesh: Running, client: Client, question: str, reply: str) -> str:
