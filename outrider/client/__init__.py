@@ -28,6 +28,7 @@ from outrider.client.tickets import SessionTickets
 from outrider.client.transcript import Transcript
 from outrider.cost import Cost
 from outrider.models.chat import Message
+from outrider.sampling.logprobs import ScoredToken, TokenLogprobs
 from outrider.sampling.params import SamplingParams
 from outrider.session_types import (
     FinishReason,
@@ -59,10 +60,12 @@ __all__ = [
     "Resumed",
     "Retracted",
     "SamplingParams",
+    "ScoredToken",
     "SessionTickets",
     "Speculation",
     "SpeculationStats",
     "Timings",
+    "TokenLogprobs",
     "Transcript",
     "Usage",
     "connect",
