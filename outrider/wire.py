@@ -13,9 +13,17 @@ from typing import Final
 from outrider.codec.tokens import Block
 from outrider.cost import Cost
 from outrider.errors import InvalidRequestError, MalformedFrameError, OutriderError, by_reason
-from outrider.sampling.logprobs import MIN_LOGPROB, ScoredToken, TokenLogprobs
 from outrider.sampling.params import MAX_LOGPROBS, SamplingParams, check_counts
-from outrider.session_types import FinishReason, Priority, Speculation, Timings, Usage
+from outrider.session_types import (
+    MIN_LOGPROB,
+    FinishReason,
+    Priority,
+    ScoredToken,
+    Speculation,
+    Timings,
+    TokenLogprobs,
+    Usage,
+)
 from outrider.v1 import common_pb2
 
 DEFAULT_MAX_TOKENS = 256

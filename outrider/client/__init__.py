@@ -28,14 +28,15 @@ from outrider.client.tickets import SessionTickets
 from outrider.client.transcript import Transcript
 from outrider.cost import Cost
 from outrider.models.chat import Message
-from outrider.sampling.logprobs import ScoredToken, TokenLogprobs
 from outrider.sampling.params import SamplingParams
 from outrider.session_types import (
     FinishReason,
     Priority,
+    ScoredToken,
     Speculation,
     SpeculationStats,
     Timings,
+    TokenLogprobs,
     Usage,
 )
 

@@ -35,7 +35,7 @@ from outrider.errors import (
     UnavailableError,
 )
 from outrider.models.chat import Message
-from outrider.sampling.logprobs import TokenLogprobs
+from outrider.session_types import TokenLogprobs
 from outrider.telemetry import names
 from outrider.telemetry.tracing import Span, start_span
 

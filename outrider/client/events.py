@@ -5,8 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from outrider.sampling.logprobs import TokenLogprobs
-from outrider.session_types import NO_SPECULATION, FinishReason, SpeculationStats, Timings, Usage
+from outrider.session_types import (
+    NO_SPECULATION,
+    FinishReason,
+    SpeculationStats,
+    Timings,
+    TokenLogprobs,
+    Usage,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +68,8 @@ class Committed:
     """The replica that computed these computes differently from the one before, which was lost: the
     reply is not what either of them would have written."""
     logprobs: tuple[TokenLogprobs, ...] = ()
-    """Of the last of `ids`, if `num_logprobs` asked for them. Of tokens before those none are known:
-    another edge committed them, or a client that took the chat up again lacked too many."""
+    """Of the last of `ids`, if `num_logprobs` asked for them. Of tokens before those none are
+    known: another edge committed them, or a client that took the chat up again lacked too many."""
 
 
 @dataclass(frozen=True, slots=True)

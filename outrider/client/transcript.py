@@ -13,7 +13,7 @@ from outrider.client.events import (
 )
 from outrider.client.first_word import FirstWord
 from outrider.errors import MalformedFrameError
-from outrider.sampling.logprobs import TokenLogprobs
+from outrider.session_types import TokenLogprobs
 
 
 class Transcript:

@@ -14,34 +14,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from outrider.sampling.gumbel import Ids
-
-MIN_LOGPROB: Final = -9999.0
-"""Stands for everything below, minus infinity too (as in OpenAI's API): every value is a number."""
-
-
-class ScoredToken(NamedTuple):
-    """A token in its place in a reply."""
-
-    id: int
-    logprob: float
-    """MIN_LOGPROB to 0; a float32 exactly."""
-    text: bytes = b""
-    """The bytes that it adds to a text; empty for control tokens, and inside the region."""
-
-
-class TokenLogprobs(NamedTuple):
-    """One place of a reply."""
-
-    chosen: ScoredToken
-    """The token of the reply."""
-    top: tuple[ScoredToken, ...]
-    """The likeliest, likeliest first, equal ones by id; `chosen` may be among them."""
+from outrider.session_types import MIN_LOGPROB, ScoredToken, TokenLogprobs
 
 
 def token_logprobs(

@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.errors import EngineError
-from outrider.sampling.logprobs import TokenLogprobs, token_logprobs
+from outrider.sampling.logprobs import token_logprobs
 from outrider.sampling.sampler import Sampler
+from outrider.session_types import TokenLogprobs
 
 
 class Verification(NamedTuple):

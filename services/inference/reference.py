@@ -12,11 +12,11 @@ import numpy as np
 
 from outrider.engines.base import Engine, Ids, LogitsRows, SequenceSlice
 from outrider.errors import EmptyPromptError, InvalidRequestError, PromptTooLongError
-from outrider.sampling.logprobs import TokenLogprobs, token_logprobs
+from outrider.sampling.logprobs import token_logprobs
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
 from outrider.sampling.sampler import Sampler
-from outrider.session_types import FinishReason
+from outrider.session_types import FinishReason, TokenLogprobs
 from services.inference.scheduler.limits import context_limit
 
 _SEQUENCE = 1

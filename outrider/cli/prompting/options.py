@@ -12,8 +12,8 @@ import typer
 from outrider.cli.model_choice import MODEL_HELP
 from outrider.errors import InvalidRequestError
 from outrider.models.chat import Message, check_text
-from outrider.sampling.logprobs import ScoredToken, TokenLogprobs
 from outrider.sampling.params import MAX_LOGPROBS, SamplingParams
+from outrider.session_types import ScoredToken, TokenLogprobs
 
 OnText: TypeAlias = Callable[[str], None] | None
 """Gets text as it becomes final."""
@@ -65,7 +65,7 @@ def _from_stdin() -> str:
 def read_text(path: Path) -> str:
     """A file's text. Raises InvalidRequestError."""
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_bytes().decode()  # with its line ends as they are
     except OSError as error:
         raise InvalidRequestError(f"{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -18,9 +18,9 @@ from outrider.cli.prompting import options
 from outrider.errors import InvalidRequestError
 from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import load_vocabulary
-from outrider.sampling.logprobs import ScoredToken, TokenLogprobs
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
+from outrider.session_types import ScoredToken, TokenLogprobs
 from outrider.telemetry.logs import configure_logging
 
 if TYPE_CHECKING:

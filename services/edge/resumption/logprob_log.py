@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Final
 
-from outrider.sampling.logprobs import ScoredToken, TokenLogprobs
+from outrider.session_types import ScoredToken, TokenLogprobs
 
 MAX_BYTES: Final = 512 << 10
 """Of one chat: some 1,600 tokens with 20 likely ones each, and 20,000 with none."""

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from outrider.errors import OutriderError
-from outrider.sampling.logprobs import TokenLogprobs
 from outrider.sampling.params import SamplingParams
 from outrider.session_types import (
     NO_SPECULATION,
@@ -18,6 +17,7 @@ from outrider.session_types import (
     Speculation,
     SpeculationStats,
     Timings,
+    TokenLogprobs,
     Usage,
 )
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from outrider.errors import InvalidRequestError, MalformedFrameError
-from outrider.sampling.logprobs import ScoredToken, TokenLogprobs
 from outrider.sampling.params import SamplingParams
-from outrider.session_types import Speculation, SpeculationStats
+from outrider.session_types import ScoredToken, Speculation, SpeculationStats, TokenLogprobs
 from services.edge.session.acceptance import Averages
 from services.edge.session.continuity import ModelContinuity
 from services.edge.session.display import Display, DisplayPolicy, ReplyDecoder

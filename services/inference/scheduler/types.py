@@ -8,9 +8,8 @@ from enum import IntEnum
 from typing import TypeAlias
 
 from outrider.errors import OutriderError
-from outrider.sampling.logprobs import TokenLogprobs
 from outrider.sampling.params import SamplingParams
-from outrider.session_types import FinishReason, Priority, Timings, Usage
+from outrider.session_types import FinishReason, Priority, Timings, TokenLogprobs, Usage
 
 
 class OverloadLevel(IntEnum):
