@@ -75,13 +75,13 @@ class Usage:
     """Drafts that the model verified."""
     accepted_tokens: int = 0
     """Of those: drafts that became part of the reply."""
+    cost: Cost | None = None
+    """By the router's price table, for the whole session; None where no price applies, before a
+    router has set it, and for a chat that was cancelled."""
     accepted_prediction_tokens: int = 0
     """Accepted drafts that were copied from the request's prediction."""
     rejected_prediction_tokens: int = 0
     """Drafts copied from it that were verified and did not become part of the reply."""
-    cost: Cost | None = None
-    """By the router's price table, for the whole session; None where no price applies, before a
-    router has set it, and for a chat that was cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
