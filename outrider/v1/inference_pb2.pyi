@@ -304,8 +304,8 @@ class OpenSession(_message.Message):
 
     @_builtins.property
     def prediction(self) -> _common_pb2.TokenBlock:
-        """What the reply is expected to be, from its first token on: drafts are copied from it. At most as
-        many tokens as the context has.
+        """What the reply is expected to be, from its first token on: drafts are copied from it. At most
+        131,072 tokens; those beyond the context are not used.
         """
 
     def __init__(

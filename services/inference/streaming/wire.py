@@ -48,6 +48,7 @@ MAX_SALT_BYTES = 64
 _OWN_SALT_BYTES = 16
 MAX_DRAFT_TOKENS = 1024
 """Of one frame: many times what is kept, and thousands of frames may wait for the model thread."""
+MAX_PREDICTION_TOKENS = 1 << 17
 
 _SPECULATION = {
     Speculation.ON: (True, True),
@@ -130,7 +131,10 @@ def open_request(
         # A session without a salt belongs to no trust group and shares nothing with any other.
         cache_salt=frame.cache_salt or secrets.token_bytes(_OWN_SALT_BYTES),
         group_lasts=frame.group_lasts and bool(frame.cache_salt),
-        prediction=_ids(frame.prediction, contract, contract.context_limit),
+        # What is longer than a reply can be is of no use, and no reason to refuse.
+        prediction=_ids(frame.prediction, contract, MAX_PREDICTION_TOKENS)[
+            : contract.context_limit
+        ],
     )
     return request, codec
 
