@@ -47,7 +47,8 @@ class PredictionDrafter:
     def __init__(self, prediction: Sequence[int]) -> None:
         self._prediction = tuple(prediction)
         self._places: dict[int, list[int]] = {}
-        """By token, where it stands in the first `_num_indexed` of the prediction, ascending."""
+        """By token, where it stands in the prediction before `_num_indexed`, ascending; of a reply
+        that was resumed, from near its end on."""
         self._num_indexed = 0
         self._reply: list[int] = []
         """Its last _MAX_RUN tokens, or up to twice as many."""
@@ -65,6 +66,19 @@ class PredictionDrafter:
     def is_following(self) -> bool:
         """Whether the reply follows the prediction, and something of it is left."""
         return self._run >= _SURE_RUN and self._next < len(self._prediction)
+
+    def resume(self, ids: Sequence[int]) -> None:
+        """The reply begins with these tokens, which were committed before there was this drafter.
+        It takes no longer for more of them: the place is looked for from their last ones, near
+        where an unedited reply would be."""
+        self._reply = list(ids[-_MAX_RUN:])
+        self._next = min(len(ids), len(self._prediction))
+        self._num_indexed = max(0, self._next - _INDEXED_PER_CALL // 2)
+        self._index(_INDEXED_PER_CALL)
+        self._run = self._agreeing(self._next - 1)
+        if self._reply and self._run < _SURE_RUN:
+            self._departed_at = self._next
+            self._find(self._next)
 
     def extend(self, ids: Sequence[int]) -> None:
         """These tokens were committed."""

@@ -104,3 +104,35 @@ def test_a_long_prediction_becomes_known_in_parts_of_bounded_size() -> None:
         known.append(drafter._num_indexed)
     assert known == [512, 1024, 1536, 2048, 2560]
     assert len(drafter._reply) <= 64
+
+
+@pytest.mark.parametrize("num_inserted", [0, 3, 40])
+@pytest.mark.parametrize("had", [1, 2, 90, 300, 590])
+def test_a_reply_that_was_begun_before_goes_on_where_it_is(num_inserted: int, had: int) -> None:
+    reply = [*TEXT[:50], *NEW[:num_inserted], *TEXT[50:]]
+    drafter = PredictionDrafter(TEXT)
+    drafter.resume(reply[:had])
+    drafter.extend(reply[had : had + 3])
+    is_inside = 50 <= had + 3 < 50 + num_inserted
+    if not is_inside:
+        drafts = drafter.draft(31).ids
+        assert drafts == tuple(reply[had + 3 : had + 3 + len(drafts)])
+        assert len(drafts) >= min(5, len(reply) - had - 3)
+
+
+def test_resuming_takes_no_longer_for_a_longer_reply() -> None:
+    long = [number % 997 for number in range(60_000)]
+    drafter = PredictionDrafter(long)
+    drafter.resume(long[:50_000])
+    assert drafter.is_following
+    assert drafter.draft(4).ids == tuple(long[50_000:50_004])
+    assert len(drafter._reply) == 32
+    assert sum(map(len, drafter._places.values())) == 512
+
+
+def test_a_reply_longer_than_the_prediction_is_resumed_without_drafts() -> None:
+    drafter = PredictionDrafter(TEXT[:10])
+    drafter.resume(TEXT[:12])
+    assert drafter.draft(31).ids == ()
+    drafter.extend(TEXT[12:20])
+    assert drafter.draft(31).ids == ()

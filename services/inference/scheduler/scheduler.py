@@ -279,7 +279,8 @@ class Scheduler:
         drafter = prediction = None
         if request.region_drafts and request.prediction:
             prediction = PredictionDrafter(request.prediction)
-            prediction.extend(request.resume)
+            if request.resume:
+                prediction.resume(request.resume)
         if request.region_drafts:
             drafter = SuffixDrafter(
                 statistics=statistics.phrases,
