@@ -28,7 +28,7 @@ def token_logprobs(
     """Of the token `chosen` and the `count` likeliest (fewer if the row has fewer), from the
     model's row [c], whose best is finite. Column j is id j; with candidate `ids` [c] the row has
     log probabilities already, and `chosen` is among them."""
-    columns, total = _likeliest(row, count, ids), 0.0 if ids is not None else _log_sum_exp(row)
+    total = _log_sum_exp(row) if ids is None else 0.0
 
     def scored(column: int) -> ScoredToken:
         value = min(0.0, max(MIN_LOGPROB, float(row[column]) - total))
@@ -36,7 +36,7 @@ def token_logprobs(
         return ScoredToken(token, float(np.float32(value)))
 
     own = chosen if ids is None else int(np.flatnonzero(ids == chosen)[0])
-    return TokenLogprobs(scored(own), tuple(scored(column) for column in columns))
+    return TokenLogprobs(scored(own), tuple(map(scored, _likeliest(row, count, ids))))
 
 
 def _log_sum_exp(row: npt.NDArray[np.float32]) -> float:
