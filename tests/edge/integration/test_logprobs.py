@@ -179,7 +179,7 @@ async def test_a_right_prediction_is_counted_and_changes_nothing(
         wrong = await ask(mesh, sampling, prediction=said)
         assert alone.text == right.text == wrong.text == truth.text
         assert alone.usage.accepted_prediction_tokens == 0
-        assert right.usage.accepted_prediction_tokens > 90
+        assert right.usage.accepted_prediction_tokens > 20
         assert right.usage.prompt_tokens == alone.usage.prompt_tokens, "it is no part of the prompt"
         assert wrong.usage.accepted_prediction_tokens < 60
         with pytest.raises(InvalidRequestError, match="leave out one of them"):

@@ -53,8 +53,8 @@ def streaming(num_logprobs: int, resume: ResumePoint | None = None) -> ChatSessi
 def test_a_commit_brings_those_of_accepted_drafts_too_with_the_tokens_texts() -> None:
     chat = streaming(2)
     logprobs = (told(1, 1, 13), told(2, 14), told(EOS, 5, EOS))
-    (commit, *_) = chat.handle(RegionCommit(0, 0, 2, (EOS,), 3, logprobs=logprobs), 0.2)
-    assert isinstance(commit, Commit)
+    actions = chat.handle(RegionCommit(0, 0, 2, (EOS,), 3, logprobs=logprobs), 0.2)
+    (commit,) = (action for action in actions if isinstance(action, Commit))
     assert commit.ids == (1, 2, EOS)
     assert [at.chosen for at in commit.logprobs] == [
         ScoredToken(1, -0.5, b" the"),

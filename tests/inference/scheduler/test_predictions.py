@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise, product
 
 import pytest
 
@@ -11,6 +12,7 @@ from outrider.errors import InvalidRequestError
 from outrider.sampling.params import SamplingParams
 from outrider.session_types import Usage
 from outrider.speculation.learnt import BINDING_BYTES, KeptGroups
+from outrider.speculation.ngrams import unpack
 from services.inference.scheduler.limits import SchedulerLimits
 from services.inference.scheduler.types import OpenRequest
 from tests.inference.scheduler.driver import OPTIONS, PROMPT, Driver, Peer, reference, request
@@ -50,8 +52,8 @@ def test_a_right_prediction_saves_most_calls_and_an_edited_one_nearly_as_many(
         assert usage.accepted_prediction_tokens == usage.accepted_tokens > 130
         assert usage.rejected_prediction_tokens == usage.draft_tokens - usage.accepted_tokens
     assert len(alone.batches) > 150
-    assert calls[0] <= 12
-    assert calls[1] <= 24
+    assert calls[0] <= 20
+    assert calls[1] <= 30
 
 
 def test_a_wrong_prediction_costs_next_to_nothing() -> None:
@@ -92,22 +94,23 @@ def test_no_call_has_more_of_them_than_the_limit(most: int) -> None:
 
 
 def test_what_is_predicted_is_learnt_by_nobody() -> None:
-    """The group's statistics are those of the reply alone."""
-    never_said = tuple(range(50, 62))
-    learnt = []
-    for prediction in ((), never_said * 9):
-        kept = KeptGroups(bytes(BINDING_BYTES), 64, 1 << 20)
-        driver = Driver(WHIMSICAL, kept=kept)
-        asked = replace(ASKED, cache_salt=b"group", group_lasts=True, prediction=prediction)
-        driver.open(asked)
-        driver.finish()
-        ((_, taught),) = driver.scheduler.take_learnt()
-        learnt.append([table.tobytes() for table in taught.tables])
-    assert learnt[0] == learnt[1]
+    """What the group's statistics hold was said in the reply."""
+    truth = reference(ASKED, WHIMSICAL)
+    said = set(pairwise(truth))
+    never_said = [pair for pair in product(range(64), repeat=2) if pair not in said]
+    prediction = tuple(token for pair in never_said[:200] for token in pair)
+    driver = Driver(WHIMSICAL, kept=KeptGroups(bytes(BINDING_BYTES), 64, 1 << 20))
+    driver.open(
+        replace(ASKED, cache_salt=b"group", group_lasts=True, prediction=truth[:80] + prediction)
+    )
+    driver.finish()
+    ((_, taught),) = driver.scheduler.take_learnt()
+    learnt = {(last, unpack(value)[0]) for last, value in taught.tables[0].items()}
+    assert learnt
+    assert learnt <= set(pairwise((*PROMPT, *truth)))
 
 
 def test_ids_outside_the_vocabulary_are_refused() -> None:
     driver = Driver(OPTIONS)
     with pytest.raises(InvalidRequestError, match="the prediction"):
         driver.open(request(prediction=(64,)))
-    assert PROMPT
