@@ -13,9 +13,17 @@ from outrider import errors
 from outrider.codec.tokens import Block, TokenCoder
 from outrider.cost import MAX_AMOUNT_NANOS, Cost
 from outrider.errors import BadTokenBlockError, InvalidSamplingError, MalformedFrameError
-from outrider.sampling.params import SamplingParams
-from outrider.session_types import FinishReason, Priority, Speculation
-from outrider.v1 import common_pb2
+from outrider.sampling.params import MAX_LOGPROBS, SamplingParams
+from outrider.session_types import (
+    MIN_LOGPROB,
+    FinishReason,
+    Priority,
+    ScoredToken,
+    Speculation,
+    TokenLogprobs,
+    Usage,
+)
+from outrider.v1 import common_pb2, edge_pb2
 from outrider.wire import (
     MAX_MESSAGE_CHARS,
     MAX_METADATA,
@@ -24,6 +32,8 @@ from outrider.wire import (
     error_to_proto,
     finish_reason_from_proto,
     finish_reason_to_proto,
+    logprobs_from_proto,
+    logprobs_to_proto,
     priority_from_proto,
     priority_to_proto,
     sampling_from_proto,
@@ -33,6 +43,8 @@ from outrider.wire import (
     speculation_to_proto,
     token_block_from_proto,
     token_block_to_proto,
+    usage_from_proto,
+    usage_to_proto,
 )
 
 
@@ -71,6 +83,7 @@ def test_unknown_codec_reaches_the_decoder() -> None:
         stop_ids=st.lists(st.integers(0, 2**32 - 1), max_size=3).map(tuple),
         ignore_eos=st.booleans(),
         acceptance_threshold=st.floats(0, 1),
+        num_logprobs=st.integers(-1, 20),
     )
 )
 def test_round_trip_of_sampling(params: SamplingParams) -> None:
@@ -104,6 +117,8 @@ def test_explicit_zero_is_not_a_default() -> None:
         {"stop": ["x" * 9999]},
         {"stop_ids": list(range(99))},
         {"acceptance_threshold": 2.0},
+        {"num_logprobs": 21},
+        {"num_logprobs": 2**32 - 1},
         {"logit_bias": [common_pb2.LogitBias(id=1, bias=math.nan)]},
     ],
 )
@@ -202,3 +217,40 @@ def test_errors_are_bounded_in_both_directions() -> None:
     back = error_from_proto(hostile)
     assert len(back.message) == MAX_MESSAGE_CHARS
     assert len(back.metadata) <= MAX_METADATA + 1
+
+
+LOGPROBS = st.floats(MIN_LOGPROB, 0.0, width=32)
+SCORED = st.builds(ScoredToken, st.integers(0, 2**32 - 1), LOGPROBS, st.binary(max_size=9))
+OF_TOKENS = st.builds(TokenLogprobs, SCORED, st.lists(SCORED, max_size=MAX_LOGPROBS).map(tuple))
+
+
+@given(st.lists(OF_TOKENS, max_size=4).map(tuple))
+def test_round_trip_of_log_probabilities(logprobs: tuple[TokenLogprobs, ...]) -> None:
+    wire = edge_pb2.CommitText(logprobs=logprobs_to_proto(logprobs)).SerializeToString()
+    read = edge_pb2.CommitText.FromString(wire).logprobs
+    assert logprobs_from_proto(read, max_tokens=len(logprobs)) == logprobs
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0.5, -1e9])
+def test_what_is_no_log_probability_is_refused(value: float) -> None:
+    bad = common_pb2.ScoredToken(id=1, logprob=value)
+    good = common_pb2.ScoredToken(id=1, logprob=-0.5)
+    for chosen, top in ((bad, good), (good, bad)):
+        message = common_pb2.TokenLogprobs(chosen=chosen, top=[top])
+        with pytest.raises(MalformedFrameError, match="log probability"):
+            logprobs_from_proto([message], max_tokens=1)
+
+
+def test_no_more_log_probabilities_than_can_be_asked_for() -> None:
+    token = common_pb2.ScoredToken(id=1, logprob=-0.5)
+    full = common_pb2.TokenLogprobs(chosen=token, top=[token] * MAX_LOGPROBS)
+    assert len(logprobs_from_proto([full] * 8, max_tokens=8)) == 8
+    over = common_pb2.TokenLogprobs(chosen=token, top=[token] * (MAX_LOGPROBS + 1))
+    for messages in ([full] * 9, [over]):
+        with pytest.raises(MalformedFrameError, match="at most 8 tokens"):
+            logprobs_from_proto(messages, max_tokens=8)
+
+
+def test_round_trip_of_usage() -> None:
+    usage = Usage(1, 2, 3, 4, 5, Cost(6, "USD"), 7, 8)
+    assert usage_from_proto(usage_to_proto(usage)) == usage

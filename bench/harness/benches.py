@@ -146,6 +146,7 @@ _ALL = (
     Bench("soak_virtual", "bench.soak", ("--virtual",), minutes=5.0),
     Bench("soak_streams", "bench.soak", ("--streams", "1000"), minutes=16.0),
     Bench("lossy", "bench.lossy", sources=(*SERVICES, PROMPTS), minutes=10.0),
+    Bench("prediction", "bench.prediction", sources=(*SERVICES, PROMPTS), minutes=6.0),
     Bench(
         "tokenizer", "bench.tokenizer", sources=(*SERVICES, PROMPTS), minutes=15.0,
         core_minutes=3.0,

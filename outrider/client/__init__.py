@@ -32,9 +32,11 @@ from outrider.sampling.params import SamplingParams
 from outrider.session_types import (
     FinishReason,
     Priority,
+    ScoredToken,
     Speculation,
     SpeculationStats,
     Timings,
+    TokenLogprobs,
     Usage,
 )
 
@@ -59,10 +61,12 @@ __all__ = [
     "Resumed",
     "Retracted",
     "SamplingParams",
+    "ScoredToken",
     "SessionTickets",
     "Speculation",
     "SpeculationStats",
     "Timings",
+    "TokenLogprobs",
     "Transcript",
     "Usage",
     "connect",

@@ -35,6 +35,7 @@ from outrider.errors import (
     UnavailableError,
 )
 from outrider.models.chat import Message
+from outrider.session_types import TokenLogprobs
 from outrider.telemetry import names
 from outrider.telemetry.tracing import Span, start_span
 
@@ -158,7 +159,12 @@ class Chat(AsyncIterator[Event]):
             speculation_stats=done.speculation_stats,
             lossy=tuple(self._transcript.lossy),
             inexact=self._transcript.inexact,
+            logprobs=self._logprobs(),
         )
+
+    def _logprobs(self) -> tuple[TokenLogprobs | None, ...]:
+        known = self._transcript.logprobs
+        return tuple(known) if any(known) else ()
 
     def received(self, data: bytes, end_stream: bool) -> None:
         """Called by the connection with what the edge sent."""

@@ -61,6 +61,7 @@ class Client:
         thin: bool = False,
         idempotency_key: str = "",
         residency: tuple[str, ...] = (),
+        prediction: str = "",
     ) -> Chat:
         """A chat, sent when it is entered: `async with client.chat(...) as chat`.
 
@@ -78,6 +79,7 @@ class Client:
             thin=thin,
             idempotency_key=idempotency_key,
             residency=residency,
+            prediction=prediction,
         )
         asked = tuple(_message(message) for message in messages)
         return Chat(self._link, asked, options, self._credential)

@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from outrider.session_types import NO_SPECULATION, FinishReason, SpeculationStats, Timings, Usage
+from outrider.session_types import (
+    NO_SPECULATION,
+    FinishReason,
+    SpeculationStats,
+    Timings,
+    TokenLogprobs,
+    Usage,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +67,9 @@ class Committed:
     inexact: bool = False
     """The replica that computed these computes differently from the one before, which was lost: the
     reply is not what either of them would have written."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of the last of `ids`, if `num_logprobs` asked for them. Of tokens before those none are
+    known: another edge committed them, or a client that took the chat up again lacked too many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,3 +169,6 @@ class ChatResult:
     inexact: bool = False
     """Whether replicas that compute differently wrote parts of it, one after the other; never
     unless the region's operator allows it."""
+    logprobs: tuple[TokenLogprobs | None, ...] = ()
+    """Of each of `ids`, if `num_logprobs` asked for them; None where they are not known
+    (Committed.logprobs)."""

@@ -168,6 +168,7 @@ class ChatRequest(_message.Message):
     RESIDENCY_FIELD_NUMBER: _builtins.int
     TRACE_FIELD_NUMBER: _builtins.int
     CREDENTIAL_FIELD_NUMBER: _builtins.int
+    PREDICTION_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Empty: the first one of the edge that the credential is for. A chat whose model is not loaded at
     the edge waits for it.
@@ -181,6 +182,10 @@ class ChatRequest(_message.Message):
     """Let the region tokenize: the edge forwards messages instead of ids."""
     idempotency_key: _builtins.str
     """Makes a request sent twice within one trust group run once; empty: the edge makes one."""
+    prediction: _builtins.str
+    """What the reply is expected to be, for drafts to be copied from; at most 131,072 characters. It is
+    no part of the prompt and changes no text. Not with `thin`.
+    """
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.ChatMessage]: ...
     @_builtins.property
@@ -213,10 +218,11 @@ class ChatRequest(_message.Message):
         residency: _abc.Iterable[_builtins.str] | None = ...,
         trace: _common_pb2.TraceContext | None = ...,
         credential: Global___Credential | None = ...,
+        prediction: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential", "resume", b"resume", "sampling", b"sampling", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential", "deadline_ms", b"deadline_ms", "idempotency_key", b"idempotency_key", "messages", b"messages", "model", b"model", "priority", b"priority", "provisional", b"provisional", "residency", b"residency", "resume", b"resume", "sampling", b"sampling", "speculation", b"speculation", "thin", b"thin", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential", "deadline_ms", b"deadline_ms", "idempotency_key", b"idempotency_key", "messages", b"messages", "model", b"model", "prediction", b"prediction", "priority", b"priority", "provisional", b"provisional", "residency", b"residency", "resume", b"resume", "sampling", b"sampling", "speculation", b"speculation", "thin", b"thin", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -520,6 +526,7 @@ class CommitText(_message.Message):
     LOSSY_TEXT_FIELD_NUMBER: _builtins.int
     MODEL_IDENTITY_FIELD_NUMBER: _builtins.int
     INEXACT_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     upto: _builtins.int
     """Number of final tokens."""
@@ -541,6 +548,13 @@ class CommitText(_message.Message):
     def lossy_text(self) -> _containers.RepeatedCompositeFieldContainer[Global___TextSpan]:
         """For each of those, where its text stands in the reply."""
 
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprobs]:
+        """Of the last of `ids`, so many as there are entries, if Sampling.num_logprobs asked for them. Of
+        ids before these none are known: tokens of an earlier run elsewhere, or so long ago that they were
+        dropped, in the answer to a ResumePoint.
+        """
+
     def __init__(
         self,
         *,
@@ -551,10 +565,11 @@ class CommitText(_message.Message):
         lossy_text: _abc.Iterable[Global___TextSpan] | None = ...,
         model_identity: _builtins.bytes | None = ...,
         inexact: _builtins.bool = ...,
+        logprobs: _abc.Iterable[_common_pb2.TokenLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_model_identity", b"_model_identity", "model_identity", b"model_identity"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_model_identity", b"_model_identity", "ids", b"ids", "inexact", b"inexact", "lossy", b"lossy", "lossy_text", b"lossy_text", "model_identity", b"model_identity", "text", b"text", "upto", b"upto"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_model_identity", b"_model_identity", "ids", b"ids", "inexact", b"inexact", "logprobs", b"logprobs", "lossy", b"lossy", "lossy_text", b"lossy_text", "model_identity", b"model_identity", "text", b"text", "upto", b"upto"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__model_identity: _TypeAlias = _typing.Literal["model_identity"]  # noqa: Y015
     _WhichOneofArgType__model_identity: _TypeAlias = _typing.Literal["_model_identity", b"_model_identity"]  # noqa: Y015

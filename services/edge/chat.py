@@ -227,8 +227,8 @@ class Chat:
                 self._model.drafter.commit(self._drafter_number, ids, lead)
             case CancelRegion(reason):
                 self._cancel(reason)
-            case Tokenize(messages):
-                self._tokenize(messages)
+            case Tokenize(messages, prediction):
+                self._tokenize(messages, prediction)
             case Finish():
                 self._finish()
             case _:
@@ -269,26 +269,42 @@ class Chat:
         if self._link is not None:
             self._link.cancel(self._session_id, cancel(reason))
 
-    def _tokenize(self, messages: tuple[Message, ...]) -> None:
+    def _tokenize(self, messages: tuple[Message, ...], prediction: str) -> None:
         span = start_span(names.SPAN_TOKENIZE, parent=self._span.context)
         try:
             scope = self._request.group or None
-            job = self._model.tokenization.submit(messages, self._tokenized, scope=scope)
+            answer = partial(self._tokenized, prediction)
+            job = self._model.tokenization.submit(messages, answer, scope=scope)
             self._tokenizing = job, span
         except OutriderError as error:
             span.end(error)
             self._inbox.append(PromptFailed(error))
 
-    def _tokenized(self, outcome: TokenizationResult) -> None:
+    def _tokenized(self, prediction: str, outcome: TokenizationResult) -> None:
         assert self._tokenizing is not None
         _, span = self._tokenizing
         self._tokenizing = None
         if isinstance(outcome, OutriderError):
             span.end(outcome)
             self.feed(PromptFailed(outcome))
+        elif prediction:
+            self._tokenize_prediction(prediction, outcome, span)
         else:
             span.end()
             self.feed(PromptReady(outcome))
+
+    def _tokenize_prediction(self, text: str, prompt: tuple[int, ...], span: Span) -> None:
+        def tokenized(outcome: TokenizationResult) -> None:
+            self._tokenizing = None
+            span.end()
+            # Without its ids the chat is slower, and nothing else.
+            ids = () if isinstance(outcome, OutriderError) else outcome
+            self.feed(PromptReady(prompt, ids))
+
+        try:
+            self._tokenizing = self._model.tokenization.submit_text(text, tokenized), span
+        except OutriderError as error:
+            tokenized(error)
 
     def _finish(self) -> None:
         self._is_finished = True

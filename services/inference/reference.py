@@ -12,10 +12,11 @@ import numpy as np
 
 from outrider.engines.base import Engine, Ids, LogitsRows, SequenceSlice
 from outrider.errors import EmptyPromptError, InvalidRequestError, PromptTooLongError
+from outrider.sampling.logprobs import token_logprobs
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
 from outrider.sampling.sampler import Sampler
-from outrider.session_types import FinishReason
+from outrider.session_types import FinishReason, TokenLogprobs
 from services.inference.scheduler.limits import context_limit
 
 _SEQUENCE = 1
@@ -29,6 +30,8 @@ class ReferenceReply:
     ids: tuple[int, ...]
     """The committed tokens, the ending one included."""
     finish_reason: FinishReason
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of each token, if the sampling values ask for them."""
 
 
 def generate(
@@ -79,11 +82,15 @@ def _reply(
 ) -> ReferenceReply:
     num_prompt = len(sequence.ids)
     pieces: list[str] = []
+    logprobs: list[TokenLogprobs] = []
+    num_logprobs = sampler.params.num_logprobs
     finished: FinishReason | None = None
     while finished is None:
         rows = sequence.next_rows()
         columns = None if rows.ids is None else rows.ids[0]
         chosen = sampler.choose(rows.logits[0], len(sequence.ids), columns)
+        if num_logprobs >= 0:
+            logprobs.append(token_logprobs(rows.logits[0], chosen, num_logprobs, columns))
         sampler.observe(chosen)
         sequence.ids.append(chosen)
         pieces.append(reply.push(chosen))
@@ -93,7 +100,8 @@ def _reply(
             pieces[-1] += reply.flush()
         if on_text is not None:
             on_text(pieces[-1])
-    return ReferenceReply("".join(pieces), tuple(sequence.ids[num_prompt:]), finished)
+    ids = tuple(sequence.ids[num_prompt:])
+    return ReferenceReply("".join(pieces), ids, finished, tuple(logprobs))
 
 
 class _Sequence:

@@ -31,11 +31,28 @@ def test_chat_equals_reference(mesh: LocalMesh, tmp_path: Path) -> None:
     file.write_text("\n".join(json.dumps(p) for p in prompts), encoding="utf-8")
     flags = ["--prompt-file", str(file), "--max-tokens", "40", "--json", "--seed", "7"]
     flags += ["--temperature", "0.8"]  # greedy replies: test_exactness, test_own_model
+    flags += ["--logprobs", "2"]
     chats = [json.loads(line) for line in _chat(mesh, *flags).stdout.splitlines()]
     truth = [json.loads(line) for line in outrider("reference", *flags).stdout.splitlines()]
     assert len(chats) == len(prompts)
-    for field in ("prompt", "text", "ids", "finish_reason"):
+    for field in ("prompt", "text", "ids", "finish_reason", "logprobs"):
         assert [c[field] for c in chats] == [t[field] for t in truth]
+    assert [len(c["logprobs"]) for c in chats] == [len(c["ids"]) for c in chats]
+
+
+@pytest.mark.model
+def test_a_prediction_saves_calls_and_changes_nothing(mesh: LocalMesh, tmp_path: Path) -> None:
+    flags = ["--prompt", "Count from one to twenty in words.", "--max-tokens", "60", "--json"]
+    flags += ["--temperature", "0.8", "--seed", "3"]
+    alone = json.loads(_chat(mesh, *flags).stdout)
+    file = tmp_path / "prediction.txt"
+    words = alone["text"].split(" ")
+    file.write_text(" ".join([*words[:8], "Another", *words[9:]]), encoding="utf-8")
+    predicted = json.loads(_chat(mesh, *flags, "--prediction", str(file)).stdout)
+    for field in ("text", "ids", "finish_reason"):
+        assert predicted[field] == alone[field]
+    assert predicted["usage"]["accepted_prediction_tokens"] > len(alone["ids"]) // 3
+    assert alone["usage"]["accepted_prediction_tokens"] == 0
 
 
 @pytest.mark.model

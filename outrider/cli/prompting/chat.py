@@ -70,6 +70,8 @@ class Wanted:
     speculation: SpeculationMode
     thin: bool
     caller: Caller = Caller()
+    prediction: str = ""
+    """What the replies are expected to be."""
 
 
 _AcceptanceThreshold = Annotated[
@@ -85,6 +87,13 @@ _Speculation = Annotated[
     SpeculationMode, typer.Option(help="Who drafts: edge and region, the region alone, nobody.")
 ]
 _Thin = Annotated[bool, typer.Option("--thin", help="Let the region tokenize.")]
+_Prediction = Annotated[
+    Path | None,
+    typer.Option(
+        help="File with the text that the reply is expected to be: right parts of it "
+        "come faster, nothing else changes."
+    ),
+]
 _KeyFile = Annotated[
     Path | None,
     typer.Option(help=f"File with the API key; default: the environment's {KEY_VARIABLE}."),
@@ -112,6 +121,8 @@ def chat(
     provisional: _Provisional = True,
     speculation: _Speculation = SpeculationMode.on,
     thin: _Thin = False,
+    prediction: _Prediction = None,
+    logprobs: options.Logprobs = -1,
     parallel: _Parallel = 1,
     key_file: _KeyFile = None,
     user: _User = "",
@@ -124,7 +135,10 @@ def chat(
     """
     state = (state_dir or default_state_dir()).resolve()
     address = _edge_address(edge, ca, insecure, state)
-    params = options.sampling(temperature, top_p, top_k, seed, max_tokens, acceptance_threshold)
+    options.check_logprobs(logprobs, as_json=as_json)
+    params = options.sampling(
+        temperature, top_p, top_k, seed, max_tokens, acceptance_threshold, logprobs
+    )
     prompts = options.read_prompts(text, prompt, prompt_file)
     if as_json and not prompts:
         raise InvalidRequestError("--json answers prompts; give --prompt or --prompt-file")
@@ -132,7 +146,8 @@ def chat(
     if edge is not None and not is_name(model):
         raise InvalidRequestError("with --edge, --model takes a name: a mesh knows no files")
     name = served_name(model, state / "config" / "edge.toml")
-    wanted = Wanted(name, provisional, speculation, thin, caller)
+    expected = "" if prediction is None else options.read_text(prediction)
+    wanted = Wanted(name, provisional, speculation, thin, caller, expected)
     session = ChatCommand(address, params, system, wanted)
     if not prompts:
         asyncio.run(session.interactive())
@@ -256,6 +271,7 @@ class ChatCommand:
             provisional=self.wanted.provisional,
             speculation=self.wanted.speculation.value,
             thin=self.wanted.thin,
+            prediction=self.wanted.prediction,
         ) as stream:
             try:
                 with self.interrupts.stopping(stream.cancel):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
@@ -12,7 +12,8 @@ import typer
 from outrider.cli.model_choice import MODEL_HELP
 from outrider.errors import InvalidRequestError
 from outrider.models.chat import Message, check_text
-from outrider.sampling.params import SamplingParams
+from outrider.sampling.params import MAX_LOGPROBS, SamplingParams
+from outrider.session_types import ScoredToken, TokenLogprobs
 
 OnText: TypeAlias = Callable[[str], None] | None
 """Gets text as it becomes final."""
@@ -31,6 +32,13 @@ MaxTokens = Annotated[int, typer.Option(help="Most tokens of a reply.")]
 Json = Annotated[
     bool,
     typer.Option("--json", help="One object per prompt: text, ids, finish_reason, timings."),
+]
+Logprobs = Annotated[
+    int,
+    typer.Option(
+        help=f"With --json: each token's log probability and those of so many likely ones, "
+        f"0..{MAX_LOGPROBS}; -1: none."
+    ),
 ]
 
 
@@ -54,14 +62,19 @@ def _from_stdin() -> str:
         raise InvalidRequestError(f"standard input is not UTF-8 text: {error}") from error
 
 
-def _from_file(path: Path) -> list[str]:
+def read_text(path: Path) -> str:
+    """A file's text. Raises InvalidRequestError."""
     try:
-        # Not splitlines: U+2028 and its like may stand within a JSON string.
-        lines = path.read_text(encoding="utf-8").split("\n")
+        return path.read_bytes().decode()  # with its line ends as they are
     except OSError as error:
         raise InvalidRequestError(f"{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise InvalidRequestError(f"{path} is not UTF-8 text: {error}") from error
+
+
+def _from_file(path: Path) -> list[str]:
+    # Not splitlines: U+2028 and its like may stand within a JSON string.
+    lines = read_text(path).split("\n")
     numbered = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
     if not numbered:
         raise InvalidRequestError(f"{path} holds no prompt; one JSON string per line is needed")
@@ -92,6 +105,7 @@ def sampling(
     seed: int,
     max_tokens: int,
     acceptance_threshold: float = 0.0,
+    num_logprobs: int = -1,
 ) -> SamplingParams:
     """Validated sampling values of the flags. Raises InvalidSamplingError."""
     return SamplingParams(
@@ -101,4 +115,31 @@ def sampling(
         seed=seed,
         max_tokens=max_tokens,
         acceptance_threshold=acceptance_threshold,
+        num_logprobs=num_logprobs,
     )
+
+
+def check_logprobs(num_logprobs: int, *, as_json: bool) -> None:
+    """Log probabilities have no place in plain text. Raises InvalidRequestError."""
+    if num_logprobs >= 0 and not as_json:
+        raise InvalidRequestError("--logprobs are told in JSON; add --json")
+
+
+def logprobs_as_objects(logprobs: Iterable[TokenLogprobs | None]) -> list[object]:
+    """For --json, as in OpenAI's API, with the ids; null where they are not known."""
+    return [
+        None
+        if at is None
+        else {**_as_object(at.chosen), "top_logprobs": [_as_object(token) for token in at.top]}
+        for at in logprobs
+    ]
+
+
+def _as_object(token: ScoredToken) -> dict[str, object]:
+    """`token` is for people: of half a character there is no text, but there are bytes."""
+    return {
+        "id": token.id,
+        "token": token.text.decode(errors="replace"),
+        "bytes": list(token.text),
+        "logprob": token.logprob,
+    }

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
+from outrider.cli.prompting.options import logprobs_as_objects
 from outrider.cli.prompting.painter import Painter
 
 if TYPE_CHECKING:
@@ -92,6 +93,7 @@ def as_object(prompt: str, result: ChatResult) -> dict[str, object]:
     """The reply as --json prints it. `timings` are the client's own; `edge` and `replica` in it are
     what these measured; `speculation_stats` is what the edge's drafts came to."""
     edge, replica = asdict(result.edge_timings), asdict(result.replica_timings)
+    logprobs = {"logprobs": logprobs_as_objects(result.logprobs)} if result.logprobs else {}
     return {
         "prompt": prompt,
         "text": result.text,
@@ -102,6 +104,7 @@ def as_object(prompt: str, result: ChatResult) -> dict[str, object]:
         "usage": asdict(result.usage),
         "speculation_stats": asdict(result.speculation_stats),
         "timings": asdict(result.timings) | {"edge": edge, "replica": replica},
+        **logprobs,
     }
 
 

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,6 +20,7 @@ from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import load_vocabulary
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
+from outrider.session_types import ScoredToken, TokenLogprobs
 from outrider.telemetry.logs import configure_logging
 
 if TYPE_CHECKING:
@@ -40,10 +41,12 @@ def reference(
     seed: options.Seed = 0,
     max_tokens: options.MaxTokens = 256,
     as_json: options.Json = False,
+    logprobs: options.Logprobs = -1,
     threads: Annotated[int, typer.Option(help="Engine threads; 0: all cores.")] = 0,
 ) -> None:
     """Answer prompts with the engine alone: the text every mesh must equal, byte for byte."""
-    params = options.sampling(temperature, top_p, top_k, seed, max_tokens)
+    options.check_logprobs(logprobs, as_json=as_json)
+    params = options.sampling(temperature, top_p, top_k, seed, max_tokens, num_logprobs=logprobs)
     prompts = options.read_prompts(text, prompt, prompt_file)
     if not prompts:
         raise InvalidRequestError("give a prompt: outrider reference --prompt 'hello'")
@@ -64,6 +67,13 @@ class _Runner:
 
         ids = self.vocabulary.encode_chat(options.conversation(system, prompt))
         return generate(self.engine, ids, params, self._reply, on_text=on_text)
+
+    def named(self, at: TokenLogprobs) -> TokenLogprobs:
+        """With the tokens' texts."""
+        return TokenLogprobs(self._named(at.chosen), tuple(map(self._named, at.top)))
+
+    def _named(self, token: ScoredToken) -> ScoredToken:
+        return token._replace(text=self.vocabulary.text_bytes(token.id))
 
     def _reply(self, params: SamplingParams) -> ReplyText:
         return ReplyText(params, self.vocabulary.stop_ids, self.vocabulary.detokenizer())
@@ -94,6 +104,7 @@ def _answer(
     started = time.perf_counter()
     reply = runner.answer(system, prompt, params, None if as_json else _write)
     total_ms = (time.perf_counter() - started) * 1000
+    reply = replace(reply, logprobs=tuple(map(runner.named, reply.logprobs)))
     print(json.dumps(_as_object(prompt, reply, total_ms), ensure_ascii=False) if as_json else "")
     sys.stdout.flush()
 
@@ -104,6 +115,7 @@ def _write(text: str) -> None:
 
 
 def _as_object(prompt: str, reply: ReferenceReply, total_ms: float) -> dict[str, object]:
+    logprobs = {"logprobs": options.logprobs_as_objects(reply.logprobs)} if reply.logprobs else {}
     return {
         "prompt": prompt,
         "text": reply.text,
@@ -113,4 +125,5 @@ def _as_object(prompt: str, reply: ReferenceReply, total_ms: float) -> dict[str,
             "total_ms": total_ms,
             "tokens_per_s": len(reply.ids) / max(total_ms / 1000, 1e-9),
         },
+        **logprobs,
     }

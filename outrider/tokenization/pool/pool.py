@@ -27,6 +27,7 @@ from outrider.tokenization.encoder import CacheScope, CachingEncoder, PartialPro
 from outrider.tokenization.pool.job_queue import LONG_CHARS, JobClass
 from outrider.tokenization.pool.threads import WorkerThreads
 from outrider.tokenization.rewriting import Rewriter
+from outrider.tokenization.segment_cache import ContentClass
 
 _CHUNK_IDS: Final = 4096
 
@@ -91,6 +92,8 @@ class TokenizationJob:
     scope: CacheScope = None
     prompt: PartialPrompt | None = None
     """What the event loop found in the cache already."""
+    is_plain: bool = False
+    """Text alone, of no chat: what is too long is cut."""
     is_cancelled: bool = False
 
     def deliver(self, result: TokenizationResult) -> None:
@@ -171,6 +174,20 @@ class TokenizationPool:
             self._enqueue(job, num_chars)
         return job
 
+    def submit_text(
+        self, text: str, answer: Callable[[TokenizationResult], None]
+    ) -> TokenizationJob:
+        """As `submit`, for plain text of no chat: neither rewritten nor cached, and cut behind
+        `max_tokens`. Raises OverloadedError when the threads, where it goes alone, have no room."""
+        job_class = JobClass.LONG if len(text) >= LONG_CHARS else JobClass.SHORT
+        loop = asyncio.get_running_loop()
+        prompt = PartialPrompt(None, [(text, ContentClass.USER)], len(text))
+        job = TokenizationJob(
+            (), answer, job_class, loop, self._clock(), prompt=prompt, is_plain=True
+        )
+        self._threads.put(job, job_class)
+        return job
+
     def cancel(self, job: TokenizationJob) -> None:
         """The result is not wanted any more; it will not be delivered."""
         job.is_cancelled = True
@@ -242,7 +259,8 @@ class TokenizationPool:
         self._finish(job, self._encode(job, may_wait=True), Tier.THREAD)
 
     def _finish(self, job: TokenizationJob, result: TokenizationResult, tier: Tier) -> None:
-        self._record(tier, (self._clock() - job.begun_at) * 1e3)
+        if not job.is_plain:
+            self._record(tier, (self._clock() - job.begun_at) * 1e3)
         if isinstance(result, OutriderError):
             result.bare()  # its traceback would keep the prompt's text and ids, perhaps megabytes
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
@@ -256,6 +274,8 @@ class TokenizationPool:
         ids = self.encoder.finish(prompt, may_wait=may_wait)
         if len(ids) <= self._policy.max_tokens:
             return ids
+        if job.is_plain:
+            return ids[: self._policy.max_tokens]
         return self._fitted(job, len(ids), may_wait=may_wait)
 
     def _fit(self, job: TokenizationJob, result: TokenizationResult) -> TokenizationResult:

@@ -17,6 +17,7 @@ from outrider.session_types import (
     Speculation,
     SpeculationStats,
     Timings,
+    TokenLogprobs,
     Usage,
 )
 
@@ -92,6 +93,8 @@ class ChatRequest:
     """The trust group whose chats share what they learn of drafts; empty: it shares nothing."""
     group_lasts: bool = False
     """The group's name is the same after a restart of the edge: what it learns may be kept."""
+    prediction: str = ""
+    """What the reply is expected to be: the region copies drafts from it. Never with `thin`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +153,8 @@ class PromptReady:
     """Template and tokenizer are done."""
 
     ids: tuple[int, ...]
+    prediction: tuple[int, ...] = ()
+    """Those of the request's prediction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +196,8 @@ class RegionCommit:
     pace: ReplicaPace = NO_PACE
     lossy: tuple[int, ...] = ()
     """Positions in the reply of those tokens among these that a lossy threshold let through."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of each of these tokens, accepted ones too, if they were asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,9 +260,11 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Tokenize:
-    """Render and encode the messages; the answer is PromptReady or PromptFailed."""
+    """Render and encode the messages, and encode the prediction; the answer is PromptReady or
+    PromptFailed."""
 
     messages: tuple[Message, ...]
+    prediction: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +280,8 @@ class OpenRegion:
     """Sequence number that the replica returns, to measure the round trip; 0: none."""
     lost_replicas: int = 0
     """Replicas lost with the chat, one after the other, without a token from any of them."""
+    prediction: tuple[int, ...] = ()
+    """What the reply is expected to be, from its first token on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,6 +372,9 @@ class Commit:
     """Of the replica that computed these; None: that of the commit before."""
     inexact: bool = False
     """Another model computed the tokens before these."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of the last of `ids`, if they were asked for; of those before them they are not known any
+    more, or never were: an earlier run elsewhere committed them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,6 +147,8 @@ class _OpenedChat:
     """Text of earlier runs, which the client is told when its chat is accepted."""
     region: str = ""
     replica: str = ""
+    prediction: tuple[int, ...] = ()
+    """Ids of the text that the reply is expected to be."""
 
 
 class ChatSession:
@@ -219,15 +221,21 @@ class ChatSession:
         if request.thin:
             return self._open(asked, None, now)
         self.state = SessionState.TOKENIZING
-        return [Tokenize(request.messages)]
+        return [Tokenize(request.messages, request.prediction)]
 
     def _prompt_ready(self, chat: _AskedChat, item: PromptReady, now: float) -> Actions:
         longest = self._policy.max_context_tokens - 1
         if len(item.ids) > longest:
             raise PromptTooLongError.of(len(item.ids), longest)
-        return self._open(chat, item.ids, now)
+        return self._open(chat, item.ids, now, item.prediction)
 
-    def _open(self, asked: _AskedChat, prompt: tuple[int, ...] | None, now: float) -> Actions:
+    def _open(
+        self,
+        asked: _AskedChat,
+        prompt: tuple[int, ...] | None,
+        now: float,
+        prediction: tuple[int, ...] = (),
+    ) -> Actions:
         """Ask the region for the first time."""
         request = asked.request
         chat = self._chat = _OpenedChat(
@@ -238,6 +246,7 @@ class ChatSession:
             reopening=Reopening(self._policy.reopen),
             num_prompt_tokens=len(prompt or ()),
             is_accepted=False,
+            prediction=prediction,
         )
         chat.resumed = [*chat.reply.resume(request.resume.ids)]
         self.num_resumed = len(request.resume.ids)
@@ -257,7 +266,7 @@ class ChatSession:
             now - chat.asked_at,
         )
         self.state = SessionState.OPENING
-        return opening
+        return replace(opening, prediction=chat.prediction)
 
     def _region_opened(self, chat: _OpenedChat, item: RegionOpened, now: float) -> Actions:
         ours = self._policy.vocabulary_digest

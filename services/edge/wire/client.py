@@ -22,6 +22,7 @@ from outrider.v1 import common_pb2, edge_pb2
 from outrider.wire import (
     error_to_proto,
     finish_reason_to_proto,
+    logprobs_to_proto,
     priority_from_proto,
     sampling_from_proto,
     speculation_from_proto,
@@ -47,6 +48,7 @@ MAX_ID_CHARS = 128
 MAX_RESIDENCY = 64
 MAX_TRACE_CHARS = 512
 MAX_TOKEN_CHARS = 64
+MAX_PREDICTION_CHARS = 1 << 17
 DESCRIBE = edge_pb2.ClientFrame(describe=edge_pb2.DescribeEdge()).SerializeToString()
 """The one frame that is answered before the handshake is complete."""
 DESCRIBE_STREAM = encode_frame(DESCRIBE)
@@ -207,7 +209,21 @@ def _request(chat: edge_pb2.ChatRequest) -> ChatRequest:
         trace=_trace(chat.trace),
         resume=resume,
         digest=_digest(chat),
+        prediction=_prediction(chat),
     )
+
+
+def _prediction(chat: edge_pb2.ChatRequest) -> str:
+    if len(chat.prediction) > MAX_PREDICTION_CHARS:
+        raise InvalidRequestError(
+            f"a prediction has at most {MAX_PREDICTION_CHARS} characters, not "
+            f"{len(chat.prediction)}; send the part that the reply begins with"
+        )
+    if chat.prediction and chat.thin:
+        raise InvalidRequestError(
+            "a thin chat takes no prediction, for its edge does not tokenize; leave out one of them"
+        )
+    return chat.prediction
 
 
 def _resume(chat: edge_pb2.ChatRequest) -> ResumePoint:
@@ -275,7 +291,7 @@ def _frame(event: ClientEvent, edge: str) -> edge_pb2.EdgeFrame:
             return edge_pb2.EdgeFrame(provisional=provisional)
         case Retract(erase_to):
             return edge_pb2.EdgeFrame(retract=edge_pb2.RetractText(erase_to=erase_to))
-        case Commit(text, ids, upto, lossy, lossy_spans, model_identity, inexact):
+        case Commit(text, ids, upto, lossy, lossy_spans, model_identity, inexact, logprobs):
             spans = [edge_pb2.TextSpan(begin=begin, end=end) for begin, end in lossy_spans]
             commit = edge_pb2.CommitText(
                 text=text,
@@ -285,6 +301,7 @@ def _frame(event: ClientEvent, edge: str) -> edge_pb2.EdgeFrame:
                 lossy_text=spans,
                 model_identity=model_identity,
                 inexact=inexact,
+                logprobs=logprobs_to_proto(logprobs),
             )
             return edge_pb2.EdgeFrame(commit=commit)
         case Done():

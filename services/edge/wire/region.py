@@ -13,6 +13,7 @@ from outrider.v1 import common_pb2, inference_pb2
 from outrider.wire import (
     error_from_proto,
     finish_reason_from_proto,
+    logprobs_from_proto,
     priority_to_proto,
     sampling_to_proto,
     speculation_to_proto,
@@ -82,6 +83,8 @@ class RegionWire:
         if request.resume.ids:
             opening.resume.CopyFrom(self._block(request.resume.ids))
             opening.model_identity = request.resume.model_identity
+        if action.prediction:
+            opening.prediction.CopyFrom(self._block(action.prediction))
         if action.prompt is not None:
             opening.vocabulary_digest = self._digest
             opening.ids.tail.CopyFrom(self._block(action.prompt))
@@ -150,6 +153,7 @@ class RegionWire:
             upto=commit.upto,
             pace=_pace(commit.pace),
             lossy=tuple(commit.lossy),
+            logprobs=logprobs_from_proto(commit.logprobs, max_tokens=MAX_COMMIT_TOKENS),
         )
 
 

@@ -11,12 +11,13 @@ from typing import NamedTuple
 from outrider.speculation.learnt import Learnt, Numbers, Restore, nothing, row_of
 from outrider.speculation.ngram_store import MAX_SALTS, NgramStatistics, NgramStore
 from outrider.speculation.ngrams import NgramPrior
+from outrider.speculation.prediction_drafter import PredictionDrafter
 from outrider.speculation.suffix_drafter import LEAST_SURVIVAL, DraftTokens, SuffixDrafter
 from outrider.speculation.verification import Verification
 from services.inference.scheduler.types import Drafts
 
 MAX_UNSEEN_TOKENS = 32
-"""Most committed tokens that the suffix drafter may lack when it drafts; a commit has fewer."""
+"""Most committed tokens that the suffix drafter may lack when it drafts; a commit has no more."""
 
 # EdgeAcceptance
 _ACCEPTANCE_FORGETTING = 0.95
@@ -205,17 +206,24 @@ _NO_GUESS = DraftTokens()
 
 
 class DraftSources:
-    """One session's edge chain and suffix drafter; None for a source that is not to be used."""
+    """One session's edge chain, suffix drafter and prediction; None for a source that is not to be
+    used."""
 
     def __init__(
         self,
         chain: EdgeChain | None,
         drafter: SuffixDrafter | None,
         group_acceptance: EdgeAcceptance,
+        prediction: PredictionDrafter | None = None,
     ) -> None:
         """`group_acceptance`: of the edge drafts of the trust group's sessions, which a new session
         starts from and adds to."""
         self.chain = chain
+        self.accepted_prediction_tokens = 0
+        """Drafts of the prediction that were accepted."""
+        self.rejected_prediction_tokens = 0
+        """Those that were verified and not accepted."""
+        self._prediction = prediction
         self.backoff = DraftBackoff()
         self._drafter = drafter
         self._group_acceptance = group_acceptance
@@ -230,6 +238,8 @@ class DraftSources:
         """Whether the suffix drafter was asked for the last proposal."""
         self._was_drafted = False
         """Whether the last proposal is the suffix drafter's alone."""
+        self._was_predicted = False
+        """Whether the last proposal is the prediction's alone."""
         self._edge_offer: tuple[int, ...] = ()
         """What the chain had at the last proposal."""
 
@@ -240,7 +250,12 @@ class DraftSources:
     @property
     def offers_edge_drafts(self) -> bool:
         """Whether the last proposal has drafts of the edge."""
-        return bool(self._edge_offer) and not self._was_drafted
+        return bool(self._edge_offer) and not (self._was_drafted or self._was_predicted)
+
+    @property
+    def follows_prediction(self) -> bool:
+        """Whether drafts of the prediction are nearly certain: no others need to be looked for."""
+        return self._prediction is not None and self._prediction.is_following
 
     def num_unseen(self, ids: Sequence[int]) -> int:
         """How many of the session's `ids` the suffix drafter has not learned."""
@@ -281,9 +296,27 @@ class DraftSources:
             self._num_seen += len(ids)
 
     def propose(
-        self, max_tokens: int, least: float = LEAST_SURVIVAL, *, ask_drafter: bool = True
+        self,
+        max_tokens: int,
+        least: float = LEAST_SURVIVAL,
+        *,
+        ask_drafter: bool = True,
+        max_predicted: int = 0,
     ) -> Proposal:
-        """At most max_tokens drafts, as long as they are at least this likely to survive.
+        """At most max_tokens drafts, or max_predicted of the prediction, as long as they are at
+        least this likely to survive: those of which more are expected to be accepted."""
+        proposal = self._drafted(max_tokens, least, ask_drafter=ask_drafter)
+        self._was_predicted = False
+        if self._prediction is not None:
+            predicted = self._prediction.draft(max_predicted, least)
+            self._was_predicted = sum(predicted.survival) > sum(proposal.survival)
+            if self._was_predicted:
+                self._was_drafted = False
+                return Proposal(predicted.ids, predicted.survival)
+        return proposal
+
+    def _drafted(self, max_tokens: int, least: float, *, ask_drafter: bool) -> Proposal:
+        """Drafts that are none of the prediction.
 
         Either the edge's chain, continued by the suffix drafter, or the suffix drafter's own drafts
         if more of these are expected to be accepted: a chain of bad drafts costs nothing where the
@@ -313,6 +346,7 @@ class DraftSources:
         edge_offer, was_drafted = self._edge_offer, self._was_drafted
         self._edge_offer = ()  # the next call may go without a proposal
         self._was_drafted = False
+        self._observe_prediction(num_verified, verdict)
         if self._drafter is not None and was_drafted and num_verified:
             self._drafter.observe(num_verified, verdict.accepted)
         tried = right = 0
@@ -324,6 +358,16 @@ class DraftSources:
         if tried:
             self._acceptance.observe(tried, right)
             self._group_acceptance.observe(tried, right)
+
+    def _observe_prediction(self, num_verified: int, verdict: Verification) -> None:
+        was_predicted, self._was_predicted = self._was_predicted, False
+        if self._prediction is None:
+            return
+        self._prediction.extend(verdict.ids)
+        if was_predicted:
+            accepted = min(verdict.accepted, num_verified)
+            self.accepted_prediction_tokens += accepted
+            self.rejected_prediction_tokens += num_verified - accepted
 
 
 class GroupStatistics(NamedTuple):

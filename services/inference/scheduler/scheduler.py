@@ -25,6 +25,7 @@ from outrider.sampling.sampler import Sampler
 from outrider.session_types import FinishReason, Priority
 from outrider.speculation.learnt import BINDING_BYTES, KeptGroups, Learnt
 from outrider.speculation.ngrams import NgramPrior
+from outrider.speculation.prediction_drafter import PredictionDrafter
 from outrider.speculation.suffix_drafter import SuffixDrafter
 from services.inference.kv.events import BlockEvent
 from services.inference.kv.pool import KvPool
@@ -275,7 +276,11 @@ class Scheduler:
             self._kept.admit(request.cache_salt)
         statistics = self._statistics.of(request.cache_salt)
         chain = EdgeChain(request.epoch, self.limits.max_lead) if request.edge_drafts else None
-        drafter = None
+        drafter = prediction = None
+        if request.region_drafts and request.prediction:
+            prediction = PredictionDrafter(request.prediction)
+            if request.resume:
+                prediction.resume(request.resume)
         if request.region_drafts:
             drafter = SuffixDrafter(
                 statistics=statistics.phrases,
@@ -287,7 +292,7 @@ class Scheduler:
             rank=self._rank(request.priority, now),
             sampler=Sampler(request.sampling, self.info.vocabulary_size, request.prompt),
             reply=self._new_reply(request.sampling),
-            sources=DraftSources(chain, drafter, statistics.edge_acceptance),
+            sources=DraftSources(chain, drafter, statistics.edge_acceptance, prediction),
             context_limit=self._context_limit,
             now=now,
         )

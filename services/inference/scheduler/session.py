@@ -269,6 +269,7 @@ class Session:
             row_ms=row_ms,
             lossy=tuple(base + index for index in verdict.lossy) if verdict.lossy else (),
             accepted_ids=verdict.ids[:num_from_edge],
+            logprobs=verdict.logprobs,
         )
 
     def _append(self, token: int) -> bool:
@@ -288,6 +289,8 @@ class Session:
             completion_tokens=self.num_reply,
             draft_tokens=self._draft_tokens,
             accepted_tokens=self._accepted_tokens,
+            accepted_prediction_tokens=self.sources.accepted_prediction_tokens,
+            rejected_prediction_tokens=self.sources.rejected_prediction_tokens,
         )
 
     @property

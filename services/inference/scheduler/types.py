@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from outrider.errors import OutriderError
 from outrider.sampling.params import SamplingParams
-from outrider.session_types import FinishReason, Priority, Timings, Usage
+from outrider.session_types import FinishReason, Priority, Timings, TokenLogprobs, Usage
 
 
 class OverloadLevel(IntEnum):
@@ -61,6 +61,8 @@ class OpenRequest:
     """The trust group: equal salts share cached prefixes and drafting statistics."""
     group_lasts: bool = False
     """The group's name is the same after a restart of its edges: what it learns may be kept."""
+    prediction: tuple[int, ...] = ()
+    """What the reply is expected to be: the region copies drafts from it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,8 @@ class Committed:
     """Numbers of the tokens that only the acceptance threshold let through."""
     accepted_ids: tuple[int, ...] = ()
     """The accepted drafts' ids."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of each of these tokens, accepted drafts too, if the session asked for them."""
 
     @property
     def upto(self) -> int:

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from outrider.cli.main import app
-from outrider.cli.prompting import chat
+from outrider.cli.prompting import chat, options
 from outrider.cli.prompting.options import read_prompts
 from outrider.errors import InvalidRequestError, OutriderError
 
@@ -109,3 +109,19 @@ def test_objects_need_prompts() -> None:
     assert isinstance(done.exception, OutriderError)
     assert "--prompt" in done.exception.message
     assert done.stdout == ""
+
+
+def test_log_probabilities_need_json() -> None:
+    options.check_logprobs(3, as_json=True)
+    options.check_logprobs(-1, as_json=False)
+    with pytest.raises(InvalidRequestError, match="add --json"):
+        options.check_logprobs(0, as_json=False)
+
+
+def test_a_prediction_is_the_file_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "prediction.txt"
+    file.write_bytes("é\r\nline\n".encode())
+    assert options.read_text(file) == "é\r\nline\n"
+    file.write_bytes(b"\xff")
+    with pytest.raises(InvalidRequestError, match="UTF-8"):
+        options.read_text(file)

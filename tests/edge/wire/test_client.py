@@ -30,13 +30,21 @@ from outrider.errors import (
 )
 from outrider.models.chat import MAX_MESSAGES, Message
 from outrider.sampling.params import SamplingParams
-from outrider.session_types import FinishReason, Speculation, Timings, Usage
+from outrider.session_types import (
+    FinishReason,
+    ScoredToken,
+    Speculation,
+    Timings,
+    TokenLogprobs,
+    Usage,
+)
 from outrider.v1 import common_pb2, edge_pb2
 from services.edge.identity import Credential
 from services.edge.session import events
 from services.edge.session.events import ChatAsked, ChatRequest, ResumePoint
 from services.edge.wire import client as wire
 
+LOGPROBS = (TokenLogprobs(ScoredToken(2, -0.5, b"\xc3"), (ScoredToken(9, 0.0, b" a"),)),)
 OFFER = wire.Offer("m", 100, 64)
 USAGE = Usage(1, 2, 3, 4, 5, Cost(6, "USD"))
 
@@ -109,6 +117,7 @@ def test_any_bytes_near_a_request_give_an_input_or_a_typed_error(data: st.DataOb
         events.Commit("text", (1, 2), 2, (1,), ((2, 4),)),
         events.Commit("text", (1, 2), 2, model_identity=b"\x0a" * 32, inexact=True),
         events.Commit("text", (1, 2), 2, model_identity=b""),
+        events.Commit("text", (1, 2), 2, logprobs=LOGPROBS),
         events.Done(FinishReason.LENGTH, 2, USAGE, Timings(1, 2, 3, 4), Timings(), "r", "p"),
     ],
     ids=lambda event: type(event).__name__,
@@ -179,7 +188,13 @@ def test_the_same_request_has_the_same_digest_however_often_it_is_sent() -> None
     assert asked(Progress("t", [1], 5), idempotency_key="k").digest == first
     assert asked(idempotency_key="k", provisional=False, deadline_ms=7).digest == first
     assert asked(idempotency_key="k", model="m").digest == first, "it was told the name"
-    others = ({"sampling": SamplingParams(seed=1)}, {"residency": ("eu",)}, {"thin": True})
+    others = (
+        {"sampling": SamplingParams(seed=1)},
+        {"sampling": SamplingParams(num_logprobs=0)},
+        {"residency": ("eu",)},
+        {"thin": True},
+        {"prediction": "text"},
+    )
     assert all(asked(idempotency_key="k", **other).digest != first for other in others)
 
 
@@ -210,6 +225,18 @@ def test_ids_outside_the_models_vocabulary_are_refused(sampling: SamplingParams)
     wire.check_fits(asked(), OFFER)
     with pytest.raises(InvalidSamplingError, match=r"id 100 .* vocabulary of 100 ids"):
         wire.check_fits(asked(sampling=sampling), OFFER)
+
+
+def test_a_prediction_arrives_and_is_bounded() -> None:
+    most = wire.MAX_PREDICTION_CHARS
+    assert asked(prediction="é" * most).prediction == "é" * most
+    with pytest.raises(InvalidRequestError, match=f"at most {most} characters, not {most + 1}"):
+        asked(prediction="é" * (most + 1))
+
+
+def test_a_thin_chat_takes_no_prediction() -> None:
+    with pytest.raises(InvalidRequestError, match="leave out one of them"):
+        asked(prediction="text", thin=True)
 
 
 def test_a_token_stands_for_the_messages() -> None:
