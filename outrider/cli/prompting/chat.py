@@ -104,6 +104,10 @@ def chat(
     top_k: options.TopK = 0,
     seed: options.Seed = 0,
     max_tokens: options.MaxTokens = 256,
+    json_schema: options.JsonSchema = None,
+    json_object: options.JsonObject = False,
+    regex: options.Regex = None,
+    lark: options.Lark = None,
     acceptance_threshold: _AcceptanceThreshold = 0.0,
     as_json: options.Json = False,
     edge: _Edge = None,
@@ -124,7 +128,10 @@ def chat(
     """
     state = (state_dir or default_state_dir()).resolve()
     address = _edge_address(edge, ca, insecure, state)
-    params = options.sampling(temperature, top_p, top_k, seed, max_tokens, acceptance_threshold)
+    grammar = options.grammar(json_schema, regex, lark, json_object=json_object)
+    params = options.sampling(
+        temperature, top_p, top_k, seed, max_tokens, acceptance_threshold, grammar
+    )
     prompts = options.read_prompts(text, prompt, prompt_file)
     if as_json and not prompts:
         raise InvalidRequestError("--json answers prompts; give --prompt or --prompt-file")

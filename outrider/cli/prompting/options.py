@@ -12,6 +12,7 @@ import typer
 from outrider.cli.model_choice import MODEL_HELP
 from outrider.errors import InvalidRequestError
 from outrider.models.chat import Message, check_text
+from outrider.sampling.grammar import JSON_OBJECT, Grammar, GrammarKind
 from outrider.sampling.params import SamplingParams
 
 OnText: TypeAlias = Callable[[str], None] | None
@@ -28,6 +29,12 @@ TopP = Annotated[float, typer.Option(help="Keep the likeliest ids up to this pro
 TopK = Annotated[int, typer.Option(help="Keep the k likeliest ids; 0: all.")]
 Seed = Annotated[int, typer.Option(help="Same seed, same text.")]
 MaxTokens = Annotated[int, typer.Option(help="Most tokens of a reply.")]
+JsonSchema = Annotated[
+    Path | None, typer.Option(help="File with the JSON schema that replies follow.")
+]
+JsonObject = Annotated[bool, typer.Option("--json-object", help="Replies are JSON objects.")]
+Regex = Annotated[str | None, typer.Option(help="Replies match this regular expression.")]
+Lark = Annotated[Path | None, typer.Option(help="File with the Lark grammar that replies follow.")]
 Json = Annotated[
     bool,
     typer.Option("--json", help="One object per prompt: text, ids, finish_reason, timings."),
@@ -55,13 +62,8 @@ def _from_stdin() -> str:
 
 
 def _from_file(path: Path) -> list[str]:
-    try:
-        # Not splitlines: U+2028 and its like may stand within a JSON string.
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except OSError as error:
-        raise InvalidRequestError(f"{path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise InvalidRequestError(f"{path} is not UTF-8 text: {error}") from error
+    # Not splitlines: U+2028 and its like may stand within a JSON string.
+    lines = _text_of(path).split("\n")
     numbered = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
     if not numbered:
         raise InvalidRequestError(f"{path} holds no prompt; one JSON string per line is needed")
@@ -92,6 +94,7 @@ def sampling(
     seed: int,
     max_tokens: int,
     acceptance_threshold: float = 0.0,
+    grammar: Grammar | None = None,
 ) -> SamplingParams:
     """Validated sampling values of the flags. Raises InvalidSamplingError."""
     return SamplingParams(
@@ -101,4 +104,29 @@ def sampling(
         seed=seed,
         max_tokens=max_tokens,
         acceptance_threshold=acceptance_threshold,
+        grammar=grammar,
     )
+
+
+def grammar(
+    json_schema: Path | None, regex: str | None, lark: Path | None, *, json_object: bool
+) -> Grammar | None:
+    """The grammar of the flags, of which one may be given. Raises InvalidRequestError."""
+    if sum((json_schema is not None, regex is not None, lark is not None, json_object)) > 1:
+        raise InvalidRequestError("give one of: --json-schema, --json-object, --regex, --lark")
+    if json_schema is not None:
+        return Grammar(GrammarKind.JSON_SCHEMA, _text_of(json_schema))
+    if lark is not None:
+        return Grammar(GrammarKind.LARK, _text_of(lark))
+    if regex is not None:
+        return Grammar(GrammarKind.REGEX, regex)
+    return JSON_OBJECT if json_object else None
+
+
+def _text_of(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InvalidRequestError(f"{file} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(f"{file} is not UTF-8 text: {error}") from error
