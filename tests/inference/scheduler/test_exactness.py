@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from outrider.engines.fake import FakeOptions
 from outrider.errors import DeadlineError, OverloadedError
+from outrider.sampling.grammar import Grammar, GrammarKind
 from outrider.sampling.params import SamplingParams
 from outrider.session_types import FinishReason, Priority
 from services.inference.scheduler.batch import Batch
@@ -31,6 +32,14 @@ SAMPLINGS = (
     SamplingParams(max_tokens=20, temperature=1.2, seed=8, top_k=9, top_p=0.9, ignore_eos=True),
     SamplingParams(max_tokens=30, repetition_penalty=1.3, frequency_penalty=0.4, ignore_eos=True),
     SamplingParams(max_tokens=40, stop=("x", "Qa"), stop_ids=(9,), temperature=0.3),
+    SamplingParams(max_tokens=40, grammar=Grammar(GrammarKind.REGEX, "(begin[A-F]{2,5}end )+Z?")),
+    SamplingParams(
+        max_tokens=60,
+        temperature=0.9,
+        seed=9,
+        top_p=0.9,
+        grammar=Grammar(GrammarKind.LARK, 'start: "k" item+ "."\nitem: "x" start | /[d-h]{1,4} /'),
+    ),
 )
 OPTIONS = st.builds(
     FakeOptions,
