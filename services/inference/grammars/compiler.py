@@ -34,6 +34,16 @@ it."""
 _log = structlog.get_logger()
 _BODY: Final = "body"
 _PROBLEMS: Final = (
+    (
+        "oneOf constraints",
+        "choices of a oneOf may overlap; use anyOf, or coerce_one_of in x-guidance",
+    ),
+    ("Definition not found", "a $ref names what the schema does not have"),
+    ("circular references", "a $ref that leads to itself has keywords beside it; leave these out"),
+    ("disjoint", "patternProperties may overlap; make them exclude each other"),
+    ("is greater than", "a lower bound in the schema is above the upper one"),
+    ("intersection stack", "the schema is too complex; combine less by allOf and $ref"),
+    ("unsatisfiable", "no value satisfies the schema; check its bounds and required properties"),
     ("Unsatisfiable", "no value satisfies the schema; check its bounds and required properties"),
     ("look-around", "a regular expression has look-around, which is not supported"),
     ("registry", "a $ref leads to another document; put what it names under $defs"),
@@ -93,15 +103,21 @@ def compile_grammar(table: TokenTable, grammar: Grammar) -> CompiledGrammar:
 def definition(table: TokenTable, grammar: Grammar) -> str:
     """The grammar in llguidance's form.
 
+    Nothing is forced where a vocabulary lacks bytes: of text that has to come, but cannot be
+    written, llguidance would leave out what is missing.
+
     Of some vocabularies the text of a reply lacks the space that its ids begin with. There the ids
     may begin with one before JSON, as the model is used to; before a text that may begin with
     spaces of its own they have to.
     """
     body = _body(grammar)
-    if not table.strips_space:
+    if table.writes_all and not table.strips_space:
         return json.dumps({"grammars": [body]})
     is_json = grammar.kind in (GrammarKind.JSON_SCHEMA, GrammarKind.JSON_OBJECT)
-    start = f'start: " "{"?" if is_json else ""} @{_BODY}'
+    space = ('" "? ' if is_json else '" " ') if table.strips_space else ""
+    start = f"start: {space}@{_BODY}"
+    if not table.writes_all:
+        start = f'%llguidance {{"no_forcing": true}}\n{start}'
     return json.dumps({"grammars": [{"lark_grammar": start}, {"name": _BODY, **body}]})
 
 

@@ -49,6 +49,8 @@ class TokenTable:
         """The likeliest of them."""
         self.strips_space = vocabulary.strips_space
         """Whether the reply's text lacks a space that its ids begin with."""
+        self.writes_all = _writes_all(vocabulary)
+        """Whether any text can be written; else what is forced may have no ids."""
         self._problem = _problem(vocabulary)
         self._tokenizer = None if self._problem else _ll_tokenizer(vocabulary)
 
@@ -58,6 +60,16 @@ class TokenTable:
         if self._tokenizer is None:
             raise InvalidSamplingError(self._problem)
         return self._tokenizer
+
+
+def _writes_all(vocabulary: Words) -> bool:
+    """Whether every byte of UTF-8 has an id of its own."""
+    alone = {
+        vocabulary.token_bytes(token)
+        for token in range(vocabulary.size)
+        if not vocabulary.is_special(token) and token not in vocabulary.stop_ids
+    }
+    return all(bytes([byte]) in alone for byte in (*range(0xC0), *range(0xC2, 0xF5)))
 
 
 def _problem(vocabulary: Words) -> str:
@@ -74,7 +86,7 @@ class _Tokenizer:
 
     The ids of a text stand for exactly its bytes, whatever the vocabulary's own way of writing
     them: an encoder may drop, rewrite or add characters. Where it does, the longest tokens are
-    taken.
+    taken; of a vocabulary that cannot write every text, which is never asked, as far as they go.
     """
 
     is_tokenizer_wrapper = True

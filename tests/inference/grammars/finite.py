@@ -16,13 +16,17 @@ SPACED = b" "
 
 class Pieces:
     """Ids 0 and 1 are control tokens, 2 and 3 end a reply; the pieces overlap in many ways, some
-    characters need several, one piece is there twice, and one stands for no bytes."""
+    characters need several, one piece is there twice, and one stands for no bytes. Bytes that have
+    no piece of their own come last."""
 
-    def __init__(self, *, strips_space: bool = False) -> None:
+    def __init__(self, *, strips_space: bool = False, writes_all: bool = True) -> None:
         pieces = 'a b c ab bc abc aab { } " : , {" ": ", "} 1 2 12 -1 0 1, nul null true false'
         words = [piece.encode() for piece in pieces.split()] + [b" ", b" a", b" {", b" ab", b", "]
         words += [b'": "', b'": ', b"\xc3", b"\xa4", b"\xc3\xa4", b"ab", b"", b"\xff", b"\n"]
         self.words = [b"<pad>", b"<s>", b"<e>", b"</s>", *words]
+        if writes_all:
+            rest = (bytes([byte]) for byte in range(256))
+            self.words += [byte for byte in rest if byte not in words]
         self.strips_space = strips_space
 
     @property
@@ -61,6 +65,9 @@ PIECES = Pieces()
 TABLE = TokenTable(PIECES)
 SPACED_PIECES = Pieces(strips_space=True)
 SPACED_TABLE = TokenTable(SPACED_PIECES)
+POOR_PIECES = Pieces(writes_all=False)
+"""That cannot write every text."""
+POOR_TABLE = TokenTable(POOR_PIECES)
 
 LANGUAGES: dict[Grammar, frozenset[bytes]] = {
     Grammar(GrammarKind.REGEX, "(ab|abc|aab){1,2}"): frozenset(
@@ -86,13 +93,13 @@ LANGUAGES: dict[Grammar, frozenset[bytes]] = {
 }
 
 
-def mask_of(language: Set[bytes], said: bytes) -> Mask:
+def mask_of(pieces: Pieces, language: Set[bytes], said: bytes) -> Mask:
     """Ids that some reply goes on with, by definition."""
     rest = {reply[len(said) :] for reply in language if reply.startswith(said)}
     assert rest, "not the beginning of any reply"
-    mask = np.zeros(PIECES.size, dtype=np.bool_)
-    for token in range(4, PIECES.size):
-        word = PIECES.words[token]
+    mask = np.zeros(pieces.size, dtype=np.bool_)
+    for token in range(4, pieces.size):
+        word = pieces.words[token]
         mask[token] = bool(word) and any(one.startswith(word) for one in rest)
     mask[list(ENDS)] = b"" in rest
     return mask

@@ -55,7 +55,13 @@ BYTES = TokenTable(Bytes())
         (SCHEMA, '{"type": "string", "pattern": "(?=Zanzibar)b"}', "look-around"),
         (SCHEMA, '{"type": "string", "pattern": "(Zanzibar"}', "regular expression"),
         (SCHEMA, '{"$ref": "https://Zanzibar.example/x"}', "another document"),
-        (SCHEMA, '{"$ref": "#/$defs/Zanzibar"}', "not valid|another document|reference"),
+        (SCHEMA, '{"$ref": "#/$defs/Zanzibar"}', "not valid|another document|does not have"),
+        (
+            SCHEMA,
+            '{"oneOf": [{"properties": {"Zanzibar": {}}}, {"maxProperties": 3}]}',
+            "oneOf may overlap",
+        ),
+        (SCHEMA, '{"type": "string", "minLength": 9, "maxLength": 4}', "lower bound|no value"),
         (SCHEMA, '{"type": "string", "format": "Zanzibar"}', "format"),
         (
             SCHEMA,

@@ -33,7 +33,7 @@ SCHEMA = {
         "kind": {"enum": ["river", "lake", "日本"]},
         "tags": {"type": "array", "items": {"type": "boolean"}, "maxItems": 3},
         "at": {"type": "string", "format": "date"},
-        "inner": {"type": ["object", "null"], "properties": {"x": {"type": "number"}}},
+        "inner": {"type": ["object", "null"], "properties": {"x": {"const": 1.5}}},
     },
     "required": ["name", "größe", "kind", "tags", "at"],
     "additionalProperties": False,
@@ -53,7 +53,7 @@ TEXTS = [
 
 
 def sentencepiece(folder: Path, *, prefix: bool, **kind: object) -> Vocabulary:
-    model = sentencepieces.trained(prefix=prefix, **kind)  # type: ignore[arg-type]
+    model = sentencepieces.trained(prefix=prefix, **kind)
     path = sentencepieces.write_gguf(folder / "m.gguf", model, prefix=prefix)
     return Vocabulary.from_gguf(path)
 
@@ -86,7 +86,7 @@ def table(words: Vocabulary) -> TokenTable:
 
 def test_any_way_through_the_grammar_is_valid_json(words: Vocabulary, table: TokenTable) -> None:
     compiled = compile_grammar(table, GRAMMAR)
-    for seed in range(6):
+    for seed in range(3):
         chance = random.Random(seed)
         matcher, ids = compiled.constraint(), list[int]()
         while not ids or ids[-1] not in words.stop_ids:

@@ -14,10 +14,10 @@ from outrider.sampling.grammar import Grammar, GrammarKind
 from outrider.sampling.params import SamplingParams
 from outrider.session_types import FinishReason
 from outrider.testing import eventually
-from outrider.v1 import common_pb2
+from outrider.v1 import common_pb2, inference_pb2
 from outrider.wire import finish_reason_to_proto, token_block_to_proto
 from services.inference.streaming.sessions import ConstraintSource
-from tests.inference.harness import CODER, SALT, Running, reference, running
+from tests.inference.harness import CODER, SALT, Running, opening, reference, running
 
 PROMPT = tuple(range(3, 30))
 GRAMMAR = Grammar(GrammarKind.REGEX, "(begin[A-F]{3}end ){2,4}Z")
@@ -56,33 +56,7 @@ async def test_the_reply_is_the_references_and_follows_the_grammar(temperature: 
         for number in range(1, 5):
             reply = await peer.finish(number)
             assert tuple(reply.ids) == truth.ids
-            assert reply.done is not None and reply.done.reason == STOP
-
-
-async def test_what_is_forced_is_drafted_by_the_region() -> None:
-    async with running() as it:
-        peer = it.peer()
-        await peer.open(1, PROMPT, SAMPLING, speculation=common_pb2.SPECULATION_REGION_ONLY)
-        await peer.open(2, PROMPT, SAMPLING, speculation=common_pb2.SPECULATION_OFF)
-        drafted, alone = await peer.finish(1), await peer.finish(2)
-        assert drafted.ids == alone.ids
-        assert drafted.done is not None and alone.done is not None
-        assert alone.done.usage.draft_tokens == 0
-        assert drafted.done.usage.accepted_tokens >= 10, "begin and end, again and again"
-        assert len(drafted.commits) < len(alone.commits) / 2
-
-
-async def test_drafts_that_the_grammar_forbids_reach_no_engine() -> None:
-    truth = reference(PROMPT, SAMPLING).ids
-    async with running() as it:
-        peer = it.peer()
-        wrong = [truth[0], *(63,) * 6]  # a point, which this grammar never allows
-        await peer.open(1, PROMPT, SAMPLING, drafts=(0, wrong))
-        reply = await peer.finish(1)
-        assert tuple(reply.ids) == truth
-        assert reply.done is not None
-        usage = reply.done.usage
-        assert usage.draft_tokens - usage.accepted_tokens <= len(truth) // 4
+            assert reply.done is not None and reply.done.finish_reason == STOP
 
 
 async def test_a_reply_goes_on_where_another_replica_left_it() -> None:
@@ -115,10 +89,12 @@ async def test_what_the_grammar_does_not_allow_cannot_be_resumed() -> None:
     ],
 )
 async def test_grammars_that_are_none(grammar: common_pb2.Grammar, says: str) -> None:
+    sampling = common_pb2.Sampling(max_tokens=9, grammar=grammar)
     async with running() as it:
         peer = it.peer()
         for number in (1, 2):  # the second finds nothing left of the first
-            await peer.open(number, PROMPT, common_pb2.Sampling(max_tokens=9, grammar=grammar))
+            frame = inference_pb2.SessionUp(session=number, open=opening(PROMPT, sampling))
+            await peer.send(frame)
             refused = (await peer.finish(number)).error
             assert type(refused) is errors.InvalidSamplingError
             assert says in refused.message and "secret" not in refused.message
@@ -170,7 +146,7 @@ async def test_a_session_that_is_cancelled_before_its_grammar_is_compiled() -> N
         slow.may_go_on.set()
         done = (await peer.finish(1)).done
         assert done is not None
-        assert done.reason == finish_reason_to_proto(FinishReason.CANCELLED)
+        assert done.finish_reason == finish_reason_to_proto(FinishReason.CANCELLED)
 
 
 async def test_a_peer_that_is_gone_before_its_grammar_is_compiled_leaves_nothing() -> None:
