@@ -12,7 +12,14 @@ from typing import Final
 
 from outrider.codec.tokens import Block
 from outrider.cost import Cost
-from outrider.errors import InvalidRequestError, MalformedFrameError, OutriderError, by_reason
+from outrider.errors import (
+    InvalidRequestError,
+    InvalidSamplingError,
+    MalformedFrameError,
+    OutriderError,
+    by_reason,
+)
+from outrider.sampling.grammar import Grammar, GrammarKind
 from outrider.sampling.params import MAX_LOGPROBS, SamplingParams, check_counts
 from outrider.session_types import (
     MIN_LOGPROB,
@@ -52,6 +59,15 @@ _FINISH_REASON: Final[Mapping[FinishReason, common_pb2.FinishReason.ValueType]] 
 _FINISH_REASON_OF: Final[Mapping[int, FinishReason]] = {
     number: reason for reason, number in _FINISH_REASON.items()
 }
+_GRAMMAR_KIND: Final[Mapping[GrammarKind, common_pb2.GrammarKind.ValueType]] = {
+    GrammarKind.JSON_SCHEMA: common_pb2.GRAMMAR_KIND_JSON_SCHEMA,
+    GrammarKind.JSON_OBJECT: common_pb2.GRAMMAR_KIND_JSON_OBJECT,
+    GrammarKind.REGEX: common_pb2.GRAMMAR_KIND_REGEX,
+    GrammarKind.LARK: common_pb2.GRAMMAR_KIND_LARK,
+}
+_GRAMMAR_KIND_OF: Final[Mapping[int, GrammarKind]] = {
+    number: kind for kind, number in _GRAMMAR_KIND.items()
+}
 
 
 def token_block_to_proto(block: Block) -> common_pb2.TokenBlock:
@@ -87,6 +103,7 @@ def sampling_to_proto(params: SamplingParams) -> common_pb2.Sampling:
         ignore_eos=params.ignore_eos,
         acceptance_threshold=params.acceptance_threshold,
         num_logprobs=params.num_logprobs if params.num_logprobs >= 0 else None,
+        grammar=_grammar_to_proto(params.grammar),
     )
 
 
@@ -112,6 +129,7 @@ def sampling_from_proto(sampling: common_pb2.Sampling) -> SamplingParams:
         ignore_eos=sampling.ignore_eos,
         acceptance_threshold=sampling.acceptance_threshold,
         num_logprobs=sampling.num_logprobs if sampling.HasField("num_logprobs") else -1,
+        grammar=_grammar_from_proto(sampling.grammar) if sampling.HasField("grammar") else None,
     )
 
 
@@ -149,6 +167,19 @@ def _scored_from_proto(token: common_pb2.ScoredToken) -> ScoredToken:
     if not MIN_LOGPROB <= token.logprob <= 0.0:  # NaN is neither
         raise MalformedFrameError(f"the peer calls {token.logprob} a log probability")
     return ScoredToken(token.id, token.logprob, token.text)
+
+
+def _grammar_to_proto(grammar: Grammar | None) -> common_pb2.Grammar | None:
+    if grammar is None:
+        return None
+    return common_pb2.Grammar(kind=_GRAMMAR_KIND[grammar.kind], text=grammar.text)
+
+
+def _grammar_from_proto(grammar: common_pb2.Grammar) -> Grammar:
+    kind = _GRAMMAR_KIND_OF.get(grammar.kind)
+    if kind is None:
+        raise InvalidSamplingError(f"grammar kind {grammar.kind} is not known to this version")
+    return Grammar(kind, grammar.text)
 
 
 def priority_to_proto(priority: Priority | None) -> common_pb2.Priority.ValueType:

@@ -13,6 +13,7 @@ from outrider import errors
 from outrider.codec.tokens import Block, TokenCoder
 from outrider.cost import MAX_AMOUNT_NANOS, Cost
 from outrider.errors import BadTokenBlockError, InvalidSamplingError, MalformedFrameError
+from outrider.sampling.grammar import JSON_OBJECT, Grammar, GrammarKind
 from outrider.sampling.params import MAX_LOGPROBS, SamplingParams
 from outrider.session_types import (
     MIN_LOGPROB,
@@ -81,14 +82,28 @@ def test_unknown_codec_reaches_the_decoder() -> None:
         max_tokens=st.integers(1, 2**31 - 1),
         stop=st.lists(st.text(min_size=1, max_size=9), max_size=3).map(tuple),
         stop_ids=st.lists(st.integers(0, 2**32 - 1), max_size=3).map(tuple),
-        ignore_eos=st.booleans(),
+        ignore_eos=st.just(False),
         acceptance_threshold=st.floats(0, 1),
         num_logprobs=st.integers(-1, 20),
+        grammar=st.sampled_from(
+            [
+                None,
+                JSON_OBJECT,
+                Grammar(GrammarKind.JSON_SCHEMA, '{"type": "string"}'),
+                Grammar(GrammarKind.REGEX, "ä+"),
+                Grammar(GrammarKind.LARK, 'start: "a"'),
+            ]
+        ),
     )
 )
 def test_round_trip_of_sampling(params: SamplingParams) -> None:
     wire = sampling_to_proto(params).SerializeToString()
     assert sampling_from_proto(common_pb2.Sampling.FromString(wire)) == params
+
+
+def test_replies_that_go_past_their_end_are_asked_for_on_the_wire() -> None:
+    params = SamplingParams(ignore_eos=True)
+    assert sampling_from_proto(sampling_to_proto(params)) == params
 
 
 def test_an_empty_message_is_the_defaults() -> None:
@@ -120,6 +135,13 @@ def test_explicit_zero_is_not_a_default() -> None:
         {"num_logprobs": 21},
         {"num_logprobs": 2**32 - 1},
         {"logit_bias": [common_pb2.LogitBias(id=1, bias=math.nan)]},
+        {"grammar": common_pb2.Grammar()},
+        {"grammar": common_pb2.Grammar(kind=common_pb2.GrammarKind.ValueType(9), text="a")},
+        {"grammar": common_pb2.Grammar(kind=common_pb2.GRAMMAR_KIND_JSON_SCHEMA, text="[")},
+        {
+            "grammar": common_pb2.Grammar(kind=common_pb2.GRAMMAR_KIND_REGEX, text="a"),
+            "ignore_eos": True,
+        },
     ],
 )
 def test_absurd_values_are_refused(fields: dict[str, object]) -> None:

@@ -28,6 +28,7 @@ from outrider.client.tickets import SessionTickets
 from outrider.client.transcript import Transcript
 from outrider.cost import Cost
 from outrider.models.chat import Message
+from outrider.sampling.grammar import Grammar, GrammarKind
 from outrider.sampling.params import SamplingParams
 from outrider.session_types import (
     FinishReason,
@@ -52,6 +53,8 @@ __all__ = [
     "EdgeInfo",
     "Event",
     "FinishReason",
+    "Grammar",
+    "GrammarKind",
     "Interrupted",
     "Message",
     "ModelInfo",

@@ -6,8 +6,9 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from outrider.client.chat import Chat
@@ -30,6 +31,7 @@ from outrider.client.wire import (
 from outrider.codec.frames import FrameDecoder
 from outrider.errors import ConfigError, OutriderError, UnavailableError
 from outrider.models.chat import Message
+from outrider.sampling.grammar import from_response_format
 from outrider.sampling.params import SamplingParams
 
 DEFAULT_RECONNECT: Final = ReconnectPolicy()
@@ -53,6 +55,7 @@ class Client:
         messages: Iterable[Message | Mapping[str, str]],
         *,
         sampling: SamplingParams | None = None,
+        response_format: Mapping[str, Any] | None = None,
         model: str = "",
         provisional: bool = True,
         speculation: SpeculationName = "on",
@@ -65,12 +68,17 @@ class Client:
     ) -> Chat:
         """A chat, sent when it is entered: `async with client.chat(...) as chat`.
 
-        `messages` are Message objects or mappings with "role" and "content"; for the rest see
-        ChatOptions. Entering raises UnavailableError when the connection is lost, and
-        InvalidRequestError for what cannot be sent; the edge's refusals come while iterating.
+        `messages` are Message objects or mappings with "role" and "content"; `response_format` is
+        OpenAI's, and sets the grammar of `sampling` (outrider.sampling.grammar); for the rest see
+        ChatOptions. Raises InvalidSamplingError for a format that is none. Entering raises
+        UnavailableError when the connection is lost, and InvalidRequestError for what cannot be
+        sent; the edge's refusals come while iterating.
         """
+        sampling = sampling or SamplingParams()
+        if response_format is not None:
+            sampling = replace(sampling, grammar=from_response_format(response_format))
         options = ChatOptions(
-            sampling=sampling or SamplingParams(),
+            sampling=sampling,
             model=model,
             provisional=provisional,
             speculation=speculation,

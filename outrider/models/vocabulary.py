@@ -212,6 +212,13 @@ class Vocabulary:
         return frozenset(self._facts.stop_ids)
 
     @property
+    def usual_stop_id(self) -> int | None:
+        """The one that ends most replies: the end token, if it does; None where no id ends one."""
+        ends = sorted(self._facts.stop_ids)
+        named = [token for token in ends if token == self._control.get(self._facts.eos_token)]
+        return next(iter(named or ends), None)
+
+    @property
     def strips_space(self) -> bool:
         """Whether the text of ids loses the space it begins with, which encoding puts there."""
         return self._strips_space

@@ -107,6 +107,31 @@ SPECULATION_REGION_ONLY: Speculation.ValueType  # 3
 """The region drafts for itself; drafts from the edge are ignored."""
 Global___Speculation: _TypeAlias = Speculation  # noqa: Y015
 
+class _GrammarKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _GrammarKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_GrammarKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    GRAMMAR_KIND_UNSPECIFIED: _GrammarKind.ValueType  # 0
+    GRAMMAR_KIND_JSON_SCHEMA: _GrammarKind.ValueType  # 1
+    GRAMMAR_KIND_JSON_OBJECT: _GrammarKind.ValueType  # 2
+    """Any JSON object; `text` is empty."""
+    GRAMMAR_KIND_REGEX: _GrammarKind.ValueType  # 3
+    GRAMMAR_KIND_LARK: _GrammarKind.ValueType  # 4
+    """llguidance's variant of Lark's syntax."""
+
+class GrammarKind(_GrammarKind, metaclass=_GrammarKindEnumTypeWrapper): ...
+
+GRAMMAR_KIND_UNSPECIFIED: GrammarKind.ValueType  # 0
+GRAMMAR_KIND_JSON_SCHEMA: GrammarKind.ValueType  # 1
+GRAMMAR_KIND_JSON_OBJECT: GrammarKind.ValueType  # 2
+"""Any JSON object; `text` is empty."""
+GRAMMAR_KIND_REGEX: GrammarKind.ValueType  # 3
+GRAMMAR_KIND_LARK: GrammarKind.ValueType  # 4
+"""llguidance's variant of Lark's syntax."""
+Global___GrammarKind: _TypeAlias = GrammarKind  # noqa: Y015
+
 @_typing.final
 class TokenBlock(_message.Message):
     """Token ids in transit. `checksum` is CRC-32 over the ids as little-endian u32, seeded with the
@@ -162,6 +187,31 @@ class LogitBias(_message.Message):
 Global___LogitBias: _TypeAlias = LogitBias  # noqa: Y015
 
 @_typing.final
+class Grammar(_message.Message):
+    """What a reply has to look like."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    kind: Global___GrammarKind.ValueType
+    text: _builtins.str
+    """At most 65,536 bytes."""
+    def __init__(
+        self,
+        *,
+        kind: Global___GrammarKind.ValueType = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Grammar: _TypeAlias = Grammar  # noqa: Y015
+
+@_typing.final
 class Sampling(_message.Message):
     """Everything, besides model and prompt, that the committed text is a function of."""
 
@@ -181,6 +231,7 @@ class Sampling(_message.Message):
     STOP_IDS_FIELD_NUMBER: _builtins.int
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
     ACCEPTANCE_THRESHOLD_FIELD_NUMBER: _builtins.int
+    GRAMMAR_FIELD_NUMBER: _builtins.int
     NUM_LOGPROBS_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     top_k: _builtins.int
@@ -205,6 +256,8 @@ class Sampling(_message.Message):
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def stop_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def grammar(self) -> Global___Grammar: ...
     def __init__(
         self,
         *,
@@ -222,11 +275,12 @@ class Sampling(_message.Message):
         stop_ids: _abc.Iterable[_builtins.int] | None = ...,
         ignore_eos: _builtins.bool = ...,
         acceptance_threshold: _builtins.float = ...,
+        grammar: Global___Grammar | None = ...,
         num_logprobs: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_min_p", b"_min_p", "_num_logprobs", b"_num_logprobs", "_repetition_penalty", b"_repetition_penalty", "_top_p", b"_top_p", "min_p", b"min_p", "num_logprobs", b"num_logprobs", "repetition_penalty", b"repetition_penalty", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_min_p", b"_min_p", "_num_logprobs", b"_num_logprobs", "_repetition_penalty", b"_repetition_penalty", "_top_p", b"_top_p", "grammar", b"grammar", "min_p", b"min_p", "num_logprobs", b"num_logprobs", "repetition_penalty", b"repetition_penalty", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_min_p", b"_min_p", "_num_logprobs", b"_num_logprobs", "_repetition_penalty", b"_repetition_penalty", "_top_p", b"_top_p", "acceptance_threshold", b"acceptance_threshold", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "logit_bias", b"logit_bias", "max_tokens", b"max_tokens", "min_p", b"min_p", "num_logprobs", b"num_logprobs", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop", b"stop", "stop_ids", b"stop_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_min_p", b"_min_p", "_num_logprobs", b"_num_logprobs", "_repetition_penalty", b"_repetition_penalty", "_top_p", b"_top_p", "acceptance_threshold", b"acceptance_threshold", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "ignore_eos", b"ignore_eos", "logit_bias", b"logit_bias", "max_tokens", b"max_tokens", "min_p", b"min_p", "num_logprobs", b"num_logprobs", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop", b"stop", "stop_ids", b"stop_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__min_p: _TypeAlias = _typing.Literal["min_p"]  # noqa: Y015
     _WhichOneofArgType__min_p: _TypeAlias = _typing.Literal["_min_p", b"_min_p"]  # noqa: Y015

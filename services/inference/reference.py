@@ -12,6 +12,7 @@ import numpy as np
 
 from outrider.engines.base import Engine, Ids, LogitsRows, SequenceSlice
 from outrider.errors import EmptyPromptError, InvalidRequestError, PromptTooLongError
+from outrider.sampling.constraint import Constraint
 from outrider.sampling.logprobs import token_logprobs
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
@@ -40,17 +41,19 @@ def generate(
     sampling: SamplingParams,
     new_reply: Callable[[SamplingParams], ReplyText],
     *,
+    constraint: Constraint | None = None,
     chunk_tokens: int = 512,
     on_text: Callable[[str], None] | None = None,
 ) -> ReferenceReply:
     """Run `prompt_ids` to its end; blocks. The engine must have no open sequence.
 
-    `on_text` gets the text of each token as it becomes final. Raises EmptyPromptError,
-    PromptTooLongError, InvalidRequestError for ids outside the vocabulary, and EngineError.
+    `constraint` is that of the sampling's grammar. `on_text` gets the text of each token as it
+    becomes final. Raises EmptyPromptError, PromptTooLongError, InvalidRequestError for ids outside
+    the vocabulary, InvalidSamplingError where the constraint does, and EngineError.
     """
     limit = context_limit(engine.info)
     _check_prompt(prompt_ids, limit, engine.info.vocabulary_size)
-    sampler = Sampler(sampling, engine.info.vocabulary_size, prompt_ids)
+    sampler = Sampler(sampling, engine.info.vocabulary_size, prompt_ids, constraint)
     sequence = _Sequence(engine, prompt_ids)
     try:
         sequence.prefill(chunk_tokens)

@@ -21,7 +21,7 @@ from tools.pin_hashes import FOLDER, needed
 ROLES = ("edge", "router", "tokenizer", "inference")
 EXTRA_MODULES = {
     "client": ("aioquic", "pylsqpack", "service_identity"),
-    "inference": ("openvino", "openvino_genai", "openvino_tokenizers"),
+    "inference": ("openvino", "openvino_genai", "openvino_tokenizers", "llguidance"),
     "redis": ("redis",),
 }
 INCLUDED = {"edge": ("client",), "router": (), "tokenizer": (), "inference": ("inference",)}

@@ -113,6 +113,10 @@ def chat(
     top_k: options.TopK = 0,
     seed: options.Seed = 0,
     max_tokens: options.MaxTokens = 256,
+    json_schema: options.JsonSchema = None,
+    json_object: options.JsonObject = False,
+    regex: options.Regex = None,
+    lark: options.Lark = None,
     acceptance_threshold: _AcceptanceThreshold = 0.0,
     as_json: options.Json = False,
     edge: _Edge = None,
@@ -136,8 +140,9 @@ def chat(
     state = (state_dir or default_state_dir()).resolve()
     address = _edge_address(edge, ca, insecure, state)
     options.check_logprobs(logprobs, as_json=as_json)
+    grammar = options.grammar(json_schema, regex, lark, json_object=json_object)
     params = options.sampling(
-        temperature, top_p, top_k, seed, max_tokens, acceptance_threshold, logprobs
+        temperature, top_p, top_k, seed, max_tokens, acceptance_threshold, logprobs, grammar
     )
     prompts = options.read_prompts(text, prompt, prompt_file)
     if as_json and not prompts:

@@ -12,6 +12,8 @@ import typer
 from outrider.cli.model_choice import MODEL_HELP
 from outrider.errors import InvalidRequestError
 from outrider.models.chat import Message, check_text
+from outrider.sampling.grammar import JSON_OBJECT, Grammar, GrammarKind
+from outrider.sampling.params import SamplingParams
 from outrider.sampling.params import MAX_LOGPROBS, SamplingParams
 from outrider.session_types import ScoredToken, TokenLogprobs
 
@@ -29,6 +31,12 @@ TopP = Annotated[float, typer.Option(help="Keep the likeliest ids up to this pro
 TopK = Annotated[int, typer.Option(help="Keep the k likeliest ids; 0: all.")]
 Seed = Annotated[int, typer.Option(help="Same seed, same text.")]
 MaxTokens = Annotated[int, typer.Option(help="Most tokens of a reply.")]
+JsonSchema = Annotated[
+    Path | None, typer.Option(help="File with the JSON schema that replies follow.")
+]
+JsonObject = Annotated[bool, typer.Option("--json-object", help="Replies are JSON objects.")]
+Regex = Annotated[str | None, typer.Option(help="Replies match this regular expression.")]
+Lark = Annotated[Path | None, typer.Option(help="File with the Lark grammar that replies follow.")]
 Json = Annotated[
     bool,
     typer.Option("--json", help="One object per prompt: text, ids, finish_reason, timings."),
@@ -106,6 +114,7 @@ def sampling(
     max_tokens: int,
     acceptance_threshold: float = 0.0,
     num_logprobs: int = -1,
+    grammar: Grammar | None = None,
 ) -> SamplingParams:
     """Validated sampling values of the flags. Raises InvalidSamplingError."""
     return SamplingParams(
@@ -116,6 +125,7 @@ def sampling(
         max_tokens=max_tokens,
         acceptance_threshold=acceptance_threshold,
         num_logprobs=num_logprobs,
+        grammar=grammar,
     )
 
 
@@ -143,3 +153,18 @@ def _as_object(token: ScoredToken) -> dict[str, object]:
         "bytes": list(token.text),
         "logprob": token.logprob,
     }
+
+
+def grammar(
+    json_schema: Path | None, regex: str | None, lark: Path | None, *, json_object: bool
+) -> Grammar | None:
+    """The grammar of the flags, of which one may be given. Raises InvalidRequestError."""
+    if sum((json_schema is not None, regex is not None, lark is not None, json_object)) > 1:
+        raise InvalidRequestError("give one of: --json-schema, --json-object, --regex, --lark")
+    if json_schema is not None:
+        return Grammar(GrammarKind.JSON_SCHEMA, read_text(json_schema))
+    if lark is not None:
+        return Grammar(GrammarKind.LARK, read_text(lark))
+    if regex is not None:
+        return Grammar(GrammarKind.REGEX, regex)
+    return JSON_OBJECT if json_object else None

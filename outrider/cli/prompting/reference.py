@@ -26,6 +26,8 @@ from outrider.telemetry.logs import configure_logging
 if TYPE_CHECKING:
     from outrider.engines.base import Engine
     from outrider.models.vocabulary import Vocabulary
+    from outrider.sampling.grammar import Grammar
+    from services.inference.grammars.compiler import CompiledGrammar
     from services.inference.reference import ReferenceReply
 
 
@@ -40,17 +42,24 @@ def reference(
     top_k: options.TopK = 0,
     seed: options.Seed = 0,
     max_tokens: options.MaxTokens = 256,
+    json_schema: options.JsonSchema = None,
+    json_object: options.JsonObject = False,
+    regex: options.Regex = None,
+    lark: options.Lark = None,
     as_json: options.Json = False,
     logprobs: options.Logprobs = -1,
     threads: Annotated[int, typer.Option(help="Engine threads; 0: all cores.")] = 0,
 ) -> None:
     """Answer prompts with the engine alone: the text every mesh must equal, byte for byte."""
     options.check_logprobs(logprobs, as_json=as_json)
-    params = options.sampling(temperature, top_p, top_k, seed, max_tokens, num_logprobs=logprobs)
+    grammar = options.grammar(json_schema, regex, lark, json_object=json_object)
+    params = options.sampling(
+        *(temperature, top_p, top_k, seed, max_tokens), num_logprobs=logprobs, grammar=grammar
+    )
     prompts = options.read_prompts(text, prompt, prompt_file)
     if not prompts:
         raise InvalidRequestError("give a prompt: outrider reference --prompt 'hello'")
-    with _loaded(model, threads) as runner:
+    with _loaded(model, threads, grammar) as runner:
         for one in prompts:
             _answer(runner, system, one, params, as_json=as_json)
 
@@ -59,6 +68,7 @@ def reference(
 class _Runner:
     engine: Engine
     vocabulary: Vocabulary
+    compiled: CompiledGrammar | None
 
     def answer(
         self, system: str | None, prompt: str, params: SamplingParams, on_text: options.OnText
@@ -66,7 +76,10 @@ class _Runner:
         from services.inference.reference import generate
 
         ids = self.vocabulary.encode_chat(options.conversation(system, prompt))
-        return generate(self.engine, ids, params, self._reply, on_text=on_text)
+        constraint = self.compiled.constraint() if self.compiled else None
+        return generate(
+            self.engine, ids, params, self._reply, constraint=constraint, on_text=on_text
+        )
 
     def named(self, at: TokenLogprobs) -> TokenLogprobs:
         """With the tokens' texts."""
@@ -80,7 +93,7 @@ class _Runner:
 
 
 @contextmanager
-def _loaded(model: str, threads: int) -> Iterator[_Runner]:
+def _loaded(model: str, threads: int, grammar: Grammar | None) -> Iterator[_Runner]:
     from outrider.engines.config import EngineConfig
     from outrider.engines.factory import create_engine
 
@@ -88,14 +101,24 @@ def _loaded(model: str, threads: int) -> Iterator[_Runner]:
     configure_logging("reference", "warning")
     spec = choose(model).spec
     vocabulary = load_vocabulary(spec, ModelStore(default_root()))
+    compiled = _compiled(vocabulary, grammar)
     num_threads = threads or os.cpu_count() or 1
     own = {"model": spec.name, "threads": num_threads, "max_fixed_rows": 1}
     engine = create_engine(EngineConfig(**spec.engine_settings() | own))
     try:
-        yield _Runner(engine, vocabulary)
+        yield _Runner(engine, vocabulary, compiled)
     finally:
         # A native thread that still compiles when the interpreter ends aborts the process.
         engine.close()
+
+
+def _compiled(vocabulary: Vocabulary, grammar: Grammar | None) -> CompiledGrammar | None:
+    if grammar is None:
+        return None
+    from services.inference.grammars.compiler import compile_grammar
+    from services.inference.grammars.token_table import TokenTable
+
+    return compile_grammar(TokenTable(vocabulary), grammar)
 
 
 def _answer(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TypeAlias
 
 from outrider.errors import OutriderError
+from outrider.sampling.constraint import Constraint
 from outrider.sampling.params import SamplingParams
 from outrider.session_types import FinishReason, Priority, Timings, TokenLogprobs, Usage
 
@@ -63,6 +64,8 @@ class OpenRequest:
     """The group's name is the same after a restart of its edges: what it learns may be kept."""
     prediction: tuple[int, ...] = ()
     """What the reply is expected to be: the region copies drafts from it."""
+    constraint: Constraint | None = field(default=None, compare=False)
+    """Of the sampling's grammar, at the reply's beginning; the session owns it from now on."""
 
 
 @dataclass(frozen=True, slots=True)

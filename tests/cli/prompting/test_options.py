@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 from outrider.cli.main import app
 from outrider.cli.prompting import chat, options
 from outrider.cli.prompting.options import read_prompts
-from outrider.errors import InvalidRequestError, OutriderError
+from outrider.errors import InvalidRequestError, InvalidSamplingError, OutriderError
+from outrider.sampling.grammar import JSON_OBJECT, Grammar, GrammarKind
 
 
 def test_one_prompt_from_any_place(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,3 +126,28 @@ def test_a_prediction_is_the_file_as_it_is(tmp_path: Path) -> None:
     file.write_bytes(b"\xff")
     with pytest.raises(InvalidRequestError, match="UTF-8"):
         options.read_text(file)
+
+
+def test_grammars_from_files_and_flags(tmp_path: Path) -> None:
+    schema, lark = tmp_path / "schema.json", tmp_path / "words.lark"
+    schema.write_text('{"type": "string"}', encoding="utf-8")
+    lark.write_text('start: "ä"', encoding="utf-8")
+    none = {"json_schema": None, "regex": None, "lark": None, "json_object": False}
+    assert options.grammar(**none) is None  # type: ignore[arg-type]
+    for given, expected in (
+        ({"json_schema": schema}, Grammar(GrammarKind.JSON_SCHEMA, '{"type": "string"}')),
+        ({"lark": lark}, Grammar(GrammarKind.LARK, 'start: "ä"')),
+        ({"regex": "a+"}, Grammar(GrammarKind.REGEX, "a+")),
+        ({"json_object": True}, JSON_OBJECT),
+    ):
+        assert options.grammar(**none | given) == expected  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequestError, match="one of"):
+        options.grammar(schema, "a+", None, json_object=False)
+    with pytest.raises(InvalidRequestError, match="cannot be read"):
+        options.grammar(tmp_path / "gone.json", None, None, json_object=False)
+    schema.write_bytes(b"\xff")
+    with pytest.raises(InvalidRequestError, match="UTF-8"):
+        options.grammar(schema, None, None, json_object=False)
+    schema.write_text("[1", encoding="utf-8")
+    with pytest.raises(InvalidSamplingError, match="not valid JSON"):
+        options.grammar(schema, None, None, json_object=False)

@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.errors import DeadlineError, OverloadedError
+from outrider.sampling.grammar import Grammar, GrammarKind
 from outrider.sampling.params import SamplingParams
 from outrider.session_types import FinishReason, Priority, TokenLogprobs
 from services.inference.reference import ReferenceReply, generate
@@ -34,6 +35,14 @@ SAMPLINGS = (
     SamplingParams(max_tokens=20, temperature=1.2, seed=8, top_k=9, top_p=0.9, ignore_eos=True),
     SamplingParams(max_tokens=30, repetition_penalty=1.3, frequency_penalty=0.4, ignore_eos=True),
     SamplingParams(max_tokens=40, stop=("x", "Qa"), stop_ids=(9,), temperature=0.3),
+    SamplingParams(max_tokens=40, grammar=Grammar(GrammarKind.REGEX, "(begin[A-F]{2,5}end )+Z?")),
+    SamplingParams(
+        max_tokens=60,
+        temperature=0.9,
+        seed=9,
+        top_p=0.9,
+        grammar=Grammar(GrammarKind.LARK, 'start: "k" item+ "."\nitem: "x" start | /[d-h]{1,4} /'),
+    ),
 )
 OPTIONS = st.builds(
     FakeOptions,
