@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, Final
 
 import structlog
@@ -33,6 +34,9 @@ it."""
 
 _log = structlog.get_logger()
 _BODY: Final = "body"
+_ASCII: Final = (*b"\t\n\r", *range(0x20, 0x7F))
+_ESCAPE: Final = re.compile(r"\\[uUxpPN0-9]")
+"""Of a character, by number or class."""
 _PROBLEMS: Final = (
     (
         "oneOf constraints",
@@ -103,20 +107,20 @@ def compile_grammar(table: TokenTable, grammar: Grammar) -> CompiledGrammar:
 def definition(table: TokenTable, grammar: Grammar) -> str:
     """The grammar in llguidance's form.
 
-    Nothing is forced where a vocabulary lacks bytes: of text that has to come, but cannot be
-    written, llguidance would leave out what is missing.
+    Nothing is forced where the vocabulary may lack bytes of it.
 
     Of some vocabularies the text of a reply lacks the space that its ids begin with. There the ids
     may begin with one before JSON, as the model is used to; before a text that may begin with
     spaces of its own they have to.
     """
     body = _body(grammar)
-    if table.writes_all and not table.strips_space:
+    may_force = not table.missing_bytes or _is_written(table.missing_bytes, grammar)
+    if may_force and not table.strips_space:
         return json.dumps({"grammars": [body]})
     is_json = grammar.kind in (GrammarKind.JSON_SCHEMA, GrammarKind.JSON_OBJECT)
     space = ('" "? ' if is_json else '" " ') if table.strips_space else ""
     start = f"start: {space}@{_BODY}"
-    if not table.writes_all:
+    if not may_force:
         start = f'%llguidance {{"no_forcing": true}}\n{start}'
     return json.dumps({"grammars": [{"lark_grammar": start}, {"name": _BODY, **body}]})
 
@@ -136,6 +140,23 @@ def _body(grammar: Grammar) -> dict[str, Any]:
             own = schema.get("x-guidance")
             options = WHITESPACE | own if isinstance(own, dict) else WHITESPACE
             return {"json_schema": schema | {"x-guidance": options}}
+
+
+def _is_written(missing: frozenset[int], grammar: Grammar) -> bool:
+    """Whether what the grammar can force has none of these bytes. It is made of the grammar's own
+    characters, and of ASCII: JSON's, and those of formats. In expressions an escape or a range may
+    stand for any other character."""
+    if not missing.isdisjoint(_ASCII):
+        return False
+    text, has_expressions = grammar.text, grammar.kind in (GrammarKind.REGEX, GrammarKind.LARK)
+    if grammar.kind is GrammarKind.JSON_SCHEMA:
+        text = json.dumps(json.loads(text), ensure_ascii=False)
+        has_expressions = '"pattern' in text or '"x-guidance"' in text
+    is_written = missing.isdisjoint(text.encode(errors="surrogatepass"))
+    if not has_expressions:
+        return is_written
+    has_ranges = "[" in text or ".." in text
+    return not _ESCAPE.search(text) and (text.isascii() or (is_written and not has_ranges))
 
 
 def problem(kind: GrammarKind, message: str) -> str:

@@ -11,6 +11,8 @@ from outrider.errors import InvalidSamplingError
 
 _ANCHOR = "\n"
 """Merges with no text behind it; see `_Tokenizer`."""
+_UTF_8 = (*range(0xC0), *range(0xC2, 0xF5))
+"""Bytes that a text can have."""
 MAX_TOKEN_BYTES = 1000
 """llguidance's tree of tokens is at most 1,024 bytes deep."""
 
@@ -49,8 +51,8 @@ class TokenTable:
         """The likeliest of them."""
         self.strips_space = vocabulary.strips_space
         """Whether the reply's text lacks a space that its ids begin with."""
-        self.writes_all = _writes_all(vocabulary)
-        """Whether any text can be written; else what is forced may have no ids."""
+        self.missing_bytes = _missing_bytes(vocabulary)
+        """Bytes of UTF-8 without an id of their own: texts that have them may have no ids."""
         self._problem = _problem(vocabulary)
         self._tokenizer = None if self._problem else _ll_tokenizer(vocabulary)
 
@@ -62,14 +64,13 @@ class TokenTable:
         return self._tokenizer
 
 
-def _writes_all(vocabulary: Words) -> bool:
-    """Whether every byte of UTF-8 has an id of its own."""
+def _missing_bytes(vocabulary: Words) -> frozenset[int]:
     alone = {
         vocabulary.token_bytes(token)
         for token in range(vocabulary.size)
         if not vocabulary.is_special(token) and token not in vocabulary.stop_ids
     }
-    return all(bytes([byte]) in alone for byte in (*range(0xC0), *range(0xC2, 0xF5)))
+    return frozenset(byte for byte in _UTF_8 if bytes([byte]) not in alone)
 
 
 def _problem(vocabulary: Words) -> str:
@@ -86,7 +87,8 @@ class _Tokenizer:
 
     The ids of a text stand for exactly its bytes, whatever the vocabulary's own way of writing
     them: an encoder may drop, rewrite or add characters. Where it does, the longest tokens are
-    taken; of a vocabulary that cannot write every text, which is never asked, as far as they go.
+    taken. A text that cannot be written is an error, which ends the reply: llguidance would take
+    its other characters for the whole (compiler.definition keeps it from asking).
     """
 
     is_tokenizer_wrapper = True
@@ -119,7 +121,10 @@ class _Tokenizer:
         ):
             return ids[at:]
         assert self.longest_tokens is not None
-        return self.longest_tokens.greedy_tokenize(text)
+        longest = self.longest_tokens.greedy_tokenize(text)
+        if b"".join(self.tokens[token] for token in longest) != wanted:
+            raise InvalidSamplingError("the vocabulary cannot write what the grammar forces")
+        return longest
 
 
 def _ll_tokenizer(vocabulary: Words) -> LLTokenizer:

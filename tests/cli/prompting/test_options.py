@@ -140,7 +140,7 @@ def test_grammars_from_files_and_flags(tmp_path: Path) -> None:
         ({"regex": "a+"}, Grammar(GrammarKind.REGEX, "a+")),
         ({"json_object": True}, JSON_OBJECT),
     ):
-        assert options.grammar(**none | given) == expected  # type: ignore[arg-type]
+        assert options.grammar(**none | given) == expected
     with pytest.raises(InvalidRequestError, match="one of"):
         options.grammar(schema, "a+", None, json_object=False)
     with pytest.raises(InvalidRequestError, match="cannot be read"):

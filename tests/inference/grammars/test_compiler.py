@@ -10,7 +10,7 @@ import pytest
 
 from outrider.errors import InvalidSamplingError
 from outrider.sampling.grammar import JSON_OBJECT, Grammar, GrammarKind, json_schema
-from services.inference.grammars.compiler import compile_grammar
+from services.inference.grammars.compiler import compile_grammar, definition
 from services.inference.grammars.token_table import MAX_TOKEN_BYTES, TokenTable
 from tests.inference.grammars.finite import TABLE, Pieces
 
@@ -219,3 +219,58 @@ def test_ids_that_end_replies_are_no_text_whatever_they_say() -> None:
 def test_control_tokens_are_no_text() -> None:
     matcher = compile_grammar(TABLE, Grammar(REGEX, "[^q]*")).constraint()
     assert not matcher.allowed()[:2].any() and matcher.allowed()[4]
+
+
+class Sparse(Bytes):
+    """Like many byte-level vocabularies, it never saw some bytes in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for byte in (0x04, 0xF1):
+            self.words[3 + byte] = b"ab%d" % byte
+
+    def encode(self, text: str) -> list[int]:
+        return [i for i in super().encode(text) if len(self.words[i]) == 1]
+
+
+SPARSE = TokenTable(Sparse())
+RARE = "\U00050000"  # begins with 0xF1
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "forces"),
+    [
+        (SCHEMA, '{"enum": ["name"]}', True),
+        (SCHEMA, '{"enum": ["gr\u00f6\u00dfe"]}', True),
+        (SCHEMA, f'{{"enum": ["name{RARE}"]}}', False),
+        (SCHEMA, '{"enum": ["name\\ud900\\udc00"]}', False),
+        (SCHEMA, '{"properties": {"name": {"pattern": "a"}}, "required": ["name"]}', True),
+        (SCHEMA, '{"properties": {"name": {"pattern": "\\\\x{50000}"}}}', False),
+        (REGEX, "names?", True),
+        (REGEX, "ä names?", True),
+        (REGEX, f"(a|{RARE}) names?", False),
+        (REGEX, r"(a|\x{50000}) names?", False),
+        (REGEX, "(a|[\U00050000-\U00050001]) names?", False),
+        (REGEX, "ä[à-ü]", False),
+        (LARK, 'start: "name" "s"?', True),
+    ],
+)
+def test_what_may_have_bytes_that_the_vocabulary_lacks_is_not_forced(
+    kind: GrammarKind, text: str, forces: bool
+) -> None:
+    assert SPARSE.missing_bytes == {0x04, 0xF1}
+    written = definition(SPARSE, Grammar(kind, text))
+    assert ("no_forcing" not in written) is forces
+    matcher = compile_grammar(SPARSE, Grammar(kind, text)).constraint()
+    assert matcher.allowed().any() and matcher._looks_ahead
+
+
+def test_a_text_that_cannot_be_written_ends_the_reply() -> None:
+    """Were it forced all the same."""
+    table = TokenTable(Sparse())
+    table.missing_bytes = frozenset()
+    matcher = compile_grammar(table, Grammar(REGEX, f"(a|b)c{RARE}")).constraint()
+    matcher.prepare([3 + ord("a"), 3 + ord("c")])
+    matcher.advance(3 + ord("a"))
+    with pytest.raises(InvalidSamplingError):
+        matcher.allowed()
