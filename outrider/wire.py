@@ -13,6 +13,8 @@ from typing import Final
 from outrider.codec.tokens import Block
 from outrider.cost import Cost
 from outrider.errors import InvalidRequestError, MalformedFrameError, OutriderError, by_reason
+from outrider.models.chat import Message, check_num_calls
+from outrider.models.tools import ToolCall
 from outrider.sampling.params import SamplingParams, check_counts
 from outrider.session_types import FinishReason, Priority, Speculation, Timings, Usage
 from outrider.v1 import common_pb2
@@ -77,6 +79,7 @@ def sampling_to_proto(params: SamplingParams) -> common_pb2.Sampling:
         stop_ids=params.stop_ids,
         ignore_eos=params.ignore_eos,
         acceptance_threshold=params.acceptance_threshold,
+        special_tokens=params.special_tokens,
     )
 
 
@@ -101,6 +104,37 @@ def sampling_from_proto(sampling: common_pb2.Sampling) -> SamplingParams:
         stop_ids=tuple(sampling.stop_ids),
         ignore_eos=sampling.ignore_eos,
         acceptance_threshold=sampling.acceptance_threshold,
+        special_tokens=sampling.special_tokens,
+    )
+
+
+def message_to_proto(message: Message) -> common_pb2.ChatMessage:
+    """The wire form."""
+    return common_pb2.ChatMessage(
+        role=message.role,
+        content=message.content,
+        tool_calls=[
+            common_pb2.ToolCall(id=call.id, name=call.name, arguments=call.arguments)
+            for call in message.tool_calls
+        ],
+        tool_call_id=message.tool_call_id,
+        name=message.name,
+        reasoning=message.reasoning,
+    )
+
+
+def message_from_proto(message: common_pb2.ChatMessage) -> Message:
+    """Nothing is checked (outrider.models.chat.check_messages) but the number of calls, before
+    each costs. Raises InvalidRequestError."""
+    check_num_calls(len(message.tool_calls))
+    calls = tuple(ToolCall(call.id, call.name, call.arguments) for call in message.tool_calls)
+    return Message(
+        message.role,
+        message.content,
+        calls,
+        message.tool_call_id,
+        message.name,
+        message.reasoning,
     )
 
 

@@ -28,6 +28,14 @@ from outrider.client.tickets import SessionTickets
 from outrider.client.transcript import Transcript
 from outrider.cost import Cost
 from outrider.models.chat import Message
+from outrider.models.tools import ToolCall
+from outrider.reply_parsing.events import (
+    ArgumentsDelta,
+    ContentDelta,
+    ReasoningDelta,
+    ToolCallBegun,
+    ToolCallEnded,
+)
 from outrider.sampling.params import SamplingParams
 from outrider.session_types import (
     FinishReason,
@@ -40,11 +48,13 @@ from outrider.session_types import (
 
 __all__ = [
     "Accepted",
+    "ArgumentsDelta",
     "Chat",
     "ChatResult",
     "Client",
     "ClientTimings",
     "Committed",
+    "ContentDelta",
     "Cost",
     "Done",
     "EdgeInfo",
@@ -55,6 +65,7 @@ __all__ = [
     "ModelInfo",
     "Priority",
     "Provisional",
+    "ReasoningDelta",
     "ReconnectPolicy",
     "Resumed",
     "Retracted",
@@ -63,6 +74,9 @@ __all__ = [
     "Speculation",
     "SpeculationStats",
     "Timings",
+    "ToolCall",
+    "ToolCallBegun",
+    "ToolCallEnded",
     "Transcript",
     "Usage",
     "connect",

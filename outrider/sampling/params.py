@@ -50,6 +50,8 @@ class SamplingParams:
     """Generate on past the model's own end tokens."""
     acceptance_threshold: float = 0.0
     """Lossy: accept a draft at least this likely. 0 is off and exact."""
+    special_tokens: bool = False
+    """Control tokens that do not end the reply have their names in its text."""
 
     def __post_init__(self) -> None:
         _in_range("temperature", self.temperature, 0.0, 2.0)

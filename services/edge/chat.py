@@ -227,8 +227,8 @@ class Chat:
                 self._model.drafter.commit(self._drafter_number, ids, lead)
             case CancelRegion(reason):
                 self._cancel(reason)
-            case Tokenize(messages):
-                self._tokenize(messages)
+            case Tokenize(messages, tools):
+                self._tokenize(messages, tools)
             case Finish():
                 self._finish()
             case _:
@@ -269,11 +269,13 @@ class Chat:
         if self._link is not None:
             self._link.cancel(self._session_id, cancel(reason))
 
-    def _tokenize(self, messages: tuple[Message, ...]) -> None:
+    def _tokenize(self, messages: tuple[Message, ...], tools: tuple[str, ...]) -> None:
         span = start_span(names.SPAN_TOKENIZE, parent=self._span.context)
         try:
             scope = self._request.group or None
-            job = self._model.tokenization.submit(messages, self._tokenized, scope=scope)
+            job = self._model.tokenization.submit(
+                messages, self._tokenized, tools=tools, scope=scope
+            )
             self._tokenizing = job, span
         except OutriderError as error:
             span.end(error)

@@ -90,7 +90,8 @@ def load_model(config: InferenceConfig) -> LoadedModel:
     coder = TokenCoder(digest, vocabulary.size, shipped_table(vocabulary.tokens_digest))
 
     def new_reply(params: SamplingParams) -> Reply:
-        return reply_end(params, vocabulary.stop_ids, vocabulary.detokenizer)
+        detokenizer = partial(vocabulary.detokenizer, keep_special=params.special_tokens)
+        return reply_end(params, vocabulary.stop_ids, detokenizer)
 
     try:
         identity = _identity(spec, digest, [engine.info for engine in engines])

@@ -12,6 +12,7 @@ import typer
 from outrider.cli.model_choice import MODEL_HELP
 from outrider.errors import InvalidRequestError
 from outrider.models.chat import Message, check_text
+from outrider.models.tools import check_tools, tool_text
 from outrider.sampling.params import SamplingParams
 
 OnText: TypeAlias = Callable[[str], None] | None
@@ -28,6 +29,13 @@ TopP = Annotated[float, typer.Option(help="Keep the likeliest ids up to this pro
 TopK = Annotated[int, typer.Option(help="Keep the k likeliest ids; 0: all.")]
 Seed = Annotated[int, typer.Option(help="Same seed, same text.")]
 MaxTokens = Annotated[int, typer.Option(help="Most tokens of a reply.")]
+Tools = Annotated[
+    Path | None,
+    typer.Option(
+        help="JSON file with what the model may call: a list of objects with name, description and "
+        "parameters, or in OpenAI's shape."
+    ),
+]
 Json = Annotated[
     bool,
     typer.Option("--json", help="One object per prompt: text, ids, finish_reason, timings."),
@@ -45,6 +53,21 @@ def read_prompts(text: str | None, prompt: str | None, prompt_file: Path | None)
         return []
     check_text(one)
     return [one]
+
+
+def read_tools(path: Path | None) -> tuple[str, ...]:
+    """The tools of a file, as canonical texts. Raises InvalidRequestError."""
+    if path is None:
+        return ()
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidRequestError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequestError(f"{path} is no JSON: {error}") from error
+    if not isinstance(found, list) or not found:
+        raise InvalidRequestError(f"{path} holds no list of tools; put them in [ and ]")
+    return check_tools([tool_text(tool) for tool in found])
 
 
 def _from_stdin() -> str:

@@ -22,6 +22,7 @@ from outrider.session_types import (
 
 if TYPE_CHECKING:
     from outrider.models.chat import Message
+    from outrider.reply_parsing.formats import ReplyFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,14 @@ class ChatRequest:
     """The trust group whose chats share what they learn of drafts; empty: it shares nothing."""
     group_lasts: bool = False
     """The group's name is the same after a restart of the edge: what it learns may be kept."""
+    tools: tuple[str, ...] = ()
+    """What the model may call, as `outrider.models.tools.check_tools` returned it."""
+    tool_choice: str = "auto"
+    """auto, none, required, or the name of a tool."""
+    parallel_tool_calls: bool = True
+    """Whether a reply may have more than one call."""
+    reply_format: ReplyFormat | None = None
+    """How its reply is to be read, once its model is known; None: as text alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +265,7 @@ class Tokenize:
     """Render and encode the messages; the answer is PromptReady or PromptFailed."""
 
     messages: tuple[Message, ...]
+    tools: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,6 +337,8 @@ class Accepted:
     request_id: str
     model: str
     prompt_tokens: int
+    reply_format: ReplyFormat | None = None
+    """Of a chat with tools: how its committed text is to be read (outrider.reply_parsing)."""
 
 
 @dataclass(frozen=True, slots=True)
