@@ -287,7 +287,7 @@ def _message(message: Message | Mapping[str, Any]) -> Message:
             tuple(map(_tool_call, message.get("tool_calls") or ())),
             message.get("tool_call_id") or "",
             message.get("name") or "",
-            message.get("reasoning") or "",
+            message.get("reasoning") or message.get("reasoning_content") or "",
         )
     except (KeyError, TypeError) as error:
         raise ConfigError(

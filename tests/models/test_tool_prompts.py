@@ -299,6 +299,9 @@ def test_tools_are_bounded_together() -> None:
         check_tools(tools)
     with pytest.raises(InvalidRequestError, match="twice"):
         check_tools([tools[0], tools[0]])
+    grown = [f'{{"name": "f{n}", "parameters": {{"a": [{"1e15," * 20_000}1]}}}}' for n in range(2)]
+    with pytest.raises(InvalidRequestError, match="characters"):
+        check_tools(grown)
     long = [json.dumps(tool_of(name=f"f{n}", description="x" * 70_000)) for n in range(4)]
     with pytest.raises(InvalidRequestError, match="characters"):
         check_tools(long)

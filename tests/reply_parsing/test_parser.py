@@ -234,7 +234,7 @@ def test_reasoning_stands_apart(
 def test_a_call_behind_reasoning_knows_where_it_stands() -> None:
     text = '<think>\nHm.\n</think>\n\nOk <tool_call>{"name": "now", "arguments": {"a": !}}'
     reply = read_reply(text, THINKING, SEED)
-    assert reply.content == 'Ok<tool_call>{"name": "now", "arguments": {"a": !}}'
+    assert reply.content == 'Ok <tool_call>{"name": "now", "arguments": {"a": !}}'
 
 
 def test_of_one_call_at_a_time_the_others_are_not_told() -> None:
