@@ -121,4 +121,5 @@ def _moved(value: Any, place: str) -> Any:
 
 
 def _with_guidance(schema: dict[str, Any]) -> str:
-    return json.dumps({**schema, "x-guidance": _GUIDANCE}, ensure_ascii=False)
+    whole = {**schema, "x-guidance": _GUIDANCE}
+    return json.dumps(whole, ensure_ascii=False, separators=(",", ":"))

@@ -19,7 +19,7 @@ from outrider.errors import EngineError, UnavailableError
 from outrider.model_identity import model_identity, short_form
 from outrider.models.catalog import ModelSpec, current, lookup
 from outrider.models.store import ModelStore, default_root
-from outrider.models.vocabulary import load_vocabulary
+from outrider.models.vocabulary import Vocabulary, load_vocabulary
 from outrider.process import Ports
 from outrider.rpc import add_health, bind, make_server
 from outrider.sampling.params import SamplingParams
@@ -89,18 +89,30 @@ def load_model(config: InferenceConfig) -> LoadedModel:
     digest = vocabulary.digest
     coder = TokenCoder(digest, vocabulary.size, shipped_table(vocabulary.tokens_digest))
 
-    def new_reply(params: SamplingParams) -> Reply:
-        detokenizer = partial(vocabulary.detokenizer, keep_special=params.special_tokens)
-        return reply_end(params, vocabulary.stop_ids, detokenizer)
-
     try:
         identity = _identity(spec, digest, [engine.info for engine in engines])
     except BaseException:
         _close_engines(engines)
         raise
     return LoadedModel(
-        spec.name, engines, coder, digest, new_reply, identity, vocabulary.tokens_digest
+        spec.name,
+        engines,
+        coder,
+        digest,
+        replies_in(vocabulary),
+        identity,
+        vocabulary.tokens_digest,
     )
+
+
+def replies_in(vocabulary: Vocabulary) -> Callable[[SamplingParams], Reply]:
+    """What finds the ends of replies in this vocabulary."""
+
+    def new_reply(params: SamplingParams) -> Reply:
+        detokenizer = partial(vocabulary.detokenizer, keep_special=params.special_tokens)
+        return reply_end(params, vocabulary.stop_ids, detokenizer)
+
+    return new_reply
 
 
 def _identity(spec: ModelSpec, vocabulary_digest: bytes, infos: Sequence[EngineInfo]) -> bytes:

@@ -33,7 +33,7 @@ def grammar(syntax: CallSyntax, tools: list[str], *, parallel: bool = True) -> d
     """The rules by name."""
     text = call_grammar(ReplyFormat(syntax), tools, no_control, parallel=parallel)
     lines = text.removesuffix("\n").split("\n")
-    return dict(line.split(": ", 1) for line in lines)  # type: ignore[misc]
+    return dict(line.split(": ", 1) for line in lines)
 
 
 def schema_of(rule: str) -> dict[str, object]:

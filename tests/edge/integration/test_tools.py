@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -119,7 +120,8 @@ async def test_a_chat_goes_on_behind_its_calls(tmp_path: Path) -> None:
             },
             {"role": "tool", "content": "-3", "tool_call_id": call.id},
         ]
-        for messages in (told, as_mappings):
+        both: list[list[Any]] = [told, as_mappings]
+        for messages in both:
             async with client.chat(messages, tools=[WEATHER], thin=True) as chat:
                 await chat.result()
             opened = mesh.region.opened[-1].messages
