@@ -19,6 +19,8 @@ from outrider.errors import (
     OutriderError,
     by_reason,
 )
+from outrider.models.chat import Message, check_num_calls
+from outrider.models.tools import ToolCall
 from outrider.sampling.grammar import Grammar, GrammarKind
 from outrider.sampling.params import MAX_LOGPROBS, SamplingParams, check_counts
 from outrider.session_types import (
@@ -104,6 +106,7 @@ def sampling_to_proto(params: SamplingParams) -> common_pb2.Sampling:
         acceptance_threshold=params.acceptance_threshold,
         num_logprobs=params.num_logprobs if params.num_logprobs >= 0 else None,
         grammar=_grammar_to_proto(params.grammar),
+        special_tokens=params.special_tokens,
     )
 
 
@@ -130,6 +133,37 @@ def sampling_from_proto(sampling: common_pb2.Sampling) -> SamplingParams:
         acceptance_threshold=sampling.acceptance_threshold,
         num_logprobs=sampling.num_logprobs if sampling.HasField("num_logprobs") else -1,
         grammar=_grammar_from_proto(sampling.grammar) if sampling.HasField("grammar") else None,
+        special_tokens=sampling.special_tokens,
+    )
+
+
+def message_to_proto(message: Message) -> common_pb2.ChatMessage:
+    """The wire form."""
+    return common_pb2.ChatMessage(
+        role=message.role,
+        content=message.content,
+        tool_calls=[
+            common_pb2.ToolCall(id=call.id, name=call.name, arguments=call.arguments)
+            for call in message.tool_calls
+        ],
+        tool_call_id=message.tool_call_id,
+        name=message.name,
+        reasoning=message.reasoning,
+    )
+
+
+def message_from_proto(message: common_pb2.ChatMessage) -> Message:
+    """Nothing is checked (outrider.models.chat.check_messages) but the number of calls, before
+    each costs. Raises InvalidRequestError."""
+    check_num_calls(len(message.tool_calls))
+    calls = tuple(ToolCall(call.id, call.name, call.arguments) for call in message.tool_calls)
+    return Message(
+        message.role,
+        message.content,
+        calls,
+        message.tool_call_id,
+        message.name,
+        message.reasoning,
     )
 
 

@@ -122,7 +122,7 @@ def _template(file: Path | None) -> str:
     if file is None:
         return ""
     # Imported here: Jinja takes a while, and few definitions have a template.
-    from outrider.models.chat import ChatTemplate
+    from outrider.models.chat_template import ChatTemplate
 
     try:
         text = file.read_text("utf-8")

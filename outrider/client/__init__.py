@@ -28,6 +28,14 @@ from outrider.client.tickets import SessionTickets
 from outrider.client.transcript import Transcript
 from outrider.cost import Cost
 from outrider.models.chat import Message
+from outrider.models.tools import ToolCall
+from outrider.reply_parsing.events import (
+    ArgumentsDelta,
+    ContentDelta,
+    ReasoningDelta,
+    ToolCallBegun,
+    ToolCallEnded,
+)
 from outrider.sampling.grammar import Grammar, GrammarKind
 from outrider.sampling.params import SamplingParams
 from outrider.session_types import (
@@ -43,11 +51,13 @@ from outrider.session_types import (
 
 __all__ = [
     "Accepted",
+    "ArgumentsDelta",
     "Chat",
     "ChatResult",
     "Client",
     "ClientTimings",
     "Committed",
+    "ContentDelta",
     "Cost",
     "Done",
     "EdgeInfo",
@@ -60,6 +70,7 @@ __all__ = [
     "ModelInfo",
     "Priority",
     "Provisional",
+    "ReasoningDelta",
     "ReconnectPolicy",
     "Resumed",
     "Retracted",
@@ -70,6 +81,9 @@ __all__ = [
     "SpeculationStats",
     "Timings",
     "TokenLogprobs",
+    "ToolCall",
+    "ToolCallBegun",
+    "ToolCallEnded",
     "Transcript",
     "Usage",
     "connect",

@@ -31,6 +31,7 @@ from outrider.client.wire import (
 from outrider.codec.frames import FrameDecoder
 from outrider.errors import ConfigError, OutriderError, UnavailableError
 from outrider.models.chat import Message
+from outrider.models.tools import ToolCall, check_tools, tool_text
 from outrider.sampling.grammar import from_response_format
 from outrider.sampling.params import SamplingParams
 
@@ -52,8 +53,11 @@ class Client:
 
     def chat(
         self,
-        messages: Iterable[Message | Mapping[str, str]],
+        messages: Iterable[Message | Mapping[str, Any]],
         *,
+        tools: Iterable[Mapping[str, Any] | str] = (),
+        tool_choice: str = "",
+        parallel_tool_calls: bool = True,
         sampling: SamplingParams | None = None,
         response_format: Mapping[str, Any] | None = None,
         model: str = "",
@@ -68,11 +72,13 @@ class Client:
     ) -> Chat:
         """A chat, sent when it is entered: `async with client.chat(...) as chat`.
 
-        `messages` are Message objects or mappings with "role" and "content"; `response_format` is
-        OpenAI's, and sets the grammar of `sampling` (outrider.sampling.grammar); for the rest see
-        ChatOptions. Raises InvalidSamplingError for a format that is none. Entering raises
-        UnavailableError when the connection is lost, and InvalidRequestError for what cannot be
-        sent; the edge's refusals come while iterating.
+        `messages` are Message objects or mappings with "role" and "content", of OpenAI's shape
+        where they have tool calls. `tools` are what the model may call, each with name, description
+        and parameters (a JSON schema), or in OpenAI's shape. `response_format` is OpenAI's, and
+        sets the grammar of `sampling` (outrider.sampling.grammar); for the rest see ChatOptions.
+        Raises InvalidSamplingError for a format that is none. Entering raises UnavailableError when
+        the connection is lost, and InvalidRequestError for what cannot be sent; the edge's refusals
+        come while iterating.
         """
         sampling = sampling or SamplingParams()
         if response_format is not None:
@@ -88,6 +94,9 @@ class Client:
             idempotency_key=idempotency_key,
             residency=residency,
             prediction=prediction,
+            tools=check_tools([tool_text(tool) for tool in tools]),
+            tool_choice=tool_choice,
+            parallel_tool_calls=parallel_tool_calls,
         )
         asked = tuple(_message(message) for message in messages)
         return Chat(self._link, asked, options, self._credential)
@@ -101,13 +110,18 @@ class Client:
         return Chat(self._link, (), options, self._credential, resume_token)
 
     def typing(
-        self, before: Iterable[Message | Mapping[str, str]] = (), *, model: str = ""
+        self,
+        before: Iterable[Message | Mapping[str, Any]] = (),
+        *,
+        model: str = "",
+        tools: Iterable[Mapping[str, Any] | str] = (),
     ) -> Typing:
-        """A prompt that is being typed, after the messages `before` it, for a chat with `model`:
-        tell it all of the text whenever it changes, and the region computes ahead what will stay.
-        The chat sent then, on this client, finds that done; it ends the typing."""
+        """A prompt that is being typed, after the messages `before` it, for a chat with `model` and
+        `tools`: tell it all of the text whenever it changes, and the region computes ahead what
+        will stay. The chat sent then, on this client, finds that done; it ends the typing."""
         messages = tuple(_message(message) for message in before)
-        return Typing(self._link, messages, self._credential, model)
+        texts = check_tools([tool_text(tool) for tool in tools])
+        return Typing(self._link, messages, self._credential, model, texts)
 
     async def migrate(self) -> None:
         """Go on from another socket of this machine, as on another network: chats do not notice
@@ -187,9 +201,15 @@ class Typing:
     connection nothing is sent."""
 
     def __init__(
-        self, link: Link, before: tuple[Message, ...], credential: Credential, model: str
+        self,
+        link: Link,
+        before: tuple[Message, ...],
+        credential: Credential,
+        model: str,
+        tools: tuple[str, ...] = (),
     ) -> None:
         self._link = link
+        self._tools = tools
         self._model = model
         self._before = before
         self._credential = credential
@@ -204,7 +224,7 @@ class Typing:
         if connection is self._connection:
             connection.send(self._stream_id, typed_frame((), text))
         else:
-            frame = typed_frame(self._before, text, self._credential, self._model)
+            frame = typed_frame(self._before, text, self._credential, self._model, self._tools)
             self._stream_id = connection.open(self, frame)
             self._connection = connection
 
@@ -267,10 +287,26 @@ def _address(
     return EdgeAddress(host, port, trusted, insecure, server_name)
 
 
-def _message(message: Message | Mapping[str, str]) -> Message:
+def _message(message: Message | Mapping[str, Any]) -> Message:
     if isinstance(message, Message):
         return message
     try:
-        return Message(message["role"], message["content"])
-    except KeyError as error:
-        raise ConfigError(f"a message needs role and content; {error} is missing") from error
+        return Message(
+            message["role"],
+            message.get("content") or "" if "tool_calls" in message else message["content"],
+            tuple(map(_tool_call, message.get("tool_calls") or ())),
+            message.get("tool_call_id") or "",
+            message.get("name") or "",
+            message.get("reasoning") or message.get("reasoning_content") or "",
+        )
+    except (KeyError, TypeError) as error:
+        raise ConfigError(
+            f"a message needs role and content, a tool call an id and a function: {error!r}"
+        ) from error
+
+
+def _tool_call(call: ToolCall | Mapping[str, Any]) -> ToolCall:
+    if isinstance(call, ToolCall):
+        return call
+    function = call["function"]
+    return ToolCall(call["id"], function["name"], function["arguments"])

@@ -57,6 +57,8 @@ class SamplingParams:
     The text does not depend on it."""
     grammar: Grammar | None = None
     """What the reply has to look like; it ends where the grammar is complete."""
+    special_tokens: bool = False
+    """Control tokens that do not end the reply have their names in its text."""
 
     def __post_init__(self) -> None:
         _in_range("temperature", self.temperature, 0.0, 2.0)

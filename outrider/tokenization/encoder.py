@@ -94,13 +94,17 @@ class CachingEncoder:
         check_text(text)
         return self.finish(PartialPrompt(scope, [(text, content)], len(text)))
 
-    def encode_chat(self, messages: Sequence[Message], scope: CacheScope = None) -> array[int]:
+    def encode_chat(
+        self, messages: Sequence[Message], scope: CacheScope = None, *, tools: Sequence[str] = ()
+    ) -> array[int]:
         """The prompt ids of a chat. Raises what `Vocabulary.segments` raises."""
-        return self.finish(self.begin(messages, scope))
+        return self.finish(self.begin(messages, scope, tools=tools))
 
-    def begin(self, messages: Sequence[Message], scope: CacheScope = None) -> PartialPrompt:
+    def begin(
+        self, messages: Sequence[Message], scope: CacheScope = None, *, tools: Sequence[str] = ()
+    ) -> PartialPrompt:
         """The prompt as far as this process's cache has it. Raises what `encode_chat` raises."""
-        segments = self._vocabulary.segments(messages)
+        segments = self._vocabulary.segments(messages, tools)
         classes = iter(classify(segments, messages))
         prompt = PartialPrompt(scope)
         for segment in segments:

@@ -227,8 +227,8 @@ class Chat:
                 self._model.drafter.commit(self._drafter_number, ids, lead)
             case CancelRegion(reason):
                 self._cancel(reason)
-            case Tokenize(messages, prediction):
-                self._tokenize(messages, prediction)
+            case Tokenize(messages, tools, prediction):
+                self._tokenize(messages, tools, prediction)
             case Finish():
                 self._finish()
             case _:
@@ -269,12 +269,14 @@ class Chat:
         if self._link is not None:
             self._link.cancel(self._session_id, cancel(reason))
 
-    def _tokenize(self, messages: tuple[Message, ...], prediction: str) -> None:
+    def _tokenize(
+        self, messages: tuple[Message, ...], tools: tuple[str, ...], prediction: str
+    ) -> None:
         span = start_span(names.SPAN_TOKENIZE, parent=self._span.context)
         try:
             scope = self._request.group or None
             answer = partial(self._tokenized, prediction)
-            job = self._model.tokenization.submit(messages, answer, scope=scope)
+            job = self._model.tokenization.submit(messages, answer, tools=tools, scope=scope)
             self._tokenizing = job, span
         except OutriderError as error:
             span.end(error)

@@ -120,6 +120,7 @@ def _start(
     held.callback(leave)
     try:
         client_wire.check_fits(asked.request, model.offer)
+        asked = replace(asked, request=model.tool_calling.applied(asked.request))
         chat = Chat(
             *(asked.stream, asked.request, asked.identity, asked.cursor),
             *(model, context, held.close),

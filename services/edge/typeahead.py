@@ -63,6 +63,7 @@ class TypeaheadPrefill:
         self._identity = UNIDENTIFIED
         self.closed = False
         self._before: tuple[Message, ...] = ()
+        self._tools: tuple[str, ...] = ()
         self._job: tuple[TokenizationJob, ServedModel] | None = None
         """While a text is tokenized, which uses the model."""
         self._link: RouterLink | None = None
@@ -82,6 +83,7 @@ class TypeaheadPrefill:
             if self._identity is UNIDENTIFIED:
                 self._admit(typed)
             self._before = typed.before or self._before
+            self._tools = typed.tools or self._tools
             messages = (*self._before, Message("user", typed.text))
             check_messages(messages)
         except EmptyPromptError:
@@ -170,7 +172,7 @@ class TypeaheadPrefill:
         try:
             scope = self._identity.group or None
             job = model.tokenization.submit(
-                messages, self._tokenized, scope=scope, is_typeahead=True
+                messages, self._tokenized, tools=self._tools, scope=scope, is_typeahead=True
             )
             self._job = job, model
         except OutriderError as error:

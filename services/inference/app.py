@@ -20,7 +20,7 @@ from outrider.errors import EngineError, UnavailableError
 from outrider.model_identity import model_identity, short_form
 from outrider.models.catalog import ModelSpec, current, lookup
 from outrider.models.store import ModelStore, default_root
-from outrider.models.vocabulary import load_vocabulary
+from outrider.models.vocabulary import Vocabulary, load_vocabulary
 from outrider.process import Ports
 from outrider.rpc import add_health, bind, make_server
 from outrider.sampling.params import SamplingParams
@@ -97,9 +97,6 @@ def load_model(config: InferenceConfig) -> LoadedModel:
     digest = vocabulary.digest
     coder = TokenCoder(digest, vocabulary.size, shipped_table(vocabulary.tokens_digest))
 
-    def new_reply(params: SamplingParams) -> Reply:
-        return reply_end(params, vocabulary.stop_ids, vocabulary.detokenizer)
-
     try:
         identity = _identity(spec, digest, [engine.info for engine in engines])
     except BaseException:
@@ -110,11 +107,21 @@ def load_model(config: InferenceConfig) -> LoadedModel:
         engines,
         coder,
         digest,
-        new_reply,
+        replies_in(vocabulary),
         identity,
         vocabulary.tokens_digest,
         _token_table(vocabulary, engines[0].info),
     )
+
+
+def replies_in(vocabulary: Vocabulary) -> Callable[[SamplingParams], Reply]:
+    """What finds the ends of replies in this vocabulary."""
+
+    def new_reply(params: SamplingParams) -> Reply:
+        detokenizer = partial(vocabulary.detokenizer, keep_special=params.special_tokens)
+        return reply_end(params, vocabulary.stop_ids, detokenizer)
+
+    return new_reply
 
 
 def _token_table(vocabulary: Vocabulary, info: EngineInfo) -> TokenTable | None:

@@ -27,6 +27,7 @@ from outrider.models.gguf_vocabulary import read_definition
 from outrider.models.safetensors_file import Extent, SafetensorsFile
 from outrider.models.sources.members import shards_of, weight_map
 from outrider.models.strict_json import read_object
+from outrider.models.tools import ToolCall
 from outrider.models.vocabulary import Vocabulary
 from outrider.sampling.params import SamplingParams
 from outrider.speculation.learnt import HEADER_BYTES, Learnt, binding_of, from_bytes, to_bytes
@@ -213,6 +214,14 @@ def _weight_map(data: bytes) -> object:
 def _chat_frames() -> list[bytes]:
     sampling = SamplingParams(temperature=0.7, stop=("x",), logit_bias={3: 1.0}, max_tokens=9)
     plain = request_frame([ChatMessage("user", "hello")], ChatOptions(sampling=sampling), ("", ""))
+    call = ToolCall("call00001", "f", '{"a": [1, "x"]}')
+    chat = [
+        ChatMessage("user", "hello", name="n"),
+        ChatMessage("assistant", "", (call,), reasoning="Hm"),
+        ChatMessage("tool", "5", tool_call_id="call00001"),
+    ]
+    tools = ('{"name": "f", "parameters": {"type": "object", "required": ["a"]}}',)
+    with_tools = request_frame(chat, ChatOptions(tools=tools, tool_choice="f"), ("", ""))
     resumed = edge_pb2.ChatRequest(
         idempotency_key="k",
         resume=edge_pb2.ResumePoint(
@@ -222,7 +231,8 @@ def _chat_frames() -> list[bytes]:
     )
     frame = edge_pb2.ClientFrame(chat=resumed).SerializeToString()
     cancel = edge_pb2.ClientFrame(cancel=edge_pb2.CancelChat()).SerializeToString()
-    return [plain, encode_frame(frame), typed_frame((), "typed") * 2, encode_frame(cancel)]
+    typed = typed_frame(chat, "typed", tools=tools) * 2
+    return [plain, with_tools, encode_frame(frame), typed, encode_frame(cancel)]
 
 
 def _edge_frames() -> list[bytes]:

@@ -7,7 +7,7 @@ import contextlib
 import os
 import shutil
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -23,6 +23,7 @@ from outrider.cli.prompting.painter import Painter
 from outrider.cli.prompting.terminal_input import Interrupts, Lines
 from outrider.errors import InvalidRequestError, OutriderError, UnavailableError
 from outrider.models.chat import Message
+from outrider.models.tools import ToolCall
 from outrider.sampling.params import SamplingParams
 
 KEY_VARIABLE = "OUTRIDER_API_KEY"
@@ -72,6 +73,8 @@ class Wanted:
     caller: Caller = Caller()
     prediction: str = ""
     """What the replies are expected to be."""
+    tools: tuple[str, ...] = ()
+    tool_choice: str = ""
 
 
 _AcceptanceThreshold = Annotated[
@@ -99,6 +102,9 @@ _KeyFile = Annotated[
     typer.Option(help=f"File with the API key; default: the environment's {KEY_VARIABLE}."),
 ]
 _User = Annotated[str, typer.Option(help="Which of the key's users asks.")]
+_ToolChoice = Annotated[
+    str, typer.Option(help="auto, none, required, or the name of the tool to call.")
+]
 _Parallel = Annotated[int, typer.Option(min=1, help="Prompts of --prompt-file answered at once.")]
 
 
@@ -130,12 +136,14 @@ def chat(
     parallel: _Parallel = 1,
     key_file: _KeyFile = None,
     user: _User = "",
+    tools: options.Tools = None,
+    tool_choice: _ToolChoice = "auto",
     state_dir: StateDir = None,
 ) -> None:
     """Chat with a mesh. Without a prompt it is a conversation; with one, one answer.
 
     Final text goes to standard output, timings to standard error. Provisional text is dimmed and
-    only shown on a terminal.
+    only shown on a terminal. With tools, a conversation asks for the result of each call.
     """
     state = (state_dir or default_state_dir()).resolve()
     address = _edge_address(edge, ca, insecure, state)
@@ -152,7 +160,9 @@ def chat(
         raise InvalidRequestError("with --edge, --model takes a name: a mesh knows no files")
     name = served_name(model, state / "config" / "edge.toml")
     expected = "" if prediction is None else options.read_text(prediction)
-    wanted = Wanted(name, provisional, speculation, thin, caller, expected)
+    known = options.read_tools(tools)
+    choice = tool_choice if known else ""
+    wanted = Wanted(name, provisional, speculation, thin, caller, expected, known, choice)
     session = ChatCommand(address, params, system, wanted)
     if not prompts:
         asyncio.run(session.interactive())
@@ -252,17 +262,27 @@ class ChatCommand:
                     elif line in ("/help", "/?"):
                         print(_HELP, file=sys.stderr)
                     elif line.strip():
-                        await self._turn(client, history, line)
+                        await self._turn(client, lines, history, line)
 
-    async def _turn(self, client: Client, history: list[Message], line: str) -> None:
+    async def _turn(self, client: Client, lines: Lines, history: list[Message], line: str) -> None:
+        """Answer a line, and what the tools that the model calls give, as the user types it."""
         asked = [*history, Message("user", line)]
-        try:
-            result = await self._stream(client, asked, show=True)
-        except OutriderError as error:
-            print(f"outrider: {error.message}", file=sys.stderr)
-            return
-        report(line, result, as_json=False, shown=True)
-        history[:] = [*asked, Message("assistant", result.text)]
+        calls: Sequence[ToolCall] | None = None
+        while calls is None or calls:
+            try:
+                result = await self._stream(client, asked, show=True)
+            except OutriderError as error:
+                print(f"outrider: {error.message}", file=sys.stderr)
+                return
+            report(line, result, as_json=False, shown=True)
+            asked.append(result.message)
+            calls = result.tool_calls
+            for call in calls:
+                answer = await lines.next(f"{call.name}> ")
+                if answer is None:
+                    return
+                asked.append(Message("tool", answer, tool_call_id=call.id))
+        history[:] = asked
 
     async def _stream(self, client: Client, messages: list[Message], *, show: bool) -> ChatResult:
         from outrider.client import Transcript
@@ -277,6 +297,8 @@ class ChatCommand:
             speculation=self.wanted.speculation.value,
             thin=self.wanted.thin,
             prediction=self.wanted.prediction,
+            tools=self.wanted.tools,
+            tool_choice=self.wanted.tool_choice,
         ) as stream:
             try:
                 with self.interrupts.stopping(stream.cancel):

@@ -12,8 +12,8 @@ import typer
 from outrider.cli.model_choice import MODEL_HELP
 from outrider.errors import InvalidRequestError
 from outrider.models.chat import Message, check_text
+from outrider.models.tools import check_tools, tool_text
 from outrider.sampling.grammar import JSON_OBJECT, Grammar, GrammarKind
-from outrider.sampling.params import SamplingParams
 from outrider.sampling.params import MAX_LOGPROBS, SamplingParams
 from outrider.session_types import ScoredToken, TokenLogprobs
 
@@ -37,6 +37,13 @@ JsonSchema = Annotated[
 JsonObject = Annotated[bool, typer.Option("--json-object", help="Replies are JSON objects.")]
 Regex = Annotated[str | None, typer.Option(help="Replies match this regular expression.")]
 Lark = Annotated[Path | None, typer.Option(help="File with the Lark grammar that replies follow.")]
+Tools = Annotated[
+    Path | None,
+    typer.Option(
+        help="JSON file with what the model may call: a list of objects with name, description and "
+        "parameters, or in OpenAI's shape."
+    ),
+]
 Json = Annotated[
     bool,
     typer.Option("--json", help="One object per prompt: text, ids, finish_reason, timings."),
@@ -61,6 +68,21 @@ def read_prompts(text: str | None, prompt: str | None, prompt_file: Path | None)
         return []
     check_text(one)
     return [one]
+
+
+def read_tools(path: Path | None) -> tuple[str, ...]:
+    """The tools of a file, as canonical texts. Raises InvalidRequestError."""
+    if path is None:
+        return ()
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidRequestError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequestError(f"{path} is no JSON: {error}") from error
+    if not isinstance(found, list) or not found:
+        raise InvalidRequestError(f"{path} holds no list of tools; put them in [ and ]")
+    return check_tools([tool_text(tool) for tool in found])
 
 
 def _from_stdin() -> str:

@@ -22,7 +22,7 @@ from typing import Final, Protocol, TypeAlias
 import structlog
 
 from outrider.errors import OutriderError, OverloadedError
-from outrider.models.chat import Message
+from outrider.models.chat import Message, num_chars_of
 from outrider.tokenization.encoder import CacheScope, CachingEncoder, PartialPrompt
 from outrider.tokenization.pool.job_queue import LONG_CHARS, JobClass
 from outrider.tokenization.pool.threads import WorkerThreads
@@ -90,6 +90,7 @@ class TokenizationJob:
     begun_at: float
     """Seconds, by the pool's clock."""
     scope: CacheScope = None
+    tools: Sequence[str] = ()
     prompt: PartialPrompt | None = None
     """What the event loop found in the cache already."""
     is_plain: bool = False
@@ -153,23 +154,25 @@ class TokenizationPool:
         messages: Sequence[Message],
         answer: Callable[[TokenizationResult], None],
         *,
+        tools: Sequence[str] = (),
         scope: CacheScope = None,
         is_typeahead: bool = False,
     ) -> TokenizationJob:
         """Call `answer` in the event loop once the ids are there, never before this returns.
 
-        `scope`: whose chat it is; with None its texts are not cached. `is_typeahead`: the prompt
-        is still being typed, so it comes after all chats and is dropped rather than taken to an
-        overflow or fallback tier. Raises OverloadedError when no tier has room.
+        `tools`: what the model may call, as `check_tools` returned it. `scope`: whose chat it is;
+        with None its texts are not cached. `is_typeahead`: the prompt is still being typed, so it
+        comes after all chats and is dropped rather than taken to an overflow or fallback tier.
+        Raises OverloadedError when no tier has room.
         """
         messages = self._rewriter.prepare(messages)
-        num_chars = sum(len(message.content) for message in messages)
+        num_chars = num_chars_of(messages, tools)
         if is_typeahead:
             job_class = JobClass.TYPEAHEAD
         else:
             job_class = JobClass.LONG if num_chars >= LONG_CHARS else JobClass.SHORT
         loop = asyncio.get_running_loop()
-        job = TokenizationJob(messages, answer, job_class, loop, self._clock(), scope)
+        job = TokenizationJob(messages, answer, job_class, loop, self._clock(), scope, tools)
         if not self._is_answered_inline(job, num_chars):
             self._enqueue(job, num_chars)
         return job
@@ -208,7 +211,7 @@ class TokenizationPool:
         if num_chars > policy.max_inline_chars or len(job.messages) > policy.max_inline_messages:
             return False
         try:
-            job.prompt = self.encoder.begin(job.messages, job.scope)
+            job.prompt = self.encoder.begin(job.messages, job.scope, tools=job.tools)
         except OutriderError as error:
             self._finish(job, error, Tier.CACHE)
             return True
@@ -270,7 +273,7 @@ class TokenizationPool:
         return _result_of(lambda: self._ids(job, may_wait=may_wait))
 
     def _ids(self, job: TokenizationJob, *, may_wait: bool) -> array[int]:
-        prompt = job.prompt or self.encoder.begin(job.messages, job.scope)
+        prompt = job.prompt or self.encoder.begin(job.messages, job.scope, tools=job.tools)
         ids = self.encoder.finish(prompt, may_wait=may_wait)
         if len(ids) <= self._policy.max_tokens:
             return ids
@@ -287,11 +290,17 @@ class TokenizationPool:
 
     def _fitted(self, job: TokenizationJob, num_tokens: int, *, may_wait: bool) -> array[int]:
         def encode(messages: Sequence[Message]) -> array[int]:
-            prompt = self.encoder.begin(messages, job.scope)
+            prompt = self.encoder.begin(messages, job.scope, tools=job.tools)
             return self.encoder.finish(prompt, may_wait=may_wait)
 
         max_tokens = self._policy.max_tokens
-        ids = self._rewriter.fitted(job.messages, num_tokens, max_tokens, encode)
+        ids = self._rewriter.fitted(
+            job.messages,
+            num_tokens,
+            max_tokens,
+            encode,
+            num_fixed_chars=sum(map(len, job.tools)),
+        )
         self._shortened(num_tokens, len(ids))
         return ids
 

@@ -36,6 +36,7 @@ from services.edge.session.machine import SessionPolicy
 from services.edge.session.reopening import ReopenPolicy
 from services.edge.session.reply import ReplyTools
 from services.edge.session.typeahead_plan import TypeaheadPolicy
+from services.edge.tool_calling import ToolCalling
 from services.edge.wire.client import Offer
 
 LoadVocabulary: TypeAlias = Callable[[ModelSpec], tuple[Vocabulary, FallbackBackend]]
@@ -59,6 +60,7 @@ class ServedModel:
 
     key: ModelKey
     offer: Offer
+    tool_calling: ToolCalling
     policy: SessionPolicy
     tools: ReplyTools
     coder: TokenCoder
@@ -145,6 +147,7 @@ def load_model(
     return ServedModel(
         key=model.key,
         offer=Offer(name, vocabulary.size, max_context_tokens),
+        tool_calling=ToolCalling.of(vocabulary, model.spec.tool_parser),
         policy=SessionPolicy(
             vocabulary_digest=digest,
             max_context_tokens=max_context_tokens,
@@ -209,12 +212,14 @@ def reply_tools(
     stop_ids = vocabulary.stop_ids
 
     def new_reply(params: SamplingParams) -> ReplyText:
-        return ReplyText(params, stop_ids, vocabulary.detokenizer())
+        detokenizer = vocabulary.detokenizer(keep_special=params.special_tokens)
+        return ReplyText(params, stop_ids, detokenizer)
 
     return ReplyTools(
         new_reply=new_reply,
         new_drafter=learning.new_drafter,
         token_bytes=vocabulary.text_bytes,
+        all_bytes=vocabulary.token_bytes,
         strips_space=vocabulary.strips_space,
         stop_ids=stop_ids,
         has_drafter=drafter is not None,

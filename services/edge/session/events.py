@@ -23,6 +23,7 @@ from outrider.session_types import (
 
 if TYPE_CHECKING:
     from outrider.models.chat import Message
+    from outrider.reply_parsing.formats import ReplyFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,14 @@ class ChatRequest:
     """The group's name is the same after a restart of the edge: what it learns may be kept."""
     prediction: str = ""
     """What the reply is expected to be: the region copies drafts from it. Never with `thin`."""
+    tools: tuple[str, ...] = ()
+    """What the model may call, as `outrider.models.tools.check_tools` returned it."""
+    tool_choice: str = "auto"
+    """auto, none, required, or the name of a tool."""
+    parallel_tool_calls: bool = True
+    """Whether a reply may have more than one call."""
+    reply_format: ReplyFormat | None = None
+    """How its reply is to be read, once its model is known; None: as text alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +273,7 @@ class Tokenize:
     PromptFailed."""
 
     messages: tuple[Message, ...]
+    tools: tuple[str, ...] = ()
     prediction: str = ""
 
 
@@ -338,6 +348,8 @@ class Accepted:
     request_id: str
     model: str
     prompt_tokens: int
+    reply_format: ReplyFormat | None = None
+    """Of a chat with tools: how its committed text is to be read (outrider.reply_parsing)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -221,7 +221,7 @@ class ChatSession:
         if request.thin:
             return self._open(asked, None, now)
         self.state = SessionState.TOKENIZING
-        return [Tokenize(request.messages, request.prediction)]
+        return [Tokenize(request.messages, request.tools, request.prediction)]
 
     def _prompt_ready(self, chat: _AskedChat, item: PromptReady, now: float) -> Actions:
         longest = self._policy.max_context_tokens - 1
@@ -407,7 +407,10 @@ def _accept(chat: _OpenedChat) -> Actions:
     """Tell the client that its chat is under way."""
     chat.is_accepted = True
     request = chat.request
-    return [Accepted(request.request_id, request.model, chat.num_prompt_tokens), *chat.resumed]
+    accepted = Accepted(
+        request.request_id, request.model, chat.num_prompt_tokens, request.reply_format
+    )
+    return [accepted, *chat.resumed]
 
 
 Handler: TypeAlias = Callable[[ChatSession, Any, Any, float], Actions]

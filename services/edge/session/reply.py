@@ -44,6 +44,8 @@ class ReplyTools:
     """The text of an id as bytes; empty for control tokens."""
     stop_ids: frozenset[int]
     """Ids that end a reply unless the request ignores them."""
+    all_bytes: Callable[[int], bytes] | None = None
+    """As token_bytes, with the names of control tokens; None: the vocabulary has none."""
     strips_space: bool = False
     """A reply's text loses the space it begins with."""
     has_drafter: bool = False
@@ -351,8 +353,10 @@ def _ends_of(params: SamplingParams, tools: ReplyTools) -> frozenset[int]:
 
 
 def _decoder(params: SamplingParams, tools: ReplyTools, ends: frozenset[int]) -> ReplyDecoder:
+    bytes_of = tools.all_bytes if params.special_tokens and tools.all_bytes else tools.token_bytes
+
     def token_bytes(token: int) -> bytes:
-        return b"" if token in ends else tools.token_bytes(token)
+        return b"" if token in ends else bytes_of(token)
 
     return ReplyDecoder(
         tools.new_reply(params), token_bytes, params.stop, strips_space=tools.strips_space

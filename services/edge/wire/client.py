@@ -18,11 +18,14 @@ from outrider.errors import (
 )
 from outrider.model_identity import check_model_identity
 from outrider.models.chat import Message, check_messages, check_num_messages
+from outrider.models.tools import check_choice, check_tools
+from outrider.reply_parsing.formats import ReplyFormat
 from outrider.v1 import common_pb2, edge_pb2
 from outrider.wire import (
     error_to_proto,
     finish_reason_to_proto,
     logprobs_to_proto,
+    message_from_proto,
     priority_from_proto,
     sampling_from_proto,
     speculation_from_proto,
@@ -105,6 +108,8 @@ class TypedText:
     """Of the first frame."""
     model: str = ""
     """Of the first frame; empty: the one that a chat without a model gets."""
+    tools: tuple[str, ...] = ()
+    """Of the first frame."""
 
 
 def is_typed_text(payload: bytes) -> bool:
@@ -119,8 +124,9 @@ def read_typed_text(payload: bytes) -> TypedText:
     except DecodeError as error:
         raise MalformedFrameError("a frame is no ClientFrame; check that text is UTF-8") from error
     check_num_messages(len(typed.before) + 1)
-    before = tuple(Message(message.role, message.content) for message in typed.before)
-    return TypedText(before, typed.text, _credential(typed.credential), typed.model)
+    before = tuple(map(message_from_proto, typed.before))
+    tools = check_tools(typed.tools)
+    return TypedText(before, typed.text, _credential(typed.credential), typed.model, tools)
 
 
 def write(event: ClientEvent, edge: str, token: str = "") -> bytes:
@@ -191,7 +197,8 @@ def _check_resume(ids: Sequence[int], offer: Offer) -> None:
 
 def _request(chat: edge_pb2.ChatRequest) -> ChatRequest:
     check_num_messages(len(chat.messages))
-    messages = tuple(Message(message.role, message.content) for message in chat.messages)
+    messages = tuple(map(message_from_proto, chat.messages))
+    tools = check_tools(chat.tools)
     resume = _resume(chat)
     if messages or not resume.token:
         check_messages(messages)
@@ -210,6 +217,9 @@ def _request(chat: edge_pb2.ChatRequest) -> ChatRequest:
         resume=resume,
         digest=_digest(chat),
         prediction=_prediction(chat),
+        tools=tools,
+        tool_choice=check_choice(chat.tool_choice, tools),
+        parallel_tool_calls=not chat.single_tool_call,
     )
 
 
@@ -279,9 +289,13 @@ def _trace(trace: common_pb2.TraceContext) -> tuple[str, str]:
 
 def _frame(event: ClientEvent, edge: str) -> edge_pb2.EdgeFrame:
     match event:
-        case Accepted(request_id, model, prompt_tokens):
+        case Accepted(request_id, model, prompt_tokens, reply_format):
             accepted = edge_pb2.ChatAccepted(
-                request_id=request_id, model=model, prompt_tokens=prompt_tokens, edge=edge
+                request_id=request_id,
+                model=model,
+                prompt_tokens=prompt_tokens,
+                edge=edge,
+                reply_format=None if reply_format is None else _format(reply_format),
             )
             return edge_pb2.EdgeFrame(accepted=accepted)
         case Provisional(base, erase_to, text, stability):
@@ -308,6 +322,16 @@ def _frame(event: ClientEvent, edge: str) -> edge_pb2.EdgeFrame:
             return edge_pb2.EdgeFrame(done=_done(event))
         case Failed(error):
             return edge_pb2.EdgeFrame(error=error_to_proto(error))
+
+
+def _format(reply_format: ReplyFormat) -> edge_pb2.ReplyFormat:
+    return edge_pb2.ReplyFormat(
+        tool_calls=reply_format.call_syntax,
+        reasoning=reply_format.has_reasoning,
+        begins_in_reasoning=reply_format.begins_in_reasoning,
+        tool_names=reply_format.tool_names,
+        single_call=reply_format.single_call,
+    )
 
 
 def _done(done: Done) -> edge_pb2.ChatDone:

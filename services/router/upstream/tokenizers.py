@@ -369,7 +369,9 @@ class PromptTokenization:
             request = tokenizer_pb2.EncodeRequest(
                 model=opening.model,
                 conversation=tokenizer_pb2.Conversation(
-                    messages=opening.messages.messages, prefixed=opening.messages.prefixed
+                    messages=opening.messages.messages,
+                    prefixed=opening.messages.prefixed,
+                    tools=opening.messages.tools,
                 ),
                 codecs=map(common_pb2.TokenCodec.ValueType, codecs),
                 cache_salt=opening.cache_salt,

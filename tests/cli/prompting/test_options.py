@@ -151,3 +151,30 @@ def test_grammars_from_files_and_flags(tmp_path: Path) -> None:
     schema.write_text("[1", encoding="utf-8")
     with pytest.raises(InvalidSamplingError, match="not valid JSON"):
         options.grammar(schema, None, None, json_object=False)
+
+
+def test_tools_come_from_a_file_in_either_shape(tmp_path: Path) -> None:
+    file = tmp_path / "tools.json"
+    plain = {"name": "now", "parameters": {"type": "object"}}
+    file.write_text(json.dumps([plain, {"type": "function", "function": {"name": "f"}}]))
+    assert read_tools(file) == ('{"name":"now","parameters":{"type":"object"}}', '{"name":"f"}')
+    assert read_tools(None) == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("{}", "no list of tools"),
+        ("[]", "no list of tools"),
+        ("[", "is no JSON"),
+        ("[1]", "a tool is a JSON object"),
+        ('[{"name": "f"}, {"name": "f"}]', "twice"),
+    ],
+)
+def test_files_without_tools_are_refused(text: str, why: str, tmp_path: Path) -> None:
+    file = tmp_path / "tools.json"
+    file.write_text(text)
+    with pytest.raises(InvalidRequestError, match=why):
+        read_tools(file)
+    with pytest.raises(InvalidRequestError, match="cannot be read"):
+        read_tools(tmp_path / "none.json")

@@ -29,6 +29,8 @@ from outrider.errors import (
     UnauthenticatedError,
 )
 from outrider.models.chat import MAX_MESSAGES, Message
+from outrider.models.tools import ToolCall
+from outrider.reply_parsing.formats import CallSyntax, ReplyFormat
 from outrider.sampling.params import SamplingParams
 from outrider.session_types import (
     FinishReason,
@@ -46,6 +48,7 @@ from services.edge.wire import client as wire
 
 LOGPROBS = (TokenLogprobs(ScoredToken(2, -0.5, b"\xc3"), (ScoredToken(9, 0.0, b" a"),)),)
 OFFER = wire.Offer("m", 100, 64)
+FORMAT = ReplyFormat(CallSyntax.MISTRAL, True, True, ("f", "g"), single_call=True)
 USAGE = Usage(1, 2, 3, 4, 5, Cost(6, "USD"))
 
 
@@ -111,6 +114,7 @@ def test_any_bytes_near_a_request_give_an_input_or_a_typed_error(data: st.DataOb
     "event",
     [
         events.Accepted("r", "m", 3),
+        events.Accepted("r", "m", 3, FORMAT),
         events.Provisional(1, 2, "é", 0.5),
         events.Retract(4),
         events.Commit("text", (1, 2), 2),
@@ -128,7 +132,7 @@ def test_events_arrive_at_the_client(event: events.ClientEvent) -> None:
     shared = {name: getattr(arrived, name) for name in mine if hasattr(arrived, name)}
     assert len(shared) >= min(len(mine), 1)
     for name, value in shared.items():
-        if isinstance(value, str | int | float | tuple | bytes | None):
+        if isinstance(value, str | int | float | tuple | bytes | ReplyFormat | None):
             assert value == ("length" if name == "finish_reason" else mine[name])
     usage = getattr(arrived, "usage", None)
     assert usage is None or (usage.accepted_tokens, usage.cost) == (5, Cost(6, "USD"))
@@ -264,3 +268,72 @@ def test_an_edge_says_what_it_is() -> None:
 def test_a_resume_token_comes_with_the_acceptance() -> None:
     accepted = read_edge_frame(wire.write(events.Accepted("r", "m", 3), "edge-1", "secret"))
     assert accepted == Accepted("r", "m", 3, "edge-1", "secret")
+
+
+CHAT_WITH_TOOLS = [
+    Message("developer", "Be brief."),
+    Message("user", "hi", name="ann"),
+    Message("assistant", "", (ToolCall("a", "f", '{"x": 1}'), ToolCall("b", "g")), reasoning="Hm"),
+    Message("tool", "5", tool_call_id="a", name="f"),
+]
+TOOLS = ('{"name":"f","description":"é"}', '{"name":"g"}')
+
+
+def test_tools_and_calls_arrive_as_they_were_sent() -> None:
+    item = wire.read(
+        payload(CHAT_WITH_TOOLS, tools=TOOLS, tool_choice="g", parallel_tool_calls=False)
+    )
+    assert isinstance(item, ChatAsked)
+    request = item.request
+    assert (request.messages, request.tools) == (tuple(CHAT_WITH_TOOLS), TOOLS)
+    assert (request.tool_choice, request.parallel_tool_calls) == ("g", False)
+    plain = wire.read(payload([Message("user", "x")]))
+    assert isinstance(plain, ChatAsked)
+    assert (plain.request.tools, plain.request.tool_choice) == ((), "auto")
+    assert plain.request.parallel_tool_calls and plain.request.reply_format is None
+
+
+def test_definitions_arrive_in_their_one_form() -> None:
+    loose = '{"type": "function", "function": {"parameters": {}, "name": "f", "strict": true}}'
+    item = wire.read(payload([Message("user", "x")], tools=(loose,)))
+    assert isinstance(item, ChatAsked)
+    assert item.request.tools == ('{"name":"f","parameters":{}}',)
+
+
+def test_another_tool_call_or_choice_is_another_request() -> None:
+    """Under one idempotency key it is refused, not answered with the other one's reply."""
+    chats = [
+        payload(CHAT_WITH_TOOLS, tools=TOOLS),
+        payload(CHAT_WITH_TOOLS, tools=TOOLS[:1]),
+        payload(CHAT_WITH_TOOLS, tools=TOOLS, tool_choice="none"),
+        payload(CHAT_WITH_TOOLS, tools=TOOLS, parallel_tool_calls=False),
+        payload([*CHAT_WITH_TOOLS[:2], Message("assistant", "", (ToolCall("a", "f"),))]),
+        payload([*CHAT_WITH_TOOLS[:2], Message("assistant", "", (ToolCall("b", "f"),))]),
+    ]
+    digests = set()
+    for chat in [*chats, *chats]:
+        item = wire.read(chat)
+        assert isinstance(item, ChatAsked)
+        digests.add(item.request.digest)
+    assert len(digests) == len(chats)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"tools": ("{",)}, "cannot be read"),
+        ({"tools": TOOLS * 65}, "130 tools"),
+        ({"tools": TOOLS, "tool_choice": "h"}, "neither auto"),
+        ({"tool_choice": "required"}, "no tools"),
+        ({"tool_choice": "f"}, "no tools"),
+    ],
+)
+def test_tools_that_cannot_be_are_refused(options: dict[str, Any], why: str) -> None:
+    with pytest.raises(InvalidRequestError, match=why):
+        wire.read(payload([Message("user", "x")], **options))
+
+
+def test_typed_text_brings_the_tools_of_its_chat() -> None:
+    (frame,) = FrameDecoder().feed(typed_frame(CHAT_WITH_TOOLS, "wh", tools=TOOLS))
+    typed = wire.read_typed_text(frame)
+    assert (typed.before, typed.tools) == (tuple(CHAT_WITH_TOOLS), TOOLS)

@@ -1,0 +1,86 @@
+"""What models make of chats with tools."""
+
+from __future__ import annotations
+
+import pytest
+
+from outrider.errors import InvalidRequestError
+from outrider.models.chat import Message
+from outrider.models.tools import check_tools
+from outrider.reply_parsing.formats import CallSyntax, ReplyFormat
+from outrider.sampling.params import SamplingParams
+from services.edge.session.events import ChatRequest
+from services.edge.tool_calling import ToolCalling
+from tests.models import tool_templates
+from tests.models.tool_templates import HERMES, LLAMA3, MISTRAL, PLAIN
+
+TOOLS = check_tools(['{"name": "f"}', '{"name": "g"}'])
+
+
+def calling(template: str, tool_parser: str = "") -> ToolCalling:
+    return ToolCalling.of(tool_templates.vocabulary_of(template), tool_parser)
+
+
+def asking(**changes: object) -> ChatRequest:
+    request = {"tools": TOOLS, **changes}
+    return ChatRequest("r", "m", (Message("user", "hi"),), SamplingParams(), **request)  # type: ignore[arg-type]
+
+
+def test_a_chat_without_tools_is_as_it_was() -> None:
+    for template in (HERMES, PLAIN, MISTRAL):
+        assert calling(template).applied(asking(tools=())) == asking(tools=())
+
+
+def test_tools_that_are_not_to_be_called_are_not_shown() -> None:
+    for template in (HERMES, PLAIN):
+        served = calling(template).applied(asking(tool_choice="none"))
+        assert served == asking(tools=(), tool_choice="none")
+
+
+@pytest.mark.parametrize(
+    ("template", "syntax", "special_tokens"),
+    [
+        (HERMES, CallSyntax.HERMES, False),
+        (LLAMA3, CallSyntax.LLAMA3_JSON, True),
+        (MISTRAL, CallSyntax.MISTRAL, True),
+    ],
+)
+def test_the_text_has_what_its_calls_are_read_by(
+    template: str, syntax: CallSyntax, special_tokens: bool
+) -> None:
+    served = calling(template).applied(asking(parallel_tool_calls=False))
+    assert served.tools == TOOLS
+    assert served.reply_format == ReplyFormat(syntax, tool_names=("f", "g"), single_call=True)
+    assert served.sampling == SamplingParams(special_tokens=special_tokens)
+
+
+def test_models_that_call_no_tools_are_refused_with_a_reason() -> None:
+    with pytest.raises(InvalidRequestError, match="shows no tools"):
+        calling(PLAIN).applied(asking())
+    odd = HERMES.replace("<tool_call>", "<call>").replace("</tool_call>", "</call>")
+    vocabulary = tool_templates.vocabulary_of(HERMES)
+    facts = type(vocabulary.facts)(
+        **{
+            name: getattr(vocabulary.facts, name)
+            for name in vocabulary.facts.__dataclass_fields__
+            if name != "chat_template"
+        },
+        chat_template=odd,
+    )
+    unknown = type(vocabulary)(vocabulary.tokenizer_json, facts)
+    with pytest.raises(InvalidRequestError, match="tool_parser"):
+        ToolCalling.of(unknown, "").applied(asking())
+    named = ToolCalling.of(unknown, "llama3_json").applied(asking())
+    assert named.reply_format is not None
+    assert named.reply_format.call_syntax is CallSyntax.LLAMA3_JSON
+
+
+def test_a_call_that_is_asked_for_is_forced_by_a_grammar() -> None:
+    model = calling(HERMES)
+    for choice in ("auto", "none"):
+        assert model.forced_grammar(asking(tool_choice=choice)) == ""
+    every, one = (model.forced_grammar(asking(tool_choice=it)) for it in ("required", "g"))
+    assert '"const":"f"' in every and '"const":"g"' in every
+    assert '"const":"f"' not in one and '"const":"g"' in one
+    marked = calling(MISTRAL).forced_grammar(asking(tool_choice="g"))
+    assert f"<[{256 + 4}]>" in marked, "the id of [TOOL_CALLS]"
