@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from outrider.cli.main import app
 from outrider.cli.prompting import chat, options
-from outrider.cli.prompting.options import read_prompts
+from outrider.cli.prompting.options import read_prompts, read_tools
 from outrider.errors import InvalidRequestError, InvalidSamplingError, OutriderError
 from outrider.sampling.grammar import JSON_OBJECT, Grammar, GrammarKind
 
