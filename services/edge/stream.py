@@ -1,27 +1,32 @@
-"""What a client's stream, and what is served on it, know of each other."""
+"""What a client's stream, and the chat that is served on it, know of each other.
+
+Each door (QUIC streams in services.edge.quic, HTTP requests in services.edge.http) has streams of
+its own: they turn what a chat tells its client into bytes, and what comes from the client into
+inputs.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Protocol
 
-from services.edge.session.events import Input
+from services.edge.session.events import ClientEvent, Input
 
 
 class ClientStream(Protocol):
     """The way to a client."""
 
-    def send(self, payload: bytes) -> None:
-        """Send one EdgeFrame."""
+    def tell(self, event: ClientEvent, token: str = "") -> None:
+        """Tell the client. `token`: of an Accepted, what the client may resume the chat with."""
         ...
 
-    def end(self, last: bytes = b"") -> None:
-        """End the stream, after the frame `last` if it is not empty."""
+    def end(self, last: ClientEvent | None = None) -> None:
+        """End the stream, after `last` if there is one."""
         ...
 
 
 class RequestStream(ClientStream, Protocol):
-    """A stream on which a request came."""
+    """A stream on which a request for a chat came."""
 
     @property
     def address(self) -> str:
@@ -38,25 +43,25 @@ class RequestStream(ClientStream, Protocol):
         OverloadedError."""
         ...
 
-    def follow(self, handler: StreamHandler) -> None:
+    def follow(self, handler: ChatHandler) -> None:
         """Pass what comes from the client to `handler` from now on."""
         ...
 
 
-class StreamHandler(Protocol):
-    """What is served on a stream: a chat, or a prompt that is being typed."""
+class ChatHandler(Protocol):
+    """The chat on a stream, or what waits to become it."""
 
     @property
     def closed(self) -> bool:
         """Whether it is over."""
         ...
 
-    def receive(self, payload: bytes) -> None:
-        """A frame from the client."""
+    def feed(self, item: Input) -> None:
+        """The client said something further, or the stream ends, for this reason."""
         ...
 
-    def feed(self, item: Input) -> None:
-        """The stream ends, for this reason."""
+    def token_arrived(self) -> None:
+        """The client has the resume token that it was told last."""
         ...
 
     def client_lost(self) -> None:

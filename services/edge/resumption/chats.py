@@ -19,11 +19,11 @@ from services.edge.resumption.table import (
     ResumeLimits,
 )
 from services.edge.session.events import ChatRequest, ClientGone
-from services.edge.stream import RequestStream, StreamHandler
+from services.edge.stream import ChatHandler, RequestStream
 from services.edge.telemetry import EdgeTelemetry
 
 
-class ServedChat(StreamHandler, Protocol):
+class ServedChat(ChatHandler, Protocol):
     """A chat under way (services.edge.chat)."""
 
     def join(self, stream: RequestStream, cursor: ReplayCursor, provisional: bool) -> None:

@@ -33,11 +33,12 @@ from outrider.sampling.params import SamplingParams
 from outrider.session_types import FinishReason, Speculation, Timings, Usage
 from outrider.v1 import common_pb2, edge_pb2
 from services.edge.identity import Credential
+from services.edge.models.offer import Offer
 from services.edge.session import events
 from services.edge.session.events import ChatAsked, ChatRequest, ResumePoint
 from services.edge.wire import client as wire
 
-OFFER = wire.Offer("m", 100, 64)
+OFFER = Offer("m", 100, 64)
 USAGE = Usage(1, 2, 3, 4, 5, Cost(6, "USD"))
 
 
@@ -200,16 +201,16 @@ def test_progress_that_cannot_be(point: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidRequestError, match=says):
         item = wire.read(edge_pb2.ClientFrame(chat=chat).SerializeToString())
         assert isinstance(item, ChatAsked)
-        wire.check_fits(item.request, OFFER)
+        OFFER.check(item.request)
 
 
 @pytest.mark.parametrize(
     "sampling", [SamplingParams(stop_ids=(100,)), SamplingParams(logit_bias={100: 1.0})]
 )
 def test_ids_outside_the_models_vocabulary_are_refused(sampling: SamplingParams) -> None:
-    wire.check_fits(asked(), OFFER)
+    OFFER.check(asked())
     with pytest.raises(InvalidSamplingError, match=r"id 100 .* vocabulary of 100 ids"):
-        wire.check_fits(asked(sampling=sampling), OFFER)
+        OFFER.check(asked(sampling=sampling))
 
 
 def test_a_token_stands_for_the_messages() -> None:
