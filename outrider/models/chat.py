@@ -138,6 +138,12 @@ class ChatTemplate:
             for s in segments
         ]
 
+    def split(self, text: str) -> list[Segment]:
+        """Text at the control tokens whose texts it has: they become these tokens. For prompts that
+        whoever sends them has rendered, not for what others said in them."""
+        check_text(text)
+        return list(self._split(text))
+
     def _blank(self, content: str) -> str:
         """Without any character of a control token. In pieces, or by a table of bytes: one call
         with a dictionary would hold the GIL for tens of milliseconds over a long text."""

@@ -274,6 +274,11 @@ class Vocabulary:
             raise InvalidRequestError("this model has no chat template; choose a chat model")
         return self._template.segments(messages)
 
+    def raw_segments(self, text: str) -> list[Segment]:
+        """A prompt that was rendered elsewhere, between the control tokens whose texts it has.
+        Raises InvalidRequestError for a lone surrogate."""
+        return self._template.split(text)
+
     def control_id(self, text: str) -> int:
         """The id of the control token of that text, as a segment has it."""
         return self._control[text]

@@ -216,8 +216,8 @@ class Chat:
                 self._model.drafter.commit(self._drafter_number, ids, lead)
             case CancelRegion(reason):
                 self._cancel(reason)
-            case Tokenize(messages):
-                self._tokenize(messages)
+            case Tokenize(messages, text):
+                self._tokenize(messages, text)
             case Finish():
                 self._finish()
             case _:
@@ -258,11 +258,15 @@ class Chat:
         if self._link is not None:
             self._link.cancel(self._session_id, cancel(reason))
 
-    def _tokenize(self, messages: tuple[Message, ...]) -> None:
+    def _tokenize(self, messages: tuple[Message, ...], text: str | None) -> None:
         span = start_span(names.SPAN_TOKENIZE, parent=self._span.context)
         try:
             scope = self._request.group or None
-            job = self._model.tokenization.submit(messages, self._tokenized, scope=scope)
+            pool = self._model.tokenization
+            if text is None:
+                job = pool.submit(messages, self._tokenized, scope=scope)
+            else:
+                job = pool.submit_text(text, self._tokenized, scope=scope)
             self._tokenizing = job, span
         except OutriderError as error:
             span.end(error)

@@ -121,9 +121,9 @@ def _start(
     held.callback(context.models.release, model)
     held.callback(leave)
     try:
-        model.offer.check(asked.request)
+        request = model.offer.fitted(asked.request)
         chat = Chat(
-            *(asked.stream, asked.request, asked.identity, asked.cursor),
+            *(asked.stream, request, asked.identity, asked.cursor),
             *(model, context, held.close),
         )
     except BaseException:

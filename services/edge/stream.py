@@ -8,7 +8,7 @@ inputs.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 from services.edge.session.events import ClientEvent, Input
 
@@ -67,3 +67,22 @@ class ChatHandler(Protocol):
     def client_lost(self) -> None:
         """The client's connection was lost; the client may come back."""
         ...
+
+
+class _Ended:
+    """Handles streams that have ended. A chat and its stream would refer to each other otherwise,
+    until they are collected as garbage, and to collect what an attack leaves stops the loop."""
+
+    closed = True
+
+    def feed(self, item: Input) -> None:
+        """Ignored."""
+
+    def token_arrived(self) -> None:
+        """Ignored."""
+
+    def client_lost(self) -> None:
+        """Ignored."""
+
+
+ENDED: Final = _Ended()

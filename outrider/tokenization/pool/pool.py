@@ -21,7 +21,7 @@ from typing import Final, Protocol, TypeAlias
 
 import structlog
 
-from outrider.errors import OutriderError, OverloadedError
+from outrider.errors import OutriderError, OverloadedError, PromptTooLongError
 from outrider.models.chat import Message
 from outrider.tokenization.encoder import CacheScope, CachingEncoder, PartialPrompt
 from outrider.tokenization.pool.job_queue import LONG_CHARS, JobClass
@@ -89,6 +89,8 @@ class TokenizationJob:
     begun_at: float
     """Seconds, by the pool's clock."""
     scope: CacheScope = None
+    text: str | None = None
+    """The prompt, where it is no chat."""
     prompt: PartialPrompt | None = None
     """What the event loop found in the cache already."""
     is_cancelled: bool = False
@@ -161,14 +163,28 @@ class TokenizationPool:
         """
         messages = self._rewriter.prepare(messages)
         num_chars = sum(len(message.content) for message in messages)
-        if is_typeahead:
-            job_class = JobClass.TYPEAHEAD
-        else:
-            job_class = JobClass.LONG if num_chars >= LONG_CHARS else JobClass.SHORT
+        job_class = JobClass.TYPEAHEAD if is_typeahead else _class_of(num_chars)
         loop = asyncio.get_running_loop()
         job = TokenizationJob(messages, answer, job_class, loop, self._clock(), scope)
         if not self._is_answered_inline(job, num_chars):
             self._enqueue(job, num_chars)
+        return job
+
+    def submit_text(
+        self,
+        text: str,
+        answer: Callable[[TokenizationResult], None],
+        *,
+        scope: CacheScope = None,
+    ) -> TokenizationJob:
+        """As `submit`, for a prompt that is text, in which the texts of control tokens are these
+        tokens. It is not rewritten. Raises OverloadedError."""
+        loop = asyncio.get_running_loop()
+        job = TokenizationJob(
+            (), answer, _class_of(len(text)), loop, self._clock(), scope, text=text
+        )
+        if not self._is_answered_inline(job, len(text)):
+            self._enqueue(job, len(text))
         return job
 
     def cancel(self, job: TokenizationJob) -> None:
@@ -191,7 +207,7 @@ class TokenizationPool:
         if num_chars > policy.max_inline_chars or len(job.messages) > policy.max_inline_messages:
             return False
         try:
-            job.prompt = self.encoder.begin(job.messages, job.scope)
+            job.prompt = self._begin(job)
         except OutriderError as error:
             self._finish(job, error, Tier.CACHE)
             return True
@@ -222,7 +238,9 @@ class TokenizationPool:
             raise
 
     def _is_taken_by_overflow(self, job: TokenizationJob) -> bool:
-        return self._overflow is not None and self._overflow.offer(
+        if self._overflow is None or job.text is not None:
+            return False  # other processes take chats
+        return self._overflow.offer(
             job, lambda done, result: self._finish(done, self._fit(done, result), Tier.PROCESS)
         )
 
@@ -252,8 +270,7 @@ class TokenizationPool:
         return _result_of(lambda: self._ids(job, may_wait=may_wait))
 
     def _ids(self, job: TokenizationJob, *, may_wait: bool) -> array[int]:
-        prompt = job.prompt or self.encoder.begin(job.messages, job.scope)
-        ids = self.encoder.finish(prompt, may_wait=may_wait)
+        ids = self.encoder.finish(job.prompt or self._begin(job), may_wait=may_wait)
         if len(ids) <= self._policy.max_tokens:
             return ids
         return self._fitted(job, len(ids), may_wait=may_wait)
@@ -265,7 +282,15 @@ class TokenizationPool:
         num_tokens = len(result)
         return _result_of(lambda: self._fitted(job, num_tokens, may_wait=True))
 
+    def _begin(self, job: TokenizationJob) -> PartialPrompt:
+        if job.text is not None:
+            return self.encoder.begin_text(job.text, job.scope)
+        return self.encoder.begin(job.messages, job.scope)
+
     def _fitted(self, job: TokenizationJob, num_tokens: int, *, may_wait: bool) -> array[int]:
+        if job.text is not None:
+            raise PromptTooLongError.of(num_tokens, self._policy.max_tokens)
+
         def encode(messages: Sequence[Message]) -> array[int]:
             prompt = self.encoder.begin(messages, job.scope)
             return self.encoder.finish(prompt, may_wait=may_wait)
@@ -274,6 +299,10 @@ class TokenizationPool:
         ids = self._rewriter.fitted(job.messages, num_tokens, max_tokens, encode)
         self._shortened(num_tokens, len(ids))
         return ids
+
+
+def _class_of(num_chars: int) -> JobClass:
+    return JobClass.LONG if num_chars >= LONG_CHARS else JobClass.SHORT
 
 
 def _result_of(work: Callable[[], array[int]]) -> TokenizationResult:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from outrider.errors import InvalidRequestError, InvalidSamplingError, PromptTooLongError
 from services.edge.session.events import ChatRequest
@@ -17,10 +17,24 @@ class Offer:
     vocabulary_size: int
     max_context_tokens: int
 
+    def fitted(self, request: ChatRequest) -> ChatRequest:
+        """The request, its reply no longer than the context: a tenant's tokens are reserved for as
+        much as may come. Raises what `check` raises."""
+        self.check(request)
+        params = request.sampling
+        if params.max_tokens <= self.max_context_tokens:
+            return request
+        return replace(request, sampling=replace(params, max_tokens=self.max_context_tokens))
+
     def check(self, request: ChatRequest) -> None:
         """Raises InvalidRequestError for a chat that is none of this model's: of ids outside its
         vocabulary, or longer than its context."""
         self._check_resume(request.resume.ids)
+        raw = request.raw_prompt
+        if isinstance(raw, tuple) and raw and max(raw) >= self.vocabulary_size:
+            raise InvalidRequestError(
+                f"the prompt has an id outside the vocabulary of {self.vocabulary_size} ids"
+            )
         params = request.sampling
         for token in (*params.stop_ids, *params.logit_bias):
             if token >= self.vocabulary_size:

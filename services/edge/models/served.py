@@ -62,6 +62,7 @@ class ServedModel:
     policy: SessionPolicy
     tools: ReplyTools
     coder: TokenCoder
+    vocabulary: Vocabulary
     encoder: CachingEncoder
     tokenization: TokenizationPool
     typeahead: TypeaheadPolicy
@@ -154,6 +155,7 @@ def load_model(
         ),
         tools=reply_tools(vocabulary, learning.groups, used_drafter, admit=learning.admit),
         coder=coder,
+        vocabulary=vocabulary,
         encoder=encoder,
         tokenization=tokenization,
         typeahead=config.typeahead_policy(max_context_tokens),

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Protocol
 
 from outrider.client.protocol import CloseCode
 from outrider.codec.frames import FrameDecoder, encode_frame
@@ -26,7 +26,7 @@ from services.edge.session.events import (
     Failed,
 )
 from services.edge.session.events import Input as SessionInput
-from services.edge.stream import ChatHandler
+from services.edge.stream import ENDED, ChatHandler
 from services.edge.typeahead import TypeaheadPrefill
 from services.edge.wire import client as client_wire
 
@@ -339,25 +339,6 @@ class PendingRequest:
     def _too_late(self) -> None:
         why = "the stream was opened but no chat request came; send it first"
         self.feed(ClientFailed(DeadlineError(why)))
-
-
-class _Ended:
-    """Handles streams that have ended. A chat and its stream would refer to each other otherwise,
-    until they are collected as garbage, and to collect what an attack leaves stops the loop."""
-
-    closed = True
-
-    def feed(self, item: SessionInput) -> None:
-        """Ignored."""
-
-    def token_arrived(self) -> None:
-        """Ignored."""
-
-    def client_lost(self) -> None:
-        """Ignored."""
-
-
-ENDED: Final = _Ended()
 
 
 def _pass_on(payload: bytes, chat: ChatHandler) -> None:

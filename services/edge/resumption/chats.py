@@ -54,9 +54,9 @@ class ResumableChats:
         token = request.resume.token
         entry = None
         if token:
-            digest = request.digest if request.messages else None
+            digest = request.digest if request.has_prompt else None
             entry = self._table.by_token(token, owner, digest)
-        if entry is None and not request.messages:
+        if entry is None and not request.has_prompt:
             raise UnknownChatError("this edge does not hold that chat; send the whole request")
         entry = entry or self._table.find(ChatKey(owner, request.request_id), request.digest)
         if entry is not None:

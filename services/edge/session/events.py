@@ -44,6 +44,10 @@ class ReplicaPace:
 
 NO_PACE = ReplicaPace()
 
+RawPrompt: TypeAlias = str | tuple[int, ...]
+"""A prompt as it is, without a chat template: text, in which the texts of control tokens are these
+tokens, or ids."""
+
 Span: TypeAlias = tuple[int, int]
 """Code points [begin, end) of a reply, from its beginning."""
 
@@ -82,6 +86,9 @@ class ChatRequest:
     speculation: Speculation = Speculation.ON
     thin: bool = False
     """The region tokenizes."""
+    raw_prompt: RawPrompt | None = None
+    """Goes to the model as it is, and there are no messages; None: the messages do. Not of thin
+    chats."""
     residency: tuple[str, ...] = ()
     trace: tuple[str, str] = ("", "")
     """W3C traceparent and tracestate of the client's span."""
@@ -92,6 +99,11 @@ class ChatRequest:
     """The trust group whose chats share what they learn of drafts; empty: it shares nothing."""
     group_lasts: bool = False
     """The group's name is the same after a restart of the edge: what it learns may be kept."""
+
+    @property
+    def has_prompt(self) -> bool:
+        """Whether it says what it is about; otherwise it only goes on with a chat that is here."""
+        return bool(self.messages) or self.raw_prompt is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +268,8 @@ class Tokenize:
     """Render and encode the messages; the answer is PromptReady or PromptFailed."""
 
     messages: tuple[Message, ...]
+    text: str | None = None
+    """Encode this instead, as it is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 
@@ -15,7 +15,7 @@ from outrider.errors import (
 )
 from outrider.model_identity import check_model_identity
 from outrider.models.chat import Message, check_messages, check_num_messages
-from outrider.v1 import common_pb2, edge_pb2
+from outrider.v1 import edge_pb2
 from outrider.wire import (
     error_to_proto,
     finish_reason_to_proto,
@@ -26,7 +26,7 @@ from outrider.wire import (
     usage_to_proto,
 )
 from services.edge.identity import Credential
-from services.edge.request_ids import MAX_ID_CHARS, request_id
+from services.edge.request_fields import request_id, residency, trace
 from services.edge.session.events import (
     Accepted,
     CancelAsked,
@@ -41,8 +41,6 @@ from services.edge.session.events import (
     Retract,
 )
 
-MAX_RESIDENCY = 64
-MAX_TRACE_CHARS = 512
 MAX_TOKEN_CHARS = 64
 DESCRIBE = edge_pb2.ClientFrame(describe=edge_pb2.DescribeEdge()).SerializeToString()
 """The one frame that is answered before the handshake is complete."""
@@ -167,8 +165,8 @@ def _request(chat: edge_pb2.ChatRequest) -> ChatRequest:
         provisional=chat.provisional,
         speculation=speculation_from_proto(chat.speculation),
         thin=chat.thin,
-        residency=_residency(chat.residency),
-        trace=_trace(chat.trace),
+        residency=residency(chat.residency),
+        trace=trace(chat.trace.traceparent, chat.trace.tracestate),
         resume=resume,
         digest=_digest(chat),
     )
@@ -199,20 +197,6 @@ def _digest(chat: edge_pb2.ChatRequest) -> bytes:
     for field in ("model", "resume", "trace", "deadline_ms", "provisional", "credential"):
         bare.ClearField(field)
     return blake2b(bare.SerializeToString(deterministic=True), digest_size=16).digest()
-
-
-def _residency(names: Sequence[str]) -> tuple[str, ...]:
-    if len(names) > MAX_RESIDENCY or any(len(name) > MAX_ID_CHARS for name in names):
-        raise InvalidRequestError(
-            f"residency lists at most {MAX_RESIDENCY} regions of {MAX_ID_CHARS} characters"
-        )
-    return tuple(names)
-
-
-def _trace(trace: common_pb2.TraceContext) -> tuple[str, str]:
-    if len(trace.traceparent) > MAX_TRACE_CHARS or len(trace.tracestate) > MAX_TRACE_CHARS:
-        return "", ""
-    return trace.traceparent, trace.tracestate
 
 
 def _frame(event: ClientEvent, edge: str) -> edge_pb2.EdgeFrame:
