@@ -67,7 +67,7 @@ class HttpListener:
         except OSError as error:
             raise ConfigError(
                 f"cannot listen on TCP {host}:{port} for HTTP ({error.strerror}); set another "
-                "http.port, or 0 for any"
+                "http.port (`outrider up --http-port`), or 0 for any"
             ) from error
         return int(self._server.sockets[0].getsockname()[1])
 
