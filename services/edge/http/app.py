@@ -29,6 +29,8 @@ log = structlog.get_logger()
 
 _PUBLIC: Final = frozenset(route.path for route in ALL_ROUTES if route.access is Access.PUBLIC)
 _ERROR_BODIES: Final = {route.path: route.error_body for route in ALL_ROUTES}
+_CLIENT_LEFT: Final = 499
+"""As nginx calls it."""
 _POLICY_VIOLATION: Final = 1008
 """RFC 6455, section 7.4.1."""
 
@@ -63,7 +65,9 @@ class _Endpoint:
             raise MethodNotAllowedError(
                 f"this path takes {allowed} alone", metadata={"allow": allowed}
             )
-        await route.handle(scope[EXCHANGE])
+        exchange: Exchange = scope[EXCHANGE]
+        exchange.route = route.path
+        await route.handle(exchange)
 
 
 class _Gate:
@@ -88,6 +92,8 @@ class _Gate:
             pass  # a client that leaves is no event of the edge
         finally:
             exchange.release()
+            status = exchange.status or _CLIENT_LEFT
+            self._door.context.telemetry.answered_http(exchange.route, status)
 
     async def _serve(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -107,6 +113,7 @@ class _Gate:
         if exchange.has_begun:
             exchange.abort()  # whatever came of the answer, the client must not take it for whole
             return
+        await exchange.discard()
         body = _error_body(exchange.scope)(error, exchange.request_id)
         await exchange.answer(error.http_status, body, headers=headers_of(error))
 

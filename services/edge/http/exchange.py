@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -26,14 +27,15 @@ from services.edge.opening import identify
 from services.edge.quic.limits import MemoryBudget
 from services.edge.request_fields import MAX_ID_CHARS, trace
 
-CONNECTION: Final = "outrider.connection"
+CONNECTION: Final = "outrider-connection"
 """ASGI extension: what the server says of the connection. All of it is optional: `secret`, 16
 random bytes that its requests share; `budget`, a MemoryBudget for what it sent; `abort`, which
 closes it at once."""
-EXCHANGE: Final = "outrider.exchange"
+EXCHANGE: Final = "outrider-exchange"
 """Key of the ASGI scope under which a request's Exchange is."""
 JSON: Final = "application/json"
 _MAX_SECRET_CHARS: Final = 128
+_DISCARD_S: Final = 1.0
 _SERVED_SAFELY: Final = (
     (b"cache-control", b"no-store"),
     (b"x-content-type-options", b"nosniff"),
@@ -53,11 +55,15 @@ class Exchange:
         self.headers = Headers(scope=scope)
         self.request_id = _request_id(self.headers.get("x-request-id", ""))
         self.identity: Identity | None = None
-        self.has_begun = False
-        """Whether the answer's head was sent."""
+        self.route = "none"
+        """The pattern of its path, once it has been routed."""
+        self.status = 0
+        """Of the answer; 0: its head was not sent yet."""
         self._receive = receive
         self._send = send
         self._held_bytes = 0
+        self._is_read = False
+        """Whether nothing more of the body will come, or is waited for."""
         connection: Mapping[str, Any] = scope.get("extensions", {}).get(CONNECTION, {})
         self._budget: MemoryBudget | None = connection.get("budget")
         self._abort: Callable[[], None] = connection.get("abort", lambda: None)
@@ -66,6 +72,11 @@ class Exchange:
         host = (scope.get("client") or ("127.0.0.1", 0))[0]
         self.address = door.limits.limits.prefixes.of(host)
         """As RequestStream.address."""
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the answer's head was sent."""
+        return bool(self.status)
 
     # Who asks.
 
@@ -113,6 +124,7 @@ class Exchange:
             async with asyncio.timeout(patience_s):
                 return await self._read(limit)
         except TimeoutError:
+            self._is_read = True
             raise SlowRequestError(
                 f"the body of the request did not come within {patience_s:g} s"
             ) from None
@@ -141,7 +153,21 @@ class Exchange:
             self._held_bytes += len(piece)
             pieces.append(piece)
             if not message.get("more_body", False):
+                self._is_read = True
                 return b"".join(pieces)
+
+    async def discard(self) -> None:
+        """Read, within bounds, what is left of a body that nobody wants: a client that sends while
+        its connection is closed may lose the answer (RFC 9112, section 9.6)."""
+        num_bytes = 0
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_DISCARD_S):
+                while not self._is_read and num_bytes <= self.door.config.max_body_bytes:
+                    message = await self._receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientLeft
+                    num_bytes += len(message.get("body", b""))
+                    self._is_read = not message.get("more_body", False)
 
     def release(self) -> None:
         """The body is not needed any more."""
@@ -165,7 +191,7 @@ class Exchange:
         self, status: int, content_type: str, headers: Mapping[str, str], length: int | None = None
     ) -> None:
         """Send the head; `length`: bytes of the body, None if they are not known."""
-        self.has_begun = True
+        self.status = status
         fields = [
             (b"content-type", content_type.encode()),
             (b"x-request-id", self.request_id.encode()),

@@ -132,8 +132,11 @@ class HttpListener:
             raise OverloadedError(f"there are {most} connections, and no more are taken")
         limits.quotas.hold(prefix, Count.CONNECTIONS, asyncio.get_running_loop().time())
         address, budget = limits.connection_opened(prefix)
+        telemetry = self._door.context.telemetry
+        telemetry.connections(+1)
 
         def release() -> None:
+            telemetry.connections(-1)
             budget.clear()
             limits.connection_ended(address)
 

@@ -30,8 +30,6 @@ from services.edge.session.events import (
 )
 
 DONE: Final = b"data: [DONE]\n\n"
-PROVISIONAL: Final = "outrider.provisional"
-"""The type of events with text that is not final; only who asks for them gets any."""
 _FINISH_REASONS: Final = {
     FinishReason.STOP: "stop",
     FinishReason.LENGTH: "length",
@@ -283,8 +281,9 @@ class OpenAiWriter:
         shown = ProvisionalText(
             index=choice.index, erase_to=erase_to, text=text, stability=round(stability, 4)
         )
-        # Without an id: nobody can resume from text that is not final.
-        return sse.event(self._encode(shown), name=PROVISIONAL)
+        # A type of its own, which only who asks for it gets; without an id, for nobody can resume
+        # from text that is not final.
+        return sse.event(self._encode(shown), name="outrider.provisional")
 
     def _event(self, data: msgspec.Struct) -> bytes:
         event_id = sse.event_id(it.position for it in self._choices) if self._has_ids else ""

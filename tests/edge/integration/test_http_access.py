@@ -79,6 +79,13 @@ async def test_every_error_is_in_that_apis_shape(words: Vocabulary, tmp_path: Pa
         assert allowed.headers["allow"] == "POST"
         named = await client.get("/v1/models", headers={"x-request-id": "mine"})
         assert named.headers["x-request-id"] == "mine"
+        for route, status, count in (
+            ("none", "404", 2),
+            ("/v1/models", "200", 1),
+            ("/v1/chat/completions", "413", 1),
+        ):
+            labels = {"route": route, "status": status}
+            assert mesh.sample("outrider_edge_http_answers_total", **labels) == count
         assert mesh.region.opened == []
 
 
