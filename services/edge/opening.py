@@ -34,7 +34,7 @@ from services.edge.session.events import (
     Failed,
     Input,
 )
-from services.edge.stream import RequestStream
+from services.edge.stream import Peer, RequestStream
 
 log = structlog.get_logger()
 
@@ -53,12 +53,12 @@ class AskedChat:
         return ReplayCursor(self.request.resume.upto, self.request.resume.num_chars)
 
 
-def identify(stream: RequestStream, credential: Credential, context: EdgeContext) -> Identity:
+def identify(peer: Peer, credential: Credential, context: EdgeContext) -> Identity:
     """Whose a request is; found out before anything else of it is looked at. Raises
     UnauthenticatedError, PermissionDeniedError and InvalidRequestError."""
     try:
         return context.identities.of(
-            credential, stream.connection_secret, secrets.token_bytes(16), stream.address
+            credential, peer.connection_secret, secrets.token_bytes(16), peer.address
         )
     except (UnauthenticatedError, PermissionDeniedError) as error:
         context.telemetry.refused(error.reason)

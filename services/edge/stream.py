@@ -25,8 +25,8 @@ class ClientStream(Protocol):
         ...
 
 
-class RequestStream(ClientStream, Protocol):
-    """A stream on which a request for a chat came."""
+class Peer(Protocol):
+    """From where a request came."""
 
     @property
     def address(self) -> str:
@@ -37,6 +37,10 @@ class RequestStream(ClientStream, Protocol):
     def connection_secret(self) -> bytes:
         """16 random bytes that the streams of its connection share, and no others."""
         ...
+
+
+class RequestStream(ClientStream, Peer, Protocol):
+    """A stream on which a request for a chat came."""
 
     def begin_chat(self, client: bytes) -> Callable[[], None]:
         """Count a chat of this client, until the returned function is called. Raises

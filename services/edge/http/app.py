@@ -106,8 +106,8 @@ class _Gate:
             raise
         except Exception as failure:
             log.exception("request failed", request_id=exchange.request_id)
-            error = OutriderError(f"the edge failed in this request: {type(failure).__name__}")
-            await self._answer(exchange, error)
+            why = f"the edge failed in this request: {type(failure).__name__}"
+            await self._answer(exchange, OutriderError(why))
 
     async def _answer(self, exchange: Exchange, error: OutriderError) -> None:
         if exchange.has_begun:

@@ -90,8 +90,8 @@ def _open(
         stream.end(Failed(error.bare()))
     except Exception as failure:
         log.exception("chat failed")
-        error = OutriderError(f"the edge failed in this chat: {type(failure).__name__}")
-        stream.end(Failed(error))
+        why = f"the edge failed in this chat: {type(failure).__name__}"
+        stream.end(Failed(OutriderError(why)))
 
 
 async def _send(exchange: Exchange, reply: RunningReply, planned: PlannedReply) -> None:

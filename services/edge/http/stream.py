@@ -15,23 +15,13 @@ from services.edge.session.events import (
     ClientGone,
     Failed,
 )
-from services.edge.stream import ENDED, ChatHandler
+from services.edge.stream import ENDED, ChatHandler, Peer
 
 _SLOW: Final = "the client does not read its reply"
 
 
-class Client(Protocol):
+class Client(Peer, Protocol):
     """Who a reply is for, as its chats see it."""
-
-    @property
-    def address(self) -> str:
-        """Its address prefix."""
-        ...
-
-    @property
-    def connection_secret(self) -> bytes:
-        """16 random bytes that the requests of its connection share, and no others."""
-        ...
 
     def begin_chat(self, client: bytes) -> Callable[[], None]:
         """As RequestStream.begin_chat."""
