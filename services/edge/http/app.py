@@ -92,6 +92,7 @@ class _Gate:
             pass  # a client that leaves is no event of the edge
         finally:
             exchange.release()
+            del scope[EXCHANGE]  # they would refer to each other until they are collected
             status = exchange.status or _CLIENT_LEFT
             self._door.context.telemetry.answered_http(exchange.route, status)
 
@@ -101,7 +102,8 @@ class _Gate:
                 exchange.admit()
             await self._app(scope, receive, send)
         except OutriderError as error:
-            await self._answer(exchange, error)
+            # The frames of its traceback hold it, and all that the request did.
+            await self._answer(exchange, error.bare())
         except ClientLeft:
             raise
         except Exception as failure:

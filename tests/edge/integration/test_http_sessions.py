@@ -6,16 +6,20 @@ import asyncio
 import gc
 import json
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, OverloadedError
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
 from services.edge.chat import Chat
 from services.edge.http.config import HttpConfig
+from services.edge.http.exchange import Exchange
+from services.edge.http.openai_reply import OpenAiWriter
+from services.edge.http.stream import RunningReply
 from services.edge.quotas import Count
 from services.edge.resumption.table import ResumeLimits
 from tests.edge.http.asking import objects_of
@@ -58,7 +62,7 @@ async def test_a_chat_with_a_key_outlives_its_connection(words: Vocabulary, tmp_
         mesh.region.gate.clear()
         headers = {"Idempotency-Key": "k"}
         first = await RawRequest.chat(mesh, stream=True, headers=headers)
-        had = await first.until(b'"content":"ply"')
+        had = await first.until(b'"content":"epl"')
         had += await first.until(b"\n\n")
         first.close()
         await eventually(lambda: mesh.sample("outrider_edge_detached_chats") == 1)
@@ -213,24 +217,35 @@ async def test_replies_under_way_may_end_while_an_edge_drains(
 async def test_what_a_chat_held_is_freed_without_the_collector(
     words: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alive: weakref.WeakSet[Chat] = weakref.WeakSet()
-    made = Chat.__init__
-
-    def noted(self: Chat, *args: Any) -> None:
-        alive.add(self)
-        made(self, *args)
-
-    monkeypatch.setattr(Chat, "__init__", noted)
+    alive: weakref.WeakSet[object] = weakref.WeakSet()
+    for kind in (Chat, Exchange, RunningReply, OpenAiWriter):
+        monkeypatch.setattr(kind, "__init__", _noted(kind.__init__, alive))
     async with serving_http(words, tmp_path, REPLY) as mesh, plain(mesh) as client:
         gc.collect()
         gc.disable()
         try:
+            for body in (CHAT, CHAT | {"stream": True}, {}, CHAT | {"n": 3, "stop": "of"}):
+                await client.post("/v1/chat/completions", json=body)
+            mesh.region.error = OverloadedError("full")
             for body in (CHAT, CHAT | {"stream": True}):
                 await client.post("/v1/chat/completions", json=body)
+            mesh.region.error = None
+            mesh.region.stop_after = 4
+            request = await RawRequest.chat(mesh, stream=True)
+            await request.until(b'"content":"a')
+            request.close()
             await mesh.settled()
             await eventually(lambda: not alive)
         finally:
             gc.enable()
+
+
+def _noted(made: Callable[..., None], alive: weakref.WeakSet[object]) -> Callable[..., None]:
+    def init(self: object, *args: Any, **options: Any) -> None:
+        alive.add(self)
+        made(self, *args, **options)
+
+    return init
 
 
 async def test_a_port_that_is_taken_is_told(words: Vocabulary, tmp_path: Path) -> None:
