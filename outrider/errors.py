@@ -8,7 +8,11 @@ OutriderError                    INTERNAL            500
 │   ├── MalformedFrameError      INVALID_ARGUMENT    400
 │   ├── FrameTooLargeError       INVALID_ARGUMENT    413
 │   ├── BadTokenBlockError       INVALID_ARGUMENT    400
-│   └── KeyReusedError           INVALID_ARGUMENT    422
+│   ├── KeyReusedError           INVALID_ARGUMENT    422
+│   ├── MediaTypeError           INVALID_ARGUMENT    415
+│   └── SlowRequestError         INVALID_ARGUMENT    408
+├── UnknownRouteError            UNIMPLEMENTED       404
+├── MethodNotAllowedError        UNIMPLEMENTED       405
 ├── UnauthenticatedError         UNAUTHENTICATED     401
 ├── PermissionDeniedError        PERMISSION_DENIED   403
 ├── UnknownModelError            NOT_FOUND           404
@@ -124,6 +128,36 @@ class KeyReusedError(InvalidRequestError):
 
     http_status = 422
     reason = "KEY_REUSED"
+
+
+class MediaTypeError(InvalidRequestError):
+    """A body in a form that is not read here."""
+
+    http_status = 415
+    reason = "MEDIA_TYPE"
+
+
+class SlowRequestError(InvalidRequestError):
+    """The request did not arrive whole in time."""
+
+    http_status = 408
+    reason = "SLOW_REQUEST"
+
+
+class UnknownRouteError(OutriderError):
+    """There is nothing at this path."""
+
+    grpc_code = "UNIMPLEMENTED"
+    http_status = 404
+    reason = "UNKNOWN_ROUTE"
+
+
+class MethodNotAllowedError(OutriderError):
+    """What is at this path takes other methods."""
+
+    grpc_code = "UNIMPLEMENTED"
+    http_status = 405
+    reason = "METHOD_NOT_ALLOWED"
 
 
 class UnauthenticatedError(OutriderError):

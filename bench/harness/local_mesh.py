@@ -75,7 +75,18 @@ def local_mesh(
     default one if that is empty, and `more_models`."""
     with tempfile.TemporaryDirectory(prefix="outrider-mesh-") as folder:
         started = outrider(
-            *("up", "--detach", "--port", "0", "--regions", regions, "--engine", engine),
+            *(
+                "up",
+                "--detach",
+                "--port",
+                "0",
+                "--http-port",
+                "-1",
+                "--regions",
+                regions,
+                "--engine",
+                engine,
+            ),
             *("--threads", str(threads), "--state-dir", folder),
             *(f"--set={setting}" for setting in settings),
             *(("--plaintext",) if plaintext else ()),

@@ -26,7 +26,7 @@ from functools import cached_property
 from typing import Final
 
 from outrider.errors import ConfigError, InvalidRequestError
-from outrider.models.chat import Message, Segment
+from outrider.models.chat import Message, Segment, check_text
 from outrider.models.template_data import TemplateData
 from outrider.models.templating import BROKEN, BoundedEnvironment
 from outrider.models.tools import ToolCall, tool_text
@@ -120,6 +120,12 @@ class ChatTemplate:
             calls=_has(self._probed(_PROBE_CALL, []), "probe_tool", "probe_value", "probe_result"),
             begins_in_reasoning=prompt.rstrip("\n").endswith("<think>"),
         )
+
+    def split(self, text: str) -> list[Segment]:
+        """Text at the control tokens whose texts it has: they become these tokens. For prompts that
+        whoever sends them has rendered, not for what others said in them."""
+        check_text(text)
+        return list(self._split(text))
 
     def _probed(self, messages: Sequence[Message], tools: Sequence[str]) -> str:
         """What the template makes of a chat; empty if it refuses it."""

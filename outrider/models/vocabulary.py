@@ -310,6 +310,11 @@ class Vocabulary:
         """Whether the chat template tells the model of tools."""
         return bool(self.chat_template) and self._template.abilities.tools
 
+    def raw_segments(self, text: str) -> list[Segment]:
+        """A prompt that was rendered elsewhere, between the control tokens whose texts it has.
+        Raises InvalidRequestError for a lone surrogate."""
+        return self._template.split(text)
+
     def control_id(self, text: str) -> int:
         """The id of the control token of that text, as a segment has it."""
         return self._control[text]

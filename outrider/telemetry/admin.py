@@ -1,4 +1,4 @@
-"""The admin port: `/metrics` (Prometheus text), `/health` (alive), `/ready` (serving).
+"""The admin port: `/metrics` (Prometheus text), `/health` (alive), `/ready` (serving), `/version`.
 
 A deliberately small HTTP/1.1 server: GET and HEAD, no bodies, one request per connection, a
 bounded head, a bounded number of connections and a bounded time for each.
@@ -14,6 +14,7 @@ from http import HTTPStatus
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
+from outrider import __version__
 from outrider.errors import ConfigError
 from outrider.telemetry.config import AdminConfig
 from outrider.telemetry.process import Cause, ProcessCollector, StallMonitor
@@ -120,7 +121,9 @@ class AdminServer:
             ready, why = self._ready()
             status = HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE
             return _json(status, {"ready": ready, "reason": why})
-        return _plain(HTTPStatus.NOT_FOUND, "try /metrics, /health or /ready")
+        if path == "/version":
+            return _json(HTTPStatus.OK, {"version": __version__})
+        return _plain(HTTPStatus.NOT_FOUND, "try /metrics, /health, /ready or /version")
 
 
 def _plain(status: HTTPStatus, text: str) -> _Answer:

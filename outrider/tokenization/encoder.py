@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeAlias
 
-from outrider.models.chat import Message, check_text
+from outrider.models.chat import Message, Segment, check_text
 from outrider.models.vocabulary import Vocabulary
 from outrider.tokenization.backends.fallback import FallbackBackend
 from outrider.tokenization.segment_cache import CachePolicy, ContentClass, SegmentCache, classify
@@ -105,7 +105,19 @@ class CachingEncoder:
     ) -> PartialPrompt:
         """The prompt as far as this process's cache has it. Raises what `encode_chat` raises."""
         segments = self._vocabulary.segments(messages, tools)
-        classes = iter(classify(segments, messages))
+        return self._begin(segments, classify(segments, messages), scope)
+
+    def begin_text(self, text: str, scope: CacheScope = None) -> PartialPrompt:
+        """As `begin`, for a prompt that is text, in which the texts of control tokens are these
+        tokens. Raises InvalidRequestError for a lone surrogate."""
+        segments = self._vocabulary.raw_segments(text)
+        classes = [ContentClass.USER for segment in segments if not segment.is_control]
+        return self._begin(segments, classes, scope)
+
+    def _begin(
+        self, segments: Sequence[Segment], contents: Iterable[ContentClass], scope: CacheScope
+    ) -> PartialPrompt:
+        classes = iter(contents)
         prompt = PartialPrompt(scope)
         for segment in segments:
             if segment.is_control:

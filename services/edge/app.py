@@ -9,10 +9,11 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
+from outrider import __version__
 from outrider.config_following import ConfigSource, Update, following
 from outrider.models.catalog import current
 from outrider.models.definitions import ModelCatalog
@@ -36,6 +37,9 @@ from services.edge.telemetry import EdgeTelemetry
 from services.edge.time_slicing import TimeSlicer
 from services.edge.upstream.metrics import RouterMetrics
 from services.edge.upstream.pool import RouterPool
+
+if TYPE_CHECKING:
+    from services.edge.http.listener import HttpListener
 
 log = structlog.get_logger()
 
@@ -120,7 +124,10 @@ class Edge:
         self._identities = config.identities()
         self._tenants = config.tenants
         """As the configuration file has them."""
-        self.listener = Listener(self._context(), config.listener_limits())
+        context = self._context()
+        self.listener = Listener(context, config.listener_limits())
+        self.http = _http_listener(config, context, self.listener)
+        """None: HTTP is not served."""
         self._renewal: asyncio.Task[None] | None = None
         self._drafter_deadline = 0.0
         """Loop time until which the edge is not ready while its first drafter starts."""
@@ -183,15 +190,39 @@ class Edge:
         self.upstream.start()
         self._drafter_deadline = asyncio.get_running_loop().time() + _DRAFTER_START_S
         port = await self.listener.start(config.host, config.port, chain, key)
+        http_port = await self._start_http(chain, key)
         self._renewal = asyncio.create_task(
-            certificate.follow(partial(_certificate, config), (chain, key), self.listener.renew)
+            certificate.follow(partial(_certificate, config), (chain, key), self._renew)
         )
-        log.info("edge listens", host=config.host, port=port, admin_port=admin_port)
-        return Ports(main=port, admin=admin_port)
+        log.info(
+            "edge listens",
+            host=config.host,
+            port=port,
+            admin_port=admin_port,
+            http_host=config.http.host,
+            http_port=http_port,
+        )
+        return Ports(main=port, admin=admin_port, http=http_port)
+
+    async def _start_http(self, chain: Path, key: Path) -> int:
+        http = self._config.http
+        if self.http is None or http.port is None:
+            return 0
+        return await self.http.start(http.host, http.port, chain, key)
+
+    async def _renew(self, chain: Path, key: Path) -> None:
+        """Use this certificate from now on. Raises ConfigError."""
+        await self.listener.renew(chain, key)
+        if self.http is not None:
+            await self.http.renew(chain, key)
 
     async def stop(self) -> None:
         """Drain and end. May be called after a failed start."""
-        await self.listener.stop(self._config.drain_s)
+        drain_s = self._config.drain_s
+        draining = [self.listener.stop(drain_s)]
+        if self.http is not None:
+            draining.append(self.http.stop(drain_s))
+        await asyncio.gather(*draining)
         if self._renewal is not None:
             self._renewal.cancel()
         await self.upstream.stop()
@@ -209,6 +240,21 @@ class Edge:
         if first is not None and first.drafter.is_starting and now < self._drafter_deadline:
             return False, "the drafter loads its model"
         return True, "serving"
+
+
+def _http_listener(
+    config: EdgeConfig, context: EdgeContext, listener: Listener
+) -> HttpListener | None:
+    if config.http.port is None:
+        return None
+    # Imported here: an edge without HTTP does without what it takes.
+    from services.edge.http.app import build_app
+    from services.edge.http.door import HttpDoor
+    from services.edge.http.listener import HttpListener
+    from services.edge.http.openapi import document
+
+    door = HttpDoor(context, listener.shared, config.http, document=document(__version__))
+    return HttpListener(build_app(door), door)
 
 
 def _without_models(tenants: Iterable[TenantConfig]) -> list[TenantConfig]:

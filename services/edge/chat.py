@@ -11,7 +11,6 @@ from functools import partial
 import structlog
 
 from outrider.errors import CancelledError, OutriderError
-from outrider.models.chat import Message
 from outrider.telemetry import names
 from outrider.telemetry.tracing import Span, start_span
 from outrider.tokenization.pool.pool import TokenizationJob, TokenizationResult
@@ -49,23 +48,21 @@ from services.edge.session.events import (
 from services.edge.session.machine import ChatSession, SessionState
 from services.edge.stream import RequestStream
 from services.edge.upstream.link import RouterLink
-from services.edge.wire import client as client_wire
 from services.edge.wire.region import RegionWire, cancel
 
 log = structlog.get_logger()
 
 
-class FrameEncoder:
-    """Makes frames of what a client is told. Not a method of the chat: the chat would refer to
+class ResumeToken:
+    """What a client may resume the chat with. Not a method of the chat: the chat would refer to
     itself, and be freed only when it is collected as garbage."""
 
-    def __init__(self, edge: str) -> None:
-        self._edge = edge
+    def __init__(self) -> None:
         self.entry: Entry | None = None
 
-    def __call__(self, event: ClientEvent) -> bytes:
-        """The frame of an event."""
-        return client_wire.write(event, self._edge, self.entry.token if self.entry else "")
+    def __call__(self) -> str:
+        """The token of the moment; empty once the chat has ended."""
+        return self.entry.token if self.entry else ""
 
 
 class Chat:
@@ -93,13 +90,13 @@ class Chat:
             group_lasts=identity.group_lasts,
         )
         self._leave = leave
-        self._encoder = FrameEncoder(context.name)
-        self._channel = ClientChannel(stream, self._encoder, cursor)
+        self._token = ResumeToken()
+        self._channel = ClientChannel(stream, self._token, cursor)
         self._entry: Entry | None = context.resumable.add(
             request, identity, self._channel.log, self
         )
         """None: the chat has ended."""
-        self._encoder.entry = self._entry
+        self._token.entry = self._entry
         self._provisional = request.provisional
         self._wire = RegionWire(
             model.coder,
@@ -130,21 +127,12 @@ class Chat:
         return self._session.state is SessionState.CLOSED
 
     def start(self, waited_s: float = 0.0) -> None:
-        """Begin, so long after the request came. `stream` passes frames to the chat by now."""
+        """Begin, so long after the request came. `stream` passes inputs to the chat by now."""
         self.feed(ChatAsked(self._request, waited_s))
 
-    def receive(self, payload: bytes) -> None:
-        """A further frame from the client."""
-        if self.closed:
-            return
-        try:
-            read = client_wire.read(payload)
-        except OutriderError as error:
-            self.feed(ClientFailed(error))
-            return
-        if not isinstance(read, client_wire.TokenArrived):
-            self.feed(read)
-        elif self._entry is not None:
+    def token_arrived(self) -> None:
+        """The client has the resume token that it was told last."""
+        if self._entry is not None:
             self._context.resumable.acknowledged(self._entry)
 
     def join(self, stream: RequestStream, cursor: ReplayCursor, provisional: bool) -> None:
@@ -227,8 +215,8 @@ class Chat:
                 self._model.drafter.commit(self._drafter_number, ids, lead)
             case CancelRegion(reason):
                 self._cancel(reason)
-            case Tokenize(messages, tools, prediction):
-                self._tokenize(messages, tools, prediction)
+            case Tokenize():
+                self._tokenize(action)
             case Finish():
                 self._finish()
             case _:
@@ -269,14 +257,16 @@ class Chat:
         if self._link is not None:
             self._link.cancel(self._session_id, cancel(reason))
 
-    def _tokenize(
-        self, messages: tuple[Message, ...], tools: tuple[str, ...], prediction: str
-    ) -> None:
+    def _tokenize(self, action: Tokenize) -> None:
         span = start_span(names.SPAN_TOKENIZE, parent=self._span.context)
         try:
             scope = self._request.group or None
-            answer = partial(self._tokenized, prediction)
-            job = self._model.tokenization.submit(messages, answer, tools=tools, scope=scope)
+            answer = partial(self._tokenized, action.prediction)
+            pool = self._model.tokenization
+            if action.text is None:
+                job = pool.submit(action.messages, answer, tools=action.tools, scope=scope)
+            else:
+                job = pool.submit_text(action.text, answer, scope=scope)
             self._tokenizing = job, span
         except OutriderError as error:
             span.end(error)
@@ -304,7 +294,7 @@ class Chat:
             self.feed(PromptReady(prompt, ids))
 
         try:
-            self._tokenizing = self._model.tokenization.submit_text(text, tokenized), span
+            self._tokenizing = self._model.tokenization.submit_plain(text, tokenized), span
         except OutriderError as error:
             tokenized(error)
 
@@ -323,10 +313,10 @@ class Chat:
         if self._entry is not None:
             self._context.resumable.ended(self._entry)
             # It refers to this chat, which would have to be collected as garbage.
-            self._entry = self._encoder.entry = None
+            self._entry = self._token.entry = None
         telemetry = self._context.telemetry
         telemetry.chat_closed()
-        # The last frame is sent in this turn of the loop, the records are made in another.
+        # The last event is sent in this turn of the loop, the records are made in another.
         record = partial(telemetry.record, self._session, self._span, self._loop.time())
         self._context.time_slicer.defer(record)
 

@@ -25,6 +25,7 @@ from services.edge.drafter.settings import (
     DrafterLimits,
     DrafterSettings,
 )
+from services.edge.http.config import HttpConfig
 from services.edge.identity import (
     AccessPolicy,
     ApiKeys,
@@ -132,7 +133,10 @@ class EdgeConfig:
     log_level: str = "info"
 
     quic: ListenerLimits = field(default_factory=ListenerLimits)
-    """What clients may use of the QUIC listener, together and each."""
+    """What clients may use of the QUIC listener, together and each; chats and connections that come
+    over HTTP count too."""
+    http: HttpConfig = field(default_factory=HttpConfig)
+    """Where and how HTTP is served."""
     reopen_s: float = 20.0
     """A chat whose router or replica was lost fails after so long without a token from another."""
     resumption: ResumeLimits = field(default_factory=ResumeLimits)

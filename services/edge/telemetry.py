@@ -41,6 +41,8 @@ RETRIES: Final = "outrider.edge.retries"
 """First packets answered with a Retry."""
 REFUSED: Final = "outrider.edge.refused"
 """Connections, streams, chats, typed text and credentials that were refused, by reason."""
+HTTP_ANSWERS: Final = "outrider.edge.http_answers"
+"""Answers over HTTP, by route and status; 499: the client left before."""
 DRAFTS_DROPPED: Final = "outrider.edge.dropped_draft_frames"
 SHOWN_TOKENS: Final = "outrider.edge.shown_tokens"
 """Shown before they were final; with TOKENS the share shown early."""
@@ -108,6 +110,10 @@ class EdgeTelemetry:
         last one."""
         self._metrics.counter(REFUSED).add(1, {"reason": reason})
         self._refused.note(reason, **details)
+
+    def answered_http(self, route: str, status: int) -> None:
+        """A request over HTTP was answered; `route` is the pattern of its path."""
+        self._metrics.counter(HTTP_ANSWERS).add(1, {"route": route, "status": status})
 
     def close(self) -> None:
         """Nothing is logged any more."""

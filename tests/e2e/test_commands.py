@@ -140,7 +140,17 @@ def test_killed_supervisor_leaves_no_orphan() -> None:
 
 
 def test_interrupt_stops_an_attached_mesh(tmp_path: Path) -> None:
-    command = ["up", "--engine", "fake", "--port", "0", "--state-dir", str(tmp_path)]
+    command = [
+        "up",
+        "--engine",
+        "fake",
+        "--port",
+        "0",
+        "--http-port",
+        "0",
+        "--state-dir",
+        str(tmp_path),
+    ]
     with subprocess.Popen(
         [sys.executable, "-m", "outrider.cli.main", *command],
         stderr=subprocess.PIPE,
@@ -160,7 +170,17 @@ def test_interrupt_stops_an_attached_mesh(tmp_path: Path) -> None:
 
 def test_a_service_that_cannot_start_is_explained(tmp_path: Path) -> None:
     done = outrider(
-        *("up", "--engine", "fake", "--port", "0", "--state-dir", str(tmp_path)),
+        *(
+            "up",
+            "--engine",
+            "fake",
+            "--port",
+            "0",
+            "--http-port",
+            "0",
+            "--state-dir",
+            str(tmp_path),
+        ),
         "--set=router.no_such_key=1",
         check=False,
     )

@@ -84,6 +84,8 @@ class MeshOptions:
     host: str = "127.0.0.1"
     port: int = 4433
     """The edge's UDP port; 0 takes any free one."""
+    http_port: int | None = None
+    """The edge's TCP port for HTTP; 0 takes any free one; None: no HTTP."""
     draft_model: str = ""
     """What the edge drafts with for the first model: "" is what is shipped for it. Other models
     have the draft of their definitions."""
@@ -112,6 +114,8 @@ class MeshOptions:
                 )
         if not 0 <= self.port < 1 << 16:
             raise ConfigError(f"port must be 0 to 65535, not {self.port}")
+        if self.http_port is not None and not 0 <= self.http_port < 1 << 16:
+            raise ConfigError(f"http-port must be 0 to 65535, or -1, not {self.http_port}")
         if self.engine == "fake" and self.draft_model not in ("", "none"):
             raise ConfigError(
                 f"a fake model says nothing that the draft model {self.draft_model} could guess; "
@@ -258,6 +262,8 @@ def edge(options: MeshOptions, router_port: int, state_dir: Path) -> ProcessSpec
         # Not even the one that is shipped for the model.
         "drafter": {"model": "none" if options.engine == "fake" else options.draft_model},
     }
+    if options.http_port is not None:
+        values["http"] = {"host": options.host, "port": options.http_port}
     return ProcessSpec(name="edge", role="edge", values=values)
 
 

@@ -128,7 +128,8 @@ class Supervisor:
         self.children.append(child)
         child.keeper = asyncio.create_task(self._keep(child))
         child.keeper.add_done_callback(self._keeper_ended)
-        self._say(f"{spec.name:<32} {spec.role:<10} port {ports.main:<6} admin {ports.admin}")
+        http = f"  http {ports.http}" if ports.http else ""
+        self._say(f"{spec.name:<32} {spec.role:<10} port {ports.main:<6} admin {ports.admin}{http}")
         return child
 
     def rewrite(self, child: Child, wanted: ProcessSpec, definitions: Definitions) -> None:
@@ -209,7 +210,7 @@ class Supervisor:
         completed = mesh.completed(spec, told, tls)
         if is_first:
             return completed
-        ports = {"port": spec.values["port"], "admin": spec.values["admin"]}
+        ports = {key: spec.values[key] for key in ("port", "admin", "http") if key in spec.values}
         return replace(completed, values=mesh.merged(completed.values, ports))
 
     async def _until_ready(
@@ -249,6 +250,7 @@ class Supervisor:
                 "restarts": child.restarts.count,
             }
             | ({"model": child.spec.values["model"]} if child.spec.role == "inference" else {})
+            | ({"http_port": child.ports.http} if child.ports.http else {})
             for child in self.children
         ]
         options = self.options
@@ -297,7 +299,12 @@ class Supervisor:
             self._say(f"{name} is up again, on port {child.ports.main}")
 
     async def _start_again(self, child: Child) -> asyncio.subprocess.Process:
-        ports = {"port": child.ports.main, "admin": {"port": child.ports.admin}}
+        ports: dict[str, object] = {
+            "port": child.ports.main,
+            "admin": {"port": child.ports.admin},
+        }
+        if child.ports.http:
+            ports["http"] = {"port": child.ports.http}
         again = replace(child.spec, values=mesh.merged(child.spec.values, ports))
         child.written = self._completed(again, is_first=False)
         process, _, _ = await self._spawn(child.written, child.definitions, is_first=False)

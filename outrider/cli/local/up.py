@@ -56,6 +56,9 @@ _Replicas = Annotated[int, typer.Option(help="Inference replicas of each model p
 _Threads = Annotated[int, typer.Option(help="Engine threads per replica; 0: a fair share.")]
 _Engine = Annotated[str, typer.Option(help="openvino, or fake for trying things out.")]
 _Port = Annotated[int, typer.Option(help="The edge's UDP port; 0: any free one.")]
+_HttpPort = Annotated[
+    int, typer.Option(help="The edge's TCP port for HTTP; 0: any free one; -1: no HTTP.")
+]
 _Draft = Annotated[
     str,
     typer.Option(
@@ -89,6 +92,7 @@ def up(
     threads: _Threads = 0,
     engine: _Engine = "openvino",
     port: _Port = 4433,
+    http_port: _HttpPort = 8080,
     draft_model: _Draft = "",
     settings: _Settings = None,
     config: _Config = None,
@@ -101,7 +105,7 @@ def up(
     Every service is a process of its own with a log under the state folder; one that dies is
     started again. Ctrl-C stops all, a second Ctrl-C at once. While it runs, `outrider mesh add` and
     `outrider mesh remove` change which models it serves.
-    Then: outrider chat "hello"
+    Then: outrider chat "hello", or any client of the OpenAI API at http://127.0.0.1:8080/v1
     """
     folder = (state_dir or default_state_dir()).resolve()
     if supervisor_pid(folder) is not None:
@@ -114,6 +118,7 @@ def up(
         regions=names,
         engine=engine,
         port=port,
+        http_port=None if http_port == -1 else http_port,
         draft_model=draft_model,
         settings=tuple(settings or ()),
         tables={} if config is None else told.read(config, ROLES),
@@ -235,6 +240,9 @@ async def _start_and_wait(supervisor: Supervisor, stop: asyncio.Event, console: 
         return
     starting.result()
     console.print(f"ready; logs in {supervisor.state_dir / 'logs'}; try: outrider chat")
+    for child in supervisor.children:
+        if child.ports.http:
+            console.print(f"HTTP: http://{supervisor.options.host}:{child.ports.http}/v1")
     folder = supervisor.state_dir
     changing = Changing(supervisor, Asking(folder, supervisor.options.host))
     async with control.listening(folder, changing):

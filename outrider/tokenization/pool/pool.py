@@ -21,7 +21,7 @@ from typing import Final, Protocol, TypeAlias
 
 import structlog
 
-from outrider.errors import OutriderError, OverloadedError
+from outrider.errors import OutriderError, OverloadedError, PromptTooLongError
 from outrider.models.chat import Message, num_chars_of
 from outrider.tokenization.encoder import CacheScope, CachingEncoder, PartialPrompt
 from outrider.tokenization.pool.job_queue import LONG_CHARS, JobClass
@@ -91,10 +91,12 @@ class TokenizationJob:
     """Seconds, by the pool's clock."""
     scope: CacheScope = None
     tools: Sequence[str] = ()
+    text: str | None = None
+    """The prompt, where it is no chat."""
     prompt: PartialPrompt | None = None
     """What the event loop found in the cache already."""
     is_plain: bool = False
-    """Text alone, of no chat: what is too long is cut."""
+    """Text that is no prompt: what is too long is cut."""
     is_cancelled: bool = False
 
     def deliver(self, result: TokenizationResult) -> None:
@@ -167,10 +169,7 @@ class TokenizationPool:
         """
         messages = self._rewriter.prepare(messages)
         num_chars = num_chars_of(messages, tools)
-        if is_typeahead:
-            job_class = JobClass.TYPEAHEAD
-        else:
-            job_class = JobClass.LONG if num_chars >= LONG_CHARS else JobClass.SHORT
+        job_class = JobClass.TYPEAHEAD if is_typeahead else _class_of(num_chars)
         loop = asyncio.get_running_loop()
         job = TokenizationJob(messages, answer, job_class, loop, self._clock(), scope, tools)
         if not self._is_answered_inline(job, num_chars):
@@ -178,11 +177,28 @@ class TokenizationPool:
         return job
 
     def submit_text(
+        self,
+        text: str,
+        answer: Callable[[TokenizationResult], None],
+        *,
+        scope: CacheScope = None,
+    ) -> TokenizationJob:
+        """As `submit`, for a prompt that is text, in which the texts of control tokens are these
+        tokens. It is not rewritten. Raises OverloadedError."""
+        loop = asyncio.get_running_loop()
+        job = TokenizationJob(
+            (), answer, _class_of(len(text)), loop, self._clock(), scope, text=text
+        )
+        if not self._is_answered_inline(job, len(text)):
+            self._enqueue(job, len(text))
+        return job
+
+    def submit_plain(
         self, text: str, answer: Callable[[TokenizationResult], None]
     ) -> TokenizationJob:
-        """As `submit`, for plain text of no chat: neither rewritten nor cached, and cut behind
+        """As `submit`, for text that is no prompt: neither rewritten nor cached, and cut behind
         `max_tokens`. Raises OverloadedError when the threads, where it goes alone, have no room."""
-        job_class = JobClass.LONG if len(text) >= LONG_CHARS else JobClass.SHORT
+        job_class = _class_of(len(text))
         loop = asyncio.get_running_loop()
         prompt = PartialPrompt(None, [(text, ContentClass.USER)], len(text))
         job = TokenizationJob(
@@ -211,7 +227,7 @@ class TokenizationPool:
         if num_chars > policy.max_inline_chars or len(job.messages) > policy.max_inline_messages:
             return False
         try:
-            job.prompt = self.encoder.begin(job.messages, job.scope, tools=job.tools)
+            job.prompt = self._begin(job)
         except OutriderError as error:
             self._finish(job, error, Tier.CACHE)
             return True
@@ -242,7 +258,9 @@ class TokenizationPool:
             raise
 
     def _is_taken_by_overflow(self, job: TokenizationJob) -> bool:
-        return self._overflow is not None and self._overflow.offer(
+        if self._overflow is None or job.text is not None:
+            return False  # other processes take chats
+        return self._overflow.offer(
             job, lambda done, result: self._finish(done, self._fit(done, result), Tier.PROCESS)
         )
 
@@ -273,8 +291,7 @@ class TokenizationPool:
         return _result_of(lambda: self._ids(job, may_wait=may_wait))
 
     def _ids(self, job: TokenizationJob, *, may_wait: bool) -> array[int]:
-        prompt = job.prompt or self.encoder.begin(job.messages, job.scope, tools=job.tools)
-        ids = self.encoder.finish(prompt, may_wait=may_wait)
+        ids = self.encoder.finish(job.prompt or self._begin(job), may_wait=may_wait)
         if len(ids) <= self._policy.max_tokens:
             return ids
         if job.is_plain:
@@ -288,7 +305,15 @@ class TokenizationPool:
         num_tokens = len(result)
         return _result_of(lambda: self._fitted(job, num_tokens, may_wait=True))
 
+    def _begin(self, job: TokenizationJob) -> PartialPrompt:
+        if job.text is not None:
+            return self.encoder.begin_text(job.text, job.scope)
+        return self.encoder.begin(job.messages, job.scope, tools=job.tools)
+
     def _fitted(self, job: TokenizationJob, num_tokens: int, *, may_wait: bool) -> array[int]:
+        if job.text is not None:
+            raise PromptTooLongError.of(num_tokens, self._policy.max_tokens)
+
         def encode(messages: Sequence[Message]) -> array[int]:
             prompt = self.encoder.begin(messages, job.scope, tools=job.tools)
             return self.encoder.finish(prompt, may_wait=may_wait)
@@ -303,6 +328,10 @@ class TokenizationPool:
         )
         self._shortened(num_tokens, len(ids))
         return ids
+
+
+def _class_of(num_chars: int) -> JobClass:
+    return JobClass.LONG if num_chars >= LONG_CHARS else JobClass.SHORT
 
 
 def _result_of(work: Callable[[], array[int]]) -> TokenizationResult:

@@ -31,13 +31,13 @@ from services.edge.drafter.settings import NO_DRAFT_MODEL
 from services.edge.models.kept_learning import KeptLearning
 from services.edge.models.keys import EdgeModel, ModelKey
 from services.edge.models.labels import ModelLabels
+from services.edge.models.offer import Offer
 from services.edge.session.learning import EdgeLearning
 from services.edge.session.machine import SessionPolicy
 from services.edge.session.reopening import ReopenPolicy
 from services.edge.session.reply import ReplyTools
 from services.edge.session.typeahead_plan import TypeaheadPolicy
 from services.edge.tool_calling import ToolCalling
-from services.edge.wire.client import Offer
 
 LoadVocabulary: TypeAlias = Callable[[ModelSpec], tuple[Vocabulary, FallbackBackend]]
 """A model's vocabulary, and what encodes with it. Blocks; raises OutriderError."""
@@ -64,6 +64,7 @@ class ServedModel:
     policy: SessionPolicy
     tools: ReplyTools
     coder: TokenCoder
+    vocabulary: Vocabulary
     encoder: CachingEncoder
     tokenization: TokenizationPool
     typeahead: TypeaheadPolicy
@@ -157,6 +158,7 @@ def load_model(
         ),
         tools=reply_tools(vocabulary, learning.groups, used_drafter, admit=learning.admit),
         coder=coder,
+        vocabulary=vocabulary,
         encoder=encoder,
         tokenization=tokenization,
         typeahead=config.typeahead_policy(max_context_tokens),

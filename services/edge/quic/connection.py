@@ -159,22 +159,12 @@ class EdgeConnection(ConnectionProtocol):
             raise DrainingError("this edge is shutting down; connect to another")
 
     def begin_chat(self, client: bytes) -> Callable[[], None]:
-        """Count a chat of its address prefix and of a client (empty: it is the whole tenant's)
-        until the returned function is called, which may be long after the connection. Raises
-        OverloadedError."""
-        shared, now = self._shared, self._loop.time()
-        held = contextlib.ExitStack()
+        """As SharedLimits.hold_chat, from this connection's address. Raises OverloadedError."""
         try:
-            shared.quotas.hold(self.prefix, Count.CHATS, now)
-            held.callback(shared.quotas.release, self.prefix, Count.CHATS)
-            if client:
-                shared.client_quotas.hold(client, Count.CHATS, now)
-                held.callback(shared.client_quotas.release, client, Count.CHATS)
+            return self._shared.hold_chat(self.prefix, client, self._loop.time())
         except OverloadedError:
-            held.close()
             self.context.telemetry.refused("chats")
             raise
-        return held.close
 
     def spend(self, rate: Rate, amount: int, client: bytes) -> bool:
         """Use so much of the quotas of a client and its address prefix; False if that is too

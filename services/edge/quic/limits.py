@@ -7,7 +7,9 @@ shown that it receives what is sent to its address; to further ones it answers w
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -334,6 +336,18 @@ class SharedLimits:
         address.num_connections += 1
         own = MemoryBudget(MAX_RECEIVED_BYTES_PER_CONNECTION, address.budget)
         return address, own
+
+    def hold_chat(self, prefix: str, client: bytes, now: float) -> Callable[[], None]:
+        """Count a chat of an address prefix and of a client (empty: it is the whole tenant's) until
+        the returned function is called, which may be long after its connection. Raises
+        OverloadedError."""
+        with contextlib.ExitStack() as held:
+            self.quotas.hold(prefix, Count.CHATS, now)
+            held.callback(self.quotas.release, prefix, Count.CHATS)
+            if client:
+                self.client_quotas.hold(client, Count.CHATS, now)
+                held.callback(self.client_quotas.release, client, Count.CHATS)
+            return held.pop_all().close
 
     def connection_ended(self, address: AddressState) -> None:
         """A connection has ended, whether its handshake was complete or not."""

@@ -194,12 +194,13 @@ class ClientChannel:
     def __init__(
         self,
         stream: ClientStream,
-        encode: Callable[[ClientEvent], bytes],
+        token: Callable[[], str],
         cursor: ReplayCursor,
     ) -> None:
-        """`cursor`: how much of the chat the client has from an earlier run."""
+        """`token`: the chat's resume token, which changes whenever a client comes back; `cursor`:
+        how much of the chat the client has from an earlier run."""
         self._stream: ClientStream | None = stream
-        self._encode = encode
+        self._token = token
         self._cursor = cursor
         self._is_muted = False
         """Whether provisional text was left out: it has to start over before more is sent."""
@@ -228,7 +229,7 @@ class ClientChannel:
         if self._stream is None:
             return False
         for missing in self._missing(event, first_char):
-            self._stream.send(self._encode(missing))
+            self._send(self._stream, missing)
         caught_up = self._is_muted and not self.is_behind
         if caught_up:
             self._is_muted = False
@@ -246,12 +247,12 @@ class ClientChannel:
         with an error."""
         if self._stream is not None:
             error = DuplicateSessionError("another stream goes on with this chat; read that one")
-            self._stream.end(self._encode(Failed(error)))
+            self._stream.end(Failed(error))
         self._stream = stream
         self._cursor = cursor
         self._is_muted = False
         for event in self.log.replay(cursor):
-            stream.send(self._encode(event))
+            self._send(stream, event)
 
     def lose(self) -> None:
         """The client's connection was lost."""
@@ -262,3 +263,6 @@ class ClientChannel:
         if self._stream is not None:
             self._stream.end()
             self._stream = None
+
+    def _send(self, stream: ClientStream, event: ClientEvent) -> None:
+        stream.tell(event, self._token() if isinstance(event, Accepted) else "")

@@ -46,6 +46,10 @@ class ReplicaPace:
 
 NO_PACE = ReplicaPace()
 
+RawPrompt: TypeAlias = str | tuple[int, ...]
+"""A prompt as it is, without a chat template: text, in which the texts of control tokens are these
+tokens, or ids."""
+
 Span: TypeAlias = tuple[int, int]
 """Code points [begin, end) of a reply, from its beginning."""
 
@@ -84,6 +88,9 @@ class ChatRequest:
     speculation: Speculation = Speculation.ON
     thin: bool = False
     """The region tokenizes."""
+    raw_prompt: RawPrompt | None = None
+    """Goes to the model as it is, and there are no messages; None: the messages do. Not of thin
+    chats."""
     residency: tuple[str, ...] = ()
     trace: tuple[str, str] = ("", "")
     """W3C traceparent and tracestate of the client's span."""
@@ -104,6 +111,11 @@ class ChatRequest:
     """Whether a reply may have more than one call."""
     reply_format: ReplyFormat | None = None
     """How its reply is to be read, once its model is known; None: as text alone."""
+
+    @property
+    def has_prompt(self) -> bool:
+        """Whether it says what it is about; otherwise it only goes on with a chat that is here."""
+        return bool(self.messages) or self.raw_prompt is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +287,8 @@ class Tokenize:
     messages: tuple[Message, ...]
     tools: tuple[str, ...] = ()
     prediction: str = ""
+    text: str | None = None
+    """Encode this instead, as it is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -221,7 +221,10 @@ class ChatSession:
         if request.thin:
             return self._open(asked, None, now)
         self.state = SessionState.TOKENIZING
-        return [Tokenize(request.messages, request.tools, request.prediction)]
+        raw = request.raw_prompt
+        if isinstance(raw, tuple):
+            return self._prompt_ready(asked, PromptReady(raw), now)
+        return [Tokenize(request.messages, request.tools, request.prediction, raw)]
 
     def _prompt_ready(self, chat: _AskedChat, item: PromptReady, now: float) -> Actions:
         longest = self._policy.max_context_tokens - 1

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
-from uuid import uuid4
 
 from google.protobuf.message import DecodeError
 
 from outrider.codec.frames import encode_frame
 from outrider.errors import (
     InvalidRequestError,
-    InvalidSamplingError,
     MalformedFrameError,
-    PromptTooLongError,
 )
 from outrider.model_identity import check_model_identity
 from outrider.models.chat import Message, check_messages, check_num_messages
 from outrider.models.tools import check_choice, check_tools
 from outrider.reply_parsing.formats import ReplyFormat
-from outrider.v1 import common_pb2, edge_pb2
+from outrider.v1 import edge_pb2
 from outrider.wire import (
     error_to_proto,
     finish_reason_to_proto,
@@ -33,6 +30,7 @@ from outrider.wire import (
     usage_to_proto,
 )
 from services.edge.identity import Credential
+from services.edge.request_fields import request_id, residency, trace
 from services.edge.session.events import (
     Accepted,
     CancelAsked,
@@ -47,9 +45,6 @@ from services.edge.session.events import (
     Retract,
 )
 
-MAX_ID_CHARS = 128
-MAX_RESIDENCY = 64
-MAX_TRACE_CHARS = 512
 MAX_TOKEN_CHARS = 64
 MAX_PREDICTION_CHARS = 1 << 17
 DESCRIBE = edge_pb2.ClientFrame(describe=edge_pb2.DescribeEdge()).SerializeToString()
@@ -57,15 +52,6 @@ DESCRIBE = edge_pb2.ClientFrame(describe=edge_pb2.DescribeEdge()).SerializeToStr
 DESCRIBE_STREAM = encode_frame(DESCRIBE)
 _TYPED_TAG = bytes([edge_pb2.ClientFrame.TYPED_FIELD_NUMBER << 3 | 2])
 """Protocol Buffers, encoding: field number and wire type LEN."""
-
-
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """What a chat with a model may be."""
-
-    model: str
-    vocabulary_size: int
-    max_context_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +64,7 @@ def read(
 ) -> ChatAsked | CancelAsked | TokenArrived:
     """One ClientFrame. `admit` is called with a chat's credential before anything else of the chat
     is read, and raises if it is refused. A chat's `model` is what the client calls it, "" for none;
-    `check_fits` is for when it is known. Raises MalformedFrameError for bytes that are no frame
+    `Offer.check` is for when it is known. Raises MalformedFrameError for bytes that are no frame
     (text that is not UTF-8 included), InvalidRequestError for a chat that cannot be served."""
     try:
         frame = edge_pb2.ClientFrame.FromString(payload)
@@ -171,30 +157,6 @@ def _credential(wire: edge_pb2.Credential) -> Credential:
     return Credential(wire.key, wire.user, wire.client_secret)
 
 
-def check_fits(request: ChatRequest, offer: Offer) -> None:
-    """Raises InvalidRequestError for a chat that is none of this model's: of ids outside its
-    vocabulary, or longer than its context."""
-    _check_resume(request.resume.ids, offer)
-    params = request.sampling
-    for token in (*params.stop_ids, *params.logit_bias):
-        if token >= offer.vocabulary_size:
-            raise InvalidSamplingError(
-                f"id {token} in the sampling values is outside the vocabulary of "
-                f"{offer.vocabulary_size} ids"
-            )
-
-
-def _check_resume(ids: Sequence[int], offer: Offer) -> None:
-    if len(ids) >= offer.max_context_tokens:
-        raise PromptTooLongError(
-            f"resume has {len(ids)} ids, the context has {offer.max_context_tokens}"
-        )
-    if ids and max(ids) >= offer.vocabulary_size:
-        raise InvalidRequestError(
-            f"resume has an id outside the vocabulary of {offer.vocabulary_size} ids"
-        )
-
-
 def _request(chat: edge_pb2.ChatRequest) -> ChatRequest:
     check_num_messages(len(chat.messages))
     messages = tuple(map(message_from_proto, chat.messages))
@@ -203,7 +165,7 @@ def _request(chat: edge_pb2.ChatRequest) -> ChatRequest:
     if messages or not resume.token:
         check_messages(messages)
     return ChatRequest(
-        request_id=_request_id(chat.idempotency_key),
+        request_id=request_id(chat.idempotency_key),
         model=chat.model,
         messages=messages,
         sampling=sampling_from_proto(chat.sampling),
@@ -212,8 +174,8 @@ def _request(chat: edge_pb2.ChatRequest) -> ChatRequest:
         provisional=chat.provisional,
         speculation=speculation_from_proto(chat.speculation),
         thin=chat.thin,
-        residency=_residency(chat.residency),
-        trace=_trace(chat.trace),
+        residency=residency(chat.residency),
+        trace=trace(chat.trace.traceparent, chat.trace.tracestate),
         resume=resume,
         digest=_digest(chat),
         prediction=_prediction(chat),
@@ -261,30 +223,6 @@ def _digest(chat: edge_pb2.ChatRequest) -> bytes:
     for field in ("model", "resume", "trace", "deadline_ms", "provisional", "credential"):
         bare.ClearField(field)
     return blake2b(bare.SerializeToString(deterministic=True), digest_size=16).digest()
-
-
-def _request_id(key: str) -> str:
-    if not key:
-        return uuid4().hex
-    if len(key) > MAX_ID_CHARS or not key.isascii() or not key.isprintable():
-        raise InvalidRequestError(
-            f"an idempotency key has at most {MAX_ID_CHARS} printable ASCII characters"
-        )
-    return key
-
-
-def _residency(names: Sequence[str]) -> tuple[str, ...]:
-    if len(names) > MAX_RESIDENCY or any(len(name) > MAX_ID_CHARS for name in names):
-        raise InvalidRequestError(
-            f"residency lists at most {MAX_RESIDENCY} regions of {MAX_ID_CHARS} characters"
-        )
-    return tuple(names)
-
-
-def _trace(trace: common_pb2.TraceContext) -> tuple[str, str]:
-    if len(trace.traceparent) > MAX_TRACE_CHARS or len(trace.tracestate) > MAX_TRACE_CHARS:
-        return "", ""
-    return trace.traceparent, trace.tracestate
 
 
 def _frame(event: ClientEvent, edge: str) -> edge_pb2.EdgeFrame:

@@ -31,6 +31,7 @@ from services.edge.session.events import (
 from services.edge.wire import client as client_wire
 
 ACCEPTED = Accepted("r", "m", 3)
+TOKEN = "t" * 32
 
 
 def done(upto: int) -> Done:
@@ -151,25 +152,30 @@ class Stream:
         self.sent: list[str] = []
         self.ended = False
 
-    def send(self, payload: bytes) -> None:
+    def tell(self, event: ClientEvent, token: str = "") -> None:
         assert not self.ended
-        self.sent.append(payload.decode())
+        assert token == (TOKEN if isinstance(event, Accepted) else "")
+        self.sent.append(short(event))
 
-    def end(self, last: bytes = b"") -> None:
+    def end(self, last: ClientEvent | None = None) -> None:
         assert not self.ended
-        if last:
-            self.send(last)
+        if last is not None:
+            self.tell(last)
         self.ended = True
 
 
-def encode(event: ClientEvent) -> bytes:
+def resume_token() -> str:
+    return TOKEN
+
+
+def short(event: ClientEvent) -> str:
     match event:
         case Commit(text, ids, upto):
-            return f"commit {text} {len(ids)} {upto}".encode()
+            return f"commit {text} {len(ids)} {upto}"
         case Provisional(text=text):
-            return f"provisional {text}".encode()
+            return f"provisional {text}"
         case _:
-            return type(event).__name__.encode()
+            return type(event).__name__
 
 
 def tell(channel: ClientChannel, *events: ClientEvent) -> list[bool]:
@@ -178,7 +184,7 @@ def tell(channel: ClientChannel, *events: ClientEvent) -> list[bool]:
 
 def test_one_client_hears_everything_as_it_comes() -> None:
     stream = Stream()
-    channel = ClientChannel(stream, encode, ReplayCursor())
+    channel = ClientChannel(stream, resume_token, ReplayCursor())
     told = tell(channel, ACCEPTED, Provisional(0, 0, "x", 0.5), Retract(0), Commit("a", (1,), 1))
     assert stream.sent == ["Accepted", "provisional x", "Retract", "commit a 1 1"]
     assert told == [False] * 4
@@ -189,7 +195,7 @@ def test_one_client_hears_everything_as_it_comes() -> None:
 
 def test_a_client_that_comes_back_gets_what_it_missed_and_then_goes_on() -> None:
     first, second = Stream(), Stream()
-    channel = ClientChannel(first, encode, ReplayCursor())
+    channel = ClientChannel(first, resume_token, ReplayCursor())
     tell(channel, ACCEPTED, Commit("a", (1,), 1))
     channel.lose()
     assert not channel.is_present
@@ -203,7 +209,7 @@ def test_a_client_that_comes_back_gets_what_it_missed_and_then_goes_on() -> None
 
 def test_the_last_stream_to_come_has_the_chat() -> None:
     first, second = Stream(), Stream()
-    channel = ClientChannel(first, encode, ReplayCursor())
+    channel = ClientChannel(first, resume_token, ReplayCursor())
     tell(channel, ACCEPTED, Commit("a", (1,), 1))
     channel.join(second, ReplayCursor())
     tell(channel, Commit("b", (2,), 2))
@@ -214,7 +220,7 @@ def test_the_last_stream_to_come_has_the_chat() -> None:
 
 def test_a_client_ahead_of_the_chat_hears_nothing_it_has() -> None:
     stream = Stream()
-    channel = ClientChannel(stream, encode, ReplayCursor(3, 3))
+    channel = ClientChannel(stream, resume_token, ReplayCursor(3, 3))
     assert channel.is_behind
     reached = tell(
         channel,

@@ -303,7 +303,7 @@ async def test_plain_text_is_tokenized_in_a_thread_cut_and_not_cached(words: Voc
     size = made.encoder.size
     for text in ("abc", "abcdefgh", "<|im_end|>"):
         answered: asyncio.Future[TokenizationResult] = asyncio.get_running_loop().create_future()
-        made.submit_text(text, answered.set_result)
+        made.submit_plain(text, answered.set_result)
         assert await answered == tuple(words.encode(text)[:5]), "special text stays text"
     assert made.encoder.size == size
     assert made.tiers == [], "it is no chat"
@@ -316,9 +316,9 @@ async def test_plain_text_waits_for_a_thread_or_is_refused(
     gate = Gate(monkeypatch)
     answers: list[TokenizationResult] = []
     for _ in range(2):
-        tokenization.submit_text("abc", answers.append)
+        tokenization.submit_plain("abc", answers.append)
     with pytest.raises(OverloadedError):
-        tokenization.submit_text("abc", answers.append)
+        tokenization.submit_plain("abc", answers.append)
     gate.open()
     await eventually(lambda: len(answers) == 2)
     assert answers == [tuple(words.encode("abc"))] * 2

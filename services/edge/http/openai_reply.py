@@ -1,0 +1,310 @@
+"""Replies as the OpenAI API writes them, chats and completions alike (pure).
+
+An OpenAiWriter keeps what it takes to write one reply; a Shape says how this API's objects look. In
+an event stream each commit is one event, sent when it comes; otherwise texts are kept until all
+chats have ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from outrider.cost import NANOS
+from outrider.errors import OutriderError
+from outrider.session_types import FinishReason
+from services.edge.http import sse
+from services.edge.http.openai_errors import described
+from services.edge.http.sse import Position
+from services.edge.session.events import (
+    Accepted,
+    ClientEvent,
+    Commit,
+    Done,
+    Provisional,
+    Retract,
+)
+
+DONE: Final = b"data: [DONE]\n\n"
+_FINISH_REASONS: Final = {
+    FinishReason.STOP: "stop",
+    FinishReason.LENGTH: "length",
+    FinishReason.DEADLINE: "length",
+    FinishReason.CANCELLED: "stop",
+}
+_FINGERPRINT_CHARS: Final = 16
+
+
+class PromptTokensDetails(msgspec.Struct, kw_only=True):
+    """Of the prompt's tokens."""
+
+    cached_tokens: int
+    """Whose KV was reused."""
+
+
+class CompletionTokensDetails(msgspec.Struct, kw_only=True):
+    """Of drafts that the model verified."""
+
+    accepted_prediction_tokens: int
+    """Those that became part of the reply."""
+    rejected_prediction_tokens: int
+
+
+class OpenAiUsage(msgspec.Struct, kw_only=True):
+    """Tokens of a reply, all its choices together; the prompt counts once."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
+
+
+class ChoiceDetails(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Ours: what else is known of a choice."""
+
+    seed: int | UnsetType = UNSET
+    """The choice again, alone: the same request with this seed."""
+    region: str | UnsetType = UNSET
+    replica: str | UnsetType = UNSET
+    ttft_ms: float | UnsetType = UNSET
+    """From the request to the first token, at the edge."""
+    total_ms: float | UnsetType = UNSET
+    cost: str | UnsetType = UNSET
+    """By the price that applies, in decimals."""
+    currency: str | UnsetType = UNSET
+    finish_reason: str | UnsetType = UNSET
+    """Where the API has no word for it: deadline."""
+    inexact: bool | UnsetType = UNSET
+    """Whether another model went on with the reply."""
+
+
+class ProvisionalText(msgspec.Struct, kw_only=True):
+    """Ours: of the choice's provisional text `erase_to` code points stay, `text` follows."""
+
+    index: int
+    erase_to: int
+    text: str
+    stability: float
+
+
+@dataclass(slots=True)
+class Choice:
+    """What there is of a choice so far."""
+
+    index: int
+    seed: int
+    position: Position
+    """How much of it the client has, or will have with what was written last."""
+    prefix: str = ""
+    """Text that goes before the reply's."""
+    begun: bool = False
+    pieces: list[str] = field(default_factory=list)
+    """Of text, where the reply is not streamed."""
+    done: Done | None = None
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return "".join(self.pieces)
+
+    @property
+    def finish_reason(self) -> str | None:
+        """In the API's words, once it has ended."""
+        return None if self.done is None else _FINISH_REASONS[self.done.finish_reason]
+
+    @property
+    def details(self) -> ChoiceDetails:
+        """Of one that has ended."""
+        done = self.done
+        assert done is not None
+        cost = done.usage.cost
+        is_late = done.finish_reason is FinishReason.DEADLINE
+        return ChoiceDetails(
+            seed=self.seed,
+            region=done.region or UNSET,
+            replica=done.replica or UNSET,
+            ttft_ms=round(done.edge_timings.ttft_ms, 3),
+            total_ms=round(done.edge_timings.total_ms, 3),
+            cost=UNSET if cost is None else _decimals(cost.amount_nanos),
+            currency=UNSET if cost is None else cost.currency,
+            finish_reason="deadline" if is_late else UNSET,
+            inexact=True if done.inexact else UNSET,
+        )
+
+
+def _decimals(nanos: int) -> str:
+    whole, rest = divmod(nanos, NANOS)
+    return f"{whole}.{rest:09d}"
+
+
+@dataclass(slots=True)
+class Reply:
+    """What all objects of one reply have in common."""
+
+    created: int
+    """Unix time."""
+    reply_id: str = ""
+    model: str = ""
+    fingerprint: str | None = None
+    """Of what computes the reply (outrider.model_identity), once that is known."""
+    includes_usage: bool = False
+    """Whether the stream ends with the tokens; its other objects then say that they do not."""
+
+    @property
+    def no_usage(self) -> UnsetType | None:
+        """Of an object in a stream that does not have the tokens."""
+        return None if self.includes_usage else UNSET
+
+
+class Shape(Protocol):
+    """How one API's objects look: msgspec structs."""
+
+    prefix: str
+    """Of a reply's id."""
+
+    def opening(self, reply: Reply, choice: Choice) -> msgspec.Struct | None:
+        """What a choice's stream begins with, if it begins with anything but text."""
+        ...
+
+    def text(self, reply: Reply, choice: Choice, text: str) -> msgspec.Struct:
+        """A piece of a choice's text."""
+        ...
+
+    def ending(self, reply: Reply, choice: Choice) -> msgspec.Struct:
+        """The end of a choice's stream."""
+        ...
+
+    def usage(self, reply: Reply, usage: OpenAiUsage) -> msgspec.Struct:
+        """The last object of a stream, where it was asked for."""
+        ...
+
+    def body(self, reply: Reply, choices: Sequence[Choice], usage: OpenAiUsage) -> msgspec.Struct:
+        """A reply that is not streamed."""
+        ...
+
+
+class OpenAiWriter:
+    """Writes one reply; a ReplyWriter."""
+
+    def __init__(
+        self,
+        shape: Shape,
+        choices: Sequence[Choice],
+        created: int,
+        *,
+        is_streamed: bool,
+        includes_usage: bool,
+        has_ids: bool,
+        num_per_prompt: int,
+    ) -> None:
+        """`has_ids`: whether the events of a stream say what the client has, to resume with;
+        `num_per_prompt`: choices that have a prompt in common, which follow each other."""
+        self._shape = shape
+        self._choices = choices
+        self._num_per_prompt = num_per_prompt
+        self._reply = Reply(created, includes_usage=includes_usage)
+        self._is_streamed = is_streamed
+        self._has_ids = has_ids
+        self._encode = msgspec.json.Encoder().encode
+
+    def take(self, index: int, event: ClientEvent) -> bytes:
+        """As ReplyWriter.take."""
+        choice = self._choices[index]
+        match event:
+            case Accepted(request_id, model):
+                if not self._reply.reply_id:
+                    self._reply.reply_id = self._shape.prefix + request_id
+                    self._reply.model = model
+            case Commit():
+                return self._commit(choice, event)
+            case Done():
+                choice.done = event
+                if self._is_streamed:
+                    end = self._event(self._shape.ending(self._reply, choice))
+                    return self._begin(choice) + end
+            case Provisional(_, erase_to, text, stability) if self._is_streamed:
+                return self._provisional(choice, erase_to, text, stability)
+            case Retract(erase_to) if self._is_streamed:
+                return self._provisional(choice, erase_to, "", 1.0)
+        return b""
+
+    def whole(self) -> bytes:
+        """As ReplyWriter.whole."""
+        if not self._is_streamed:
+            body = self._shape.body(self._reply, self._choices, self._usage())
+            return self._encode(body)
+        last = b""
+        if self._reply.includes_usage:
+            last = self._event(self._shape.usage(self._reply, self._usage()))
+        return last + DONE
+
+    def failed(self, error: OutriderError) -> bytes:
+        """As ReplyWriter.failed."""
+        return sse.event(self._encode(described(error))) + DONE
+
+    def _commit(self, choice: Choice, commit: Commit) -> bytes:
+        if commit.model_identity:
+            hexadecimal = commit.model_identity.hex()[:_FINGERPRINT_CHARS]
+            self._reply.fingerprint = f"fp_{hexadecimal}"
+        num_chars = choice.position.num_chars + len(commit.text)
+        if not self._is_streamed:
+            if not choice.begun:
+                choice.begun = True
+                choice.pieces.append(choice.prefix)
+            choice.pieces.append(commit.text)
+            return b""
+        begin = self._begin(choice)
+        choice.position = Position(commit.upto, num_chars)
+        if not commit.text:
+            return begin
+        return begin + self._event(self._shape.text(self._reply, choice, commit.text))
+
+    def _begin(self, choice: Choice) -> bytes:
+        """What comes before a choice's first text; nothing for a client that has some of it."""
+        if choice.begun:
+            return b""
+        choice.begun = True
+        if choice.position.num_chars:
+            return b""
+        first = self._shape.opening(self._reply, choice)
+        begin = b"" if first is None else self._event(first)
+        if choice.prefix:
+            begin += self._event(self._shape.text(self._reply, choice, choice.prefix))
+        return begin
+
+    def _provisional(self, choice: Choice, erase_to: int, text: str, stability: float) -> bytes:
+        shown = ProvisionalText(
+            index=choice.index, erase_to=erase_to, text=text, stability=round(stability, 4)
+        )
+        # A type of its own, which only who asks for it gets; without an id, for nobody can resume
+        # from text that is not final.
+        return sse.event(self._encode(shown), name="outrider.provisional")
+
+    def _event(self, data: msgspec.Struct) -> bytes:
+        event_id = sse.event_id(it.position for it in self._choices) if self._has_ids else ""
+        return sse.event(self._encode(data), event_id=event_id)
+
+    def _usage(self) -> OpenAiUsage:
+        usages = [it.done.usage for it in self._choices if it.done is not None]
+        prompts = usages[:: self._num_per_prompt]
+        num_prompt = sum(it.prompt_tokens for it in prompts)
+        num_completion = sum(it.completion_tokens for it in usages)
+        num_accepted = sum(it.accepted_tokens for it in usages)
+        num_drafts = sum(it.draft_tokens for it in usages)
+        return OpenAiUsage(
+            prompt_tokens=num_prompt,
+            completion_tokens=num_completion,
+            total_tokens=num_prompt + num_completion,
+            prompt_tokens_details=PromptTokensDetails(
+                cached_tokens=sum(it.cached_tokens for it in prompts)
+            ),
+            completion_tokens_details=CompletionTokensDetails(
+                accepted_prediction_tokens=num_accepted,
+                rejected_prediction_tokens=max(0, num_drafts - num_accepted),
+            ),
+        )

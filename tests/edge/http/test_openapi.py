@@ -1,0 +1,32 @@
+"""The OpenAPI document is valid, and says of every route what it takes and gives."""
+
+from __future__ import annotations
+
+import json
+
+from openapi_spec_validator import validate
+
+from services.edge.http.openapi import document
+from services.edge.http.routes import ALL_ROUTES, Access
+
+DOCUMENT = json.loads(document("1.2.3"))
+
+
+def test_it_is_valid() -> None:
+    validate(DOCUMENT)
+    assert DOCUMENT["info"]["version"] == "1.2.3"
+
+
+def test_every_route_is_in_it() -> None:
+    for route in ALL_ROUTES:
+        operation = DOCUMENT["paths"][route.path.replace(":path", "")][route.method.lower()]
+        assert (operation.get("security") == []) == (route.access is Access.PUBLIC)
+        assert ("requestBody" in operation) == (route.request is not None)
+        content = operation["responses"]["200"]["content"]
+        assert ("text/event-stream" in content) == (route.event is not None)
+        assert ("401" in operation["responses"]) == (route.access is not Access.PUBLIC)
+
+
+def test_operations_have_names_of_their_own() -> None:
+    names = [it["operationId"] for path in DOCUMENT["paths"].values() for it in path.values()]
+    assert len(set(names)) == len(names) == len(ALL_ROUTES)

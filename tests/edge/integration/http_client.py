@@ -1,0 +1,113 @@
+"""HTTP clients for the tests: the official one, a plain one, and one that sends what it likes."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from httpx2 import AsyncClient
+from openai import AsyncOpenAI
+
+from outrider.models.vocabulary import Vocabulary
+from services.edge.http.config import HttpConfig
+from services.edge.identity import TenantConfig
+from tests.edge.integration.running import Running, running
+
+KEY = "a-key-of-acme"
+OTHER_KEY = "a-key-of-bolt"
+USER = {"role": "user", "content": "hello"}
+CHAT = {"model": "small", "messages": [USER]}
+
+
+def tenant(name: str, key: str, **settings: Any) -> TenantConfig:
+    """A tenant with this key."""
+    return TenantConfig(name, (hashlib.sha256(key.encode()).hexdigest(),), **settings)
+
+
+TENANTS = (tenant("acme", KEY), tenant("bolt", OTHER_KEY))
+
+
+@asynccontextmanager
+async def serving_http(
+    words: Vocabulary, folder: Path, reply: str = "a reply of some length", **config: Any
+) -> AsyncIterator[Running]:
+    """A mesh whose edge serves HTTP, for two tenants and for clients without a key."""
+    http = config.pop("http", HttpConfig(port=0))
+    tenants = config.pop("tenants", TENANTS)
+    async with running(words, folder, reply, http=http, tenants=tenants, **config) as mesh:
+        yield mesh
+
+
+def url(mesh: Running) -> str:
+    """Where its HTTP is."""
+    scheme = "https" if mesh.edge._config.http.is_encrypted else "http"
+    return f"{scheme}://127.0.0.1:{mesh.ports.http}"
+
+
+@asynccontextmanager
+async def official(mesh: Running, key: str = KEY) -> AsyncIterator[AsyncOpenAI]:
+    """The official client, which tries nothing twice."""
+    async with AsyncOpenAI(base_url=f"{url(mesh)}/v1", api_key=key, max_retries=0) as client:
+        yield client
+
+
+@asynccontextmanager
+async def plain(mesh: Running, key: str = KEY, **options: Any) -> AsyncIterator[AsyncClient]:
+    """A client that does as it is told."""
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    async with AsyncClient(base_url=url(mesh), headers=headers, timeout=30, **options) as client:
+        yield client
+
+
+class RawRequest:
+    """One request on a connection of its own."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    @classmethod
+    async def connected(cls, mesh: Running) -> RawRequest:
+        """Nothing is sent yet."""
+        return cls(*await asyncio.open_connection("127.0.0.1", mesh.ports.http))
+
+    @classmethod
+    async def chat(cls, mesh: Running, key: str = KEY, **options: Any) -> RawRequest:
+        """A chat was asked for. `headers` among the options are sent too."""
+        made = await cls.connected(mesh)
+        headers = options.pop("headers", {})
+        body = json.dumps(CHAT | options).encode()
+        made.send(
+            "POST /v1/chat/completions HTTP/1.1",
+            {
+                "Host": "edge",
+                "Authorization": f"Bearer {key}",
+                "Content-Type": "application/json",
+                "Content-Length": str(len(body)),
+                **headers,
+            },
+            body,
+        )
+        return made
+
+    def send(self, line: str, headers: dict[str, str], body: bytes = b"") -> None:
+        """A head, and what follows it."""
+        head = "\r\n".join([line, *(f"{name}: {value}" for name, value in headers.items())])
+        self.writer.write(head.encode("latin-1") + b"\r\n\r\n" + body)
+
+    async def until(self, text: bytes) -> bytes:
+        """What comes up to this text."""
+        return await asyncio.wait_for(self.reader.readuntil(text), 30)
+
+    async def rest(self) -> bytes:
+        """All that comes until the connection is closed."""
+        return await asyncio.wait_for(self.reader.read(), 30)
+
+    def close(self) -> None:
+        """At once, without a word."""
+        self.writer.transport.abort()
