@@ -16,6 +16,7 @@ from outrider.telemetry import names
 from outrider.telemetry.tracing import Span, start_span
 from outrider.tokenization.pool.pool import TokenizationJob, TokenizationResult
 from outrider.v1 import inference_pb2
+from services.edge.access.limiter import Allowance
 from services.edge.context import EdgeContext
 from services.edge.identity import Identity
 from services.edge.models.served import ServedModel
@@ -30,6 +31,7 @@ from services.edge.session.events import (
     ClientEvent,
     ClientFailed,
     ClientGone,
+    Commit,
     DraftDropped,
     DrafterReport,
     DraftsReady,
@@ -41,6 +43,7 @@ from services.edge.session.events import (
     PromptFailed,
     PromptReady,
     RegionFailed,
+    RegionOpened,
     SendDraft,
     TellDrafter,
     Tick,
@@ -79,10 +82,11 @@ class Chat:
         cursor: ReplayCursor,
         model: ServedModel,
         context: EdgeContext,
+        allowance: Allowance,
         leave: Callable[[], None],
     ) -> None:
         """`cursor`: how much of the reply the client has from an earlier run; `leave` is called
-        when the chat ends, and gives `model` back."""
+        when the chat ends, and gives `model` and `allowance` back."""
         self._loop = asyncio.get_running_loop()
         self._context = context
         self._model = model
@@ -93,6 +97,10 @@ class Chat:
             group_lasts=identity.group_lasts,
         )
         self._leave = leave
+        self._allowance = allowance
+        self._num_charged = len(request.resume.ids)
+        """Tokens of the reply that its tenant has paid for: here, or in an earlier run."""
+        self._is_prompt_charged = not request.thin
         self._encoder = FrameEncoder(context.name)
         self._channel = ClientChannel(stream, self._encoder, cursor)
         self._entry: Entry | None = context.resumable.add(
@@ -131,7 +139,11 @@ class Chat:
 
     def start(self, waited_s: float = 0.0) -> None:
         """Begin, so long after the request came. `stream` passes frames to the chat by now."""
-        self.feed(ChatAsked(self._request, waited_s))
+        asked = ChatAsked(self._request, waited_s)
+        if self._request.thin:  # the region will say how long the prompt is
+            self._allowance.ask(0, partial(self._allowed, asked))
+        else:
+            self.feed(asked)
 
     def receive(self, payload: bytes) -> None:
         """A further frame from the client."""
@@ -172,6 +184,9 @@ class Chat:
             item = ClientFailed(error)
         if isinstance(item, RegionFailed):
             item = self._region_failed(item.error, is_cut_off=item.is_cut_off)
+        elif isinstance(item, RegionOpened) and not self._is_prompt_charged:
+            self._is_prompt_charged = True
+            self._allowance.charge(input_tokens=item.prompt_tokens)
         self.feed(item)
 
     def region_lost(self, error: OutriderError) -> None:
@@ -235,6 +250,9 @@ class Chat:
                 self._tell(action)
 
     def _tell(self, event: ClientEvent) -> None:
+        if isinstance(event, Commit) and event.upto > self._num_charged:
+            self._allowance.charge(output_tokens=event.upto - self._num_charged)
+            self._num_charged = event.upto
         if self._channel.tell(event):
             self._inbox.append(ClientChanged(self._provisional))
         if self._entry is not None and not self._channel.is_present:
@@ -288,7 +306,18 @@ class Chat:
             self.feed(PromptFailed(outcome))
         else:
             span.end()
-            self.feed(PromptReady(outcome))
+            self._allowance.ask(len(outcome), partial(self._allowed, PromptReady(outcome)))
+
+    def _allowed(self, item: ChatAsked | PromptReady, refusal: OutriderError | None) -> None:
+        """Go on with this, unless the tenant has used up what it may use."""
+        if self.closed:
+            return
+        if refusal is None:
+            self.feed(item)
+        elif isinstance(item, ChatAsked):
+            self.feed(ClientFailed(refusal))
+        else:
+            self.feed(PromptFailed(refusal))
 
     def _finish(self) -> None:
         self._is_finished = True

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import structlog
 
+from outrider.access.api_keys import Scope
 from outrider.errors import (
     CancelledError,
     MalformedFrameError,
@@ -78,6 +79,7 @@ def _read_request(stream: RequestStream, payload: bytes, context: EdgeContext) -
         identity = context.identities.of(
             credential, stream.connection_secret, secrets.token_bytes(16), stream.address
         )
+        identity.require(Scope.CHAT)
 
     read = client_wire.read(payload, admit)
     if isinstance(read, client_wire.TokenArrived):
@@ -85,7 +87,11 @@ def _read_request(stream: RequestStream, payload: bytes, context: EdgeContext) -
     if not isinstance(read, ChatAsked):
         raise MalformedFrameError("a cancel is out of place; a stream is one chat, request first")
     assert identity is not None
-    request = replace(read.request, priority=identity.class_of(read.request.priority))
+    request = replace(
+        read.request,
+        priority=identity.class_of(read.request.priority),
+        residency=identity.residency(read.request.residency),
+    )
     return AskedChat(stream, request, identity)
 
 
@@ -120,9 +126,11 @@ def _start(
     held.callback(leave)
     try:
         client_wire.check_fits(asked.request, model.offer)
+        allowance = context.limiter.begin(asked.identity)
+        held.callback(allowance.close)
         chat = Chat(
             *(asked.stream, asked.request, asked.identity, asked.cursor),
-            *(model, context, held.close),
+            *(model, context, allowance, held.close),
         )
     except BaseException:
         held.close()
