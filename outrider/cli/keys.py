@@ -49,7 +49,7 @@ _REVISION: Final = re.compile(r"^outrider_edge_keys_revision(?:\{.*\})? (\S+)$",
 
 _KeysFile = Annotated[
     Path | None,
-    typer.Option(help="The file of keys; default: that of the mesh on this machine."),
+    typer.Option("--keys-file", help="Default: that of the mesh on this machine."),
 ]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _Which = Annotated[
@@ -114,7 +114,7 @@ def create(
         str, typer.Option(help="low, medium or high; default: as its tenant.")
     ] = "",
     as_json: _Json = False,
-    file: Annotated[Path | None, typer.Option("--keys-file", help="The file of keys.")] = None,
+    file: _KeysFile = None,
     state_dir: StateDir = None,
 ) -> None:
     """Make a key and print it. It cannot be shown again: the file holds a digest of it.

@@ -171,7 +171,8 @@ def test_a_key_names_its_id(secret: bytes) -> None:
 def test_rows_that_are_no_keys(change: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         of_row(to_row(key_of("a")) | change)
-    for row in (None, [], "key", 1):
+    rows: list[object] = [None, [], "key", 1]
+    for row in rows:
         with pytest.raises(ConfigError):
             of_row(row)
 

@@ -50,7 +50,7 @@ async def test_a_program_without_a_loop(words: Vocabulary, tmp_path: Path) -> No
 
     def program(port: int, ca: Path) -> None:
         with connect_blocking("127.0.0.1", port, ca=ca, key=text_of("acme")) as client:
-            assert client.describe().edge == "edge"
+            assert client.describe().name == "edge"
             with client.chat(ASK, idempotency_key="one") as chat:
                 events = list(chat)
                 assert chat.result().text == REPLY
