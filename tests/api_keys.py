@@ -24,6 +24,7 @@ def key_of(name: str, tenant: str = "", **fields: Any) -> ApiKey:
 
 def write_keys(file: Path, *keys: ApiKey, revision: int = 1) -> None:
     """A file of these keys, in place of what is there."""
+    file.parent.mkdir(parents=True, exist_ok=True)
     scratch = file.with_suffix(".new")
     rows = [to_row(key) for key in keys]
     scratch.write_text(json.dumps({"revision": revision, "keys": rows}), "utf-8")
