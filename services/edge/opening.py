@@ -16,6 +16,7 @@ from outrider.errors import (
     MalformedFrameError,
     OutriderError,
     PermissionDeniedError,
+    RateLimitedError,
     UnauthenticatedError,
 )
 from outrider.session_types import FinishReason, Timings, Usage
@@ -126,7 +127,11 @@ def _start(
     held.callback(leave)
     try:
         client_wire.check_fits(asked.request, model.offer)
-        allowance = context.limiter.begin(asked.identity)
+        try:
+            allowance = context.limiter.begin(asked.identity)
+        except RateLimitedError as error:
+            context.telemetry.refused(error.reason)
+            raise
         held.callback(allowance.close)
         chat = Chat(
             *(asked.stream, asked.request, asked.identity, asked.cursor),

@@ -211,7 +211,7 @@ class TenantUsage:
 
 
 class Usage:
-    """What each tenant that has limits uses at this edge. Every operation takes constant time."""
+    """What each tenant that has limits uses at this edge."""
 
     def __init__(self, max_tenants: int = 4096) -> None:
         """`max_tenants`: beyond it the longest unused one without a chat is forgotten."""

@@ -244,6 +244,31 @@ def server() -> Iterator[RedisServer]:
         yield found
 
 
+async def test_two_edges_hold_one_limit(
+    server: RedisServer, words: Vocabulary, tmp_path: Path
+) -> None:
+    options = {
+        "anonymous": False,
+        "tenants": (TenantConfig("few", requests_per_minute=4),),
+        "keys": (key_of("few"),),
+        "shared_limits": SharedLimitsConfig(server.url, timeout_ms=5000.0),
+    }
+    async with (
+        running(words, tmp_path / "one", REPLY, **options) as one,
+        running(words, tmp_path / "two", REPLY, **options) as two,
+        one.client(key=text_of("few")) as first,
+        two.client(key=text_of("few")) as second,
+    ):
+        chats = [told(client) for client in (first, second) for _ in range(4)]
+        found = await asyncio.gather(*chats, return_exceptions=True)
+        refusals = [it for it in found if isinstance(it, RateLimitedError)]
+        assert len(refusals) in (3, 4), "one more may have filled meanwhile"
+        assert sum(it == REPLY for it in found) == 8 - len(refusals)
+        assert len(one.region.opened) + len(two.region.opened) == 8 - len(refusals)
+        await one.settled()
+        await two.settled()
+
+
 @pytest.mark.parametrize("is_shared", [False, True])
 @pytest.mark.parametrize("thin", [False, True])
 async def test_limits_are_held(
@@ -264,6 +289,7 @@ async def test_limits_are_held(
         error = await refused(mesh, text_of("few"), thin=thin)
         assert isinstance(error, RateLimitedError) and error.retry_delay_ms > 0
         assert error.metadata["limited"] == "requests" and error.metadata["limit"] == "2"
+        assert mesh.sample("outrider_edge_refused_total", reason="RATE_LIMITED") == 1
 
         async with mesh.client(key=text_of("terse")) as client:
             assert await told(client, thin=thin), "a reply goes on"
