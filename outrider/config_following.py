@@ -49,7 +49,7 @@ from outrider.config import load
 from outrider.errors import OutriderError
 from outrider.models.catalog import SHIPPED, ModelCatalog, load_catalog
 
-__all__ = ["POLL_S", "Changes", "ConfigSource", "Update", "compared", "following"]
+__all__ = ["POLL_S", "Changes", "ConfigSource", "Configured", "Update", "compared", "following"]
 
 C = TypeVar("C")
 
@@ -128,7 +128,9 @@ def _changed_keys(name: str, running: object, new: object) -> list[str]:
 # --- the file ---
 
 
-class _Configured(NamedTuple, Generic[C]):
+class Configured(NamedTuple, Generic[C]):
+    """What is read at one time."""
+
     config: C
     catalog: ModelCatalog
 
@@ -156,15 +158,15 @@ class ConfigSource(Generic[C]):
         self._with_models = with_models
         self._asked = asyncio.Event()
 
-    def read(self) -> _Configured[C]:
+    def read(self) -> Configured[C]:
         """The configuration and the catalog as they are now; blocks. Raises ConfigError."""
         config = load(
             self._cls, self._section, file=self.file, environ=self._environ, flags=self._flags
         )
         if not self._with_models:
-            return _Configured(config, SHIPPED)
+            return Configured(config, SHIPPED)
         environ = os.environ if self._environ is None else self._environ
-        return _Configured(config, load_catalog(self.file, environ))
+        return Configured(config, load_catalog(self.file, environ))
 
     def read_at_once(self) -> None:
         """Whoever follows the file reads it now, whether it has changed or not."""
@@ -203,7 +205,7 @@ async def following(
     assert not unknown, f"live keys that are no fields: {unknown}"
     assert apply or not live_keys, "nobody applies the live keys"
     follower = _Follower(
-        source, _Configured(config, catalog), frozenset(live_keys), frozenset(fixed_models), apply
+        source, Configured(config, catalog), frozenset(live_keys), frozenset(fixed_models), apply
     )
     task = asyncio.create_task(follower.run(POLL_S if poll_s is None else poll_s))
     try:
@@ -247,7 +249,7 @@ class _Follower(Generic[C]):
     def __init__(
         self,
         source: ConfigSource[C],
-        running: _Configured[C],
+        running: Configured[C],
         live_keys: frozenset[str],
         fixed_models: frozenset[str],
         apply: Apply[C] | None,
@@ -301,7 +303,7 @@ class _Follower(Generic[C]):
                 effect="the settings stay as they are; correct the file",
             )
 
-    async def _take(self, new: _Configured[C]) -> None:
+    async def _take(self, new: Configured[C]) -> None:
         running = self._running
         changes = compared(running.config, new.config, self._live_keys)
         self._log_restarts(changes.restart, new)
@@ -312,7 +314,7 @@ class _Follower(Generic[C]):
         live = {key: getattr(new.config, key) for key in changes.live}
         config = dataclasses.replace(running.config, **live)  # type: ignore[type-var]
         await self._apply(Update(config, new.catalog, changes.live, models))
-        self._running = _Configured(config, new.catalog)
+        self._running = Configured(config, new.catalog)
         _log.info(
             "config_applied",
             file=str(self._source.file),
@@ -320,7 +322,7 @@ class _Follower(Generic[C]):
             models=sorted(models),
         )
 
-    def _log_restarts(self, keys: tuple[str, ...], new: _Configured[C]) -> None:
+    def _log_restarts(self, keys: tuple[str, ...], new: Configured[C]) -> None:
         """Those that have changed since the file was last read: `keys` of the configuration, and
         definitions that are fixed."""
         last = self._last_read

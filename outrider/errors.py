@@ -21,6 +21,7 @@ OutriderError                    INTERNAL            500
 ├── PrefixUnknownError           FAILED_PRECONDITION 409
 ├── DuplicateSessionError        ALREADY_EXISTS      409
 ├── OverloadedError              RESOURCE_EXHAUSTED  429
+│   └── RateLimitedError         RESOURCE_EXHAUSTED  429
 ├── CancelledError               CANCELLED           499
 ├── DeadlineError                DEADLINE_EXCEEDED   504
 ├── UnavailableError             UNAVAILABLE         503
@@ -222,6 +223,13 @@ class OverloadedError(OutriderError):
     grpc_code = "RESOURCE_EXHAUSTED"
     http_status = 429
     reason = "OVERLOADED"
+
+
+class RateLimitedError(OverloadedError):
+    """The tenant has used up what it may use in this time; `metadata` says of what: `limited`
+    (requests, input_tokens, output_tokens, sessions), `limit`, `remaining` and `reset_ms`."""
+
+    reason = "RATE_LIMITED"
 
 
 class CancelledError(OutriderError):

@@ -5,8 +5,11 @@ async with connect("quic://localhost:4433", ca=Path("cert.pem")) as client:
         async for event in chat:
             ...
         result = await chat.result()
+
+`connect_blocking` is the same for programs without an event loop.
 """
 
+from outrider.client.blocking import BlockingChat, BlockingClient, connect_blocking
 from outrider.client.chat import Chat
 from outrider.client.client import Client, connect
 from outrider.client.events import (
@@ -52,6 +55,8 @@ from outrider.session_types import (
 __all__ = [
     "Accepted",
     "ArgumentsDelta",
+    "BlockingChat",
+    "BlockingClient",
     "Chat",
     "ChatResult",
     "Client",
@@ -87,4 +92,5 @@ __all__ = [
     "Transcript",
     "Usage",
     "connect",
+    "connect_blocking",
 ]

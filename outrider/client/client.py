@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from outrider.access.client_key import found_key
 from outrider.client.chat import Chat
 from outrider.client.connection import ClientConnection
 from outrider.client.events import EdgeInfo
@@ -153,7 +154,7 @@ async def connect(
     reconnect: ReconnectPolicy | None = DEFAULT_RECONNECT,
     tickets: SessionTickets | None = None,
     early_data: bool = False,
-    key: str = "",
+    key: str | None = None,
     user: str = "",
     client_secret: bytes = b"",
 ) -> AsyncIterator[Client]:
@@ -170,19 +171,23 @@ async def connect(
     connection `early_data` does not wait for the edge, what is sent at once goes in QUIC 0-RTT, and
     that nobody answers shows in the chats.
 
-    `key` is a tenant's, `user` the one of its users for whom the chats are. A client shares nothing
-    with others but for these; it has a random `client_secret` of its own, and may be given that of
-    an earlier one, 16 to 64 bytes, to be the same client again. A key goes to no edge that is not
-    trusted by its certificate.
+    `key` is an API key or a token, `user` the one of its users for whom the chats are. A client
+    shares nothing with others but for these; it has a random `client_secret` of its own, and may be
+    given that of an earlier one, 16 to 64 bytes, to be the same client again. A key goes to no edge
+    that is not trusted by its certificate. `key` None: that of OUTRIDER_API_KEY, else that of
+    ~/.config/outrider/config.toml, else that of the mesh of `outrider up` on this machine; "":
+    none.
     """
     if key and insecure:
         raise ConfigError("a key is not for whoever answers: name the certificate to trust as `ca`")
+    first = _address(host, port, ca, insecure, server_name)
+    if key is None:
+        key = "" if insecure else await asyncio.to_thread(found_key, first.host, first.port)
     if user and not key:
         raise ConfigError("a user is one of a tenant's: give its key too")
     if client_secret and not 16 <= len(client_secret) <= 64:
         raise ConfigError(f"client_secret has 16 to 64 bytes, not {len(client_secret)}")
     credential = Credential(key, user, client_secret or secrets.token_bytes(32))
-    first = _address(host, port, ca, insecure, server_name)
     link = await open_link(
         (first, *(_address(other, None, ca, insecure, server_name) for other in others)),
         timeout_s,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Iterable
+import time
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from outrider import __version__
+from outrider.access.api_keys import KeyTable
 from outrider.config_following import ConfigSource, Update, following
 from outrider.models.catalog import current
 from outrider.models.definitions import ModelCatalog
@@ -25,9 +28,12 @@ from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import configure_tracing, shutdown_tracing
 from outrider.tls import PLAINTEXT, Role, Tls
 from outrider.tokenization.rewriting import Rewriter
+from services.edge.access.following import IssuerKeys, keys_followed
+from services.edge.access.limiter import Limiter
+from services.edge.access.shared_limits import SharedLimits, open_shared_limits
 from services.edge.config import EdgeConfig
 from services.edge.context import Description, EdgeContext
-from services.edge.identity import TenantConfig
+from services.edge.identity import Tenants
 from services.edge.models.served import LoadVocabulary, vocabularies_of
 from services.edge.models.serving import EdgeModels
 from services.edge.quic import certificate
@@ -47,7 +53,7 @@ _DRAFTER_START_S: Final = 10.0
 """An edge whose drafter still loads its model is not ready for so long after its start: without
 drafts, replies are shown only once a region has decided. After that it serves without them."""
 LIVE_KEYS: Final = frozenset({"models", "anonymous_models", "tenants"})
-"""What is applied while an edge runs; of tenants, their `models`."""
+"""What is applied while an edge runs."""
 
 
 async def serve(
@@ -121,9 +127,12 @@ class Edge:
         self.models = EdgeModels(
             config, models, load or vocabularies_of(config), metrics, self.telemetry
         )
-        self._identities = config.identities()
-        self._tenants = config.tenants
-        """As the configuration file has them."""
+        self._issuer = IssuerKeys(config.jwt) if config.jwt.issuer else None
+        self._identities = config.identities(self._issuer.verifier if self._issuer else None)
+        self._limiter = Limiter(time.monotonic)
+        self._shared_limits: SharedLimits | None = None
+        self._following = contextlib.AsyncExitStack()
+        """Of the file of API keys."""
         context = self._context()
         self.listener = Listener(context, config.listener_limits())
         self.http = _http_listener(config, context, self.listener)
@@ -146,6 +155,7 @@ class Edge:
             region=config.region,
             request_timeout_s=config.request_timeout_s,
             identities=self._identities,
+            limiter=self._limiter,
             models=self.models,
             upstream=self.upstream,
             telemetry=self.telemetry,
@@ -163,28 +173,27 @@ class Edge:
         UnknownModelError, and then nothing changes."""
         served = {key: getattr(config, key) for key in LIVE_KEYS}
         models = replace(self._config, **served).edge_models(catalog)
-        self._identities.allow(
-            config.anonymous_models, {tenant.name: tenant.models for tenant in config.tenants}
-        )
+        self._identities.set_tenants(Tenants(config.tenants), config.anonymous_models)
         self.models.set_models(models)
+
+    def _set_keys(self, keys: KeyTable, revision: int) -> None:
+        self._identities.set_keys(keys)
+        self.telemetry.keys(len(keys), revision)
 
     async def apply(self, update: Update[EdgeConfig]) -> None:
         """What the configuration file says now. Raises UnknownModelError."""
-        config = update.config
-        self.set_models(config, update.catalog)
-        before, self._tenants = self._tenants, config.tenants
-        if _without_models(before) != _without_models(config.tenants):
-            log.warning(
-                "config_needs_restart",
-                keys=["tenants"],
-                effect="of tenants, only `models` counts before the edge's next start",
-            )
+        self.set_models(update.config, update.catalog)
 
     async def start(self) -> Ports:
         """Load the first model, listen, and begin to connect to the routers. Raises ConfigError,
         ModelStoreError."""
         config = self._config
         chain, key = await asyncio.to_thread(_certificate, config)
+        await self._following.enter_async_context(keys_followed(config.keys_file, self._set_keys))
+        if self._issuer is not None:
+            self._issuer.start()
+        self._shared_limits = open_shared_limits(config.shared_limits)
+        self._limiter.share(self._shared_limits)
         await self.models.start()
         admin_port = await self._admin.start()
         self.upstream.start()
@@ -228,6 +237,11 @@ class Edge:
         await self.upstream.stop()
         await self.models.stop()
         await self._admin.stop()
+        if self._shared_limits is not None:
+            await self._shared_limits.close()
+        if self._issuer is not None:
+            await self._issuer.stop()
+        await self._following.aclose()
         self.telemetry.close()
 
     def _ready(self) -> tuple[bool, str]:
@@ -255,10 +269,6 @@ def _http_listener(
 
     door = HttpDoor(context, listener.shared, config.http, document=document(__version__))
     return HttpListener(build_app(door), door)
-
-
-def _without_models(tenants: Iterable[TenantConfig]) -> list[TenantConfig]:
-    return [replace(tenant, models=()) for tenant in tenants]
 
 
 def _certificate(config: EdgeConfig) -> tuple[Path, Path]:

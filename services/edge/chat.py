@@ -15,6 +15,7 @@ from outrider.telemetry import names
 from outrider.telemetry.tracing import Span, start_span
 from outrider.tokenization.pool.pool import TokenizationJob, TokenizationResult
 from outrider.v1 import inference_pb2
+from services.edge.access.limiter import Allowance
 from services.edge.context import EdgeContext
 from services.edge.identity import Identity
 from services.edge.models.served import ServedModel
@@ -29,6 +30,7 @@ from services.edge.session.events import (
     ClientEvent,
     ClientFailed,
     ClientGone,
+    Commit,
     DraftDropped,
     DrafterReport,
     DraftsReady,
@@ -40,6 +42,7 @@ from services.edge.session.events import (
     PromptFailed,
     PromptReady,
     RegionFailed,
+    RegionOpened,
     SendDraft,
     TellDrafter,
     Tick,
@@ -76,10 +79,11 @@ class Chat:
         cursor: ReplayCursor,
         model: ServedModel,
         context: EdgeContext,
+        allowance: Allowance,
         leave: Callable[[], None],
     ) -> None:
         """`cursor`: how much of the reply the client has from an earlier run; `leave` is called
-        when the chat ends, and gives `model` back."""
+        when the chat ends, and gives `model` and `allowance` back."""
         self._loop = asyncio.get_running_loop()
         self._context = context
         self._model = model
@@ -90,6 +94,10 @@ class Chat:
             group_lasts=identity.group_lasts,
         )
         self._leave = leave
+        self._allowance = allowance
+        self._num_charged = len(request.resume.ids)
+        """Tokens of the reply that its tenant has paid for: here, or in an earlier run."""
+        self._is_prompt_charged = not request.thin
         self._token = ResumeToken()
         self._channel = ClientChannel(stream, self._token, cursor)
         self._entry: Entry | None = context.resumable.add(
@@ -128,7 +136,14 @@ class Chat:
 
     def start(self, waited_s: float = 0.0) -> None:
         """Begin, so long after the request came. `stream` passes inputs to the chat by now."""
-        self.feed(ChatAsked(self._request, waited_s))
+        asked = ChatAsked(self._request, waited_s)
+        raw = self._request.raw_prompt
+        if self._request.thin:  # the region will say how long the prompt is
+            self._allowance.ask(0, partial(self._allowed, asked))
+        elif isinstance(raw, tuple):
+            self._allowance.ask(len(raw), partial(self._allowed, asked))
+        else:
+            self.feed(asked)
 
     def token_arrived(self) -> None:
         """The client has the resume token that it was told last."""
@@ -160,6 +175,9 @@ class Chat:
             item = ClientFailed(error)
         if isinstance(item, RegionFailed):
             item = self._region_failed(item.error, is_cut_off=item.is_cut_off)
+        elif isinstance(item, RegionOpened) and not self._is_prompt_charged:
+            self._is_prompt_charged = True
+            self._allowance.charge(input_tokens=item.prompt_tokens)
         self.feed(item)
 
     def region_lost(self, error: OutriderError) -> None:
@@ -223,6 +241,9 @@ class Chat:
                 self._tell(action)
 
     def _tell(self, event: ClientEvent) -> None:
+        if isinstance(event, Commit) and event.upto > self._num_charged:
+            self._allowance.charge(output_tokens=event.upto - self._num_charged)
+            self._num_charged = event.upto
         if self._channel.tell(event):
             self._inbox.append(ClientChanged(self._provisional))
         if self._entry is not None and not self._channel.is_present:
@@ -283,7 +304,21 @@ class Chat:
             self._tokenize_prediction(prediction, outcome, span)
         else:
             span.end()
-            self.feed(PromptReady(outcome))
+            self._ready(PromptReady(outcome))
+
+    def _ready(self, item: PromptReady) -> None:
+        self._allowance.ask(len(item.ids), partial(self._allowed, item))
+
+    def _allowed(self, item: ChatAsked | PromptReady, refusal: OutriderError | None) -> None:
+        """Go on with this, unless the tenant has used up what it may use."""
+        if self.closed:
+            return
+        if refusal is None:
+            self.feed(item)
+        elif isinstance(item, ChatAsked):
+            self.feed(ClientFailed(refusal))
+        else:
+            self.feed(PromptFailed(refusal))
 
     def _tokenize_prediction(self, text: str, prompt: tuple[int, ...], span: Span) -> None:
         def tokenized(outcome: TokenizationResult) -> None:
@@ -291,7 +326,7 @@ class Chat:
             span.end()
             # Without its ids the chat is slower, and nothing else.
             ids = () if isinstance(outcome, OutriderError) else outcome
-            self.feed(PromptReady(prompt, ids))
+            self._ready(PromptReady(prompt, ids))
 
         try:
             self._tokenizing = self._model.tokenization.submit_plain(text, tokenized), span

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from outrider.tokenization.rewriting import Rewriter
+from services.edge.access.limiter import Limiter
 from services.edge.identity import Identities
 from services.edge.models.choice import usable
 from services.edge.models.serving import EdgeModels
@@ -24,6 +25,7 @@ class EdgeContext:
     request_timeout_s: float
     """How long a stream may be open before its request has come."""
     identities: Identities
+    limiter: Limiter
     models: EdgeModels
     """What chats with one model share is with it (services.edge.models.served)."""
     upstream: RouterPool

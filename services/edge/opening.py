@@ -10,11 +10,13 @@ from dataclasses import dataclass, replace
 
 import structlog
 
+from outrider.access.api_keys import Scope
 from outrider.errors import (
     CancelledError,
     MalformedFrameError,
     OutriderError,
     PermissionDeniedError,
+    RateLimitedError,
     UnauthenticatedError,
 )
 from outrider.session_types import FinishReason, Timings, Usage
@@ -72,11 +74,16 @@ def open_chat(
     repeats it or goes on with it, otherwise with a new one, which may have to wait for its model.
     Raises OutriderError for a request that cannot be served."""
     try:
-        priority = identity.class_of(request.priority)
+        identity.require(Scope.CHAT)
+        request = replace(
+            request,
+            priority=identity.class_of(request.priority),
+            residency=identity.residency(request.residency),
+        )
     except PermissionDeniedError as error:
         context.telemetry.refused(error.reason)
         raise
-    asked = AskedChat(stream, replace(request, priority=priority), identity)
+    asked = AskedChat(stream, request, identity)
     if _is_joined(asked, context):
         return
     name = choose(asked.request.model, context.models.names, asked.identity.models)
@@ -122,9 +129,15 @@ def _start(
     held.callback(leave)
     try:
         request = model.tool_calling.applied(model.offer.fitted(asked.request))
+        try:
+            allowance = context.limiter.begin(asked.identity)
+        except RateLimitedError as error:
+            context.telemetry.refused(error.reason)
+            raise
+        held.callback(allowance.close)
         chat = Chat(
             *(asked.stream, request, asked.identity, asked.cursor),
-            *(model, context, held.close),
+            *(model, context, allowance, held.close),
         )
     except BaseException:
         held.close()

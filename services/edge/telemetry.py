@@ -21,6 +21,9 @@ from services.edge.session.reply import ReplyFlow
 
 log = structlog.get_logger()
 
+API_KEYS: Final = "outrider.edge.api_keys"
+KEYS_REVISION: Final = "outrider.edge.keys_revision"
+"""Of the file of API keys that counts now."""
 OPEN_CHATS: Final = "outrider.edge.open_chats"
 OPEN_CONNECTIONS: Final = "outrider.edge.open_connections"
 CHATS: Final = "outrider.edge.chats"
@@ -85,6 +88,11 @@ class EdgeTelemetry:
         self.idle = asyncio.Event()
         """Set while no chat is open."""
         self.idle.set()
+
+    def keys(self, num_keys: int, revision: int) -> None:
+        """So many API keys are in this revision of their file."""
+        self._metrics.gauge(API_KEYS).set(num_keys)
+        self._metrics.gauge(KEYS_REVISION).set(revision)
 
     def chat_opened(self) -> None:
         """A chat begins."""

@@ -8,6 +8,7 @@ from uuid import uuid4
 
 import structlog
 
+from outrider.access.api_keys import Scope
 from outrider.errors import EmptyPromptError, OutriderError
 from outrider.models.chat import Message, check_messages
 from outrider.sampling.params import SamplingParams
@@ -61,6 +62,8 @@ class TypeaheadPrefill:
         self._is_shared = False
         """Whether a chat could hit the prefix."""
         self._identity = UNIDENTIFIED
+        self._residency: tuple[str, ...] = ()
+        """Regions that may hold the text; empty: any."""
         self.closed = False
         self._before: tuple[Message, ...] = ()
         self._tools: tuple[str, ...] = ()
@@ -101,10 +104,12 @@ class TypeaheadPrefill:
 
     def _admit(self, typed: TypedText) -> None:
         """Find out whose text it is, and for which model. Raises UnauthenticatedError,
-        InvalidRequestError, UnknownModelError."""
+        PermissionDeniedError, InvalidRequestError, UnknownModelError."""
         stream, fresh = self._stream, secrets.token_bytes(16)
         secret, address = stream.connection_secret, stream.address
         identity = self._context.identities.of(typed.credential, secret, fresh, address)
+        identity.require(Scope.CHAT)
+        self._residency = identity.residency(())
         self._name = choose(typed.model, self._context.models.names, identity.models)
         self._identity = identity
         # Without a trust group the chat has a cache salt of its own and cannot hit the prefix.
@@ -191,7 +196,9 @@ class TypeaheadPrefill:
 
     def _prefill(self, plan: TypeaheadPlan) -> None:
         num_new = plan.num_due
-        if not num_new or not self._spend(Rate.PREFILL_TOKENS, num_new):
+        if not num_new or self._context.limiter.is_used_up(self._identity):
+            return
+        if not self._spend(Rate.PREFILL_TOKENS, num_new):
             return
         ids = plan.next_prefill()
         assert ids is not None and self._wire is not None
@@ -203,6 +210,7 @@ class TypeaheadPrefill:
             sampling=SamplingParams(max_tokens=1),
             priority=Priority.LOW,
             speculation=Speculation.OFF,
+            residency=self._residency,
         )
         try:
             link = context.upstream.pick()

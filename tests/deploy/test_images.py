@@ -23,8 +23,9 @@ EXTRA_MODULES = {
     "client": ("aioquic", "pylsqpack", "service_identity"),
     "inference": ("openvino", "openvino_genai", "openvino_tokenizers", "llguidance"),
     "redis": ("redis",),
+    "jwt": ("jwt", "pyjwt"),
 }
-INCLUDED = {"edge": ("client",), "router": (), "tokenizer": (), "inference": ("inference",)}
+INCLUDED = {"edge": ("client", "jwt"), "router": (), "tokenizer": (), "inference": ("inference",)}
 
 
 def dockerfile(role: str) -> str:
@@ -72,7 +73,7 @@ def test_every_package_of_an_extra_is_accounted_for() -> None:
     """So that a new dependency of one role cannot slip into another unseen."""
     project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    assert extras["edge"] == ["outrider[client]"]
+    assert extras["edge"] == ["outrider[client,jwt]"]
     assert extras["router"] == extras["tokenizer"] == []
     for extra, modules in EXTRA_MODULES.items():
         names = {re.split(r"[<>=]", item)[0].replace("-", "_") for item in extras[extra]}

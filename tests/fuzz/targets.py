@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 import zlib
 from array import array
@@ -14,6 +15,8 @@ from typing import Final
 import numpy as np
 from google.protobuf.message import DecodeError, Message
 
+from outrider.access import keys_file
+from outrider.access.api_keys import KeyTable, to_row
 from outrider.client import wire as client_wire
 from outrider.client.wire import ChatOptions, request_frame, typed_frame
 from outrider.codec import varint
@@ -36,6 +39,8 @@ from outrider.speculation.ngrams import pack
 from outrider.tokenization.shared_cache.entries import Entries
 from outrider.v1 import common_pb2, edge_pb2, inference_pb2, router_pb2
 from outrider.wire import error_from_proto, token_block_to_proto
+from services.edge.access.key_set import read_key_set
+from services.edge.access.tokens import TokenPolicy, TokenVerifier
 from services.edge.drafter import protocol as drafter_protocol
 from services.edge.drafter.protocol import (
     CloseReply,
@@ -50,6 +55,8 @@ from services.edge.drafter.protocol import (
 from services.edge.wire import client as edge_wire
 from services.edge.wire.region import RegionWire
 from services.inference.streaming.wire import Contract, drafts_of, open_request
+from tests.api_keys import key_of, text_of
+from tests.edge.access.issuer import AUDIENCE, ISSUER, NOW, jwk, key_set, token
 from tests.fuzz.checkpoints import small_checkpoint_configs, small_safetensors
 from tests.fuzz.gguf import small_gguf
 from tests.fuzz.tokenizers import small_archive, small_tokenizer_jsons
@@ -170,6 +177,34 @@ def _drafter_pipe(data: bytes) -> object:
 def _shared_entry(data: bytes) -> object:
     found = Entries("secret", _DIGEST, _SIZE).ids(_NAME, data)
     return None if found is None else len(found)
+
+
+def _api_key(data: bytes) -> object:
+    return KeyTable([key_of("a")]).find(data.decode("utf-8", "surrogateescape"), 0.0).id
+
+
+def _keys_files() -> list[bytes]:
+    rows = [to_row(key_of("a")), to_row(key_of("b", "acme", expires=5.0, models=("m",)))]
+    return [json.dumps({"revision": 3, "keys": rows}).encode()]
+
+
+def _keys_file(folder: Path, data: bytes) -> object:
+    path = folder / "keys.json"
+    path.write_bytes(data)
+    return len(keys_file.read(path).keys)
+
+
+_ALGORITHMS: Final = frozenset({"ES256", "RS256"})
+
+
+def _token(data: bytes) -> object:
+    verifier = TokenVerifier(TokenPolicy(ISSUER, AUDIENCE, _ALGORITHMS), lambda: None)
+    verifier.set_keys(read_key_set(key_set(jwk("ES256", "k")), _ALGORITHMS))
+    return verifier.check(data.decode("utf-8", "surrogateescape"), NOW).tenant
+
+
+def _key_set(data: bytes) -> object:
+    return len(read_key_set(data, _ALGORITHMS))
 
 
 def _gguf(folder: Path, data: bytes) -> object:
@@ -322,6 +357,10 @@ def targets(folder: Path | None = None) -> list[Target]:
         Target("region_frame", _region_frames(), _region_frame),
         Target("error_detail", [detail.SerializeToString()], _error_detail),
         Target("drafter_pipe", _drafter_frames(), _drafter_pipe),
+        Target("api_key", [text_of("a").encode()], _api_key),
+        Target("keys_file", _keys_files(), partial(_keys_file, folder)),
+        Target("token", [token().encode(), token(aud=["a", AUDIENCE]).encode()], _token),
+        Target("key_set", [key_set(jwk("ES256", "k"), jwk("RS256", "r"))], _key_set),
         Target("shared_entry", [entry], _shared_entry),
         Target("learnt_file", [_learnt_bytes()], _learnt_file),
         Target("gguf", [small_gguf(), small_gguf(pieces=True)], partial(_gguf, folder)),

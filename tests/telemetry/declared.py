@@ -14,6 +14,7 @@ from outrider.telemetry import names
 from services.edge.drafter import metrics as drafter
 from services.edge.telemetry import (
     ACCEPTANCE,
+    API_KEYS,
     CHATS,
     COMMITS,
     COMMITTED_CHATS,
@@ -28,6 +29,7 @@ from services.edge.telemetry import (
     HALF_OPEN,
     HTTP_ANSWERS,
     INTERVAL,
+    KEYS_REVISION,
     LEAD,
     LOADED_MODELS,
     MODE_CHATS,
@@ -110,7 +112,7 @@ SHOWN: Final = frozenset({
     *(names.PROCESS_TASKS, names.PROCESS_THREADS, names.PROCESS_FILES),
     *(names.TOKENIZATION_CACHE_ENTRIES, names.TOKENIZATION_CACHE_BYTES),
     *(names.TOKENIZATION_BACKEND,),
-    *(SERVED_MODELS, LOADED_MODELS, MODEL_LOADS, WAITING_CHATS),
+    *(API_KEYS, KEYS_REVISION, SERVED_MODELS, LOADED_MODELS, MODEL_LOADS, WAITING_CHATS),
     *(OPEN_CHATS, OPEN_CONNECTIONS, HALF_OPEN, RTT, INTERVAL, LEAD, ACCEPTANCE, PREDICTED_GAIN),
     *(FIRST_WORDS, SHOWN_CHARS, RETRACTIONS, ERASED_CHARS),
     *(SHOWN_TOKENS, ERASED_TOKENS, MODE_SWITCHES),

@@ -114,6 +114,7 @@ async def whole_mesh(words: Vocabulary, state_dir: Path) -> AsyncIterator[WholeM
             routers=routers,
             state_dir=state_dir,
             drain_s=0.0,
+            anonymous=True,
             drafter=DrafterConfig(model=NO_DRAFT_MODEL),
             **PATIENT_EDGE,
         )

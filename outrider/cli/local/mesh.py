@@ -259,6 +259,8 @@ def edge(options: MeshOptions, router_port: int, state_dir: Path) -> ProcessSpec
         "models": _names(options),
         "routers": (f"{options.host}:{router_port}",),
         "state_dir": str(state_dir),
+        # Its QUIC port is this machine's alone; over HTTP a key is needed all the same.
+        "anonymous": True,
         # Not even the one that is shipped for the model.
         "drafter": {"model": "none" if options.engine == "fake" else options.draft_model},
     }

@@ -26,6 +26,18 @@ _SESSIONS: Final = re.compile(
 _SERVED: Final = re.compile(r'^outrider_edge_served_models\{model="([^"]+)"\} 1', re.MULTILINE)
 
 
+def read_metrics(host: str, admin_port: int) -> str:
+    """What a process tells at /metrics. Raises UnavailableError."""
+    connection = http.client.HTTPConnection(host, admin_port, timeout=_TIMEOUT_S)
+    try:
+        connection.request("GET", "/metrics")
+        return connection.getresponse().read().decode("utf-8")
+    except (OSError, http.client.HTTPException) as error:
+        raise UnavailableError(f"{host}:{admin_port} gives no metrics: {error}") from error
+    finally:
+        connection.close()
+
+
 class Asking:
     """Asks the processes of a mesh on this machine, as its operator."""
 
@@ -45,21 +57,10 @@ class Asking:
     async def sessions(self, ports: Ports) -> int:
         """Chats at a replica, those that wait too; 0 for one that does not answer: it has none."""
         try:
-            text = await asyncio.to_thread(self._metrics, ports.admin)
+            text = await asyncio.to_thread(read_metrics, self._host, ports.admin)
         except UnavailableError:
             return 0
         return sum(round(float(value)) for value in _SESSIONS.findall(text))
-
-    def _metrics(self, admin_port: int) -> str:
-        connection = http.client.HTTPConnection(self._host, admin_port, timeout=_TIMEOUT_S)
-        try:
-            connection.request("GET", "/metrics")
-            return connection.getresponse().read().decode("utf-8")
-        except (OSError, http.client.HTTPException) as error:
-            where = f"{self._host}:{admin_port}"
-            raise UnavailableError(f"{where} gives no metrics: {error}") from error
-        finally:
-            connection.close()
 
     async def _of_router(self, ports: Ports, model: str) -> int:
         from outrider.v1 import router_pb2, router_pb2_grpc
@@ -87,7 +88,7 @@ class Asking:
 
     async def _of_edge(self, ports: Ports, model: str) -> int:
         # Its clients are told only of models that they may use without a key.
-        text = await asyncio.to_thread(self._metrics, ports.admin)
+        text = await asyncio.to_thread(read_metrics, self._host, ports.admin)
         return int(model in _SERVED.findall(text))
 
     @asynccontextmanager

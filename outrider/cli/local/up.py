@@ -9,8 +9,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
@@ -18,7 +19,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from outrider.cli.local import control, detached
+from outrider.cli.local import control, detached, development_key
 from outrider.cli.local import settings as told
 from outrider.cli.local.changing import Changing
 from outrider.cli.local.mesh import DEFAULT_REGIONS, ROLES, MeshOptions, ServedModel
@@ -26,6 +27,7 @@ from outrider.cli.local.preparing import check_memory, fair_share, fetched
 from outrider.cli.local.room import mesh_bytes
 from outrider.cli.local.serving import Asking
 from outrider.cli.local.state import (
+    RunningMesh,
     StateDir,
     already_up,
     default_state_dir,
@@ -39,6 +41,8 @@ from outrider.cli.model_choice import MODEL_HELP, choose_all
 from outrider.errors import OutriderError, UnavailableError
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.definitions import ModelSpec, as_table
+
+Welcome = Callable[[RunningMesh], Iterable[str]]
 
 _POLL_S = 0.1
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -129,10 +133,20 @@ def up(
         told.typed(role, options.settings_of(role))
     if not any(".model_store=" in setting for setting in options.settings):
         options = _prepared(options, chosen.specs)
+    make_private(folder)
+    # Made here and not in the detached process, whose output is kept in a log.
+    welcome: Welcome | None = None
+    if not development_key.has_own_file(options):
+        key, is_new = development_key.ensure(folder)
+        welcome = partial(development_key.welcome, state_dir=folder, key=key, is_new=is_new)
     if detach:
         _detach(options, folder)
+        mesh = running_mesh(folder)
+        if welcome is not None and mesh is not None:
+            for line in welcome(mesh):
+                _console().print(line)
     else:
-        asyncio.run(run(options, folder))
+        asyncio.run(run(options, folder, welcome))
 
 
 def _prepared(options: MeshOptions, specs: Sequence[ModelSpec]) -> MeshOptions:
@@ -207,8 +221,9 @@ def _console() -> Console:
     return Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
 
 
-async def run(options: MeshOptions, state_dir: Path) -> None:
-    """Run a mesh from a folder until it is told to stop. Raises UnavailableError."""
+async def run(options: MeshOptions, state_dir: Path, welcome: Welcome | None = None) -> None:
+    """Run a mesh from a folder until it is told to stop; `welcome`: what to say when it is up.
+    Raises UnavailableError."""
     console = _console()
     stop = asyncio.Event()
     supervisor = Supervisor(options, state_dir, console.print)
@@ -222,13 +237,15 @@ async def run(options: MeshOptions, state_dir: Path) -> None:
         asyncio.get_running_loop().add_signal_handler(number, on_signal)
     with holding(state_dir):
         try:
-            await _start_and_wait(supervisor, stop, console)
+            await _start_and_wait(supervisor, stop, console, welcome)
         finally:
             console.print("stopping")
             await supervisor.stop()
 
 
-async def _start_and_wait(supervisor: Supervisor, stop: asyncio.Event, console: Console) -> None:
+async def _start_and_wait(
+    supervisor: Supervisor, stop: asyncio.Event, console: Console, welcome: Welcome | None
+) -> None:
     starting = asyncio.create_task(supervisor.start())
     asked = asyncio.create_task(stop.wait())
     await asyncio.wait({starting, asked}, return_when=asyncio.FIRST_COMPLETED)
@@ -244,6 +261,9 @@ async def _start_and_wait(supervisor: Supervisor, stop: asyncio.Event, console: 
         if child.ports.http:
             console.print(f"HTTP: http://{supervisor.options.host}:{child.ports.http}/v1")
     folder = supervisor.state_dir
+    mesh = running_mesh(folder)
+    for line in welcome(mesh) if welcome is not None and mesh is not None else ():
+        console.print(line)
     changing = Changing(supervisor, Asking(folder, supervisor.options.host))
     async with control.listening(folder, changing):
         await supervisor.wait(stop)

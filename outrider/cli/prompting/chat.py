@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from outrider.access.client_key import KEY_VARIABLE, configured_key
+from outrider.cli.local import development_key
 from outrider.cli.local.state import StateDir, default_state_dir, running_mesh
 from outrider.cli.model_choice import is_name, served_name
 from outrider.cli.prompting import options
@@ -26,7 +28,6 @@ from outrider.models.chat import Message
 from outrider.models.tools import ToolCall
 from outrider.sampling.params import SamplingParams
 
-KEY_VARIABLE = "OUTRIDER_API_KEY"
 _PATIENCE_S = 120.0
 """A person sees that it is interrupted, and has Ctrl-C."""
 _HELP = "/reset forgets the conversation, /bye ends it; Ctrl-C stops a reply, or ends it."
@@ -99,7 +100,15 @@ _Prediction = Annotated[
 ]
 _KeyFile = Annotated[
     Path | None,
-    typer.Option(help=f"File with the API key; default: the environment's {KEY_VARIABLE}."),
+    typer.Option(help="File with the API key."),
+]
+_ApiKey = Annotated[
+    str | None,
+    typer.Option(
+        help="The API key. Others on this machine may see it; better --key-file, the environment's "
+        f"{KEY_VARIABLE}, or api_key of the table [client] in ~/.config/outrider/config.toml. "
+        "Without any of them: the development key of `outrider up`."
+    ),
 ]
 _User = Annotated[str, typer.Option(help="Which of the key's users asks.")]
 _ToolChoice = Annotated[
@@ -135,6 +144,7 @@ def chat(
     logprobs: options.Logprobs = -1,
     parallel: _Parallel = 1,
     key_file: _KeyFile = None,
+    api_key: _ApiKey = None,
     user: _User = "",
     tools: options.Tools = None,
     tool_choice: _ToolChoice = "auto",
@@ -155,7 +165,10 @@ def chat(
     prompts = options.read_prompts(text, prompt, prompt_file)
     if as_json and not prompts:
         raise InvalidRequestError("--json answers prompts; give --prompt or --prompt-file")
-    caller = Caller(_key(key_file), user)
+    key = _key(key_file, api_key)
+    if not key and edge is None and not insecure:
+        key = development_key.read(state)
+    caller = Caller(key, user)
     if edge is not None and not is_name(model):
         raise InvalidRequestError("with --edge, --model takes a name: a mesh knows no files")
     name = served_name(model, state / "config" / "edge.toml")
@@ -170,11 +183,14 @@ def chat(
         asyncio.run(session.answer(prompts, as_json=as_json, parallel=parallel))
 
 
-def _key(file: Path | None) -> str:
-    """The API key. It is no flag: command lines are seen by all of a machine's users, and kept.
-    Raises InvalidRequestError."""
+def _key(file: Path | None, flag: str | None) -> str:
+    """The API key that the user gave; "": none. Raises InvalidRequestError, ConfigError."""
+    if file is not None and flag is not None:
+        raise InvalidRequestError("give one of --api-key and --key-file")
+    if flag is not None:
+        return flag.strip()
     if file is None:
-        return os.environ.get(KEY_VARIABLE, "").strip()
+        return configured_key(os.environ)
     try:
         key = file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:

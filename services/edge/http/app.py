@@ -67,6 +67,8 @@ class _Endpoint:
             )
         exchange: Exchange = scope[EXCHANGE]
         exchange.route = route.path
+        if exchange.identity is not None:
+            exchange.identity.require(route.scope)
         await route.handle(exchange)
 
 

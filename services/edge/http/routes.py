@@ -8,6 +8,7 @@ from enum import Enum, auto
 from functools import partial
 from typing import Any, Final, TypeAlias
 
+from outrider.access.api_keys import Scope
 from outrider.errors import OutriderError
 from services.edge.http import openai_chat, openai_completions, openai_models, tokenizing
 from services.edge.http.api import ChatApi
@@ -44,6 +45,8 @@ class Route:
     event: type | None = None
     """Of the events, where the request may ask for a stream of them."""
     access: Access = Access.CREDENTIAL
+    scope: Scope = Scope.CHAT
+    """What the credential has to be for, unless the route is public."""
     error_body: ErrorBody = error_body
     error: type = OpenAiErrorBody
     """Of the body of an error."""
@@ -78,6 +81,7 @@ ROUTES: Final = (
         "The models that this key may use (OpenAI).",
         openai_models.serve_models,
         openai_models.ModelList,
+        scope=Scope.MODELS,
     ),
     Route(
         "GET",
@@ -85,6 +89,7 @@ ROUTES: Final = (
         "One of them (OpenAI).",
         openai_models.serve_model,
         openai_models.Model,
+        scope=Scope.MODELS,
     ),
     Route(
         "POST",
@@ -93,6 +98,7 @@ ROUTES: Final = (
         tokenizing.serve_tokenize,
         tokenizing.TokenizeResponse,
         tokenizing.TokenizeRequest,
+        scope=Scope.TOKENIZE,
     ),
     Route(
         "POST",
@@ -101,6 +107,7 @@ ROUTES: Final = (
         tokenizing.serve_detokenize,
         tokenizing.DetokenizeResponse,
         tokenizing.DetokenizeRequest,
+        scope=Scope.TOKENIZE,
     ),
 )
 DOCUMENT: Final = Route(

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from outrider.access.client_key import KEY_VARIABLE
 from outrider.cli.main import app
 from outrider.cli.prompting import chat, options
 from outrider.cli.prompting.options import read_prompts, read_tools
@@ -88,21 +89,23 @@ def test_edges_that_are_none(edge: str) -> None:
 def test_a_key_is_read_from_a_file_or_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv(chat.KEY_VARIABLE, raising=False)
-    assert chat._key(None) == ""
-    monkeypatch.setenv(chat.KEY_VARIABLE, "from the environment\n")
-    assert chat._key(None) == "from the environment"
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert chat._key(None, None) == ""
+    assert chat._key(None, " from a flag ") == "from a flag"
+    monkeypatch.setenv(KEY_VARIABLE, "from the environment\n")
+    assert chat._key(None, None) == "from the environment"
     file = tmp_path / "key"
     with pytest.raises(InvalidRequestError, match="cannot be read"):
-        chat._key(file)
+        chat._key(file, None)
+    with pytest.raises(InvalidRequestError, match="one of --api-key and --key-file"):
+        chat._key(file, "x")
     file.write_text("\n")
     with pytest.raises(InvalidRequestError, match="holds no API key"):
-        chat._key(file)
+        chat._key(file, None)
     file.write_text("from a file\n")
-    assert chat._key(file) == "from a file"
-    assert "file" not in repr(chat.Caller(chat._key(file)))
-    done = CliRunner().invoke(app, ["chat", "hi", "--edge", "localhost:1", "--key", "secret"])
-    assert done.exit_code == 2, "never on a command line"
+    assert chat._key(file, None) == "from a file"
+    assert "file" not in repr(chat.Caller(chat._key(file, None)))
 
 
 def test_objects_need_prompts() -> None:

@@ -37,6 +37,7 @@ async def test_a_whole_life(vocabulary: Vocabulary, tmp_path: Path) -> None:
             certificate=chain,
             private_key=key,
             log_level="error",
+            anonymous=True,
         )
         ports, stop = asyncio.get_running_loop().create_future(), asyncio.Event()
         service = asyncio.create_task(serve(config, ready=ports.set_result, stop=stop))
