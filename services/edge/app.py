@@ -26,6 +26,7 @@ from outrider.tls import PLAINTEXT, Role, Tls
 from outrider.tokenization.rewriting import Rewriter
 from services.edge.config import EdgeConfig
 from services.edge.context import Description, EdgeContext
+from services.edge.http3.server import Application, Http3Service
 from services.edge.identity import TenantConfig
 from services.edge.models.served import LoadVocabulary, vocabularies_of
 from services.edge.models.serving import EdgeModels
@@ -101,9 +102,10 @@ class Edge:
         *,
         load: LoadVocabulary | None = None,
         tls: Tls = PLAINTEXT,
+        application: Application | None = None,
     ) -> None:
         """`catalog` defines the models, `load` loads their vocabularies; None: from the model
-        store. Raises UnknownModelError."""
+        store. `application` is served over HTTP/3, if there is one. Raises UnknownModelError."""
         self._config = config
         models = config.edge_models(catalog)
         self.upstream = RouterPool(
@@ -120,7 +122,10 @@ class Edge:
         self._identities = config.identities()
         self._tenants = config.tenants
         """As the configuration file has them."""
-        self.listener = Listener(self._context(), config.listener_limits())
+        services = []
+        if application is not None and config.http3.enabled:
+            services.append(Http3Service(application, config.http3))
+        self.listener = Listener(self._context(), config.listener_limits(), services)
         self._renewal: asyncio.Task[None] | None = None
         self._drafter_deadline = 0.0
         """Loop time until which the edge is not ready while its first drafter starts."""

@@ -25,6 +25,7 @@ from services.edge.drafter.settings import (
     DrafterLimits,
     DrafterSettings,
 )
+from services.edge.http3.limits import Http3Limits
 from services.edge.identity import (
     AccessPolicy,
     ApiKeys,
@@ -133,6 +134,8 @@ class EdgeConfig:
 
     quic: ListenerLimits = field(default_factory=ListenerLimits)
     """What clients may use of the QUIC listener, together and each."""
+    http3: Http3Limits = field(default_factory=Http3Limits)
+    """What clients of HTTP/3, on the same port, may use besides."""
     reopen_s: float = 20.0
     """A chat whose router or replica was lost fails after so long without a token from another."""
     resumption: ResumeLimits = field(default_factory=ResumeLimits)

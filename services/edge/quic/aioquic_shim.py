@@ -14,8 +14,8 @@ This module overrides private methods, so it works with one version of aioquic (
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import aioquic
@@ -29,14 +29,17 @@ from aioquic.quic.connection import (
     QuicConnection,
     QuicConnectionError,
     QuicReceiveContext,
+    stream_is_unidirectional,
 )
 from aioquic.quic.events import StreamDataReceived, StreamReset
 from aioquic.quic.packet import QuicErrorCode, QuicFrameType, QuicStreamFrame
 from aioquic.quic.packet_builder import QuicDeliveryState, QuicPacketBuilder
 from aioquic.quic.recovery import QuicPacketSpace
 from aioquic.quic.stream import FinalSizeError, QuicStream, QuicStreamReceiver, QuicStreamSender
+from aioquic.tls import ExtensionType, SessionTicket
 
 from outrider.errors import ConfigError
+from services.edge.quic.early_data import TicketStore
 from services.edge.quic.limits import MemoryBudget
 from services.edge.quotas import RateLimit, TokenBucket
 
@@ -63,19 +66,36 @@ _FRAMES: Final = RateLimit(per_s=10_000.0, burst=30_000.0)
 
 
 @dataclass(frozen=True, slots=True)
+class ProtocolLimits:
+    """Of the streams of one application protocol."""
+
+    stream_window_bytes: int = 1 << 20
+    """How far a bidirectional stream may be ahead of what was read of it, and so the most that is
+    read of it at once. 0-RTT is sent by the limits of an earlier connection, so they may not shrink
+    between releases (RFC 9000, section 7.4.1)."""
+    max_unidirectional_streams: int = 0
+    """Open at a time."""
+    unidirectional_window_bytes: int = 1 << 16
+    """As `stream_window_bytes`."""
+
+
+_DEFAULT_PROTOCOL: Final = ProtocolLimits()
+
+
+@dataclass(frozen=True, slots=True)
 class QuicLimits:
     """Of one connection."""
 
-    stream_window_bytes: int = 1 << 20
-    """How far a stream may be ahead of what the edge has read of it. 0-RTT is sent by the limits of
-    an earlier connection, so they may not shrink between releases (RFC 9000, section 7.4.1)."""
     connection_window_bytes: int = 1 << 20
-    """The same for all streams of a connection together."""
+    """How far all streams together may be ahead of what the edge has read of them; in 0-RTT as
+    `ProtocolLimits.stream_window_bytes`."""
     max_fragments: int = 2048
     """Pieces of one stream received out of order. One lost datagram at the start of a window leaves
     some 950."""
     max_streams: int = 96
-    """Bidirectional streams open at a time; unidirectional ones are refused."""
+    """Bidirectional streams open at a time."""
+    protocols: Mapping[str, ProtocolLimits] = field(default_factory=dict)
+    """What is different for an application protocol (ALPN)."""
     streams: RateLimit = _STREAMS
     """Opened, including those that are reset at once."""
     frames: RateLimit = _FRAMES
@@ -262,6 +282,12 @@ class BoundedSender(QuicStreamSender):
         ):
             raise _excessive(QuicFrameType.ACK, "too many ranges of a stream")
 
+    def reset(self, error_code: int) -> None:
+        """As QuicStreamSender; what was not acknowledged is dropped, for it is not sent again."""
+        super().reset(error_code)
+        if self._reset_error_code is not None:
+            self._buffer.clear()
+
 
 def _no_probe() -> None:
     """An ended connection sends no probes."""
@@ -272,10 +298,24 @@ class BoundedConnection(QuicConnection):
     clears when the connection has ended."""
 
     def __init__(
-        self, *, limits: QuicLimits, budget: MemoryBudget, now: float, **settings: Any
+        self,
+        *,
+        limits: QuicLimits,
+        budget: MemoryBudget,
+        now: float,
+        tickets: Mapping[str, TicketStore[SessionTicket]] | None = None,
+        **settings: Any,
     ) -> None:
-        """`settings` as QuicConnection has them."""
+        """`tickets`: by application protocol, for a ticket is good for the one it was issued with
+        alone (RFC 8446, section 4.2.10); None: there is no 0-RTT. `settings` as QuicConnection has
+        them."""
         super().__init__(**settings)
+        self._tickets = tickets
+        if tickets is not None:
+            self._session_ticket_fetcher = self._take_ticket
+            self._session_ticket_handler = self._add_ticket
+        self._unread: dict[int, int] = {}
+        """Bytes of streams that their application has not read."""
         self._limits = limits
         self._now = now
         self._receiving = ReceiveState(budget)
@@ -290,7 +330,7 @@ class BoundedConnection(QuicConnection):
             (self._local_max_streams_uni, 0),
         ):
             limit.value = limit.sent = value
-        self._local_max_stream_data_bidi_remote = limits.stream_window_bytes
+        self._protocol = _DEFAULT_PROTOCOL
         self._frame_handlers: dict[int, tuple[Callable[..., None], Any]]
         self._frame_handlers = getattr(self, "_QuicConnection__frame_handlers")  # noqa: B009 (mangled)
         for kind, (handler, epochs) in self._frame_handlers.items():
@@ -301,10 +341,28 @@ class BoundedConnection(QuicConnection):
         """Bytes up to the highest offsets received that are not read yet."""
         return self._receiving.num_unread_bytes
 
+    @property
+    def application_protocol(self) -> str:
+        """What client and edge agreed on (ALPN); empty before they have."""
+        return self.tls.alpn_negotiated or "" if hasattr(self, "tls") else ""
+
     def num_unacknowledged_bytes(self, stream_id: int) -> int:
-        """Bytes of a stream that the peer has not acknowledged."""
+        """Bytes of a stream that the peer has not acknowledged; none of one that was reset."""
         stream = self._streams.get(stream_id)
         return 0 if stream is None else len(stream.sender._buffer)
+
+    def set_unread(self, stream_id: int, num_bytes: int) -> None:
+        """So many bytes that came on a stream are kept until its application reads them: the peer
+        gets no room for others in their place."""
+        self._receiving.num_unread_bytes += num_bytes - self._unread.pop(stream_id, 0)
+        if num_bytes:
+            self._unread[stream_id] = num_bytes
+
+    def stop_reading(self, stream_id: int, error_code: int) -> None:
+        """Ask the peer to send no more on a stream, if it has not sent all of it."""
+        stream = self._streams.get(stream_id)
+        if stream is not None and not stream.receiver.is_finished:
+            stream.receiver.stop(error_code)
 
     def set_ack_delay(self, seconds: float) -> None:
         """How long to wait for further packets before they are acknowledged."""
@@ -334,11 +392,17 @@ class BoundedConnection(QuicConnection):
         for space in self._spaces.values():
             space.sent_packets.clear()  # they know whom to tell of their delivery
         self._streams.clear()
+        self._session_ticket_fetcher = self._session_ticket_handler = None
         self._loss._send_probe = _no_probe
         if hasattr(self, "tls"):  # not before the first packet was read
             for name, value in list(vars(self.tls).items()):
                 if getattr(value, "__self__", None) is self:
                     setattr(self.tls, name, None)
+
+    @property
+    def _num_opened(self) -> int:
+        """Streams that the peer has opened."""
+        return self._local_max_streams_bidi.used + self._local_max_streams_uni.used
 
     def _sweep(self, space: QuicPacketSpace) -> None:
         # Packets of nothing but acknowledgements are not in flight, and a peer that never
@@ -359,6 +423,28 @@ class BoundedConnection(QuicConnection):
 
         return handle
 
+    def _take_ticket(self, label: bytes) -> SessionTicket | None:
+        store = (self._tickets or {}).get(self.application_protocol)
+        return None if store is None else store.take(label)
+
+    def _add_ticket(self, ticket: SessionTicket) -> None:
+        store = (self._tickets or {}).get(self.application_protocol)
+        if store is not None:
+            store.add(ticket)
+
+    def _alpn_handler(self, alpn_protocol: str) -> None:
+        protocol = self._limits.protocols.get(alpn_protocol, _DEFAULT_PROTOCOL)
+        self._protocol = protocol
+        self._local_max_stream_data_bidi_remote = protocol.stream_window_bytes
+        self._local_max_stream_data_uni = protocol.unidirectional_window_bytes
+        limit = self._local_max_streams_uni
+        limit.value = limit.sent = protocol.max_unidirectional_streams
+        # The parameters were written with the handshake's beginning, before the client had chosen.
+        self.tls.handshake_extensions = [
+            (ExtensionType.QUIC_TRANSPORT_PARAMETERS, self._serialize_transport_parameters())
+        ]
+        super()._alpn_handler(alpn_protocol)
+
     def _initialize(self, peer_cid: bytes) -> None:
         super()._initialize(peer_cid)
         for stream in self._crypto_streams.values():
@@ -366,14 +452,15 @@ class BoundedConnection(QuicConnection):
             stream.receiver = CryptoReceiver(ReceiveState(self._receiving.budget))
 
     def _get_or_create_stream(self, frame_type: int, stream_id: int) -> QuicStream:
-        num_opened = self._local_max_streams_bidi.used
+        num_opened = self._num_opened
         stream = super()._get_or_create_stream(frame_type, stream_id)
         if not isinstance(stream.receiver, BoundedReceiver):
             # One that was opened by a higher stream ID (RFC 9000, section 2.1) comes here later.
             limit = self._limits.max_fragments
             stream.receiver = BoundedReceiver(stream_id, self._receiving, limit)
-            stream.sender = BoundedSender(stream_id, writable=True)
-        num_opened = self._local_max_streams_bidi.used - num_opened
+            writable = not stream_is_unidirectional(stream_id)
+            stream.sender = BoundedSender(stream_id, writable=writable)
+        num_opened = self._num_opened - num_opened
         if num_opened and not self._opened.take(num_opened, self._now):
             raise _excessive(frame_type, "too many streams")
         return stream
@@ -392,10 +479,10 @@ class BoundedConnection(QuicConnection):
         if 2 * (granted - data.value) >= window:
             data.value = granted
         self._write_limit(builder, data)
-        streams = self._local_max_streams_bidi
-        # As aioquic does: when fewer are left to be opened than can be given.
-        if streams.sent - streams.used < streams.value - streams.sent:
-            self._write_limit(builder, streams)
+        for streams in (self._local_max_streams_bidi, self._local_max_streams_uni):
+            # As aioquic does: when fewer are left to be opened than can be given.
+            if streams.sent - streams.used < streams.value - streams.sent:
+                self._write_limit(builder, streams)
 
     def _write_limit(self, builder: QuicPacketBuilder, limit: Limit) -> None:
         if limit.value == limit.sent:
@@ -415,8 +502,11 @@ class BoundedConnection(QuicConnection):
         """MAX_STREAM_DATA, likewise; none for a stream that is received completely."""
         if stream.receiver.is_finished:
             return
-        window = self._limits.stream_window_bytes
-        granted = stream.receiver.starting_offset() + window
+        stream_id, protocol = stream.stream_id or 0, self._protocol
+        window = protocol.stream_window_bytes
+        if stream_is_unidirectional(stream_id):
+            window = protocol.unidirectional_window_bytes
+        granted = stream.receiver.starting_offset() - self._unread.get(stream_id, 0) + window
         if 2 * (granted - stream.max_stream_data_local) >= window:
             stream.max_stream_data_local = granted
         if stream.max_stream_data_local_sent == stream.max_stream_data_local:
@@ -427,7 +517,7 @@ class BoundedConnection(QuicConnection):
             handler=self._on_max_stream_data_delivery,
             handler_args=(stream,),
         )
-        buf.push_uint_var(stream.stream_id or 0)
+        buf.push_uint_var(stream_id)
         buf.push_uint_var(stream.max_stream_data_local)
         stream.max_stream_data_local_sent = stream.max_stream_data_local
 

@@ -114,11 +114,13 @@ async def running(
     vocabulary: Vocabulary, state_dir: Path, reply: str = "Hello there, hello there!", **config: Any
 ) -> AsyncIterator[Running]:
     """Region and edge; checks that nothing is left over when they stop. `region_tls` among the
-    settings is what the region proves itself with; `catalog` and `load` are as in Edge."""
+    settings is what the region proves itself with; `catalog`, `load` and `application`
+    are as in Edge."""
     region = Region(vocabulary, reply)
     region_tls = config.pop("region_tls", PLAINTEXT)
     catalog = config.pop("catalog", catalog_of(*config.get("models", ("small",))))
     load = config.pop("load", loading(vocabulary))
+    application = config.pop("application", None)
     edge_tls = Tls.open(config.get("tls", TlsConfig()), Role.EDGE)
     metrics = Metrics("edge")
     async with (
@@ -139,7 +141,7 @@ async def running(
             drafter=config.pop("drafter", DrafterConfig(model=NO_DRAFT_MODEL)),
             **config,
         )
-        edge = Edge(settings, catalog, metrics, load=load, tls=edge_tls)
+        edge = Edge(settings, catalog, metrics, load=load, tls=edge_tls, application=application)
         ports = await edge.start()
         mesh = Running(edge, region, ports, state_dir / "tls" / "cert.pem", metrics)
         try:
