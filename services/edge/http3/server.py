@@ -144,6 +144,8 @@ class Http3Connection:
         self._tasks: dict[RequestStream, asyncio.Task[None]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._has_ended = False
+        self._is_at_fault = False
+        """The client broke the protocol: the connection is being closed."""
         self._session = Http3Session(
             connection.quic, connection.budget, self._limits, self, self._loop.time()
         )
@@ -228,11 +230,12 @@ class Http3Connection:
             self._connection.transmit_soon()
 
     def _guarded(self, feed: Callable[[float], None]) -> None:
-        if self._has_ended:
+        if self._has_ended or self._is_at_fault:
             return
         try:
             feed(self._loop.time())
         except ConnectionFault as fault:
+            self._is_at_fault = True
             self._connection.context.telemetry.refused("http3", error=fault.reason)
             self._connection.close(fault.code, fault.reason)
         self._connection.transmit_soon()
@@ -250,7 +253,8 @@ class Http3Connection:
     def _check(self) -> None:
         self._timer = None
         for stream in self._session.expire(self._loop.time()):
-            if (task := self._tasks.get(stream)) is not None:
+            task = self._tasks.get(stream)
+            if task is not None and not task.cancelling():
                 task.cancel()
         if self._session.num_requests:
             self._watch()
@@ -282,13 +286,18 @@ class _Request:
             connection.context.telemetry.refused("application", error=repr(failure))
 
     async def _receive(self) -> Message:
+        exchange = self._stream.exchange
+        assert exchange is not None
         while True:
             self._changed.clear()
             message = self._session.receive(self._stream, self._loop.time())
             if message is not None:
                 self._transmit()  # what was read makes room
                 return message
-            await self._changed.wait()
+            try:
+                await self._changed.wait()
+            finally:
+                exchange.stop_waiting(self._loop.time())
 
     async def _send(self, message: Message) -> None:
         body = message.get("body", b"")

@@ -109,6 +109,10 @@ def _nobody() -> None:
     """Nobody waits."""
 
 
+def _since(began_at: float | None, now: float) -> float:
+    return 0.0 if began_at is None else now - began_at
+
+
 class Http3Session:
     """The server's side of one connection."""
 
@@ -153,8 +157,6 @@ class Http3Session:
             self._framing.check_reader()
             return
         stream = self._streams.get(stream_id) or self._open(stream_id, now)
-        if stream is None:
-            return
         stream.client_ended |= has_ended
         for at in range(0, max(1, len(data)), _READ_BYTES):
             if not stream.is_reading:
@@ -249,16 +251,16 @@ class Http3Session:
         cancelled."""
         limits, late = self._limits, []
         for stream in list(self._streams.values()):
-            exchange, blocked_since = stream.exchange, stream.blocked_since
-            if exchange is None:
-                if stream.is_reading and now - stream.opened_at > limits.header_timeout_s:
-                    self._refuse(stream, _LATE, now, has_body=False)
-            elif exchange.waits_for_body_s(now) > limits.body_timeout_s:
+            exchange = stream.exchange
+            if exchange is not None and exchange.waits_for_body_s(now) > limits.body_timeout_s:
                 late_body = Refusal(408, "the request's body did not come")
                 self._perform(stream, exchange.refuse(late_body), now)
-            elif blocked_since is not None and now - blocked_since > limits.write_timeout_s:
+            is_late = now - stream.opened_at > limits.header_timeout_s
+            if exchange is None and stream.is_reading and is_late:
+                self._refuse(stream, _LATE, now, has_body=False)
+            if _since(stream.blocked_since, now) > limits.write_timeout_s:
                 self._abort(stream, H3Code.REQUEST_CANCELLED, now)
-            if stream.gone_since is not None and now - stream.gone_since > limits.cancel_grace_s:
+            if stream.is_running and _since(stream.gone_since, now) > limits.cancel_grace_s:
                 late.append(stream)
             self._settle(stream, now)
         return late
@@ -271,15 +273,13 @@ class Http3Session:
 
     # Streams.
 
-    def _open(self, stream_id: int, now: float) -> RequestStream | None:
-        if not self._host.hold_stream():
-            self._framing.reject(stream_id, H3Code.REQUEST_REJECTED)
-            return None
+    def _open(self, stream_id: int, now: float) -> RequestStream:
         stream = self._streams[stream_id] = RequestStream(stream_id, now)
-        stream.is_counted = True
-        self._next_stream_id = max(self._next_stream_id, stream_id + 4)
-        if self._is_draining:
+        stream.is_counted = self._host.hold_stream()
+        if self._is_draining or not stream.is_counted:
             self._abort(stream, H3Code.REQUEST_REJECTED, now)
+        else:
+            self._next_stream_id = max(self._next_stream_id, stream_id + 4)
         return stream
 
     def _is_padded(self, stream: RequestStream) -> bool:
@@ -360,7 +360,7 @@ class Http3Session:
         self._ignore(stream)
 
     def _ignore(self, stream: RequestStream) -> None:
-        """Whatever comes on it, from now on."""
+        """Ignore whatever comes on it, from now on."""
         stream.is_reading = False
         self._framing.stop_reading(stream.stream_id)
         stream.wake()

@@ -48,7 +48,8 @@ class Listener:
     ) -> None:
         """`services`: application protocols served on the same port, besides the native one."""
         self.context = context
-        self._services = {service.alpn: service for service in services}
+        self.services = tuple(services)
+        self._services = {service.alpn: service for service in self.services}
         self.shared = SharedLimits(limits)
         self.connections: set[EdgeConnection] = set()
         """Whether their handshake is complete or not."""
@@ -180,7 +181,7 @@ class Listener:
             connection.drain()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle(), drain_s)
-        for service in self._services.values():
+        for service in self.services:
             await service.stop()
         error = DrainingError("this edge is shutting down; send the chat to another")
         for connection in [it for it in self.connections if it.is_admitted]:
@@ -195,5 +196,5 @@ class Listener:
     async def _idle(self) -> None:
         """Return when nothing is under way."""
         await self.context.telemetry.idle.wait()
-        for service in self._services.values():
+        for service in self.services:
             await service.idle()
