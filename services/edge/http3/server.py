@@ -21,6 +21,7 @@ from services.edge.quic.alpn import Connection
 
 ALPN: Final = "h3"
 _STREAM_WINDOW_BYTES: Final = 256 << 10
+_UNIDIRECTIONAL_WINDOW_BYTES: Final = 64 << 10
 _MAX_UNIDIRECTIONAL: Final = 8
 """Control, QPACK's encoder and decoder, and some of types that are to be ignored (RFC 9114, section
 6.2)."""
@@ -42,7 +43,9 @@ class Http3Service:
 
     alpn = ALPN
     limits = ProtocolLimits(
-        stream_window_bytes=_STREAM_WINDOW_BYTES, max_unidirectional_streams=_MAX_UNIDIRECTIONAL
+        stream_window_bytes=_STREAM_WINDOW_BYTES,
+        max_unidirectional_streams=_MAX_UNIDIRECTIONAL,
+        unidirectional_window_bytes=_UNIDIRECTIONAL_WINDOW_BYTES,
     )
 
     def __init__(

@@ -29,6 +29,7 @@ from aioquic.quic.connection import (
     QuicConnection,
     QuicConnectionError,
     QuicReceiveContext,
+    stream_is_client_initiated,
     stream_is_unidirectional,
 )
 from aioquic.quic.events import StreamDataReceived, StreamReset
@@ -75,7 +76,7 @@ class ProtocolLimits:
     between releases (RFC 9000, section 7.4.1)."""
     max_unidirectional_streams: int = 0
     """Open at a time."""
-    unidirectional_window_bytes: int = 1 << 16
+    unidirectional_window_bytes: int = 1 << 20
     """As `stream_window_bytes`."""
 
 
@@ -344,7 +345,7 @@ class BoundedConnection(QuicConnection):
     @property
     def application_protocol(self) -> str:
         """What client and edge agreed on (ALPN); empty before they have."""
-        return self.tls.alpn_negotiated or "" if hasattr(self, "tls") else ""
+        return (self.tls.alpn_negotiated or "") if hasattr(self, "tls") else ""
 
     def num_unacknowledged_bytes(self, stream_id: int) -> int:
         """Bytes of a stream that the peer has not acknowledged; none of one that was reset."""
@@ -454,7 +455,8 @@ class BoundedConnection(QuicConnection):
     def _get_or_create_stream(self, frame_type: int, stream_id: int) -> QuicStream:
         num_opened = self._num_opened
         stream = super()._get_or_create_stream(frame_type, stream_id)
-        if not isinstance(stream.receiver, BoundedReceiver):
+        is_peers = stream_is_client_initiated(stream_id)
+        if is_peers and not isinstance(stream.receiver, BoundedReceiver):
             # One that was opened by a higher stream ID (RFC 9000, section 2.1) comes here later.
             limit = self._limits.max_fragments
             stream.receiver = BoundedReceiver(stream_id, self._receiving, limit)

@@ -143,6 +143,17 @@ def test_a_reader_that_takes_every_second_byte_is_ended() -> None:
     assert len(sender._acked) <= 1025
 
 
+def test_what_a_reset_stream_had_to_send_is_dropped() -> None:
+    sender = BoundedSender(0, writable=True)
+    sender.write(b"x" * 10_000)
+    assert sender.get_frame(1000) is not None
+    sender.reset(1)
+    assert len(sender._buffer) == 0 and sender.get_reset_frame().final_size == 1000
+    sender.on_data_delivery(QuicDeliveryState.LOST, 0, 1000, False)
+    sender.on_reset_delivery(QuicDeliveryState.ACKED)
+    assert sender.is_finished
+
+
 def test_it_is_written_for_one_version_of_aioquic(monkeypatch: pytest.MonkeyPatch) -> None:
     assert aioquic.__version__ == aioquic_shim.AIOQUIC_VERSION, (
         "look through services/edge/quic/aioquic_shim.py for what the new version does otherwise"
