@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from outrider.errors import ConfigError
 from services.edge.quic import aioquic_shim
-from services.edge.quic.aioquic_shim import (
+from services.edge.quic.aioquic_streams import (
     BoundedReceiver,
     BoundedSender,
     CryptoReceiver,
