@@ -19,6 +19,9 @@ Headers: TypeAlias = list[tuple[bytes, bytes]]
 Message: TypeAlias = dict[str, Any]
 """Of ASGI; see https://asgi.readthedocs.io/en/latest/specs/www.html."""
 
+CONNECTION: Final = "outrider-connection"
+"""Our ASGI extension: `secret`, 16 random bytes that the requests of a connection share; `budget`,
+the MemoryBudget for what its client sent; `abort`, which ends the request at once."""
 FIELD_OVERHEAD_BYTES: Final = 32
 """What a field counts besides name and value (RFC 9114, section 4.2.2)."""
 _TOKEN: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -131,9 +134,11 @@ def scope_of(
     client: tuple[str, int] | None,
     server: tuple[str, int] | None,
     state: Mapping[str, Any],
+    connection: Mapping[str, Any],
 ) -> Message:
     """The ASGI connection scope. Version 2.3 of the HTTP specification: applications learn that
-    their client is gone from `receive`, which may be at once, not from a failing `send`."""
+    their client is gone from `receive`, which may be at once, not from a failing `send`.
+    `connection`: what the extension CONNECTION tells."""
     return {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -148,7 +153,7 @@ def scope_of(
         "client": client,
         "server": server,
         "state": dict(state),
-        "extensions": {"http.response.trailers": {}},
+        "extensions": {"http.response.trailers": {}, CONNECTION: dict(connection)},
     }
 
 

@@ -281,7 +281,15 @@ class _Request:
         assert exchange is not None
         connection, service = owner._connection, owner._service
         scope = scope_of(
-            exchange.request, client=connection.peer, server=connection.local, state=service.state
+            exchange.request,
+            client=connection.peer,
+            server=connection.local,
+            state=service.state,
+            connection={
+                "secret": connection.secret,
+                "budget": connection.budget,
+                "abort": self._abort,
+            },
         )
         try:
             await _billed(service.application(scope, self._receive, self._send), self._bill)
@@ -318,6 +326,10 @@ class _Request:
         while self._session.must_wait(self._stream):
             self._changed.clear()
             await self._changed.wait()
+
+    def _abort(self) -> None:
+        self._session.abort(self._stream, self._loop.time())
+        self._transmit()
 
     def _transmit(self) -> None:
         if not self._owner._has_ended:

@@ -233,6 +233,12 @@ class Http3Session:
         self._perform(stream, stream.exchange.send(message), now)
         self._settle(stream, now)
 
+    def abort(self, stream: RequestStream, now: float) -> None:
+        """The application does not want the client to take its response for whole."""
+        if self._streams.get(stream.stream_id) is stream:
+            self._abort(stream, H3Code.INTERNAL_ERROR, now)
+            self._settle(stream, now)
+
     def must_wait(self, stream: RequestStream) -> bool:
         """Whether the application has to wait before it sends more."""
         return stream.num_unsent_bytes > self._limits.max_unsent_bytes

@@ -19,6 +19,8 @@ class Connection(Protocol):
     context: EdgeContext
     quic: BoundedConnection
     budget: MemoryBudget
+    secret: bytes
+    """16 random bytes that identify a client that does not name itself, while it is connected."""
     unbilled_s: float
     """Loop time that its address prefix was not charged for yet; whoever works for it adds to
     it."""

@@ -45,7 +45,14 @@ class Lab:
         await answer(send, b"hello")
 
     async def _scope(self, scope: Any, receive: Receive, send: Send) -> None:
-        await answer(send, json.dumps(scope, default=lambda it: it.decode("latin-1")).encode())
+        shown = {key: value for key, value in scope.items() if key != "extensions"}
+        await answer(send, json.dumps(shown, default=lambda it: it.decode("latin-1")).encode())
+
+    async def _aborts(self, scope: Any, receive: Receive, send: Send) -> None:
+        await start(send)
+        await body(send, b"begin", True)
+        scope["extensions"]["outrider-connection"]["abort"]()
+        await body(send, b"end", False)
 
     async def _echo(self, scope: Any, receive: Receive, send: Send) -> None:
         await answer(send, await body_of(receive))

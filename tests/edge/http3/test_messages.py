@@ -46,7 +46,13 @@ def test_a_request_becomes_a_scope() -> None:
     request = read([*PSEUDO, (b"content-length", b"3"), (b"x-a", b"1"), (b"x-a", b"2")])
     assert request.content_length == 3
     state = {"pool": object()}
-    scope = scope_of(request, client=("1.2.3.4", 5), server=("::1", 6), state=state)
+    scope = scope_of(
+        request,
+        client=("1.2.3.4", 5),
+        server=("::1", 6),
+        state=state,
+        connection={"secret": b"x"},
+    )
     assert scope == {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -66,7 +72,7 @@ def test_a_request_becomes_a_scope() -> None:
         "client": ("1.2.3.4", 5),
         "server": ("::1", 6),
         "state": state,
-        "extensions": {"http.response.trailers": {}},
+        "extensions": {"http.response.trailers": {}, "outrider-connection": {"secret": b"x"}},
     }
     assert scope["state"] is not state, "each request has a copy"
 

@@ -40,6 +40,24 @@ async def test_a_request_becomes_a_scope(words: Vocabulary, tmp_path: Path) -> N
         assert scope["state"] == {} and scope["asgi"]["version"] == "3.0"
 
 
+async def test_an_application_knows_the_connection(words: Vocabulary, tmp_path: Path) -> None:
+    lab = Lab()
+    async with (
+        serving(words, tmp_path, lab) as mesh,
+        client_of(mesh) as client,
+        client_of(mesh) as another,
+    ):
+        for it in (client, client, another):
+            await it.get("/hello")
+        told = [scope["extensions"]["outrider-connection"] for scope in lab.scopes]
+        assert told[0]["secret"] == told[1]["secret"] != told[2]["secret"]
+        assert len(told[0]["secret"]) == 16 and told[0]["budget"].take(1)
+        told[0]["budget"].give_back(1)
+        aborted = await client.get("/aborts")
+        assert aborted.reset_code == ErrorCode.H3_INTERNAL_ERROR
+        assert (await client.get("/hello")).status == 200, "the connection goes on"
+
+
 async def test_bodies_of_any_size_both_ways(words: Vocabulary, tmp_path: Path) -> None:
     async with serving(words, tmp_path, Lab()) as mesh, client_of(mesh) as client:
         for size in (0, 1, 1199, 65_536, 65_537, 700_000):
