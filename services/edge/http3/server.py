@@ -18,6 +18,7 @@ from services.edge.http3.messages import Message, scope_of
 from services.edge.http3.session import Http3Session, RequestStream
 from services.edge.quic.aioquic_shim import ProtocolLimits
 from services.edge.quic.alpn import Connection
+from services.edge.quic.limits import MemoryBudget
 
 ALPN: Final = "h3"
 _STREAM_WINDOW_BYTES: Final = 256 << 10
@@ -29,6 +30,7 @@ _STARTS_PER_TURN: Final = 4
 """Applications begun in one turn of the event loop: a datagram may hold fifty requests."""
 _PIECE_BYTES: Final = 64 << 10
 """Of a response's body, sent before its client has to have read others."""
+_UNBOUNDED: Final = 1 << 62
 _CHECKS_PER_TIMEOUT: Final = 10
 _MAX_CHECK_S: Final = 1.0
 
@@ -144,7 +146,7 @@ class Http3Connection:
         self._connection = connection
         self._loop = asyncio.get_running_loop()
         self._limits = service.http_limits
-        self._tasks: dict[RequestStream, asyncio.Task[None]] = {}
+        self._requests: dict[RequestStream, _Request] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._has_ended = False
         self._is_at_fault = False
@@ -189,9 +191,10 @@ class Http3Connection:
         self._has_ended = True
         if self._timer is not None:
             self._timer.cancel()
+        for request in self._requests.values():
+            request.budget.close()
+            self._loop.call_later(self._limits.cancel_grace_s, request.cancel)
         self._session.lost()
-        for task in self._tasks.values():
-            self._loop.call_later(self._limits.cancel_grace_s, task.cancel)
 
     # For the session.
 
@@ -222,12 +225,12 @@ class Http3Connection:
         if stream.gone_since is not None or self._has_ended:  # reset before its turn came
             self._session.returned(stream, self._loop.time())
             return
-        task = self._service.run(_Request(self, stream).run())
-        self._tasks[stream] = task
-        task.add_done_callback(lambda _: self._ended(stream))
+        request = self._requests[stream] = _Request(self, stream)
+        request.task = self._service.run(request.run())
+        request.task.add_done_callback(lambda _: self._ended(stream))
 
     def _ended(self, stream: RequestStream) -> None:
-        del self._tasks[stream]
+        self._requests.pop(stream).budget.close()
         self._session.returned(stream, self._loop.time())
         if not self._has_ended:
             self._connection.transmit_soon()
@@ -256,9 +259,8 @@ class Http3Connection:
     def _check(self) -> None:
         self._timer = None
         for stream in self._session.expire(self._loop.time()):
-            task = self._tasks.get(stream)
-            if task is not None and not task.cancelling():
-                task.cancel()
+            if (request := self._requests.get(stream)) is not None:
+                request.cancel()
         if self._session.num_requests:
             self._watch()
         self._connection.transmit_soon()
@@ -273,7 +275,15 @@ class _Request:
         self._session = owner._session
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
+        self.budget = MemoryBudget(_UNBOUNDED, owner._connection.budget)
+        """For what the application keeps of what its client sent."""
+        self.task: asyncio.Task[None] | None = None
         stream.wake = self._changed.set
+
+    def cancel(self) -> None:
+        """The application was given its time."""
+        if self.task is not None and not self.task.cancelling():
+            self.task.cancel()
 
     async def run(self) -> None:
         """Call the application. Whatever it raises ends this request alone."""
@@ -287,7 +297,7 @@ class _Request:
             state=service.state,
             connection={
                 "secret": connection.secret,
-                "budget": connection.budget,
+                "budget": self.budget,
                 "abort": self._abort,
             },
         )

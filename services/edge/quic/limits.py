@@ -240,6 +240,12 @@ class MemoryBudget:
         """Hold nothing."""
         self.give_back(self.num_bytes)
 
+    def close(self) -> None:
+        """Hold nothing any more: what is given back late counts nowhere."""
+        self.clear()
+        self._parent = None
+        self._max_bytes = -1
+
 
 class Verdict(Enum):
     """What to do about a first packet."""

@@ -54,6 +54,12 @@ class Lab:
         scope["extensions"]["outrider-connection"]["abort"]()
         await body(send, b"end", False)
 
+    async def _keeps(self, scope: Any, receive: Receive, send: Send) -> None:
+        budget = scope["extensions"]["outrider-connection"]["budget"]
+        assert budget.take(5000)
+        await self.gate.wait()
+        budget.give_back(5000)
+
     async def _echo(self, scope: Any, receive: Receive, send: Send) -> None:
         await answer(send, await body_of(receive))
 

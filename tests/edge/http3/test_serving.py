@@ -51,11 +51,26 @@ async def test_an_application_knows_the_connection(words: Vocabulary, tmp_path: 
             await it.get("/hello")
         told = [scope["extensions"]["outrider-connection"] for scope in lab.scopes]
         assert told[0]["secret"] == told[1]["secret"] != told[2]["secret"]
-        assert len(told[0]["secret"]) == 16 and told[0]["budget"].take(1)
-        told[0]["budget"].give_back(1)
+        assert len(told[0]["secret"]) == 16 and not told[0]["budget"].take(1), "it is over"
         aborted = await client.get("/aborts")
         assert aborted.reset_code == ErrorCode.H3_INTERNAL_ERROR
         assert (await client.get("/hello")).status == 200, "the connection goes on"
+
+
+async def test_what_an_application_keeps_counts_until_its_connection_ends(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    lab = Lab()
+    async with serving(words, tmp_path, lab) as mesh:
+        held = mesh.edge.listener.shared._received
+        async with client_of(mesh) as client:
+            client.ask("GET", "/keeps")
+            await eventually(lambda: lab.began == ["/keeps"] and held.num_bytes > 5000)
+        await eventually(lambda: not mesh.edge.listener.connections)
+        assert held.num_bytes == 0
+        lab.gate.set()
+        await eventually(lambda: bool(lab.ended))
+        assert held.num_bytes == 0, "what is given back late counts nowhere"
 
 
 async def test_bodies_of_any_size_both_ways(words: Vocabulary, tmp_path: Path) -> None:
