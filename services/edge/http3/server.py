@@ -30,6 +30,8 @@ _STARTS_PER_TURN: Final = 4
 """Applications begun in one turn of the event loop: a datagram may hold fifty requests."""
 _PIECE_BYTES: Final = 64 << 10
 """Of a response's body, sent before its client has to have read others."""
+_EXCESSIVE_LOAD: Final[int] = H3Code.EXCESSIVE_LOAD.value
+_NO_ERROR: Final[int] = H3Code.NO_ERROR.value
 _UNBOUNDED: Final = 1 << 62
 _CHECKS_PER_TIMEOUT: Final = 10
 _MAX_CHECK_S: Final = 1.0
@@ -81,8 +83,8 @@ class Http3Service:
 
     def close_code(self, code: CloseCode) -> int:
         """As ApplicationService."""
-        overloaded = code is CloseCode.OVERLOADED
-        return (H3Code.EXCESSIVE_LOAD if overloaded else H3Code.NO_ERROR).value
+        is_overload = code is CloseCode.OVERLOADED
+        return _EXCESSIVE_LOAD if is_overload else _NO_ERROR
 
     def date(self) -> bytes:
         """The time, as HTTP writes it."""

@@ -357,8 +357,6 @@ class Http3Session:
     def _abort(self, stream: RequestStream, code: H3Code, now: float) -> None:
         """End both directions, whatever was sent."""
         self._framing.reject(stream.stream_id, code)
-        self._gone(stream, now)
-
         if stream.exchange is not None:
             stream.exchange.client_gone()
             if stream.is_running and stream.gone_since is None:

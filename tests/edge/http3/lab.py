@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -59,6 +60,13 @@ class Lab:
         assert budget.take(5000)
         await self.gate.wait()
         budget.give_back(5000)
+
+    async def _burns(self, scope: Any, receive: Receive, send: Send) -> None:
+        await asyncio.sleep(0)  # steps after the first one count as well
+        until = time.thread_time() + 0.1
+        while time.thread_time() < until:
+            pass
+        await answer(send, b"done")
 
     async def _echo(self, scope: Any, receive: Receive, send: Send) -> None:
         await answer(send, await body_of(receive))

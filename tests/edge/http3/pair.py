@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from aioquic.h3.connection import H3Connection
+from aioquic.h3.events import DataReceived, HeadersReceived
 from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import QuicConnection
 from aioquic.quic.events import (
@@ -72,7 +73,6 @@ class Pair:
         self.budget = MemoryBudget(max_budget)
         self.fault: ConnectionFault | None = None
         self.responses: dict[int, Response] = {}
-        self.closed: ConnectionTerminated | None = None
         self.client = QuicConnection(
             configuration=QuicConfiguration(
                 is_client=True, alpn_protocols=[ALPN], verify_mode=ssl.CERT_NONE
@@ -90,9 +90,13 @@ class Pair:
         )
         self._limits = Http3Limits(**limits)
         self.session: Http3Session
+        self.h3: H3Connection
         self.deliver()
-        self.h3 = H3Connection(self.client)
-        self.deliver()
+
+    @property
+    def closed(self) -> ConnectionTerminated | None:
+        """How the server closed the connection."""
+        return self.client._close_event
 
     def deliver(self) -> None:
         """Datagrams both ways, until there are none."""
@@ -192,8 +196,9 @@ class Pair:
                 self.session.stopped(stream_id, self.now)
 
     def _client_event(self, event: QuicEvent) -> None:
-        if isinstance(event, ConnectionTerminated):
-            self.closed = event
+        if isinstance(event, HandshakeCompleted):
+            self.h3 = H3Connection(self.client)
+            self.h3._check_content_length = lambda stream: None  # type: ignore[method-assign]
         if isinstance(event, StreamReset) and event.stream_id in self.responses:
             self.responses[event.stream_id].failed(event.error_code)
         if isinstance(event, StopSendingReceived) and event.stream_id in self.responses:
@@ -201,8 +206,7 @@ class Pair:
         if not hasattr(self, "h3"):
             return
         for it in self.h3.handle_event(event):
-            response = self.responses[getattr(it, "stream_id", -1)]
-            if hasattr(it, "headers"):
-                response.fields(it.headers, it.stream_ended)
-            elif hasattr(it, "data"):
-                response.data(it.data, getattr(it, "stream_ended", False))
+            if isinstance(it, HeadersReceived):
+                self.responses[it.stream_id].fields(it.headers, it.stream_ended)
+            elif isinstance(it, DataReceived):
+                self.responses[it.stream_id].data(it.data, it.stream_ended)

@@ -247,8 +247,8 @@ def test_whatever_happens_the_frames_are_a_response(
             elif item == "receive":
                 it.receive(float(now))
             elif not ended:
-                ended = item[1]
-                actions = it.body_came(*item, float(now))
+                data, ended = item
+                actions = it.body_came(data, ended, float(now))
         except (RuntimeError, ValueError):
             pass
         frames += actions

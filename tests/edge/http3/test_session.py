@@ -98,14 +98,14 @@ def test_streams_that_nobody_reads_do_not_stop_others_of_less_than_a_window(make
     pair = make()
     for _ in range(3):
         pair.ask("POST", "/", bytes(1 << 20))
-    assert pair.quic.num_unread_bytes == 3 * (256 << 10)
+    assert 3 * (256 << 10) - 1000 < pair.quic.num_unread_bytes <= 3 * (256 << 10)
     response = pair.ask("POST", "/", b"small")
     pair.answer(pair.host.begun[-1], b"done")
     assert response.body == b"done"
 
 
 def test_a_slow_reader_holds_an_application_up_and_is_cut_off(make: Make) -> None:
-    pair = make(max_unsent_bytes=10_000, write_timeout_s=5.0)
+    pair = make(max_budget=4 << 20, max_unsent_bytes=10_000, write_timeout_s=5.0)
     response = pair.ask()
     (stream,) = pair.host.begun
     pair.client._write_stream_limits = lambda **_: None  # type: ignore[method-assign]
@@ -118,17 +118,17 @@ def test_a_slow_reader_holds_an_application_up_and_is_cut_off(make: Make) -> Non
     held = pair.budget.num_bytes
     assert 10_000 < held < 10_000 + 8000 + 2048 + 100
     pair.pass_time(4.0)
-    assert pair.session.must_wait(stream) and response.reset_code is None
+    assert pair.session.must_wait(stream) and [response.reset_code] == [None]
     pair.pass_time(2.0)
     assert woken and not pair.session.must_wait(stream), "it is let go"
-    assert response.reset_code == ErrorCode.H3_REQUEST_CANCELLED
+    assert [response.reset_code] == [ErrorCode.H3_REQUEST_CANCELLED]
     assert pair.session.receive(stream, pair.now) == {"type": "http.disconnect"}
     pair.session.returned(stream, pair.now)
     settled(pair)
 
 
 def test_a_response_that_is_not_acknowledged_in_time_is_dropped(make: Make) -> None:
-    pair = make(write_timeout_s=5.0)
+    pair = make(max_budget=4 << 20, write_timeout_s=5.0)
     pair.ask()
     (stream,) = pair.host.begun
     pair.client._write_stream_limits = lambda **_: None  # type: ignore[method-assign]
@@ -143,14 +143,11 @@ def test_a_client_that_is_gone_is_told_at_once_and_its_application_cancelled_lat
     make: Make,
 ) -> None:
     pair = make(cancel_grace_s=3.0)
-    for give_up in (
-        lambda it: pair.client.reset_stream(it, ErrorCode.H3_REQUEST_CANCELLED),
-        lambda it: pair.client.stop_stream(it, ErrorCode.H3_REQUEST_CANCELLED),
-    ):
+    for give_up in (pair.client.reset_stream, pair.client.stop_stream):
         response = pair.ask("POST", "/", b"part", ends=False)
         stream = pair.host.begun[-1]
         pair.answer(stream, b"begin", more=True)
-        give_up(response.stream_id)
+        give_up(response.stream_id, ErrorCode.H3_REQUEST_CANCELLED)
         pair.deliver()
         assert pair.session.receive(stream, pair.now) == {"type": "http.disconnect"}
         assert pair.session.num_running == 1, "the application still counts"
