@@ -335,6 +335,8 @@ class _Request:
     async def _send_piece(self, message: Message) -> None:
         self._session.send(self._stream, message, self._loop.time())
         self._transmit()
+        if self._stream.gone_since is not None or self._owner._has_ended:
+            await asyncio.sleep(0)  # so that one who goes on sending can be cancelled
         while self._session.must_wait(self._stream):
             self._changed.clear()
             await self._changed.wait()

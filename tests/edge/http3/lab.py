@@ -29,7 +29,6 @@ class Lab:
         self.disconnected: list[str] = []
         self.scopes: list[dict[str, Any]] = []
         self.bodies: list[bytes] = []
-        self.num_sent = 0
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         path: str = scope["path"]
@@ -121,10 +120,8 @@ class Lab:
 
     async def _pours(self, scope: Any, receive: Receive, send: Send) -> None:
         await start(send)
-        for _ in range(1000):
+        while True:
             await body(send, bytes(16_384), True)
-            self.num_sent += 16_384
-        await body(send, b"", False)
 
     async def _trailers(self, scope: Any, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": [], "trailers": True})

@@ -4,6 +4,7 @@ native chat on the same port ends well. Bytes and requests are counted, not seco
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -40,7 +41,8 @@ async def _flood(mesh: Running, send: Callable[[H3Client, int], None], num: int)
                 sent += 1
                 client.transmit()
                 if not sent % 16:
-                    await client.ping() if client.closed is None else None
+                    with contextlib.suppress(ConnectionError):
+                        await client.ping()
     return num_connections
 
 
@@ -135,8 +137,7 @@ async def unread_responses(mesh: Running, lab: Lab) -> None:
         asked = [client.ask("GET", "/pours") for _ in range(20)]
         for response in asked:
             await response.whole()
-            assert response.reset_code is not None
-        assert lab.num_sent < 20 * 400_000
+            assert response.reset_code is not None and len(response.body) < 5000
 
 
 ATTACKS: dict[str, Attack] = {
