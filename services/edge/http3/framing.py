@@ -46,6 +46,10 @@ from services.edge.quic.aioquic_shim import BoundedConnection
 
 _MAX_CONTROL_BYTES: Final = 4096
 """Of a control frame that is not whole yet: SETTINGS are some 40 bytes."""
+_FREE_FRAMES: Final = 1024
+_MIN_FRAME_BYTES: Final = 64
+"""Of body for each frame of a request beyond _FREE_FRAMES. A frame takes some 3 us, however little
+is in it, and a stream may have 256 KiB to be read at once."""
 _MAX_UNREAD_INSTRUCTIONS: Final = 16 << 10
 """Sent on the control and QPACK streams, and not acknowledged by the peer."""
 
@@ -115,6 +119,8 @@ class _BoundedH3(H3Connection):
     def __init__(self, quic: BoundedConnection, max_header_bytes: int, max_headers: int) -> None:
         self._max_header_bytes = max_header_bytes
         self._max_headers = max_headers
+        self.num_frames: dict[int, int] = {}
+        """By request stream."""
         super().__init__(quic)
 
     def _init_connection(self) -> None:
@@ -135,6 +141,11 @@ class _BoundedH3(H3Connection):
         super()._check_request_or_push_frame_type(frame_type, stream)
         if frame_type == FrameType.WEBTRANSPORT_STREAM:
             raise ConnectionFault(ErrorCode.H3_FRAME_UNEXPECTED, "there is no WebTransport here")
+        num_frames = self.num_frames[stream.stream_id] = (
+            self.num_frames.get(stream.stream_id, 0) + 1
+        )
+        if num_frames > _FREE_FRAMES + stream.content_length // _MIN_FRAME_BYTES:
+            raise ConnectionFault(ErrorCode.H3_EXCESSIVE_LOAD, "frames of next to nothing")
         is_long = (stream.frame_size or 0) > self._max_header_bytes
         if frame_type == FrameType.HEADERS and is_long:
             raise _TooManyFieldsError
@@ -230,6 +241,7 @@ class Framing:
     def forget(self, stream_id: int) -> None:
         """No frame of this stream is read any more."""
         self._h3._stream.pop(stream_id, None)
+        self._h3.num_frames.pop(stream_id, None)
 
     def go_away(self, stream_id: int) -> None:
         """Requests on this stream and higher ones are not served (RFC 9114, section 5.2)."""

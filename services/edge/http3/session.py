@@ -35,7 +35,7 @@ from services.edge.quic.limits import MemoryBudget
 from services.edge.quotas import RateLimit, TokenBucket
 
 _READ_BYTES: Final = 4096
-"""Read of a stream at once: a frame may be two bytes, and takes some microseconds."""
+"""Read of a stream at once, before it is looked at whether that was too much."""
 _OVERHEAD_BYTES: Final = 16 << 10
 """Of a request besides headers and body: frames that are to be ignored, and frames' own headers. An
 eighth of the body may come on top."""
@@ -167,7 +167,7 @@ class Http3Session:
             for event in self._framing.request_bytes(stream_id, piece, ends):
                 self._frame(stream, event, now)
             if self._is_padded(stream):
-                raise ConnectionFault(H3Code.EXCESSIVE_LOAD.value, "frames of next to nothing")
+                raise ConnectionFault(H3Code.EXCESSIVE_LOAD.value, "too much that is to be ignored")
         if has_ended and stream.is_reading:
             if stream.exchange is None:
                 self._abort(stream, H3Code.REQUEST_INCOMPLETE, now)
