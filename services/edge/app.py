@@ -33,10 +33,13 @@ from services.edge.access.limiter import Limiter
 from services.edge.access.shared_limits import SharedLimits, open_shared_limits
 from services.edge.config import EdgeConfig
 from services.edge.context import Description, EdgeContext
+from services.edge.http3.limits import alt_svc
+from services.edge.http3.server import Application, Http3Service
 from services.edge.identity import Tenants
 from services.edge.models.served import LoadVocabulary, vocabularies_of
 from services.edge.models.serving import EdgeModels
 from services.edge.quic import certificate
+from services.edge.quic.limits import ListenerQuotas
 from services.edge.quic.listener import Listener
 from services.edge.resumption.chats import ResumableChats
 from services.edge.telemetry import EdgeTelemetry
@@ -111,9 +114,11 @@ class Edge:
         *,
         load: LoadVocabulary | None = None,
         tls: Tls = PLAINTEXT,
+        application: Application | None = None,
     ) -> None:
         """`catalog` defines the models, `load` loads their vocabularies; None: from the model
-        store. Raises UnknownModelError."""
+        store. `application` is served over HTTP/3 in place of the edge's own. Raises
+        UnknownModelError."""
         self._config = config
         models = config.edge_models(catalog)
         self.upstream = RouterPool(
@@ -133,10 +138,15 @@ class Edge:
         self._shared_limits: SharedLimits | None = None
         self._following = contextlib.AsyncExitStack()
         """Of the file of API keys."""
-        context = self._context()
-        self.listener = Listener(context, config.listener_limits())
-        self.http = _http_listener(config, context, self.listener)
+        context, shared = self._context(), ListenerQuotas(config.listener_limits())
+        self.http = _http_listener(config, context, shared)
         """None: HTTP is not served."""
+        if self.http is not None:
+            application = application or self.http.app
+        services = []
+        if application is not None and config.http3.enabled:
+            services.append(Http3Service(application, config.http3))
+        self.listener = Listener(context, shared, services)
         self._renewal: asyncio.Task[None] | None = None
         self._drafter_deadline = 0.0
         """Loop time until which the edge is not ready while its first drafter starts."""
@@ -199,7 +209,7 @@ class Edge:
         self.upstream.start()
         self._drafter_deadline = asyncio.get_running_loop().time() + _DRAFTER_START_S
         port = await self.listener.start(config.host, config.port, chain, key)
-        http_port = await self._start_http(chain, key)
+        http_port = await self._start_http(chain, key, port)
         self._renewal = asyncio.create_task(
             certificate.follow(partial(_certificate, config), (chain, key), self._renew)
         )
@@ -213,11 +223,12 @@ class Edge:
         )
         return Ports(main=port, admin=admin_port, http=http_port)
 
-    async def _start_http(self, chain: Path, key: Path) -> int:
-        http = self._config.http
+    async def _start_http(self, chain: Path, key: Path, quic_port: int) -> int:
+        http, http3 = self._config.http, self._config.http3
         if self.http is None or http.port is None:
             return 0
-        return await self.http.start(http.host, http.port, chain, key)
+        elsewhere = alt_svc(quic_port, http3.alt_svc_max_age_s) if http3.enabled else b""
+        return await self.http.start(http.host, http.port, chain, key, alt_svc=elsewhere.decode())
 
     async def _renew(self, chain: Path, key: Path) -> None:
         """Use this certificate from now on. Raises ConfigError."""
@@ -257,7 +268,7 @@ class Edge:
 
 
 def _http_listener(
-    config: EdgeConfig, context: EdgeContext, listener: Listener
+    config: EdgeConfig, context: EdgeContext, shared: ListenerQuotas
 ) -> HttpListener | None:
     if config.http.port is None:
         return None
@@ -267,7 +278,7 @@ def _http_listener(
     from services.edge.http.listener import HttpListener
     from services.edge.http.openapi import document
 
-    door = HttpDoor(context, listener.shared, config.http, document=document(__version__))
+    door = HttpDoor(context, shared, config.http, document=document(__version__))
     return HttpListener(build_app(door), door)
 
 

@@ -29,6 +29,7 @@ from services.edge.drafter.settings import (
     DrafterSettings,
 )
 from services.edge.http.config import HttpConfig
+from services.edge.http3.limits import Http3Limits
 from services.edge.identity import (
     AccessPolicy,
     Identities,
@@ -147,7 +148,9 @@ class EdgeConfig:
     """What clients may use of the QUIC listener, together and each; chats and connections that come
     over HTTP count too."""
     http: HttpConfig = field(default_factory=HttpConfig)
-    """Where and how HTTP is served."""
+    """Where and how HTTP is served over TCP."""
+    http3: Http3Limits = field(default_factory=Http3Limits)
+    """What clients of HTTP/3, on the QUIC port, may use besides."""
     reopen_s: float = 20.0
     """A chat whose router or replica was lost fails after so long without a token from another."""
     resumption: ResumeLimits = field(default_factory=ResumeLimits)

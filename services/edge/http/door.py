@@ -10,7 +10,7 @@ from outrider.errors import DrainingError, OutriderError
 from services.edge.context import EdgeContext
 from services.edge.http.config import HttpConfig
 from services.edge.http.stream import RunningReply
-from services.edge.quic.limits import SharedLimits
+from services.edge.quic.limits import ListenerQuotas
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class HttpDoor:
     """Made by the edge, handed to its ASGI application."""
 
     context: EdgeContext
-    limits: SharedLimits
+    limits: ListenerQuotas
     """The same as of the QUIC listener: who comes through both doors has the quotas of one."""
     config: HttpConfig
     started_s: int = field(default_factory=lambda: int(time.time()))
@@ -34,7 +34,7 @@ class HttpDoor:
             raise DrainingError("this edge is shutting down; send the request to another")
 
     def begin_chat(self, prefix: str, client: bytes, now: float) -> Callable[[], None]:
-        """As SharedLimits.hold_chat. Raises OverloadedError."""
+        """As ListenerQuotas.hold_chat. Raises OverloadedError."""
         try:
             return self.limits.hold_chat(prefix, client, now)
         except OutriderError:

@@ -8,7 +8,7 @@ import contextlib
 import secrets
 import socket
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -26,7 +26,7 @@ from outrider.errors import ConfigError, DrainingError, OverloadedError
 from services.edge.http.config import HttpConfig
 from services.edge.http.door import HttpDoor
 from services.edge.http.exchange import CONNECTION
-from services.edge.quic.limits import MemoryBudget, SharedLimits
+from services.edge.quic.limits import ListenerQuotas, MemoryBudget
 from services.edge.quotas import Count
 
 log = structlog.get_logger()
@@ -41,12 +41,10 @@ _END_S: Final = 1.0
 class HttpListener:
     """All TCP connections of one edge."""
 
-    def __init__(self, app: ASGIApp, door: HttpDoor, *, alt_svc: Sequence[str] = ()) -> None:
-        """`alt_svc`: other ways to what is served here, as the header of that name says them."""
-        self._app = app
+    def __init__(self, app: ASGIApp, door: HttpDoor) -> None:
+        self.app = app
         self._door = door
         self._config = _anycorn_config(door.config)
-        self._config.alt_svc_headers = list(alt_svc)  # type: ignore[misc]
         self._context = WorkerContext(None)
         self._server: asyncio.Server | None = None
         self._tls: ssl.SSLContext | None = None
@@ -58,9 +56,14 @@ class HttpListener:
         """Open now."""
         return len(self._connections)
 
-    async def start(self, host: str, port: int, certificate: Path, key: Path) -> int:
-        """Listen and return the bound port. Raises ConfigError."""
+    async def start(
+        self, host: str, port: int, certificate: Path, key: Path, *, alt_svc: str = ""
+    ) -> int:
+        """Listen and return the bound port. `alt_svc`: where the same is served besides, as the
+        header of that name says it; told over TLS alone (RFC 7838, section 2.1). Raises
+        ConfigError."""
         if self._door.config.is_encrypted:
+            self._config.alt_svc_headers = [alt_svc] if alt_svc else []  # type: ignore[misc]
             self._tls = _tls_context()
             await self.renew(certificate, key)
         try:
@@ -126,7 +129,9 @@ class HttpListener:
             writer.transport.abort()  # nothing is left to be sent
             release()
 
-    def _admit(self, prefix: str, limits: SharedLimits) -> tuple[Callable[[], None], MemoryBudget]:
+    def _admit(
+        self, prefix: str, limits: ListenerQuotas
+    ) -> tuple[Callable[[], None], MemoryBudget]:
         """What gives the connection's place back, and its memory. Raises OverloadedError."""
         most = self._door.config.max_connections
         if len(self._connections) >= most:
@@ -156,7 +161,7 @@ class HttpListener:
             except (TimeoutError, OSError, anyio.BrokenResourceError, anyio.EndOfStream):
                 self._door.context.telemetry.refused("handshake timeout")
                 return
-        app = _ConnectionApp(self._app, abort, budget)
+        app = _ConnectionApp(self.app, abort, budget)
         await _Server(app, self._config, self._context, {}, stream).run()  # type: ignore[arg-type]
 
 
@@ -181,7 +186,7 @@ class _ConnectionApp:
     """The application, told which connection its requests are of; an AppWrapper of anycorn."""
 
     def __init__(self, app: ASGIApp, abort: Callable[[], None], budget: MemoryBudget) -> None:
-        self._app = app
+        self.app = app
         self._connection = {
             "secret": secrets.token_bytes(16),
             "abort": abort,
@@ -193,7 +198,7 @@ class _ConnectionApp:
     ) -> None:
         """Serve one request."""
         scope["extensions"] = {**scope.get("extensions", {}), CONNECTION: self._connection}
-        await self._app(scope, receive, send)
+        await self.app(scope, receive, send)
 
 
 class SocketStream(anyio.abc.SocketStream):

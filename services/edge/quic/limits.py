@@ -242,6 +242,12 @@ class MemoryBudget:
         """Hold nothing."""
         self.give_back(self.num_bytes)
 
+    def close(self) -> None:
+        """Hold nothing any more: what is given back late counts nowhere."""
+        self.clear()
+        self._parent = None
+        self._max_bytes = -1
+
 
 class Verdict(Enum):
     """What to do about a first packet."""
@@ -307,7 +313,7 @@ class AddressState:
         self.num_connections = 0
 
 
-class SharedLimits:
+class ListenerQuotas:
     """The limits of an edge, and what its clients use of them now. One object for all
     connections."""
 

@@ -115,13 +115,14 @@ async def running(
     vocabulary: Vocabulary, state_dir: Path, reply: str = "Hello there, hello there!", **config: Any
 ) -> AsyncIterator[Running]:
     """Region and edge; checks that nothing is left over when they stop. `region_tls` among the
-    settings is what the region proves itself with; `catalog` and `load` are as in Edge; `keys` are
-    those of tenants."""
+    settings is what the region proves itself with; `catalog`, `load` and `application` are as
+    in Edge; `keys` are those of tenants."""
     write_keys(state_dir / "keys.json", *config.pop("keys", ()))
     region = Region(vocabulary, reply)
     region_tls = config.pop("region_tls", PLAINTEXT)
     catalog = config.pop("catalog", catalog_of(*config.get("models", ("small",))))
     load = config.pop("load", loading(vocabulary))
+    application = config.pop("application", None)
     edge_tls = Tls.open(config.get("tls", TlsConfig()), Role.EDGE)
     metrics = Metrics("edge")
     async with (
@@ -143,7 +144,7 @@ async def running(
             anonymous=config.pop("anonymous", True),
             **config,
         )
-        edge = Edge(settings, catalog, metrics, load=load, tls=edge_tls)
+        edge = Edge(settings, catalog, metrics, load=load, tls=edge_tls, application=application)
         ports = await edge.start()
         mesh = Running(edge, region, ports, state_dir / "tls" / "cert.pem", metrics)
         try:
