@@ -7,6 +7,7 @@ import gc
 import json
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ import pytest
 
 from outrider.errors import ConfigError, OverloadedError
 from outrider.models.vocabulary import Vocabulary
+from outrider.telemetry.metrics import Metrics
 from outrider.testing import eventually
+from services.edge.app import Edge
 from services.edge.chat import Chat
 from services.edge.http.config import HttpConfig
 from services.edge.http.exchange import Exchange
@@ -31,6 +34,7 @@ from tests.edge.integration.http_client import (
     plain,
     serving_http,
 )
+from tests.edge.integration.running import catalog_of, loading
 
 REPLY = "a reply of some length"
 
@@ -250,7 +254,10 @@ def _noted(made: Callable[..., None], alive: weakref.WeakSet[object]) -> Callabl
 
 async def test_a_port_that_is_taken_is_told(words: Vocabulary, tmp_path: Path) -> None:
     async with serving_http(words, tmp_path, REPLY) as mesh:
-        http = HttpConfig(port=mesh.ports.http)
+        config = replace(mesh.edge._config, http=HttpConfig(port=mesh.ports.http))
+        metrics = Metrics("edge")
+        other = Edge(config, catalog_of("small"), metrics, load=loading(words))
         with pytest.raises(ConfigError, match=rf"{mesh.ports.http} for HTTP .* http.port"):
-            async with serving_http(words, tmp_path / "other", REPLY, http=http):
-                pass
+            await other.start()
+        await other.stop()
+        metrics.close()
