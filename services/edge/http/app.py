@@ -100,6 +100,7 @@ class _Gate:
 
     async def _serve(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> None:
         try:
+            exchange.check_head()
             if scope["path"] not in _PUBLIC:
                 exchange.admit()
             await self._app(scope, receive, send)

@@ -26,6 +26,7 @@ from outrider.errors import ConfigError, DrainingError, OverloadedError
 from services.edge.http.config import HttpConfig
 from services.edge.http.door import HttpDoor
 from services.edge.http.exchange import CONNECTION
+from services.edge.quic import memory
 from services.edge.quic.limits import ListenerQuotas, MemoryBudget
 from services.edge.quotas import Count
 
@@ -136,6 +137,8 @@ class HttpListener:
         most = self._door.config.max_connections
         if len(self._connections) >= most:
             raise OverloadedError(f"there are {most} connections, and no more are taken")
+        if 0 < limits.limits.max_resident_bytes < memory.resident_bytes():
+            raise OverloadedError("this edge has no memory to spare; try again later")
         limits.quotas.hold(prefix, Count.CONNECTIONS, asyncio.get_running_loop().time())
         address, budget = limits.connection_opened(prefix)
         telemetry = self._door.context.telemetry

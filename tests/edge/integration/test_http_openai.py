@@ -7,6 +7,7 @@ import json
 import shutil
 import ssl
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -102,7 +103,7 @@ async def test_completions_go_on_a_prompt_as_it_is(words: Vocabulary, tmp_path: 
             model="small", prompt=prompt, max_tokens=50, stream=True
         )
         assert "".join([it.choices[0].text async for it in stream]) == REPLY
-        prompts = {opened.prompt.SerializeToString() for opened in mesh.region.opened}
+        prompts = {opened.ids.SerializeToString() for opened in mesh.region.opened}
         assert len(prompts) == 1, "text and ids are one prompt"
         with pytest.raises(openai.BadRequestError, match="outside the vocabulary"):
             await client.completions.create(model="small", prompt=[10**6])
@@ -168,7 +169,7 @@ async def test_a_failure_after_that_ends_the_stream_with_an_error(
 
 async def test_provisional_text_is_for_who_asks(words: Vocabulary, tmp_path: Path) -> None:
     async with serving_http(words, tmp_path, REPLY) as mesh, plain(mesh) as client:
-        body = CHAT | {"stream": True}
+        body: dict[str, Any] = CHAT | {"stream": True}
         without = await client.post("/v1/chat/completions", json=body)
         assert b"event:" not in without.content
         # The second time the edge has something to guess from.
