@@ -6,6 +6,7 @@ import asyncio
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,25 @@ TEMPLATE = (
     " + '<|im_end|>\n' }}{% endfor %}<|im_start|>assistant\nArr: "
 )
 STOP_TOKENS = ("<|im_start|>",)
+TEMPLATE_WITH_TOOLS = """
+{%- if tools %}
+    {{- '<|im_start|>system\\nCall these functions: ' + (tools | tojson) + '<|im_end|>\\n' }}
+    {%- for city in ['Rome', 'Oslo', 'Lima'] %}
+        {{- '<|im_start|>user\\nIs it cold in ' + city + '?<|im_end|>\\n<|im_start|>assistant\\n' }}
+        {{- '<tool_call>{"name": "get_weather", "arguments": {"city": "' + city + '"}}' }}
+        {{- '</tool_call><|im_end|>\\n' }}
+    {%- endfor %}
+{%- endif %}
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' + message.content }}
+    {%- for call in message.tool_calls %}
+        {{- '<tool_call>' + (call.function | tojson) + '</tool_call>' }}
+    {%- endfor %}
+    {{- '<|im_end|>\\n' }}
+{%- endfor %}
+{{- '<|im_start|>assistant\\n' }}
+"""
+"""Nobody trained the default model to call tools; it goes on with what it is shown."""
 
 
 @pytest.fixture
@@ -95,15 +115,29 @@ def test_a_mesh_of_a_file(own_file: Path, vocabulary: Vocabulary) -> None:
         assert "the mesh here serves our-model.q4_1" in wrong.stderr
 
 
+@contextmanager
+def template_file(
+    store: ModelStore, folder: Path, template: str, stop_tokens: tuple[str, ...] = ()
+) -> Iterator[Path]:
+    """A chat template; what the machine's store keeps of it is removed again."""
+    file = folder / "template.jinja"
+    file.write_text(template, "utf-8")
+    yield file
+    key = ModelSpec("", "", chat_template=template, stop_tokens=stop_tokens).vocabulary_key()
+    for kept in (store.root / "derived" / DEFAULT_MODEL.sha256).glob(f"*-{key}"):
+        shutil.rmtree(kept)
+
+
 @pytest.fixture
 def own_template(model_store: ModelStore, tmp_path: Path) -> Iterator[Path]:
-    """A chat template; what the machine's store keeps of it is removed again."""
-    file = tmp_path / "template.jinja"
-    file.write_text(TEMPLATE, "utf-8")
-    yield file
-    key = ModelSpec("", "", chat_template=TEMPLATE, stop_tokens=STOP_TOKENS).vocabulary_key()
-    for folder in (model_store.root / "derived" / DEFAULT_MODEL.sha256).glob(f"*-{key}"):
-        shutil.rmtree(folder)
+    with template_file(model_store, tmp_path, TEMPLATE, STOP_TOKENS) as file:
+        yield file
+
+
+@pytest.fixture
+def template_with_tools(model_store: ModelStore, tmp_path: Path) -> Iterator[Path]:
+    with template_file(model_store, tmp_path, TEMPLATE_WITH_TOOLS) as file:
+        yield file
 
 
 def test_a_mesh_of_a_definition(own_template: Path, user_models: Path) -> None:
@@ -129,3 +163,38 @@ def test_a_mesh_of_a_definition(own_template: Path, user_models: Path) -> None:
         asyncio.run(
             eventually(lambda: "draft model loaded" in log.read_text("utf-8"), timeout_s=60.0)
         )
+
+
+def test_a_mesh_whose_model_calls_tools(
+    template_with_tools: Path, user_models: Path, tmp_path: Path
+) -> None:
+    """The call that the reference reads, whoever tokenizes; and no tools for other templates."""
+    tools = tmp_path / "tools.json"
+    city = {"type": "object", "properties": {"city": {"type": "string"}}}
+    tools.write_text(json.dumps([{"name": "get_weather", "parameters": city}]), "utf-8")
+    template = ("--chat-template", str(template_with_tools))
+    outrider("models", "add", "caller", DEFAULT_MODEL.source, *template)
+    flags = ("--tools", str(tools), "--prompt", "Is it cold in Paris?", "--max-tokens", "60")
+
+    def asked(command: str, *arguments: str) -> dict[str, Any]:
+        done = outrider(command, *flags, "--json", *arguments, check=False)
+        assert done.returncode == 0, done.stderr
+        found: dict[str, Any] = json.loads(done.stdout)
+        calls = [(call["name"], call["arguments"]) for call in found["tool_calls"]]
+        return {key: found[key] for key in ("text", "ids", "content")} | {"calls": calls}
+
+    truth = asked("reference", "--model", "caller")
+    assert truth["calls"] == [("get_weather", '{"city": "Paris"}')] and truth["content"] == ""
+    refused = outrider("reference", *flags, check=False)
+    assert refused.returncode == 1 and "shows no tools" in refused.stderr
+    with local_mesh(regions="here", settings=FEW, model="caller") as mesh:
+        here = ("--state-dir", str(mesh.state_dir))
+        for more in ((), ("--thin",), ("--speculation", "off")):
+            assert asked("chat", *here, *more) == truth
+        shown = outrider("chat", *here, *flags)
+        assert 'calls get_weather({"city": "Paris"})' in shown.stderr
+        assert truth["text"] in shown.stdout
+        talk = ("chat", *here, *flags[:2], "--max-tokens", "60")
+        given = "Is it cold in Paris?\nyes, -3 degrees\n"
+        talked = outrider(*talk, given=given)
+        assert "calls get_weather(" in talked.stderr and talked.stderr.count("tokens/s") >= 2
