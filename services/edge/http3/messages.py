@@ -8,7 +8,7 @@ message differently are how requests are smuggled.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 from urllib.parse import unquote_to_bytes
@@ -16,7 +16,7 @@ from urllib.parse import unquote_to_bytes
 from outrider.errors import MalformedFrameError
 
 Headers: TypeAlias = list[tuple[bytes, bytes]]
-Message: TypeAlias = dict[str, Any]
+Message: TypeAlias = MutableMapping[str, Any]
 """Of ASGI; see https://asgi.readthedocs.io/en/latest/specs/www.html."""
 
 CONNECTION: Final = "outrider-connection"

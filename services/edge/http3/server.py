@@ -38,7 +38,7 @@ _MAX_CHECK_S: Final = 1.0
 
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
-Application: TypeAlias = Callable[[Message, Receive, Send], Coroutine[Any, Any, None]]
+Application: TypeAlias = Callable[[Message, Receive, Send], Awaitable[None]]
 """ASGI 3; any object that can be called so."""
 
 
@@ -304,9 +304,12 @@ class _Request:
             },
         )
         try:
-            await _billed(service.application(scope, self._receive, self._send), self._bill)
+            await _billed(self._called(service.application, scope), self._bill)
         except Exception as failure:
             connection.context.telemetry.refused("application", error=repr(failure))
+
+    async def _called(self, application: Application, scope: Message) -> None:
+        await application(scope, self._receive, self._send)
 
     async def _receive(self) -> Message:
         exchange = self._stream.exchange

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,20 +16,16 @@ from openai import AsyncOpenAI
 from outrider.models.vocabulary import Vocabulary
 from services.edge.http.config import HttpConfig
 from services.edge.identity import TenantConfig
+from tests.api_keys import key_of, text_of
 from tests.edge.integration.running import Running, running
 
-KEY = "a-key-of-acme"
-OTHER_KEY = "a-key-of-bolt"
+KEY = text_of("acme")
+OTHER_KEY = text_of("bolt")
 USER = {"role": "user", "content": "hello"}
 CHAT: dict[str, Any] = {"model": "small", "messages": [USER]}
 
 
-def tenant(name: str, key: str, **settings: Any) -> TenantConfig:
-    """A tenant with this key."""
-    return TenantConfig(name, (hashlib.sha256(key.encode()).hexdigest(),), **settings)
-
-
-TENANTS = (tenant("acme", KEY), tenant("bolt", OTHER_KEY))
+TENANTS = (TenantConfig("acme"), TenantConfig("bolt"))
 
 
 @asynccontextmanager
@@ -39,8 +34,8 @@ async def serving_http(
 ) -> AsyncIterator[Running]:
     """A mesh whose edge serves HTTP, for two tenants and for clients without a key."""
     http = config.pop("http", HttpConfig(port=0))
-    tenants = config.pop("tenants", TENANTS)
-    async with running(words, folder, reply, http=http, tenants=tenants, **config) as mesh:
+    config = {"tenants": TENANTS, "keys": (key_of("acme"), key_of("bolt"))} | config
+    async with running(words, folder, reply, http=http, **config) as mesh:
         try:
             yield mesh
         finally:

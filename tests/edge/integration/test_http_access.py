@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,8 @@ from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
 from services.edge.http.config import HttpConfig
 from services.edge.http.routes import ALL_ROUTES, Access
+from services.edge.identity import TenantConfig
+from tests.api_keys import key_of, text_of
 from tests.edge.integration.http_client import (
     CHAT,
     KEY,
@@ -18,7 +21,6 @@ from tests.edge.integration.http_client import (
     RawRequest,
     plain,
     serving_http,
-    tenant,
 )
 
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
@@ -165,10 +167,14 @@ async def test_a_defect_is_answered_and_harms_nobody_else(
 
 
 async def test_a_tenant_gets_no_more_than_it_may_have(words: Vocabulary, tmp_path: Path) -> None:
-    tenants = (*TENANTS, tenant("small", "k", max_priority="low", models=("other",)))
+    config: dict[str, Any] = {
+        "tenants": (*TENANTS, TenantConfig("small", max_priority="low", models=("other",))),
+        "keys": (key_of("small"),),
+        "models": ("small", "other"),
+    }
     async with (
-        serving_http(words, tmp_path, tenants=tenants, models=("small", "other")) as mesh,
-        plain(mesh, "k") as client,
+        serving_http(words, tmp_path, **config) as mesh,
+        plain(mesh, text_of("small")) as client,
     ):
         denied = await client.post(
             "/v1/chat/completions", json=CHAT | {"model": "other", "priority": "high"}

@@ -305,5 +305,5 @@ async def test_a_connection_that_takes_nothing_is_closed(words: Vocabulary, tmp_
         async def send(message: Any) -> None:
             await asyncio.Event().wait()  # as a server whose client's window is full
 
-        await mesh.edge.http._app(scope, receive, send)
+        await mesh.edge.http.app(scope, receive, send)
         assert closed.is_set()

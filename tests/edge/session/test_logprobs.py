@@ -106,7 +106,9 @@ def opened(actions: list[Action]) -> OpenRegion:
 def test_a_prediction_is_tokenized_with_the_prompt_and_goes_up_at_every_opening() -> None:
     chat = session()
     asked = replace(request(), prediction=" the cat sat")
-    assert chat.handle(ChatAsked(asked), 0.0) == [Tokenize(asked.messages, " the cat sat")]
+    assert chat.handle(ChatAsked(asked), 0.0) == [
+        Tokenize(asked.messages, prediction=" the cat sat")
+    ]
     actions = chat.handle(PromptReady(PROMPT, (1, 2, 3)), 0.0)
     first = opened(actions)
     assert (first.prompt, first.prediction) == (PROMPT, (1, 2, 3))
