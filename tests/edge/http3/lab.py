@@ -12,6 +12,7 @@ from typing import Any
 
 from outrider.models.vocabulary import Vocabulary
 from services.edge.http3.limits import Http3Limits
+from services.edge.http3.messages import Message
 from services.edge.http3.server import Application, Receive, Send
 from tests.edge.http3.client import H3Client, h3_client
 from tests.edge.integration.running import Running, running
@@ -27,10 +28,10 @@ class Lab:
         self.ended: list[tuple[str, str]] = []
         """Path, and how its call ended."""
         self.disconnected: list[str] = []
-        self.scopes: list[dict[str, Any]] = []
+        self.scopes: list[Message] = []
         self.bodies: list[bytes] = []
 
-    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         path: str = scope["path"]
         self.scopes.append(scope)
         self.began.append(path)
