@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from h2.connection import H2Connection
 
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
@@ -215,3 +217,35 @@ async def test_the_document_names_every_route(words: Vocabulary, tmp_path: Path)
             for method in methods
         }
         assert named == {(it.method, it.path) for it in ALL_ROUTES}
+
+
+async def test_streams_that_are_reset_at_once_leave_nothing(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    """HTTP/2 rapid reset (CVE-2023-44487): begun, and given up before it is served."""
+    async with serving_http(words, tmp_path) as mesh, plain(mesh) as client:
+        wire = H2Connection()
+        wire.initiate_connection()
+        attack = await RawRequest.connected(mesh)
+        body = json.dumps(CHAT).encode()
+        head = [
+            (":method", "POST"),
+            (":scheme", "http"),
+            (":authority", "edge"),
+            (":path", "/v1/chat/completions"),
+            ("authorization", f"Bearer {KEY}"),
+            ("content-type", "application/json"),
+        ]
+        for _ in range(300):
+            stream_id = wire.get_next_available_stream_id()
+            wire.send_headers(stream_id, head)
+            if stream_id % 4 == 1:
+                wire.send_data(stream_id, body, end_stream=True)
+            wire.reset_stream(stream_id)
+        attack.writer.write(wire.data_to_send())
+        await attack.writer.drain()
+        assert (await client.post("/v1/chat/completions", json=CHAT)).status_code == 200
+        attack.close()
+        assert mesh.edge.http is not None
+        await mesh.settled()
+        await eventually(lambda: mesh.edge.http is not None and not mesh.edge.http._door.replies)
