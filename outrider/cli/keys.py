@@ -29,6 +29,7 @@ from outrider.access.api_keys import (
     digest_of,
     scopes_of,
 )
+from outrider.cli.local.mesh import KEYS_FILE
 from outrider.cli.local.state import StateDir, default_state_dir, running_mesh
 from outrider.errors import ConfigError, UnavailableError
 from outrider.session_types import Priority
@@ -314,7 +315,7 @@ def _file(file: Path | None, folder: Path) -> Path:
         named = edge.get("access", {}).get("keys_file")
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, LookupError, AttributeError):
         named = None
-    return Path(named) if isinstance(named, str) else folder / "keys.json"
+    return Path(named) if isinstance(named, str) else folder / KEYS_FILE
 
 
 def _change(file: Path | None, state_dir: Path | None, edit: keys_file.Edit) -> None:

@@ -12,7 +12,7 @@ from outrider.access import keys_file
 from outrider.access.api_keys import ApiKey, digest_of, id_of
 from outrider.access.client_key import DEVELOPMENT_KEY
 from outrider.cli.keys import make
-from outrider.cli.local.mesh import MeshOptions
+from outrider.cli.local.mesh import KEYS_FILE, MeshOptions
 from outrider.cli.local.state import RunningMesh, write_private
 
 NAME: Final = "development"
@@ -33,7 +33,7 @@ def ensure(state_dir: Path) -> tuple[str, bool]:
     has gone from the file of keys is made anew. Raises ConfigError."""
     now = time.time()
     text = read(state_dir)
-    file = state_dir / "keys.json"
+    file = state_dir / KEYS_FILE
     if text and any(_is_same(key, text, now) for key in keys_file.read(file).keys):
         return text, False
     made = make(NAME, now)

@@ -20,6 +20,8 @@ DEFAULT_REGIONS = ("us-east", "eu-west")
 _REGION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 """Files are named after it."""
 
+KEYS_FILE = "keys.json"
+"""Of the edge's API keys, in the state folder."""
 MAX_MODELS = 16
 MAX_REPLICAS_PER_REGION = 16
 _MAX_THREADS = 1024
@@ -261,6 +263,7 @@ def edge(options: MeshOptions, router_port: int, state_dir: Path) -> ProcessSpec
         "state_dir": str(state_dir),
         # Its QUIC port is this machine's alone; over HTTP a key is needed all the same.
         "anonymous": True,
+        "access": {"keys_file": str(state_dir / KEYS_FILE)},
         # Not even the one that is shipped for the model.
         "drafter": {"model": "none" if options.engine == "fake" else options.draft_model},
     }
