@@ -13,7 +13,7 @@ from outrider.sampling.constraint import Mask
 from services.inference.grammars.token_table import TokenTable
 
 SLOW_MASK_S = 2e-3
-"""Masks that take longer on average are computed for one row per call: no drafts are checked, so
+"""CPU time. Masks that take longer on average are computed for one row per call: no drafts are checked, so
 the other sessions of the call wait for one of them only."""
 _SMOOTHING = 0.1
 
@@ -41,13 +41,13 @@ class GrammarMatcher:
         self._num_taken = 0
         """Drafts that were committed since."""
         self._mask_s = 0.0
-        """What one mask takes, smoothed."""
+        """CPU time of one mask, smoothed."""
 
     def allowed(self) -> Mask:
         """As Constraint."""
         if self._num_taken >= len(self._masks):
             self._compute(())
-            if self._matcher.is_error():
+            if not self._masks:
                 raise InvalidSamplingError(_cost_problem(self._matcher, len(self._ids)))
         return self._masks[self._num_taken]
 
@@ -118,7 +118,7 @@ class GrammarMatcher:
 
     def _compute(self, drafts: tuple[int, ...]) -> None:
         """The masks here and behind each draft, as far as they are valid; none after an error."""
-        begin = time.perf_counter()
+        begin = time.thread_time()
         num_bytes = -(-self._table.size // 32) * 4
         packed = np.zeros((1 + len(drafts), num_bytes), dtype=np.uint8)
         if drafts:
@@ -136,7 +136,7 @@ class GrammarMatcher:
         # Behind a draft that is not allowed there is no mask.
         self._masks = [mask for mask in bits.view(np.bool_) if mask.any()]
         self._drafts = drafts[: len(self._masks) - 1]
-        took_s = (time.perf_counter() - begin) / len(self._masks)
+        took_s = (time.thread_time() - begin) / max(1, len(self._masks))
         self._mask_s += (took_s - self._mask_s) * _SMOOTHING
 
     def _forget_masks(self) -> None:
