@@ -26,9 +26,8 @@ _NUMBERED: Final = 0xE000
 """The first private-use character; no control token has one."""
 _SCHEMA_WORDS: Final = frozenset(
     {"type", "properties", "required", "items", "enum", "description", "additionalProperties"}
-    | {"anyOf", "oneOf", "allOf", "const", "default", "title", "format", "nullable", "$ref"}
-    | {"$defs"}
-    | {"object", "array", "string", "integer", "number", "boolean", "null"}
+    | {"anyOf", "oneOf", "allOf", "const", "default", "title", "format", "nullable"}
+    | {"$ref", "$defs", "object", "array", "string", "integer", "number", "boolean", "null"}
 )
 """Keys and values of definitions by which templates choose what they write."""
 
