@@ -34,6 +34,7 @@ from services.tokenizer.service import RequestMetrics, TokenizerService
 from services.tokenizer.shared_cache import shared_cache
 from services.tokenizer.threads import RequestThreads
 from services.tokenizer.vocabularies import CacheSettings, MakeSharedCache, ServedVocabulary
+from services.tokenizer.vocabulary_table import VocabularyLimits
 
 SERVICE: Final = tokenizer_pb2.DESCRIPTOR.services_by_name["TokenizerService"].full_name
 
@@ -109,7 +110,8 @@ async def _parts(
         loader = _loader(config, catalog, make_shared)
         if vocabularies is None:
             check_models(config.models, catalog)
-            models = ServedModels(loader, config.models, max_loaded=config.max_loaded_vocabularies)
+            limits = VocabularyLimits(config.max_loaded_vocabularies)
+            models = ServedModels(loader, config.models, limits)
             stack.push_async_callback(models.close)
             await models.preload()
         else:
