@@ -160,6 +160,7 @@ def _service(parts: _Parts) -> TokenizerService:
         LongDetokenizer(parts.models, parts.threads, config.max_decode_ids),
         RequestMetrics(parts.metrics, parts.tokenization),
         max_in_flight=config.max_in_flight,
+        vocabulary_timeout_s=config.vocabulary_timeout_s,
     )
 
 

@@ -74,6 +74,15 @@ class _Granted(NamedTuple):
     served: ServedVocabulary
 
 
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A vocabulary that stays loaded until it is released."""
+
+    served: ServedVocabulary
+    release: Callable[[], None]
+    """To be called once."""
+
+
 _Waiter: TypeAlias = "asyncio.Future[_Granted]"
 """A request that waits."""
 
@@ -144,11 +153,16 @@ class ServedModels:
         VocabularyUnavailableError for a vocabulary that cannot be loaded, or not so soon, and
         OverloadedError if others are using all that may be loaded.
         """
-        key, served = await self._granted(model, digest)
+        lease = await self.lend(model, digest)
         try:
-            yield served
+            yield lease.served
         finally:
-            self._perform(self._table.release(key))
+            lease.release()
+
+    async def lend(self, model: str, digest: bytes = b"") -> Lease:
+        """As `using`, for as long as the caller likes."""
+        key, served = await self._granted(model, digest)
+        return Lease(served, lambda: self._perform(self._table.release(key)))
 
     async def _granted(self, model: str, digest: bytes) -> _Granted:
         waiter: _Waiter = self._loop.create_future()
