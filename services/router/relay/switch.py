@@ -239,6 +239,7 @@ class Switch:
             return True
         if event is SessionInput.OPENED:
             if frame.opened.model_identity != self._registry[session.replica].model_identity:
+                self._registry.contradicted(session.replica, frame.opened.model_identity, now)
                 return False
             session.opened_identity = frame.opened.model_identity
         self._monitor.heard(stream, session, now)

@@ -129,8 +129,7 @@ class ReplicaLink:
             raise
         finally:
             self._registry.lost(self._name, "", self._clock(), is_own=is_own)
-            # No session made the replica another one. That it does not compute as it reports counts
-            # against the replica itself: if it happens again and again, others have to serve.
+            # No session made the replica another one.
             self._switch.detach_replica(
                 self._name, stream, self._clock(), is_own=is_own or self._is_replaced
             )
