@@ -64,7 +64,7 @@ async def serve(
         catalog = await asyncio.to_thread(current)
     metrics = Metrics("edge")
     try:
-        edge = Edge(config, catalog, metrics, tls=tls)
+        edge = Edge(config, catalog, metrics, tls=tls, source=source)
     except BaseException:
         metrics.close()
         raise
@@ -101,6 +101,7 @@ class Edge:
         *,
         load: LoadVocabulary | None = None,
         tls: Tls = PLAINTEXT,
+        source: ConfigSource[EdgeConfig] | None = None,
     ) -> None:
         """`catalog` defines the models, `load` loads their vocabularies; None: from the model
         store. Raises UnknownModelError."""
@@ -129,6 +130,7 @@ class Edge:
             ready=self._ready,
             registry=metrics.registry,
             cause=self.models.tokenizing.cause,
+            file=source,
         )
 
     def _context(self) -> EdgeContext:

@@ -81,7 +81,7 @@ async def serve(
     tls = await asyncio.to_thread(Tls.open, config.tls, Role.TOKENIZER)
     async with (
         _parts(config, catalog, tls, vocabularies) as parts,
-        _listening(parts) as ports,
+        _listening(parts, source) as ports,
         following(
             source, config, catalog, live_keys=LIVE_KEYS, apply=lambda update: _apply(parts, update)
         ),
@@ -165,7 +165,9 @@ def _service(parts: _Parts) -> TokenizerService:
 
 
 @asynccontextmanager
-async def _listening(parts: _Parts) -> AsyncIterator[Ports]:
+async def _listening(
+    parts: _Parts, source: ConfigSource[TokenizerConfig] | None
+) -> AsyncIterator[Ports]:
     """The ports, served until the context is left; then threads and workers drain."""
     config = parts.config
     server = make_server(parts.tls, max_message_bytes=config.max_message_bytes)
@@ -177,6 +179,7 @@ async def _listening(parts: _Parts) -> AsyncIterator[Ports]:
         ready=lambda: (health.serving, "serving" if health.serving else "stopping"),
         registry=parts.metrics.registry,
         cause=parts.tokenization.cause,
+        file=source,
     )
     admin_port = await admin.start()
     await server.start()

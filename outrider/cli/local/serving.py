@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import json
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -42,6 +44,11 @@ class Asking:
             return await self._of_tokenizer(ports, model)
         return await self._of_edge(ports, model)
 
+    async def refused(self, ports: Ports, file: Path) -> str:
+        """Why a process refuses what its configuration file holds now; "" if it does not, or has
+        not read it yet."""
+        return await asyncio.to_thread(self._refused, ports.admin, file)
+
     async def sessions(self, ports: Ports) -> int:
         """Chats at a replica, those that wait too; 0 for one that does not answer: it has none."""
         try:
@@ -51,13 +58,24 @@ class Asking:
         return sum(round(float(value)) for value in _SESSIONS.findall(text))
 
     def _metrics(self, admin_port: int) -> str:
+        return self._get(admin_port, "/metrics")
+
+    def _refused(self, admin_port: int, file: Path) -> str:
+        try:
+            digest = sha256(file.read_bytes()).hexdigest()
+            told = json.loads(self._get(admin_port, "/config"))
+            return str(told["refused"]) if told["sha256"] == digest else ""
+        except (OSError, ValueError, LookupError, TypeError, UnavailableError):
+            return ""  # it is not there, or follows no file: who waits says so in the end
+
+    def _get(self, admin_port: int, path: str) -> str:
         connection = http.client.HTTPConnection(self._host, admin_port, timeout=_TIMEOUT_S)
         try:
-            connection.request("GET", "/metrics")
+            connection.request("GET", path)
             return connection.getresponse().read().decode("utf-8")
         except (OSError, http.client.HTTPException) as error:
             where = f"{self._host}:{admin_port}"
-            raise UnavailableError(f"{where} gives no metrics: {error}") from error
+            raise UnavailableError(f"{where} does not answer {path}: {error}") from error
         finally:
             connection.close()
 
