@@ -21,6 +21,7 @@ from outrider.rpc import (
     LOSSES,
     Outbox,
     Reconnector,
+    end_call,
     loss_reason,
     loss_text,
     make_channel,
@@ -90,7 +91,7 @@ class ReplicaLink:
                 async with self._clock.timeout(self._config.connect_timeout_s):
                     call = _generate(channel)
                     # Closing the channel does not end every call (grpc/grpc issue 42125).
-                    ending.callback(call.cancel)
+                    ending.callback(end_call, call)
                     await call.wait_for_connection()
                     # After the stream: if another process took the replica's place meanwhile, its
                     # answer is worth nothing, and the stream has broken.
