@@ -19,6 +19,8 @@ The part that services use, and that stays as it is:
   now on (live keys as the file has them now, all others as before), the catalog, and what changed.
   It is called again only after it has returned. If it raises ConfigError or another OutriderError,
   the update counts as refused, and the next one is compared with what ran before.
+- `ConfigSource.verdict` says what became of the contents that were read last. The admin port shows
+  it as `/config`, for who has written the file and waits for it to count.
 - Any other key that has changed is logged by name, once per change, as one that needs a restart.
   So are definitions of `fixed_models`, which are models that the service cannot exchange. Without
   `apply` nothing is live.
@@ -49,7 +51,16 @@ from outrider.config import load
 from outrider.errors import OutriderError
 from outrider.models.catalog import SHIPPED, ModelCatalog, load_catalog
 
-__all__ = ["POLL_S", "Changes", "ConfigSource", "Configured", "Update", "compared", "following"]
+__all__ = [
+    "POLL_S",
+    "Changes",
+    "ConfigSource",
+    "Configured",
+    "Update",
+    "Verdict",
+    "compared",
+    "following",
+]
 
 C = TypeVar("C")
 
@@ -135,6 +146,15 @@ class Configured(NamedTuple, Generic[C]):
     catalog: ModelCatalog
 
 
+class Verdict(NamedTuple):
+    """What became of the file's contents when they were read last."""
+
+    sha256: str
+    """Of the contents, hexadecimal; "": they could not be read."""
+    refused: str
+    """Why nothing of them counts; "": they are applied, as far as they can be."""
+
+
 class ConfigSource(Generic[C]):
     """Where a service's configuration comes from; it can be read again and again."""
 
@@ -157,6 +177,8 @@ class ConfigSource(Generic[C]):
         self._environ = environ
         self._with_models = with_models
         self._asked = asyncio.Event()
+        self.verdict: Verdict | None = None
+        """By who follows the file; None: it was not read since the start."""
 
     def read(self) -> Configured[C]:
         """The configuration and the catalog as they are now; blocks. Raises ConfigError."""
@@ -277,6 +299,7 @@ class _Follower(Generic[C]):
             except Exception:
                 # A defect here must not end the service; the file counts as read.
                 _log.exception("config_not_applied", file=str(self._source.file))
+                self._judge("it failed on it: see its log")
             was_asked = await self._source.asked(poll_s)
 
     async def _poll(self, was_asked: bool) -> None:
@@ -291,11 +314,16 @@ class _Follower(Generic[C]):
             self._digest = digest
             await self._read()
 
+    def _judge(self, refused: str) -> None:
+        self._source.verdict = Verdict((self._digest or b"").hex(), refused)
+
     async def _read(self) -> None:
         try:
             new = await asyncio.to_thread(self._source.read)
             await self._take(new)
+            self._judge("")
         except OutriderError as error:
+            self._judge(error.message)
             _log.error(
                 "config_file_refused",
                 file=str(self._source.file),

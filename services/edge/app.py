@@ -77,7 +77,7 @@ async def serve(
         catalog = await asyncio.to_thread(current)
     metrics = Metrics("edge")
     try:
-        edge = Edge(config, catalog, metrics, tls=tls)
+        edge = Edge(config, catalog, metrics, tls=tls, source=source)
     except BaseException:
         metrics.close()
         raise
@@ -115,6 +115,7 @@ class Edge:
         load: LoadVocabulary | None = None,
         tls: Tls = PLAINTEXT,
         application: Application | None = None,
+        source: ConfigSource[EdgeConfig] | None = None,
     ) -> None:
         """`catalog` defines the models, `load` loads their vocabularies; None: from the model
         store. `application` is served over HTTP/3 in place of the edge's own. Raises
@@ -155,6 +156,7 @@ class Edge:
             ready=self._ready,
             registry=metrics.registry,
             cause=self.models.tokenizing.cause,
+            file=source,
         )
 
     def _context(self) -> EdgeContext:

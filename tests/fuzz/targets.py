@@ -33,7 +33,7 @@ from outrider.models.strict_json import read_object
 from outrider.models.tools import ToolCall
 from outrider.models.vocabulary import Vocabulary
 from outrider.sampling.params import SamplingParams
-from outrider.speculation.learnt import HEADER_BYTES, Learnt, binding_of, from_bytes, to_bytes
+from outrider.speculation.learnt import NOTHING, Learnt, binding_of, from_bytes, to_bytes
 from outrider.speculation.ngram_store import NgramStatistics
 from outrider.speculation.ngrams import pack
 from outrider.tokenization.shared_cache.entries import Entries
@@ -159,10 +159,14 @@ def _learnt_bytes() -> bytes:
     return to_bytes(Learnt(tables, {"hit_rates.greedy": (0.5, 1.0)}), _BINDING)
 
 
+_LEARNT_HEADER_BYTES: Final = len(to_bytes(NOTHING, _BINDING)) - len(b"{}")
+"""Of a file of what was learnt, its checksum last."""
+
+
 def _learnt_file(data: bytes) -> object:
     """With a checksum that fits, or nothing but that would be tried."""
-    body = data[HEADER_BYTES:]
-    repaired = data[: HEADER_BYTES - 4] + zlib.crc32(body).to_bytes(4, "little") + body
+    body = data[_LEARNT_HEADER_BYTES:]
+    repaired = data[: _LEARNT_HEADER_BYTES - 4] + zlib.crc32(body).to_bytes(4, "little") + body
     learnt = from_bytes(repaired, _BINDING, _SIZE)
     return len(learnt.tables), NgramStatistics(learnt=learnt).learnt().is_empty
 

@@ -120,6 +120,7 @@ SHOWN: Final = frozenset({
     *(edge_routers.ROUTER_QUARANTINES,),
     *(router_sessions.SESSIONS, router_sessions.REPLICAS),
     *(router.REPLICA_STATE, router.REPLICA_RTT, router.REPLICA_QUARANTINES),
+    *(router.REPLICA_INCONSISTENT,),
     *(router.WAITING, router.DESIRED, router.SERVING, router.LATE_SHARE),
     *(router.WINDOW_REQUESTS, router.UTILIZATION),
     *(inference.RUNNING, inference.QUEUED, inference.OVERLOAD_LEVEL, inference.FREE_BLOCKS),

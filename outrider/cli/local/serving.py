@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import json
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -28,12 +30,17 @@ _SERVED: Final = re.compile(r'^outrider_edge_served_models\{model="([^"]+)"\} 1'
 
 def read_metrics(host: str, admin_port: int) -> str:
     """What a process tells at /metrics. Raises UnavailableError."""
+    return _read(host, admin_port, "/metrics")
+
+
+def _read(host: str, admin_port: int, path: str) -> str:
     connection = http.client.HTTPConnection(host, admin_port, timeout=_TIMEOUT_S)
     try:
-        connection.request("GET", "/metrics")
+        connection.request("GET", path)
         return connection.getresponse().read().decode("utf-8")
     except (OSError, http.client.HTTPException) as error:
-        raise UnavailableError(f"{host}:{admin_port} gives no metrics: {error}") from error
+        why = f"{host}:{admin_port} does not answer {path}: {error}"
+        raise UnavailableError(why) from error
     finally:
         connection.close()
 
@@ -54,6 +61,11 @@ class Asking:
             return await self._of_tokenizer(ports, model)
         return await self._of_edge(ports, model)
 
+    async def refused(self, ports: Ports, file: Path) -> str:
+        """Why a process refuses what its configuration file holds now; "" if it does not, or has
+        not read it yet."""
+        return await asyncio.to_thread(self._refused, ports.admin, file)
+
     async def sessions(self, ports: Ports) -> int:
         """Chats at a replica, those that wait too; 0 for one that does not answer: it has none."""
         try:
@@ -61,6 +73,14 @@ class Asking:
         except UnavailableError:
             return 0
         return sum(round(float(value)) for value in _SESSIONS.findall(text))
+
+    def _refused(self, admin_port: int, file: Path) -> str:
+        try:
+            digest = sha256(file.read_bytes()).hexdigest()
+            told = json.loads(_read(self._host, admin_port, "/config"))
+            return str(told["refused"]) if told["sha256"] == digest else ""
+        except (OSError, ValueError, LookupError, TypeError, UnavailableError):
+            return ""  # it is not there, or follows no file: who waits says so in the end
 
     async def _of_router(self, ports: Ports, model: str) -> int:
         from outrider.v1 import router_pb2, router_pb2_grpc

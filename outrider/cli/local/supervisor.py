@@ -139,7 +139,7 @@ class Supervisor:
         child.spec = replace(child.spec, values={**child.spec.values, **live})
         child.written = replace(child.written, values={**child.written.values, **live})
         child.definitions = definitions
-        write_private(self._config_file(child.spec.name), mesh.to_toml(child.written, definitions))
+        write_private(self.config_file(child.spec.name), mesh.to_toml(child.written, definitions))
         if child.is_up and child.process.returncode is None:
             child.process.send_signal(signal.SIGHUP)  # it need not wait to look at the file
 
@@ -154,11 +154,12 @@ class Supervisor:
         await asyncio.gather(*keepers, return_exceptions=True)
         await asyncio.gather(*(_end(child.process) for child in leaving))
         for name in names:
-            self._config_file(name).unlink(missing_ok=True)
+            self.config_file(name).unlink(missing_ok=True)
             self._ready_file(name).unlink(missing_ok=True)
             certificates.withdraw(self.state_dir, name)
 
-    def _config_file(self, name: str) -> Path:
+    def config_file(self, name: str) -> Path:
+        """Of a process."""
         return self.state_dir / "config" / f"{name}.toml"
 
     def _ready_file(self, name: str) -> Path:
@@ -169,7 +170,7 @@ class Supervisor:
     ) -> tuple[asyncio.subprocess.Process, Ports, Path]:
         """A process that is ready, and its log, which goes on where it is not the first."""
         name = completed.name
-        config = self._config_file(name)
+        config = self.config_file(name)
         write_private(config, mesh.to_toml(completed, definitions))
         ready_file = self._ready_file(name)
         ready_file.unlink(missing_ok=True)

@@ -24,7 +24,6 @@ from outrider.cli.local import settings as told
 from outrider.cli.local.changing import Changing
 from outrider.cli.local.mesh import DEFAULT_REGIONS, ROLES, MeshOptions, ServedModel
 from outrider.cli.local.preparing import check_memory, fair_share, fetched
-from outrider.cli.local.room import mesh_bytes
 from outrider.cli.local.serving import Asking
 from outrider.cli.local.state import (
     RunningMesh,
@@ -40,7 +39,7 @@ from outrider.cli.local.supervisor import START_LIMIT_S, STOP_LIMIT_S, Superviso
 from outrider.cli.model_choice import MODEL_HELP, choose_all
 from outrider.errors import OutriderError, UnavailableError
 from outrider.models.catalog import DEFAULT_MODEL
-from outrider.models.definitions import ModelSpec, as_table
+from outrider.models.definitions import NO_DRAFT, ModelSpec, as_table
 
 Welcome = Callable[[RunningMesh], Iterable[str]]
 
@@ -154,12 +153,14 @@ def _prepared(options: MeshOptions, specs: Sequence[ModelSpec]) -> MeshOptions:
     InsufficientMemoryError."""
     is_fake = options.engine == "fake"
     drafts = [options.draft_model or specs[0].draft, *(spec.draft for spec in specs[1:])]
+    if options.draft_model == NO_DRAFT:
+        drafts = [NO_DRAFT] * len(specs)  # as edges take it
     definitions = fetched(specs, () if is_fake else drafts, options.definitions)
     if options.engine == "openvino":
         counts = [options.num_replicas(model) for model in options.models]
         replicas = zip(specs, counts, strict=True)
-        others_bytes = mesh_bytes(len(specs))
-        check_memory(replicas, _inference_settings(options), others_bytes)
+        drafted = zip(specs, drafts, strict=True)
+        check_memory(replicas, _inference_settings(options), drafted, with_services=True)
     return replace(options, definitions=definitions)
 
 
