@@ -280,7 +280,13 @@ def _http_listener(
     from services.edge.http.listener import HttpListener
     from services.edge.http.openapi import document
 
-    door = HttpDoor(context, shared, config.http, document=document(__version__))
+    door = HttpDoor(
+        context,
+        shared,
+        config.http,
+        needs_key=not config.access.http_anonymous,
+        document=document(__version__),
+    )
     return HttpListener(build_app(door), door)
 
 

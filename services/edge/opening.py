@@ -55,12 +55,19 @@ class AskedChat:
         return ReplayCursor(self.request.resume.upto, self.request.resume.num_chars)
 
 
-def identify(peer: Peer, credential: Credential, context: EdgeContext) -> Identity:
-    """Whose a request is; found out before anything else of it is looked at. Raises
-    UnauthenticatedError, PermissionDeniedError and InvalidRequestError."""
+def identify(
+    peer: Peer, credential: Credential, context: EdgeContext, *, needs_key: bool = False
+) -> Identity:
+    """Whose a request is; found out before anything else of it is looked at. `needs_key`: nobody
+    comes in here without one. Raises UnauthenticatedError, PermissionDeniedError and
+    InvalidRequestError."""
     try:
         return context.identities.of(
-            credential, peer.connection_secret, secrets.token_bytes(16), peer.address
+            credential,
+            peer.connection_secret,
+            secrets.token_bytes(16),
+            peer.address,
+            needs_key=needs_key,
         )
     except (UnauthenticatedError, PermissionDeniedError) as error:
         context.telemetry.refused(error.reason)

@@ -25,6 +25,8 @@ class HttpDoor:
     """Unix time."""
     replies: set[RunningReply] = field(default_factory=set)
     """Under way."""
+    needs_key: bool = True
+    """Whether nobody is served without a key, whoever else the edge serves so."""
     document: bytes = b"{}"
     """OpenAPI, in JSON."""
 

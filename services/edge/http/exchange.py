@@ -93,7 +93,7 @@ class Exchange:
         """Whose request it is; `user`: as the key's owner names them. Raises UnauthenticatedError,
         PermissionDeniedError, InvalidRequestError."""
         credential = Credential(self._key(), user, self._client_secret())
-        self.identity = identify(self, credential, self.door.context)
+        self.identity = identify(self, credential, self.door.context, needs_key=self.door.needs_key)
         return self.identity
 
     def _key(self) -> str:

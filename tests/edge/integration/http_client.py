@@ -14,6 +14,7 @@ from httpx2 import AsyncClient
 from openai import AsyncOpenAI
 
 from outrider.models.vocabulary import Vocabulary
+from services.edge.access.config import AccessConfig
 from services.edge.http.config import HttpConfig
 from services.edge.identity import TenantConfig
 from tests.api_keys import key_of, text_of
@@ -34,7 +35,8 @@ async def serving_http(
 ) -> AsyncIterator[Running]:
     """A mesh whose edge serves HTTP, for two tenants and for clients without a key."""
     http = config.pop("http", HttpConfig(port=0))
-    config = {"tenants": TENANTS, "keys": (key_of("acme"), key_of("bolt"))} | config
+    known = {"tenants": TENANTS, "keys": (key_of("acme"), key_of("bolt"))}
+    config = known | {"access": AccessConfig(http_anonymous=True)} | config
     async with running(words, folder, reply, http=http, **config) as mesh:
         try:
             yield mesh

@@ -12,6 +12,7 @@ from h2.connection import H2Connection
 
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
+from services.edge.access.config import AccessConfig
 from services.edge.http.config import HttpConfig
 from services.edge.http.routes import ALL_ROUTES, Access
 from services.edge.identity import TenantConfig
@@ -36,11 +37,14 @@ def test_what_is_public_is_listed_here() -> None:
     assert listed == _PUBLIC
 
 
+@pytest.mark.parametrize(
+    "closed", [{"anonymous": False}, {"access": AccessConfig()}], ids=["edge", "http"]
+)
 async def test_nothing_is_served_or_computed_without_a_key(
-    words: Vocabulary, tmp_path: Path
+    words: Vocabulary, tmp_path: Path, closed: dict[str, Any]
 ) -> None:
     paths = {it.path.replace("{model:path}", "small") for it in ALL_ROUTES}
-    async with serving_http(words, tmp_path, anonymous=False) as mesh:
+    async with serving_http(words, tmp_path, **closed) as mesh:
         for headers in ({}, {"authorization": "Bearer wrong"}, {"x-api-key": "wrong"}):
             async with plain(mesh, key="") as client:
                 for path in (*sorted(paths), "/", "/metrics", "/health", "/nothing/here"):
