@@ -159,22 +159,37 @@ class Bench:
 
     def answer(self, prompts: Sequence[Sequence[int]], predictions: Sequence[str]) -> Outcome:
         """All prompts, so many at a time, each with its prediction."""
-        limits = SchedulerLimits(max_sessions=self._concurrency, max_queue=len(prompts))
+        limits = SchedulerLimits(max_sessions=self._concurrency)
         prior = shipped_prior(self._vocabulary.tokens_digest)
         scheduler = Scheduler(self._engine.info, limits, self._new_reply, prior)
         outcome = Outcome(replies=[[] for _ in prompts])
         texts = [tuple(self._vocabulary.encode(text)) for text in predictions]
+        asked = [
+            OpenRequest(
+                number,
+                tuple(ids),
+                SamplingParams(self._temperature, seed=number, max_tokens=MAX_TOKENS),
+                prediction=prediction,
+            )
+            for number, (ids, prediction) in enumerate(zip(prompts, texts, strict=True))
+        ]
+        asked.reverse()
         begin = time.perf_counter()
-        for number, (ids, prediction) in enumerate(zip(prompts, texts, strict=True)):
-            sampling = SamplingParams(self._temperature, seed=number, max_tokens=MAX_TOKENS)
-            request = OpenRequest(number, tuple(ids), sampling, prediction=prediction)
-            scheduler.open(request, time.perf_counter())
-        while (batch := scheduler.schedule(time.perf_counter())) is not None:
+        while asked or scheduler.has_work:
+            # None waits: a queue is a sign of overload, which ends drafting.
+            while asked and scheduler.load().running_sessions < self._concurrency:
+                scheduler.open(asked.pop(), time.perf_counter())
+                self._step(scheduler, outcome)
+            self._step(scheduler, outcome)
+        outcome.seconds = time.perf_counter() - begin
+        return outcome
+
+    def _step(self, scheduler: Scheduler, outcome: Outcome) -> None:
+        batch = scheduler.schedule(time.perf_counter())
+        if batch is not None:
             rows = batch.run(self._engine, scheduler.overlapped_work)
             for event in scheduler.postprocess(batch, rows, time.perf_counter()):
                 _enter(outcome, event)
-        outcome.seconds = time.perf_counter() - begin
-        return outcome
 
     def _new_reply(self, params: SamplingParams) -> ReplyText:
         return ReplyText(params, self._vocabulary.stop_ids, self._vocabulary.detokenizer())
