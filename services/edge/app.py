@@ -122,10 +122,9 @@ class Edge:
         self._identities = config.identities()
         self._tenants = config.tenants
         """As the configuration file has them."""
-        services = []
+        self.listener = Listener(self._context(), config.listener_limits())
         if application is not None and config.http3.enabled:
-            services.append(Http3Service(application, config.http3))
-        self.listener = Listener(self._context(), config.listener_limits(), services)
+            self.listener.offer(Http3Service(application, config.http3))
         self._renewal: asyncio.Task[None] | None = None
         self._drafter_deadline = 0.0
         """Loop time until which the edge is not ready while its first drafter starts."""
