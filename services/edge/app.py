@@ -139,15 +139,14 @@ class Edge:
         self._shared_limits: SharedLimits | None = None
         self._following = contextlib.AsyncExitStack()
         """Of the file of API keys."""
-        context, shared = self._context(), ListenerQuotas(config.listener_limits())
-        self.http = _http_listener(config, context, shared)
+        context = self._context()
+        self.listener = Listener(context, config.listener_limits())
+        self.http = _http_listener(config, context, self.listener.shared)
         """None: HTTP is not served."""
         if self.http is not None:
             application = application or self.http.app
-        services = []
         if application is not None and config.http3.enabled:
-            services.append(Http3Service(application, config.http3))
-        self.listener = Listener(context, shared, services)
+            self.listener.offer(Http3Service(application, config.http3))
         self._renewal: asyncio.Task[None] | None = None
         self._drafter_deadline = 0.0
         """Loop time until which the edge is not ready while its first drafter starts."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+import pylsqpack
 from google.protobuf.message import DecodeError, Message
 
 from outrider.access import keys_file
@@ -52,6 +53,7 @@ from services.edge.drafter.protocol import (
     OpenReply,
     ToDrafter,
 )
+from services.edge.http3.messages import read_request
 from services.edge.wire import client as edge_wire
 from services.edge.wire.region import RegionWire
 from services.inference.streaming.wire import Contract, drafts_of, open_request
@@ -250,6 +252,25 @@ def _weight_map(data: bytes) -> object:
     return sorted(shards_of(weight_map(data)))
 
 
+def _http3_request(data: bytes) -> object:
+    """As an edge reads the header section of a request: QPACK, then HTTP."""
+    try:
+        _, headers = pylsqpack.Decoder(0, 0).feed_header(0, data)
+    except (pylsqpack.DecompressionFailed, pylsqpack.StreamBlocked):
+        return None
+    return read_request(headers, 1000)
+
+
+def _header_sections() -> list[bytes]:
+    pseudo = [(b":method", b"POST"), (b":scheme", b"https"), (b":path", b"/v1/a?b=c")]
+    fields = [(b":authority", b"edge.test:4433"), (b"content-length", b"12"), (b"te", b"trailers")]
+    encoder = pylsqpack.Encoder()
+    return [
+        encoder.encode(0, [*pseudo, *fields])[1],
+        encoder.encode(4, [*pseudo, (b"host", b"a"), (b"cookie", b"b"), (b"cookie", b"c")])[1],
+    ]
+
+
 def _chat_frames() -> list[bytes]:
     sampling = SamplingParams(temperature=0.7, stop=("x",), logit_bias={3: 1.0}, max_tokens=9)
     plain = request_frame([ChatMessage("user", "hello")], ChatOptions(sampling=sampling), ("", ""))
@@ -354,6 +375,7 @@ def targets(folder: Path | None = None) -> list[Target]:
     return [
         Target("client_stream", _chat_frames(), _client_stream),
         Target("edge_stream", _edge_frames(), _edge_stream),
+        Target("http3_request", _header_sections(), _http3_request),
         Target("token_block", _blocks(), _token_block),
         Target("varints", [packed, b"\x00"], _varints),
         Target("replica_frame", ups, _replica_frame),

@@ -50,8 +50,6 @@ _FREE_FRAMES: Final = 1024
 _MIN_FRAME_BYTES: Final = 64
 """Of body for each frame of a request beyond _FREE_FRAMES. A frame takes some 3 us, however little
 is in it, and a stream may have 256 KiB to be read at once."""
-_MAX_UNREAD_INSTRUCTIONS: Final = 16 << 10
-"""Sent on the control and QPACK streams, and not acknowledged by the peer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,18 +247,6 @@ class Framing:
         assert control is not None
         frame = encode_frame(FrameType.GOAWAY, encode_uint_var(stream_id))
         self._quic.send_stream_data(control, frame)
-
-    def check_reader(self) -> None:
-        """Raises ConnectionFault for a peer that does not read what it makes this side say."""
-        h3 = self._h3
-        for stream_id in (
-            h3._local_control_stream_id,
-            h3._local_encoder_stream_id,
-            h3._local_decoder_stream_id,
-        ):
-            assert stream_id is not None
-            if self._quic.num_unacknowledged_bytes(stream_id) > _MAX_UNREAD_INSTRUCTIONS:
-                raise ConnectionFault(ErrorCode.H3_EXCESSIVE_LOAD, "control streams are not read")
 
     def _receive(self, stream_id: int, data: bytes, has_ended: bool) -> list[FrameEvent]:
         event = StreamDataReceived(data=data, end_stream=has_ended, stream_id=stream_id)

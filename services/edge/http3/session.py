@@ -154,7 +154,6 @@ class Http3Session:
             if not self._control.take(len(data), now):
                 raise ConnectionFault(H3Code.EXCESSIVE_LOAD.value, "too much on control streams")
             self._framing.control_bytes(stream_id, data, has_ended)
-            self._framing.check_reader()
             return
         stream = self._streams.get(stream_id) or self._open(stream_id, now)
         stream.client_ended |= has_ended

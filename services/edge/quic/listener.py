@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
@@ -37,29 +36,23 @@ _RESIDENT_AGE_S: Final = 0.05
 """How old the figure of the process's memory may be; to read it takes 10 us."""
 
 
+def _ticket_store() -> TicketStore[SessionTicket]:
+    return TicketStore(_MAX_TICKETS, _TICKET_AGE_S, time.monotonic)
+
+
 class Listener:
     """All connections of one edge."""
 
-    def __init__(
-        self,
-        context: EdgeContext,
-        shared: ListenerQuotas,
-        services: Iterable[ApplicationService] = (),
-    ) -> None:
-        """`shared`: what its clients have used of its limits, here and over TCP; `services`:
-        application protocols served on the same port, besides the native one."""
+    def __init__(self, context: EdgeContext, limits: ListenerLimits) -> None:
         self.context = context
-        self.services = tuple(services)
-        self._services = {service.alpn: service for service in self.services}
-        self.shared = shared
+        self.services: dict[str, ApplicationService] = {}
+        """What is served on the same port besides the native protocol, by its name (ALPN)."""
+        self.shared = ListenerQuotas(limits)
         self.connections: set[EdgeConnection] = set()
         """Whether their handshake is complete or not."""
         self._configuration: QuicConfiguration | None = None
         self._server: DatagramServer | None = None
-        self._tickets = {
-            alpn: TicketStore[SessionTicket](_MAX_TICKETS, _TICKET_AGE_S, time.monotonic)
-            for alpn in (ALPN, *self._services)
-        }
+        self._tickets = {ALPN: _ticket_store()}
         self._resident_bytes = 0
         self._resident_at = -_RESIDENT_AGE_S
 
@@ -67,6 +60,11 @@ class Listener:
     def is_draining(self) -> bool:
         """Whether the edge stops."""
         return self.shared.is_draining
+
+    def offer(self, service: ApplicationService) -> None:
+        """Serve this protocol too. Before `start`."""
+        self.services[service.alpn] = service
+        self._tickets[service.alpn] = _ticket_store()
 
     async def start(self, host: str, port: int, certificate: Path, key: Path) -> int:
         """Listen and return the bound port. Raises ConfigError."""
@@ -109,7 +107,7 @@ class Listener:
         quic = BoundedConnection(
             limits=QuicLimits(
                 max_streams=limits.max_chats_per_connection + _STREAMS_BESIDE_CHATS,
-                protocols={alpn: service.limits for alpn, service in self._services.items()},
+                protocols={alpn: service.limits for alpn, service in self.services.items()},
             ),
             budget=budget,
             now=asyncio.get_running_loop().time(),
@@ -125,7 +123,7 @@ class Listener:
             address=address,
             budget=budget,
             routes=routes,
-            services=self._services,
+            services=self.services,
             on_ended=self.connections.discard,
         )
         connection.connection_made(self._server.transport)
@@ -161,7 +159,7 @@ class Listener:
     def _load(self, certificate: Path, key: Path) -> QuicConfiguration:
         configuration = QuicConfiguration(
             is_client=False,
-            alpn_protocols=[ALPN, *self._services],
+            alpn_protocols=[ALPN, *self.services],
             idle_timeout=self.shared.limits.idle_timeout_s,
         )
         try:
@@ -182,7 +180,7 @@ class Listener:
             connection.drain()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle(), drain_s)
-        for service in self.services:
+        for service in self.services.values():
             await service.stop()
         error = DrainingError("this edge is shutting down; send the chat to another")
         for connection in [it for it in self.connections if it.is_admitted]:
@@ -197,5 +195,5 @@ class Listener:
     async def _idle(self) -> None:
         """Return when nothing is under way."""
         await self.context.telemetry.idle.wait()
-        for service in self.services:
+        for service in self.services.values():
             await service.idle()

@@ -73,7 +73,7 @@ async def test_a_recorded_flight_sent_again_runs_nothing(
         before = mesh.sample(EARLY)
         await replay(mesh.ports.main, relay.sent[:2])
         await eventually(lambda: (mesh.sample(EARLY) > before) == keeps_tickets)
-        await asyncio.wait_for(mesh.edge.listener.services[0].idle(), 30)
+        await asyncio.wait_for(mesh.edge.listener.services["h3"].idle(), 30)
         assert lab.began == []
         for connection in list(mesh.edge.listener.connections):
             connection.drop("the test is over")

@@ -163,7 +163,7 @@ async def test_an_attack_holds_little_and_leaves_nothing(
     quic = {"idle_timeout_s": 2.0}
     async with serving(words, tmp_path, lab, quic=quic, **limits) as mesh:
         listener, most = mesh.edge.listener, [0, 0]
-        service = listener.services[0]
+        service = listener.services["h3"]
 
         async def watch() -> None:
             while True:

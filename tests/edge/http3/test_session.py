@@ -3,19 +3,20 @@ off, and that every bound holds when it is filled."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aioquic.buffer import encode_uint_var
-from aioquic.h3.connection import ErrorCode, FrameType, Setting, encode_frame
+from aioquic.h3.connection import ErrorCode, FrameType, ProtocolError, Setting, encode_frame
 from hypothesis import given
 from hypothesis import strategies as st
 
 from services.edge.http3.exchange import Phase
 from services.edge.quic import certificate
-from tests.edge.http3.client import request_headers
+from tests.edge.http3.client import Response, request_headers
 from tests.edge.http3.pair import Pair
 
 Make = Callable[..., Pair]
@@ -516,3 +517,107 @@ def test_any_bytes_of_control_streams_do_no_harm(
         response = pair.ask()
         pair.answer(pair.host.begun[-1], b"fine")
         assert response.body == b"fine"
+
+
+def test_unidirectional_streams_are_few_at_a_time(make: Make) -> None:
+    pair = make()
+    for _ in range(20):
+        pair.raw_control(encode_uint_var(0x21))
+    ours = [it for it in pair.quic._streams if it % 4 == 2]
+    assert len(ours) == 8, "three of HTTP/3 and five others; the rest wait"
+    pair = make()
+    for _ in range(20):
+        stream_id = pair.raw_control(encode_uint_var(0x21))
+        pair.client.send_stream_data(stream_id, b"", True)
+        pair.deliver()
+    assert pair.quic._local_max_streams_uni.used == 23, "those that have ended make room"
+
+
+CLIENT = ("ask", "begin", "partial", "piece", "end", "reset", "stop")
+APPLICATION = ("start", "body", "last", "read", "return", "abort", "late", "drain")
+OPERATIONS = st.tuples(st.sampled_from([*CLIENT, *APPLICATION]), st.integers(0, 3))
+
+
+class Play:
+    """A client and applications that do anything at any time."""
+
+    def __init__(self, pair: Pair) -> None:
+        self.pair = pair
+        self.open: list[Response] = []
+        """On which the client may still send."""
+
+    def client(self, what: str, which: int) -> None:
+        # aioquic's client knows which streams are over.
+        with contextlib.suppress(ValueError, RuntimeError, ProtocolError):
+            self._client(what, which)
+        self.pair.deliver()
+
+    def _client(self, what: str, which: int) -> None:
+        pair, quic = self.pair, self.pair.client
+        if what == "ask":
+            pair.ask()
+        elif what == "begin":
+            self.open.append(pair.ask("POST", "/", b"begin", ends=False))
+        elif what == "partial":
+            self.open.append(pair.raw(encode_uint_var(FrameType.HEADERS) + b"\x40\x80"))
+        elif which < len(self.open):
+            stream_id = self.open[which].stream_id
+            if what == "piece":
+                pair.h3.send_data(stream_id, bytes(3000), False)
+            elif what == "end":
+                pair.h3.send_data(stream_id, b"", True)
+            elif what == "reset":
+                quic.reset_stream(stream_id, 0)
+            elif what == "stop":
+                quic.stop_stream(stream_id, 0)
+
+    def application(self, what: str, which: int) -> None:
+        pair, session = self.pair, self.pair.session
+        running = [it for it in pair.host.begun if it.is_running]
+        if what == "late":
+            for stream in pair.pass_time(20.0):
+                session.returned(stream, pair.now)
+        elif what == "drain":
+            session.drain()
+        elif which < len(running):
+            stream = running[which]
+            body = {"type": "http.response.body", "body": bytes(5000)}
+            with contextlib.suppress(RuntimeError):
+                if what == "start":
+                    session.send(stream, {"type": "http.response.start", "status": 200}, pair.now)
+                elif what == "body":
+                    session.send(stream, {**body, "more_body": True}, pair.now)
+                elif what == "last":
+                    session.send(stream, body, pair.now)
+                elif what == "read":
+                    session.receive(stream, pair.now)
+                elif what == "return":
+                    session.returned(stream, pair.now)
+                elif what == "abort":
+                    session.abort(stream, pair.now)
+        pair.deliver()
+
+
+@given(st.lists(OPERATIONS, max_size=30))
+def test_whatever_clients_and_applications_do_nothing_is_left(
+    identity: tuple[Path, Path], operations: list[tuple[str, int]]
+) -> None:
+    pair = Pair(*identity, max_budget=60_000, max_requests_per_connection=4)
+    play = Play(pair)
+    for what, which in operations:
+        play.client(what, which)
+        play.application(what, which)
+        held = sum(it.num_held_bytes for it in pair.session._streams.values())
+        assert pair.budget.num_bytes == held <= 60_000
+        assert pair.session.num_running <= 4
+        assert pair.quic.num_unread_bytes == sum(pair.quic._unread.values())
+    assert pair.fault is None
+    for stream in pair.host.begun:
+        if stream.is_running:
+            pair.session.returned(stream, pair.now)
+    for response in play.open:
+        with contextlib.suppress(ValueError):
+            pair.client.reset_stream(response.stream_id, 0)
+    pair.deliver()
+    pair.pass_time(100.0)
+    settled(pair)
