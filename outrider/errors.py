@@ -12,8 +12,8 @@ OutriderError                    INTERNAL            500
 │   ├── KeyReusedError           INVALID_ARGUMENT    422
 │   ├── MediaTypeError           INVALID_ARGUMENT    415
 │   └── SlowRequestError         INVALID_ARGUMENT    408
-├── UnknownRouteError            UNIMPLEMENTED       404
-├── MethodNotAllowedError        UNIMPLEMENTED       405
+├── UnknownRouteError            NOT_FOUND           404
+├── MethodNotAllowedError        INVALID_ARGUMENT    405
 ├── UnauthenticatedError         UNAUTHENTICATED     401
 ├── PermissionDeniedError        PERMISSION_DENIED   403
 ├── UnknownModelError            NOT_FOUND           404
@@ -156,7 +156,7 @@ class SlowRequestError(InvalidRequestError):
 class UnknownRouteError(OutriderError):
     """There is nothing at this path."""
 
-    grpc_code = "UNIMPLEMENTED"
+    grpc_code = "NOT_FOUND"
     http_status = 404
     reason = "UNKNOWN_ROUTE"
 
@@ -164,7 +164,7 @@ class UnknownRouteError(OutriderError):
 class MethodNotAllowedError(OutriderError):
     """What is at this path takes other methods."""
 
-    grpc_code = "UNIMPLEMENTED"
+    grpc_code = "INVALID_ARGUMENT"
     http_status = 405
     reason = "METHOD_NOT_ALLOWED"
 
