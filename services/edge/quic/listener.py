@@ -22,7 +22,7 @@ from services.edge.quic.alpn import ApplicationService
 from services.edge.quic.connection import EdgeConnection
 from services.edge.quic.early_data import TicketStore
 from services.edge.quic.fair_queue import MAX_ADDRESSES
-from services.edge.quic.limits import ListenerQuotas, Verdict
+from services.edge.quic.limits import ListenerLimits, ListenerQuotas, Verdict
 from services.edge.quic.server import DatagramServer, Dispatcher, Receiver, Routes
 
 _RECEIVE_BUFFER_BYTES: Final = 4 << 20
