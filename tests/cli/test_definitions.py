@@ -43,15 +43,8 @@ def test_a_model_of_ones_own_from_definition_to_pull(
 ) -> None:
     template = tmp_path / "t.jinja"
     template.write_text("{{ messages }}", "utf-8")
-<<<<<<< HEAD
-    options = [
-        *("--chat-template", str(template), "--stop", "<|eot|>", "--stop", "<|end|>"),
-        *("--tool-parser", "hermes"),
-    ]
-=======
     stops = ("--stop", "<|eot|>", "--stop", "<|end|>")
     options = ("--chat-template", str(template), *stops, "--tool-parser", "hermes")
->>>>>>> refs/heads/tools
     added = run("add", "mine", str(weights), *options, "--context", "512", "--draft", "none")
     assert added.exit_code == 0, added.output
     assert "outrider models pull mine" in added.stdout
