@@ -13,8 +13,8 @@ from outrider.sampling.constraint import Mask
 from services.inference.grammars.token_table import UNWRITABLE, TokenTable
 
 SLOW_MASK_S = 2e-3
-"""CPU time. Masks that take longer on average are computed for one row per call: no drafts are checked, so
-the other sessions of the call wait for one of them only."""
+"""CPU time. Masks that take longer on average are computed for one row per call: no drafts are
+looked at, so the other sessions of the call wait for one of them only."""
 _SMOOTHING = 0.1
 
 
