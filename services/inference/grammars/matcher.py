@@ -10,11 +10,11 @@ from llguidance import LLMatcher
 
 from outrider.errors import InvalidRequestError, InvalidSamplingError
 from outrider.sampling.constraint import Mask
-from services.inference.grammars.token_table import TokenTable
+from services.inference.grammars.token_table import UNWRITABLE, TokenTable
 
 SLOW_MASK_S = 2e-3
 """CPU time. Masks that take longer on average are computed for one row per call: no drafts are
-checked, so the other sessions of the call wait for one of them only."""
+looked at, so the other sessions of the call wait for one of them only."""
 _SMOOTHING = 0.1
 
 
@@ -163,7 +163,8 @@ def _not_allowed(num_tokens: int) -> InvalidRequestError:
 
 def _cost_problem(matcher: LLMatcher, num_tokens: int) -> str:
     """llguidance's own message has parts of the grammar and of the reply."""
-    if "NoExtension" in matcher.get_error():
+    message = matcher.get_error()
+    if "NoExtension" in message or UNWRITABLE in message:
         return (
             f"after {num_tokens} tokens of the reply no token of this model's vocabulary can go on "
             "in the grammar; allow other characters there"

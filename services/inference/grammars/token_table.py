@@ -17,6 +17,9 @@ MAX_TOKEN_BYTES = 1000
 """llguidance's tree of tokens is at most 1,024 bytes deep."""
 
 
+UNWRITABLE = "the vocabulary cannot write what the grammar forces"
+
+
 class Words(Protocol):
     """What is asked of a vocabulary (outrider.models.vocabulary)."""
 
@@ -123,7 +126,7 @@ class _Tokenizer:
         assert self.longest_tokens is not None
         longest = self.longest_tokens.greedy_tokenize(text)
         if b"".join(self.tokens[token] for token in longest) != wanted:
-            raise InvalidSamplingError("the vocabulary cannot write what the grammar forces")
+            raise InvalidSamplingError(UNWRITABLE)
         return longest
 
 
