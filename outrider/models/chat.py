@@ -22,6 +22,7 @@ from typing import Final
 
 from outrider.errors import ConfigError, EmptyPromptError, InvalidRequestError
 from outrider.models.templating import BROKEN, BoundedEnvironment
+from outrider.models.tools import ToolCall
 
 ROLES: Final = ("system", "user", "assistant")
 MAX_MESSAGES: Final = 512
@@ -40,6 +41,14 @@ class Message:
 
     role: str
     content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    """Of an assistant: what it called. Its content may be empty."""
+    tool_call_id: str = ""
+    """Of a tool: the call that it answers."""
+    name: str = ""
+    """Who speaks, for templates that show it; of a tool "" is the name that its call has."""
+    reasoning: str = ""
+    """Of an assistant: what it thought first, for templates that show it."""
 
 
 @dataclass(frozen=True, slots=True)
