@@ -7,6 +7,7 @@ OutriderError                    INTERNAL            500
 │   ├── PromptTooLongError       INVALID_ARGUMENT    400
 │   ├── MalformedFrameError      INVALID_ARGUMENT    400
 │   ├── FrameTooLargeError       INVALID_ARGUMENT    413
+│   ├── HeadTooLargeError        INVALID_ARGUMENT    431
 │   ├── BadTokenBlockError       INVALID_ARGUMENT    400
 │   ├── KeyReusedError           INVALID_ARGUMENT    422
 │   ├── MediaTypeError           INVALID_ARGUMENT    415
@@ -115,6 +116,13 @@ class FrameTooLargeError(InvalidRequestError):
 
     http_status = 413
     reason = "FRAME_TOO_LARGE"
+
+
+class HeadTooLargeError(InvalidRequestError):
+    """The headers of a request above the receiver's limit."""
+
+    http_status = 431
+    reason = "HEAD_TOO_LARGE"
 
 
 class BadTokenBlockError(InvalidRequestError):

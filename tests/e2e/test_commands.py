@@ -10,6 +10,7 @@ import sys
 import time
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from bench.harness.local_mesh import LocalMesh, local_mesh, outrider
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 LIMIT_S = 60.0
+_UP = ("up", "--engine", "fake", "--port", "0", "--http-port", "0")
 
 
 def _chat(mesh: LocalMesh, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
@@ -123,17 +125,7 @@ def test_killed_supervisor_leaves_no_orphan() -> None:
 
 
 def test_interrupt_stops_an_attached_mesh(tmp_path: Path) -> None:
-    command = [
-        "up",
-        "--engine",
-        "fake",
-        "--port",
-        "0",
-        "--http-port",
-        "0",
-        "--state-dir",
-        str(tmp_path),
-    ]
+    command = [*_UP, "--state-dir", str(tmp_path)]
     with subprocess.Popen(
         [sys.executable, "-m", "outrider.cli.main", *command],
         stderr=subprocess.PIPE,
@@ -145,6 +137,8 @@ def test_interrupt_stops_an_attached_mesh(tmp_path: Path) -> None:
             if line.startswith("ready"):
                 break
         state = json.loads((tmp_path / "mesh.json").read_text(encoding="utf-8"))
+        (edge,) = [row for row in state["services"] if row["role"] == "edge"]
+        assert _asked_over_http(edge["http_port"])["usage"]["completion_tokens"] == 5
         os.killpg(process.pid, signal.SIGINT)
         process.stderr.read()
         assert process.wait(LIMIT_S) == 0
@@ -153,22 +147,24 @@ def test_interrupt_stops_an_attached_mesh(tmp_path: Path) -> None:
 
 def test_a_service_that_cannot_start_is_explained(tmp_path: Path) -> None:
     done = outrider(
-        *(
-            "up",
-            "--engine",
-            "fake",
-            "--port",
-            "0",
-            "--http-port",
-            "0",
-            "--state-dir",
-            str(tmp_path),
-        ),
+        *(*_UP, "--state-dir", str(tmp_path)),
         "--set=router.no_such_key=1",
         check=False,
     )
     assert done.returncode == 1
     assert "no_such_key" in done.stderr
+
+
+def _asked_over_http(port: int) -> Any:
+    """The answer to a chat."""
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5, "ignore_eos": True}
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/v1/chat/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=LIMIT_S) as answer:
+        return json.load(answer)
 
 
 def _alive(pid: int) -> bool:

@@ -92,16 +92,19 @@ class _Gate:
             pass  # a client that leaves is no event of the edge
         finally:
             exchange.release()
+            del scope[EXCHANGE]  # they would refer to each other until they are collected
             status = exchange.status or _CLIENT_LEFT
             self._door.context.telemetry.answered_http(exchange.route, status)
 
     async def _serve(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> None:
         try:
+            exchange.check_head()
             if scope["path"] not in _PUBLIC:
                 exchange.admit()
             await self._app(scope, receive, send)
         except OutriderError as error:
-            await self._answer(exchange, error)
+            # The frames of its traceback hold it, and all that the request did.
+            await self._answer(exchange, error.bare())
         except ClientLeft:
             raise
         except Exception as failure:

@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from outrider.errors import (
     FrameTooLargeError,
+    HeadTooLargeError,
     InvalidRequestError,
     MediaTypeError,
     OutriderError,
@@ -79,6 +80,14 @@ class Exchange:
         return bool(self.status)
 
     # Who asks.
+
+    def check_head(self) -> None:
+        """Raises HeadTooLargeError. Servers check it too, those that look at parts of it alone."""
+        limit = self.door.config.max_header_bytes
+        fields: list[tuple[bytes, bytes]] = self.scope["headers"]
+        num_bytes = sum(len(name) + len(value) for name, value in fields)
+        if num_bytes + len(self.scope.get("raw_path") or b"") > limit:
+            raise HeadTooLargeError(f"the head of a request has at most {limit} bytes; shorten it")
 
     def admit(self, user: str = "") -> Identity:
         """Whose request it is; `user`: as the key's owner names them. Raises UnauthenticatedError,

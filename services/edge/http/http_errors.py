@@ -7,8 +7,9 @@ from typing import Final
 
 from outrider.errors import OutriderError
 
-_RETRIED_BY_CLIENTS: Final = frozenset({408, 409, 429})
-"""Statuses below 500 that official clients send again by themselves."""
+_CONFLICT: Final = 409
+"""Official clients send such a request again by themselves, which would take the reply from the
+request that has it."""
 
 
 def headers_of(error: OutriderError) -> dict[str, str]:
@@ -17,7 +18,7 @@ def headers_of(error: OutriderError) -> dict[str, str]:
     if error.retry_delay_ms > 0:
         headers["retry-after"] = str(math.ceil(error.retry_delay_ms / 1000))
         headers["retry-after-ms"] = str(error.retry_delay_ms)
-    elif error.http_status in _RETRIED_BY_CLIENTS and error.http_status != 429:
+    elif error.http_status == _CONFLICT:
         headers["x-should-retry"] = "false"
     if error.http_status == 401:
         headers["www-authenticate"] = "Bearer"

@@ -16,6 +16,7 @@ import anyio
 import anyio.abc
 import structlog
 from anycorn.config import Config
+from anycorn.events import Event, Updated
 from anycorn.tcp_server import TCPServer
 from anycorn.worker_context import WorkerContext
 from anyio.streams.tls import TLSStream
@@ -25,6 +26,7 @@ from outrider.errors import ConfigError, DrainingError, OverloadedError
 from services.edge.http.config import HttpConfig
 from services.edge.http.door import HttpDoor
 from services.edge.http.exchange import CONNECTION
+from services.edge.quic import memory
 from services.edge.quic.limits import MemoryBudget, SharedLimits
 from services.edge.quotas import Count
 
@@ -45,7 +47,7 @@ class HttpListener:
         self._app = app
         self._door = door
         self._config = _anycorn_config(door.config)
-        self._config.alt_svc_headers = list(alt_svc)
+        self._config.alt_svc_headers = list(alt_svc)  # type: ignore[misc]
         self._context = WorkerContext(None)
         self._server: asyncio.Server | None = None
         self._tls: ssl.SSLContext | None = None
@@ -130,6 +132,8 @@ class HttpListener:
         most = self._door.config.max_connections
         if len(self._connections) >= most:
             raise OverloadedError(f"there are {most} connections, and no more are taken")
+        if 0 < limits.limits.max_resident_bytes < memory.resident_bytes():
+            raise OverloadedError("this edge has no memory to spare; try again later")
         limits.quotas.hold(prefix, Count.CONNECTIONS, asyncio.get_running_loop().time())
         address, budget = limits.connection_opened(prefix)
         telemetry = self._door.context.telemetry
@@ -156,7 +160,24 @@ class HttpListener:
                 self._door.context.telemetry.refused("handshake timeout")
                 return
         app = _ConnectionApp(self._app, abort, budget)
-        await TCPServer(app, self._config, self._context, {}, stream).run()  # type: ignore[arg-type]
+        await _Server(app, self._config, self._context, {}, stream).run()  # type: ignore[arg-type]
+
+
+class _Server(TCPServer):
+    """One connection. Anycorn's own lasts until its timeout for idle connections, though its client
+    has closed it."""
+
+    _is_read = False
+
+    async def _read_data(self) -> None:
+        await super()._read_data()
+        self._is_read = True
+        await self.idle_task.stop()
+
+    async def protocol_send(self, event: Event) -> None:
+        """An answer that ends now must not begin to wait for another request."""
+        if not (self._is_read and isinstance(event, Updated)):
+            await super().protocol_send(event)
 
 
 class _ConnectionApp:

@@ -44,6 +44,11 @@ _PART_SEPARATOR: Final = "\n"
 _MAX_NAME_CHARS: Final = 64
 
 
+def _null() -> msgspec.Raw:
+    """JSON of any shape, where none was given."""
+    return msgspec.Raw(b"null")
+
+
 class ContentPart(msgspec.Struct, kw_only=True):
     """A part of a message; parts that are no text are refused."""
 
@@ -82,12 +87,12 @@ class ChatCompletionRequest(SamplingFields, kw_only=True):
     modalities: list[str] | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    prediction: msgspec.Raw | None = None
+    prediction: msgspec.Raw = msgspec.field(default_factory=_null)
     tools: list[msgspec.Raw] | None = None
-    tool_choice: msgspec.Raw | None = None
+    tool_choice: msgspec.Raw = msgspec.field(default_factory=_null)
     parallel_tool_calls: bool | None = None
     functions: list[msgspec.Raw] | None = None
-    response_format: msgspec.Raw | None = None
+    response_format: msgspec.Raw = msgspec.field(default_factory=_null)
 
 
 class ReplyMessage(msgspec.Struct, kw_only=True):
@@ -326,21 +331,21 @@ class _Typed(msgspec.Struct):
     type: str
 
 
-def _is_given(field: msgspec.Raw | None) -> bool:
-    return field is not None and bytes(field) != b"null"
+def _is_given(field: msgspec.Raw) -> bool:
+    return bytes(field) != b"null"
 
 
-def _word(field: msgspec.Raw | None) -> str | None:
+def _word(field: msgspec.Raw) -> str | None:
     """A JSON string's text; None for other JSON."""
     try:
-        return msgspec.json.decode(field or b"null", type=str)
+        return msgspec.json.decode(field, type=str)
     except msgspec.ValidationError:
         return None
 
 
-def _format(field: msgspec.Raw | None) -> str:
+def _format(field: msgspec.Raw) -> str:
     try:
-        return msgspec.json.decode(field or b"null", type=_Typed).type
+        return msgspec.json.decode(field, type=_Typed).type
     except (msgspec.ValidationError, RecursionError) as error:
         raise InvalidRequestError(
             "response_format has a field `type`", metadata={"param": "response_format"}

@@ -153,9 +153,16 @@ def digest_of(api: str, fields: SamplingFields) -> bytes:
     """BLAKE2b-128 (RFC 7693) of a request, without what may differ when it is sent again: whether
     and how it is streamed, its deadline, and the model, which is looked at apart."""
     bare = msgspec.structs.replace(
-        fields, model=None, stream=None, stream_options=None, deadline_ms=None, user=None
+        fields,
+        model=None,
+        stream=None,
+        stream_options=None,
+        deadline_ms=None,
+        user=None,
+        logit_bias=None,
     )
-    text = msgspec.json.encode(bare, order="deterministic")
+    biases = sorted((fields.logit_bias or {}).items())
+    text = msgspec.json.encode([bare, biases], order="deterministic")
     return blake2b(text, key=api.encode(), digest_size=16).digest()
 
 

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from outrider.errors import OutriderError, OverloadedError
+from outrider.errors import DuplicateSessionError, OutriderError, OverloadedError
 from services.edge.http.api import ReplyWriter
 from services.edge.session.events import (
     ClientEvent,
@@ -66,10 +66,10 @@ class ChatStream:
         """As ClientStream.end."""
         if self.is_over:
             return
-        if last is not None:
-            self.tell(last)
         self.is_over = True
         self.handler = ENDED
+        if last is not None:
+            self._reply.told(self._index, last)
         self._reply.chat_ended()
 
     def leave(self, *, may_return: bool) -> None:
@@ -143,7 +143,9 @@ class RunningReply:
         if self._is_left:
             return
         self._is_left = True
-        for stream in self.streams:
+        # They refer to this reply, which would have to be collected as garbage.
+        streams, self.streams = self.streams, []
+        for stream in streams:
             stream.leave(may_return=may_return)
         self._wake()
 
@@ -178,12 +180,14 @@ class RunningReply:
         self._wake()
 
     def _failed(self, error: OutriderError) -> None:
-        """One failed: a reply is whole or it is none."""
+        """One failed: a reply is whole or it is none. Where another request goes on with one of its
+        chats, it will go on with the others too."""
         if self.error is None:
             self.error = error
+        is_taken_over = isinstance(error, DuplicateSessionError)
         for stream in self.streams:
             if not stream.is_over:
-                stream.leave(may_return=False)
+                stream.leave(may_return=is_taken_over)
         self._wake()
 
     def _wake(self) -> None:

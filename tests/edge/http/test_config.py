@@ -36,7 +36,7 @@ def test_only_loopback_is_clear_text_by_default(host: str, tls: str, is_encrypte
 )
 def test_values_that_cannot_work_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=name):
-        HttpConfig(**{name: 0})
+        HttpConfig(**{name: 0})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("bad", [{"port": -1}, {"port": 65536}, {"tls": "yes"}])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 from collections.abc import AsyncIterator
@@ -21,7 +22,7 @@ from tests.edge.integration.running import Running, running
 KEY = "a-key-of-acme"
 OTHER_KEY = "a-key-of-bolt"
 USER = {"role": "user", "content": "hello"}
-CHAT = {"model": "small", "messages": [USER]}
+CHAT: dict[str, Any] = {"model": "small", "messages": [USER]}
 
 
 def tenant(name: str, key: str, **settings: Any) -> TenantConfig:
@@ -40,7 +41,11 @@ async def serving_http(
     http = config.pop("http", HttpConfig(port=0))
     tenants = config.pop("tenants", TENANTS)
     async with running(words, folder, reply, http=http, tenants=tenants, **config) as mesh:
-        yield mesh
+        try:
+            yield mesh
+        finally:
+            while _OPEN:
+                await _OPEN.pop().closed()
 
 
 def url(mesh: Running) -> str:
@@ -74,7 +79,9 @@ class RawRequest:
     @classmethod
     async def connected(cls, mesh: Running) -> RawRequest:
         """Nothing is sent yet."""
-        return cls(*await asyncio.open_connection("127.0.0.1", mesh.ports.http))
+        made = cls(*await asyncio.open_connection("127.0.0.1", mesh.ports.http))
+        _OPEN.append(made)
+        return made
 
     @classmethod
     async def chat(cls, mesh: Running, key: str = KEY, **options: Any) -> RawRequest:
@@ -108,6 +115,20 @@ class RawRequest:
         """All that comes until the connection is closed."""
         return await asyncio.wait_for(self.reader.read(), 30)
 
+    async def some(self) -> bytes:
+        """What comes next; empty if the connection is closed."""
+        return await asyncio.wait_for(self.reader.read(1 << 16), 30)
+
     def close(self) -> None:
         """At once, without a word."""
         self.writer.transport.abort()
+
+    async def closed(self) -> None:
+        """Return when it is."""
+        self.writer.close()
+        with contextlib.suppress(OSError):
+            await self.writer.wait_closed()
+
+
+_OPEN: list[RawRequest] = []
+"""Closed with the mesh."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import ssl
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -82,10 +84,10 @@ async def test_choices_come_interleaved_and_each_is_whole(
 
 async def test_stop_strings_end_the_text(words: Vocabulary, tmp_path: Path) -> None:
     async with serving_http(words, tmp_path, REPLY) as mesh, official(mesh) as client:
+        mesh.region.reply = tuple(words.encode("a reply of"))  # a replica ends there
         answer = await client.chat.completions.create(**CHAT, stop=["of"])
         (opened,) = mesh.region.opened
         assert list(opened.sampling.stop) == ["of"]
-        # This region goes on past stop strings; the edge shows nothing of that.
         assert answer.choices[0].message.content == "a reply "
 
 
@@ -97,9 +99,11 @@ async def test_completions_go_on_a_prompt_as_it_is(words: Vocabulary, tmp_path: 
         ids = [*_ids(words, prompt)]
         answer = await client.completions.create(model="small", prompt=ids, max_tokens=50)
         assert answer.choices[0].text == REPLY
-        stream = await client.completions.create(model="small", prompt=prompt, stream=True)
+        stream = await client.completions.create(
+            model="small", prompt=prompt, max_tokens=50, stream=True
+        )
         assert "".join([it.choices[0].text async for it in stream]) == REPLY
-        prompts = {opened.prompt.SerializeToString() for opened in mesh.region.opened}
+        prompts = {opened.ids.SerializeToString() for opened in mesh.region.opened}
         assert len(prompts) == 1, "text and ids are one prompt"
         with pytest.raises(openai.BadRequestError, match="outside the vocabulary"):
             await client.completions.create(model="small", prompt=[10**6])
@@ -165,7 +169,7 @@ async def test_a_failure_after_that_ends_the_stream_with_an_error(
 
 async def test_provisional_text_is_for_who_asks(words: Vocabulary, tmp_path: Path) -> None:
     async with serving_http(words, tmp_path, REPLY) as mesh, plain(mesh) as client:
-        body = CHAT | {"stream": True}
+        body: dict[str, Any] = CHAT | {"stream": True}
         without = await client.post("/v1/chat/completions", json=body)
         assert b"event:" not in without.content
         # The second time the edge has something to guess from.
@@ -177,7 +181,8 @@ async def test_provisional_text_is_for_who_asks(words: Vocabulary, tmp_path: Pat
 async def test_over_http2_and_tls(words: Vocabulary, tmp_path: Path) -> None:
     http = HttpConfig(port=0, tls="on")
     async with serving_http(words, tmp_path, REPLY, http=http) as mesh:
-        async with plain(mesh, verify=str(mesh.ca), http2=True, http1=False) as client:
+        trusted = ssl.create_default_context(cafile=str(mesh.ca))
+        async with plain(mesh, verify=trusted, http2=True, http1=False) as client:
             for body in (CHAT, CHAT | {"stream": True}):
                 answer = await client.post("/v1/chat/completions", json=body)
                 assert answer.http_version == "HTTP/2"

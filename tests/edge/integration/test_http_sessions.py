@@ -6,16 +6,26 @@ import asyncio
 import gc
 import json
 import weakref
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from h2.connection import H2Connection
+from h2.events import RemoteSettingsChanged
+from h2.settings import SettingCodes
 
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, OverloadedError
 from outrider.models.vocabulary import Vocabulary
+from outrider.telemetry.metrics import Metrics
 from outrider.testing import eventually
+from services.edge.app import Edge
 from services.edge.chat import Chat
 from services.edge.http.config import HttpConfig
+from services.edge.http.exchange import Exchange
+from services.edge.http.openai_reply import OpenAiWriter
+from services.edge.http.stream import RunningReply
 from services.edge.quotas import Count
 from services.edge.resumption.table import ResumeLimits
 from tests.edge.http.asking import objects_of
@@ -27,6 +37,7 @@ from tests.edge.integration.http_client import (
     plain,
     serving_http,
 )
+from tests.edge.integration.running import catalog_of, loading
 
 REPLY = "a reply of some length"
 
@@ -58,7 +69,7 @@ async def test_a_chat_with_a_key_outlives_its_connection(words: Vocabulary, tmp_
         mesh.region.gate.clear()
         headers = {"Idempotency-Key": "k"}
         first = await RawRequest.chat(mesh, stream=True, headers=headers)
-        had = await first.until(b'"content":"ply"')
+        had = await first.until(b'"content":"epl"')
         had += await first.until(b"\n\n")
         first.close()
         await eventually(lambda: mesh.sample("outrider_edge_detached_chats") == 1)
@@ -213,29 +224,86 @@ async def test_replies_under_way_may_end_while_an_edge_drains(
 async def test_what_a_chat_held_is_freed_without_the_collector(
     words: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alive: weakref.WeakSet[Chat] = weakref.WeakSet()
-    made = Chat.__init__
-
-    def noted(self: Chat, *args: Any) -> None:
-        alive.add(self)
-        made(self, *args)
-
-    monkeypatch.setattr(Chat, "__init__", noted)
+    alive: weakref.WeakSet[object] = weakref.WeakSet()
+    for kind in (Chat, Exchange, RunningReply, OpenAiWriter):
+        monkeypatch.setattr(kind, "__init__", _noted(kind.__init__, alive))
     async with serving_http(words, tmp_path, REPLY) as mesh, plain(mesh) as client:
         gc.collect()
         gc.disable()
         try:
+            for body in (CHAT, CHAT | {"stream": True}, {}, CHAT | {"n": 3, "stop": "of"}):
+                await client.post("/v1/chat/completions", json=body)
+            mesh.region.error = OverloadedError("full")
             for body in (CHAT, CHAT | {"stream": True}):
                 await client.post("/v1/chat/completions", json=body)
+            mesh.region.error = None
+            mesh.region.stop_after = 4
+            request = await RawRequest.chat(mesh, stream=True)
+            await request.until(b'"content":"a')
+            request.close()
             await mesh.settled()
             await eventually(lambda: not alive)
         finally:
             gc.enable()
 
 
+def _noted(made: Callable[..., None], alive: weakref.WeakSet[object]) -> Callable[..., None]:
+    def init(self: object, *args: Any, **options: Any) -> None:
+        alive.add(self)
+        made(self, *args, **options)
+
+    return init
+
+
 async def test_a_port_that_is_taken_is_told(words: Vocabulary, tmp_path: Path) -> None:
     async with serving_http(words, tmp_path, REPLY) as mesh:
-        http = HttpConfig(port=mesh.ports.http)
+        config = replace(mesh.edge._config, http=HttpConfig(port=mesh.ports.http))
+        metrics = Metrics("edge")
+        other = Edge(config, catalog_of("small"), metrics, load=loading(words))
         with pytest.raises(ConfigError, match=rf"{mesh.ports.http} for HTTP .* http.port"):
-            async with serving_http(words, tmp_path / "other", REPLY, http=http):
-                pass
+            await other.start()
+        await other.stop()
+        metrics.close()
+
+
+async def test_a_connection_serves_only_so_many_requests(words: Vocabulary, tmp_path: Path) -> None:
+    http = HttpConfig(port=0, max_requests_per_connection=2, max_streams_per_connection=3)
+    async with serving_http(words, tmp_path, REPLY, http=http) as mesh:
+        request = await RawRequest.connected(mesh)
+        for _ in range(5):
+            request.send("GET /openapi.json HTTP/1.1", {"Host": "edge"})
+        answers = await request.rest()
+        assert 1 <= answers.count(b"HTTP/1.1 200") <= 3
+        # HTTP/2 tells how many may be under way at a time.
+        wire = H2Connection()
+        wire.initiate_connection()
+        second = await RawRequest.connected(mesh)
+        second.writer.write(wire.data_to_send())
+        events = wire.receive_data(await second.some())
+        (settings,) = [it for it in events if isinstance(it, RemoteSettingsChanged)]
+        limit = settings.changed_settings[SettingCodes.MAX_CONCURRENT_STREAMS]
+        assert limit.new_value == 3
+
+
+async def test_a_connection_that_takes_nothing_is_closed(words: Vocabulary, tmp_path: Path) -> None:
+    http = HttpConfig(port=0, send_timeout_s=0.05)
+    async with serving_http(words, tmp_path, REPLY, http=http) as mesh:
+        assert mesh.edge.http is not None
+        closed = asyncio.Event()
+        scope = {
+            "type": "http",
+            "method": "GET",
+            "path": "/openapi.json",
+            "headers": [],
+            "client": ("127.0.0.1", 1),
+            "extensions": {"outrider-connection": {"abort": closed.set}},
+        }
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message: Any) -> None:
+            await asyncio.Event().wait()  # as a server whose client's window is full
+
+        await mesh.edge.http._app(scope, receive, send)
+        assert closed.is_set()
