@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
@@ -89,17 +89,22 @@ def check_tools(tools: Sequence[str]) -> tuple[str, ...]:
     """The canonical texts of definitions of unknown origin. Raises InvalidRequestError for too
     many, too long ones, two of one name, and what `tool_text` raises."""
     check_num_tools(len(tools))
-    num_chars = sum(map(len, tools))
-    if num_chars > MAX_TOOLS_CHARS:
-        raise InvalidRequestError(
-            f"the tools have {num_chars} characters; send at most {MAX_TOOLS_CHARS}"
-        )
+    _check_chars(tools)
     texts: dict[str, str] = {}
     for name, text in map(_named_text, tools):
         if name in texts:
             raise InvalidRequestError(f"tool {name} is defined twice; give each its own name")
         texts[name] = text
+    _check_chars(texts.values())  # a number may have become longer
     return tuple(texts.values())
+
+
+def _check_chars(tools: Iterable[str]) -> None:
+    num_chars = sum(map(len, tools))
+    if num_chars > MAX_TOOLS_CHARS:
+        raise InvalidRequestError(
+            f"the tools have {num_chars} characters; send at most {MAX_TOOLS_CHARS}"
+        )
 
 
 def check_num_tools(count: int) -> None:

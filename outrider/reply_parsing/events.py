@@ -29,7 +29,7 @@ class ToolCallBegun:
     id: str
     name: str
     begin: int = 0
-    """Where it begins in the reply's text, in code points."""
+    """Where it begins in the reply's text, with the spaces before it, in code points."""
 
 
 @dataclass(frozen=True, slots=True)
