@@ -149,9 +149,7 @@ def test_a_stop_string_completed_at_max_tokens_is_a_stop() -> None:
 )
 def test_the_stop_string_that_ended_a_reply_is_known(text: str, stop_string: str) -> None:
     reply = ReplyText(SamplingParams(stop=("b", "ab", "cab")), {EOS}, Bytes())
-    for token in (*text.encode(), EOS):
-        if not reply.finished:
-            reply.push(token)
+    run(reply, [*ids_of(text), EOS])
     assert reply.stop_string == stop_string
 
 
