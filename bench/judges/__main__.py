@@ -17,6 +17,8 @@ from bench.judges import llm_comply
 from bench.judges.target import Target
 from outrider.models.catalog import DEFAULT_MODEL
 
+_MAX_CONTEXT_TOKENS = 512
+"""Of a mesh that is started. Judges set no limit, and a small model may ramble up to its own."""
 JUDGES = {"llm_comply": llm_comply.judge}
 
 
@@ -26,7 +28,6 @@ def main() -> int:
     parser.add_argument("--url", help="of the API, ending in /v1; without it a mesh is started")
     parser.add_argument("--key", default="none", help="of the edge")
     parser.add_argument("--model", default=DEFAULT_MODEL.name)
-    parser.add_argument("--engine", default="openvino", help="of the mesh that is started")
     arguments = parser.parse_args()
     with _target(arguments) as target:
         return JUDGES[arguments.which](target)
@@ -37,7 +38,8 @@ def _target(arguments: argparse.Namespace) -> Iterator[Target]:
     if arguments.url:
         yield Target(arguments.url.rstrip("/"), arguments.key, arguments.model)
         return
-    with local_mesh(regions="local", engine=arguments.engine, http=True) as mesh:
+    settings = (f"inference.max_context_tokens={_MAX_CONTEXT_TOKENS}",)
+    with local_mesh(regions="local", settings=settings, http=True) as mesh:
         port = mesh.state.service("edge")["http_port"]
         yield Target(f"http://127.0.0.1:{port}/v1", "", arguments.model)
 

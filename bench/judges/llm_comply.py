@@ -23,6 +23,7 @@ _EXPECTED: Final = {
     "chat-image-input": "models here read text alone",
     "image-input": "models here read text alone",
     "anth-image-input": "models here read text alone",
+    "chat-error-handling": "a request that names no model gets the edge's first one",
 }
 """Tests that cannot pass, and why."""
 _TIMEOUT_S: Final = 300

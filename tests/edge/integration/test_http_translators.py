@@ -70,9 +70,11 @@ async def test_a_message_that_is_streamed(words: Vocabulary, tmp_path: Path) -> 
             final = await stream.get_final_message()
         assert events[0].type == "message_start"
         assert events[0].message.usage.input_tokens == count.input_tokens
-        texts = [it.delta.text for it in events if it.type == "content_block_delta"]
+        deltas = [it.delta for it in events if it.type == "content_block_delta"]
+        texts = [it.text for it in deltas if it.type == "text_delta"]
         assert "".join(texts) == REPLY and len(texts) > 1
-        assert final.content[0].text == REPLY
+        (block,) = final.content
+        assert block.type == "text" and block.text == REPLY
         assert (final.stop_reason, final.usage.output_tokens) == ("end_turn", len(REPLY) + 1)
         await mesh.settled()
 
@@ -113,7 +115,8 @@ async def test_the_stop_sequence_that_ended_a_message_is_named(
     async with serving_http(words, tmp_path, REPLY) as mesh, anthropics(mesh) as client:
         mesh.region.reply = tuple(words.encode("a reply of"))  # a replica ends there
         message = await client.messages.create(**MESSAGE, stop_sequences=["nothing", "of"])
-        assert message.content[0].text == "a reply "
+        (block,) = message.content
+        assert block.type == "text" and block.text == "a reply "
         assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "of")
         async with client.messages.stream(**MESSAGE, stop_sequences=["of"]) as stream:
             final = await stream.get_final_message()
@@ -156,27 +159,22 @@ async def test_errors_of_messages_are_those_of_that_api(words: Vocabulary, tmp_p
         await mesh.settled()
 
 
-async def test_a_failure_in_the_middle_ends_both_streams_with_an_error(
-    words: Vocabulary, tmp_path: Path
+@pytest.mark.parametrize(("path", "asked"), BOTH)
+async def test_a_failure_in_the_middle_ends_a_stream_with_an_error(
+    words: Vocabulary, tmp_path: Path, path: str, asked: dict[str, Any]
 ) -> None:
-    async with serving_http(words, tmp_path, REPLY, reopen_s=0.2) as mesh:
+    async with serving_http(words, tmp_path, REPLY, reopen_s=0.2) as mesh, plain(mesh) as client:
         mesh.region.stop_after = 4
-        messages = await RawRequest.chat(mesh)
-        messages.close()
-        async with plain(mesh) as client:
-            both = {"/v1/messages": MESSAGE, "/v1/responses": RESPONSE}
-            ends = []
-            for path, asked in both.items():
-                body = asked | {"stream": True}
-                async with client.stream("POST", path, json=body) as answer:
-                    text = b""
-                    async for piece in answer.aiter_bytes():
-                        text += piece
-                        if b"delta" in text and len(ends) == 0:
-                            await mesh.edge.upstream.stop()
-                ends.append(events_of(text)[-1])
-        assert ends[0]["event"] == "error"
-        assert json.loads(ends[0]["data"])["type"] == "error"
+        text, is_cut = b"", False
+        async with client.stream("POST", path, json=asked | {"stream": True}) as answer:
+            async for piece in answer.aiter_bytes():
+                text += piece
+                if not is_cut and _text_of(text):
+                    is_cut = True
+                    await mesh.edge.upstream.stop()
+        last = json.loads(events_of(text)[-1]["data"])
+        assert last["type"] == ("error" if path == "/v1/messages" else "response.failed")
+        await mesh.settled()
 
 
 async def test_a_response_that_is_not_streamed(words: Vocabulary, tmp_path: Path) -> None:
@@ -193,7 +191,7 @@ async def test_a_response_that_is_not_streamed(words: Vocabulary, tmp_path: Path
         assert len(mesh.region.opened) == 1
         # The conversation goes on with what was said, sent again.
         items = [USER, *[it.to_dict() for it in response.output], USER]
-        again = await client.responses.create(model="small", input=items)  # type: ignore[arg-type]
+        again = await client.responses.create(model="small", input=items)
         assert again.status == "completed"
         await mesh.settled()
 
