@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from outrider.errors import OutriderError
+from services.edge.http import sse
 from services.edge.session.events import ChatRequest, ClientEvent
 
 
@@ -63,6 +64,8 @@ class PlannedReply:
     """Whether the client gets an event stream; otherwise one body of JSON."""
     user: str = ""
     """Who asks, as the key's owner names their users."""
+    keepalive: bytes = sse.COMMENT
+    """What is sent on a stream on which nothing has come for a while."""
 
 
 @dataclass(frozen=True, slots=True)

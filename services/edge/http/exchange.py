@@ -204,6 +204,7 @@ class Exchange:
         fields = [
             (b"content-type", content_type.encode()),
             (b"x-request-id", self.request_id.encode()),
+            (b"request-id", self.request_id.encode()),
             *_SERVED_SAFELY,
             *((name.encode(), value.encode()) for name, value in headers.items()),
         ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import msgspec
 
@@ -78,9 +78,16 @@ def _types(routes: Iterable[Route]) -> list[type]:
     found: dict[type, None] = {ProvisionalText: None}
     for route in routes:
         found |= dict.fromkeys(
-            it for it in (route.request, route.response, route.event, route.error) if it
+            it for it in (route.request, route.response, *_events(route), route.error) if it
         )
     return list(found)
+
+
+def _events(route: Route) -> tuple[type, ...]:
+    """What the events of a stream hold."""
+    if route.event is None or isinstance(route.event, type):
+        return () if route.event is None else (route.event,)
+    return get_args(route.event)
 
 
 def _operation(route: Route, schema_of: dict[type, dict[str, Any]]) -> dict[str, Any]:
@@ -115,13 +122,20 @@ def _name(route: Route) -> str:
 
 
 def _responses(route: Route, schema_of: dict[type, dict[str, Any]]) -> dict[str, Any]:
-    content: dict[str, Any] = {JSON: {"schema": schema_of[route.response]}}
-    if route.event is not None:
+    content: dict[str, Any] = {}
+    if route.response is not None:
+        content[JSON] = {"schema": schema_of[route.response]}
+    if events := _events(route):
         # OpenAPI 3.1 describes no single events; each one's `data` is one of these.
         content["text/event-stream"] = {
-            "schema": {"type": "string", "description": f"Events of {route.event.__name__}."}
+            "schema": {
+                "type": "string",
+                "description": f"Events of {', '.join(it.__name__ for it in events)}.",
+            }
         }
-    made: dict[str, Any] = {"200": {"description": "What was asked for.", "content": content}}
+    made: dict[str, Any] = {}
+    if content:
+        made["200"] = {"description": "What was asked for.", "content": content}
     if route.access is Access.PUBLIC:
         return made
     errors = _ERRORS if route.request is None else _ERRORS | _BODY_ERRORS

@@ -12,7 +12,6 @@ import structlog
 
 from outrider.errors import OutriderError
 from services.edge.context import EdgeContext
-from services.edge.http import sse
 from services.edge.http.api import Asked, ChatApi, PlannedReply
 from services.edge.http.exchange import ClientLeft, Exchange
 from services.edge.http.stream import ChatStream, RunningReply
@@ -96,7 +95,7 @@ def _open(
 
 async def _send(exchange: Exchange, reply: RunningReply, planned: PlannedReply) -> None:
     if planned.is_streamed:
-        await _send_events(exchange, reply)
+        await _send_events(exchange, reply, planned.keepalive)
     else:
         await reply.ended()
     if reply.is_left:
@@ -115,11 +114,11 @@ async def _send(exchange: Exchange, reply: RunningReply, planned: PlannedReply) 
     await exchange.write(last, more=False)
 
 
-async def _send_events(exchange: Exchange, reply: RunningReply) -> None:
+async def _send_events(exchange: Exchange, reply: RunningReply, keepalive: bytes) -> None:
     """As they come. The head waits for the first, so that a reply that fails before has a status
     of its own."""
     patience_s = exchange.door.config.comment_s
     while (events := await reply.next(patience_s)) is not None:
         if not exchange.has_begun:
             await exchange.begin(200, _EVENT_STREAM, _UNBUFFERED)
-        await exchange.write(events or sse.COMMENT, more=True)
+        await exchange.write(events or keepalive, more=True)

@@ -6,11 +6,23 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
+from types import UnionType
 from typing import Any, Final, TypeAlias
 
 from outrider.access.api_keys import Scope
-from outrider.errors import OutriderError
-from services.edge.http import openai_chat, openai_completions, openai_models, tokenizing
+from outrider.errors import OutriderError, UnknownChatError
+from services.edge.http import (
+    anthropic_errors,
+    anthropic_messages,
+    anthropic_reply,
+    openai_chat,
+    openai_completions,
+    openai_models,
+    responses,
+    responses_reply,
+    token_counting,
+    tokenizing,
+)
 from services.edge.http.api import ChatApi
 from services.edge.http.exchange import Exchange
 from services.edge.http.openai_errors import OpenAiErrorBody, error_body
@@ -39,11 +51,11 @@ class Route:
     """As Starlette writes paths: {name} is one segment, {name:path} several."""
     summary: str
     handle: Handle
-    response: type
-    """Of the body, where it is JSON."""
+    response: type | None
+    """Of the body, where it is JSON; None: every answer is an error."""
     request: type | None = None
-    event: type | None = None
-    """Of the events, where the request may ask for a stream of them."""
+    event: type | UnionType | None = None
+    """Of the events, where the request may ask for a stream of them; several are a union."""
     access: Access = Access.CREDENTIAL
     scope: Scope = Scope.CHAT
     """What the credential has to be for, unless the route is public."""
@@ -54,6 +66,24 @@ class Route:
 
 def _reply(api: ChatApi) -> Handle:
     return partial(serve_reply, api)
+
+
+async def _serve_no_stored_response(exchange: Exchange) -> None:
+    """Raises UnknownChatError."""
+    raise UnknownChatError(
+        "no response is stored here, nor is a conversation compacted; POST /v1/responses with all "
+        "of it, and an Idempotency-Key to get the same response again"
+    )
+
+
+def _not_stored(method: str, path: str) -> Route:
+    return Route(
+        method,
+        f"/v1/responses/{path}",
+        "Of stored responses (OpenAI); there are none here.",
+        _serve_no_stored_response,
+        None,
+    )
 
 
 ROUTES: Final = (
@@ -74,6 +104,49 @@ ROUTES: Final = (
         openai_completions.Completion,
         openai_completions.CompletionRequest,
         openai_completions.Completion,
+    ),
+    Route(
+        "POST",
+        "/v1/responses",
+        "A response to a conversation (OpenAI); it is not stored.",
+        _reply(responses.API),
+        responses_reply.ResponseObject,
+        responses.ResponsesRequest,
+        responses_reply.ResponseEvent,
+    ),
+    Route(
+        "POST",
+        "/v1/responses/input_tokens",
+        "The number of tokens that a response's prompt has (OpenAI).",
+        token_counting.serve_input_tokens,
+        responses.InputTokens,
+        responses.InputTokensRequest,
+    ),
+    _not_stored("POST", "compact"),
+    _not_stored("GET", "{response_id}"),
+    _not_stored("DELETE", "{response_id}"),
+    _not_stored("POST", "{response_id}/cancel"),
+    _not_stored("GET", "{response_id}/input_items"),
+    Route(
+        "POST",
+        "/v1/messages",
+        "The next message of a conversation (Anthropic).",
+        _reply(anthropic_messages.API),
+        anthropic_reply.AnthropicMessage,
+        anthropic_messages.MessagesRequest,
+        anthropic_reply.MessageEvent,
+        error_body=anthropic_errors.error_body,
+        error=anthropic_errors.AnthropicErrorBody,
+    ),
+    Route(
+        "POST",
+        "/v1/messages/count_tokens",
+        "The number of tokens that a message's prompt has (Anthropic).",
+        token_counting.serve_count_tokens,
+        anthropic_messages.TokenCount,
+        anthropic_messages.CountTokensRequest,
+        error_body=anthropic_errors.error_body,
+        error=anthropic_errors.AnthropicErrorBody,
     ),
     Route(
         "GET",

@@ -10,8 +10,12 @@ from typing import Final
 import msgspec
 
 from outrider.errors import InvalidRequestError, OutriderError, PromptTooLongError
-from outrider.models.chat import MAX_CHAT_CHARS
-from outrider.tokenization.pool.pool import TokenizationResult
+from outrider.models.chat import MAX_CHAT_CHARS, Message
+from outrider.tokenization.pool.pool import (
+    TokenizationJob,
+    TokenizationPool,
+    TokenizationResult,
+)
 from services.edge.context import EdgeContext
 from services.edge.http.exchange import Exchange
 from services.edge.http.openai_chat import ChatMessage, messages_of
@@ -111,7 +115,29 @@ def _check(asked: TokenizeRequest) -> None:
         )
 
 
+async def num_prompt_tokens(
+    exchange: Exchange, model_name: str, messages: tuple[Message, ...]
+) -> int:
+    """Tokens of a conversation, as the model is given it. Raises OutriderError."""
+    async with _using_model(exchange, model_name) as model:
+        pool, scope = model.tokenization, _scope(exchange)
+        return len(await _answered(pool, lambda answer: pool.submit(messages, answer, scope=scope)))
+
+
 async def _ids(asked: TokenizeRequest, model: ServedModel, scope: bytes | None) -> tuple[int, ...]:
+    pool = model.tokenization
+    if asked.messages is None:
+        text = asked.prompt or ""
+        return await _answered(pool, lambda answer: pool.submit_text(text, answer, scope=scope))
+    messages = messages_of(asked.messages)
+    return await _answered(pool, lambda answer: pool.submit(messages, answer, scope=scope))
+
+
+async def _answered(
+    pool: TokenizationPool,
+    submit: Callable[[Callable[[TokenizationResult], None]], TokenizationJob],
+) -> tuple[int, ...]:
+    """The ids of a prompt; `submit` hands it to the pool, with who is to be told of them."""
     answered: asyncio.Future[tuple[int, ...]] = asyncio.get_running_loop().create_future()
 
     def answer(result: TokenizationResult) -> None:
@@ -122,11 +148,7 @@ async def _ids(asked: TokenizeRequest, model: ServedModel, scope: bytes | None) 
         else:
             answered.set_result(result)
 
-    pool = model.tokenization
-    if asked.messages is None:
-        job = pool.submit_text(asked.prompt or "", answer, scope=scope)
-    else:
-        job = pool.submit(messages_of(asked.messages), answer, scope=scope)
+    job = submit(answer)
     try:
         return await answered
     finally:

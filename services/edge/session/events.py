@@ -417,6 +417,8 @@ class Done:
     speculation_stats: SpeculationStats = NO_SPECULATION
     inexact: bool = False
     """Whether one model went on with what another one had begun."""
+    stop_string: str = ""
+    """Of the request's, the one that ended the reply; empty: none did."""
 
 
 @dataclass(frozen=True, slots=True)

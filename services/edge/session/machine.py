@@ -391,6 +391,7 @@ class ChatSession:
             replica=opened.replica if opened else "",
             speculation_stats=opened.reply.stats() if opened else NO_SPECULATION,
             inexact=opened.reply.model.is_inexact if opened else False,
+            stop_string=opened.reply.stop_string if opened else "",
         )
 
     def _fail(self, error: OutriderError) -> Actions:

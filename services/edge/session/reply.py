@@ -298,6 +298,11 @@ class ReplyFlow:
         if not self._decoder.finished:
             self._schedule_refresh(now)
 
+    @property
+    def stop_string(self) -> str:
+        """The stop string that it ended at; empty: none."""
+        return self._decoder.stop_string
+
     def stats(self) -> SpeculationStats:
         """What the edge's drafts came to so far."""
         controller = self.controller
