@@ -110,6 +110,7 @@ async def fleet(words: Vocabulary, state_dir: Path) -> AsyncIterator[Fleet]:
             state_dir=state_dir,
             drain_s=0.0,
             drafter=DrafterConfig(model=NO_DRAFT_MODEL),
+            anonymous=True,
             **PATIENT_EDGE,
         )
         edge_metrics = Metrics("edge")

@@ -24,7 +24,7 @@ from services.inference.reference import ReferenceReply, generate
 from services.inference.scheduler.batch import Batch
 from services.inference.scheduler.limits import SchedulerLimits
 from services.inference.scheduler.types import Drafts, OpenRequest
-from tests.inference.letters import new_reply
+from tests.inference.letters import constraint_of, new_reply
 from tests.inference.scheduler.driver import Driver
 
 SAMPLINGS = (
@@ -92,7 +92,9 @@ TERMS = st.fixed_dictionaries(
 
 @lru_cache(maxsize=4096)
 def truth(prompt: tuple[int, ...], sampling: int, options: FakeOptions) -> ReferenceReply:
-    return generate(FakeEngine(options), prompt, SAMPLINGS[sampling], new_reply)
+    params = SAMPLINGS[sampling]
+    constraint = constraint_of(params)
+    return generate(FakeEngine(options), prompt, params, new_reply, constraint=constraint)
 
 
 def edited(reply: tuple[int, ...], edits: list[tuple[int, str]]) -> tuple[int, ...]:
