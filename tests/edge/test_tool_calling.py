@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from outrider.errors import InvalidRequestError
 from outrider.models.chat import Message
 from outrider.models.tools import check_tools
 from outrider.reply_parsing.formats import CallSyntax, ReplyFormat
+from outrider.sampling.grammar import JSON_OBJECT, Grammar, GrammarKind
 from outrider.sampling.params import SamplingParams
 from services.edge.session.events import ChatRequest
 from services.edge.tool_calling import ToolCalling
@@ -84,3 +87,14 @@ def test_a_call_that_is_asked_for_is_forced_by_a_grammar() -> None:
     assert '"const":"f"' not in one and '"const":"g"' in one
     marked = calling(MISTRAL).forced_grammar(asking(tool_choice="g"))
     assert f"<[{256 + 4}]>" in marked, "the id of [TOOL_CALLS]"
+
+
+def test_a_chat_that_has_to_call_has_the_grammar_of_calls() -> None:
+    model = calling(HERMES)
+    for choice in ("required", "g"):
+        asked = asking(tool_choice=choice)
+        grammar = model.applied(asked).sampling.grammar
+        assert grammar == Grammar(GrammarKind.LARK, model.forced_grammar(asked))
+    own = replace(asking(tool_choice="g"), sampling=SamplingParams(grammar=JSON_OBJECT))
+    with pytest.raises(InvalidRequestError, match="send one of them"):
+        model.applied(own)
