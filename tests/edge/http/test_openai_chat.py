@@ -270,8 +270,8 @@ def test_each_commit_is_sent_when_it_comes() -> None:
 
 def test_usage_comes_last_if_it_was_asked_for() -> None:
     reply = planned(API, body(stream=True, n=2, stream_options={"include_usage": True}))
-    guessed = {"accepted_prediction_tokens": 1, "rejected_prediction_tokens": 3}
-    drafted = {"draft_tokens": 9, "accepted_tokens": 5}
+    guessed: dict[str, Any] = {"accepted_prediction_tokens": 1, "rejected_prediction_tokens": 3}
+    drafted: dict[str, Any] = {"draft_tokens": 9, "accepted_tokens": 5}
     ends = [done(2, cached_tokens=3, **drafted, **guessed), done(3, cached_tokens=3)]
     chats = [[*chat_of("a")[:-1], end] for end in ends]
     *others, last = objects_of(told(reply, *chats))
