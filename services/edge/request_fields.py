@@ -12,6 +12,7 @@ from outrider.errors import InvalidRequestError
 MAX_ID_CHARS: Final = 128
 MAX_RESIDENCY: Final = 64
 MAX_TRACE_CHARS: Final = 512
+MAX_PREDICTION_CHARS: Final = 1 << 17
 
 
 def request_id(idempotency_key: str) -> str:
@@ -34,6 +35,15 @@ def residency(names: Sequence[str]) -> tuple[str, ...]:
             f"residency lists at most {MAX_RESIDENCY} regions of {MAX_ID_CHARS} characters"
         )
     return tuple(names)
+
+
+def check_prediction(text: str) -> None:
+    """Raises InvalidRequestError for one that is too long."""
+    if len(text) > MAX_PREDICTION_CHARS:
+        raise InvalidRequestError(
+            f"a prediction has at most {MAX_PREDICTION_CHARS} characters, not {len(text)}; send "
+            "the part that the reply begins with"
+        )
 
 
 def trace(traceparent: str, tracestate: str) -> tuple[str, str]:

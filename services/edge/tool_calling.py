@@ -9,6 +9,7 @@ from outrider.errors import InvalidRequestError
 from outrider.models.tools import AUTO, NONE, REQUIRED, tool_name
 from outrider.reply_parsing.formats import ReplyFormat
 from outrider.reply_parsing.grammar import call_grammar
+from outrider.sampling.grammar import Grammar, GrammarKind
 from services.edge.session.events import ChatRequest
 
 if TYPE_CHECKING:
@@ -43,8 +44,9 @@ class ToolCalling:
 
     def applied(self, request: ChatRequest) -> ChatRequest:
         """The request as this model serves it: without tools that it is not to be told of;
-        otherwise with text that has what its calls are read by. Raises InvalidRequestError for a
-        model that calls no tools."""
+        otherwise with text that has what its calls are read by, and with the grammar of a call
+        where `tool_choice` asks for one. Raises InvalidRequestError for a model that calls no
+        tools, and InvalidSamplingError for definitions that make too long a grammar."""
         if not request.tools or request.tool_choice == NONE:
             return replace(request, tools=())
         found = self.reply_format
@@ -53,10 +55,13 @@ class ToolCalling:
         sampling = request.sampling
         if self.needs_special_tokens:
             sampling = replace(sampling, special_tokens=True)
-        if request.tool_choice != AUTO:
-            raise InvalidRequestError(
-                f"tool_choice {request.tool_choice[:64]!r} cannot be forced here; use auto"
-            )
+        if forced := self.forced_grammar(request):
+            if sampling.grammar is not None:
+                raise InvalidRequestError(
+                    f"tool_choice {request.tool_choice[:64]!r} and a grammar both say what the "
+                    "reply looks like; send one of them"
+                )
+            sampling = replace(sampling, grammar=Grammar(GrammarKind.LARK, forced))
         named = replace(
             found,
             tool_names=tuple(map(tool_name, request.tools)),

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from bench.harness.local_mesh import LocalMesh, local_mesh, outrider
+from outrider.cli.local import development_key
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -155,7 +156,7 @@ def test_interrupt_stops_an_attached_mesh(tmp_path: Path) -> None:
                 break
         state = json.loads((tmp_path / "mesh.json").read_text(encoding="utf-8"))
         (edge,) = [row for row in state["services"] if row["role"] == "edge"]
-        assert _asked_over_http(edge["http_port"])["usage"]["completion_tokens"] == 5
+        assert _asked_over_http(edge["http_port"], tmp_path)["usage"]["completion_tokens"] == 5
         os.killpg(process.pid, signal.SIGINT)
         process.stderr.read()
         assert process.wait(LIMIT_S) == 0
@@ -172,13 +173,14 @@ def test_a_service_that_cannot_start_is_explained(tmp_path: Path) -> None:
     assert "no_such_key" in done.stderr
 
 
-def _asked_over_http(port: int) -> Any:
+def _asked_over_http(port: int, state_dir: Path) -> Any:
     """The answer to a chat."""
+    key = development_key.read(state_dir)
     body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5, "ignore_eos": True}
     request = urllib.request.Request(
         f"http://127.0.0.1:{port}/v1/chat/completions",
         json.dumps(body).encode(),
-        {"Content-Type": "application/json"},
+        {"Content-Type": "application/json", "Authorization": f"Bearer {key}"},
     )
     with urllib.request.urlopen(request, timeout=LIMIT_S) as answer:
         return json.load(answer)

@@ -17,7 +17,10 @@ from outrider.client import Message, connect
 from outrider.errors import UnknownModelError
 from outrider.models.catalog import DEFAULT_MODEL, ModelSpec
 from outrider.models.store import ModelStore
+from outrider.models.tools import check_tools
 from outrider.models.vocabulary import Vocabulary
+from outrider.reply_parsing.formats import CallSyntax, ReplyFormat
+from outrider.reply_parsing.grammar import call_grammar
 from outrider.testing import eventually
 from tests.engines.shallow_model import ShallowModel
 
@@ -140,6 +143,12 @@ def template_with_tools(model_store: ModelStore, tmp_path: Path) -> Iterator[Pat
         yield file
 
 
+def forced_calls(tools: str) -> str:
+    """The grammar by which a reply of the model with tools calls one of them."""
+    texts = check_tools([json.dumps(tool) for tool in json.loads(tools)])
+    return call_grammar(ReplyFormat(CallSyntax.HERMES), texts, lambda text: None, parallel=True)
+
+
 def test_a_mesh_of_a_definition(own_template: Path, user_models: Path) -> None:
     """The weights of the default model: what is new are template, stop token and settings."""
     outrider(
@@ -187,8 +196,21 @@ def test_a_mesh_whose_model_calls_tools(
     assert truth["calls"] == [("get_weather", '{"city": "Paris"}')] and truth["content"] == ""
     refused = outrider("reference", *flags, check=False)
     assert refused.returncode == 1 and "shows no tools" in refused.stderr
+    # Nothing in this question makes the model call anything; a tool choice does.
+    other = (*flags[:2], "--prompt", "Say hello.", "--max-tokens", "60", "--json")
+    lark = tmp_path / "calls.lark"
+    lark.write_text(forced_calls(tools.read_text("utf-8")), "utf-8")
+    done = outrider("reference", *other, "--model", "caller", "--lark", str(lark))
+    forced = json.loads(done.stdout)
+    assert [call["name"] for call in forced["tool_calls"]] == ["get_weather"]
+    assert set(json.loads(forced["tool_calls"][0]["arguments"])) <= {"city"}
     with local_mesh(regions="here", settings=FEW, model="caller") as mesh:
         here = ("--state-dir", str(mesh.state_dir))
+        for choice in (("required",), ("get_weather", "--thin"), ("required", "--speculation=off")):
+            chosen = outrider("chat", *here, *other, "--tool-choice", *choice)
+            found = json.loads(chosen.stdout)
+            assert [found[it] for it in ("text", "ids")] == [forced[it] for it in ("text", "ids")]
+            assert found["tool_calls"][0]["arguments"] == forced["tool_calls"][0]["arguments"]
         for more in ((), ("--thin",), ("--speculation", "off")):
             assert asked("chat", *here, *more) == truth
         shown = outrider("chat", *here, *flags)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from outrider.errors import InvalidRequestError
 from outrider.models.chat import Message
 from outrider.models.tools import check_tools
 from outrider.reply_parsing.formats import CallSyntax, ReplyFormat
+from outrider.reply_parsing.parser import read_reply
+from outrider.sampling.grammar import JSON_OBJECT, Grammar, GrammarKind
 from outrider.sampling.params import SamplingParams
 from services.edge.session.events import ChatRequest
 from services.edge.tool_calling import ToolCalling
+from services.inference.grammars.compiler import compile_grammar
+from services.inference.grammars.token_table import TokenTable
 from tests.models import tool_templates
 from tests.models.tool_templates import HERMES, LLAMA3, MISTRAL, PLAIN
 
@@ -84,3 +90,43 @@ def test_a_call_that_is_asked_for_is_forced_by_a_grammar() -> None:
     assert '"const":"f"' not in one and '"const":"g"' in one
     marked = calling(MISTRAL).forced_grammar(asking(tool_choice="g"))
     assert f"<[{256 + 4}]>" in marked, "the id of [TOOL_CALLS]"
+
+
+def test_a_chat_that_has_to_call_has_the_grammar_of_calls() -> None:
+    model = calling(HERMES)
+    for choice in ("required", "g"):
+        asked = asking(tool_choice=choice)
+        grammar = model.applied(asked).sampling.grammar
+        assert grammar == Grammar(GrammarKind.LARK, model.forced_grammar(asked))
+    own = replace(asking(tool_choice="g"), sampling=SamplingParams(grammar=JSON_OBJECT))
+    with pytest.raises(InvalidRequestError, match="send one of them"):
+        model.applied(own)
+
+
+@pytest.mark.parametrize(
+    ("family", "call"),
+    [
+        ("hermes", '<tool_call>\n{"name": "g", "arguments": {"a": 1}}\n</tool_call>'),
+        ("llama3", '{"name": "g", "parameters": {"a": 1}}'),
+        ("mistral", '[TOOL_CALLS] [{"name": "g", "arguments": {"a": 1}}]'),
+        ("mistral_args", '[TOOL_CALLS]g[ARGS]{"a": 1}'),
+    ],
+)
+def test_the_grammar_lets_each_family_call_and_nothing_else(family: str, call: str) -> None:
+    vocabulary = tool_templates.vocabulary_of(tool_templates.FAMILIES[family])
+    served = ToolCalling.of(vocabulary, "").applied(asking(tool_choice="g"))
+    assert served.sampling.grammar is not None and served.reply_format is not None
+    compiled = compile_grammar(TokenTable(vocabulary), served.sampling.grammar)
+    ids = [
+        token
+        for segment in vocabulary.raw_segments(call)
+        for token in (
+            [vocabulary.control_id(segment.text)]
+            if segment.is_control
+            else vocabulary.encode(segment.text)
+        )
+    ]
+    assert compiled.constraint().num_valid(ids) == len(ids)
+    assert compiled.constraint().num_valid(vocabulary.encode("I look.")) == 0
+    read = read_reply(call, served.reply_format, "r")
+    assert [(it.name, it.arguments) for it in read.calls] == [("g", '{"a": 1}')]

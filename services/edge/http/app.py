@@ -18,7 +18,12 @@ from starlette.responses import Response
 from starlette.routing import Route as StarletteRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from outrider.errors import MethodNotAllowedError, OutriderError, UnknownRouteError
+from outrider.errors import (
+    MethodNotAllowedError,
+    OutriderError,
+    RateLimitedError,
+    UnknownRouteError,
+)
 from services.edge.http.door import HttpDoor
 from services.edge.http.exchange import EXCHANGE, ClientLeft, Exchange
 from services.edge.http.http_errors import headers_of
@@ -120,7 +125,10 @@ class _Gate:
             return
         await exchange.discard()
         body = _error_body(exchange.scope)(error, exchange.request_id)
-        await exchange.answer(error.http_status, body, headers=headers_of(error))
+        headers = headers_of(error)
+        if isinstance(error, RateLimitedError):
+            headers |= exchange.rate_headers()
+        await exchange.answer(error.http_status, body, headers=headers)
 
 
 def _error_body(scope: Scope) -> ErrorBody:

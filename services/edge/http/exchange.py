@@ -22,6 +22,7 @@ from outrider.errors import (
     SlowRequestError,
     UnauthenticatedError,
 )
+from services.edge.access.limits import rate_headers
 from services.edge.http.door import HttpDoor
 from services.edge.identity import Credential, Identity
 from services.edge.opening import identify
@@ -193,6 +194,15 @@ class Exchange:
         """As RequestStream.begin_chat."""
         self.door.check_draining()
         return self.door.begin_chat(self.address, client, asyncio.get_running_loop().time())
+
+    def rate_headers(self) -> dict[str, str]:
+        """What is left of the limits of whoever asks, as headers; nothing where there are none."""
+        if self.identity is None:
+            return {}
+        try:
+            return rate_headers(self.door.context.limiter.states(self.identity))
+        except OverloadedError:
+            return {}  # so many tenants have chats that nothing is known of this one
 
     # The answer.
 

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from outrider.errors import InvalidRequestError
-from outrider.models.chat import Message, check_messages, check_num_messages
+from outrider.errors import InvalidSamplingError
+from outrider.models.chat import check_text
+from outrider.models.tools import NONE
+from outrider.reply_parsing.parser import ReadReply
+from outrider.sampling.grammar import Grammar, from_response_format
+from outrider.session_types import TokenLogprobs
 from services.edge.http.api import Asked, ChatApi, PlannedReply
 from services.edge.http.openai_errors import error_body, refused, unreadable
+from services.edge.http.openai_logprobs import ChatLogprobs, chat_count, chat_logprobs
+from services.edge.http.openai_messages import (
+    ChatMessage,
+    ContentPart,
+    Tool,
+    choice_of,
+    messages_of,
+    null,
+    text_of,
+    tools_of,
+)
 from services.edge.http.openai_reply import (
     Choice,
     ChoiceDetails,
@@ -32,39 +48,36 @@ from services.edge.http.openai_sampling import (
     sampling_params,
     seed_of,
 )
-
-_ROLES: Final = {
-    "system": "system",
-    "developer": "system",
-    "user": "user",
-    "assistant": "assistant",
-}
-_TEXT_PARTS: Final = ("text", "input_text", "output_text")
-_PART_SEPARATOR: Final = "\n"
-_MAX_NAME_CHARS: Final = 64
+from services.edge.http.reply_content import CallPiece, Piece
+from services.edge.http.sse import Position
+from services.edge.request_fields import check_prediction
 
 
-def _null() -> msgspec.Raw:
-    """JSON of any shape, where none was given."""
-    return msgspec.Raw(b"null")
-
-
-class ContentPart(msgspec.Struct, kw_only=True):
-    """A part of a message; parts that are no text are refused."""
+class Prediction(msgspec.Struct, kw_only=True):
+    """What the reply is expected to be: where it is right, the reply comes faster."""
 
     type: str
-    text: str | None = None
-    refusal: str | None = None
+    content: str | list[ContentPart]
 
 
-class ChatMessage(msgspec.Struct, kw_only=True):
-    """A message of the conversation."""
+class JsonSchemaFormat(msgspec.Struct, kw_only=True):
+    """A schema that the reply follows."""
 
-    role: str
-    content: str | list[ContentPart] | None = None
+    schema: msgspec.Raw = msgspec.field(default_factory=null)
+    """Raw, since the reply has its properties in the schema's order."""
     name: str | None = None
-    tool_calls: list[msgspec.Raw] | None = None
-    tool_call_id: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+    """Accepted without effect: the reply always follows the schema."""
+
+
+class ResponseFormat(msgspec.Struct, kw_only=True):
+    """What the reply looks like: type text, json_object or json_schema; ours: regex or lark."""
+
+    type: str
+    json_schema: JsonSchemaFormat | None = None
+    grammar: str | None = None
+    """Of the types regex and lark: the text."""
 
 
 class ChatCompletionRequest(SamplingFields, kw_only=True):
@@ -73,7 +86,7 @@ class ChatCompletionRequest(SamplingFields, kw_only=True):
     messages: list[ChatMessage]
     max_completion_tokens: int | None = None
     reasoning_effort: str | None = None
-    """Accepted; models here do not reason apart."""
+    """Accepted without effect."""
     verbosity: str | None = None
     """Accepted without effect."""
     metadata: dict[str, str] | None = None
@@ -87,12 +100,31 @@ class ChatCompletionRequest(SamplingFields, kw_only=True):
     modalities: list[str] | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    prediction: msgspec.Raw = msgspec.field(default_factory=_null)
-    tools: list[msgspec.Raw] | None = None
-    tool_choice: msgspec.Raw = msgspec.field(default_factory=_null)
+    """So many of the likeliest tokens in each place of the reply, 0 to 20; with `logprobs`."""
+    prediction: Prediction | None = None
+    tools: list[Tool] | None = None
+    tool_choice: msgspec.Raw = msgspec.field(default_factory=null)
+    """none, auto, required, or {"type": "function", "function": {"name": NAME}}."""
     parallel_tool_calls: bool | None = None
     functions: list[msgspec.Raw] | None = None
-    response_format: msgspec.Raw = msgspec.field(default_factory=_null)
+    """Refused: tools took their place in that API."""
+    response_format: ResponseFormat | None = None
+
+
+class ReplyFunction(msgspec.Struct, kw_only=True):
+    """What is called."""
+
+    name: str
+    arguments: str
+    """A JSON object, as the model wrote it."""
+
+
+class ReplyToolCall(msgspec.Struct, kw_only=True):
+    """A call of a tool."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: ReplyFunction
 
 
 class ReplyMessage(msgspec.Struct, kw_only=True):
@@ -101,6 +133,9 @@ class ReplyMessage(msgspec.Struct, kw_only=True):
     role: Literal["assistant"] = "assistant"
     content: str | None = None
     refusal: str | None = None
+    reasoning_content: str | UnsetType = UNSET
+    """What the model thought first, of models that do so, in chats with tools."""
+    tool_calls: list[ReplyToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):
@@ -109,7 +144,7 @@ class ChatChoice(msgspec.Struct, kw_only=True):
     index: int
     message: ReplyMessage
     finish_reason: str
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     outrider: ChoiceDetails
 
 
@@ -125,11 +160,30 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     system_fingerprint: str | None = None
 
 
+class FunctionDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What is new of a call's function."""
+
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+    """More of them."""
+
+
+class ToolCallDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What is new of a call; its id, type and name come when it begins."""
+
+    index: int
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+    function: FunctionDelta
+
+
 class Delta(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What is new of a message."""
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChunkChoice(msgspec.Struct, kw_only=True):
@@ -137,7 +191,7 @@ class ChunkChoice(msgspec.Struct, kw_only=True):
 
     index: int
     delta: Delta
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
     outrider: ChoiceDetails | UnsetType = UNSET
 
@@ -164,13 +218,13 @@ class ChatShape:
         delta = Delta(role="assistant", content="")
         return _chunk(reply, choice, delta, outrider=ChoiceDetails(seed=choice.seed))
 
-    def text(self, reply: Reply, choice: Choice, text: str) -> ChatCompletionChunk:
-        """As Shape.text."""
-        return _chunk(reply, choice, Delta(content=text))
+    def piece(self, reply: Reply, choice: Choice, piece: Piece) -> ChatCompletionChunk:
+        """As Shape.piece."""
+        return _chunk(reply, choice, _delta(piece), logprobs=_logprobs(piece.logprobs))
 
     def ending(self, reply: Reply, choice: Choice) -> ChatCompletionChunk:
         """As Shape.ending."""
-        return _chunk(reply, choice, Delta(), outrider=choice.details)
+        return _chunk(reply, choice, _delta(choice.last), outrider=choice.details)
 
     def usage(self, reply: Reply, usage: OpenAiUsage) -> ChatCompletionChunk:
         """As Shape.usage."""
@@ -192,8 +246,9 @@ class ChatShape:
             choices=[
                 ChatChoice(
                     index=choice.index,
-                    message=ReplyMessage(content=choice.text),
+                    message=_whole_message(choice.content.whole()),
                     finish_reason=choice.finish_reason or "stop",
+                    logprobs=_logprobs(choice.content.logprobs),
                     outrider=choice.details,
                 )
                 for choice in choices
@@ -203,8 +258,44 @@ class ChatShape:
         )
 
 
+def _whole_message(reply: ReadReply) -> ReplyMessage:
+    calls = [
+        ReplyToolCall(id=it.id, function=ReplyFunction(name=it.name, arguments=it.arguments))
+        for it in reply.calls
+    ]
+    return ReplyMessage(
+        content=None if calls and not reply.content else reply.content,
+        reasoning_content=reply.reasoning or UNSET,
+        tool_calls=calls or UNSET,
+    )
+
+
+def _delta(piece: Piece) -> Delta:
+    return Delta(
+        content=piece.text or UNSET,
+        reasoning_content=piece.reasoning or UNSET,
+        tool_calls=[_call_delta(call) for call in piece.calls] or UNSET,
+    )
+
+
+def _call_delta(call: CallPiece) -> ToolCallDelta:
+    if not call.id:
+        return ToolCallDelta(index=call.index, function=FunctionDelta(arguments=call.arguments))
+    function = FunctionDelta(name=call.name, arguments=call.arguments)
+    return ToolCallDelta(index=call.index, id=call.id, type="function", function=function)
+
+
+def _logprobs(entries: Sequence[TokenLogprobs]) -> ChatLogprobs | None:
+    return chat_logprobs(entries) if entries else None
+
+
 def _chunk(
-    reply: Reply, choice: Choice, delta: Delta, outrider: ChoiceDetails | UnsetType = UNSET
+    reply: Reply,
+    choice: Choice,
+    delta: Delta,
+    *,
+    logprobs: ChatLogprobs | None = None,
+    outrider: ChoiceDetails | UnsetType = UNSET,
 ) -> ChatCompletionChunk:
     return ChatCompletionChunk(
         id=reply.reply_id,
@@ -215,6 +306,7 @@ def _chunk(
             ChunkChoice(
                 index=choice.index,
                 delta=delta,
+                logprobs=logprobs,
                 finish_reason=choice.finish_reason,
                 outrider=outrider,
             )
@@ -236,6 +328,18 @@ def plan(asked: Asked) -> PlannedReply:
     _refuse_what_is_not_served(body)
     options = check_stream_options(body)
     messages = messages_of(body.messages)
+    tools = tools_of(body.tools or ())
+    choice = choice_of(body.tool_choice, tools)
+    calls_tools = bool(tools) and choice != NONE
+    grammar = _grammar(body.response_format)
+    if grammar is not None and calls_tools:
+        raise refused(
+            "response_format",
+            "a reply follows response_format or calls tools; send one of them, or set tool_choice "
+            "to none",
+        )
+    prediction = _prediction(body.prediction)
+    num_logprobs = chat_count(body.logprobs, body.top_logprobs)
     count = num_choices(body, 1, asked.max_choices)
     is_streamed = bool(body.stream)
     had = read_positions(asked, count, is_streamed=is_streamed)
@@ -251,17 +355,30 @@ def plan(asked: Asked) -> PlannedReply:
                 asked,
                 index=index,
                 digest=digest,
-                sampling=sampling_params(body, max_tokens, seeds[index]),
-                position=had[index],
-                provisional=is_streamed and bool(options.provisional),
+                sampling=replace(
+                    sampling_params(body, max_tokens, seeds[index]),
+                    grammar=grammar,
+                    num_logprobs=num_logprobs,
+                ),
+                # Where calls and reasoning begin is read in the text before them.
+                position=Position() if calls_tools else had[index],
+                # It would be as the model writes it, calls and all.
+                provisional=is_streamed and bool(options.provisional) and not calls_tools,
             ),
             messages=messages,
+            prediction=prediction,
+            tools=tools,
+            tool_choice=choice,
+            parallel_tool_calls=body.parallel_tool_calls is not False,
         )
         for index in range(count)
     )
     writer = OpenAiWriter(
         _SHAPE,
-        [Choice(index, seeds[index], had[index]) for index in range(count)],
+        [
+            Choice(index, seeds[index], had[index], from_start=calls_tools, keeps=not is_streamed)
+            for index in range(count)
+        ],
         asked.now_s,
         is_streamed=is_streamed,
         includes_usage=bool(options.include_usage),
@@ -274,79 +391,34 @@ def plan(asked: Asked) -> PlannedReply:
 API: Final = ChatApi(plan, error_body)
 
 
-def messages_of(given: Sequence[ChatMessage]) -> tuple[Message, ...]:
-    """The conversation. Raises InvalidRequestError."""
-    check_num_messages(len(given))
-    messages = tuple(_message(number, message) for number, message in enumerate(given))
-    check_messages(messages)
-    return messages
+def _grammar(wanted: ResponseFormat | None) -> Grammar | None:
+    if wanted is None:
+        return None
+    value: dict[str, Any] = {"type": wanted.type, "grammar": wanted.grammar}
+    try:
+        if wanted.json_schema is not None:
+            value["json_schema"] = {"schema": json.loads(bytes(wanted.json_schema.schema))}
+        return from_response_format(value)
+    except (ValueError, RecursionError):
+        raise refused("response_format", "the schema cannot be read; send simpler JSON") from None
+    except InvalidSamplingError as error:
+        raise refused("response_format", error.message) from None
 
 
-def _message(number: int, message: ChatMessage) -> Message:
-    where = f"messages[{number}]"
-    role = _ROLES.get(message.role)
-    if role is None:
-        raise refused(
-            f"{where}.role",
-            f"{where}.role {message.role[:_MAX_NAME_CHARS]!r} is not served; use one of "
-            f"{', '.join(_ROLES)}",
-        )
-    if message.tool_calls:
-        raise refused(f"{where}.tool_calls", "tool calls are not served yet; send text")
-    content = message.content
-    if content is None or isinstance(content, str):
-        return Message(role, content or "")
-    return Message(role, _PART_SEPARATOR.join(_text(where, part) for part in content))
-
-
-def _text(where: str, part: ContentPart) -> str:
-    if part.type in _TEXT_PARTS:
-        return part.text or ""
-    if part.type == "refusal":
-        return part.refusal or ""
-    raise refused(
-        f"{where}.content",
-        f"{where}.content has a part of type {part.type[:_MAX_NAME_CHARS]!r}; models here read "
-        "text alone",
-    )
+def _prediction(given: Prediction | None) -> str:
+    if given is None:
+        return ""
+    if given.type != "content":
+        raise refused("prediction", "a prediction is of type content")
+    text = text_of("prediction.content", given.content)
+    check_text(text)
+    check_prediction(text)
+    return text
 
 
 def _refuse_what_is_not_served(body: ChatCompletionRequest) -> None:
     """Raises InvalidRequestError for fields that would change the reply and cannot be heeded."""
-    if body.logprobs or body.top_logprobs:
-        raise refused("logprobs", "logprobs are not served yet; leave them out")
-    if _is_given(body.prediction):
-        raise refused("prediction", "predicted outputs are not served yet; leave them out")
-    if body.tools or body.functions:
-        raise refused("tools", "tools are not served yet; leave them out")
-    if _is_given(body.tool_choice) and _word(body.tool_choice) not in ("none", "auto"):
-        raise refused("tool_choice", "tool_choice is for requests with tools; leave it out")
-    if _is_given(body.response_format) and _format(body.response_format) != "text":
-        raise refused("response_format", "response_format is text; others are not served yet")
+    if body.functions:
+        raise refused("functions", "functions are not served; send them as tools")
     if body.modalities and set(body.modalities) != {"text"}:
         raise refused("modalities", "models here write text alone")
-
-
-class _Typed(msgspec.Struct):
-    type: str
-
-
-def _is_given(field: msgspec.Raw) -> bool:
-    return bytes(field) != b"null"
-
-
-def _word(field: msgspec.Raw) -> str | None:
-    """A JSON string's text; None for other JSON."""
-    try:
-        return msgspec.json.decode(field, type=str)
-    except msgspec.ValidationError:
-        return None
-
-
-def _format(field: msgspec.Raw) -> str:
-    try:
-        return msgspec.json.decode(field, type=_Typed).type
-    except (msgspec.ValidationError, RecursionError) as error:
-        raise InvalidRequestError(
-            "response_format has a field `type`", metadata={"param": "response_format"}
-        ) from error

@@ -11,8 +11,10 @@ from msgspec import UNSET, UnsetType
 
 from outrider.errors import EmptyPromptError
 from outrider.models.chat import MAX_CHAT_CHARS, check_text
+from outrider.session_types import TokenLogprobs
 from services.edge.http.api import Asked, ChatApi, PlannedReply
 from services.edge.http.openai_errors import error_body, refused, unreadable
+from services.edge.http.openai_logprobs import CompletionLogprobs, completion_count
 from services.edge.http.openai_reply import (
     Choice,
     ChoiceDetails,
@@ -31,6 +33,7 @@ from services.edge.http.openai_sampling import (
     sampling_params,
     seed_of,
 )
+from services.edge.http.reply_content import Piece
 from services.edge.session.events import RawPrompt
 
 _DEFAULT_MAX_TOKENS: Final = 16
@@ -48,6 +51,7 @@ class CompletionRequest(SamplingFields, kw_only=True):
     suffix: str | None = None
     best_of: int | None = None
     logprobs: int | None = None
+    """Tell the log probability of each token of the reply, and of so many of the likeliest."""
 
 
 class CompletionChoice(msgspec.Struct, kw_only=True):
@@ -55,7 +59,7 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
 
     index: int
     text: str
-    logprobs: None = None
+    logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None
     outrider: ChoiceDetails | UnsetType = UNSET
 
@@ -77,22 +81,36 @@ class CompletionShape:
 
     prefix = "cmpl-"
 
+    def __init__(self, num_logprobs: int) -> None:
+        """`num_logprobs`: as SamplingParams has it."""
+        self._num_logprobs = num_logprobs
+
     def opening(self, reply: Reply, choice: Choice) -> None:
         """As Shape.opening: a text begins with itself."""
 
-    def text(self, reply: Reply, choice: Choice, text: str) -> Completion:
-        """As Shape.text."""
-        return _completion(reply, [CompletionChoice(index=choice.index, text=text)])
+    def piece(self, reply: Reply, choice: Choice, piece: Piece) -> Completion:
+        """As Shape.piece."""
+        new = CompletionChoice(
+            index=choice.index, text=piece.text, logprobs=self._logprobs(choice, piece.logprobs)
+        )
+        return _completion(reply, [new])
 
     def ending(self, reply: Reply, choice: Choice) -> Completion:
         """As Shape.ending."""
         last = CompletionChoice(
             index=choice.index,
-            text="",
+            text=choice.last.text,
             finish_reason=choice.finish_reason,
             outrider=choice.details,
         )
         return _completion(reply, [last])
+
+    def _logprobs(
+        self, choice: Choice, entries: Sequence[TokenLogprobs]
+    ) -> CompletionLogprobs | None:
+        if self._num_logprobs < 0:
+            return None
+        return choice.offsets.told(entries, with_top=self._num_logprobs > 0)
 
     def usage(self, reply: Reply, usage: OpenAiUsage) -> Completion:
         """As Shape.usage."""
@@ -103,7 +121,8 @@ class CompletionShape:
         whole = [
             CompletionChoice(
                 index=choice.index,
-                text=choice.text,
+                text=choice.prefix + choice.content.whole().content,
+                logprobs=self._logprobs(choice, choice.content.logprobs),
                 finish_reason=choice.finish_reason,
                 outrider=choice.details,
             )
@@ -125,7 +144,6 @@ def _completion(
     )
 
 
-_SHAPE: Final = CompletionShape()
 _decode: Final = msgspec.json.Decoder(CompletionRequest).decode
 
 
@@ -144,6 +162,7 @@ def plan(asked: Asked) -> PlannedReply:
     had = read_positions(asked, total, is_streamed=is_streamed)
     digest = digest_of("completion", body)
     seed = first_seed(body, asked, digest)
+    num_logprobs = completion_count(body.logprobs)
     max_tokens = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     # The choices of each prompt have the same seeds: a prompt alone is answered alike.
     seeds = [seed_of(seed, index % count) for index in range(total)]
@@ -154,7 +173,9 @@ def plan(asked: Asked) -> PlannedReply:
                 asked,
                 index=index,
                 digest=digest,
-                sampling=sampling_params(body, max_tokens, seeds[index]),
+                sampling=replace(
+                    sampling_params(body, max_tokens, seeds[index]), num_logprobs=num_logprobs
+                ),
                 position=had[index],
                 provisional=is_streamed and bool(options.provisional),
             ),
@@ -163,9 +184,15 @@ def plan(asked: Asked) -> PlannedReply:
         for index in range(total)
     )
     writer = OpenAiWriter(
-        _SHAPE,
+        CompletionShape(num_logprobs),
         [
-            Choice(index, seeds[index], had[index], _echoed(body, prompts[index // count]))
+            Choice(
+                index,
+                seeds[index],
+                had[index],
+                _echoed(body, prompts[index // count]),
+                keeps=not is_streamed,
+            )
             for index in range(total)
         ],
         asked.now_s,
@@ -218,8 +245,6 @@ def _refuse_what_is_not_served(
     body: CompletionRequest, prompts: Sequence[RawPrompt], count: int
 ) -> None:
     """Raises InvalidRequestError for fields that would change the reply and cannot be heeded."""
-    if body.logprobs is not None:
-        raise refused("logprobs", "logprobs are not served yet; leave them out")
     if body.suffix:
         raise refused("suffix", "suffix is not served; models here go on a text, to its end")
     if body.best_of not in (None, count):

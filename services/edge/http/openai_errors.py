@@ -14,6 +14,7 @@ _CODES: Final = {
     "UNKNOWN_MODEL": "model_not_found",
     "PROMPT_TOO_LONG": "context_length_exceeded",
     "OVERLOADED": "rate_limit_exceeded",
+    "RATE_LIMITED": "rate_limit_exceeded",
 }
 """Codes that clients of that API look for; other errors have their own reason in small letters."""
 _TYPES: Final = {

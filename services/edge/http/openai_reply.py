@@ -8,7 +8,7 @@ chats have ended.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 import msgspec
@@ -19,6 +19,8 @@ from outrider.errors import OutriderError
 from outrider.session_types import FinishReason
 from services.edge.http import sse
 from services.edge.http.openai_errors import described
+from services.edge.http.openai_logprobs import CompletionOffsets
+from services.edge.http.reply_content import Piece, ReplyContent
 from services.edge.http.sse import Position
 from services.edge.session.events import (
     Accepted,
@@ -47,11 +49,12 @@ class PromptTokensDetails(msgspec.Struct, kw_only=True):
 
 
 class CompletionTokensDetails(msgspec.Struct, kw_only=True):
-    """Of drafts that the model verified."""
+    """Of drafts that were copied from the request's prediction."""
 
     accepted_prediction_tokens: int
     """Those that became part of the reply."""
     rejected_prediction_tokens: int
+    """Those that the model verified in vain; each cost about as much as a token."""
 
 
 class OpenAiUsage(msgspec.Struct, kw_only=True):
@@ -92,30 +95,42 @@ class ProvisionalText(msgspec.Struct, kw_only=True):
     stability: float
 
 
-@dataclass(slots=True)
 class Choice:
     """What there is of a choice so far."""
 
-    index: int
-    seed: int
-    position: Position
-    """How much of it the client has, or will have with what was written last."""
-    prefix: str = ""
-    """Text that goes before the reply's."""
-    begun: bool = False
-    pieces: list[str] = field(default_factory=list)
-    """Of text, where the reply is not streamed."""
-    done: Done | None = None
-
-    @property
-    def text(self) -> str:
-        """All of it."""
-        return "".join(self.pieces)
+    def __init__(
+        self,
+        index: int,
+        seed: int,
+        had: Position,
+        prefix: str = "",
+        *,
+        from_start: bool = False,
+        keeps: bool = False,
+        done: Done | None = None,
+    ) -> None:
+        """`had`, `from_start` and `keeps`: as ReplyContent has them; `prefix`: text that goes
+        before the reply's."""
+        self.index = index
+        self.seed = seed
+        self.prefix = prefix
+        self.content = ReplyContent(had, from_start=from_start, keeps=keeps)
+        self.offsets = CompletionOffsets(len(prefix) + (0 if from_start else had.num_chars))
+        self.begun = bool(had.num_chars)
+        """Whether the client has its beginning."""
+        self.last = Piece()
+        """What came of its content at its end."""
+        self.done = done
 
     @property
     def finish_reason(self) -> str | None:
         """In the API's words, once it has ended."""
-        return None if self.done is None else _FINISH_REASONS[self.done.finish_reason]
+        if self.done is None:
+            return None
+        reason = self.done.finish_reason
+        if reason is FinishReason.STOP and self.content.has_calls:
+            return "tool_calls"
+        return _FINISH_REASONS[reason]
 
     @property
     def details(self) -> ChoiceDetails:
@@ -171,12 +186,12 @@ class Shape(Protocol):
         """What a choice's stream begins with, if it begins with anything but text."""
         ...
 
-    def text(self, reply: Reply, choice: Choice, text: str) -> msgspec.Struct:
-        """A piece of a choice's text."""
+    def piece(self, reply: Reply, choice: Choice, piece: Piece) -> msgspec.Struct:
+        """What is new of a choice."""
         ...
 
     def ending(self, reply: Reply, choice: Choice) -> msgspec.Struct:
-        """The end of a choice's stream."""
+        """The end of a choice's stream, and the last piece of it."""
         ...
 
     def usage(self, reply: Reply, usage: OpenAiUsage) -> msgspec.Struct:
@@ -217,16 +232,19 @@ class OpenAiWriter:
         choice = self._choices[index]
         match event:
             case Accepted(request_id, model):
+                choice.content.accepted(event)
                 if not self._reply.reply_id:
                     self._reply.reply_id = self._shape.prefix + request_id
                     self._reply.model = model
             case Commit():
                 return self._commit(choice, event)
             case Done():
+                # In one event with the end: a client that has the id of an event has all of it.
+                choice.last = choice.content.finish()
                 choice.done = event
                 if self._is_streamed:
-                    end = self._event(self._shape.ending(self._reply, choice))
-                    return self._begin(choice) + end
+                    begin = self._begin(choice)
+                    return begin + self._event(self._shape.ending(self._reply, choice))
             case Provisional(_, erase_to, text, stability) if self._is_streamed:
                 return self._provisional(choice, erase_to, text, stability)
             case Retract(erase_to) if self._is_streamed:
@@ -251,30 +269,24 @@ class OpenAiWriter:
         if commit.model_identity:
             hexadecimal = commit.model_identity.hex()[:_FINGERPRINT_CHARS]
             self._reply.fingerprint = f"fp_{hexadecimal}"
-        num_chars = choice.position.num_chars + len(commit.text)
         if not self._is_streamed:
-            if not choice.begun:
-                choice.begun = True
-                choice.pieces.append(choice.prefix)
-            choice.pieces.append(commit.text)
+            choice.content.take(commit)
             return b""
         begin = self._begin(choice)
-        choice.position = Position(commit.upto, num_chars)
-        if not commit.text:
+        piece = choice.content.take(commit)
+        if not piece:
             return begin
-        return begin + self._event(self._shape.text(self._reply, choice, commit.text))
+        return begin + self._event(self._shape.piece(self._reply, choice, piece))
 
     def _begin(self, choice: Choice) -> bytes:
         """What comes before a choice's first text; nothing for a client that has some of it."""
         if choice.begun:
             return b""
         choice.begun = True
-        if choice.position.num_chars:
-            return b""
         first = self._shape.opening(self._reply, choice)
         begin = b"" if first is None else self._event(first)
         if choice.prefix:
-            begin += self._event(self._shape.text(self._reply, choice, choice.prefix))
+            begin += self._event(self._shape.piece(self._reply, choice, Piece(choice.prefix)))
         return begin
 
     def _provisional(self, choice: Choice, erase_to: int, text: str, stability: float) -> bytes:
@@ -286,7 +298,9 @@ class OpenAiWriter:
         return sse.event(self._encode(shown), name="outrider.provisional")
 
     def _event(self, data: msgspec.Struct) -> bytes:
-        event_id = sse.event_id(it.position for it in self._choices) if self._has_ids else ""
+        event_id = (
+            sse.event_id(it.content.position for it in self._choices) if self._has_ids else ""
+        )
         return sse.event(self._encode(data), event_id=event_id)
 
     def _usage(self) -> OpenAiUsage:
@@ -294,8 +308,6 @@ class OpenAiWriter:
         prompts = usages[:: self._num_per_prompt]
         num_prompt = sum(it.prompt_tokens for it in prompts)
         num_completion = sum(it.completion_tokens for it in usages)
-        num_accepted = sum(it.accepted_tokens for it in usages)
-        num_drafts = sum(it.draft_tokens for it in usages)
         return OpenAiUsage(
             prompt_tokens=num_prompt,
             completion_tokens=num_completion,
@@ -304,7 +316,7 @@ class OpenAiWriter:
                 cached_tokens=sum(it.cached_tokens for it in prompts)
             ),
             completion_tokens_details=CompletionTokensDetails(
-                accepted_prediction_tokens=num_accepted,
-                rejected_prediction_tokens=max(0, num_drafts - num_accepted),
+                accepted_prediction_tokens=sum(it.accepted_prediction_tokens for it in usages),
+                rejected_prediction_tokens=sum(it.rejected_prediction_tokens for it in usages),
             ),
         )

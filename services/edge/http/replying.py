@@ -107,10 +107,10 @@ async def _send(exchange: Exchange, reply: RunningReply, planned: PlannedReply) 
         return
     last = planned.writer.whole()
     if not planned.is_streamed:
-        await exchange.answer(200, last)
+        await exchange.answer(200, last, headers=exchange.rate_headers())
         return
     if not exchange.has_begun:
-        await exchange.begin(200, _EVENT_STREAM, _UNBUFFERED)
+        await _begin_stream(exchange)
     await exchange.write(last, more=False)
 
 
@@ -120,5 +120,9 @@ async def _send_events(exchange: Exchange, reply: RunningReply, keepalive: bytes
     patience_s = exchange.door.config.comment_s
     while (events := await reply.next(patience_s)) is not None:
         if not exchange.has_begun:
-            await exchange.begin(200, _EVENT_STREAM, _UNBUFFERED)
+            await _begin_stream(exchange)
         await exchange.write(events or keepalive, more=True)
+
+
+async def _begin_stream(exchange: Exchange) -> None:
+    await exchange.begin(200, _EVENT_STREAM, _UNBUFFERED | exchange.rate_headers())

@@ -18,8 +18,8 @@ from outrider.tokenization.pool.pool import (
 )
 from services.edge.context import EdgeContext
 from services.edge.http.exchange import Exchange
-from services.edge.http.openai_chat import ChatMessage, messages_of
 from services.edge.http.openai_errors import refused, unreadable
+from services.edge.http.openai_messages import ChatMessage, messages_of
 from services.edge.models.choice import choose
 from services.edge.models.served import ServedModel
 

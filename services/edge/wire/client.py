@@ -30,7 +30,7 @@ from outrider.wire import (
     usage_to_proto,
 )
 from services.edge.identity import Credential
-from services.edge.request_fields import request_id, residency, trace
+from services.edge.request_fields import check_prediction, request_id, residency, trace
 from services.edge.session.events import (
     Accepted,
     CancelAsked,
@@ -46,7 +46,6 @@ from services.edge.session.events import (
 )
 
 MAX_TOKEN_CHARS = 64
-MAX_PREDICTION_CHARS = 1 << 17
 DESCRIBE = edge_pb2.ClientFrame(describe=edge_pb2.DescribeEdge()).SerializeToString()
 """The one frame that is answered before the handshake is complete."""
 DESCRIBE_STREAM = encode_frame(DESCRIBE)
@@ -186,11 +185,7 @@ def _request(chat: edge_pb2.ChatRequest) -> ChatRequest:
 
 
 def _prediction(chat: edge_pb2.ChatRequest) -> str:
-    if len(chat.prediction) > MAX_PREDICTION_CHARS:
-        raise InvalidRequestError(
-            f"a prediction has at most {MAX_PREDICTION_CHARS} characters, not "
-            f"{len(chat.prediction)}; send the part that the reply begins with"
-        )
+    check_prediction(chat.prediction)
     if chat.prediction and chat.thin:
         raise InvalidRequestError(
             "a thin chat takes no prediction, for its edge does not tokenize; leave out one of them"

@@ -17,6 +17,9 @@ from services.edge.http.openai_sampling import UNLIMITED_TOKENS
 from services.edge.session.events import Accepted, Commit, Provisional, Retract
 from tests.edge.http.asking import USER, asked, chat_of, done, events_of, objects_of, planned, told
 
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+CUSTOM_CALL = {"id": "c", "type": "custom", "custom": {"name": "f", "input": "x"}}
+
 
 def refusal(body: object, **options: Any) -> InvalidRequestError:
     with pytest.raises(InvalidRequestError) as caught:
@@ -102,13 +105,24 @@ def test_what_has_no_effect_is_accepted() -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"logprobs": True}, "logprobs"),
-        ({"top_logprobs": 2}, "logprobs"),
-        ({"prediction": {"type": "content", "content": "x"}}, "prediction"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+        ({"prediction": {"type": "image", "content": "x"}}, "prediction"),
+        ({"prediction": {"type": "content", "content": 5}}, "prediction.content"),
         ({"tools": [{"type": "function"}]}, "tools"),
-        ({"functions": [{"name": "f"}]}, "tools"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"tool_choice": "f"}, "tool_choice"),
+        ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "auto"}}}, "tool_choice"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}},
+            "response_format",
+        ),
+        ({"response_format": {"type": "json_object"}, "tools": TOOLS}, "response_format"),
         ({"response_format": 5}, "response_format"),
         ({"modalities": ["text", "audio"]}, "modalities"),
         ({"n": 0}, "n"),
@@ -121,7 +135,7 @@ def test_what_has_no_effect_is_accepted() -> None:
         ({"stop_token_ids": [-1]}, "stop_token_ids"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"max_tokens": "5"}, "max_tokens"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "function", "content": "x"}]}, "messages[0].role"),
         ({"messages": [USER, {"role": "user", "content": 5}]}, "messages[1].content"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
@@ -129,6 +143,10 @@ def test_what_has_no_effect_is_accepted() -> None:
         ),
         (
             {"messages": [USER, {"role": "assistant", "tool_calls": [{}]}]},
+            "messages[1].tool_calls[0]",
+        ),
+        (
+            {"messages": [USER, {"role": "assistant", "tool_calls": [CUSTOM_CALL]}]},
             "messages[1].tool_calls",
         ),
     ],
@@ -171,7 +189,7 @@ def test_an_error_does_not_say_what_the_request_holds() -> None:
     assert b"sesame" not in API.error_body(error, "id")
 
 
-def test_content_may_be_parts_and_developers_speak_for_the_system() -> None:
+def test_content_may_be_parts_and_speakers_have_names() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "input_text", "text": "b"}]
     reply = planned(
         API,
@@ -184,8 +202,8 @@ def test_content_may_be_parts_and_developers_speak_for_the_system() -> None:
         ),
     )
     assert reply.chats[0].messages == (
-        Message("system", "be kind"),
-        Message("user", "a\nb"),
+        Message("developer", "be kind"),
+        Message("user", "a\nb", name="x"),
         Message("assistant", ""),
     )
 
@@ -252,7 +270,9 @@ def test_each_commit_is_sent_when_it_comes() -> None:
 
 def test_usage_comes_last_if_it_was_asked_for() -> None:
     reply = planned(API, body(stream=True, n=2, stream_options={"include_usage": True}))
-    ends = [done(2, cached_tokens=3, draft_tokens=4, accepted_tokens=1), done(3, cached_tokens=3)]
+    guessed: dict[str, Any] = {"accepted_prediction_tokens": 1, "rejected_prediction_tokens": 3}
+    drafted: dict[str, Any] = {"draft_tokens": 9, "accepted_tokens": 5}
+    ends = [done(2, cached_tokens=3, **drafted, **guessed), done(3, cached_tokens=3)]
     chats = [[*chat_of("a")[:-1], end] for end in ends]
     *others, last = objects_of(told(reply, *chats))
     assert last["choices"] == []

@@ -50,7 +50,7 @@ def test_empty_prompts_are_refused(prompt: object) -> None:
         {"prompt": "\ud800"},
         {"prompt": ["a"] * 9},
         {"prompt": ["a"] * 3, "n": 3},
-        {"logprobs": 0},
+        {"logprobs": 21},
         {"suffix": "x"},
         {"best_of": 2},
         {"echo": True, "prompt": [1]},

@@ -187,6 +187,7 @@ async def test_over_http2_and_tls(words: Vocabulary, tmp_path: Path) -> None:
                 answer = await client.post("/v1/chat/completions", json=body)
                 assert answer.http_version == "HTTP/2"
                 assert answer.status_code == 200
+                assert answer.headers["alt-svc"].startswith(f'h3=":{mesh.ports.main}"')
             both = [client.post("/v1/chat/completions", json=CHAT) for _ in range(8)]
             for answer in await asyncio.gather(*both):
                 assert answer.json()["choices"][0]["message"]["content"] == REPLY

@@ -43,6 +43,7 @@ from outrider.session_types import (
 from outrider.v1 import common_pb2, edge_pb2
 from services.edge.identity import Credential
 from services.edge.models.offer import Offer
+from services.edge.request_fields import MAX_PREDICTION_CHARS
 from services.edge.session import events
 from services.edge.session.events import ChatAsked, ChatRequest, ResumePoint
 from services.edge.wire import client as wire
@@ -233,7 +234,7 @@ def test_ids_outside_the_models_vocabulary_are_refused(sampling: SamplingParams)
 
 
 def test_a_prediction_arrives_and_is_bounded() -> None:
-    most = wire.MAX_PREDICTION_CHARS
+    most = MAX_PREDICTION_CHARS
     assert asked(prediction="é" * most).prediction == "é" * most
     with pytest.raises(InvalidRequestError, match=f"at most {most} characters, not {most + 1}"):
         asked(prediction="é" * (most + 1))
