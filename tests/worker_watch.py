@@ -62,7 +62,8 @@ class WorkerWatch:
         self._heard()
         if error:
             dead = f"worker {node.gateway.id} ended in the middle of the run: {error}"
-            self._session.config.pluginmanager.get_plugin("dsession").shouldstop = dead
+            controller: Any = self._session.config.pluginmanager.get_plugin("dsession")
+            controller.shouldstop = dead
 
     def pytest_sessionfinish(self) -> None:
         self._is_over.set()
