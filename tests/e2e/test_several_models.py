@@ -207,7 +207,9 @@ async def test_a_mesh_begins_with_two_and_stays_as_it_was_if_a_third_cannot_be_s
 ) -> None:
     broken = tmp_path / "broken.gguf"
     write(broken, SHAPE, weights(SHAPE))  # has no tokenizer
-    with local_mesh(regions="here", engine="fake", more_models=[str(tinies[0])]) as mesh:
+    no_drafter = ("edge.drafter.model=none",)
+    more = [str(tinies[0])]
+    with local_mesh(regions="here", engine="fake", settings=no_drafter, more_models=more) as mesh:
         both = [DEFAULT_MODEL.name, "tiny-one"]
         services = {"edge", "router", "tokenizer", *(f"here-{name}-0" for name in both)}
         assert served(mesh) == both
