@@ -20,6 +20,8 @@ from outrider.cli.local import development_key
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 LIMIT_S = 60.0
+NO_DRAFTER = ("edge.drafter.model=none",)
+"""It would load the real model, and has no part where the engine is none."""
 _UP = ("up", "--engine", "fake", "--port", "0", "--http-port", "0")
 
 
@@ -129,14 +131,14 @@ def test_no_mesh_is_said_plainly(tmp_path: Path) -> None:
 
 
 def test_down_leaves_no_process() -> None:
-    with local_mesh(engine="fake") as mesh:
+    with local_mesh(engine="fake", regions="here", settings=NO_DRAFTER) as mesh:
         pids = [row["pid"] for row in mesh.state.services]
         assert all(_alive(pid) for pid in pids)
     assert not any(_alive(pid) for pid in pids)
 
 
 def test_killed_supervisor_leaves_no_orphan() -> None:
-    with local_mesh(engine="fake") as mesh:
+    with local_mesh(engine="fake", regions="here", settings=NO_DRAFTER) as mesh:
         pids = [row["pid"] for row in mesh.state.services]
         os.kill(mesh.state.supervisor_pid, signal.SIGKILL)
         _until_gone(pids)

@@ -39,7 +39,8 @@ def chat(mesh: LocalMesh, *arguments: str) -> tuple[int, str]:
 def test_keys_of_a_running_mesh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("OUTRIDER_API_KEY", raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    with local_mesh(engine="fake", settings=("edge.anonymous=no",)) as mesh:
+    settings = ("edge.anonymous=no", "edge.drafter.model=none")
+    with local_mesh(engine="fake", regions="here", settings=settings) as mesh:
         made = json.loads(keys(mesh, "create", "web", "--json"))
         assert ask(mesh, made["key"]), "it counts when the command has returned"
         with pytest.raises(UnauthenticatedError, match="with an API key"):
