@@ -2,7 +2,8 @@
 
 Independent of every engine: nothing here knows OpenVINO, and an engine imports nothing from here.
 Tensor names are those of ggml's docs/gguf.md; the arithmetic is that of the Llama family (RMSNorm,
-rotary positions, grouped queries, gated feed-forward; rules.py has where they differ). With 135 million weights one core computes 7 ms a token.
+rotary positions, grouped queries, gated feed-forward; rules.py has where they differ). With 135
+million weights one core computes 7 ms a token.
 """
 
 from __future__ import annotations

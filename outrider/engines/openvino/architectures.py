@@ -1,8 +1,9 @@
 """Which GGUF files the converter turns into a graph that computes what the file says.
 
 The converter goes by names it knows and leaves the rest out without a word, so a file is served
-only if everything in it is known here. Gemma 3 it does not know: gemma_graph builds those graphs. tests/engines/openvino/test_formats.py compares each of
-these architectures with the numpy reference.
+only if everything in it is known here. Gemma 3 it does not know: gemma_graph builds those graphs.
+tests/engines/openvino/test_formats.py compares each of these architectures with the numpy
+reference.
 """
 
 from __future__ import annotations

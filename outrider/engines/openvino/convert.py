@@ -1,9 +1,9 @@
 """From a GGUF file, or a checkpoint written as one, to OpenVINO's intermediate representation.
 
 The converter (openvino_genai's GGUF reader) gives the graph; it builds a whole pipeline on the
-way, so it runs in a child process, which gives the memory back. Graphs of Gemma 3, which it does not
-know, are built here (gemma_graph). The weights are the file's own,
-stored as the layout says. What is saved also runs under openvino_genai's own pipelines.
+way, so it runs in a child process, which gives the memory back. Graphs of Gemma 3, which it does
+not know, are built here (gemma_graph). The weights are the file's own, stored as the layout says.
+What is saved also runs under openvino_genai's own pipelines.
 """
 
 from __future__ import annotations
