@@ -232,10 +232,10 @@ def run_converter(source: Path, work: Path, *, repack: bool) -> RepackedModel | 
     tokenizer. Raises as `convert`."""
     copy = work / "model.gguf"  # the converter writes beside its input and goes by the suffix
     if content_of(open_gguf(source), "general.architecture") == GEMMA3:
-        repacked = RepackedModel(source, copy)
+        rewritten = RepackedModel(source, copy)
         save_gemma(copy, work / _GRAPH)
         copy.unlink()
-        return repacked
+        return rewritten
     repacked = None
     if repack:
         repacked = RepackedModel(source, copy)

@@ -80,6 +80,19 @@ def test_a_token_sees_as_many_as_the_window_holds(window: int, tmp_path: Path) -
         assert near < np.sqrt(np.mean((rows[150:] - others[150:]) ** 2))
 
 
+@pytest.mark.parametrize("kv_heads", [1, 4])
+def test_heads_of_keys_are_shared_by_all_or_by_none(kv_heads: int, tmp_path: Path) -> None:
+    """Heads of 256 values, as all of Gemma 3 but the largest has them."""
+    shape = replace(GEMMA, width=1024, kv_heads=kv_heads, window=40)
+    tensors = weights(shape, scale=SCALE / 2)
+    source = write(tmp_path / "m.gguf", shape, tensors, vocabulary=VOCABULARY)
+    with engine_of(source, tmp_path / "out") as engine:
+        rows = rows_of(engine, 48)
+    model = Reference(source)
+    expected = model.logits(model.states([IDS])[0])
+    assert np.sqrt(np.mean((rows - expected) ** 2) / np.mean(expected**2)) < MAX_DIFFERENCE
+
+
 @pytest.mark.parametrize("precision", ["f32", "auto"])
 def test_how_a_sequence_is_cut_changes_no_bit(precision: str, tmp_path: Path) -> None:
     source = model_file(tmp_path / "m.gguf", window=24)

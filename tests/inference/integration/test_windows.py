@@ -20,8 +20,14 @@ from tests.inference.letters import VOCABULARY_SIZE, new_reply
 
 WINDOW = 24
 SHAPE = Shape(
-    **{"architecture": "gemma3", "vocabulary": VOCABULARY_SIZE, "width": 256, "inner": 256},
-    **{"layers": 3, "base": 10_000.0, "window": WINDOW, "window_base": 1_000.0},
+    "gemma3",
+    vocabulary=VOCABULARY_SIZE,
+    width=256,
+    inner=256,
+    layers=3,
+    base=10_000.0,
+    window=WINDOW,
+    window_base=1_000.0,
 )
 VOCABULARY = ["a", "b", "ab", *(chr(0x103 + n) for n in range(VOCABULARY_SIZE - 3))]
 CONFIG = EngineConfig(num_blocks=64, max_fixed_rows=4, pin_threads=False)
