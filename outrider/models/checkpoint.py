@@ -35,6 +35,7 @@ _DEFAULT_BASE: Final = 10_000.0
 _WHOLE: Final = "full_attention"
 _WINDOWED: Final = "sliding_attention"
 _SCALAR: Final = "query_pre_attn_scalar"
+_RULE_KEYS: Final = frozenset({"rope_theta", "rope_type", "type", "factor"})
 _GEMMA_BASE: Final = 1_000_000.0
 _GEMMA_WINDOW: Final = 4096
 _GEMMA_PERIOD: Final = 6
@@ -170,12 +171,14 @@ def read_checkpoint_config(config: Config) -> CheckpointConfig:
     architecture = _architecture(config)
     _check_nothing_else_is_computed(config, architecture)
     heads, width = _count(config, "num_attention_heads"), _count(config, "hidden_size")
-    kv_heads = _count(config, "num_key_value_heads", heads)
+    # Gemma's code has other defaults than the rest, and its files name both.
+    named = architecture.is_gemma
+    kv_heads = _count(config, "num_key_value_heads", None if named else heads)
     if heads % kv_heads:
         _refuse(f"{heads} heads cannot share {kv_heads} of keys and values")
-    if config.get("head_dim") is None and width % heads:
+    if config.get("head_dim") is None and width % heads and not named:
         _refuse(f"a width of {width} is no multiple of its {heads} heads")
-    size = _count(config, "head_dim", width // heads)
+    size = _count(config, "head_dim", None if named else width // heads)
     if size % 2:
         _refuse(f"heads of {size} values cannot turn in pairs")
     layers = _count(config, "num_hidden_layers")
@@ -183,7 +186,7 @@ def read_checkpoint_config(config: Config) -> CheckpointConfig:
         _refuse(f"it has {layers} layers; at most {_MAX_LAYERS} are read")
     gemma = _gemma(config, layers) if architecture.is_gemma else None
     base, factors = _rotary(config, size) if gemma is None else (gemma.base, None)
-    tied = config.get("tie_word_embeddings")
+    tied = config.get("tie_word_embeddings", True if architecture.is_gemma else None)
     if tied is not None and type(tied) is not bool:
         _refuse("tie_word_embeddings is neither true nor false")
     return CheckpointConfig(
@@ -307,8 +310,10 @@ def _windows(config: Config, num_layers: int) -> tuple[bool, ...]:
 
 
 def _linear_factor(rule: Config) -> float:
+    if strange := sorted(str(key) for key in rule.keys() - _RULE_KEYS):
+        _refuse(f"positions are scaled by a rule with {strange[0][:32]!r}")
     kind = rule.get("rope_type", rule.get("type", "default"))
-    if kind == "default":
+    if kind == "default" and "factor" not in rule:
         return 1.0
     if kind == "linear":
         return _number(rule, "factor")

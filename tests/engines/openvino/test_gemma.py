@@ -177,6 +177,7 @@ def test_older_and_newer_configs_say_the_same() -> None:
     assert read_checkpoint_config(newer) == read_checkpoint_config(older)
     pattern = read_checkpoint_config(SMALL.config(layer_types=None, sliding_window_pattern=2))
     assert pattern.gemma is not None and pattern.gemma.has_window == (True, False, True)
+    assert read_checkpoint_config(SMALL.config(tie_word_embeddings=None)).tied
 
 
 @pytest.mark.parametrize(
@@ -194,7 +195,11 @@ def test_older_and_newer_configs_say_the_same() -> None:
         ({"rope_scaling": {"rope_type": "linear"}}, "factor"),
         ({"rope_parameters": {"rope_theta": 1e6}}, "rope_parameters"),
         ({"rope_parameters": {WINDOWED: {"rope_type": "linear", "factor": 2.0}}}, "a window"),
+        ({"rope_scaling": {WHOLE: {"rope_type": "linear"}}}, "a rule with 'full_attention'"),
+        ({"rope_scaling": {"factor": 8.0}}, "'default'"),
         ({"query_pre_attn_scalar": 0}, "query_pre_attn_scalar"),
+        ({"head_dim": None}, "head_dim"),
+        ({"num_key_value_heads": None}, "num_key_value_heads"),
     ],
     ids=str,
 )
