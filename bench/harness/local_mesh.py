@@ -70,9 +70,10 @@ def local_mesh(
     plaintext: bool = False,
     model: str = "",
     more_models: Sequence[str] = (),
+    http: bool = False,
 ) -> Iterator[LocalMesh]:
     """Start a mesh, of two regions by default, and stop it whatever happens. It serves `model`, the
-    default one if that is empty, and `more_models`."""
+    default one if that is empty, and `more_models`; with `http` also over HTTP, at a free port."""
     with tempfile.TemporaryDirectory(prefix="outrider-mesh-") as folder:
         started = outrider(
             *(
@@ -81,7 +82,7 @@ def local_mesh(
                 "--port",
                 "0",
                 "--http-port",
-                "-1",
+                "0" if http else "-1",
                 "--regions",
                 regions,
                 "--engine",
