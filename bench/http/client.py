@@ -4,6 +4,7 @@ stream, which is kept."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import AsyncIterator
@@ -55,7 +56,11 @@ class HttpClient:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        writer = self._writer
         self._close()
+        if writer is not None:
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
 
     async def chat(self, body: dict[str, Any]) -> Stream:
         """Ask, and read to the end. An answer that is none is told in `error`."""

@@ -59,7 +59,7 @@ def _target(arguments: argparse.Namespace) -> Iterator[Target]:
         port = mesh.state.service("edge")["http_port"]
         key = "" if which in _OPEN else development_key.read(mesh.state_dir)
         url = f"http://{mesh.state.host}:{port}/v1"
-        yield Target(url, key, arguments.model, mesh.edge[1], str(mesh.ca))
+        yield Target(url, key, arguments.model, mesh.edge[1], str(mesh.ca), engine)
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ class Client:
         package = distribution(self.packages[0])
         version = f"{self.name} {version_of(programs, package)}"
         command = f"python -m bench.judges {self.name}"
-        return keep(self.name, Report(version, command, self.tried, found), target.model)
+        return keep(self.name, Report(version, command, self.tried, found), target.told)
 
 
 def distribution(requirement: str) -> str:

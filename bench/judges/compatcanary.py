@@ -34,7 +34,7 @@ def judge(target: Target) -> int:
     tried = f"It gives {found['score']} points of 100."
     command = "python -m bench.judges compatcanary"
     judged = Report(f"compatcanary {VERSION}", command, tried, findings(found))
-    return keep("compatcanary", judged, target.model)
+    return keep("compatcanary", judged, target.told)
 
 
 def findings(found: dict[str, Any]) -> list[Finding]:

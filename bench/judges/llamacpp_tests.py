@@ -90,7 +90,7 @@ def judge(target: Target) -> int:
     )
     command = "python -m bench.judges llamacpp_tests"
     judged = Report(f"llama.cpp's tests of {VERSION}", command, tried, found)
-    return keep("llamacpp_tests", judged, target.model)
+    return keep("llamacpp_tests", judged, target.told)
 
 
 def findings(junit: str) -> list[Finding]:

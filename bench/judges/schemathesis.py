@@ -7,6 +7,7 @@ that a chat needs some text, or that a prompt has to fit into the context.
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,7 @@ _MAX_RUN_S: Final = 480
 _REQUEST_TIMEOUT_S: Final = 60
 """A request may ask for a reply that fills the context."""
 _SEED: Final = 1
+_COUNTED: Final = re.compile(r"^ *\d[\d,]* generated.*$", re.MULTILINE)
 
 
 def judge(target: Target) -> int:
@@ -61,7 +63,7 @@ def judge(target: Target) -> int:
     return keep(
         "schemathesis",
         Report(PACKAGE.replace("==", " "), command, tried, found),
-        target.model,
+        target.told,
     )
 
 
@@ -79,5 +81,5 @@ def _finding(case: ElementTree.Element) -> Finding:
 
 def num_requests(told: str) -> str:
     """The line that says how many."""
-    lines = [line.strip() for line in told.splitlines()]
-    return next((line for line in lines if " generated" in line), "not told how many")
+    found = _COUNTED.search(told)
+    return found.group().strip() if found else "not told how many"

@@ -19,6 +19,14 @@ class Target:
     ca: str = ""
     """File of the certificate that its HTTP/3 clients trust."""
 
+    engine: str = ""
+    """Of its replicas; empty: not known."""
+
+    @property
+    def told(self) -> str:
+        """Model and engine, for a report."""
+        return f"{self.model} (engine {self.engine})" if self.engine else self.model
+
     @property
     def origin(self) -> str:
         """Scheme, host and port."""

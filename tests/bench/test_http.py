@@ -41,7 +41,10 @@ _GOOD = (
 async def answering(answer: bytes) -> AsyncIterator[int]:
     """A server that answers every request alike; its port."""
 
+    served: list[asyncio.StreamWriter] = []
+
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        served.append(writer)
         try:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -58,6 +61,9 @@ async def answering(answer: bytes) -> AsyncIterator[int]:
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with server:
         yield server.sockets[0].getsockname()[1]
+        for writer in served:
+            writer.close()
+            await writer.wait_closed()
 
 
 async def test_a_stream_and_another_on_its_connection() -> None:

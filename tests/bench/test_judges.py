@@ -38,7 +38,10 @@ def test_operations_of_schemathesis() -> None:
     first, second, *_ = schemathesis.findings(_JUNIT)
     assert first == Finding("GET /v1/a", "passed")
     assert second == Finding("POST /v1/b", "failed", "a 5xx more")
-    assert schemathesis.num_requests("x\n  90 generated, 90 passed\n") == "90 generated, 90 passed"
+    assert (
+        schemathesis.num_requests("not generated\n  90 generated, 90 passed\n")
+        == "90 generated, 90 passed"
+    )
 
 
 def test_tests_of_llamacpp_that_did_not_run_are_no_findings() -> None:
