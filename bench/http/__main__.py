@@ -1,15 +1,16 @@
 """The HTTP door measured: what it adds to the time to the first token over our own protocol, and
 1, 8 and 32 streams at once beside llama.cpp's server on the same model and cores, in one run.
 
-The streams are asked for by a client of ours, which sees every token's time, and by k6, which is
-nobody's here. llama.cpp takes part where it is installed (`bench.peers.llamacpp`): the same GGUF,
-and its fastest quantisation.
+The streams are asked for by a client of ours, which sees every token's time, and by k6 and aiperf,
+which are nobody's here (aiperf in full runs alone, or with `--aiperf`). llama.cpp takes part where
+it is installed (`bench.peers.llamacpp`): the same GGUF, and its fastest quantisation.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import subprocess
 import sys
@@ -18,13 +19,15 @@ from bench import tuning
 from bench.harness import Run, parser, start
 from bench.harness.local_mesh import LocalMesh, local_mesh
 from bench.harness.prompts import PromptSupply
-from bench.http import added, k6, load
+from bench.http import added, aiperf, k6, load
 from bench.http.load import CONCURRENCIES, Server
 from bench.peers import llamacpp
 from bench.systems.lineup import LLAMACPP_Q4_0, LLAMACPP_Q4_1
 from bench.systems.llamacpp import LlamaServer, llama_server
 from outrider.cli.local import development_key
 from outrider.models.catalog import DEFAULT_MODEL
+from outrider.models.store import ModelStore, default_root
+from outrider.models.vocabulary import load_vocabulary
 
 _READY = ("inference.prepare_first=true",)
 """Nothing compiles beside what is measured."""
@@ -59,7 +62,7 @@ async def peers(stack: contextlib.AsyncExitStack, run: Run) -> list[Server]:
     return servers
 
 
-async def beside_others(run: Run, num_rounds: int, per_stream: int) -> None:
+async def beside_others(run: Run, num_rounds: int, per_stream: int, *, with_aiperf: bool) -> None:
     """All systems are up; one is asked at a time."""
     threads = len(os.sched_getaffinity(0))
     supply = PromptSupply("chat")
@@ -75,16 +78,34 @@ async def beside_others(run: Run, num_rounds: int, per_stream: int) -> None:
             ]
             load.report(run, await load.compete(servers, rounds))
             k6.report(run, await asyncio.to_thread(_by_k6, servers, supply, per_stream))
+            if with_aiperf:
+                aiperf.report(run, await asyncio.to_thread(_by_aiperf, servers, per_stream))
 
 
 def _by_k6(servers: list[Server], supply: PromptSupply, per_stream: int) -> list[k6.Row]:
-    rows = []
+    rows: list[k6.Row] = []
     try:
         for streams in CONCURRENCIES:
             questions = supply.take(streams * per_stream if streams > 1 else 4 * per_stream)
             rows += [k6.ask(server, questions, streams) for server in servers]
     except subprocess.CalledProcessError as error:
         print(f"k6 took no part: {error}", file=sys.stderr)
+    return rows
+
+
+def _by_aiperf(servers: list[Server], per_stream: int) -> list[aiperf.Row]:
+    vocabulary = load_vocabulary(DEFAULT_MODEL, ModelStore(default_root()))
+    seeds = itertools.count(1)
+    rows: list[aiperf.Row] = []
+    try:
+        for streams in CONCURRENCIES:
+            num_chats = streams * per_stream if streams > 1 else 4 * per_stream
+            rows += [
+                aiperf.ask(server, vocabulary, num_chats, streams, next(seeds))
+                for server in servers
+            ]
+    except subprocess.CalledProcessError as error:
+        print(f"aiperf took no part: {error}", file=sys.stderr)
     return rows
 
 
@@ -102,12 +123,16 @@ def added_ttft(run: Run) -> None:
 
 
 def main() -> int:
-    arguments = parser("http", __doc__ or "").parse_args()
+    flags = parser("http", __doc__ or "")
+    flags.add_argument("--aiperf", action="store_true", help="in a quick run too")
+    arguments = flags.parse_args()
     run = start("http", arguments)
     added_ttft(run)
-    asyncio.run(beside_others(run, 1 if run.quick else 5, 1 if run.quick else 4))
+    num_rounds, per_stream = (1, 1) if run.quick else (5, 4)
+    with_aiperf = arguments.aiperf or not run.quick
+    asyncio.run(beside_others(run, num_rounds, per_stream, with_aiperf=with_aiperf))
     run.finish()
-    return int(bool(run.figures["errors"]) or bool(run.figures["k6_errors"]))
+    return int(any(run.figures.get(name) for name in ("errors", "k6_errors", "aiperf_errors")))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bench.harness import Run
-from bench.http import added, k6, load
+from bench.http import added, aiperf, k6, load
 from bench.http.client import HttpClient, Stream
 from bench.http.load import Outcomes, Round, Server
 
@@ -115,6 +115,17 @@ def test_what_k6_tells() -> None:
     assert row == k6.Row("us", 2, 4, 0, (10.0, 20.0), 2.5)
     none = k6.row("us", 2, {"metrics": {"iterations": {"count": 1}, "chat_errors": {"count": 1}}})
     assert none.errors == 1 and none.first_byte_ms == (0.0, 0.0)
+
+
+def test_what_aiperf_does_not_tell_of_is_an_error() -> None:
+    told = {
+        "request_count": {"avg": 3.0},
+        "time_to_first_token": {"p50": 10.0, "p95": 20.0},
+        "inter_token_latency": {"p50": 2.0},
+        "output_token_throughput": {"avg": 30.0},
+    }
+    assert aiperf.row("us", 2, 4, told) == aiperf.Row("us", 2, 3, 1, (10.0, 20.0), 2.0, 30.0)
+    assert aiperf.row("us", 2, 4, {}).errors == 4
 
 
 def test_what_http_adds_is_by_pairs() -> None:
