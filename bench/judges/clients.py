@@ -85,7 +85,7 @@ LANGCHAIN: Final = Client(
 )
 LITELLM: Final = Client(
     "litellm",
-    ("litellm>=1.106,<2",),
+    ("litellm>=1.106,<2", "mcp"),
     "litellm_client",
     "`completion(model='openai/...', api_base=...)` as its users have it.",
 )
