@@ -94,6 +94,10 @@ _ALL = (
     ),
     Bench("overhead", "bench.overhead", minutes=3.0),
     Bench(
+        "http", "bench.http", minutes=20.0, peers=("llamacpp",),
+        sources=(*SERVICES, *SYSTEMS, *COMPOSED_PROMPTS, "bench/judges/environments.py"),
+    ),
+    Bench(
         "tls", "bench.tls", sources=("outrider/rpc", "outrider/tls", "outrider/v1"),
         minutes=1.5,
     ),
