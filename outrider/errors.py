@@ -103,7 +103,12 @@ class PromptTooLongError(InvalidRequestError):
     @classmethod
     def of(cls, num_tokens: int, longest: int) -> PromptTooLongError:
         """For a prompt of so many tokens, where at most `longest` fit."""
-        return cls(f"the prompt has {num_tokens} tokens, at most {longest} fit; shorten it")
+        # Clients of the OpenAI API know it by these words: "is longer than the model's context
+        # length".
+        return cls(
+            "the conversation is longer than the model's context length: the prompt has "
+            f"{num_tokens} tokens, at most {longest} fit; shorten it"
+        )
 
 
 class MalformedFrameError(InvalidRequestError):
