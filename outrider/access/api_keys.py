@@ -180,11 +180,22 @@ class KeyTable:
         is_right = hmac.compare_digest(digest, _NOBODYS if key is None else key.digest)
         if key is None or not is_right:
             raise UnauthenticatedError(UNKNOWN)
-        if key.revoked is not None:
-            raise UnauthenticatedError(f"the key {key.id} was revoked; ask for a new one")
-        if key.expires is not None and now >= key.expires:
-            raise UnauthenticatedError(f"the key {key.id} has expired; ask for a new one")
+        _check_good(key, now)
         return key
+
+    def check(self, key_id: str, now: float) -> None:
+        """Raises UnauthenticatedError if a key that was found once is good no longer."""
+        key = self._by_id.get(key_id)
+        if key is None:
+            raise UnauthenticatedError(UNKNOWN)
+        _check_good(key, now)
+
+
+def _check_good(key: ApiKey, now: float) -> None:
+    if key.revoked is not None:
+        raise UnauthenticatedError(f"the key {key.id} was revoked; ask for a new one")
+    if key.expires is not None and now >= key.expires:
+        raise UnauthenticatedError(f"the key {key.id} has expired; ask for a new one")
 
 
 def require(scopes: Iterable[Scope], scope: Scope) -> None:

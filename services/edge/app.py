@@ -30,6 +30,7 @@ from outrider.tls import PLAINTEXT, Role, Tls
 from outrider.tokenization.rewriting import Rewriter
 from services.edge.access.following import IssuerKeys, keys_followed
 from services.edge.access.limiter import Limiter
+from services.edge.access.revocation import KeyedChats
 from services.edge.access.shared_limits import SharedLimits, open_shared_limits
 from services.edge.config import EdgeConfig
 from services.edge.context import Description, EdgeContext
@@ -139,6 +140,8 @@ class Edge:
         self._shared_limits: SharedLimits | None = None
         self._following = contextlib.AsyncExitStack()
         """Of the file of API keys."""
+        self._time_slicer = TimeSlicer()
+        self._keyed_chats = KeyedChats(self._identities, self._time_slicer, self.telemetry)
         context = self._context()
         self.listener = Listener(context, config.listener_limits())
         self.http = _http_listener(config, context, self.listener.shared)
@@ -167,11 +170,12 @@ class Edge:
             request_timeout_s=config.request_timeout_s,
             identities=self._identities,
             limiter=self._limiter,
+            keyed_chats=self._keyed_chats,
             models=self.models,
             upstream=self.upstream,
             telemetry=self.telemetry,
             resumable=resumable,
-            time_slicer=TimeSlicer(),
+            time_slicer=self._time_slicer,
             rewriter=Rewriter(config.rewriting),
             description=Description(
                 config.name, config.region, self._identities, self.models, resumable.window_s
@@ -189,6 +193,7 @@ class Edge:
 
     def _set_keys(self, keys: KeyTable, revision: int) -> None:
         self._identities.set_keys(keys)
+        self._keyed_chats.check()
         self.telemetry.keys(len(keys), revision)
 
     async def apply(self, update: Update[EdgeConfig]) -> None:

@@ -229,6 +229,8 @@ class Identity:
     """Those that may hold its prompts."""
     limits: TenantLimits = UNLIMITED
     """How much all chats of its tenant may use together."""
+    key_id: str = ""
+    """Of the API key that it came with; empty: a token, or none."""
 
     def require(self, scope: Scope) -> None:
         """Raises PermissionDeniedError unless this may be asked for."""
@@ -304,6 +306,8 @@ class _Admitted:
     kind: bytes
     scopes: frozenset[Scope]
     user: str
+    key_id: str = ""
+    """Empty: of no API key."""
 
 
 class Identities:
@@ -376,7 +380,14 @@ class Identities:
             scopes=admitted.scopes,
             regions=policy.regions,
             limits=policy.limits,
+            key_id=admitted.key_id,
         )
+
+    def check(self, identity: Identity) -> None:
+        """Raises UnauthenticatedError if the API key that an identity came with is good no longer.
+        A token is looked at when a chat begins: its issuer cannot take it back."""
+        if identity.key_id:
+            self._keys.check(identity.key_id, self._clock())
 
     @property
     def anonymous_models(self) -> tuple[str, ...] | None:
@@ -412,7 +423,7 @@ class Identities:
             max_priority=min(top, policy.max_priority),
             models=narrowed(key.models, policy.models),
         )
-        return _Admitted(policy, b"tenant", key.scopes, credential.user)
+        return _Admitted(policy, b"tenant", key.scopes, credential.user, key.id)
 
     def _hash(self, address: str) -> bytes:
         hashed = blake2b(address.encode(), key=self._key, digest_size=GROUP_BYTES, person=_ADDRESS)

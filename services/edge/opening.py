@@ -118,6 +118,7 @@ def _is_joined(asked: AskedChat, context: EdgeContext) -> bool:
         resumable.joined(entry)
         stream.end()
     else:
+        context.keyed_chats.add(entry.chat, asked.identity)
         entry.chat.join(stream, asked.cursor, asked.request.provisional)
         resumable.joined(entry)
     return True
@@ -135,6 +136,7 @@ def _start(
     held.callback(context.models.release, model)
     held.callback(leave)
     try:
+        context.identities.check(asked.identity)  # it may have waited for its model
         request = model.tool_calling.applied(model.offer.fitted(asked.request))
         try:
             allowance = context.limiter.begin(asked.identity)
@@ -149,6 +151,8 @@ def _start(
     except BaseException:
         held.close()
         raise
+    context.keyed_chats.add(chat, asked.identity)
+    held.callback(context.keyed_chats.remove, chat)
     asked.stream.follow(chat)
     chat.start(waited_s)
 

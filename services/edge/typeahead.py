@@ -112,6 +112,7 @@ class TypeaheadPrefill:
         self._residency = identity.residency(())
         self._name = choose(typed.model, self._context.models.names, identity.models)
         self._identity = identity
+        self._context.keyed_chats.add(self, identity)
         # Without a trust group the chat has a cache salt of its own and cannot hit the prefix.
         self._is_shared = bool(identity.group)
 
@@ -141,6 +142,7 @@ class TypeaheadPrefill:
         if self.closed:
             return
         self.closed = True
+        self._context.keyed_chats.remove(self)
         self._stream.end()
         if self._job is not None:
             job, model = self._job

@@ -16,7 +16,7 @@ import anyio
 import anyio.abc
 import structlog
 from anycorn.config import Config
-from anycorn.events import Event, Updated
+from anycorn.events import Closed, Event, Updated
 from anycorn.tcp_server import TCPServer
 from anycorn.worker_context import WorkerContext
 from anyio.streams.tls import TLSStream
@@ -26,6 +26,7 @@ from outrider.errors import ConfigError, DrainingError, OverloadedError
 from services.edge.http.config import HttpConfig
 from services.edge.http.door import HttpDoor
 from services.edge.http.exchange import CONNECTION
+from services.edge.http.http1 import ClientClosed, use_ours
 from services.edge.quic import memory
 from services.edge.quic.limits import ListenerQuotas, MemoryBudget
 from services.edge.quotas import Count
@@ -175,7 +176,11 @@ class _Server(TCPServer):
     _is_read = False
 
     async def _read_data(self) -> None:
-        await super()._read_data()
+        use_ours(self.protocol, self.stream, self.config.h11_max_incomplete_size)
+        try:
+            await super()._read_data()
+        except ClientClosed:
+            await self.protocol.handle(Closed())
         self._is_read = True
         await self.idle_task.stop()
 
