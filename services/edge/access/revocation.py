@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 from outrider.errors import UnauthenticatedError
 from services.edge.identity import Identities, Identity
-from services.edge.session.events import ClientFailed
-from services.edge.stream import ChatHandler
+from services.edge.session.events import ClientFailed, Input
 from services.edge.telemetry import EdgeTelemetry
 from services.edge.time_slicing import TimeSlicer
 
 _CHECK_S: Final = 1.0
 """Between two looks for keys that expired; a file that changed is looked at once."""
+
+
+class Keyed(Protocol):
+    """A chat, or text that is being typed."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is over."""
+        ...
+
+    def feed(self, item: Input) -> None:
+        """It ends, for this reason."""
+        ...
 
 
 class KeyedChats:
@@ -27,14 +39,14 @@ class KeyedChats:
         self._identities = identities
         self._time_slicer = time_slicer
         self._telemetry = telemetry
-        self._identity_of: dict[ChatHandler, Identity] = {}
+        self._identity_of: dict[Keyed, Identity] = {}
         """Of the client who asked last, where several keys of a tenant go on with one chat."""
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
         return len(self._identity_of)
 
-    def add(self, chat: ChatHandler, identity: Identity) -> None:
+    def add(self, chat: Keyed, identity: Identity) -> None:
         """It runs with this identity from now on."""
         if not identity.key_id:
             self.remove(chat)
@@ -43,7 +55,7 @@ class KeyedChats:
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_CHECK_S, self._due)
 
-    def remove(self, chat: ChatHandler) -> None:
+    def remove(self, chat: Keyed) -> None:
         """It has ended."""
         self._identity_of.pop(chat, None)
         if not self._identity_of and self._timer is not None:
@@ -65,6 +77,6 @@ class KeyedChats:
         self.check()
 
 
-def _end(chat: ChatHandler, error: UnauthenticatedError) -> None:
+def _end(chat: Keyed, error: UnauthenticatedError) -> None:
     if not chat.closed:
         chat.feed(ClientFailed(error))
