@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from bench.harness.local_mesh import local_mesh
 from bench.judges import llm_comply
 from bench.judges.target import Target
+from outrider.cli.local import development_key
 from outrider.models.catalog import DEFAULT_MODEL
 
 _MAX_CONTEXT_TOKENS = 512
@@ -41,7 +42,8 @@ def _target(arguments: argparse.Namespace) -> Iterator[Target]:
     settings = (f"inference.max_context_tokens={_MAX_CONTEXT_TOKENS}",)
     with local_mesh(regions="local", settings=settings, http=True) as mesh:
         port = mesh.state.service("edge")["http_port"]
-        yield Target(f"http://127.0.0.1:{port}/v1", "", arguments.model)
+        key = development_key.read(mesh.state_dir)
+        yield Target(f"http://127.0.0.1:{port}/v1", key, arguments.model)
 
 
 if __name__ == "__main__":
