@@ -19,10 +19,14 @@ _FORMATS: Final = {
     "anthropic": ("--header", "anthropic-version:2023-06-01"),
 }
 """With what each is asked for."""
+_NO_TOOLS: Final = "the default model's chat template shows no tools"
 _EXPECTED: Final = {
     "chat-image-input": "models here read text alone",
     "image-input": "models here read text alone",
     "anth-image-input": "models here read text alone",
+    "chat-tool-calling": _NO_TOOLS,
+    "tool-calling": _NO_TOOLS,
+    "anth-tool-calling": _NO_TOOLS,
     "chat-error-handling": "a request that names no model gets the edge's first one",
 }
 """Tests that cannot pass, and why."""

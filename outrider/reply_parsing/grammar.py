@@ -1,4 +1,6 @@
-"""The grammar that makes a model call a tool: text in llguidance's dialect of Lark. Pure.
+"""The grammar that makes a model call a tool, or call one or answer by a schema. Pure.
+
+It is text in llguidance's dialect of Lark.
 
 A call is written as the model's template writes it, so that the model reads on what it knows. The
 arguments follow the tool's own schema.
@@ -34,11 +36,13 @@ def call_grammar(
     control_id: Callable[[str], int | None],
     *,
     parallel: bool,
+    answer: str = "",
 ) -> str:
     """Text in Lark for a reply that calls one of `tools` (canonical JSON texts; a choice by name
     passes that one alone), or several where `parallel` allows it. A model that thinks may think
     first.
 
+    `answer`: a JSON schema of an answer that may take the place of the calls; "": there is none.
     `control_id`: the id of a control token of that text, None for a text that is none.
     """
     definitions = [json.loads(text) for text in tools]
@@ -72,6 +76,9 @@ def call_grammar(
             begin = f"{marker(TOOL_CALLS)} {json.dumps(tool['name'])} {marker(ARGS)}"
             schema = _with_guidance(_parameters(tool, "#"))
             rules.append(f"call{number}: {begin} %json {schema}")
+    if answer:
+        rules += [f"calls: {calls}", f"answer: %json {_with_guidance(json.loads(answer))}"]
+        calls = "(calls | answer)"
     return "\n".join([f"start: {thought}{calls}", *rules, ""])
 
 
@@ -121,5 +128,6 @@ def _moved(value: Any, place: str) -> Any:
 
 
 def _with_guidance(schema: dict[str, Any]) -> str:
-    whole = {**schema, "x-guidance": _GUIDANCE}
+    own = schema.get("x-guidance")
+    whole = {**schema, "x-guidance": _GUIDANCE | own if isinstance(own, dict) else _GUIDANCE}
     return json.dumps(whole, ensure_ascii=False, separators=(",", ":"))

@@ -45,23 +45,17 @@ class ToolCalling:
     def applied(self, request: ChatRequest) -> ChatRequest:
         """The request as this model serves it: without tools that it is not to be told of;
         otherwise with text that has what its calls are read by, and with the grammar of a call
-        where `tool_choice` asks for one. Raises InvalidRequestError for a model that calls no
+        where `tool_choice` asks for one; where the reply is to follow a JSON schema, with that of
+        calls or such an answer. Raises InvalidRequestError for a model that calls no
         tools, and InvalidSamplingError for definitions that make too long a grammar."""
         if not request.tools or request.tool_choice == NONE:
             return replace(request, tools=())
-        found = self.reply_format
-        if found is None:
-            raise InvalidRequestError(self._why_not())
+        found = self.check_calls_tools()
         sampling = request.sampling
         if self.needs_special_tokens:
             sampling = replace(sampling, special_tokens=True)
-        if forced := self.forced_grammar(request):
-            if sampling.grammar is not None:
-                raise InvalidRequestError(
-                    f"tool_choice {request.tool_choice[:64]!r} and a grammar both say what the "
-                    "reply looks like; send one of them"
-                )
-            sampling = replace(sampling, grammar=Grammar(GrammarKind.LARK, forced))
+        if grammar := self.call_grammar(request):
+            sampling = replace(sampling, grammar=Grammar(GrammarKind.LARK, grammar))
         named = replace(
             found,
             tool_names=tuple(map(tool_name, request.tools)),
@@ -69,16 +63,28 @@ class ToolCalling:
         )
         return replace(request, sampling=sampling, reply_format=named)
 
-    def forced_grammar(self, request: ChatRequest) -> str:
-        """The grammar (text in Lark) of a reply that calls a tool, where `tool_choice` asks for it;
-        "": it does not."""
-        if self.reply_format is None or request.tool_choice in (AUTO, NONE):
+    def check_calls_tools(self) -> ReplyFormat:
+        """How replies with calls are read. Raises InvalidRequestError for a model that calls no
+        tools."""
+        if self.reply_format is None:
+            raise InvalidRequestError(self._why_not())
+        return self.reply_format
+
+    def call_grammar(self, request: ChatRequest) -> str:
+        """The grammar (text in Lark) of a reply that calls a tool, where `tool_choice` asks for it,
+        or that calls one or is JSON, where the request's own grammar asks for JSON; "": neither.
+        Raises InvalidRequestError for other grammars."""
+        choice, asked = request.tool_choice, request.sampling.grammar
+        if self.reply_format is None or choice == NONE or (choice == AUTO and asked is None):
             return ""
-        wanted = [
-            text for text in request.tools if request.tool_choice in (REQUIRED, tool_name(text))
-        ]
+        wanted = [text for text in request.tools if choice in (AUTO, REQUIRED, tool_name(text))]
         return call_grammar(
-            self.reply_format, wanted, self.find_control, parallel=request.parallel_tool_calls
+            self.reply_format,
+            wanted,
+            self.find_control,
+            parallel=request.parallel_tool_calls,
+            # A reply that has to call a tool has no answer to follow a schema.
+            answer=_answer(asked) if choice == AUTO and asked is not None else "",
         )
 
     def _why_not(self) -> str:
@@ -91,3 +97,16 @@ class ToolCalling:
             "the model writes tool calls in a way that is not known here; choose another model, or "
             "name the form as tool_parser in its definition"
         )
+
+
+def _answer(grammar: Grammar) -> str:
+    """The JSON schema that a grammar stands for. Raises InvalidRequestError."""
+    if grammar.kind is GrammarKind.JSON_SCHEMA:
+        return grammar.text
+    if grammar.kind is GrammarKind.JSON_OBJECT:
+        return '{"type":"object"}'
+    raise InvalidRequestError(
+        f"a reply that may call tools follows a JSON schema or none; the grammar {grammar.kind} "
+        "says what all of it looks like; leave the tools out, or set tool_choice to none",
+        metadata={"param": "response_format"},
+    )

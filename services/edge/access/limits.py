@@ -17,7 +17,8 @@ import math
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
+from datetime import UTC, datetime
+from enum import Enum, auto
 from typing import Final
 
 from outrider.errors import ConfigError, OverloadedError, RateLimitedError
@@ -113,21 +114,44 @@ def refusal(what: Limited, state: RateState, wait_s: float, tenant: str) -> Rate
     return RateLimitedError(text, retry_delay_ms=retry_ms, metadata=metadata)
 
 
-def rate_headers(states: RateStates) -> dict[str, str]:
-    """HTTP headers that tell what is left, by the names that OpenAI's clients know; `tokens` are
-    those of prompts or replies, whichever are nearer to their end."""
-    headers: dict[str, str] = {}
-    for what, state in states.items():
-        if what is not Limited.SESSIONS:
-            headers |= _headers(what.value.replace("_", "-"), state)
+class RateWords(Enum):
+    """Whose clients have to know the headers."""
+
+    OPENAI = auto()
+    ANTHROPIC = auto()
+
+
+def rate_headers(states: RateStates, words: RateWords, unix_s: float) -> dict[str, str]:
+    """HTTP headers that tell what is left; `tokens` are those of prompts or replies, whichever are
+    nearer to their end; `unix_s`: now."""
+    named = {
+        what.value.replace("_", "-"): state
+        for what, state in states.items()
+        if what is not Limited.SESSIONS
+    }
     tokens = [states[what] for what in (Limited.INPUT, Limited.OUTPUT) if what in states]
     if tokens:
-        nearest = min(tokens, key=lambda state: state.remaining / state.limit)
-        headers |= _headers("tokens", nearest)
+        named["tokens"] = min(tokens, key=lambda state: state.remaining / state.limit)
+    headers: dict[str, str] = {}
+    for name, state in named.items():
+        if words is RateWords.ANTHROPIC:
+            headers |= _anthropic_headers(name, state, unix_s)
+        else:
+            headers |= _openai_headers(name, state)
     return headers
 
 
-def _headers(name: str, state: RateState) -> dict[str, str]:
+def _anthropic_headers(name: str, state: RateState, unix_s: float) -> dict[str, str]:
+    """That API says by the clock (RFC 3339) when all is there again, in whole seconds."""
+    reset = datetime.fromtimestamp(math.ceil(unix_s + state.reset_s), UTC)
+    return {
+        f"anthropic-ratelimit-{name}-limit": str(state.limit),
+        f"anthropic-ratelimit-{name}-remaining": str(state.remaining),
+        f"anthropic-ratelimit-{name}-reset": f"{reset:%Y-%m-%dT%H:%M:%SZ}",
+    }
+
+
+def _openai_headers(name: str, state: RateState) -> dict[str, str]:
     return {
         f"x-ratelimit-limit-{name}": str(state.limit),
         f"x-ratelimit-remaining-{name}": str(state.remaining),

@@ -12,14 +12,21 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from outrider.errors import InvalidRequestError
-from outrider.models.chat import Message, check_messages, check_num_messages
+from outrider.models.chat import Message, check_num_messages
 from outrider.models.tools import AUTO, NONE, REQUIRED, ToolCall
 from services.edge.http.anthropic_errors import error_body
 from services.edge.http.anthropic_reply import PING, MessageShape
 from services.edge.http.api import Asked, ChatApi, PlannedReply
 from services.edge.http.openai_errors import refused
 from services.edge.http.openai_sampling import SamplingFields
-from services.edge.http.translation import ExtraFields, PartWriter, plan_chat, read
+from services.edge.http.translation import (
+    Conversation,
+    ExtraFields,
+    PartWriter,
+    conversation,
+    plan_chat,
+    read,
+)
 
 _ROLES: Final = ("user", "assistant", "system")
 _THINKING: Final = ("disabled", "enabled", "adaptive", "between_tools")
@@ -140,7 +147,7 @@ decode_count: Final = msgspec.json.Decoder(CountTokensRequest).decode
 def plan(asked: Asked) -> PlannedReply:
     """The chat that answers a request. Raises InvalidRequestError."""
     body = read(_decode, asked.body)
-    messages = conversation_of(body)
+    said = conversation_of(body)
     fields = SamplingFields(
         model=body.model,
         stream=body.stream,
@@ -150,7 +157,15 @@ def plan(asked: Asked) -> PlannedReply:
         top_k=body.top_k,
         stop=body.stop_sequences,
     )
-    chat = plan_chat("messages", body, fields, asked, messages)
+    chat = plan_chat(
+        "messages",
+        body,
+        fields,
+        asked,
+        said,
+        response_format_of(body.output_config),
+        format_field="output_config",
+    )
     is_streamed = bool(body.stream)
     thinks = body.thinking is None or body.thinking.type != "disabled"
     writer = PartWriter(
@@ -166,26 +181,8 @@ def plan(asked: Asked) -> PlannedReply:
 API: Final = ChatApi(plan, error_body)
 
 
-def _refuse_what_is_not_served(body: _Conversation) -> None:
-    """Raises InvalidRequestError for fields that would change the reply and cannot be heeded."""
-    if body.tools:
-        raise refused("tools", "tools are not served yet; leave them out")
-    if body.tool_choice is not None and body.tool_choice.type not in ("auto", "none"):
-        raise refused("tool_choice", "tool_choice is for requests with tools; leave it out")
-    for number, message in enumerate(body.messages):
-        for block in message.content if isinstance(message.content, list) else ():
-            if block.type in ("tool_use", "tool_result"):
-                raise refused(
-                    f"messages.{number}.content",
-                    f"messages.{number}.content: tool calls are not served yet; send text",
-                )
-    if body.output_config is not None and body.output_config.format is not None:
-        raise refused("output_config", "output_config.format is not served yet; leave it out")
-
-
-def conversation_of(body: _Conversation) -> tuple[Message, ...]:
+def conversation_of(body: _Conversation) -> Conversation:
     """The conversation. Raises InvalidRequestError."""
-    _refuse_what_is_not_served(body)
     if body.thinking is not None and body.thinking.type not in _THINKING:
         raise refused("thinking", f"thinking.type is one of {', '.join(_THINKING)}")
     check_num_messages(len(body.messages))
@@ -196,9 +193,8 @@ def conversation_of(body: _Conversation) -> tuple[Message, ...]:
             "messages: the conversation ends with an assistant's message, and beginnings of "
             "replies are not continued here; end it with a user's",
         )
-    check_num_messages(len(messages))
-    check_messages(messages)
-    return messages
+    choice, parallel = tool_choice_of(body.tool_choice)
+    return conversation(messages, tool_definitions(body.tools or ()), choice, parallel=parallel)
 
 
 def messages_of(

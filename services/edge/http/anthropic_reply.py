@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from outrider.errors import OutriderError
-from outrider.session_types import FinishReason
+from outrider.session_types import FinishReason, TokenLogprobs
 from services.edge.http.anthropic_errors import described
 from services.edge.http.openai_reply import Choice, ChoiceDetails
 from services.edge.http.reply_parts import (
@@ -191,6 +192,9 @@ class MessageShape:
         """As Shape.began."""
         usage = AnthropicUsage(input_tokens=accepted.prompt_tokens, output_tokens=0)
         return [_event(MessageStart(message=_message(accepted, [], usage)))]
+
+    def scored(self, logprobs: Sequence[TokenLogprobs], num_fresh: int) -> None:
+        """As Shape.scored. That API has no log probabilities."""
 
     def part(self, event: PartEvent) -> list[Event]:
         """As Shape.part."""

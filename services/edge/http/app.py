@@ -72,6 +72,7 @@ class _Endpoint:
             )
         exchange: Exchange = scope[EXCHANGE]
         exchange.route = route.path
+        exchange.rate_words = route.rate_words
         if exchange.identity is not None:
             exchange.identity.require(route.scope)
         await route.handle(exchange)

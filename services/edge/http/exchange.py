@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 from uuid import uuid4
@@ -22,7 +23,7 @@ from outrider.errors import (
     SlowRequestError,
     UnauthenticatedError,
 )
-from services.edge.access.limits import rate_headers
+from services.edge.access.limits import RateWords, rate_headers
 from services.edge.http.door import HttpDoor
 from services.edge.identity import Credential, Identity
 from services.edge.opening import identify
@@ -59,6 +60,8 @@ class Exchange:
         self.identity: Identity | None = None
         self.route = "none"
         """The pattern of its path, once it has been routed."""
+        self.rate_words = RateWords.OPENAI
+        """As the route has them."""
         self.status = 0
         """Of the answer; 0: its head was not sent yet."""
         self._receive = receive
@@ -200,9 +203,10 @@ class Exchange:
         if self.identity is None:
             return {}
         try:
-            return rate_headers(self.door.context.limiter.states(self.identity))
+            states = self.door.context.limiter.states(self.identity)
         except OverloadedError:
             return {}  # so many tenants have chats that nothing is known of this one
+        return rate_headers(states, self.rate_words, time.time())
 
     # The answer.
 

@@ -13,7 +13,6 @@ from msgspec import UNSET, UnsetType
 from outrider.errors import InvalidSamplingError
 from outrider.models.chat import check_text
 from outrider.models.tools import NONE
-from outrider.reply_parsing.parser import ReadReply
 from outrider.sampling.grammar import Grammar, from_response_format
 from outrider.session_types import TokenLogprobs
 from services.edge.http.api import Asked, ChatApi, PlannedReply
@@ -30,10 +29,12 @@ from services.edge.http.openai_messages import (
     tools_of,
 )
 from services.edge.http.openai_reply import (
+    CallPiece,
     Choice,
     ChoiceDetails,
     OpenAiUsage,
     OpenAiWriter,
+    Piece,
     Reply,
 )
 from services.edge.http.openai_sampling import (
@@ -48,7 +49,7 @@ from services.edge.http.openai_sampling import (
     sampling_params,
     seed_of,
 )
-from services.edge.http.reply_content import CallPiece, Piece
+from services.edge.http.reply_parts import Part, PartKind
 from services.edge.http.sse import Position
 from services.edge.request_fields import check_prediction
 
@@ -246,9 +247,9 @@ class ChatShape:
             choices=[
                 ChatChoice(
                     index=choice.index,
-                    message=_whole_message(choice.content.whole()),
+                    message=_whole_message(choice.content.reader.parts),
                     finish_reason=choice.finish_reason or "stop",
-                    logprobs=_logprobs(choice.content.logprobs),
+                    logprobs=_logprobs(choice.logprobs),
                     outrider=choice.details,
                 )
                 for choice in choices
@@ -258,14 +259,22 @@ class ChatShape:
         )
 
 
-def _whole_message(reply: ReadReply) -> ReplyMessage:
+def _whole_message(parts: Sequence[Part]) -> ReplyMessage:
+    """A call that did not become whole is content, as the model wrote it."""
     calls = [
-        ReplyToolCall(id=it.id, function=ReplyFunction(name=it.name, arguments=it.arguments))
-        for it in reply.calls
+        ReplyToolCall(id=it.call_id, function=ReplyFunction(name=it.name, arguments=it.text))
+        for it in parts
+        if it.kind is PartKind.CALL and it.is_whole
     ]
+    content = "".join(
+        it.text if it.kind is PartKind.TEXT else it.source
+        for it in parts
+        if it.kind is not PartKind.REASONING
+    )
+    reasoning = "".join(it.text for it in parts if it.kind is PartKind.REASONING)
     return ReplyMessage(
-        content=None if calls and not reply.content else reply.content,
-        reasoning_content=reply.reasoning or UNSET,
+        content=None if calls and not content else content,
+        reasoning_content=reasoning or UNSET,
         tool_calls=calls or UNSET,
     )
 
@@ -332,12 +341,6 @@ def plan(asked: Asked) -> PlannedReply:
     choice = choice_of(body.tool_choice, tools)
     calls_tools = bool(tools) and choice != NONE
     grammar = _grammar(body.response_format)
-    if grammar is not None and calls_tools:
-        raise refused(
-            "response_format",
-            "a reply follows response_format or calls tools; send one of them, or set tool_choice "
-            "to none",
-        )
     prediction = _prediction(body.prediction)
     num_logprobs = chat_count(body.logprobs, body.top_logprobs)
     count = num_choices(body, 1, asked.max_choices)

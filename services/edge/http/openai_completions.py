@@ -20,6 +20,7 @@ from services.edge.http.openai_reply import (
     ChoiceDetails,
     OpenAiUsage,
     OpenAiWriter,
+    Piece,
     Reply,
 )
 from services.edge.http.openai_sampling import (
@@ -33,7 +34,6 @@ from services.edge.http.openai_sampling import (
     sampling_params,
     seed_of,
 )
-from services.edge.http.reply_content import Piece
 from services.edge.session.events import RawPrompt
 
 _DEFAULT_MAX_TOKENS: Final = 16
@@ -121,8 +121,8 @@ class CompletionShape:
         whole = [
             CompletionChoice(
                 index=choice.index,
-                text=choice.prefix + choice.content.whole().content,
-                logprobs=self._logprobs(choice, choice.content.logprobs),
+                text=choice.prefix + "".join(it.text for it in choice.content.reader.parts),
+                logprobs=self._logprobs(choice, choice.logprobs),
                 finish_reason=choice.finish_reason,
                 outrider=choice.details,
             )

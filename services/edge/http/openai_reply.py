@@ -8,7 +8,7 @@ chats have ended.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 import msgspec
@@ -16,11 +16,17 @@ from msgspec import UNSET, UnsetType
 
 from outrider.cost import NANOS
 from outrider.errors import OutriderError
-from outrider.session_types import FinishReason
+from outrider.session_types import FinishReason, TokenLogprobs
 from services.edge.http import sse
 from services.edge.http.openai_errors import described
 from services.edge.http.openai_logprobs import CompletionOffsets
-from services.edge.http.reply_content import Piece, ReplyContent
+from services.edge.http.reply_parts import (
+    PartBegun,
+    PartEvent,
+    PartGrew,
+    PartKind,
+    ReplyContent,
+)
 from services.edge.http.sse import Position
 from services.edge.session.events import (
     Accepted,
@@ -95,6 +101,51 @@ class ProvisionalText(msgspec.Struct, kw_only=True):
     stability: float
 
 
+@dataclass(slots=True)
+class CallPiece:
+    """What is new of one tool call."""
+
+    index: int
+    """0 for the reply's first call."""
+    id: str = ""
+    """With `name`: the call begins; empty: it goes on."""
+    name: str = ""
+    arguments: str = ""
+    """More of them, JSON as the model writes it."""
+
+
+@dataclass(slots=True)
+class Piece:
+    """What is new of a reply."""
+
+    text: str = ""
+    reasoning: str = ""
+    calls: list[CallPiece] = field(default_factory=list)
+    """Each call once, in their order."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.text or self.reasoning or self.calls or self.logprobs)
+
+
+def piece_of(events: Sequence[PartEvent], logprobs: tuple[TokenLogprobs, ...] = ()) -> Piece:
+    """What became of a reply's parts, put together by kind."""
+    piece = Piece(logprobs=logprobs)
+    for event in events:
+        match event:
+            case PartBegun(part) if part.kind is PartKind.CALL:
+                piece.calls.append(CallPiece(part.call_index, part.call_id, part.name))
+            case PartGrew(part, text) if part.kind is PartKind.CALL:
+                if not piece.calls or piece.calls[-1].index != part.call_index:
+                    piece.calls.append(CallPiece(part.call_index))
+                piece.calls[-1].arguments += text
+            case PartGrew(part, text) if part.kind is PartKind.REASONING:
+                piece.reasoning += text
+            case PartGrew(_, text):
+                piece.text += text
+    return piece
+
+
 class Choice:
     """What there is of a choice so far."""
 
@@ -109,18 +160,33 @@ class Choice:
         keeps: bool = False,
         done: Done | None = None,
     ) -> None:
-        """`had`, `from_start` and `keeps`: as ReplyContent has them; `prefix`: text that goes
-        before the reply's."""
+        """`had` and `from_start`: as ReplyContent has them; `keeps`: all of the reply is wanted at
+        the end; `prefix`: text that goes before the reply's."""
         self.index = index
         self.seed = seed
         self.prefix = prefix
         self.content = ReplyContent(had, from_start=from_start, keeps=keeps)
         self.offsets = CompletionOffsets(len(prefix) + (0 if from_start else had.num_chars))
+        self._keeps = keeps
+        self.logprobs: list[TokenLogprobs] = []
+        """All of them, where they are kept."""
         self.begun = bool(had.num_chars)
         """Whether the client has its beginning."""
         self.last = Piece()
         """What came of its content at its end."""
         self.done = done
+
+    def take(self, commit: Commit) -> Piece:
+        """What the client lacks of a commit."""
+        growth = self.content.take(commit)
+        if self._keeps:
+            self.logprobs += growth.logprobs
+        return piece_of(growth.new, growth.logprobs)
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether a tool was called, be the call whole or not."""
+        return any(it.kind is PartKind.CALL for it in self.content.reader.parts)
 
     @property
     def finish_reason(self) -> str | None:
@@ -128,7 +194,7 @@ class Choice:
         if self.done is None:
             return None
         reason = self.done.finish_reason
-        if reason is FinishReason.STOP and self.content.has_calls:
+        if reason is FinishReason.STOP and self.has_calls:
             return "tool_calls"
         return _FINISH_REASONS[reason]
 
@@ -240,7 +306,7 @@ class OpenAiWriter:
                 return self._commit(choice, event)
             case Done():
                 # In one event with the end: a client that has the id of an event has all of it.
-                choice.last = choice.content.finish()
+                choice.last = piece_of(choice.content.finish())
                 choice.done = event
                 if self._is_streamed:
                     begin = self._begin(choice)
@@ -270,10 +336,10 @@ class OpenAiWriter:
             hexadecimal = commit.model_identity.hex()[:_FINGERPRINT_CHARS]
             self._reply.fingerprint = f"fp_{hexadecimal}"
         if not self._is_streamed:
-            choice.content.take(commit)
+            choice.take(commit)
             return b""
         begin = self._begin(choice)
-        piece = choice.content.take(commit)
+        piece = choice.take(commit)
         if not piece:
             return begin
         return begin + self._event(self._shape.piece(self._reply, choice, piece))

@@ -1,11 +1,17 @@
 """A reply as a sequence of parts: text, what the model thought before it, calls of tools (pure).
 
-APIs that stream such parts (Anthropic's content blocks, the items of OpenAI's Responses) tell of
-each when it begins, grows and ends. A PartReader makes these out of the reply's committed text.
+Every API is told a reply this way: of each part when it begins, grows and ends (Anthropic's content
+blocks and the items of OpenAI's Responses are such parts; OpenAI's chats put them together by
+kind). A PartReader makes parts out of text. A ReplyContent reads what a chat commits, and says what
+of it the client lacks: where calls and thoughts begin is known only to who has read all before
+them, so a chat whose reply has them is told from its beginning, also for a client that has some of
+it already, and what that client has is read and left out. The same text gives the same parts,
+however it was cut.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Protocol, TypeAlias
@@ -18,7 +24,10 @@ from outrider.reply_parsing.events import (
     ToolCallBegun,
     ToolCallEnded,
 )
-from services.edge.session.events import Accepted
+from outrider.reply_parsing.parser import ReplyParser
+from outrider.session_types import TokenLogprobs
+from services.edge.http.sse import Position
+from services.edge.session.events import Accepted, Commit
 
 
 class ReplyTextParser(Protocol):
@@ -46,8 +55,10 @@ class PlainText:
 
 
 def parser_of(accepted: Accepted) -> ReplyTextParser:
-    """What the reply of a chat is to be read with. No chat has tools yet, so each is plain text."""
-    return PlainText()
+    """What the reply of a chat is to be read with."""
+    if accepted.reply_format is None:
+        return PlainText()
+    return ReplyParser(accepted.reply_format, accepted.request_id)
 
 
 class PartKind(Enum):
@@ -65,6 +76,8 @@ class Part:
     index: int
     """0 for the first."""
     kind: PartKind
+    call_index: int = 0
+    """Of a call: 0 for the reply's first one."""
     call_id: str = ""
     name: str = ""
     """Of the tool that it calls."""
@@ -107,10 +120,13 @@ PartEvent: TypeAlias = PartBegun | PartGrew | PartEnded
 
 
 class PartReader:
-    """The parts of one reply. It keeps the reply's text, which the model's context bounds."""
+    """The parts of one reply. What it keeps of the reply's text, the model's context bounds."""
 
-    def __init__(self, parser: ReplyTextParser) -> None:
+    def __init__(self, parser: ReplyTextParser, *, keeps: bool = True) -> None:
+        """`keeps`: the texts of parts are wanted later on; otherwise those of plain text are not
+        kept."""
         self._parser = parser
+        self._keeps = keeps or not isinstance(parser, PlainText)
         self._raw: list[str] = []
         self._open: Part | None = None
         self._call_begin = 0
@@ -129,7 +145,8 @@ class PartReader:
 
     def push(self, text: str) -> list[PartEvent]:
         """The reply goes on with this text."""
-        self._raw.append(text)
+        if not self.is_plain:
+            self._raw.append(text)
         return [made for event in self._parser.push(text) for made in self._read(event)]
 
     def finish(self) -> list[PartEvent]:
@@ -143,9 +160,13 @@ class PartReader:
                 return self._grow(PartKind.TEXT, text)
             case ReasoningDelta(text):
                 return self._grow(PartKind.REASONING, text)
-            case ToolCallBegun(_, call_id, name, begin):
+            case ToolCallBegun(index, call_id, name, begin):
                 self._call_begin = begin
-                return self._end() + self._begin(PartKind.CALL, call_id, name)
+                ended = self._end()
+                begun = self._begin(PartKind.CALL)
+                part = self.parts[-1]
+                part.call_index, part.call_id, part.name = index, call_id, name
+                return ended + begun
             case ArgumentsDelta(text=text):
                 return self._grow(PartKind.CALL, text)
             case ToolCallEnded(is_whole=is_whole, end=end):
@@ -161,11 +182,12 @@ class PartReader:
         if self._open is None or self._open.kind is not kind:
             made = self._end() + self._begin(kind)
         part = self.parts[-1]
-        part.pieces.append(text)
+        if self._keeps:
+            part.pieces.append(text)
         return [*made, PartGrew(part, text)]
 
-    def _begin(self, kind: PartKind, call_id: str = "", name: str = "") -> list[PartEvent]:
-        part = Part(len(self.parts), kind, call_id, name)
+    def _begin(self, kind: PartKind) -> list[PartEvent]:
+        part = Part(len(self.parts), kind)
         self.parts.append(part)
         self._open = part
         return [PartBegun(part)]
@@ -173,3 +195,69 @@ class PartReader:
     def _end(self) -> list[PartEvent]:
         ended, self._open = self._open, None
         return [] if ended is None else [PartEnded(ended)]
+
+
+@dataclass(slots=True)
+class Growth:
+    """What a commit brought."""
+
+    known: list[PartEvent]
+    """Of text that the client has."""
+    new: list[PartEvent]
+    is_told_again: bool
+    """Whether the client has text that follows the commit before this one."""
+    num_new_chars: int
+    """Code points that the client lacks."""
+    logprobs: tuple[TokenLogprobs, ...]
+    """Of the tokens that the client lacks, as far as those that it has are counted."""
+
+
+class ReplyContent:
+    """Of one chat."""
+
+    def __init__(
+        self,
+        had: Position,
+        *,
+        from_start: bool = False,
+        keeps: bool = True,
+        new_parser: Callable[[Accepted], ReplyTextParser] = parser_of,
+    ) -> None:
+        """`had`: how much of the reply the client has from an earlier request; `from_start`: the
+        chat tells that again; `keeps`: as PartReader has it."""
+        self.position = had
+        """How much the client has once it has what was returned last."""
+        self.reader = PartReader(PlainText(), keeps=keeps)
+        self._num_read = 0 if from_start else had.num_chars
+        """Code points of the reply that were told so far, or that nobody tells again."""
+        self._keeps = keeps
+        self._new_parser = new_parser
+        self._is_accepted = False
+
+    def accepted(self, event: Accepted) -> None:
+        """The chat is under way: how its reply is to be read is known."""
+        if not self._is_accepted:
+            self._is_accepted = True
+            self.reader = PartReader(self._new_parser(event), keeps=self._keeps)
+
+    def take(self, commit: Commit) -> Growth:
+        """The reply goes on."""
+        num_known = max(0, self.position.num_chars - self._num_read)
+        self._num_read += len(commit.text)
+        num_tokens = max(0, commit.upto - self.position.num_tokens)
+        self.position = Position(
+            max(commit.upto, self.position.num_tokens),
+            max(self._num_read, self.position.num_chars),
+        )
+        known, new = commit.text[:num_known], commit.text[num_known:]
+        return Growth(
+            self.reader.push(known) if known else [],
+            self.reader.push(new),
+            bool(num_known),
+            len(new),
+            commit.logprobs[max(0, len(commit.logprobs) - num_tokens) :],
+        )
+
+    def finish(self) -> list[PartEvent]:
+        """The chat has ended: what had to wait until it was known what it is."""
+        return self.reader.finish()

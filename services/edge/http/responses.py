@@ -8,15 +8,15 @@ from typing import Final
 import msgspec
 from msgspec import UNSET
 
-from outrider.models.chat import Message, check_messages, check_num_messages
+from outrider.models.chat import check_num_messages
 from services.edge.http.api import Asked, ChatApi, PlannedReply
 from services.edge.http.openai_errors import error_body, refused
+from services.edge.http.openai_logprobs import chat_count
 from services.edge.http.openai_sampling import SamplingFields
 from services.edge.http.responses_input import (
     FunctionChoice,
     FunctionTool,
     InputItem,
-    has_calls,
     messages_of,
     response_format_of,
     tool_choice_of,
@@ -28,7 +28,14 @@ from services.edge.http.responses_reply import (
     ResponseShape,
     TextConfig,
 )
-from services.edge.http.translation import ExtraFields, PartWriter, plan_chat, read
+from services.edge.http.translation import (
+    Conversation,
+    ExtraFields,
+    PartWriter,
+    conversation,
+    plan_chat,
+    read,
+)
 
 _LOGPROBS: Final = "message.output_text.logprobs"
 
@@ -72,6 +79,8 @@ class ResponsesRequest(ConversationFields, kw_only=True):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     top_logprobs: int | None = None
+    """So many of the likeliest tokens in each place of the text, 0 to 20, where `include` asks for
+    log probabilities."""
     include: list[str] | None = None
     store: bool | None = None
     """Accepted, and taken for false: nothing is stored."""
@@ -101,8 +110,8 @@ decode_count: Final = msgspec.json.Decoder(InputTokensRequest).decode
 def plan(asked: Asked) -> PlannedReply:
     """The chat that answers a request. Raises InvalidRequestError."""
     body = read(_decode, asked.body)
-    _refuse_logprobs(body)
-    messages = conversation_of(body)
+    said = conversation_of(body)
+    num_logprobs = _num_logprobs(body, said)
     fields = SamplingFields(
         model=body.model,
         stream=body.stream,
@@ -113,7 +122,17 @@ def plan(asked: Asked) -> PlannedReply:
         presence_penalty=body.presence_penalty,
         frequency_penalty=body.frequency_penalty,
     )
-    chat = plan_chat("responses", body, fields, asked, messages)
+    text_format = None if body.text is None else body.text.format
+    chat = plan_chat(
+        "responses",
+        body,
+        fields,
+        asked,
+        said,
+        response_format_of(text_format),
+        format_field="text.format",
+        num_logprobs=num_logprobs,
+    )
     is_streamed = bool(body.stream)
     writer = PartWriter(
         ResponseShape(chat.seed, _frame(body, asked.now_s)),
@@ -128,16 +147,33 @@ def plan(asked: Asked) -> PlannedReply:
 API: Final = ChatApi(plan, error_body)
 
 
-def conversation_of(body: ConversationFields) -> tuple[Message, ...]:
+def conversation_of(body: ConversationFields) -> Conversation:
     """The conversation. Raises InvalidRequestError."""
     _refuse_what_is_not_stored(body)
-    _refuse_what_is_not_served(body)
     if not isinstance(body.input, str):
         check_num_messages(len(body.input))
-    messages = messages_of(body.instructions, body.input)
-    check_num_messages(len(messages))
-    check_messages(messages)
-    return messages
+    return conversation(
+        messages_of(body.instructions, body.input),
+        tool_definitions(body.tools or ()),
+        tool_choice_of(body.tool_choice),
+        parallel=body.parallel_tool_calls is not False,
+    )
+
+
+def _num_logprobs(body: ResponsesRequest, said: Conversation) -> int:
+    """SamplingParams.num_logprobs. Raises InvalidRequestError."""
+    is_asked = _LOGPROBS in (body.include or ())
+    if is_asked and said.shown_tools:
+        raise refused(
+            "include",
+            f"include: {_LOGPROBS} is of replies that are text alone; leave the tools out, or set "
+            "tool_choice to none",
+        )
+    if not is_asked and body.top_logprobs:
+        raise refused(
+            "top_logprobs", f"top_logprobs goes with {_LOGPROBS!r}; put that into include"
+        )
+    return chat_count(is_asked, body.top_logprobs)
 
 
 def _refuse_what_is_not_stored(body: ConversationFields) -> None:
@@ -157,26 +193,6 @@ def _refuse_what_is_not_stored(body: ConversationFields) -> None:
         raise refused(
             "background", "background: no response is stored here, to be fetched later; wait for it"
         )
-
-
-def _refuse_what_is_not_served(body: ConversationFields) -> None:
-    """Raises InvalidRequestError for fields that would change the reply and cannot be heeded."""
-    tool_definitions(body.tools or ())
-    if body.tools:
-        raise refused("tools", "tools are not served yet; leave them out")
-    if tool_choice_of(body.tool_choice) not in ("none", "auto"):
-        raise refused("tool_choice", "tool_choice is for requests with tools; leave it out")
-    if has_calls(body.input):
-        raise refused("input", "input: function calls are not served yet; send messages")
-    text_format = None if body.text is None else body.text.format
-    if response_format_of(text_format).get("type") != "text":
-        raise refused("text.format", "text.format is text; others are not served yet")
-
-
-def _refuse_logprobs(body: ResponsesRequest) -> None:
-    """Raises InvalidRequestError."""
-    if body.top_logprobs or _LOGPROBS in (body.include or ()):
-        raise refused("top_logprobs", "logprobs are not served yet; leave them out")
 
 
 def _frame(body: ResponsesRequest, created_at: int) -> ResponseObject:

@@ -81,12 +81,6 @@ def messages_of(instructions: str | None, given: str | Sequence[InputItem]) -> t
     return tuple(made)
 
 
-def has_calls(given: str | Sequence[InputItem]) -> bool:
-    """Whether a conversation has calls of functions or what came of them."""
-    kinds = () if isinstance(given, str) else [it.type for it in given]
-    return any(kind in ("function_call", "function_call_output") for kind in kinds)
-
-
 def _message(where: str, item: InputItem) -> Message:
     match item.type:
         case "message":

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from outrider.errors import OutriderError
-from outrider.session_types import FinishReason
+from outrider.session_types import FinishReason, TokenLogprobs
 from services.edge.http.openai_errors import described
+from services.edge.http.openai_logprobs import TokenLogprob, chat_logprobs
 from services.edge.http.openai_reply import Choice, ChoiceDetails
 from services.edge.http.reply_parts import (
     Part,
@@ -39,7 +41,7 @@ class OutputText(msgspec.Struct, kw_only=True, tag_field="type", tag="output_tex
 
     text: str
     annotations: list[None] = msgspec.field(default_factory=list)
-    logprobs: list[None] = msgspec.field(default_factory=list)
+    logprobs: list[TokenLogprob] = msgspec.field(default_factory=list)
 
 
 class ReasoningText(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoning_text"):
@@ -241,7 +243,7 @@ class OutputTextDelta(Numbered, kw_only=True, tag_field="type", tag="response.ou
     output_index: int
     content_index: int
     delta: str
-    logprobs: list[None] = msgspec.field(default_factory=list)
+    logprobs: list[TokenLogprob] = msgspec.field(default_factory=list)
 
 
 class OutputTextDone(Numbered, kw_only=True, tag_field="type", tag="response.output_text.done"):
@@ -251,7 +253,7 @@ class OutputTextDone(Numbered, kw_only=True, tag_field="type", tag="response.out
     output_index: int
     content_index: int
     text: str
-    logprobs: list[None] = msgspec.field(default_factory=list)
+    logprobs: list[TokenLogprob] = msgspec.field(default_factory=list)
 
 
 class ReasoningDelta(Numbered, kw_only=True, tag_field="type", tag="response.reasoning_text.delta"):
@@ -343,6 +345,10 @@ class ResponseShape:
         self._frame = frame
         self._request_id = ""
         """Empty: nothing has begun."""
+        self._logprobs: list[TokenLogprob] = []
+        """Of all tokens. Where they were asked for, the reply has one part, which is text."""
+        self._num_told = 0
+        """How many of them the client was told with text."""
 
     def began(self, accepted: Accepted) -> list[Event]:
         """As Shape.began."""
@@ -355,6 +361,12 @@ class ResponseShape:
             _event(ResponseCreated(response=brief)),
             _event(ResponseInProgress(response=brief)),
         ]
+
+    def scored(self, logprobs: Sequence[TokenLogprobs], num_fresh: int) -> None:
+        """As Shape.scored."""
+        if logprobs:
+            self._logprobs += chat_logprobs(logprobs).content
+            self._num_told = max(self._num_told, len(self._logprobs) - num_fresh)
 
     def part(self, event: PartEvent) -> list[Event]:
         """As Shape.part."""
@@ -415,9 +427,15 @@ class ResponseShape:
         item_id, index = self._id(part), part.index
         match part.kind:
             case PartKind.TEXT:
+                fresh = self._logprobs[self._num_told :]
+                self._num_told = len(self._logprobs)
                 return _event(
                     OutputTextDelta(
-                        item_id=item_id, output_index=index, content_index=0, delta=text
+                        item_id=item_id,
+                        output_index=index,
+                        content_index=0,
+                        delta=text,
+                        logprobs=fresh,
                     )
                 )
             case PartKind.REASONING:
@@ -439,9 +457,13 @@ class ResponseShape:
                 )
                 return [_event(done), _event(item)]
             case PartKind.TEXT:
-                content = OutputText(text=text)
+                content = OutputText(text=text, logprobs=self._logprobs)
                 done = OutputTextDone(
-                    item_id=item_id, output_index=index, content_index=0, text=text
+                    item_id=item_id,
+                    output_index=index,
+                    content_index=0,
+                    text=text,
+                    logprobs=self._logprobs,
                 )
             case PartKind.REASONING:
                 content = ReasoningText(text=text)
@@ -477,7 +499,7 @@ class ResponseShape:
         item_id, text = self._id(part), part.text
         match part.kind:
             case PartKind.TEXT:
-                content = [OutputText(text=text)] if text else []
+                content = [OutputText(text=text, logprobs=self._logprobs)] if text else []
                 return OutputMessage(id=item_id, status=status, content=content)
             case PartKind.REASONING:
                 thoughts = [ReasoningText(text=text)] if text else []

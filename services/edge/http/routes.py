@@ -11,6 +11,7 @@ from typing import Any, Final, TypeAlias
 
 from outrider.access.api_keys import Scope
 from outrider.errors import OutriderError, UnknownChatError
+from services.edge.access.limits import RateWords
 from services.edge.http import (
     anthropic_errors,
     anthropic_messages,
@@ -62,6 +63,8 @@ class Route:
     error_body: ErrorBody = error_body
     error: type = OpenAiErrorBody
     """Of the body of an error."""
+    rate_words: RateWords = RateWords.OPENAI
+    """Of the headers that tell what is left of limits."""
 
 
 def _reply(api: ChatApi) -> Handle:
@@ -137,6 +140,7 @@ ROUTES: Final = (
         anthropic_reply.MessageEvent,
         error_body=anthropic_errors.error_body,
         error=anthropic_errors.AnthropicErrorBody,
+        rate_words=RateWords.ANTHROPIC,
     ),
     Route(
         "POST",
@@ -147,6 +151,7 @@ ROUTES: Final = (
         anthropic_messages.CountTokensRequest,
         error_body=anthropic_errors.error_body,
         error=anthropic_errors.AnthropicErrorBody,
+        rate_words=RateWords.ANTHROPIC,
     ),
     Route(
         "GET",

@@ -16,14 +16,14 @@ from services.edge.http.translation import read
 async def serve_count_tokens(exchange: Exchange) -> None:
     """Answer POST /v1/messages/count_tokens of the Anthropic API. Raises OutriderError."""
     body = read(anthropic_messages.decode_count, await exchange.body())
-    messages = anthropic_messages.conversation_of(body)
-    count = await num_prompt_tokens(exchange, body.model, messages)
+    said = anthropic_messages.conversation_of(body)
+    count = await num_prompt_tokens(exchange, body.model, said.messages, said.shown_tools)
     await exchange.answer(200, msgspec.json.encode(TokenCount(input_tokens=count)))
 
 
 async def serve_input_tokens(exchange: Exchange) -> None:
     """Answer POST /v1/responses/input_tokens of the OpenAI API. Raises OutriderError."""
     body = read(responses.decode_count, await exchange.body())
-    messages = responses.conversation_of(body)
-    count = await num_prompt_tokens(exchange, body.model, messages)
+    said = responses.conversation_of(body)
+    count = await num_prompt_tokens(exchange, body.model, said.messages, said.shown_tools)
     await exchange.answer(200, msgspec.json.encode(InputTokens(input_tokens=count)))

@@ -116,12 +116,18 @@ def _check(asked: TokenizeRequest) -> None:
 
 
 async def num_prompt_tokens(
-    exchange: Exchange, model_name: str, messages: tuple[Message, ...]
+    exchange: Exchange, model_name: str, messages: tuple[Message, ...], tools: tuple[str, ...]
 ) -> int:
-    """Tokens of a conversation, as the model is given it. Raises OutriderError."""
+    """Tokens of a conversation, as the model is given it; `tools`: those that it is told of. Raises
+    OutriderError."""
     async with _using_model(exchange, model_name) as model:
+        if tools:
+            model.tool_calling.check_calls_tools()
         pool, scope = model.tokenization, _scope(exchange)
-        return len(await _answered(pool, lambda answer: pool.submit(messages, answer, scope=scope)))
+        ids = await _answered(
+            pool, lambda answer: pool.submit(messages, answer, tools=tools, scope=scope)
+        )
+        return len(ids)
 
 
 async def _ids(asked: TokenizeRequest, model: ServedModel, scope: bytes | None) -> tuple[int, ...]:

@@ -7,18 +7,21 @@ OpenAI API's own are.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
-from outrider.errors import OutriderError
-from outrider.models.chat import Message
+from outrider.errors import InvalidSamplingError, OutriderError
+from outrider.models.chat import Message, check_messages, check_num_messages
+from outrider.models.tools import AUTO, NONE, check_choice, check_num_tools, check_tools, tool_text
+from outrider.sampling.grammar import Grammar, from_response_format
+from outrider.session_types import TokenLogprobs
 from services.edge.http import sse
 from services.edge.http.api import Asked
-from services.edge.http.openai_errors import unreadable
+from services.edge.http.openai_errors import refused, unreadable
 from services.edge.http.openai_reply import ProvisionalText
 from services.edge.http.openai_sampling import (
     UNLIMITED_TOKENS,
@@ -30,7 +33,13 @@ from services.edge.http.openai_sampling import (
     read_positions,
     sampling_params,
 )
-from services.edge.http.reply_parts import PartEvent, PartReader, ReplyTextParser, parser_of
+from services.edge.http.reply_parts import (
+    PartEvent,
+    PartReader,
+    ReplyContent,
+    ReplyTextParser,
+    parser_of,
+)
 from services.edge.http.sse import Position
 from services.edge.session.events import (
     Accepted,
@@ -74,6 +83,37 @@ def read(decode: Callable[[bytes], _Body], data: bytes) -> _Body:
 
 
 @dataclass(frozen=True, slots=True)
+class Conversation:
+    """What the model is told; each as ChatRequest has it."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[str, ...] = ()
+    tool_choice: str = AUTO
+    parallel_tool_calls: bool = True
+
+    @property
+    def shown_tools(self) -> tuple[str, ...]:
+        """Those that the model is told of."""
+        return () if self.tool_choice == NONE else self.tools
+
+
+def conversation(
+    messages: tuple[Message, ...],
+    definitions: Sequence[Mapping[str, Any]],
+    tool_choice: str,
+    *,
+    parallel: bool,
+) -> Conversation:
+    """A conversation and the tools (as outrider.models.tools.tool_text takes them) that may be
+    called in it. Raises InvalidRequestError."""
+    check_num_messages(len(messages))
+    check_messages(messages)
+    check_num_tools(len(definitions))
+    tools = check_tools([tool_text(it) for it in definitions])
+    return Conversation(messages, tools, check_choice(tool_choice, tools), parallel)
+
+
+@dataclass(frozen=True, slots=True)
 class PlannedChat:
     """The one chat that answers a request."""
 
@@ -88,10 +128,16 @@ def plan_chat(
     body: ExtraFields,
     fields: SamplingFields,
     asked: Asked,
-    messages: tuple[Message, ...],
+    said: Conversation,
+    response_format: Mapping[str, Any],
+    *,
+    format_field: str,
+    num_logprobs: int = -1,
 ) -> PlannedChat:
-    """The chat of a request; `fields`: what it says of sampling, `api`: names the API. Raises
-    InvalidRequestError."""
+    """The chat of a request; `fields`: what it says of sampling, `api`: names the API,
+    `response_format`: as chat completions have it, `format_field`: where the
+    request has that, `num_logprobs`: as SamplingParams has it. Raises
+    InvalidRequestError and InvalidSamplingError."""
     fields = msgspec.structs.replace(
         fields,
         stream_options=body.stream_options,
@@ -115,13 +161,33 @@ def plan_chat(
         asked,
         index=0,
         digest=digest,
-        sampling=sampling_params(fields, max_tokens, seed),
+        sampling=replace(
+            sampling_params(fields, max_tokens, seed),
+            grammar=_grammar(response_format, format_field),
+            num_logprobs=num_logprobs,
+        ),
         # From the beginning, whatever the client has: where a part begins is read in the text
         # before it.
         position=Position(),
         provisional=is_streamed and bool(options.provisional),
     )
-    return PlannedChat(replace(request, messages=messages), seed, had)
+    request = replace(
+        request,
+        messages=said.messages,
+        tools=said.tools,
+        tool_choice=said.tool_choice,
+        parallel_tool_calls=said.parallel_tool_calls,
+        # It would be as the model writes it, calls and all.
+        provisional=request.provisional and not said.shown_tools,
+    )
+    return PlannedChat(request, seed, had)
+
+
+def _grammar(response_format: Mapping[str, Any], param: str) -> Grammar | None:
+    try:
+        return from_response_format(response_format)
+    except InvalidSamplingError as error:
+        raise refused(param, f"{param}: {error.message}") from None
 
 
 def _digest_of(api: str, body: ExtraFields) -> bytes:
@@ -138,6 +204,11 @@ class Shape(Protocol):
 
     def began(self, accepted: Accepted) -> list[Event]:
         """The first of it is about to come."""
+        ...
+
+    def scored(self, logprobs: Sequence[TokenLogprobs], num_fresh: int) -> None:
+        """Of the tokens that were committed, before their text is told; the last `num_fresh` were
+        not told to the client yet."""
         ...
 
     def part(self, event: PartEvent) -> list[Event]:
@@ -188,17 +259,16 @@ class PartWriter:
         new_parser: Callable[[Accepted], ReplyTextParser] = parser_of,
     ) -> None:
         """`has_ids`: whether the events of a stream say what the client has, to resume with."""
-        self._new_parser = new_parser
+        self._content = ReplyContent(
+            Position(0, had.num_chars), from_start=True, keeps=True, new_parser=new_parser
+        )
         self._shape = shape
         self._had = had
         self._num_events = had.num_tokens
         """Written, before the client came back too: the first number in the id of an event."""
-        self._num_chars = 0
-        """Code points of the reply that were read."""
         self._is_streamed = is_streamed
         self._has_ids = has_ids
         self._accepted: Accepted | None = None
-        self._reader: PartReader | None = None
         self._has_begun = False
         self._done: Done | None = None
         self._encode = msgspec.json.Encoder().encode
@@ -210,7 +280,7 @@ class PartWriter:
                 # The head of the stream waits: until a region has admitted the chat, a refusal is
                 # an answer with a status of its own.
                 self._accepted = event
-                self._reader = PartReader(self._new_parser(event))
+                self._content.accepted(event)
             case Commit():
                 return self._commit(event)
             case Done():
@@ -223,9 +293,9 @@ class PartWriter:
 
     def whole(self) -> bytes:
         """As ReplyWriter.whole."""
-        accepted, reader, done = self._accepted, self._reader, self._done
-        assert accepted is not None and reader is not None and done is not None
-        events = [*self._begin(), *self._parts(reader.finish())]
+        accepted, reader, done = self._accepted, self._content.reader, self._done
+        assert accepted is not None and done is not None
+        events = [*self._begin(), *self._parts(self._content.finish())]
         if not self._is_streamed:
             return self._encode(self._shape.body(accepted, reader, done))
         return self._written([*events, *self._shape.ended(reader, done)])
@@ -235,16 +305,15 @@ class PartWriter:
         return self._written([self._shape.failed(error)])
 
     def _commit(self, commit: Commit) -> bytes:
-        assert self._reader is not None
-        num_known = max(0, self._had.num_chars - self._num_chars)
-        known, new = commit.text[:num_known], commit.text[num_known:]
-        if known:
-            self._begin()
-            self._parts(self._reader.push(known))
-        self._num_chars += len(commit.text)
-        if not new and num_known:
-            return b""
-        return self._written([*self._begin(), *self._parts(self._reader.push(new))])
+        growth = self._content.take(commit)
+        if not growth.is_told_again:
+            self._shape.scored(commit.logprobs, len(commit.logprobs))
+            return self._written([*self._begin(), *self._parts(growth.new)])
+        self._begin()
+        self._parts(growth.known)
+        self._shape.scored(commit.logprobs, _num_behind(commit.logprobs, growth.num_new_chars))
+        new = self._parts(growth.new)
+        return self._written(new) if growth.num_new_chars else b""
 
     def _begin(self) -> list[Event]:
         if self._has_begun or self._accepted is None:
@@ -258,7 +327,7 @@ class PartWriter:
 
     def _provisional(self, erase_to: int, text: str, stability: float) -> bytes:
         """Of a reply that may have calls in it, text that is not final says nothing."""
-        if not self._is_streamed or self._reader is None or not self._reader.is_plain:
+        if not self._is_streamed or not self._content.reader.is_plain:
             return b""
         shown = ProvisionalText(
             index=0, erase_to=erase_to, text=text, stability=round(stability, 4)
@@ -275,8 +344,20 @@ class PartWriter:
                 event.data.sequence_number = self._num_events
             self._num_events += 1
             is_last = len(written) == len(events) - 1
-            position = Position(self._num_events, self._num_chars)
+            position = Position(self._num_events, self._content.position.num_chars)
             event_id = sse.event_id([position]) if self._has_ids and is_last else ""
             data = self._encode(event.data)
             written.append(sse.event(data, name=event.name, event_id=event_id))
         return b"".join(written)
+
+
+def _num_behind(logprobs: Sequence[TokenLogprobs], num_chars: int) -> int:
+    """How many of the last tokens it takes to begin so many code points."""
+    count = 0
+    for entry in reversed(logprobs):
+        if num_chars <= 0:
+            break
+        # In UTF-8 all bytes of a character but its first are 10xxxxxx.
+        num_chars -= sum(byte & 0xC0 != 0x80 for byte in entry.chosen.text)
+        count += 1
+    return count

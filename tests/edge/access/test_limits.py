@@ -13,6 +13,7 @@ from services.edge.access.limiter import UNLIMITED_CHAT, Limiter
 from services.edge.access.limits import (
     UNLIMITED,
     Limited,
+    RateWords,
     TenantLimits,
     TenantUsage,
     Usage,
@@ -138,13 +139,21 @@ def test_headers_have_the_names_that_clients_know() -> None:
     tenant = usage()
     tenant.begin(0.0)
     tenant.take_input(300, 0.0)
-    headers = rate_headers(tenant.states(0.0))
+    headers = rate_headers(tenant.states(0.0), RateWords.OPENAI, 1_700_000_000.5)
     assert headers["x-ratelimit-limit-requests"] == "6"
     assert headers["x-ratelimit-remaining-requests"] == "5"
     assert headers["x-ratelimit-reset-requests"] == "10.000s"
     assert headers["x-ratelimit-remaining-tokens"] == "300", "of prompts, which are nearer to it"
     assert headers["x-ratelimit-remaining-output-tokens"] == "1200"
-    assert rate_headers({}) == {}
+    assert rate_headers({}, RateWords.OPENAI, 0.0) == {}
+    headers = rate_headers(tenant.states(0.0), RateWords.ANTHROPIC, 1_700_000_000.5)
+    assert headers["anthropic-ratelimit-requests-limit"] == "6"
+    assert headers["anthropic-ratelimit-requests-remaining"] == "5"
+    assert headers["anthropic-ratelimit-requests-reset"] == "2023-11-14T22:13:31Z"
+    assert headers["anthropic-ratelimit-tokens-remaining"] == "300"
+    assert headers["anthropic-ratelimit-input-tokens-remaining"] == "300"
+    assert headers["anthropic-ratelimit-output-tokens-remaining"] == "1200"
+    assert not any(name.startswith("x-") for name in headers)
 
 
 def test_a_tenant_without_limits_costs_nothing() -> None:

@@ -23,6 +23,7 @@ from outrider.errors import (
 )
 from outrider.models.chat import Message
 from outrider.models.tools import ToolCall
+from outrider.sampling.grammar import Grammar, GrammarKind
 from outrider.session_types import FinishReason, Priority, Speculation
 from services.edge.http.anthropic_messages import (
     API,
@@ -127,10 +128,12 @@ TOOL_RESULT = {"type": "tool_result", "tool_use_id": "t1", "content": "seen"}
 @pytest.mark.parametrize(
     ("fields", "names"),
     [
-        ({"tools": [{"name": "f"}]}, "tools"),
+        ({"tools": [{"name": "f f"}]}, "a tool's name"),
+        ({"tools": [{"name": "f"}, {"name": "f"}]}, "defined twice"),
+        ({"tools": [{"name": "f", "input_schema": {"type": "string"}}]}, "parameters"),
+        ({"tools": [{"name": f"f{it}"} for it in range(129)]}, "129 tools"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
-        ({"messages": [USER, {"role": "assistant", "content": [TOOL_USE]}]}, "messages.1.content"),
-        ({"messages": [{"role": "user", "content": [TOOL_RESULT]}]}, "messages.0.content"),
+        ({"tools": [{"name": "f"}], "tool_choice": {"type": "tool", "name": "g"}}, "tool_choice"),
         ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages.0.content.0"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
         ({"messages": [USER, {"role": "assistant", "content": "so"}]}, "assistant's"),
@@ -262,6 +265,32 @@ def test_a_schema_is_asked_for_as_in_chat_completions() -> None:
     assert response_format_of(None) == response_format_of(OutputConfig()) == {"type": "text"}
     with pytest.raises(InvalidRequestError, match="output_config"):
         response_format_of(OutputConfig(format={"type": "yaml"}))
+
+
+def test_tools_their_calls_and_results_and_a_schema_arrive() -> None:
+    schema = {"type": "object", "properties": {"b": {}, "a": {}}}
+    (chat,) = planned(
+        API,
+        body(
+            messages=[
+                USER,
+                {"role": "assistant", "content": [TOOL_USE]},
+                {"role": "user", "content": [TOOL_RESULT]},
+            ],
+            tools=[{"name": "look", "description": "d", "input_schema": schema}],
+            tool_choice={"type": "any", "disable_parallel_tool_use": True},
+            output_config={"format": {"type": "json_schema", "schema": schema}},
+            stream=True,
+            stream_options={"provisional": True},
+        ),
+    ).chats
+    assert [it.role for it in chat.messages] == ["user", "assistant", "tool"]
+    assert chat.messages[1].tool_calls == (ToolCall("t1", "look", '{"at":1}'),)
+    text = '{"type":"object","properties":{"b":{},"a":{}}}'
+    assert chat.tools == ('{"name":"look","description":"d","parameters":' + text + "}",)
+    assert (chat.tool_choice, chat.parallel_tool_calls) == ("required", False)
+    assert chat.sampling.grammar == Grammar(GrammarKind.JSON_SCHEMA, text)
+    assert not chat.provisional, "nobody can tell calls from text in it"
 
 
 def test_a_request_with_a_key_is_the_same_request_again() -> None:

@@ -304,5 +304,8 @@ def test_tools_of_any_bytes_are_planned_or_refused(data: bytes) -> None:
         data,
         data,
     )
+    if data.strip() == b"null":
+        assert not openai_chat.API.plan(asked(body)).chats[0].tools
+        return
     with pytest.raises(InvalidRequestError):
         openai_chat.API.plan(asked(body))

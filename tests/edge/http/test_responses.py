@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from outrider.errors import EngineError, InvalidRequestError, OutriderError, OverloadedError
 from outrider.models.chat import Message
 from outrider.models.tools import ToolCall
-from outrider.session_types import FinishReason
+from outrider.sampling.grammar import Grammar, GrammarKind
+from outrider.session_types import FinishReason, ScoredToken, TokenLogprobs
 from services.edge.http.openai_sampling import UNLIMITED_TOKENS
 from services.edge.http.responses import API, ResponsesRequest, _frame
 from services.edge.http.responses_input import (
@@ -114,6 +115,7 @@ def test_what_has_no_effect_is_accepted() -> None:
     assert reply.chats[0].sampling == planned(API, body()).chats[0].sampling
 
 
+LOGPROBS = "message.output_text.logprobs"
 FUNCTION = {"type": "function", "name": "f"}
 CALL = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": '{"at": 1}'}
 OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "seen"}
@@ -126,14 +128,12 @@ OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "seen"}
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"background": True}, "background"),
-        ({"tools": [FUNCTION]}, "tools"),
         ({"tools": [{"type": "web_search"}]}, "tools[0]"),
-        ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "mcp"}}, "tool_choice"),
-        ({"input": [CALL]}, "input"),
-        ({"text": {"format": {"type": "json_object"}}}, "text.format"),
+        ({"text": {"format": {"type": "yaml"}}}, "text.format"),
         ({"top_logprobs": 3}, "top_logprobs"),
-        ({"include": ["message.output_text.logprobs"]}, "top_logprobs"),
+        ({"include": [LOGPROBS], "top_logprobs": 21}, "top_logprobs"),
+        ({"include": [LOGPROBS], "tools": [FUNCTION]}, "include"),
         ({"input": [{"type": "item_reference", "id": "i"}]}, "input[0]"),
         ({"input": [{"type": "web_search_call"}]}, "input[0]"),
         ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role"),
@@ -220,7 +220,82 @@ def test_tools_choices_and_formats_are_said_as_the_core_says_them() -> None:
     assert response_format_of(None) == {"type": "text"}
 
 
+def test_tools_a_schema_and_log_probabilities_arrive() -> None:
+    schema = {"type": "object", "properties": {"b": {}, "a": {}}}
+    (chat,) = planned(
+        API,
+        body(
+            input=[USER, CALL, OUTPUT],
+            tools=[FUNCTION | {"parameters": schema, "strict": True}],
+            tool_choice={"type": "function", "name": "f"},
+            parallel_tool_calls=False,
+            text={"format": {"type": "json_schema", "name": "n", "schema": schema}},
+        ),
+    ).chats
+    assert [it.role for it in chat.messages] == ["user", "assistant", "tool"]
+    text = '{"type":"object","properties":{"b":{},"a":{}}}'
+    assert chat.tools == ('{"name":"f","parameters":' + text + "}",)
+    assert (chat.tool_choice, chat.parallel_tool_calls) == ("f", False)
+    assert chat.sampling.grammar == Grammar(GrammarKind.JSON_SCHEMA, text)
+    assert chat.sampling.num_logprobs == -1
+    asked_for = body(include=[LOGPROBS], top_logprobs=3, tools=[FUNCTION], tool_choice="none")
+    assert planned(API, asked_for).chats[0].sampling.num_logprobs == 3
+    assert planned(API, body(include=[LOGPROBS])).chats[0].sampling.num_logprobs == 0
+    for fields in ({"tool_choice": "required"}, {"tools": [FUNCTION, FUNCTION]}):
+        assert refusal(body(**fields)).http_status == 400
+
+
 # Replies.
+
+
+def scored(text: bytes) -> TokenLogprobs:
+    token = ScoredToken(1, -1.5, text)
+    return TokenLogprobs(token, (token,))
+
+
+SCORED: tuple[ClientEvent, ...] = (
+    Accepted("r1", "small", 5),
+    Commit("h", (1, 2), 2, logprobs=(scored(b"h"), scored(b"\xe2\x82"))),
+    Commit("", (3,), 3, logprobs=(scored(b"\xac!"),)),
+    Commit("\N{EURO SIGN}!", (), 3),
+    Commit("", (4,), 4, logprobs=(scored(b""),)),
+    done(4),
+)
+TOKENS = [[104], [0xE2, 0x82], [0xAC, 33], []]
+
+
+def test_log_probabilities_come_with_their_text_and_all_of_them_at_its_end() -> None:
+    asked_for = body(include=[LOGPROBS])
+    events = data_of(told(planned(API, asked_for | {"stream": True}), [*SCORED]))
+    assert [fault for it in events for fault in event_faults(it)] == []
+    deltas = [it for it in events if it["type"] == "response.output_text.delta"]
+    assert [(it["delta"], [one["bytes"] for one in it["logprobs"]]) for it in deltas] == [
+        ("h", TOKENS[:2]),
+        ("\N{EURO SIGN}!", TOKENS[2:3]),
+    ]
+    (text,) = [it for it in events if it["type"] == "response.output_text.done"]
+    assert [one["bytes"] for one in text["logprobs"]] == TOKENS
+    whole = json.loads(told(planned(API, asked_for), [*SCORED]))
+    assert responses_faults(whole, RESPONSE) == []
+    assert whole["output"] == events[-1]["response"]["output"]
+    assert whole["output"][0]["content"][0]["logprobs"] == text["logprobs"]
+
+
+def test_a_client_that_comes_back_is_told_what_it_lacks_of_them() -> None:
+    asked_for = body(include=[LOGPROBS], stream=True)
+    stream = told(planned(API, asked_for, idempotency_key="k"), [*SCORED])
+    first = next(it for it in events_of(stream) if it["event"] == "response.output_text.delta")
+    joined = Commit(
+        "h\N{EURO SIGN}!", (1, 2, 3), 3, logprobs=tuple(map(scored, map(bytes, TOKENS[:3])))
+    )
+    for again in ([*SCORED], [SCORED[0], joined, *SCORED[-2:]]):
+        back = planned(API, asked_for, idempotency_key="k", last_event_id=first["id"])
+        events = data_of(told(back, again))
+        (delta,) = [it for it in events if it["type"] == "response.output_text.delta"]
+        told_again = [one["bytes"] for one in delta["logprobs"]]
+        assert delta["delta"] == "\N{EURO SIGN}!" and told_again[-1] == TOKENS[2]
+        (text,) = [it for it in events if it["type"] == "response.output_text.done"]
+        assert [one["bytes"] for one in text["logprobs"]] == TOKENS
 
 
 def ending(*texts: str, **usage: Any) -> list[ClientEvent]:

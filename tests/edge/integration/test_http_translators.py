@@ -131,7 +131,7 @@ async def test_errors_of_messages_are_those_of_that_api(words: Vocabulary, tmp_p
             await client.messages.create(**MESSAGE | {"model": "nope"})
         assert unknown.value.type == "not_found_error"
         assert unknown.value.request_id
-        with pytest.raises(anthropic.BadRequestError, match="tools are not served"):
+        with pytest.raises(anthropic.BadRequestError, match="shows no tools"):
             await client.messages.create(**MESSAGE, tools=[{"name": "f", "input_schema": {}}])
         with pytest.raises(anthropic.RequestTooLargeError):
             await client.messages.create(**MESSAGE, system="x" * 2000)
