@@ -81,6 +81,11 @@ def test_a_schema_becomes_a_grammar_whose_properties_keep_their_order() -> None:
     assert chat(response_format={"type": "text"}).chats[0].sampling.grammar is None
 
 
+def test_a_schema_and_tools_go_together() -> None:
+    (planned_chat,) = chat(tools=[TOOL], response_format={"type": "json_object"}).chats
+    assert planned_chat.tools and planned_chat.sampling.grammar == JSON_OBJECT
+
+
 def test_a_refused_schema_is_not_repeated() -> None:
     deep: Any = {"sesame": 1}
     for _ in range(70):
