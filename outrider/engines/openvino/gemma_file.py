@@ -69,6 +69,9 @@ def read_gemma(reader: GGUFReader) -> GemmaFile:
     size = head_size_of(reader, GEMMA3)
     if count_of(reader, f"{GEMMA3}.attention.value_length", size) != size or size % 2:
         _refuse(f"heads of {size} values cannot turn in pairs, or those of values differ")
+    for field in ("attention.key_length", "attention.value_length", "rope.dimension_count"):
+        if count_of(reader, f"{GEMMA3}.{field}_swa", size) != size:
+            _refuse(f"heads of layers with a window have another size ({GEMMA3}.{field}_swa)")
     layers = _layers(reader)
     scaled_by = width // heads if len(layers) == _WIDE_LAYERS else size
     return GemmaFile(

@@ -169,6 +169,12 @@ def test_a_file_with_sentencepieces_tokenizer_converts(tmp_path: Path) -> None:
         (
             "gemma3",
             {},
+            {"add_tokenizer": lambda writer: writer.add_key_length_swa(32)},
+            "heads of layers with a window",
+        ),
+        (
+            "gemma3",
+            {},
             {"add_tokenizer": lambda writer: writer.add_final_logit_softcapping(30.0)},
             "final_logit_softcapping",
         ),

@@ -11,6 +11,7 @@ from typing import Any
 
 import gguf
 import numpy as np
+import openvino as ov
 import pytest
 
 from outrider.engines.base import SequenceSlice
@@ -91,6 +92,29 @@ def test_heads_of_keys_are_shared_by_all_or_by_none(kv_heads: int, tmp_path: Pat
     model = Reference(source)
     expected = model.logits(model.states([IDS])[0])
     assert np.sqrt(np.mean((rows - expected) ** 2) / np.mean(expected**2)) < MAX_DIFFERENCE
+
+
+def test_the_graph_with_its_state_computes_the_same(tmp_path: Path) -> None:
+    """As other programs run what is saved: without paged attention, by its masks."""
+    source = model_file(tmp_path / "m.gguf", window=24)
+    (tmp_path / "out").mkdir()
+    convert(source, tmp_path / "out", DEFAULT_LAYOUT)
+    graph = read_converted(tmp_path / "out").graph
+    request = ov.Core().compile_model(graph, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    request = request.create_infer_request()
+    rows = []
+    for begin, end in ((0, 50), (50, 51), (51, 90)):
+        inputs = {
+            "input_ids": IDS[None, begin:end].astype(np.int64),
+            "attention_mask": np.ones((1, end), np.int64),
+            "position_ids": np.arange(begin, end, dtype=np.int64)[None],
+            "beam_idx": np.zeros(1, np.int32),
+        }
+        rows.append(request.infer(inputs)["logits"][0].copy())
+    model = Reference(source)
+    expected = model.logits(model.states([IDS[:90]])[0])
+    error = np.concatenate(rows) - expected
+    assert np.sqrt(np.mean(error**2) / np.mean(expected**2)) < MAX_DIFFERENCE
 
 
 @pytest.mark.parametrize("precision", ["f32", "auto"])
