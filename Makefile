@@ -6,6 +6,9 @@ BIN := .venv/bin
 MODEL := smollm2-135m-instruct
 # Of the property tests' second pass: another one with every run, unless it is given.
 SEED := $(shell date +%s)
+# Where it is set, every process that a test starts would compile all of the source anew, and every
+# pass would rewrite all tests anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check lint types imports protos-check deploy-check bench bench-core bench-check protos format exactness clean
@@ -25,7 +28,8 @@ test: setup check  ## Every check and every test
 	$(PY) -m pytest -n 2
 	@echo "Property tests on new examples: what fails is a finding, not a failure of this run;"
 	@echo "to have the same again: make test SEED=$(SEED)"
-	-$(PY) -m pytest -n 2 -m hypothesis --hypothesis-profile fresh --hypothesis-seed $(SEED) --timeout 600
+	-$(PY) -m pytest -n 2 -m hypothesis --hypothesis-profile fresh --hypothesis-seed $(SEED) \
+		--timeout 60 --session-timeout 100 $$(grep -rl hypothesis tests --include='test_*.py')
 
 check: setup lint types imports protos-check deploy-check  ## Static checks only
 

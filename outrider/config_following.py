@@ -19,6 +19,8 @@ The part that services use, and that stays as it is:
   now on (live keys as the file has them now, all others as before), the catalog, and what changed.
   It is called again only after it has returned. If it raises ConfigError or another OutriderError,
   the update counts as refused, and the next one is compared with what ran before.
+- `ConfigSource.verdict` says what became of the contents that were read last. The admin port shows
+  it as `/config`, for who has written the file and waits for it to count.
 - Any other key that has changed is logged by name, once per change, as one that needs a restart.
   So are definitions of `fixed_models`, which are models that the service cannot exchange. Without
   `apply` nothing is live.
@@ -49,7 +51,16 @@ from outrider.config import load
 from outrider.errors import OutriderError
 from outrider.models.catalog import SHIPPED, ModelCatalog, load_catalog
 
-__all__ = ["POLL_S", "Changes", "ConfigSource", "Update", "compared", "following"]
+__all__ = [
+    "POLL_S",
+    "Changes",
+    "ConfigSource",
+    "Configured",
+    "Update",
+    "Verdict",
+    "compared",
+    "following",
+]
 
 C = TypeVar("C")
 
@@ -128,9 +139,20 @@ def _changed_keys(name: str, running: object, new: object) -> list[str]:
 # --- the file ---
 
 
-class _Configured(NamedTuple, Generic[C]):
+class Configured(NamedTuple, Generic[C]):
+    """What is read at one time."""
+
     config: C
     catalog: ModelCatalog
+
+
+class Verdict(NamedTuple):
+    """What became of the file's contents when they were read last."""
+
+    sha256: str
+    """Of the contents, hexadecimal; "": they could not be read."""
+    refused: str
+    """Why nothing of them counts; "": they are applied, as far as they can be."""
 
 
 class ConfigSource(Generic[C]):
@@ -155,16 +177,18 @@ class ConfigSource(Generic[C]):
         self._environ = environ
         self._with_models = with_models
         self._asked = asyncio.Event()
+        self.verdict: Verdict | None = None
+        """By who follows the file; None: it was not read since the start."""
 
-    def read(self) -> _Configured[C]:
+    def read(self) -> Configured[C]:
         """The configuration and the catalog as they are now; blocks. Raises ConfigError."""
         config = load(
             self._cls, self._section, file=self.file, environ=self._environ, flags=self._flags
         )
         if not self._with_models:
-            return _Configured(config, SHIPPED)
+            return Configured(config, SHIPPED)
         environ = os.environ if self._environ is None else self._environ
-        return _Configured(config, load_catalog(self.file, environ))
+        return Configured(config, load_catalog(self.file, environ))
 
     def read_at_once(self) -> None:
         """Whoever follows the file reads it now, whether it has changed or not."""
@@ -203,7 +227,7 @@ async def following(
     assert not unknown, f"live keys that are no fields: {unknown}"
     assert apply or not live_keys, "nobody applies the live keys"
     follower = _Follower(
-        source, _Configured(config, catalog), frozenset(live_keys), frozenset(fixed_models), apply
+        source, Configured(config, catalog), frozenset(live_keys), frozenset(fixed_models), apply
     )
     task = asyncio.create_task(follower.run(POLL_S if poll_s is None else poll_s))
     try:
@@ -247,7 +271,7 @@ class _Follower(Generic[C]):
     def __init__(
         self,
         source: ConfigSource[C],
-        running: _Configured[C],
+        running: Configured[C],
         live_keys: frozenset[str],
         fixed_models: frozenset[str],
         apply: Apply[C] | None,
@@ -275,6 +299,7 @@ class _Follower(Generic[C]):
             except Exception:
                 # A defect here must not end the service; the file counts as read.
                 _log.exception("config_not_applied", file=str(self._source.file))
+                self._judge("it failed on it: see its log")
             was_asked = await self._source.asked(poll_s)
 
     async def _poll(self, was_asked: bool) -> None:
@@ -289,11 +314,16 @@ class _Follower(Generic[C]):
             self._digest = digest
             await self._read()
 
+    def _judge(self, refused: str) -> None:
+        self._source.verdict = Verdict((self._digest or b"").hex(), refused)
+
     async def _read(self) -> None:
         try:
             new = await asyncio.to_thread(self._source.read)
             await self._take(new)
+            self._judge("")
         except OutriderError as error:
+            self._judge(error.message)
             _log.error(
                 "config_file_refused",
                 file=str(self._source.file),
@@ -301,7 +331,7 @@ class _Follower(Generic[C]):
                 effect="the settings stay as they are; correct the file",
             )
 
-    async def _take(self, new: _Configured[C]) -> None:
+    async def _take(self, new: Configured[C]) -> None:
         running = self._running
         changes = compared(running.config, new.config, self._live_keys)
         self._log_restarts(changes.restart, new)
@@ -312,7 +342,7 @@ class _Follower(Generic[C]):
         live = {key: getattr(new.config, key) for key in changes.live}
         config = dataclasses.replace(running.config, **live)  # type: ignore[type-var]
         await self._apply(Update(config, new.catalog, changes.live, models))
-        self._running = _Configured(config, new.catalog)
+        self._running = Configured(config, new.catalog)
         _log.info(
             "config_applied",
             file=str(self._source.file),
@@ -320,7 +350,7 @@ class _Follower(Generic[C]):
             models=sorted(models),
         )
 
-    def _log_restarts(self, keys: tuple[str, ...], new: _Configured[C]) -> None:
+    def _log_restarts(self, keys: tuple[str, ...], new: Configured[C]) -> None:
         """Those that have changed since the file was last read: `keys` of the configuration, and
         definitions that are fixed."""
         last = self._last_read

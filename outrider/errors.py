@@ -7,8 +7,13 @@ OutriderError                    INTERNAL            500
 │   ├── PromptTooLongError       INVALID_ARGUMENT    400
 │   ├── MalformedFrameError      INVALID_ARGUMENT    400
 │   ├── FrameTooLargeError       INVALID_ARGUMENT    413
+│   ├── HeadTooLargeError        INVALID_ARGUMENT    431
 │   ├── BadTokenBlockError       INVALID_ARGUMENT    400
-│   └── KeyReusedError           INVALID_ARGUMENT    422
+│   ├── KeyReusedError           INVALID_ARGUMENT    422
+│   ├── MediaTypeError           INVALID_ARGUMENT    415
+│   └── SlowRequestError         INVALID_ARGUMENT    408
+├── UnknownRouteError            NOT_FOUND           404
+├── MethodNotAllowedError        INVALID_ARGUMENT    405
 ├── UnauthenticatedError         UNAUTHENTICATED     401
 ├── PermissionDeniedError        PERMISSION_DENIED   403
 ├── UnknownModelError            NOT_FOUND           404
@@ -17,6 +22,7 @@ OutriderError                    INTERNAL            500
 ├── PrefixUnknownError           FAILED_PRECONDITION 409
 ├── DuplicateSessionError        ALREADY_EXISTS      409
 ├── OverloadedError              RESOURCE_EXHAUSTED  429
+│   └── RateLimitedError         RESOURCE_EXHAUSTED  429
 ├── CancelledError               CANCELLED           499
 ├── DeadlineError                DEADLINE_EXCEEDED   504
 ├── UnavailableError             UNAVAILABLE         503
@@ -97,7 +103,12 @@ class PromptTooLongError(InvalidRequestError):
     @classmethod
     def of(cls, num_tokens: int, longest: int) -> PromptTooLongError:
         """For a prompt of so many tokens, where at most `longest` fit."""
-        return cls(f"the prompt has {num_tokens} tokens, at most {longest} fit; shorten it")
+        # Clients of the OpenAI API know it by these words: "is longer than the model's context
+        # length".
+        return cls(
+            "the conversation is longer than the model's context length: the prompt has "
+            f"{num_tokens} tokens, at most {longest} fit; shorten it"
+        )
 
 
 class MalformedFrameError(InvalidRequestError):
@@ -113,6 +124,13 @@ class FrameTooLargeError(InvalidRequestError):
     reason = "FRAME_TOO_LARGE"
 
 
+class HeadTooLargeError(InvalidRequestError):
+    """The headers of a request above the receiver's limit."""
+
+    http_status = 431
+    reason = "HEAD_TOO_LARGE"
+
+
 class BadTokenBlockError(InvalidRequestError):
     """A token block that is truncated, too long, of an unknown codec, or fails its checksum."""
 
@@ -124,6 +142,36 @@ class KeyReusedError(InvalidRequestError):
 
     http_status = 422
     reason = "KEY_REUSED"
+
+
+class MediaTypeError(InvalidRequestError):
+    """A body in a form that is not read here."""
+
+    http_status = 415
+    reason = "MEDIA_TYPE"
+
+
+class SlowRequestError(InvalidRequestError):
+    """The request did not arrive whole in time."""
+
+    http_status = 408
+    reason = "SLOW_REQUEST"
+
+
+class UnknownRouteError(OutriderError):
+    """There is nothing at this path."""
+
+    grpc_code = "NOT_FOUND"
+    http_status = 404
+    reason = "UNKNOWN_ROUTE"
+
+
+class MethodNotAllowedError(OutriderError):
+    """What is at this path takes other methods."""
+
+    grpc_code = "INVALID_ARGUMENT"
+    http_status = 405
+    reason = "METHOD_NOT_ALLOWED"
 
 
 class UnauthenticatedError(OutriderError):
@@ -188,6 +236,13 @@ class OverloadedError(OutriderError):
     grpc_code = "RESOURCE_EXHAUSTED"
     http_status = 429
     reason = "OVERLOADED"
+
+
+class RateLimitedError(OverloadedError):
+    """The tenant has used up what it may use in this time; `metadata` says of what: `limited`
+    (requests, input_tokens, output_tokens, sessions), `limit`, `remaining` and `reset_ms`."""
+
+    reason = "RATE_LIMITED"
 
 
 class CancelledError(OutriderError):

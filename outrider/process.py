@@ -24,7 +24,9 @@ class Ports:
     main: int
     """gRPC (TCP), or QUIC (UDP) on the edge."""
     admin: int
-    """HTTP: /metrics, /health, /ready."""
+    """HTTP: /metrics, /health, /ready, /version."""
+    http: int = 0
+    """HTTP for clients (TCP), on an edge that serves it; 0: none."""
 
 
 class Serve(Protocol[C]):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
+from typing import Final, NamedTuple
 
 from outrider.cost import Cost
 
@@ -39,6 +40,29 @@ class FinishReason(StrEnum):
     DEADLINE = "deadline"
 
 
+MIN_LOGPROB: Final = -9999.0
+"""Stands for everything below, minus infinity too (as in OpenAI's API): every value is a number."""
+
+
+class ScoredToken(NamedTuple):
+    """A token in its place in a reply."""
+
+    id: int
+    logprob: float
+    """MIN_LOGPROB to 0; a float32 exactly."""
+    text: bytes = b""
+    """The bytes that it adds to a text; empty for control tokens, and inside the region."""
+
+
+class TokenLogprobs(NamedTuple):
+    """One place of a reply."""
+
+    chosen: ScoredToken
+    """The token of the reply."""
+    top: tuple[ScoredToken, ...]
+    """The likeliest, likeliest first, equal ones by id; `chosen` may be among them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Usage:
     """Token counts of one session, and what it costs."""
@@ -54,6 +78,10 @@ class Usage:
     cost: Cost | None = None
     """By the router's price table, for the whole session; None where no price applies, before a
     router has set it, and for a chat that was cancelled."""
+    accepted_prediction_tokens: int = 0
+    """Accepted drafts that were copied from the request's prediction."""
+    rejected_prediction_tokens: int = 0
+    """Drafts copied from it that were verified and did not become part of the reply."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,20 +1,38 @@
 """The border: what the protos of several services share, as dataclasses and back, validated.
 
-Token blocks, sampling, errors, and of a session its priority, speculation, end, token counts, times
-and cost (`protos/outrider/v1/common.proto`).
+Token blocks, sampling, log probabilities, errors, and of a session its priority, speculation, end,
+token counts, times and cost (`protos/outrider/v1/common.proto`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from typing import Final
 
 from outrider.codec.tokens import Block
 from outrider.cost import Cost
-from outrider.errors import InvalidRequestError, MalformedFrameError, OutriderError, by_reason
-from outrider.sampling.params import SamplingParams, check_counts
-from outrider.session_types import FinishReason, Priority, Speculation, Timings, Usage
+from outrider.errors import (
+    InvalidRequestError,
+    InvalidSamplingError,
+    MalformedFrameError,
+    OutriderError,
+    by_reason,
+)
+from outrider.models.chat import Message, check_num_calls
+from outrider.models.tools import ToolCall
+from outrider.sampling.grammar import Grammar, GrammarKind
+from outrider.sampling.params import MAX_LOGPROBS, SamplingParams, check_counts
+from outrider.session_types import (
+    MIN_LOGPROB,
+    FinishReason,
+    Priority,
+    ScoredToken,
+    Speculation,
+    Timings,
+    TokenLogprobs,
+    Usage,
+)
 from outrider.v1 import common_pb2
 
 DEFAULT_MAX_TOKENS = 256
@@ -42,6 +60,15 @@ _FINISH_REASON: Final[Mapping[FinishReason, common_pb2.FinishReason.ValueType]] 
 }
 _FINISH_REASON_OF: Final[Mapping[int, FinishReason]] = {
     number: reason for reason, number in _FINISH_REASON.items()
+}
+_GRAMMAR_KIND: Final[Mapping[GrammarKind, common_pb2.GrammarKind.ValueType]] = {
+    GrammarKind.JSON_SCHEMA: common_pb2.GRAMMAR_KIND_JSON_SCHEMA,
+    GrammarKind.JSON_OBJECT: common_pb2.GRAMMAR_KIND_JSON_OBJECT,
+    GrammarKind.REGEX: common_pb2.GRAMMAR_KIND_REGEX,
+    GrammarKind.LARK: common_pb2.GRAMMAR_KIND_LARK,
+}
+_GRAMMAR_KIND_OF: Final[Mapping[int, GrammarKind]] = {
+    number: kind for kind, number in _GRAMMAR_KIND.items()
 }
 
 
@@ -77,6 +104,9 @@ def sampling_to_proto(params: SamplingParams) -> common_pb2.Sampling:
         stop_ids=params.stop_ids,
         ignore_eos=params.ignore_eos,
         acceptance_threshold=params.acceptance_threshold,
+        num_logprobs=params.num_logprobs if params.num_logprobs >= 0 else None,
+        grammar=_grammar_to_proto(params.grammar),
+        special_tokens=params.special_tokens,
     )
 
 
@@ -101,7 +131,89 @@ def sampling_from_proto(sampling: common_pb2.Sampling) -> SamplingParams:
         stop_ids=tuple(sampling.stop_ids),
         ignore_eos=sampling.ignore_eos,
         acceptance_threshold=sampling.acceptance_threshold,
+        num_logprobs=sampling.num_logprobs if sampling.HasField("num_logprobs") else -1,
+        grammar=_grammar_from_proto(sampling.grammar) if sampling.HasField("grammar") else None,
+        special_tokens=sampling.special_tokens,
     )
+
+
+def message_to_proto(message: Message) -> common_pb2.ChatMessage:
+    """The wire form."""
+    return common_pb2.ChatMessage(
+        role=message.role,
+        content=message.content,
+        tool_calls=[
+            common_pb2.ToolCall(id=call.id, name=call.name, arguments=call.arguments)
+            for call in message.tool_calls
+        ],
+        tool_call_id=message.tool_call_id,
+        name=message.name,
+        reasoning=message.reasoning,
+    )
+
+
+def message_from_proto(message: common_pb2.ChatMessage) -> Message:
+    """Nothing is checked (outrider.models.chat.check_messages) but the number of calls, before
+    each costs. Raises InvalidRequestError."""
+    check_num_calls(len(message.tool_calls))
+    calls = tuple(ToolCall(call.id, call.name, call.arguments) for call in message.tool_calls)
+    return Message(
+        message.role,
+        message.content,
+        calls,
+        message.tool_call_id,
+        message.name,
+        message.reasoning,
+    )
+
+
+def logprobs_to_proto(logprobs: Iterable[TokenLogprobs]) -> list[common_pb2.TokenLogprobs]:
+    """The wire form."""
+    return [
+        common_pb2.TokenLogprobs(
+            chosen=_scored_to_proto(at.chosen), top=map(_scored_to_proto, at.top)
+        )
+        for at in logprobs
+    ]
+
+
+def _scored_to_proto(token: ScoredToken) -> common_pb2.ScoredToken:
+    return common_pb2.ScoredToken(id=token.id, logprob=token.logprob, text=token.text)
+
+
+def logprobs_from_proto(
+    messages: Sequence[common_pb2.TokenLogprobs], *, max_tokens: int
+) -> tuple[TokenLogprobs, ...]:
+    """Raises MalformedFrameError for those of more than `max_tokens` tokens, for more alternatives
+    than can be asked for, and for what is no log probability."""
+    if len(messages) > max_tokens or any(len(at.top) > MAX_LOGPROBS for at in messages):
+        raise MalformedFrameError(
+            f"the peer sent log probabilities of {len(messages)} tokens, or of more than "
+            f"{MAX_LOGPROBS} for one; at most {max_tokens} tokens have any"
+        )
+    return tuple(
+        TokenLogprobs(_scored_from_proto(at.chosen), tuple(map(_scored_from_proto, at.top)))
+        for at in messages
+    )
+
+
+def _scored_from_proto(token: common_pb2.ScoredToken) -> ScoredToken:
+    if not MIN_LOGPROB <= token.logprob <= 0.0:  # NaN is neither
+        raise MalformedFrameError(f"the peer calls {token.logprob} a log probability")
+    return ScoredToken(token.id, token.logprob, token.text)
+
+
+def _grammar_to_proto(grammar: Grammar | None) -> common_pb2.Grammar | None:
+    if grammar is None:
+        return None
+    return common_pb2.Grammar(kind=_GRAMMAR_KIND[grammar.kind], text=grammar.text)
+
+
+def _grammar_from_proto(grammar: common_pb2.Grammar) -> Grammar:
+    kind = _GRAMMAR_KIND_OF.get(grammar.kind)
+    if kind is None:
+        raise InvalidSamplingError(f"grammar kind {grammar.kind} is not known to this version")
+    return Grammar(kind, grammar.text)
 
 
 def priority_to_proto(priority: Priority | None) -> common_pb2.Priority.ValueType:
@@ -153,6 +265,8 @@ def usage_to_proto(usage: Usage) -> common_pb2.Usage:
         completion_tokens=usage.completion_tokens,
         draft_tokens=usage.draft_tokens,
         accepted_tokens=usage.accepted_tokens,
+        accepted_prediction_tokens=usage.accepted_prediction_tokens,
+        rejected_prediction_tokens=usage.rejected_prediction_tokens,
     )
     set_cost(message, usage.cost)
     return message
@@ -166,6 +280,8 @@ def usage_from_proto(usage: common_pb2.Usage) -> Usage:
         completion_tokens=usage.completion_tokens,
         draft_tokens=usage.draft_tokens,
         accepted_tokens=usage.accepted_tokens,
+        accepted_prediction_tokens=usage.accepted_prediction_tokens,
+        rejected_prediction_tokens=usage.rejected_prediction_tokens,
         cost=cost_of(usage),
     )
 
@@ -221,6 +337,7 @@ class GrpcCode(IntEnum):
     PERMISSION_DENIED = 7
     RESOURCE_EXHAUSTED = 8
     FAILED_PRECONDITION = 9
+    UNIMPLEMENTED = 12
     INTERNAL = 13
     UNAVAILABLE = 14
     DATA_LOSS = 15

@@ -18,6 +18,7 @@ from outrider.models import catalog
 from outrider.models.catalog import DEFAULT_MODEL, MODELS_VARIABLE
 from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import Vocabulary, load_vocabulary
+from tests.worker_watch import WorkerWatch
 
 if TYPE_CHECKING:
     from outrider.engines.openvino.engine import OpenVinoEngine
@@ -56,6 +57,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
     """Workers take what is first in the order of the tests."""
     config.option.loadscopereorder = False
     return _ByFixture(config, log)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """With several workers (`pytest -n 2`), look after them."""
+    plugins = session.config.pluginmanager
+    if plugins.has_plugin("dsession"):
+        plugins.register(WorkerWatch(session))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -284,6 +285,26 @@ async def test_what_a_service_refuses_is_compared_with_what_it_ran_before(file: 
         source.read_at_once()
 
         assert (await service.next()).changed_keys == {"models"}
+
+
+async def test_what_became_of_the_contents_is_told_to_who_wrote_them(file: Path) -> None:
+    def verdict_of_the_file() -> str | None:
+        """Why it is refused; None: it was not read yet."""
+        told = source.verdict
+        digest = sha256(file.read_bytes()).hexdigest()
+        return told.refused if told is not None and told.sha256 == digest else None
+
+    async with followed(file) as (service, source):
+        write(file, '[service]\nmodels = ["b"]\n')
+        await eventually(lambda: verdict_of_the_file() == "")
+        write(file, "[service]\nmodels = []\n")
+        await eventually(lambda: verdict_of_the_file() == "models is empty: name one.")
+        service.refusals = 1
+        write(file, '[service]\nmodels = ["c"]\n')
+        await eventually(lambda: verdict_of_the_file() == "not now")
+        remove(file)
+        await eventually(lambda: source.verdict is not None and not source.verdict.sha256)
+        assert source.verdict is not None and "No such file" in source.verdict.refused
 
 
 async def test_whoever_asks_has_it_read_at_once(file: Path) -> None:

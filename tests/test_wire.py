@@ -13,9 +13,18 @@ from outrider import errors
 from outrider.codec.tokens import Block, TokenCoder
 from outrider.cost import MAX_AMOUNT_NANOS, Cost
 from outrider.errors import BadTokenBlockError, InvalidSamplingError, MalformedFrameError
-from outrider.sampling.params import SamplingParams
-from outrider.session_types import FinishReason, Priority, Speculation
-from outrider.v1 import common_pb2
+from outrider.sampling.grammar import JSON_OBJECT, Grammar, GrammarKind
+from outrider.sampling.params import MAX_LOGPROBS, SamplingParams
+from outrider.session_types import (
+    MIN_LOGPROB,
+    FinishReason,
+    Priority,
+    ScoredToken,
+    Speculation,
+    TokenLogprobs,
+    Usage,
+)
+from outrider.v1 import common_pb2, edge_pb2
 from outrider.wire import (
     MAX_MESSAGE_CHARS,
     MAX_METADATA,
@@ -24,6 +33,8 @@ from outrider.wire import (
     error_to_proto,
     finish_reason_from_proto,
     finish_reason_to_proto,
+    logprobs_from_proto,
+    logprobs_to_proto,
     priority_from_proto,
     priority_to_proto,
     sampling_from_proto,
@@ -33,6 +44,8 @@ from outrider.wire import (
     speculation_to_proto,
     token_block_from_proto,
     token_block_to_proto,
+    usage_from_proto,
+    usage_to_proto,
 )
 
 
@@ -69,13 +82,28 @@ def test_unknown_codec_reaches_the_decoder() -> None:
         max_tokens=st.integers(1, 2**31 - 1),
         stop=st.lists(st.text(min_size=1, max_size=9), max_size=3).map(tuple),
         stop_ids=st.lists(st.integers(0, 2**32 - 1), max_size=3).map(tuple),
-        ignore_eos=st.booleans(),
+        ignore_eos=st.just(False),
         acceptance_threshold=st.floats(0, 1),
+        num_logprobs=st.integers(-1, 20),
+        grammar=st.sampled_from(
+            [
+                None,
+                JSON_OBJECT,
+                Grammar(GrammarKind.JSON_SCHEMA, '{"type": "string"}'),
+                Grammar(GrammarKind.REGEX, "ä+"),
+                Grammar(GrammarKind.LARK, 'start: "a"'),
+            ]
+        ),
     )
 )
 def test_round_trip_of_sampling(params: SamplingParams) -> None:
     wire = sampling_to_proto(params).SerializeToString()
     assert sampling_from_proto(common_pb2.Sampling.FromString(wire)) == params
+
+
+def test_replies_that_go_past_their_end_are_asked_for_on_the_wire() -> None:
+    params = SamplingParams(ignore_eos=True)
+    assert sampling_from_proto(sampling_to_proto(params)) == params
 
 
 def test_an_empty_message_is_the_defaults() -> None:
@@ -104,7 +132,16 @@ def test_explicit_zero_is_not_a_default() -> None:
         {"stop": ["x" * 9999]},
         {"stop_ids": list(range(99))},
         {"acceptance_threshold": 2.0},
+        {"num_logprobs": 21},
+        {"num_logprobs": 2**32 - 1},
         {"logit_bias": [common_pb2.LogitBias(id=1, bias=math.nan)]},
+        {"grammar": common_pb2.Grammar()},
+        {"grammar": common_pb2.Grammar(kind=common_pb2.GrammarKind.ValueType(9), text="a")},
+        {"grammar": common_pb2.Grammar(kind=common_pb2.GRAMMAR_KIND_JSON_SCHEMA, text="[")},
+        {
+            "grammar": common_pb2.Grammar(kind=common_pb2.GRAMMAR_KIND_REGEX, text="a"),
+            "ignore_eos": True,
+        },
     ],
 )
 def test_absurd_values_are_refused(fields: dict[str, object]) -> None:
@@ -202,3 +239,40 @@ def test_errors_are_bounded_in_both_directions() -> None:
     back = error_from_proto(hostile)
     assert len(back.message) == MAX_MESSAGE_CHARS
     assert len(back.metadata) <= MAX_METADATA + 1
+
+
+LOGPROBS = st.floats(MIN_LOGPROB, 0.0, width=32)
+SCORED = st.builds(ScoredToken, st.integers(0, 2**32 - 1), LOGPROBS, st.binary(max_size=9))
+OF_TOKENS = st.builds(TokenLogprobs, SCORED, st.lists(SCORED, max_size=MAX_LOGPROBS).map(tuple))
+
+
+@given(st.lists(OF_TOKENS, max_size=4).map(tuple))
+def test_round_trip_of_log_probabilities(logprobs: tuple[TokenLogprobs, ...]) -> None:
+    wire = edge_pb2.CommitText(logprobs=logprobs_to_proto(logprobs)).SerializeToString()
+    read = edge_pb2.CommitText.FromString(wire).logprobs
+    assert logprobs_from_proto(read, max_tokens=len(logprobs)) == logprobs
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0.5, -1e9])
+def test_what_is_no_log_probability_is_refused(value: float) -> None:
+    bad = common_pb2.ScoredToken(id=1, logprob=value)
+    good = common_pb2.ScoredToken(id=1, logprob=-0.5)
+    for chosen, top in ((bad, good), (good, bad)):
+        message = common_pb2.TokenLogprobs(chosen=chosen, top=[top])
+        with pytest.raises(MalformedFrameError, match="log probability"):
+            logprobs_from_proto([message], max_tokens=1)
+
+
+def test_no_more_log_probabilities_than_can_be_asked_for() -> None:
+    token = common_pb2.ScoredToken(id=1, logprob=-0.5)
+    full = common_pb2.TokenLogprobs(chosen=token, top=[token] * MAX_LOGPROBS)
+    assert len(logprobs_from_proto([full] * 8, max_tokens=8)) == 8
+    over = common_pb2.TokenLogprobs(chosen=token, top=[token] * (MAX_LOGPROBS + 1))
+    for messages in ([full] * 9, [over]):
+        with pytest.raises(MalformedFrameError, match="at most 8 tokens"):
+            logprobs_from_proto(messages, max_tokens=8)
+
+
+def test_round_trip_of_usage() -> None:
+    usage = Usage(1, 2, 3, 4, 5, Cost(6, "USD"), 7, 8)
+    assert usage_from_proto(usage_to_proto(usage)) == usage

@@ -23,7 +23,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="outrider-demo-") as state:
         try:
             outrider("models", "pull", MODEL)
-            outrider("up", "--detach", "--port", "0", "--state-dir", state)
+            outrider("up", "--detach", "--port", "0", "--http-port", "-1", "--state-dir", state)
             try:
                 for prompt in PROMPTS:
                     outrider(

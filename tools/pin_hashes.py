@@ -20,7 +20,7 @@ from typing import Any, Final
 ROOT: Final = Path(__file__).resolve().parent.parent
 FOLDER: Final = ROOT / "deploy" / "docker" / "requirements"
 EXTRAS: Final = {
-    "edge": ("edge", "draft"),
+    "edge": ("edge", "draft", "redis"),
     "router": ("router",),
     "tokenizer": ("tokenizer", "fast-tokenizers", "redis"),
     "inference": ("inference",),

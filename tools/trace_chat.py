@@ -252,6 +252,7 @@ async def _started(group: asyncio.TaskGroup, stop: asyncio.Event, folder: Path) 
             port=0,
             routers=(f"127.0.0.1:{router}",),
             state_dir=folder,
+            anonymous=True,
             drafter=DrafterConfig(model=NO_DRAFT_MODEL),
             **quiet,
         ),

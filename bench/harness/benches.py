@@ -94,6 +94,10 @@ _ALL = (
     ),
     Bench("overhead", "bench.overhead", minutes=3.0),
     Bench(
+        "http", "bench.http", minutes=20.0, peers=("llamacpp",),
+        sources=(*SERVICES, *SYSTEMS, *COMPOSED_PROMPTS, "bench/judges/environments.py"),
+    ),
+    Bench(
         "tls", "bench.tls", sources=("outrider/rpc", "outrider/tls", "outrider/v1"),
         minutes=1.5,
     ),
@@ -109,6 +113,7 @@ _ALL = (
         "frontier", "bench.wan.frontier", sources=(*SERVICES, "bench/relay", "bench/data/tuning"),
         minutes=20.0,
     ),
+    Bench("structured", "bench.structured", minutes=25.0),
     Bench("policy", "bench.policy"),
     Bench(
         "learning", "bench.learning",
@@ -146,6 +151,7 @@ _ALL = (
     Bench("soak_virtual", "bench.soak", ("--virtual",), minutes=5.0),
     Bench("soak_streams", "bench.soak", ("--streams", "1000"), minutes=16.0),
     Bench("lossy", "bench.lossy", sources=(*SERVICES, PROMPTS), minutes=10.0),
+    Bench("prediction", "bench.prediction", sources=(*SERVICES, PROMPTS), minutes=6.0),
     Bench(
         "tokenizer", "bench.tokenizer", sources=(*SERVICES, PROMPTS), minutes=15.0,
         core_minutes=3.0,

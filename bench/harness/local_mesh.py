@@ -70,12 +70,24 @@ def local_mesh(
     plaintext: bool = False,
     model: str = "",
     more_models: Sequence[str] = (),
+    http: bool = False,
 ) -> Iterator[LocalMesh]:
     """Start a mesh, of two regions by default, and stop it whatever happens. It serves `model`, the
-    default one if that is empty, and `more_models`."""
+    default one if that is empty, and `more_models`; with `http` also over HTTP, at a free port."""
     with tempfile.TemporaryDirectory(prefix="outrider-mesh-") as folder:
         started = outrider(
-            *("up", "--detach", "--port", "0", "--regions", regions, "--engine", engine),
+            *(
+                "up",
+                "--detach",
+                "--port",
+                "0",
+                "--http-port",
+                "0" if http else "-1",
+                "--regions",
+                regions,
+                "--engine",
+                engine,
+            ),
             *("--threads", str(threads), "--state-dir", folder),
             *(f"--set={setting}" for setting in settings),
             *(("--plaintext",) if plaintext else ()),

@@ -33,7 +33,7 @@ INSTALL = "`.venv/bin/python -m bench.peers.llamacpp --install` installs it"
 _TOOLS = ("cmake>=3.28,<5", "ninja>=1.11,<2")
 VERSION = "llama-cpp-python 0.3.36"
 """Whose source distribution has llama.cpp's."""
-_SOURCE = (
+SOURCE = (
     "llama-cpp-python==0.3.36 "
     "--hash=sha256:832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"
 )
@@ -74,7 +74,7 @@ def install(jobs: int) -> None:
 def _sources(pip: tuple[str, ...], work: Path) -> Path:
     """The folder of llama.cpp inside the unpacked source distribution."""
     pinned = work / "source.txt"
-    pinned.write_text(_SOURCE + "\n", encoding="ascii")
+    pinned.write_text(SOURCE + "\n", encoding="ascii")
     download = ("download", "--no-deps", "--no-binary", ":all:", "--no-build-isolation")
     subprocess.run(
         [*pip, "install", "scikit-build-core[pyproject]>=0.9.2"], check=True

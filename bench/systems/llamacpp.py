@@ -31,7 +31,7 @@ class LlamaServer:
 
     def __init__(self, port: int, settings: Mapping[str, object]) -> None:
         self.settings = settings
-        self._port = port
+        self.port = port
 
     async def run(self, work: Work) -> WorkResult:
         """Raises RuntimeError when the server refuses a request."""
@@ -40,7 +40,7 @@ class LlamaServer:
             asked_s = time.perf_counter() - begin
             ids: list[int] = []
             times: list[float] = []
-            async for event in stream(self._port, _body(work, request)):
+            async for event in stream(self.port, _body(work, request)):
                 if event.get("tokens"):
                     ids += event["tokens"]
                     times.append(time.perf_counter() - begin)

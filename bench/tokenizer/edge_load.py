@@ -36,6 +36,7 @@ def serving(backend: str, router: str, folder: str) -> Serve:
             tokenization=TokenizationConfig(backend=backend),
             drafter=DrafterConfig(model=NO_DRAFT_MODEL),
             log_level="critical",
+            anonymous=True,
         )
         await serve(config, ready=ready, stop=stop)
 

@@ -23,6 +23,7 @@ from outrider.models.catalog import (
 from outrider.models.definitions import Place, as_table, read_definitions
 from outrider.models.sources import parse_source
 from outrider.models.store import ModelStore, default_root
+from outrider.reply_parsing.formats import CallSyntax
 
 
 def add(
@@ -49,6 +50,12 @@ def add(
         list[str] | None,
         typer.Option(metavar="TEXT", help="A further control token that ends a reply; repeatable."),
     ] = None,
+    tool_parser: Annotated[
+        str,
+        typer.Option(
+            help=f"How it writes tool calls: {', '.join(CallSyntax)}; empty: as its template shows."
+        ),
+    ] = "",
     replace: Annotated[bool, typer.Option("--replace", help="Define a name anew.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -61,6 +68,7 @@ def add(
             "max_context_tokens": context,
             "stop_tokens": stop or [],
             "chat_template": _template(chat_template),
+            "tool_parser": tool_parser,
         }
         place = Place("models add", lambda text: parse_source(text, {}).text)
         (spec,) = read_definitions({name: table}, place)
@@ -122,7 +130,7 @@ def _template(file: Path | None) -> str:
     if file is None:
         return ""
     # Imported here: Jinja takes a while, and few definitions have a template.
-    from outrider.models.chat import ChatTemplate
+    from outrider.models.chat_template import ChatTemplate
 
     try:
         text = file.read_text("utf-8")

@@ -109,25 +109,28 @@ def _cpu() -> Finding:
 
 def _memory(specs: Sequence[ModelSpec]) -> Finding:
     # Imported here: the reader of model files takes a while.
+    from outrider.cli.local.room import drafter_bytes
     from outrider.engines.model_size import size_of
 
     free = known_free_memory()
+    store = ModelStore(default_root())
     sizes: list[tuple[ModelSpec, ModelSize]] = []
     for spec in specs:
         try:
-            sizes.append((spec, size_of(spec, ModelStore(default_root()))))
+            sizes.append((spec, size_of(spec, store)))
         except (OutriderError, OSError):
             left = "unknown" if free is None else f"{free.num_bytes / _GIB:.1f} GiB free"
             what = f"what a replica takes is known once {spec.name} is in the store"
             return Finding(True, f"memory: {left}; {what}")
-    return memory_finding(sizes, free)
+    return memory_finding(sizes, free, sum(drafter_bytes(it, it.draft, store) for it in specs))
 
 
 def memory_finding(
-    sizes: Sequence[tuple[ModelSpec, ModelSize]], free: FreeMemory | None
+    sizes: Sequence[tuple[ModelSpec, ModelSize]], free: FreeMemory | None, drafters_bytes: int = 0
 ) -> Finding:
-    """Whether the replicas of a mesh as `outrider up` starts it by default fit."""
-    from outrider.cli.local.room import mesh_bytes, replica_footprint
+    """Whether the replicas of a mesh as `outrider up` starts it by default fit, beside its other
+    services and the models' drafters."""
+    from outrider.cli.local.room import SERVICES_BYTES, replica_footprint
     from outrider.engines.footprint import Group, check_together
 
     groups = [
@@ -141,7 +144,7 @@ def memory_finding(
     if free is None:
         return Finding(True, f"memory: {takes}; what is free cannot be read here")
     try:
-        check_together(groups, free, mesh_bytes(len(groups)))
+        check_together(groups, free, SERVICES_BYTES + drafters_bytes)
         problem = ""
     except ConfigError as error:
         problem = error.message

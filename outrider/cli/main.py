@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from outrider.cli import definitions, models, serve
+from outrider.cli import definitions, keys, models, serve
 from outrider.cli.doctor import doctor
 from outrider.cli.explain import explain
 from outrider.cli.local import mesh_models, up
@@ -41,6 +41,7 @@ models.app.command()(definitions.add)
 models.app.command()(definitions.forget)
 app.add_typer(models.app, name="models")
 app.add_typer(mesh_models.app, name="mesh")
+app.add_typer(keys.app, name="keys")
 
 
 def main() -> None:

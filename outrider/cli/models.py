@@ -97,8 +97,9 @@ def pull(
 def list_(store: Store = None, as_json: Json = False) -> None:
     """What is defined, whether the store holds it, and what it holds besides; nothing is hashed.
 
-    Served are the architectures llama, mistral, qwen2 and qwen3, as GGUF file or safetensors, and
-    OpenVINO's own graphs. Gemma 3, mixtures of experts and all others are refused when they start.
+    Served are the architectures llama, mistral, qwen2, qwen3 and gemma3 (text alone), as GGUF file
+    or safetensors, and OpenVINO's own graphs. Mixtures of experts and all others are refused when
+    they start.
     """
     opened = _open(store)
     with failures(as_json):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
 from types import TracebackType
 from typing import Final
@@ -35,6 +35,10 @@ from outrider.errors import (
     UnavailableError,
 )
 from outrider.models.chat import Message
+from outrider.models.tools import ToolCall
+from outrider.reply_parsing.events import ReplyEvent
+from outrider.reply_parsing.parser import ReadReply, ReplyParser, ReplyReader
+from outrider.session_types import TokenLogprobs
 from outrider.telemetry import names
 from outrider.telemetry.tracing import Span, start_span
 
@@ -80,6 +84,9 @@ class Chat(AsyncIterator[Event]):
         self._error: OutriderError | None = None
         self._entered = self._ended = False
         self._stopwatch = Stopwatch()
+        self._parser: ReplyParser | None = None
+        """Of a chat with tools, once it was accepted."""
+        self._reader = ReplyReader()
 
     @property
     def resume_token(self) -> str:
@@ -143,8 +150,10 @@ class Chat(AsyncIterator[Event]):
         done = self._transcript.done
         if done is None:
             raise UnavailableError("the chat was left before it ended; there is no result")
+        text = self._transcript.committed
+        read = ReadReply(text, "", ()) if self._parser is None else self._reader.reply(text)
         return ChatResult(
-            text=self._transcript.committed,
+            text=text,
             ids=tuple(self._transcript.ids),
             finish_reason=done.finish_reason,
             usage=done.usage,
@@ -158,7 +167,15 @@ class Chat(AsyncIterator[Event]):
             speculation_stats=done.speculation_stats,
             lossy=tuple(self._transcript.lossy),
             inexact=self._transcript.inexact,
+            logprobs=self._logprobs(),
+            content=read.content,
+            reasoning=read.reasoning,
+            tool_calls=tuple(ToolCall(it.id, it.name, it.arguments) for it in read.calls),
         )
+
+    def _logprobs(self) -> tuple[TokenLogprobs | None, ...]:
+        known = self._transcript.logprobs
+        return tuple(known) if any(known) else ()
 
     def received(self, data: bytes, end_stream: bool) -> None:
         """Called by the connection with what the edge sent."""
@@ -276,6 +293,13 @@ class Chat(AsyncIterator[Event]):
             self._is_accepted = True
             # Whoever goes on with it must not do so with another model.
             self._options = replace(self._options, model=event.model)
+            if event.reply_format is not None:
+                self._parser = ReplyParser(event.reply_format, event.request_id)
+            self._push(event)
+
+    def _read(self, events: Iterable[ReplyEvent]) -> None:
+        for event in events:
+            self._reader.take(event)
             self._push(event)
 
     def _take(self, event: Event) -> None:
@@ -288,7 +312,11 @@ class Chat(AsyncIterator[Event]):
         cut_at = self._recovery.cut_at
         if self._recovery.heard() and cut_at is not None:
             self._push(Resumed(self._edge, (now - cut_at) * 1000))
+        if isinstance(event, Done) and self._parser is not None:
+            self._read(self._parser.finish())
         self._push(event)
+        if isinstance(event, Committed) and self._parser is not None:
+            self._read(self._parser.push(event.text))
         self._stopwatch.saw(event, self._transcript, now)
         if isinstance(event, Committed):
             self._recovery.progressed()

@@ -6,10 +6,12 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
+from outrider.access.client_key import found_key
 from outrider.client.chat import Chat
 from outrider.client.connection import ClientConnection
 from outrider.client.events import EdgeInfo
@@ -30,6 +32,8 @@ from outrider.client.wire import (
 from outrider.codec.frames import FrameDecoder
 from outrider.errors import ConfigError, OutriderError, UnavailableError
 from outrider.models.chat import Message
+from outrider.models.tools import ToolCall, check_tools, tool_text
+from outrider.sampling.grammar import from_response_format
 from outrider.sampling.params import SamplingParams
 
 DEFAULT_RECONNECT: Final = ReconnectPolicy()
@@ -50,9 +54,13 @@ class Client:
 
     def chat(
         self,
-        messages: Iterable[Message | Mapping[str, str]],
+        messages: Iterable[Message | Mapping[str, Any]],
         *,
+        tools: Iterable[Mapping[str, Any] | str] = (),
+        tool_choice: str = "",
+        parallel_tool_calls: bool = True,
         sampling: SamplingParams | None = None,
+        response_format: Mapping[str, Any] | None = None,
         model: str = "",
         provisional: bool = True,
         speculation: SpeculationName = "on",
@@ -61,15 +69,23 @@ class Client:
         thin: bool = False,
         idempotency_key: str = "",
         residency: tuple[str, ...] = (),
+        prediction: str = "",
     ) -> Chat:
         """A chat, sent when it is entered: `async with client.chat(...) as chat`.
 
-        `messages` are Message objects or mappings with "role" and "content"; for the rest see
-        ChatOptions. Entering raises UnavailableError when the connection is lost, and
-        InvalidRequestError for what cannot be sent; the edge's refusals come while iterating.
+        `messages` are Message objects or mappings with "role" and "content", of OpenAI's shape
+        where they have tool calls. `tools` are what the model may call, each with name, description
+        and parameters (a JSON schema), or in OpenAI's shape. `response_format` is OpenAI's, and
+        sets the grammar of `sampling` (outrider.sampling.grammar); for the rest see ChatOptions.
+        Raises InvalidSamplingError for a format that is none. Entering raises UnavailableError when
+        the connection is lost, and InvalidRequestError for what cannot be sent; the edge's refusals
+        come while iterating.
         """
+        sampling = sampling or SamplingParams()
+        if response_format is not None:
+            sampling = replace(sampling, grammar=from_response_format(response_format))
         options = ChatOptions(
-            sampling=sampling or SamplingParams(),
+            sampling=sampling,
             model=model,
             provisional=provisional,
             speculation=speculation,
@@ -78,6 +94,10 @@ class Client:
             thin=thin,
             idempotency_key=idempotency_key,
             residency=residency,
+            prediction=prediction,
+            tools=check_tools([tool_text(tool) for tool in tools]),
+            tool_choice=tool_choice,
+            parallel_tool_calls=parallel_tool_calls,
         )
         asked = tuple(_message(message) for message in messages)
         return Chat(self._link, asked, options, self._credential)
@@ -91,13 +111,18 @@ class Client:
         return Chat(self._link, (), options, self._credential, resume_token)
 
     def typing(
-        self, before: Iterable[Message | Mapping[str, str]] = (), *, model: str = ""
+        self,
+        before: Iterable[Message | Mapping[str, Any]] = (),
+        *,
+        model: str = "",
+        tools: Iterable[Mapping[str, Any] | str] = (),
     ) -> Typing:
-        """A prompt that is being typed, after the messages `before` it, for a chat with `model`:
-        tell it all of the text whenever it changes, and the region computes ahead what will stay.
-        The chat sent then, on this client, finds that done; it ends the typing."""
+        """A prompt that is being typed, after the messages `before` it, for a chat with `model` and
+        `tools`: tell it all of the text whenever it changes, and the region computes ahead what
+        will stay. The chat sent then, on this client, finds that done; it ends the typing."""
         messages = tuple(_message(message) for message in before)
-        return Typing(self._link, messages, self._credential, model)
+        texts = check_tools([tool_text(tool) for tool in tools])
+        return Typing(self._link, messages, self._credential, model, texts)
 
     async def migrate(self) -> None:
         """Go on from another socket of this machine, as on another network: chats do not notice
@@ -129,7 +154,7 @@ async def connect(
     reconnect: ReconnectPolicy | None = DEFAULT_RECONNECT,
     tickets: SessionTickets | None = None,
     early_data: bool = False,
-    key: str = "",
+    key: str | None = None,
     user: str = "",
     client_secret: bytes = b"",
 ) -> AsyncIterator[Client]:
@@ -146,19 +171,23 @@ async def connect(
     connection `early_data` does not wait for the edge, what is sent at once goes in QUIC 0-RTT, and
     that nobody answers shows in the chats.
 
-    `key` is a tenant's, `user` the one of its users for whom the chats are. A client shares nothing
-    with others but for these; it has a random `client_secret` of its own, and may be given that of
-    an earlier one, 16 to 64 bytes, to be the same client again. A key goes to no edge that is not
-    trusted by its certificate.
+    `key` is an API key or a token, `user` the one of its users for whom the chats are. A client
+    shares nothing with others but for these; it has a random `client_secret` of its own, and may be
+    given that of an earlier one, 16 to 64 bytes, to be the same client again. A key goes to no edge
+    that is not trusted by its certificate. `key` None: that of OUTRIDER_API_KEY, else that of
+    ~/.config/outrider/config.toml, else that of the mesh of `outrider up` on this machine; "":
+    none.
     """
     if key and insecure:
         raise ConfigError("a key is not for whoever answers: name the certificate to trust as `ca`")
+    first = _address(host, port, ca, insecure, server_name)
+    if key is None:
+        key = "" if insecure else await asyncio.to_thread(found_key, first.host, first.port)
     if user and not key:
         raise ConfigError("a user is one of a tenant's: give its key too")
     if client_secret and not 16 <= len(client_secret) <= 64:
         raise ConfigError(f"client_secret has 16 to 64 bytes, not {len(client_secret)}")
     credential = Credential(key, user, client_secret or secrets.token_bytes(32))
-    first = _address(host, port, ca, insecure, server_name)
     link = await open_link(
         (first, *(_address(other, None, ca, insecure, server_name) for other in others)),
         timeout_s,
@@ -177,9 +206,15 @@ class Typing:
     connection nothing is sent."""
 
     def __init__(
-        self, link: Link, before: tuple[Message, ...], credential: Credential, model: str
+        self,
+        link: Link,
+        before: tuple[Message, ...],
+        credential: Credential,
+        model: str,
+        tools: tuple[str, ...] = (),
     ) -> None:
         self._link = link
+        self._tools = tools
         self._model = model
         self._before = before
         self._credential = credential
@@ -194,7 +229,7 @@ class Typing:
         if connection is self._connection:
             connection.send(self._stream_id, typed_frame((), text))
         else:
-            frame = typed_frame(self._before, text, self._credential, self._model)
+            frame = typed_frame(self._before, text, self._credential, self._model, self._tools)
             self._stream_id = connection.open(self, frame)
             self._connection = connection
 
@@ -257,10 +292,26 @@ def _address(
     return EdgeAddress(host, port, trusted, insecure, server_name)
 
 
-def _message(message: Message | Mapping[str, str]) -> Message:
+def _message(message: Message | Mapping[str, Any]) -> Message:
     if isinstance(message, Message):
         return message
     try:
-        return Message(message["role"], message["content"])
-    except KeyError as error:
-        raise ConfigError(f"a message needs role and content; {error} is missing") from error
+        return Message(
+            message["role"],
+            message.get("content") or "" if "tool_calls" in message else message["content"],
+            tuple(map(_tool_call, message.get("tool_calls") or ())),
+            message.get("tool_call_id") or "",
+            message.get("name") or "",
+            message.get("reasoning") or message.get("reasoning_content") or "",
+        )
+    except (KeyError, TypeError) as error:
+        raise ConfigError(
+            f"a message needs role and content, a tool call an id and a function: {error!r}"
+        ) from error
+
+
+def _tool_call(call: ToolCall | Mapping[str, Any]) -> ToolCall:
+    if isinstance(call, ToolCall):
+        return call
+    function = call["function"]
+    return ToolCall(call["id"], function["name"], function["arguments"])

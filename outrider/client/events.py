@@ -5,7 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from outrider.session_types import NO_SPECULATION, FinishReason, SpeculationStats, Timings, Usage
+from outrider.models.chat import Message
+from outrider.models.tools import ToolCall
+from outrider.reply_parsing.events import ReplyEvent
+from outrider.reply_parsing.formats import ReplyFormat
+from outrider.session_types import (
+    NO_SPECULATION,
+    FinishReason,
+    SpeculationStats,
+    Timings,
+    TokenLogprobs,
+    Usage,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +30,8 @@ class Accepted:
     resume_token: str = ""
     """With it the same client, after a restart too, gets the reply: `Client.resume`. It serves
     once; `Chat.resume_token` is the latest."""
+    reply_format: ReplyFormat | None = None
+    """Of a chat with tools: how its final text is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +73,9 @@ class Committed:
     inexact: bool = False
     """The replica that computed these computes differently from the one before, which was lost: the
     reply is not what either of them would have written."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of the last of `ids`, if `num_logprobs` asked for them. Of tokens before those none are
+    known: another edge committed them, or a client that took the chat up again lacked too many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +111,11 @@ class Resumed:
     """From the cut to what follows."""
 
 
-Event: TypeAlias = Accepted | Provisional | Retracted | Committed | Interrupted | Resumed | Done
+Event: TypeAlias = (
+    Accepted | Provisional | Retracted | Committed | Interrupted | Resumed | ReplyEvent | Done
+)
+"""A ReplyEvent, of chats with tools alone, is what was read in the final text (a Committed comes
+before it): more of the answer or of what the model thinks, a tool call, its arguments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,3 +179,17 @@ class ChatResult:
     inexact: bool = False
     """Whether replicas that compute differently wrote parts of it, one after the other; never
     unless the region's operator allows it."""
+    logprobs: tuple[TokenLogprobs | None, ...] = ()
+    """Of each of `ids`, if `num_logprobs` asked for them; None where they are not known
+    (Committed.logprobs)."""
+    content: str = ""
+    """The answer: the text without reasoning and tool calls; all of it in a chat without tools."""
+    reasoning: str = ""
+    """What the model thought first, in a chat with tools."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    """What the model calls, whole calls alone. One that did not become whole is in the content."""
+
+    @property
+    def message(self) -> Message:
+        """The reply as a message, for the chat to go on with."""
+        return Message("assistant", self.content, self.tool_calls, reasoning=self.reasoning)

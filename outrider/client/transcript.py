@@ -13,6 +13,7 @@ from outrider.client.events import (
 )
 from outrider.client.first_word import FirstWord
 from outrider.errors import MalformedFrameError
+from outrider.session_types import TokenLogprobs
 
 
 class Transcript:
@@ -30,6 +31,8 @@ class Transcript:
         """Numbers of tokens that acceptance_threshold let through."""
         self.lossy_spans: list[tuple[int, int]] = []
         """Where their text stands, code points [begin, end)."""
+        self.logprobs: list[TokenLogprobs | None] = []
+        """Of each of `ids`; None where they are not known, or were not asked for."""
         self.model_identity = b""
         """Of the replica that computed the last of them, opaque; empty: unknown."""
         self.inexact = False
@@ -87,12 +90,21 @@ class Transcript:
         self.provisional = self.provisional[shared:]
         if not all(len(self.ids) <= number < event.upto for number in event.lossy):
             raise MalformedFrameError("the edge marks a token that this commit does not have")
+        self._add_logprobs(event)
         self.ids.extend(event.ids)
         self.lossy.extend(event.lossy)
         self.lossy_spans.extend(event.lossy_spans)
         if event.model_identity is not None:
             self.model_identity = event.model_identity
         self.inexact = self.inexact or event.inexact
+
+    def _add_logprobs(self, event: Committed) -> None:
+        num_unknown = len(event.ids) - len(event.logprobs)
+        chosen = tuple(at.chosen.id for at in event.logprobs)
+        if num_unknown < 0 or chosen != event.ids[num_unknown:]:
+            raise MalformedFrameError("the edge sent log probabilities of other tokens")
+        self.logprobs += [None] * num_unknown
+        self.logprobs += event.logprobs
 
     def _finish(self, event: Done) -> None:
         if self.provisional or event.upto != len(self.ids):

@@ -22,12 +22,15 @@ from outrider.codec.frames import encode_frame
 from outrider.errors import InvalidRequestError, MalformedFrameError
 from outrider.model_identity import check_model_identity
 from outrider.models.chat import Message
+from outrider.reply_parsing.formats import CallSyntax, ReplyFormat
 from outrider.sampling.params import SamplingParams
 from outrider.session_types import Priority, Speculation, SpeculationStats
 from outrider.v1 import common_pb2, edge_pb2
 from outrider.wire import (
     error_from_proto,
     finish_reason_from_proto,
+    logprobs_from_proto,
+    message_to_proto,
     priority_to_proto,
     sampling_to_proto,
     speculation_to_proto,
@@ -91,6 +94,15 @@ class ChatOptions:
     with, runs once; empty: a random one."""
     residency: tuple[str, ...] = ()
     """Regions that may hold the prompt; empty: any."""
+    prediction: str = ""
+    """What the reply is expected to be, for example the text that the prompt asks to edit: where it
+    is right, the reply comes faster. It changes no text. Not with `thin`."""
+    tools: tuple[str, ...] = ()
+    """What the model may call: canonical texts (outrider.models.tools)."""
+    tool_choice: str = ""
+    """auto (or empty), none, required, or the name of the tool to call."""
+    parallel_tool_calls: bool = True
+    """Whether a reply may have more than one call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +129,7 @@ def request_frame(
     try:
         chat = edge_pb2.ChatRequest(
             model=options.model,
-            messages=[common_pb2.ChatMessage(role=m.role, content=m.content) for m in messages],
+            messages=map(message_to_proto, messages),
             sampling=sampling_to_proto(options.sampling),
             priority=priority_to_proto(_PRIORITIES[options.priority]),
             deadline_ms=options.deadline_ms,
@@ -129,6 +141,10 @@ def request_frame(
             trace=common_pb2.TraceContext(traceparent=trace[0], tracestate=trace[1]),
             resume=None if progress is None else _resume_point(progress),
             credential=_credential(credential),
+            prediction=options.prediction,
+            tools=options.tools,
+            tool_choice=options.tool_choice,
+            single_tool_call=not options.parallel_tool_calls,
         )
         return encode_frame(edge_pb2.ClientFrame(chat=chat).SerializeToString())
     except (ValueError, TypeError) as error:
@@ -136,16 +152,21 @@ def request_frame(
 
 
 def typed_frame(
-    before: Iterable[Message], text: str, credential: Credential = NOBODYS, model: str = ""
+    before: Iterable[Message],
+    text: str,
+    credential: Credential = NOBODYS,
+    model: str = "",
+    tools: Sequence[str] = (),
 ) -> bytes:
-    """What the user has typed so far, for a chat with this model. Raises InvalidRequestError for
-    what no frame can hold."""
+    """What the user has typed so far, for a chat with this model and these tools. Raises
+    InvalidRequestError for what no frame can hold."""
     try:
         typed = edge_pb2.TypedText(
-            before=[common_pb2.ChatMessage(role=m.role, content=m.content) for m in before],
+            before=map(message_to_proto, before),
             text=text,
             credential=_credential(credential),
             model=model,
+            tools=tools,
         )
         return encode_frame(edge_pb2.ClientFrame(typed=typed).SerializeToString())
     except (ValueError, TypeError) as error:
@@ -200,17 +221,45 @@ def read(payload: bytes) -> Event:
             if c.HasField("model_identity"):
                 identity = check_model_identity(c.model_identity)
             return Committed(
-                c.text, tuple(c.ids), c.upto, tuple(c.lossy), spans, identity, c.inexact
+                c.text,
+                tuple(c.ids),
+                c.upto,
+                tuple(c.lossy),
+                spans,
+                identity,
+                c.inexact,
+                logprobs_from_proto(c.logprobs, max_tokens=len(c.ids)),
             )
         case "accepted":
             a = frame.accepted
-            return Accepted(a.request_id, a.model, a.prompt_tokens, a.edge, a.resume_token)
+            reply_format = _reply_format(a.reply_format) if a.HasField("reply_format") else None
+            return Accepted(
+                a.request_id, a.model, a.prompt_tokens, a.edge, a.resume_token, reply_format
+            )
         case "done":
             return _done(frame.done)
         case "error":
             raise error_from_proto(frame.error)
         case _:
             raise MalformedFrameError("the edge sent a frame that has no place in a chat")
+
+
+def _reply_format(wire: edge_pb2.ReplyFormat) -> ReplyFormat:
+    """Raises MalformedFrameError for a syntax that this version does not know."""
+    try:
+        syntax = CallSyntax(wire.tool_calls)
+    except ValueError:
+        raise MalformedFrameError(
+            f"the edge's model writes tool calls as {wire.tool_calls[:64]!r}, which this client "
+            "does not know; update it"
+        ) from None
+    return ReplyFormat(
+        syntax,
+        wire.reasoning,
+        wire.begins_in_reasoning,
+        tuple(wire.tool_names),
+        wire.single_call,
+    )
 
 
 def read_description(payload: bytes) -> EdgeInfo:

@@ -2,7 +2,8 @@
 
 Everything the sampler keeps must be among the candidates, and their scores must mean to it what
 those of a whole row do. Candidates come with log probabilities: logits less a constant of the row,
-which no softmax and no argmax sees.
+which no softmax and no argmax sees. The engine normalised them over the whole row, so sessions that
+ask for log probabilities are told them as they are.
 """
 
 from __future__ import annotations
@@ -13,21 +14,33 @@ from outrider.sampling.params import SamplingParams
 
 
 def num_candidates(params: SamplingParams) -> int:
-    """Candidates that a row needs for these choices; 0: no number is known to be enough."""
-    if rescores(params):
+    """Candidates that a row needs for these choices and their log probabilities; 0: no number is
+    known to be enough."""
+    if rescores(params) or params.grammar is not None:
         return 0
     greedy = params.temperature == 0.0 and params.acceptance_threshold == 0.0
-    return 1 if greedy else params.top_k
+    to_choose_from = 1 if greedy else params.top_k
+    return max(to_choose_from, params.num_logprobs) if to_choose_from else 0
 
 
 def check_sampling(params: SamplingParams, info: EngineInfo) -> None:
     """Raises InvalidSamplingError for what this engine's candidates cannot decide."""
     if info.num_candidates == 0:
         return
+    if params.grammar is not None:
+        raise InvalidSamplingError(
+            f"the engine {info.name} scores only the {info.num_candidates} likeliest ids, and the "
+            "grammar may allow none of them; leave it out, or use another replica"
+        )
     if rescores(params):
         raise InvalidSamplingError(
             f"the engine {info.name} scores only the {info.num_candidates} likeliest ids: "
             "penalties and logit_bias could choose another; leave them out"
+        )
+    if params.num_logprobs > info.num_candidates:
+        raise InvalidSamplingError(
+            f"the engine {info.name} scores only the {info.num_candidates} likeliest ids: set "
+            f"num_logprobs to at most {info.num_candidates}"
         )
     if not 1 <= num_candidates(params) <= info.num_candidates and not info.truncates_sampling:
         raise InvalidSamplingError(

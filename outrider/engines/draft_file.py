@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import gguf
 import numpy as np
@@ -60,6 +60,28 @@ def read_card(path: Path) -> DraftCard | None:
         raise ArtifactCorruptError(
             f"{path.name} is no whole draft ({type(error).__name__}: {error}); fetch it again"
         ) from error
+
+
+class TrainedSize(NamedTuple):
+    """What a trained draft's memory depends on."""
+
+    weights_bytes: int
+    """Of its own matrices, and of the embedding, which is its target's, in a byte a weight."""
+    num_scored: int
+    """Rows of its head."""
+
+
+def trained_size(path: Path) -> TrainedSize | None:
+    """Of a trained draft; None for a model that is none. Raises as read_card."""
+    card = read_card(path)
+    if card is None:
+        return None
+    reader = open_gguf(path)
+    own = sum(int(tensor.n_bytes) for tensor in reader.tensors)
+    rows, width = (
+        content_of(reader, f"llama.{name}") for name in ("vocab_size", "embedding_length")
+    )
+    return TrainedSize(own + int(rows) * int(width or 0), len(card.head_ids))
 
 
 def _card(reader: gguf.GGUFReader) -> DraftCard:

@@ -52,7 +52,7 @@ def load_draft(
     without the engine's packages, and what ModelStore.ensure and the engine raise.
     """
     check_packages()
-    path = _path(choice, target)
+    path = draft_path(choice, target)
     card = read_card(path) if path is not None else None
     # Imported here: it takes long, and what cannot be loaded should be refused soon.
     from outrider.engines.openvino import loading
@@ -79,8 +79,8 @@ def check_packages() -> None:
         )
 
 
-def _path(choice: str, target: ModelSpec) -> Path | None:
-    """The file that is meant; None for a model's name."""
+def draft_path(choice: str, target: ModelSpec) -> Path | None:
+    """The file that is meant; None for a model's name. Raises ArtifactMissingError."""
     if choice == SHIPPED:
         path = shipped_draft(target)
         if path is None:

@@ -2,7 +2,8 @@
 
 Independent of every engine: nothing here knows OpenVINO, and an engine imports nothing from here.
 Tensor names are those of ggml's docs/gguf.md; the arithmetic is that of the Llama family (RMSNorm,
-rotary positions, grouped queries, SwiGLU). With 135 million weights one core computes 7 ms a token.
+rotary positions, grouped queries, gated feed-forward; rules.py has where they differ). With 135
+million weights one core computes 7 ms a token.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.errors import UnsupportedModelError
+from outrider.fidelity.rules import GEMMA3, LayerRule, rules_of
 from outrider.models.gguf_file import open_gguf
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ids: TypeAlias = npt.NDArray[np.int32]
 
-_INTERLEAVED: Final = {"llama": True, "qwen2": False, "qwen3": False}
+_INTERLEAVED: Final = {"llama": True, "qwen2": False, "qwen3": False, GEMMA3: False}
 """Known architectures, and whether a rotation turns neighbours (2i, 2i + 1) or, as in NeoX, the
 halves of a head (i, i + size / 2). llama's rows of queries and keys are stored for the former."""
 
@@ -50,7 +52,14 @@ class Reference:
         self._num_kv_heads = int(self._of("attention.head_count_kv", self._num_heads))
         self._head_size = int(self._of("attention.key_length", self._width // self._num_heads))
         self._epsilon = np.float32(self._of("attention.layer_norm_rms_epsilon"))
-        self._frequencies = self._rotary_frequencies()
+        self._rules = rules_of(
+            self._architecture,
+            self._of,
+            num_layers=self._num_layers,
+            width=self._width,
+            num_heads=self._num_heads,
+            head_size=self._head_size,
+        )
         self._check_nothing_is_left_out()
 
     @property
@@ -65,11 +74,10 @@ class Reference:
         `on_layer` is told how many layers are done, 1 to num_layers. The longest document needs
         4 n^2 bytes a head.
         """
-        rotations = [self._rotation(len(ids)) for ids in documents]
         states = [self._embedded(ids) for ids in documents]
-        for index in range(self._num_layers):
+        for index, rule in enumerate(self._rules.layers):
             layer = self._layer(index)
-            states = [self._through(layer, *pair) for pair in zip(states, rotations, strict=True)]
+            states = [self._through(layer, rule, state) for state in states]
             on_layer(index + 1)
         gain = self._tensor("output_norm.weight")
         return [self._normed(state, gain) for state in states]
@@ -85,7 +93,8 @@ class Reference:
 
     def _embedded(self, ids: Ids) -> Floats:
         tensor = self._need("token_embd.weight")
-        return _dequantised(tensor.data[ids], tensor.tensor_type)
+        scale = np.float32(self._rules.embedding_scale)
+        return _dequantised(tensor.data[ids], tensor.tensor_type) * scale
 
     def _layer(self, index: int) -> dict[str, Floats]:
         """Its tensors by what follows `blk.N.` in their names."""
@@ -93,26 +102,37 @@ class Reference:
         names = [name for name in self._tensors if name.startswith(prefix)]
         return {name.removeprefix(prefix): self._tensor(name) for name in names}
 
-    def _through(self, layer: dict[str, Floats], state: Floats, rotation: Floats) -> Floats:
+    def _through(self, layer: dict[str, Floats], rule: LayerRule, state: Floats) -> Floats:
         normed = self._normed(state, layer["attn_norm.weight"])
-        mixed = self._attention(layer, normed, rotation)
-        state = state + _product(layer, "attn_output", mixed)
+        mixed = _product(layer, "attn_output", self._attention(layer, rule, normed))
+        state = state + self._normed_again(layer, "post_attention_norm", mixed)
         normed = self._normed(state, layer["ffn_norm.weight"])
         gate, up = _product(layer, "ffn_gate", normed), _product(layer, "ffn_up", normed)
-        return state + _product(layer, "ffn_down", _silu(gate) * up)
+        opened = _gelu(gate) if self._rules.has_gelu else _silu(gate)
+        down = _product(layer, "ffn_down", opened * up)
+        return state + self._normed_again(layer, "post_ffw_norm", down)
 
-    def _attention(self, layer: dict[str, Floats], normed: Floats, rotation: Floats) -> Floats:
-        """[n, heads * head size]; each position sees itself and those before."""
+    def _normed_again(self, layer: dict[str, Floats], name: str, rows: Floats) -> Floats:
+        """Normed where the file has a gain for that (gemma3)."""
+        gain = layer.get(f"{name}.weight")
+        return rows if gain is None else self._normed(rows, gain)
+
+    def _attention(self, layer: dict[str, Floats], rule: LayerRule, normed: Floats) -> Floats:
+        """[n, heads * head size]; each position sees itself and those before, or a window."""
         length = len(normed)
         size = self._head_size
+        rotation = self._rotation(length, rule)
         queries = self._rotated(self._headwise(layer, "attn_q", normed), rotation)
         keys = self._rotated(self._headwise(layer, "attn_k", normed), rotation)
         values = _product(layer, "attn_v", normed).reshape(length, -1, size).swapaxes(0, 1)
         shared = self._num_heads // self._num_kv_heads
         # [kv heads, queries that share it, n, size] against [kv heads, 1, n, size]
         queries = queries.reshape(self._num_kv_heads, shared, length, size)
-        scores = queries @ keys[:, None].swapaxes(2, 3) * np.float32(1 / math.sqrt(size))
-        scores[..., np.triu(np.ones((length, length), bool), 1)] = -np.inf
+        scores = queries @ keys[:, None].swapaxes(2, 3) * np.float32(self._rules.attention_scale)
+        seen = np.tri(length, dtype=bool)
+        if rule.window:
+            seen &= ~np.tri(length, k=-rule.window, dtype=bool)
+        scores[..., ~seen] = -np.inf
         scores = np.exp(scores - scores.max(-1, keepdims=True))
         scores /= scores.sum(-1, keepdims=True)
         mixed = (scores @ values[:, None]).reshape(self._num_heads, length, size)
@@ -120,7 +140,7 @@ class Reference:
 
     def _headwise(self, layer: dict[str, Floats], name: str, normed: Floats) -> Floats:
         """[n, heads * size] a product, each head of which is normed where the file has a gain for
-        that (qwen3)."""
+        that (qwen3, gemma3)."""
         rows = _product(layer, name, normed)
         gain = layer.get(f"{name}_norm.weight")
         if gain is None:
@@ -131,8 +151,8 @@ class Reference:
     def _rotated(self, rows: Floats, rotation: Floats) -> Floats:
         """[n, heads * size] as [heads, n, size], each pair turned by its position's angle."""
         heads = rows.reshape(len(rows), -1, self._head_size).swapaxes(0, 1)
-        turned, rest = np.split(heads, [2 * len(self._frequencies)], axis=2)
         cosine, sine = rotation
+        turned, rest = np.split(heads, [2 * cosine.shape[-1]], axis=2)
         if _INTERLEAVED[self._architecture]:
             first, second = turned[..., 0::2], turned[..., 1::2]
         else:
@@ -144,21 +164,15 @@ class Reference:
             turned = np.concatenate(pairs, axis=2)
         return np.concatenate([turned, rest], axis=2)
 
-    def _rotation(self, length: int) -> Floats:
+    def _rotation(self, length: int, rule: LayerRule) -> Floats:
         """[2, n, pairs]: cosine and sine of each position's angles."""
-        angles = np.arange(length)[:, None] * self._frequencies
+        angles = np.arange(length)[:, None] * self._rotary_frequencies(rule)
         return np.stack([np.cos(angles), np.sin(angles)]).astype(np.float32)
 
-    def _rotary_frequencies(self) -> npt.NDArray[np.float64]:
+    def _rotary_frequencies(self, rule: LayerRule) -> npt.NDArray[np.float64]:
         """[pairs] radians a position."""
-        scaling = self._of("rope.scaling.type", "none")
-        if scaling != "none":
-            raise UnsupportedModelError(
-                f"the reference knows no rotary positions scaled by {scaling!r}"
-            )
-        base = float(self._of("rope.freq_base", 10_000.0))
         size = int(self._of("rope.dimension_count", self._head_size))
-        frequencies = base ** -(np.arange(0, size, 2) / size)
+        frequencies = rule.base ** -(np.arange(0, size, 2) / size) / rule.factor
         if "rope_freqs.weight" in self._tensors:
             frequencies = frequencies / self._tensor("rope_freqs.weight")
         return np.asarray(frequencies, np.float64)
@@ -211,7 +225,11 @@ class Reference:
 
 
 _NORMS: Final = ("attn_norm", "ffn_norm")
-_OWN_NORMS: Final = {"qwen3": ("attn_q_norm", "attn_k_norm")}
+_HEAD_NORMS: Final = ("attn_q_norm", "attn_k_norm")
+_OWN_NORMS: Final = {
+    "qwen3": _HEAD_NORMS,
+    GEMMA3: (*_HEAD_NORMS, "post_attention_norm", "post_ffw_norm"),
+}
 _PRODUCTS: Final = (
     *("attn_q", "attn_k", "attn_v", "attn_output"),
     *("ffn_gate", "ffn_up", "ffn_down"),
@@ -229,6 +247,12 @@ def _silu(gate: Floats) -> Floats:
     """x * sigmoid(x), written so that nothing overflows."""
     half = np.float32(0.5)
     return np.asarray(half * gate * (1 + np.tanh(half * gate)), np.float32)
+
+
+def _gelu(gate: Floats) -> Floats:
+    """Half of x * (1 + tanh(...)), the form that Gemma is trained with."""
+    inner = math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)
+    return np.asarray(0.5 * gate * (1 + np.tanh(inner)), np.float32)
 
 
 def _dequantised(data: npt.NDArray[Any], kind: gguf.GGMLQuantizationType) -> Floats:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn, TypeAlias
 
@@ -24,7 +24,22 @@ Factors: TypeAlias = npt.NDArray[np.float64]
 EMBEDDING: Final = "model.embed_tokens.weight"
 HEAD: Final = "lm_head.weight"
 _NORM: Final = "model.norm.weight"
+_NORMS: Final = (("input_layernorm", "attn_norm"), ("post_attention_layernorm", "ffn_norm"))
+_GEMMA_NORMS: Final = (
+    ("input_layernorm", "attn_norm"),
+    ("post_attention_layernorm", "post_attention_norm"),
+    ("pre_feedforward_layernorm", "ffn_norm"),
+    ("post_feedforward_layernorm", "post_ffw_norm"),
+)
 _DEFAULT_BASE: Final = 10_000.0
+_WHOLE: Final = "full_attention"
+_WINDOWED: Final = "sliding_attention"
+_SCALAR: Final = "query_pre_attn_scalar"
+_RULE_KEYS: Final = frozenset({"rope_theta", "rope_type", "type", "factor"})
+_GEMMA_BASE: Final = 1_000_000.0
+_GEMMA_WINDOW: Final = 4096
+_GEMMA_PERIOD: Final = 6
+"""Every so many layers of Gemma 3, the last one sees all."""
 _MAX_LAYERS: Final = 1 << 12
 _MAX_COUNT: Final = 1 << 31
 
@@ -42,6 +57,9 @@ class Architecture:
     interleaved: bool = False
     """A GGUF file has the rows of queries and keys in another order: pairs that turn together are
     neighbours there, and halves of a head here."""
+    is_gemma: bool = False
+    """Also normed behind attention and feed-forward part; gains are 1 + weight, which GGUF files
+    have as their sum; what else differs is in GemmaConfig."""
 
 
 ARCHITECTURES: Final = {
@@ -49,7 +67,9 @@ ARCHITECTURES: Final = {
     "MistralForCausalLM": Architecture("llama", interleaved=True),
     "Qwen2ForCausalLM": Architecture("qwen2", biased=True),
     "Qwen3ForCausalLM": Architecture("qwen3", normed_heads=True),
+    "Gemma3ForCausalLM": Architecture("gemma3", normed_heads=True, is_gemma=True),
 }
+_WITH_IMAGES: Final = "Gemma3ForConditionalGeneration"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +82,26 @@ class NamedTensor:
     shape: tuple[int, ...]
     heads: int = 0
     """So many heads whose rows have another order in a GGUF file; 0: the same rows."""
+    plus_one: bool = False
+    """A GGUF file has 1 + these values, in F32."""
+
+
+@dataclass(frozen=True, slots=True)
+class GemmaConfig:
+    """What Gemma 3 has besides sizes."""
+
+    window: int
+    """A token sees so many, itself among them, in layers with a window."""
+    has_window: tuple[bool, ...]
+    """By layer."""
+    base: float
+    """Of rotary frequencies, in layers that see all."""
+    factor: float
+    """By which positions are divided there."""
+    window_base: float
+    """Of rotary frequencies, in layers with a window."""
+    attention_scale: float
+    """Scores of attention are multiplied by it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +124,8 @@ class CheckpointConfig:
     """[head_size / 2] by which those are divided; None: by nothing."""
     tied: bool | None
     """Whether the embedding is the head too; None: not said."""
+    gemma: GemmaConfig | None = None
+    """Of Gemma 3 alone."""
 
     def tensors(self, *, with_head: bool) -> Iterator[NamedTensor]:
         """All of them, `with_head` with one of its own."""
@@ -91,7 +133,7 @@ class CheckpointConfig:
         yield NamedTensor(EMBEDDING, "token_embd.weight", (self.vocabulary_size, width))
         for layer in range(self.num_layers):
             yield from self._of_layer(f"model.layers.{layer}.", f"blk.{layer}.", kind, inner)
-        yield NamedTensor(_NORM, "output_norm.weight", (width,))
+        yield NamedTensor(_NORM, "output_norm.weight", (width,), plus_one=kind.is_gemma)
         if with_head:
             yield NamedTensor(HEAD, "output.weight", (self.vocabulary_size, width))
 
@@ -107,7 +149,7 @@ class CheckpointConfig:
                 yield NamedTensor(f"{name}.bias", f"{gguf}.bias", (heads * size,), turned)
             if kind.normed_heads:
                 name = f"{here}self_attn.{letter}_norm.weight"
-                yield NamedTensor(name, f"{gguf}_norm.weight", (size,))
+                yield NamedTensor(name, f"{gguf}_norm.weight", (size,), plus_one=kind.is_gemma)
         values = self.num_kv_heads * size
         if kind.biased:
             yield NamedTensor(f"{here}self_attn.v_proj.bias", f"{there}attn_v.bias", (values,))
@@ -117,30 +159,34 @@ class CheckpointConfig:
             ("mlp.gate_proj", "ffn_gate", (inner, width)),
             ("mlp.up_proj", "ffn_up", (inner, width)),
             ("mlp.down_proj", "ffn_down", (width, inner)),
-            ("input_layernorm", "attn_norm", (width,)),
-            ("post_attention_layernorm", "ffn_norm", (width,)),
         ):
             yield NamedTensor(f"{here}{name}.weight", f"{there}{gguf}.weight", shape)
+        for name, gguf in _GEMMA_NORMS if kind.is_gemma else _NORMS:
+            name, gguf = f"{here}{name}.weight", f"{there}{gguf}.weight"
+            yield NamedTensor(name, gguf, (width,), plus_one=kind.is_gemma)
 
 
 def read_checkpoint_config(config: Config) -> CheckpointConfig:
     """Raises UnsupportedModelError, naming the key, for a model that cannot be served exactly."""
     architecture = _architecture(config)
-    _check_nothing_else_is_computed(config)
+    _check_nothing_else_is_computed(config, architecture)
     heads, width = _count(config, "num_attention_heads"), _count(config, "hidden_size")
-    kv_heads = _count(config, "num_key_value_heads", heads)
+    # Gemma's code has other defaults than the rest, and its files name both.
+    named = architecture.is_gemma
+    kv_heads = _count(config, "num_key_value_heads", None if named else heads)
     if heads % kv_heads:
         _refuse(f"{heads} heads cannot share {kv_heads} of keys and values")
-    if config.get("head_dim") is None and width % heads:
+    if config.get("head_dim") is None and width % heads and not named:
         _refuse(f"a width of {width} is no multiple of its {heads} heads")
-    size = _count(config, "head_dim", width // heads)
+    size = _count(config, "head_dim", None if named else width // heads)
     if size % 2:
         _refuse(f"heads of {size} values cannot turn in pairs")
     layers = _count(config, "num_hidden_layers")
     if layers > _MAX_LAYERS:
         _refuse(f"it has {layers} layers; at most {_MAX_LAYERS} are read")
-    base, factors = _rotary(config, size)
-    tied = config.get("tie_word_embeddings")
+    gemma = _gemma(config, layers) if architecture.is_gemma else None
+    base, factors = _rotary(config, size) if gemma is None else (gemma.base, None)
+    tied = config.get("tie_word_embeddings", True if architecture.is_gemma else None)
     if tied is not None and type(tied) is not bool:
         _refuse("tie_word_embeddings is neither true nor false")
     return CheckpointConfig(
@@ -157,6 +203,7 @@ def read_checkpoint_config(config: Config) -> CheckpointConfig:
         base=base,
         factors=factors,
         tied=tied,
+        gemma=gemma,
     )
 
 
@@ -170,20 +217,33 @@ def _refuse(why: str) -> NoReturn:
 def _architecture(config: Config) -> Architecture:
     named = config.get("architectures")
     name = named[0] if isinstance(named, list) and len(named) == 1 else named
+    if name == _WITH_IMAGES:
+        _refuse(
+            f"{name} sees images too, and only the text of a Gemma 3 is served from a GGUF file"
+        )
     if not isinstance(name, str) or name not in ARCHITECTURES:
         _refuse(f"the architecture {str(name)[:64]!r} is not known here")
     return ARCHITECTURES[name]
 
 
-def _check_nothing_else_is_computed(config: Config) -> None:
-    activation = config.get("hidden_act", "silu")
-    if activation not in ("silu", "swish"):
-        _refuse(f"hidden_act is {str(activation)[:32]!r}")
+def _check_nothing_else_is_computed(config: Config, architecture: Architecture) -> None:
+    if not architecture.is_gemma:
+        _check_activation(config, "hidden_act", ("silu", "swish"))
+        _check_no_window(config)
     for key in ("quantization_config", "compression_config"):
         if config.get(key):
             _refuse(f"its weights are quantised ({key})")
     if config.get("partial_rotary_factor") not in (None, 1, 1.0):
         _refuse("only part of a head's values turns with the position (partial_rotary_factor)")
+
+
+def _check_activation(config: Config, key: str, known: Sequence[str]) -> None:
+    activation = config.get(key, known[0])
+    if activation not in known:
+        _refuse(f"{key} is {str(activation)[:32]!r}")
+
+
+def _check_no_window(config: Config) -> None:
     kinds = config.get("layer_types")
     if kinds is not None and (
         not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds)
@@ -194,6 +254,77 @@ def _check_nothing_else_is_computed(config: Config) -> None:
     has_window = bool(window) and config.get("use_sliding_window", True)
     if has_window and _count(config, "sliding_window") < _count(config, "max_position_embeddings"):
         _refuse("tokens see only a window of what came before (sliding_window)")
+
+
+def _gemma(config: Config, num_layers: int) -> GemmaConfig:
+    """Names and defaults are those of upstream's Gemma3TextConfig; rope_parameters, by kind of
+    layer, is where newer files say what rope_theta and its kin say in older ones."""
+    _check_activation(config, "hidden_activation", ("gelu_pytorch_tanh",))
+    _check_activation(config, "hidden_act", ("gelu_pytorch_tanh",))
+    for key in ("attn_logit_softcapping", "final_logit_softcapping", "attention_bias"):
+        if config.get(key):
+            _refuse(f"it has {key}")
+    if config.get("use_bidirectional_attention"):
+        _refuse("tokens see what comes after them (use_bidirectional_attention)")
+    rules = config.get("rope_parameters") or {}
+    if not isinstance(rules, Mapping) or not set(rules) <= {_WHOLE, _WINDOWED}:
+        _refuse("its rope_parameters are not those of full_attention and sliding_attention")
+    bases = dict[str, float]()
+    factors = dict[str, float]()
+    for kind, key, default in (
+        (_WHOLE, "rope_theta", _GEMMA_BASE),
+        (_WINDOWED, "rope_local_base_freq", _DEFAULT_BASE),
+    ):
+        older = {"rope_theta": config.get(key) or default}
+        if kind == _WHOLE and config.get("rope_scaling"):
+            older |= _object(config, "rope_scaling")
+        rule = older | (_object(rules, kind) if kind in rules else {})
+        bases[kind], factors[kind] = _number(rule, "rope_theta"), _linear_factor(rule)
+    if factors[_WINDOWED] != 1:
+        _refuse("positions are scaled in layers that see a window")
+    return GemmaConfig(
+        window=_count(config, "sliding_window", _GEMMA_WINDOW),
+        has_window=_windows(config, num_layers),
+        base=bases[_WHOLE],
+        factor=factors[_WHOLE],
+        window_base=bases[_WINDOWED],
+        attention_scale=_number({_SCALAR: 256} | dict(config), _SCALAR) ** -0.5,
+    )
+
+
+def _windows(config: Config, num_layers: int) -> tuple[bool, ...]:
+    """Which layers see a window."""
+    kinds = config.get("layer_types")
+    if kinds is None:
+        key = "_sliding_window_pattern"
+        key = "sliding_window_pattern" if key not in config else key
+        period = _count(config, key, _GEMMA_PERIOD)
+        return tuple((index + 1) % period != 0 for index in range(num_layers))
+    if (
+        not isinstance(kinds, list)
+        or len(kinds) != num_layers
+        or any(kind not in (_WHOLE, _WINDOWED) for kind in kinds)
+    ):
+        _refuse(f"layer_types does not say of {num_layers} layers what each of them sees")
+    return tuple(kind == _WINDOWED for kind in kinds)
+
+
+def _linear_factor(rule: Config) -> float:
+    if strange := sorted(str(key) for key in rule.keys() - _RULE_KEYS):
+        _refuse(f"positions are scaled by a rule with {strange[0][:32]!r}")
+    kind = rule.get("rope_type", rule.get("type", "default"))
+    if kind == "default" and "factor" not in rule:
+        return 1.0
+    if kind == "linear":
+        return _number(rule, "factor")
+    _refuse(f"positions are scaled by the rule {str(kind)[:32]!r}; default and linear are known")
+
+
+def _object(config: Config, key: str) -> dict[str, Any]:
+    value = config.get(key)
+    if not isinstance(value, Mapping):
+        _refuse(f"its {key} is no object")
+    return dict(value)
 
 
 def _rotary(config: Config, head_size: int) -> tuple[float, Factors | None]:

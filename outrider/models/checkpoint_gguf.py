@@ -1,21 +1,24 @@
 """A checkpoint in safetensors written as a GGUF file, value by value: F32, F16 and BF16 keep their
-type and bits. Tensors are mapped and written one after the other; in memory is one at a time."""
+type and bits, but for Gemma's gains, which GGUF files have as F32 with 1 added. Tensors are mapped
+and written one after the other; in memory is one at a time."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from gguf import GGMLQuantizationType, GGUFWriter
+from gguf import GGMLQuantizationType, GGUFWriter, RopeScalingType
 
 from outrider.errors import ArtifactCorruptError, UnsupportedModelError
 from outrider.models.checkpoint import (
     EMBEDDING,
     HEAD,
     CheckpointConfig,
+    GemmaConfig,
     NamedTensor,
     read_checkpoint_config,
 )
@@ -60,12 +63,14 @@ class Checkpoint:
         """Raises what reading them raises, OSError."""
         writer = GGUFWriter(path, self.config.architecture.name)
         _add_fields(writer, self.config)
+        if self.config.gemma is not None:
+            _add_gemma(writer, self.config.gemma, self._embedding_scale())
         factors = self.config.factors
         rotary = None if factors is None else factors.astype(np.float32)
         if rotary is not None:
             writer.add_tensor_info(_ROTARY, rotary.shape, rotary.dtype, rotary.nbytes)
         for tensor in self.tensors:
-            dtype, kind = _TYPES[self._entry(tensor.name).dtype]
+            dtype, kind = _TYPES["F32" if tensor.plus_one else self._entry(tensor.name).dtype]
             num_bytes = int(np.prod(tensor.shape)) * np.dtype(dtype).itemsize
             writer.add_tensor_info(
                 tensor.gguf_name, tensor.shape, np.dtype(dtype), num_bytes, raw_dtype=kind
@@ -81,6 +86,16 @@ class Checkpoint:
         finally:
             writer.close()
 
+    def _embedding_scale(self) -> float:
+        """Gemma's, the root of the width, as upstream has it: a number of the embedding's type."""
+        root = np.float32(math.sqrt(self.config.width))
+        dtype = self._entry(EMBEDDING).dtype
+        if dtype == "BF16":
+            bits = int(root.view(np.uint32))
+            bits += 0x7FFF + (bits >> 16 & 1)  # to the nearest, of two as near the even one
+            return float(np.uint32(bits & 0xFFFF0000).view(np.float32))
+        return float(np.float16(root) if dtype == "F16" else root)
+
     def _entry(self, name: str) -> TensorEntry:
         return self._file_of[name].tensors[name]
 
@@ -88,6 +103,10 @@ class Checkpoint:
         """As the GGUF file has them, BF16 as bits."""
         dtype, _ = _TYPES[self._entry(tensor.name).dtype]
         values = self._file_of[tensor.name].bytes_of(tensor.name).view(dtype).reshape(tensor.shape)
+        if tensor.plus_one:
+            if dtype is np.uint16:
+                values = (values.astype(np.uint32) << 16).view(np.float32)
+            return 1 + values.astype(np.float32)
         return _interleaved(values, tensor.heads) if tensor.heads else values
 
     def _chosen(self) -> list[NamedTensor]:
@@ -178,6 +197,17 @@ def _add_fields(writer: GGUFWriter, config: CheckpointConfig) -> None:
     writer.add_rope_freq_base(config.base)
     writer.add_tokenizer_model(NO_TOKENIZER)
     writer.add_token_list([f"t{index}" for index in range(config.vocabulary_size)])
+
+
+def _add_gemma(writer: GGUFWriter, gemma: GemmaConfig, embedding_scale: float) -> None:
+    writer.add_sliding_window(gemma.window)
+    writer.add_sliding_window_pattern(list(gemma.has_window))
+    writer.add_rope_freq_base_swa(gemma.window_base)
+    writer.add_attention_scale(gemma.attention_scale)
+    writer.add_embedding_scale(embedding_scale)
+    if gemma.factor != 1:
+        writer.add_rope_scaling_type(RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(gemma.factor)
 
 
 def _interleaved(rows: npt.NDArray[Any], heads: int) -> npt.NDArray[Any]:

@@ -22,6 +22,7 @@ from typing import Any, Final, Literal, TypeAlias, TypeGuard, get_args
 
 from outrider.config import toml_literal
 from outrider.errors import ConfigError, UnknownModelError
+from outrider.reply_parsing.formats import CallSyntax
 
 Precision: TypeAlias = Literal["auto", "bf16", "f32"]
 
@@ -38,6 +39,9 @@ WEIGHT_BITS: Final = (4, 8)
 NO_DRAFT: Final = "none"
 """The `draft` of a model for which edges run no draft model."""
 _NAMES_SHOWN: Final = 16
+_PLAIN_KEYS: Final = (
+    *("sha256", "max_context_tokens", "chat_template", "tool_parser", "draft", "tested"),
+)
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _NAME_RULE: Final = "a-z, 0-9, '.', '_', '-', at most 64, the first a letter or a digit"
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
@@ -79,6 +83,8 @@ class ModelSpec:
     """Jinja source; "": the model file's."""
     stop_tokens: tuple[str, ...] = ()
     """Control tokens that end a reply besides those of the model's file, as texts."""
+    tool_parser: str = ""
+    """How it writes tool calls (outrider.reply_parsing.formats); "": as its template shows."""
     draft: str = ""
     """What edges draft with: a model's name, NO_DRAFT, or "" for what is shipped for it, if
     anything is."""
@@ -219,7 +225,7 @@ def free_name(file: str, source: str, catalog: ModelCatalog) -> str:
 def as_table(spec: ModelSpec) -> dict[str, object]:
     """What `read_definitions` reads, of what is not as it is by default."""
     table: dict[str, object] = {"source": spec.source}
-    for key in ("sha256", "max_context_tokens", "chat_template", "draft", "tested"):
+    for key in _PLAIN_KEYS:
         if value := getattr(spec, key):
             table[key] = value
     if spec.stop_tokens:
@@ -265,6 +271,7 @@ class _Table:
             max_context_tokens=self._number("max_context_tokens", MAX_CONTEXT_TOKENS),
             chat_template=self._template(),
             stop_tokens=self._stop_tokens(),
+            tool_parser=self._tool_parser(),
             draft=self._draft(),
             engine=self._engine(),
             tested=self._flag("tested"),
@@ -321,6 +328,12 @@ class _Table:
                     "stop_tokens", f"texts of 1 to {MAX_TOKEN_CHARS} characters", text
                 )
         return tuple(value)
+
+    def _tool_parser(self) -> str:
+        name = self._text("tool_parser", 64)
+        if name and name not in tuple(CallSyntax):
+            raise self._wrong("tool_parser", f"one of {', '.join(CallSyntax)}", name)
+        return name
 
     def _draft(self) -> str:
         draft = self._text("draft", 64)

@@ -3,7 +3,6 @@ verified file by file before it is used. Checkpoints (safetensors) are read wher
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tarfile
@@ -30,6 +29,7 @@ from outrider.models.sources.members import (
     is_weights_file,
     missing_members,
 )
+from outrider.models.strict_json import read_object
 from outrider.models.tokenizer_json import ChatParts, read_tokenizer_json
 
 if TYPE_CHECKING:
@@ -215,22 +215,24 @@ def _token(value: Any) -> str:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """A JSON object; an empty one without the file."""
+    """A JSON object without a key twice; an empty one without the file."""
     if not path.exists():
         return {}
     try:
-        found = json.loads(_text(path))
+        return read_object(_bytes(path))
     except (ValueError, RecursionError) as error:
-        raise ArtifactCorruptError(f"{path.name} is no JSON: {error}"[:300]) from error
-    if not isinstance(found, dict):
-        raise ArtifactCorruptError(f"{path.name} is no JSON object")
-    return found
+        why = f"{path.name} is no JSON that can be read in one way alone: {error}"
+        raise ArtifactCorruptError(f"{why[:300]}; fetch the model again") from error
+
+
+def _bytes(path: Path) -> bytes:
+    if os.stat(path).st_size > _MAX_JSON_BYTES:
+        raise ArtifactCorruptError(f"{path.name} has more than {_MAX_JSON_BYTES} bytes")
+    return path.read_bytes()
 
 
 def _text(path: Path) -> str:
-    if os.stat(path).st_size > _MAX_JSON_BYTES:
-        raise ArtifactCorruptError(f"{path.name} has more than {_MAX_JSON_BYTES} bytes")
     try:
-        return path.read_text("utf-8")
+        return _bytes(path).decode()
     except UnicodeDecodeError as error:
         raise ArtifactCorruptError(f"{path.name} is no UTF-8") from error

@@ -2,8 +2,9 @@
 
 A file is a length of eight bytes, a JSON object of so many bytes, and the tensors' bytes
 (huggingface/safetensors, "Format"). Checked are: a header no longer than the bytes that are there
-or than the library's own bound, no key twice, types that are known, as many bytes as type and shape
-say, and tensors that follow each other from the first byte to the last without gap or overlap.
+or than the most tensors can need, no more values than they have, no key twice, types that are
+known, as many bytes as type and shape say, and tensors that follow each other from the first byte
+to the last without gap or overlap.
 """
 
 from __future__ import annotations
@@ -19,9 +20,19 @@ import numpy.typing as npt
 from outrider.errors import ArtifactCorruptError
 from outrider.models.strict_json import read_object
 
-MAX_HEADER_BYTES: Final = 100_000_000
-"""As the library that writes these files has it."""
 MAX_TENSORS: Final = 1 << 16
+_MAX_ENTRY_BYTES: Final = 256
+"""Of a tensor in the header, on average: `"model.layers.60.mlp.experts.255.down_proj.weight":` with
+type, a shape of two numbers and two offsets of 12 digits takes 130."""
+MAX_HEADER_BYTES: Final = MAX_TENSORS * _MAX_ENTRY_BYTES
+"""16 MiB, where the format allows 100 MB (huggingface/safetensors, `MAX_HEADER_SIZE`). Models of
+hundreds of billions of weights come in shards of some gigabytes with a few thousand tensors each,
+in headers below 1 MB; 128 experts in each of 48 layers, all in one file, are 18,867 tensors and
+2.5 MB."""
+_MAX_COMMAS: Final = MAX_TENSORS * 16
+"""All that a header of the most tensors can have: between tensors, fields, dimensions and offsets.
+They bound the number of its values, each of which takes up to a hundred bytes once it is read, and
+are counted before."""
 _MAX_DIMENSIONS: Final = 8
 _LENGTH_BYTES: Final = 8
 _METADATA: Final = "__metadata__"
@@ -93,10 +104,13 @@ def read_header(extent: Extent) -> dict[str, TensorEntry]:
         length = int.from_bytes(head, "little")
         room = extent.num_bytes - _LENGTH_BYTES
         if len(head) < _LENGTH_BYTES or not 2 <= length <= min(room, MAX_HEADER_BYTES):
-            raise _broken(extent, f"its header is to have {length} bytes, and there are {room}")
+            most = f"at most {MAX_HEADER_BYTES} are read" if length <= room else f"there are {room}"
+            raise _broken(extent, f"its header is to have {length} bytes, and {most}")
         text = file.read(length)
     if len(text) < length:
         raise _broken(extent, "it ends in its header")
+    if text.count(b",") > _MAX_COMMAS:
+        raise _broken(extent, f"its header has more values than {MAX_TENSORS} tensors have")
     begin = _LENGTH_BYTES + length
     try:
         found = read_object(text)

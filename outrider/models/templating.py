@@ -12,6 +12,7 @@ Filters that are random, or take more than linear time, are removed.
 from __future__ import annotations
 
 import functools
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
@@ -42,6 +43,9 @@ _WIDE: Final = re.compile(r"\d{5}|\*|\{[^{}]*\{")
 """In a format: a width of five digits, or one that comes from elsewhere."""
 _CLOCK_CHECK_STEPS: Final = 256
 """Steps between two readings of the clock."""
+_MAX_INDENT: Final = 16
+"""Of JSON: spaces at the beginning of a line, for each object or list around it."""
+_MAX_SEPARATOR_CHARS: Final = 16
 _MULTIPLYING: Final = frozenset({"replace", "join", "expandtabs", "translate", "center", "indent"})
 """Filters, and methods of texts, that may make a product of their arguments."""
 _TEXTUAL: Final = frozenset(
@@ -108,10 +112,9 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             extensions=[loopcontrols],
         )
         self._clock = clock
+        filters = {**self.filters, "tojson": _to_json}
         self.filters = {
-            name: self._guarded(name, it)
-            for name, it in self.filters.items()
-            if name not in _LEFT_OUT
+            name: self._guarded(name, it) for name, it in filters.items() if name not in _LEFT_OUT
         }
         self.globals.pop("lipsum")
         self.globals["raise_exception"] = _refuse
@@ -299,6 +302,27 @@ class _Bounds(NodeTransformer):
 
 def _own(name: str, arguments: list[nodes.Expr]) -> nodes.Call:
     return nodes.Call(nodes.EnvironmentAttribute(name), arguments, [], None, None)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """The filter of `transformers`: Jinja's own sorts keys and escapes characters for HTML, which
+    no model was trained on."""
+    num_spaces = len(indent) if isinstance(indent, str) else indent or 0
+    if num_spaces > _MAX_INDENT or any(len(it) > _MAX_SEPARATOR_CHARS for it in separators or ()):
+        raise TemplateRuntimeError("JSON is written with too much space")
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
 
 
 def _refuse(reason: str) -> NoReturn:

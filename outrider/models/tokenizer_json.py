@@ -62,7 +62,9 @@ def read_tokenizer_json(
     text: str, chat: ChatParts | None = None, *, size: int = 0
 ) -> VocabularyDefinition:
     """The vocabulary, with the chat's parts; ids behind the last one, up to `size`, are filled up
-    with tokens that no text becomes, `[PAD<id>]` as in GGUF files.
+    with tokens that no text becomes, `[PAD<id>]` as in GGUF files. Control tokens behind the
+    model's last id are left out, since the model has no row for them: tokenizers of Gemma 3's text
+    models name the place of an image, as those of its larger ones.
 
     Raises ArtifactCorruptError for a file that is none, ConfigError, naming the part, for a
     tokenizer that cannot be built exactly.
@@ -71,6 +73,7 @@ def read_tokenizer_json(
     try:
         spec = json.loads(text)
         found = _reader(spec)
+        found.leave_out_behind(size)
         tokens = found.tokens(size)
         control, user_defined = found.added()
         pipeline = found.pipeline(tokens, user_defined)
@@ -141,6 +144,11 @@ class _Reader:
         """Ids that would be matched in texts if they were not control tokens."""
         for option in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
             _require(not self._model.get(option), f"its model has {option}")
+
+    def leave_out_behind(self, size: int) -> None:
+        """Control tokens of other ids than the model's `size`; 0: none."""
+        if size:
+            self._added = [t for t in self._added if not (t["special"] and t["id"] >= size)]
 
     def tokens(self, size: int) -> list[str]:
         """By id."""

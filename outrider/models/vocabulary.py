@@ -15,13 +15,20 @@ from tokenizers import Tokenizer
 
 from outrider.errors import ArtifactCorruptError, ConfigError, InvalidRequestError
 from outrider.models.bpe import VocabularyDefinition, build_tokenizer, vocabulary_digest
-from outrider.models.chat import ChatTemplate, Message, Segment, check_messages, check_text
+from outrider.models.chat import Message, Segment, check_messages, check_text
+from outrider.models.chat_template import ChatTemplate
 from outrider.models.detokenizer import Detokenizer, decode, token_bytes
 from outrider.models.folder import is_archive, unpacked
 from outrider.models.folder import read_definition as folder_definition
 from outrider.models.overrides import with_overrides
 from outrider.models.sentencepiece_bpe import piece_bytes
 from outrider.models.tokenizer_json import ChatParts, read_tokenizer_json
+from outrider.reply_parsing.formats import (
+    CallSyntax,
+    ReplyFormat,
+    call_syntax_of,
+    has_reasoning,
+)
 
 if TYPE_CHECKING:
     from outrider.models.catalog import ModelSpec
@@ -212,6 +219,13 @@ class Vocabulary:
         return frozenset(self._facts.stop_ids)
 
     @property
+    def usual_stop_id(self) -> int | None:
+        """The one that ends most replies: the end token, if it does; None where no id ends one."""
+        ends = sorted(self._facts.stop_ids)
+        named = [token for token in ends if token == self._control.get(self._facts.eos_token)]
+        return next(iter(named or ends), None)
+
+    @property
     def strips_space(self) -> bool:
         """Whether the text of ids loses the space it begins with, which encoding puts there."""
         return self._strips_space
@@ -261,26 +275,57 @@ class Vocabulary:
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
-    def segments(self, messages: Sequence[Message]) -> list[Segment]:
+    def segments(self, messages: Sequence[Message], tools: Sequence[str] = ()) -> list[Segment]:
         """The prompt of a chat, with the generation prompt, between control tokens, which are the
         template's alone. The ids of its texts and control tokens one after another are the
-        prompt's.
+        prompt's. `tools`: what the model may call, as `check_tools` returned it.
 
         Raises EmptyPromptError, or InvalidRequestError for a bad role, text or size, and for a
-        model without a chat template.
+        model without a chat template, or with one that shows no tools where there are some.
         """
         check_messages(messages)
         if not self.chat_template:
             raise InvalidRequestError("this model has no chat template; choose a chat model")
-        return self._template.segments(messages)
+        return self._template.segments(messages, tools)
+
+    def reply_format(self, tool_parser: str = "") -> ReplyFormat | None:
+        """How the model writes what its replies hold besides text: tool calls as `tool_parser`
+        names it, or else as its chat template shows it. None for a model whose template shows no
+        tools, or calls in a way that is not known."""
+        template = self.chat_template
+        syntax = CallSyntax(tool_parser) if tool_parser else call_syntax_of(template)
+        if syntax is None or not self.shows_tools:
+            return None
+        return ReplyFormat(
+            syntax, has_reasoning(template), self._template.abilities.begins_in_reasoning
+        )
+
+    def needs_special_tokens(self, reply_format: ReplyFormat) -> bool:
+        """Whether what a reply is read by are control tokens, which have no text unless
+        SamplingParams.special_tokens says so."""
+        return any(marker in self._control for marker in reply_format.markers)
+
+    @property
+    def shows_tools(self) -> bool:
+        """Whether the chat template tells the model of tools."""
+        return bool(self.chat_template) and self._template.abilities.tools
+
+    def raw_segments(self, text: str) -> list[Segment]:
+        """A prompt that was rendered elsewhere, between the control tokens whose texts it has.
+        Raises InvalidRequestError for a lone surrogate."""
+        return self._template.split(text)
 
     def control_id(self, text: str) -> int:
         """The id of the control token of that text, as a segment has it."""
         return self._control[text]
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+    def find_control(self, text: str) -> int | None:
+        """The id of the control token of that text; None if there is none."""
+        return self._control.get(text)
+
+    def encode_chat(self, messages: Sequence[Message], tools: Sequence[str] = ()) -> list[int]:
         """The prompt ids of a chat. Raises what `segments` raises."""
-        segments = self.segments(messages)
+        segments = self.segments(messages, tools)
         texts = iter(self.encode_batch([s.text for s in segments if not s.is_control]))
         ids: list[int] = []
         for segment in segments:

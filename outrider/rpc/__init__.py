@@ -1,7 +1,7 @@
 """gRPC as Outrider uses it: servers, channels, errors as trailers, health, bounded outbound queues,
 and the loop that reconnects."""
 
-from outrider.rpc.channel import make_channel, trace_metadata, until_distrusted
+from outrider.rpc.channel import end_call, make_channel, trace_metadata, until_distrusted
 from outrider.rpc.errors import abort, from_rpc_error, status_code
 from outrider.rpc.outbox import Outbox
 from outrider.rpc.reconnect import LOSSES, Reconnector, loss_reason, loss_text
@@ -15,6 +15,7 @@ __all__ = [
     "abort",
     "add_health",
     "bind",
+    "end_call",
     "from_rpc_error",
     "incoming",
     "loss_reason",

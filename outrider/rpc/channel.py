@@ -8,7 +8,7 @@ own and loses cancellations on the way. A call that should carry the trace passe
 from __future__ import annotations
 
 import asyncio
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import grpc
 import grpc.aio
@@ -74,6 +74,18 @@ def make_channel(
     # region: the handshake fails unless they are the expected ones.
     expected = ("grpc.ssl_target_name_override", tls.server_name(role, region))
     return grpc.aio.secure_channel(address, credentials, options=(*options, expected))
+
+
+def end_call(call: Any) -> None:
+    """End a call of grpc.aio, also one that it takes for over although gRPC's core does not.
+
+    A write that fails because the peer has ended the stream makes it so: `cancel` does nothing from
+    then on, while the core waits for somebody to read the messages that came before the end. Call,
+    messages and the task that waits for the status would stay for as long as this process lives,
+    whatever becomes of the channel (grpc/grpc issues 41875 and 42125).
+    """
+    if not call.cancel():
+        call._cython_call.cancel("Ended by the application.")
 
 
 async def until_distrusted(address: str, *, tls: Tls, role: Role, region: str = "") -> NoReturn:

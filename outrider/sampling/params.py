@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from outrider.errors import InvalidSamplingError
+from outrider.sampling.grammar import Grammar
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 MAX_LOGIT_BIASES = 1024
+MAX_LOGPROBS = 20
 _NO_BIAS: Mapping[int, float] = MappingProxyType({})
 
 
@@ -50,6 +52,13 @@ class SamplingParams:
     """Generate on past the model's own end tokens."""
     acceptance_threshold: float = 0.0
     """Lossy: accept a draft at least this likely. 0 is off and exact."""
+    num_logprobs: int = -1
+    """Tell each token's log probability and those of so many of the likeliest, 0..20; -1: of none.
+    The text does not depend on it."""
+    grammar: Grammar | None = None
+    """What the reply has to look like; it ends where the grammar is complete."""
+    special_tokens: bool = False
+    """Control tokens that do not end the reply have their names in its text."""
 
     def __post_init__(self) -> None:
         _in_range("temperature", self.temperature, 0.0, 2.0)
@@ -62,7 +71,13 @@ class SamplingParams:
         _in_range("top_k", self.top_k, 0, 2**31 - 1)
         _in_range("seed", self.seed, 0, 2**64 - 1)
         _in_range("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        _in_range("num_logprobs", self.num_logprobs, -1, MAX_LOGPROBS)
         self._check_lists()
+        if self.grammar is not None and self.ignore_eos:
+            raise InvalidSamplingError(
+                "where a grammar is complete the model's end tokens end the reply; "
+                "leave ignore_eos out"
+            )
 
     def _check_lists(self) -> None:
         check_counts(len(self.stop), len(self.stop_ids), len(self.logit_bias))

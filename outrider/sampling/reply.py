@@ -72,6 +72,11 @@ class ReplyText:
         self.num_tokens = 0
         self.finished: FinishReason | None = None
 
+    @property
+    def stop_string(self) -> str:
+        """The stop string that ended it; empty: none did."""
+        return self._matcher.found_stop
+
     def push(self, token: int) -> str:
         """Text made final by this id; the rest of it too if the id ends the reply."""
         assert self.finished is None, "the reply is over"
@@ -141,7 +146,13 @@ class StopMatcher:
         self._borders = tuple(_borders(stop) for stop in self._stops)
         self._matched = [0] * len(self._stops)
         self._held = ""
-        self.found = False
+        self.found_stop = ""
+        """The stop string that was found; empty: none yet."""
+
+    @property
+    def found(self) -> bool:
+        """Whether there was one."""
+        return bool(self.found_stop)
 
     def push(self, text: str) -> str:
         """Text that is now final. Once `found`, everything is, and nothing more is taken."""
@@ -151,7 +162,7 @@ class StopMatcher:
         for end, char in enumerate(text, len(self._held) + 1):
             length = self._advance(char)
             if length:
-                self.found = True
+                self.found_stop = held[end - length : end]
                 self._held = ""
                 return held[: end - length]
         keep = max(self._matched)

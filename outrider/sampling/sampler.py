@@ -5,9 +5,13 @@ Order of operations, fixed:
 1. repetition, presence, frequency penalties: on the model's own scores, since the first is
    multiplicative and must not see a bias;
 2. logit bias: additive, after the penalties, so that a bias of +-100 has the last word;
-3. temperature;
-4. min_p, top_k, top_p (see `logits_processors`): they speak of the distribution sampled from;
-5. noise and argmax (see `gumbel`), or argmax alone at temperature 0, where 3 and 4 cannot change
+3. the grammar's mask: ids that it does not allow leave the row, so no bias brings one back, and
+   what follows speaks of the others alone: top_k counts allowed ids, min_p compares with the best
+   of them, top_p is a share of their probability. 1 and 2 change each score for itself, so the
+   mask could stand before them as well;
+4. temperature;
+5. min_p, top_k, top_p (see `logits_processors`): they speak of the distribution sampled from;
+6. noise and argmax (see `gumbel`), or argmax alone at temperature 0, where 4 and 5 cannot change
    the result.
 
 Every row is processed alone, in float64 after the logits (but for top_p's mass), so neither
@@ -26,6 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.errors import EngineError, InvalidSamplingError
+from outrider.sampling.constraint import Constraint
 from outrider.sampling.gumbel import (
     Floats,
     Ids,
@@ -42,11 +47,22 @@ from outrider.sampling.params import SamplingParams
 class Sampler:
     """Chooses the ids of one reply. `observe` every committed id, in order."""
 
-    def __init__(self, params: SamplingParams, vocabulary_size: int, prompt: Sequence[int]) -> None:
-        """Raises InvalidSamplingError for ids outside the vocabulary, or too large a one."""
+    def __init__(
+        self,
+        params: SamplingParams,
+        vocabulary_size: int,
+        prompt: Sequence[int],
+        constraint: Constraint | None = None,
+    ) -> None:
+        """`constraint` is that of `params.grammar`, at the reply's beginning; the sampler advances
+        it. Raises InvalidSamplingError for ids outside the vocabulary, or too large a one, and for
+        a grammar without its constraint: the choice would be another one's."""
+        if (params.grammar is None) != (constraint is None):
+            raise InvalidSamplingError("a grammar has to be compiled before tokens are chosen")
         _check_ids("logit_bias", list(params.logit_bias), vocabulary_size)
         _check_ids("stop_ids", params.stop_ids, vocabulary_size)
         self.params = params
+        self._constraint = constraint
         self._vocabulary_size = vocabulary_size
         self._group_size = group_size_of(vocabulary_size)
         self._drawn: dict[int, Noise] = {}
@@ -63,12 +79,17 @@ class Sampler:
         self._biases = np.array([bias for _, bias in biased], dtype=np.float64)
 
     def observe(self, token: int) -> None:
-        """Add a committed token of the reply to the history."""
+        """Add a committed token of the reply to the history. Raises InvalidRequestError for one
+        that the grammar does not allow."""
+        if self._constraint is not None:
+            self._constraint.advance(token)
         if self._history is not None:
             self._history.add(token)
 
     def after(self, ids: Sequence[int]) -> Sampler:
-        """The sampler behind these ids, which are not final: this one does not remember them."""
+        """The sampler behind these ids, which are not final: this one does not remember them. Not
+        under a grammar, whose position is that of the committed ids."""
+        assert self._constraint is None, "only drafters look ahead, and they know no grammar"
         if self._history is None or not ids:
             return self
         other = copy.copy(self)
@@ -88,12 +109,34 @@ class Sampler:
     def choose(self, logits: npt.NDArray[np.float32], position: int, ids: Ids | None = None) -> int:
         """The id at absolute `position`, from logits [c] of `ids` [c] (None: column j is id j).
 
-        Candidate ids are distinct and in any order. Raises EngineError for a row whose best is not
-        finite, or that is not of this vocabulary.
+        Candidate ids are distinct and in any order; under a grammar the row has to be whole. Raises
+        EngineError for a row whose best is not finite, or that is not of this vocabulary, and what
+        the constraint raises.
         """
         scores, ids = self._scores(logits, ids)
+        if self._constraint is not None:
+            winner = self._allowed_winner(scores, position)
+            if winner is not None:
+                return winner
+            scores, ids = self._masked(scores, ids)
         column = self._column(scores, position, ids)
         return column if ids is None else int(ids[column])
+
+    def _allowed_winner(self, scores: Scores, position: int) -> int | None:
+        """The choice among all ids, if the grammar allows it: it is the choice among those allowed
+        then, and most of the model's are. None too where filters depend on the whole row."""
+        assert self._constraint is not None
+        if self._filtered and self.params.temperature > 0.0:
+            return None
+        winner = self._column(scores, position, None)
+        return winner if self._constraint.allowed()[winner] else None
+
+    def _masked(self, scores: Scores, ids: Ids | None) -> tuple[Scores, Ids | None]:
+        """What the grammar allows of a row, in ascending id order."""
+        if self._constraint is None:
+            return scores, ids
+        allowed = np.flatnonzero(self._constraint.allowed()).astype(np.int32)
+        return scores[allowed], allowed
 
     def probability(
         self, logits: npt.NDArray[np.float32], token: int, ids: Ids | None = None
@@ -101,9 +144,10 @@ class Sampler:
         """Probability of `token` under this session's penalties, temperature and filters.
 
         At temperature 0 the model's own distribution (temperature 1) is taken, since a
-        distribution on one id has nothing to compare with a threshold.
+        distribution on one id has nothing to compare with a threshold. Under a grammar it is the
+        probability among the ids that are allowed.
         """
-        scores, ids = self._scores(logits, ids)
+        scores, ids = self._masked(*self._scores(logits, ids))
         temperature = self.params.temperature or 1.0
         columns, values = kept(scores, _checked(scores.max()), temperature, self.params)
         mass = np.exp(values)
@@ -132,6 +176,8 @@ class Sampler:
     ) -> tuple[Scores, Ids | None]:
         """Checked scores in ascending id order, penalties and biases applied."""
         _check_row(logits, ids, self._vocabulary_size)
+        if ids is not None and self._constraint is not None:
+            raise EngineError("under a grammar the engine has to score every id of the vocabulary")
         if ids is not None:
             order = ids.argsort(kind="stable")
             logits, ids = logits[order], ids[order]

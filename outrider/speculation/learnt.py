@@ -40,8 +40,6 @@ _MAGIC: Final = b"ORLG"
 _VERSION: Final = 1
 _HEADER: Final = struct.Struct(f"<4sH{BINDING_BYTES}s{NUM_ORDERS}III")
 """Magic, version, binding, entries per order, bytes of the numbers, CRC-32 of what follows."""
-HEADER_BYTES: Final = _HEADER.size
-"""The last four are the checksum."""
 _ENTRY_BYTES: Final = 12
 _NAME_BYTES: Final = 16
 

@@ -9,7 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.errors import EngineError
+from outrider.sampling.logprobs import token_logprobs
 from outrider.sampling.sampler import Sampler
+from outrider.session_types import TokenLogprobs
 
 
 class Verification(NamedTuple):
@@ -21,6 +23,8 @@ class Verification(NamedTuple):
     """How many of `ids`, from the first on, are drafts."""
     lossy: tuple[int, ...]
     """Indices into `ids` of drafts let through though the sampler chose another."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of each of `ids`, if the session wants them."""
 
 
 def verify(
@@ -47,6 +51,8 @@ def verify(
     _check_rows(len(logits_rows), len(drafts))
     ids: list[int] = []
     lossy: list[int] = []
+    logprobs: list[TokenLogprobs] = []
+    num_logprobs = sampler.params.num_logprobs
     accepted = 0
     for index, (row, draft) in enumerate(zip(logits_rows, (*drafts, None), strict=False)):
         columns = None if ids_rows is None else ids_rows[index]
@@ -56,10 +62,12 @@ def verify(
             chosen = draft
         ids.append(chosen)
         accepted += chosen == draft
+        if num_logprobs >= 0:
+            logprobs.append(token_logprobs(row, chosen, num_logprobs, columns))
         sampler.observe(chosen)
         if reply_push(chosen) or chosen != draft:
             break
-    return Verification(tuple(ids), accepted, tuple(lossy))
+    return Verification(tuple(ids), accepted, tuple(lossy), tuple(logprobs))
 
 
 def _check_rows(num_rows: int, num_drafts: int) -> None:

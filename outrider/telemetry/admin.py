@@ -1,4 +1,6 @@
-"""The admin port: `/metrics` (Prometheus text), `/health` (alive), `/ready` (serving).
+"""The admin port: `/metrics` (Prometheus text), `/health` (alive), `/ready` (serving), `/version`,
+and `/config` (which contents of the configuration file were read last, and whether they were
+refused).
 
 A deliberately small HTTP/1.1 server: GET and HEAD, no bodies, one request per connection, a
 bounded head, a bounded number of connections and a bounded time for each.
@@ -10,10 +12,12 @@ import asyncio
 import json
 from collections.abc import Callable
 from http import HTTPStatus
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
+from outrider import __version__
 from outrider.errors import ConfigError
 from outrider.telemetry.config import AdminConfig
 from outrider.telemetry.process import Cause, ProcessCollector, StallMonitor
@@ -23,6 +27,23 @@ MAX_CONNECTIONS = 32
 TIMEOUT_S = 5.0
 
 Ready = Callable[[], tuple[bool, str]]
+
+
+class _Verdict(Protocol):
+    @property
+    def sha256(self) -> str: ...
+    @property
+    def refused(self) -> str: ...
+
+
+class FollowedFile(Protocol):
+    """A configuration file that is followed (`outrider.config_following.ConfigSource`)."""
+
+    @property
+    def verdict(self) -> _Verdict | None:
+        """Of its contents when they were read last."""
+
+
 _Answer = tuple[HTTPStatus, str, bytes]
 
 
@@ -37,8 +58,10 @@ class AdminServer:
         ready: Ready,
         registry: CollectorRegistry,
         cause: Cause | None = None,
+        file: FollowedFile | None = None,
     ) -> None:
         self._config = config
+        self._file = file
         self._ready = ready
         self._registry = registry
         self._cause = cause
@@ -120,7 +143,14 @@ class AdminServer:
             ready, why = self._ready()
             status = HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE
             return _json(status, {"ready": ready, "reason": why})
-        return _plain(HTTPStatus.NOT_FOUND, "try /metrics, /health or /ready")
+        if path == "/version":
+            return _json(HTTPStatus.OK, {"version": __version__})
+        verdict = self._file.verdict if self._file is not None else None
+        if path == "/config" and verdict is not None:
+            return _json(HTTPStatus.OK, {"sha256": verdict.sha256, "refused": verdict.refused})
+        return _plain(
+            HTTPStatus.NOT_FOUND, "try /metrics, /health, /ready, /version or, with a file, /config"
+        )
 
 
 def _plain(status: HTTPStatus, text: str) -> _Answer:

@@ -22,6 +22,7 @@ from outrider.telemetry.tracing import current_context
 PRIVATE_KEYS = frozenset(
     [
         *("prompt", "prompts", "text", "content", "messages", "reply", "completion"),
+        *("tools", "tool_calls", "arguments", "reasoning"),
         *("ids", "token_ids", "tokens", "draft"),
         *("key", "idempotency_key", "resume_token", "client_secret", "credential", "user"),
     ]

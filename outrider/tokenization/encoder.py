@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeAlias
 
-from outrider.models.chat import Message, check_text
+from outrider.models.chat import Message, Segment, check_text
 from outrider.models.vocabulary import Vocabulary
 from outrider.tokenization.backends.fallback import FallbackBackend
 from outrider.tokenization.segment_cache import CachePolicy, ContentClass, SegmentCache, classify
@@ -94,14 +94,30 @@ class CachingEncoder:
         check_text(text)
         return self.finish(PartialPrompt(scope, [(text, content)], len(text)))
 
-    def encode_chat(self, messages: Sequence[Message], scope: CacheScope = None) -> array[int]:
+    def encode_chat(
+        self, messages: Sequence[Message], scope: CacheScope = None, *, tools: Sequence[str] = ()
+    ) -> array[int]:
         """The prompt ids of a chat. Raises what `Vocabulary.segments` raises."""
-        return self.finish(self.begin(messages, scope))
+        return self.finish(self.begin(messages, scope, tools=tools))
 
-    def begin(self, messages: Sequence[Message], scope: CacheScope = None) -> PartialPrompt:
+    def begin(
+        self, messages: Sequence[Message], scope: CacheScope = None, *, tools: Sequence[str] = ()
+    ) -> PartialPrompt:
         """The prompt as far as this process's cache has it. Raises what `encode_chat` raises."""
-        segments = self._vocabulary.segments(messages)
-        classes = iter(classify(segments, messages))
+        segments = self._vocabulary.segments(messages, tools)
+        return self._begin(segments, classify(segments, messages), scope)
+
+    def begin_text(self, text: str, scope: CacheScope = None) -> PartialPrompt:
+        """As `begin`, for a prompt that is text, in which the texts of control tokens are these
+        tokens. Raises InvalidRequestError for a lone surrogate."""
+        segments = self._vocabulary.raw_segments(text)
+        classes = [ContentClass.USER for segment in segments if not segment.is_control]
+        return self._begin(segments, classes, scope)
+
+    def _begin(
+        self, segments: Sequence[Segment], contents: Iterable[ContentClass], scope: CacheScope
+    ) -> PartialPrompt:
+        classes = iter(contents)
         prompt = PartialPrompt(scope)
         for segment in segments:
             if segment.is_control:

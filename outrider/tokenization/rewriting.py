@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Final
 
 from outrider.errors import ConfigError, PromptTooLongError
-from outrider.models.chat import Message
+from outrider.models.chat import SYSTEM_ROLES, Message, has_content, num_chars_of
 
 
 class TooLong(StrEnum):
@@ -30,7 +30,7 @@ class TooLong(StrEnum):
     """The middle of its longest message is removed."""
     KEEP_TURNS = "keep_turns"
     """System messages, the first turn and the last ones stay; the turns between are replaced by a
-    text that says so. No model summarizes them."""
+    text that says so. No model summarizes them. The result of a tool goes with its call."""
 
 
 TURNS: Final = "{turns}"
@@ -101,12 +101,12 @@ class Rewriter:
     def prepare(self, messages: Sequence[Message]) -> Sequence[Message]:
         """The chat with the operator's prefix. An empty chat stays empty, and is refused later."""
         prefix = self._policy.system_prefix
-        if not prefix or not any(message.content for message in messages):
+        if not prefix or not has_content(messages):
             return messages
         first, *rest = messages
-        if first.role != _SYSTEM:
+        if first.role not in SYSTEM_ROLES:
             return [Message(_SYSTEM, prefix), *messages]
-        return [Message(_SYSTEM, f"{prefix}\n\n{first.content}"), *rest]
+        return [replace(first, content=f"{prefix}\n\n{first.content}"), *rest]
 
     def fitted(
         self,
@@ -114,24 +114,27 @@ class Rewriter:
         num_tokens: int,
         max_tokens: int,
         encode: Callable[[Sequence[Message]], array[int]],
+        *,
+        num_fixed_chars: int = 0,
     ) -> array[int]:
         """The ids of the chat, shortened from `num_tokens` so that `min_reply_tokens` remain of
-        the context, which is one longer than `max_tokens`.
+        the context, which is one longer than `max_tokens`. `num_fixed_chars`: of its tools, which
+        stay as they are.
 
         `encode` gives the ids of shorter and shorter chats. Raises PromptTooLongError if the policy
         allows none that fits, and what `encode` raises.
         """
         room = max_tokens + 1 - self._policy.min_reply_tokens
-        num_chars, count = _num_chars(messages), num_tokens
+        num_chars, count = num_chars_of(messages) + num_fixed_chars, num_tokens
         # Less than before every time, for `count` is above `room`.
-        while (max_chars := int(num_chars * room / (count * _MARGIN))) > 0:
-            found = self._shorter(messages, max_chars)
+        while (max_chars := int(num_chars * room / (count * _MARGIN))) > num_fixed_chars:
+            found = self._shorter(messages, max_chars - num_fixed_chars)
             if found is None:
                 break
             ids = encode(found)
             if len(ids) <= room:
                 return ids
-            num_chars, count = _num_chars(found), len(ids)
+            num_chars, count = num_chars_of(found) + num_fixed_chars, len(ids)
         raise PromptTooLongError.of(num_tokens, max_tokens)
 
     def _shorter(self, messages: Sequence[Message], max_chars: int) -> Sequence[Message] | None:
@@ -141,11 +144,7 @@ class Rewriter:
             return None
         if policy.too_long == TooLong.KEEP_TURNS:
             return _last_turns(messages, max_chars, policy)
-        return _cut(messages, _num_chars(messages) - max_chars, policy)
-
-
-def _num_chars(messages: Sequence[Message]) -> int:
-    return sum(len(message.content) for message in messages)
+        return _cut(messages, num_chars_of(messages) - max_chars, policy)
 
 
 def _last_turns(
@@ -153,12 +152,16 @@ def _last_turns(
 ) -> Sequence[Message] | None:
     """Leading system messages, the first message after them, and as many of the last ones as
     `max_chars` allow, at least one; None if even those are too long."""
-    num_system = next((n for n, m in enumerate(messages) if m.role != _SYSTEM), len(messages))
+    roles = [message.role for message in messages]
+    num_system = next((n for n, it in enumerate(roles) if it not in SYSTEM_ROLES), len(roles))
     head, turns = messages[: num_system + 1], messages[num_system + 1 :]
-    for count in _counts_to_omit(len(turns), policy):
+    # What a tool answered says nothing without the call in front of it.
+    begins = [n for n, turn in enumerate(turns) if turn.role != "tool"]
+    for least in _counts_to_omit(len(turns), policy) if begins else ():
+        count = next((n for n in begins if n >= least), begins[-1])
         noted = head[-1].content + policy.omitted.replace(TURNS, str(count))
         found = [*head[:-1], replace(head[-1], content=noted), *turns[count:]]
-        if _num_chars(found) <= max_chars:
+        if num_chars_of(found) <= max_chars:
             return found
     return None
 
@@ -178,7 +181,7 @@ def _counts_to_omit(num_turns: int, policy: RewritingPolicy) -> Iterator[int]:
 def _cut(messages: Sequence[Message], excess: int, policy: RewritingPolicy) -> list[Message] | None:
     """The chat without `excess` characters of its longest message that is not a system message;
     None if that message is too short."""
-    lengths = [(len(m.content), n) for n, m in enumerate(messages) if m.role != _SYSTEM]
+    lengths = [(len(m.content), n) for n, m in enumerate(messages) if m.role not in SYSTEM_ROLES]
     if not lengths:
         return None
     length, at = max(lengths)

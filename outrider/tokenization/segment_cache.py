@@ -90,20 +90,27 @@ class ContentClass(StrEnum):
     ROLE_TAG = "role_tag"
     """Text of the chat template itself."""
     SYSTEM = "system"
+    """System messages, and definitions of tools where they stand apart."""
     USER = "user"
     REPLY = "reply"
     """An earlier message of the assistant."""
     DOCUMENT = "document"
 
 
-_OF_ROLE: Final = {"system": ContentClass.SYSTEM, "assistant": ContentClass.REPLY}
+_OF_ROLE: Final = {
+    "system": ContentClass.SYSTEM,
+    "developer": ContentClass.SYSTEM,
+    "assistant": ContentClass.REPLY,
+}
 
 
 def classify(segments: Sequence[Segment], messages: Sequence[Message]) -> list[ContentClass]:
     """The class of every text segment, in order; control tokens are left out.
 
-    Messages come in order, and a template may trim them: a segment with the next one's text in it
-    is that message's, any other is the template's.
+    Only text that is the template's own, whatever the messages say, is a ROLE_TAG: those are shared
+    by all. Of the others the class is for statistics. Messages come in order, and a template may
+    trim them: a segment with the next one's text in it is that message's; any other shows tools,
+    their calls or their results.
     """
     pending = [message for message in messages if message.content.strip()]
     found: list[ContentClass] = []
@@ -111,11 +118,13 @@ def classify(segments: Sequence[Segment], messages: Sequence[Message]) -> list[C
     for segment in segments:
         if segment.is_control:
             continue
-        if at < len(pending) and pending[at].content.strip() in segment.text:
+        if segment.is_template:
+            found.append(ContentClass.ROLE_TAG)
+        elif at < len(pending) and pending[at].content.strip() in segment.text:
             found.append(_class_of(pending[at]))
             at += 1
         else:
-            found.append(ContentClass.ROLE_TAG)
+            found.append(ContentClass.SYSTEM if not at else ContentClass.USER)
     return found
 
 

@@ -168,6 +168,10 @@ class ChatRequest(_message.Message):
     RESIDENCY_FIELD_NUMBER: _builtins.int
     TRACE_FIELD_NUMBER: _builtins.int
     CREDENTIAL_FIELD_NUMBER: _builtins.int
+    PREDICTION_FIELD_NUMBER: _builtins.int
+    TOOLS_FIELD_NUMBER: _builtins.int
+    TOOL_CHOICE_FIELD_NUMBER: _builtins.int
+    SINGLE_TOOL_CALL_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Empty: the first one of the edge that the credential is for. A chat whose model is not loaded at
     the edge waits for it.
@@ -181,6 +185,16 @@ class ChatRequest(_message.Message):
     """Let the region tokenize: the edge forwards messages instead of ids."""
     idempotency_key: _builtins.str
     """Makes a request sent twice within one trust group run once; empty: the edge makes one."""
+    prediction: _builtins.str
+    """What the reply is expected to be, for drafts to be copied from; at most 131,072 characters. It is
+    no part of the prompt and changes no text. Not with `thin`.
+    """
+    tool_choice: _builtins.str
+    """auto (or empty): the model decides; none: the model is not told of the tools; required: it calls
+    one or more; else the name of the tool that it calls.
+    """
+    single_tool_call: _builtins.bool
+    """At most one call in a reply."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.ChatMessage]: ...
     @_builtins.property
@@ -197,6 +211,12 @@ class ChatRequest(_message.Message):
 
     @_builtins.property
     def credential(self) -> Global___Credential: ...
+    @_builtins.property
+    def tools(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What the model may call: JSON objects with name, description and parameters (a JSON schema), in
+        the order in which the model's chat template shows them.
+        """
+
     def __init__(
         self,
         *,
@@ -213,10 +233,14 @@ class ChatRequest(_message.Message):
         residency: _abc.Iterable[_builtins.str] | None = ...,
         trace: _common_pb2.TraceContext | None = ...,
         credential: Global___Credential | None = ...,
+        prediction: _builtins.str = ...,
+        tools: _abc.Iterable[_builtins.str] | None = ...,
+        tool_choice: _builtins.str = ...,
+        single_tool_call: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential", "resume", b"resume", "sampling", b"sampling", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential", "deadline_ms", b"deadline_ms", "idempotency_key", b"idempotency_key", "messages", b"messages", "model", b"model", "priority", b"priority", "provisional", b"provisional", "residency", b"residency", "resume", b"resume", "sampling", b"sampling", "speculation", b"speculation", "thin", b"thin", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential", "deadline_ms", b"deadline_ms", "idempotency_key", b"idempotency_key", "messages", b"messages", "model", b"model", "prediction", b"prediction", "priority", b"priority", "provisional", b"provisional", "residency", b"residency", "resume", b"resume", "sampling", b"sampling", "single_tool_call", b"single_tool_call", "speculation", b"speculation", "thin", b"thin", "tool_choice", b"tool_choice", "tools", b"tools", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -249,6 +273,7 @@ class TypedText(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     CREDENTIAL_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
+    TOOLS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """All of the text, each time."""
     model: _builtins.str
@@ -261,6 +286,10 @@ class TypedText(_message.Message):
     def credential(self) -> Global___Credential:
         """In the first frame."""
 
+    @_builtins.property
+    def tools(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Of the chat that it will be, as in ChatRequest; in the first frame."""
+
     def __init__(
         self,
         *,
@@ -268,10 +297,11 @@ class TypedText(_message.Message):
         text: _builtins.str = ...,
         credential: Global___Credential | None = ...,
         model: _builtins.str = ...,
+        tools: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["before", b"before", "credential", b"credential", "model", b"model", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["before", b"before", "credential", b"credential", "model", b"model", "text", b"text", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -424,6 +454,7 @@ class ChatAccepted(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     EDGE_FIELD_NUMBER: _builtins.int
+    REPLY_FORMAT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Under which the mesh knows the chat; made from the idempotency key, and not it."""
     resume_token: _builtins.str
@@ -433,6 +464,12 @@ class ChatAccepted(_message.Message):
     model: _builtins.str
     prompt_tokens: _builtins.int
     edge: _builtins.str
+    @_builtins.property
+    def reply_format(self) -> Global___ReplyFormat:
+        """How tool calls and reasoning are written in the committed text, which is the model's own; only
+        of chats with tools.
+        """
+
     def __init__(
         self,
         *,
@@ -441,14 +478,53 @@ class ChatAccepted(_message.Message):
         model: _builtins.str = ...,
         prompt_tokens: _builtins.int = ...,
         edge: _builtins.str = ...,
+        reply_format: Global___ReplyFormat | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["reply_format", b"reply_format"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["edge", b"edge", "model", b"model", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "resume_token", b"resume_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["edge", b"edge", "model", b"model", "prompt_tokens", b"prompt_tokens", "reply_format", b"reply_format", "request_id", b"request_id", "resume_token", b"resume_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ChatAccepted: _TypeAlias = ChatAccepted  # noqa: Y015
+
+@_typing.final
+class ReplyFormat(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOOL_CALLS_FIELD_NUMBER: _builtins.int
+    REASONING_FIELD_NUMBER: _builtins.int
+    BEGINS_IN_REASONING_FIELD_NUMBER: _builtins.int
+    TOOL_NAMES_FIELD_NUMBER: _builtins.int
+    SINGLE_CALL_FIELD_NUMBER: _builtins.int
+    tool_calls: _builtins.str
+    """Of tool calls: hermes, llama3_json or mistral."""
+    reasoning: _builtins.bool
+    """The text between <think> and </think> is reasoning."""
+    begins_in_reasoning: _builtins.bool
+    """The prompt ends in <think>: the text begins with reasoning."""
+    single_call: _builtins.bool
+    """Only the first call counts."""
+    @_builtins.property
+    def tool_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Of the chat's tools."""
+
+    def __init__(
+        self,
+        *,
+        tool_calls: _builtins.str = ...,
+        reasoning: _builtins.bool = ...,
+        begins_in_reasoning: _builtins.bool = ...,
+        tool_names: _abc.Iterable[_builtins.str] | None = ...,
+        single_call: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begins_in_reasoning", b"begins_in_reasoning", "reasoning", b"reasoning", "single_call", b"single_call", "tool_calls", b"tool_calls", "tool_names", b"tool_names"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplyFormat: _TypeAlias = ReplyFormat  # noqa: Y015
 
 @_typing.final
 class ProvisionalText(_message.Message):
@@ -520,6 +596,7 @@ class CommitText(_message.Message):
     LOSSY_TEXT_FIELD_NUMBER: _builtins.int
     MODEL_IDENTITY_FIELD_NUMBER: _builtins.int
     INEXACT_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     upto: _builtins.int
     """Number of final tokens."""
@@ -541,6 +618,13 @@ class CommitText(_message.Message):
     def lossy_text(self) -> _containers.RepeatedCompositeFieldContainer[Global___TextSpan]:
         """For each of those, where its text stands in the reply."""
 
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprobs]:
+        """Of the last of `ids`, so many as there are entries, if Sampling.num_logprobs asked for them. Of
+        ids before these none are known: tokens of an earlier run elsewhere, or so long ago that they were
+        dropped, in the answer to a ResumePoint.
+        """
+
     def __init__(
         self,
         *,
@@ -551,10 +635,11 @@ class CommitText(_message.Message):
         lossy_text: _abc.Iterable[Global___TextSpan] | None = ...,
         model_identity: _builtins.bytes | None = ...,
         inexact: _builtins.bool = ...,
+        logprobs: _abc.Iterable[_common_pb2.TokenLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_model_identity", b"_model_identity", "model_identity", b"model_identity"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_model_identity", b"_model_identity", "ids", b"ids", "inexact", b"inexact", "lossy", b"lossy", "lossy_text", b"lossy_text", "model_identity", b"model_identity", "text", b"text", "upto", b"upto"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_model_identity", b"_model_identity", "ids", b"ids", "inexact", b"inexact", "logprobs", b"logprobs", "lossy", b"lossy", "lossy_text", b"lossy_text", "model_identity", b"model_identity", "text", b"text", "upto", b"upto"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__model_identity: _TypeAlias = _typing.Literal["model_identity"]  # noqa: Y015
     _WhichOneofArgType__model_identity: _TypeAlias = _typing.Literal["_model_identity", b"_model_identity"]  # noqa: Y015

@@ -179,19 +179,25 @@ class PromptMessages(_message.Message):
 
     MESSAGES_FIELD_NUMBER: _builtins.int
     PREFIXED_FIELD_NUMBER: _builtins.int
+    TOOLS_FIELD_NUMBER: _builtins.int
     prefixed: _builtins.bool
     """The opener put its operator's text before them: whoever tokenizes puts none."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.ChatMessage]: ...
+    @_builtins.property
+    def tools(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What the chat template is to tell the model that it may call, as in ChatRequest."""
+
     def __init__(
         self,
         *,
         messages: _abc.Iterable[_common_pb2.ChatMessage] | None = ...,
         prefixed: _builtins.bool = ...,
+        tools: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "prefixed", b"prefixed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "prefixed", b"prefixed", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -226,6 +232,7 @@ class OpenSession(_message.Message):
     ADDRESS_HASH_FIELD_NUMBER: _builtins.int
     MODEL_IDENTITY_FIELD_NUMBER: _builtins.int
     GROUP_LASTS_FIELD_NUMBER: _builtins.int
+    PREDICTION_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Unique within the tenant. While it runs, the same request (prompt and sampling) opened again
     under the same id takes its place, wherever it was opened; another one is refused. Free again
@@ -301,6 +308,12 @@ class OpenSession(_message.Message):
         needs no vocabulary to say how far it had come.
         """
 
+    @_builtins.property
+    def prediction(self) -> _common_pb2.TokenBlock:
+        """What the reply is expected to be, from its first token on: drafts are copied from it. At most
+        131,072 tokens; those beyond the context are not used.
+        """
+
     def __init__(
         self,
         *,
@@ -329,10 +342,11 @@ class OpenSession(_message.Message):
         address_hash: _builtins.bytes = ...,
         model_identity: _builtins.bytes = ...,
         group_lasts: _builtins.bool = ...,
+        prediction: _common_pb2.TokenBlock | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft", "ids", b"ids", "messages", b"messages", "prompt", b"prompt", "resume", b"resume", "sampling", b"sampling", "trace", b"trace"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft", "ids", b"ids", "messages", b"messages", "prediction", b"prediction", "prompt", b"prompt", "resume", b"resume", "sampling", b"sampling", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address_hash", b"address_hash", "cache_salt", b"cache_salt", "codecs", b"codecs", "deadline_ms", b"deadline_ms", "draft", b"draft", "echo", b"echo", "echo_accepted", b"echo_accepted", "epoch", b"epoch", "group_lasts", b"group_lasts", "ids", b"ids", "lost_replicas", b"lost_replicas", "messages", b"messages", "model", b"model", "model_identity", b"model_identity", "origin_region", b"origin_region", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "residency", b"residency", "resume", b"resume", "resumed", b"resumed", "sampling", b"sampling", "speculation", b"speculation", "tenant", b"tenant", "trace", b"trace", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address_hash", b"address_hash", "cache_salt", b"cache_salt", "codecs", b"codecs", "deadline_ms", b"deadline_ms", "draft", b"draft", "echo", b"echo", "echo_accepted", b"echo_accepted", "epoch", b"epoch", "group_lasts", b"group_lasts", "ids", b"ids", "lost_replicas", b"lost_replicas", "messages", b"messages", "model", b"model", "model_identity", b"model_identity", "origin_region", b"origin_region", "prediction", b"prediction", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "residency", b"residency", "resume", b"resume", "resumed", b"resumed", "sampling", b"sampling", "speculation", b"speculation", "tenant", b"tenant", "trace", b"trace", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["ids", "messages"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
@@ -494,6 +508,7 @@ class Commit(_message.Message):
     PACE_FIELD_NUMBER: _builtins.int
     LOSSY_FIELD_NUMBER: _builtins.int
     ACCEPTED_IDS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     base: _builtins.int
     accepted: _builtins.int
@@ -510,6 +525,10 @@ class Commit(_message.Message):
     def accepted_ids(self) -> _common_pb2.TokenBlock:
         """The `accepted` drafts, where OpenSession.echo_accepted asked for them; routers keep them back."""
 
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprobs]:
+        """Of each of these tokens, accepted drafts too, if Sampling.num_logprobs asked for them."""
+
     def __init__(
         self,
         *,
@@ -521,10 +540,11 @@ class Commit(_message.Message):
         pace: Global___Pace | None = ...,
         lossy: _abc.Iterable[_builtins.int] | None = ...,
         accepted_ids: _common_pb2.TokenBlock | None = ...,
+        logprobs: _abc.Iterable[_common_pb2.TokenLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["accepted_ids", b"accepted_ids", "ids", b"ids", "pace", b"pace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "accepted_ids", b"accepted_ids", "base", b"base", "epoch", b"epoch", "ids", b"ids", "lossy", b"lossy", "pace", b"pace", "upto", b"upto"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "accepted_ids", b"accepted_ids", "base", b"base", "epoch", b"epoch", "ids", b"ids", "logprobs", b"logprobs", "lossy", b"lossy", "pace", b"pace", "upto", b"upto"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

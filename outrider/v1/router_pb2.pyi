@@ -109,6 +109,7 @@ class Replica(_message.Message):
     QUARANTINES_FIELD_NUMBER: _builtins.int
     STATE_S_FIELD_NUMBER: _builtins.int
     MODEL_IDENTITY_FIELD_NUMBER: _builtins.int
+    INCONSISTENT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     region: _builtins.str
     address: _builtins.str
@@ -128,6 +129,10 @@ class Replica(_message.Message):
     """How long it has been in its state."""
     model_identity: _builtins.bytes
     """As in GetModelResponse; empty: it has not answered yet, or says none."""
+    inconsistent: _builtins.bool
+    """It opens sessions as of another model identity than it reports, also after it was asked anew. It
+    is in quarantine until one is opened as what it reports.
+    """
     def __init__(
         self,
         *,
@@ -145,10 +150,11 @@ class Replica(_message.Message):
         quarantines: _builtins.int = ...,
         state_s: _builtins.float = ...,
         model_identity: _builtins.bytes = ...,
+        inconsistent: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "min_rtt_ms", b"min_rtt_ms", "model", b"model", "model_identity", b"model_identity", "name", b"name", "predicted_wait_ms", b"predicted_wait_ms", "quarantines", b"quarantines", "region", b"region", "rtt_ms", b"rtt_ms", "sessions", b"sessions", "source", b"source", "state", b"state", "state_s", b"state_s", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "inconsistent", b"inconsistent", "min_rtt_ms", b"min_rtt_ms", "model", b"model", "model_identity", b"model_identity", "name", b"name", "predicted_wait_ms", b"predicted_wait_ms", "quarantines", b"quarantines", "region", b"region", "rtt_ms", b"rtt_ms", "sessions", b"sessions", "source", b"source", "state", b"state", "state_s", b"state_s", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Iterable
+import time
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
+from outrider import __version__
+from outrider.access.api_keys import KeyTable
 from outrider.config_following import ConfigSource, Update, following
 from outrider.models.catalog import current
 from outrider.models.definitions import ModelCatalog
@@ -24,12 +28,19 @@ from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import configure_tracing, shutdown_tracing
 from outrider.tls import PLAINTEXT, Role, Tls
 from outrider.tokenization.rewriting import Rewriter
+from services.edge.access.following import IssuerKeys, keys_followed
+from services.edge.access.limiter import Limiter
+from services.edge.access.revocation import KeyedChats
+from services.edge.access.shared_limits import SharedLimits, open_shared_limits
 from services.edge.config import EdgeConfig
 from services.edge.context import Description, EdgeContext
-from services.edge.identity import TenantConfig
+from services.edge.http3.limits import alt_svc
+from services.edge.http3.server import Application, Http3Service
+from services.edge.identity import Tenants
 from services.edge.models.served import LoadVocabulary, vocabularies_of
 from services.edge.models.serving import EdgeModels
 from services.edge.quic import certificate
+from services.edge.quic.limits import ListenerQuotas
 from services.edge.quic.listener import Listener
 from services.edge.resumption.chats import ResumableChats
 from services.edge.telemetry import EdgeTelemetry
@@ -37,13 +48,16 @@ from services.edge.time_slicing import TimeSlicer
 from services.edge.upstream.metrics import RouterMetrics
 from services.edge.upstream.pool import RouterPool
 
+if TYPE_CHECKING:
+    from services.edge.http.listener import HttpListener
+
 log = structlog.get_logger()
 
 _DRAFTER_START_S: Final = 10.0
 """An edge whose drafter still loads its model is not ready for so long after its start: without
 drafts, replies are shown only once a region has decided. After that it serves without them."""
 LIVE_KEYS: Final = frozenset({"models", "anonymous_models", "tenants"})
-"""What is applied while an edge runs; of tenants, their `models`."""
+"""What is applied while an edge runs."""
 
 
 async def serve(
@@ -64,7 +78,7 @@ async def serve(
         catalog = await asyncio.to_thread(current)
     metrics = Metrics("edge")
     try:
-        edge = Edge(config, catalog, metrics, tls=tls)
+        edge = Edge(config, catalog, metrics, tls=tls, source=source)
     except BaseException:
         metrics.close()
         raise
@@ -101,9 +115,12 @@ class Edge:
         *,
         load: LoadVocabulary | None = None,
         tls: Tls = PLAINTEXT,
+        application: Application | None = None,
+        source: ConfigSource[EdgeConfig] | None = None,
     ) -> None:
         """`catalog` defines the models, `load` loads their vocabularies; None: from the model
-        store. Raises UnknownModelError."""
+        store. `application` is served over HTTP/3 in place of the edge's own. Raises
+        UnknownModelError."""
         self._config = config
         models = config.edge_models(catalog)
         self.upstream = RouterPool(
@@ -117,10 +134,22 @@ class Edge:
         self.models = EdgeModels(
             config, models, load or vocabularies_of(config), metrics, self.telemetry
         )
-        self._identities = config.identities()
-        self._tenants = config.tenants
-        """As the configuration file has them."""
-        self.listener = Listener(self._context(), config.listener_limits())
+        self._issuer = IssuerKeys(config.jwt) if config.jwt.issuer else None
+        self._identities = config.identities(self._issuer.verifier if self._issuer else None)
+        self._limiter = Limiter(time.monotonic)
+        self._shared_limits: SharedLimits | None = None
+        self._following = contextlib.AsyncExitStack()
+        """Of the file of API keys."""
+        self._time_slicer = TimeSlicer()
+        self._keyed_chats = KeyedChats(self._identities, self._time_slicer, self.telemetry)
+        context = self._context()
+        self.listener = Listener(context, config.listener_limits())
+        self.http = _http_listener(config, context, self.listener.shared)
+        """None: HTTP is not served."""
+        if self.http is not None:
+            application = application or self.http.app
+        if application is not None and config.http3.enabled:
+            self.listener.offer(Http3Service(application, config.http3))
         self._renewal: asyncio.Task[None] | None = None
         self._drafter_deadline = 0.0
         """Loop time until which the edge is not ready while its first drafter starts."""
@@ -129,6 +158,7 @@ class Edge:
             ready=self._ready,
             registry=metrics.registry,
             cause=self.models.tokenizing.cause,
+            file=source,
         )
 
     def _context(self) -> EdgeContext:
@@ -139,11 +169,13 @@ class Edge:
             region=config.region,
             request_timeout_s=config.request_timeout_s,
             identities=self._identities,
+            limiter=self._limiter,
+            keyed_chats=self._keyed_chats,
             models=self.models,
             upstream=self.upstream,
             telemetry=self.telemetry,
             resumable=resumable,
-            time_slicer=TimeSlicer(),
+            time_slicer=self._time_slicer,
             rewriter=Rewriter(config.rewriting),
             description=Description(
                 config.name, config.region, self._identities, self.models, resumable.window_s
@@ -156,47 +188,77 @@ class Edge:
         UnknownModelError, and then nothing changes."""
         served = {key: getattr(config, key) for key in LIVE_KEYS}
         models = replace(self._config, **served).edge_models(catalog)
-        self._identities.allow(
-            config.anonymous_models, {tenant.name: tenant.models for tenant in config.tenants}
-        )
+        self._identities.set_tenants(Tenants(config.tenants), config.anonymous_models)
         self.models.set_models(models)
+
+    def _set_keys(self, keys: KeyTable, revision: int) -> None:
+        self._identities.set_keys(keys)
+        self._keyed_chats.check()
+        self.telemetry.keys(len(keys), revision)
 
     async def apply(self, update: Update[EdgeConfig]) -> None:
         """What the configuration file says now. Raises UnknownModelError."""
-        config = update.config
-        self.set_models(config, update.catalog)
-        before, self._tenants = self._tenants, config.tenants
-        if _without_models(before) != _without_models(config.tenants):
-            log.warning(
-                "config_needs_restart",
-                keys=["tenants"],
-                effect="of tenants, only `models` counts before the edge's next start",
-            )
+        self.set_models(update.config, update.catalog)
 
     async def start(self) -> Ports:
         """Load the first model, listen, and begin to connect to the routers. Raises ConfigError,
         ModelStoreError."""
         config = self._config
         chain, key = await asyncio.to_thread(_certificate, config)
+        await self._following.enter_async_context(keys_followed(config.keys_file, self._set_keys))
+        if self._issuer is not None:
+            self._issuer.start()
+        self._shared_limits = open_shared_limits(config.shared_limits)
+        self._limiter.share(self._shared_limits)
         await self.models.start()
         admin_port = await self._admin.start()
         self.upstream.start()
         self._drafter_deadline = asyncio.get_running_loop().time() + _DRAFTER_START_S
         port = await self.listener.start(config.host, config.port, chain, key)
+        http_port = await self._start_http(chain, key, port)
         self._renewal = asyncio.create_task(
-            certificate.follow(partial(_certificate, config), (chain, key), self.listener.renew)
+            certificate.follow(partial(_certificate, config), (chain, key), self._renew)
         )
-        log.info("edge listens", host=config.host, port=port, admin_port=admin_port)
-        return Ports(main=port, admin=admin_port)
+        log.info(
+            "edge listens",
+            host=config.host,
+            port=port,
+            admin_port=admin_port,
+            http_host=config.http.host,
+            http_port=http_port,
+        )
+        return Ports(main=port, admin=admin_port, http=http_port)
+
+    async def _start_http(self, chain: Path, key: Path, quic_port: int) -> int:
+        http, http3 = self._config.http, self._config.http3
+        if self.http is None or http.port is None:
+            return 0
+        elsewhere = alt_svc(quic_port, http3.alt_svc_max_age_s) if http3.enabled else b""
+        return await self.http.start(http.host, http.port, chain, key, alt_svc=elsewhere.decode())
+
+    async def _renew(self, chain: Path, key: Path) -> None:
+        """Use this certificate from now on. Raises ConfigError."""
+        await self.listener.renew(chain, key)
+        if self.http is not None:
+            await self.http.renew(chain, key)
 
     async def stop(self) -> None:
         """Drain and end. May be called after a failed start."""
-        await self.listener.stop(self._config.drain_s)
+        drain_s = self._config.drain_s
+        draining = [self.listener.stop(drain_s)]
+        if self.http is not None:
+            draining.append(self.http.stop(drain_s))
+        await asyncio.gather(*draining)
         if self._renewal is not None:
             self._renewal.cancel()
         await self.upstream.stop()
         await self.models.stop()
         await self._admin.stop()
+        if self._shared_limits is not None:
+            await self._shared_limits.close()
+        if self._issuer is not None:
+            await self._issuer.stop()
+        await self._following.aclose()
         self.telemetry.close()
 
     def _ready(self) -> tuple[bool, str]:
@@ -211,8 +273,25 @@ class Edge:
         return True, "serving"
 
 
-def _without_models(tenants: Iterable[TenantConfig]) -> list[TenantConfig]:
-    return [replace(tenant, models=()) for tenant in tenants]
+def _http_listener(
+    config: EdgeConfig, context: EdgeContext, shared: ListenerQuotas
+) -> HttpListener | None:
+    if config.http.port is None:
+        return None
+    # Imported here: an edge without HTTP does without what it takes.
+    from services.edge.http.app import build_app
+    from services.edge.http.door import HttpDoor
+    from services.edge.http.listener import HttpListener
+    from services.edge.http.openapi import document
+
+    door = HttpDoor(
+        context,
+        shared,
+        config.http,
+        needs_key=not config.access.http_anonymous,
+        document=document(__version__),
+    )
+    return HttpListener(build_app(door), door)
 
 
 def _certificate(config: EdgeConfig) -> tuple[Path, Path]:

@@ -11,11 +11,11 @@ from functools import partial
 import structlog
 
 from outrider.errors import CancelledError, OutriderError
-from outrider.models.chat import Message
 from outrider.telemetry import names
 from outrider.telemetry.tracing import Span, start_span
 from outrider.tokenization.pool.pool import TokenizationJob, TokenizationResult
 from outrider.v1 import inference_pb2
+from services.edge.access.limiter import Allowance
 from services.edge.context import EdgeContext
 from services.edge.identity import Identity
 from services.edge.models.served import ServedModel
@@ -30,6 +30,7 @@ from services.edge.session.events import (
     ClientEvent,
     ClientFailed,
     ClientGone,
+    Commit,
     DraftDropped,
     DrafterReport,
     DraftsReady,
@@ -41,6 +42,7 @@ from services.edge.session.events import (
     PromptFailed,
     PromptReady,
     RegionFailed,
+    RegionOpened,
     SendDraft,
     TellDrafter,
     Tick,
@@ -49,23 +51,21 @@ from services.edge.session.events import (
 from services.edge.session.machine import ChatSession, SessionState
 from services.edge.stream import RequestStream
 from services.edge.upstream.link import RouterLink
-from services.edge.wire import client as client_wire
 from services.edge.wire.region import RegionWire, cancel
 
 log = structlog.get_logger()
 
 
-class FrameEncoder:
-    """Makes frames of what a client is told. Not a method of the chat: the chat would refer to
+class ResumeToken:
+    """What a client may resume the chat with. Not a method of the chat: the chat would refer to
     itself, and be freed only when it is collected as garbage."""
 
-    def __init__(self, edge: str) -> None:
-        self._edge = edge
+    def __init__(self) -> None:
         self.entry: Entry | None = None
 
-    def __call__(self, event: ClientEvent) -> bytes:
-        """The frame of an event."""
-        return client_wire.write(event, self._edge, self.entry.token if self.entry else "")
+    def __call__(self) -> str:
+        """The token of the moment; empty once the chat has ended."""
+        return self.entry.token if self.entry else ""
 
 
 class Chat:
@@ -79,10 +79,11 @@ class Chat:
         cursor: ReplayCursor,
         model: ServedModel,
         context: EdgeContext,
+        allowance: Allowance,
         leave: Callable[[], None],
     ) -> None:
         """`cursor`: how much of the reply the client has from an earlier run; `leave` is called
-        when the chat ends, and gives `model` back."""
+        when the chat ends, and gives `model` and `allowance` back."""
         self._loop = asyncio.get_running_loop()
         self._context = context
         self._model = model
@@ -93,13 +94,17 @@ class Chat:
             group_lasts=identity.group_lasts,
         )
         self._leave = leave
-        self._encoder = FrameEncoder(context.name)
-        self._channel = ClientChannel(stream, self._encoder, cursor)
+        self._allowance = allowance
+        self._num_charged = len(request.resume.ids)
+        """Tokens of the reply that its tenant has paid for: here, or in an earlier run."""
+        self._is_prompt_charged = not request.thin
+        self._token = ResumeToken()
+        self._channel = ClientChannel(stream, self._token, cursor)
         self._entry: Entry | None = context.resumable.add(
             request, identity, self._channel.log, self
         )
         """None: the chat has ended."""
-        self._encoder.entry = self._entry
+        self._token.entry = self._entry
         self._provisional = request.provisional
         self._wire = RegionWire(
             model.coder,
@@ -130,21 +135,19 @@ class Chat:
         return self._session.state is SessionState.CLOSED
 
     def start(self, waited_s: float = 0.0) -> None:
-        """Begin, so long after the request came. `stream` passes frames to the chat by now."""
-        self.feed(ChatAsked(self._request, waited_s))
+        """Begin, so long after the request came. `stream` passes inputs to the chat by now."""
+        asked = ChatAsked(self._request, waited_s)
+        raw = self._request.raw_prompt
+        if self._request.thin:  # the region will say how long the prompt is
+            self._allowance.ask(0, partial(self._allowed, asked))
+        elif isinstance(raw, tuple):
+            self._allowance.ask(len(raw), partial(self._allowed, asked))
+        else:
+            self.feed(asked)
 
-    def receive(self, payload: bytes) -> None:
-        """A further frame from the client."""
-        if self.closed:
-            return
-        try:
-            read = client_wire.read(payload)
-        except OutriderError as error:
-            self.feed(ClientFailed(error))
-            return
-        if not isinstance(read, client_wire.TokenArrived):
-            self.feed(read)
-        elif self._entry is not None:
+    def token_arrived(self) -> None:
+        """The client has the resume token that it was told last."""
+        if self._entry is not None:
             self._context.resumable.acknowledged(self._entry)
 
     def join(self, stream: RequestStream, cursor: ReplayCursor, provisional: bool) -> None:
@@ -172,6 +175,9 @@ class Chat:
             item = ClientFailed(error)
         if isinstance(item, RegionFailed):
             item = self._region_failed(item.error, is_cut_off=item.is_cut_off)
+        elif isinstance(item, RegionOpened) and not self._is_prompt_charged:
+            self._is_prompt_charged = True
+            self._allowance.charge(input_tokens=item.prompt_tokens)
         self.feed(item)
 
     def region_lost(self, error: OutriderError) -> None:
@@ -227,14 +233,17 @@ class Chat:
                 self._model.drafter.commit(self._drafter_number, ids, lead)
             case CancelRegion(reason):
                 self._cancel(reason)
-            case Tokenize(messages):
-                self._tokenize(messages)
+            case Tokenize():
+                self._tokenize(action)
             case Finish():
                 self._finish()
             case _:
                 self._tell(action)
 
     def _tell(self, event: ClientEvent) -> None:
+        if isinstance(event, Commit) and event.upto > self._num_charged:
+            self._allowance.charge(output_tokens=event.upto - self._num_charged)
+            self._num_charged = event.upto
         if self._channel.tell(event):
             self._inbox.append(ClientChanged(self._provisional))
         if self._entry is not None and not self._channel.is_present:
@@ -269,26 +278,60 @@ class Chat:
         if self._link is not None:
             self._link.cancel(self._session_id, cancel(reason))
 
-    def _tokenize(self, messages: tuple[Message, ...]) -> None:
+    def _tokenize(self, action: Tokenize) -> None:
         span = start_span(names.SPAN_TOKENIZE, parent=self._span.context)
         try:
             scope = self._request.group or None
-            job = self._model.tokenization.submit(messages, self._tokenized, scope=scope)
+            answer = partial(self._tokenized, action.prediction)
+            pool = self._model.tokenization
+            if action.text is None:
+                job = pool.submit(action.messages, answer, tools=action.tools, scope=scope)
+            else:
+                job = pool.submit_text(action.text, answer, scope=scope)
             self._tokenizing = job, span
         except OutriderError as error:
             span.end(error)
             self._inbox.append(PromptFailed(error))
 
-    def _tokenized(self, outcome: TokenizationResult) -> None:
+    def _tokenized(self, prediction: str, outcome: TokenizationResult) -> None:
         assert self._tokenizing is not None
         _, span = self._tokenizing
         self._tokenizing = None
         if isinstance(outcome, OutriderError):
             span.end(outcome)
             self.feed(PromptFailed(outcome))
+        elif prediction:
+            self._tokenize_prediction(prediction, outcome, span)
         else:
             span.end()
-            self.feed(PromptReady(outcome))
+            self._ready(PromptReady(outcome))
+
+    def _ready(self, item: PromptReady) -> None:
+        self._allowance.ask(len(item.ids), partial(self._allowed, item))
+
+    def _allowed(self, item: ChatAsked | PromptReady, refusal: OutriderError | None) -> None:
+        """Go on with this, unless the tenant has used up what it may use."""
+        if self.closed:
+            return
+        if refusal is None:
+            self.feed(item)
+        elif isinstance(item, ChatAsked):
+            self.feed(ClientFailed(refusal))
+        else:
+            self.feed(PromptFailed(refusal))
+
+    def _tokenize_prediction(self, text: str, prompt: tuple[int, ...], span: Span) -> None:
+        def tokenized(outcome: TokenizationResult) -> None:
+            self._tokenizing = None
+            span.end()
+            # Without its ids the chat is slower, and nothing else.
+            ids = () if isinstance(outcome, OutriderError) else outcome
+            self._ready(PromptReady(prompt, ids))
+
+        try:
+            self._tokenizing = self._model.tokenization.submit_plain(text, tokenized), span
+        except OutriderError as error:
+            tokenized(error)
 
     def _finish(self) -> None:
         self._is_finished = True
@@ -305,10 +348,10 @@ class Chat:
         if self._entry is not None:
             self._context.resumable.ended(self._entry)
             # It refers to this chat, which would have to be collected as garbage.
-            self._entry = self._encoder.entry = None
+            self._entry = self._token.entry = None
         telemetry = self._context.telemetry
         telemetry.chat_closed()
-        # The last frame is sent in this turn of the loop, the records are made in another.
+        # The last event is sent in this turn of the loop, the records are made in another.
         record = partial(telemetry.record, self._session, self._span, self._loop.time())
         self._context.time_slicer.defer(record)
 

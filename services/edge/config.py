@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import secrets
+import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
+from outrider.access.api_keys import ALL_MODELS, check_listed
 from outrider.errors import ConfigError
 from outrider.models.definitions import ModelCatalog, ModelSpec
 from outrider.peers.health import HealthPolicy
@@ -18,6 +20,7 @@ from outrider.telemetry.config import AdminConfig
 from outrider.tls.config import TlsConfig
 from outrider.tokenization.pool.config import TokenizationConfig
 from outrider.tokenization.rewriting import AS_IT_IS, RewritingPolicy
+from services.edge.access.config import AccessConfig, JwtConfig, SharedLimitsConfig
 from services.edge.drafter.settings import (
     MAX_LEAD,
     NO_DRAFT_MODEL,
@@ -25,11 +28,14 @@ from services.edge.drafter.settings import (
     DrafterLimits,
     DrafterSettings,
 )
+from services.edge.http.config import HttpConfig
+from services.edge.http3.limits import Http3Limits
 from services.edge.identity import (
     AccessPolicy,
-    ApiKeys,
     Identities,
     TenantConfig,
+    Tenants,
+    TokenChecker,
     Trust,
     priority_of,
     trust_of,
@@ -79,9 +85,16 @@ class EdgeConfig:
     """Tenant of chats without a key; empty: none. A router's queue takes turns between tenants:
     such chats count as this one, and without it each address prefix counts by itself."""
     tenants: tuple[TenantConfig, ...] = ()
-    """Who has keys, `[[edge.tenants]]`."""
-    anonymous: bool = True
-    """Whether clients without a key are served."""
+    """What credentials are good for, by tenant: `[[edge.tenants]]`. Followed while the edge
+    runs."""
+    access: AccessConfig = field(default_factory=AccessConfig)
+    """API keys."""
+    jwt: JwtConfig = field(default_factory=JwtConfig)
+    """Tokens of an issuer."""
+    shared_limits: SharedLimitsConfig = field(default_factory=SharedLimitsConfig)
+    """Through what edges hold the limits of tenants together."""
+    anonymous: bool = False
+    """Whether clients without a key are served over QUIC."""
     trust: str = "connection"
     """Who among clients without a key shares what is learned from chats and kept of them, in drafts
     and caches. `connection`: each client by itself; `chat`: each chat by itself, so that none is
@@ -99,8 +112,8 @@ class EdgeConfig:
     models: tuple[str, ...] = ()
     """The models served; the first is what a request that names none gets. Empty: the default
     model alone."""
-    anonymous_models: tuple[str, ...] = ()
-    """Those of `models` that clients without a key may use; empty: all."""
+    anonymous_models: tuple[str, ...] = ALL_MODELS
+    """Those of `models` that clients without a key may use; "*": all; empty: none."""
     max_loaded_models: int = 4
     """Models loaded at a time, each with its vocabulary, its tokenization threads and its drafter.
     A chat that asks for another one waits while the least recently used one without a chat gives
@@ -132,7 +145,12 @@ class EdgeConfig:
     log_level: str = "info"
 
     quic: ListenerLimits = field(default_factory=ListenerLimits)
-    """What clients may use of the QUIC listener, together and each."""
+    """What clients may use of the QUIC listener, together and each; chats and connections that come
+    over HTTP count too."""
+    http: HttpConfig = field(default_factory=HttpConfig)
+    """Where and how HTTP is served over TCP."""
+    http3: Http3Limits = field(default_factory=Http3Limits)
+    """What clients of HTTP/3, on the QUIC port, may use besides."""
     reopen_s: float = 20.0
     """A chat whose router or replica was lost fails after so long without a token from another."""
     resumption: ResumeLimits = field(default_factory=ResumeLimits)
@@ -188,8 +206,6 @@ class EdgeConfig:
             _check(f"drafts.{name}", getattr(self.drafts, name), 0.01, 1.0)
         if trust_of(self.trust, "trust") is Trust.USER:
             raise ConfigError("trust is chat, connection or tenant: users have a tenant's key")
-        if not (self.anonymous or self.tenants):
-            raise ConfigError("nobody is served: name tenants, or let anonymous clients in")
         self._check_models()
         self.identities()
         for name in _POSITIVE:
@@ -200,20 +216,21 @@ class EdgeConfig:
     def _check_models(self) -> None:
         if len(set(self.models)) != len(self.models):
             raise ConfigError("models names one of them twice; name each once")
-        allowed = {"anonymous_models": self.anonymous_models}
-        allowed |= {f"models of tenant {tenant.name}": tenant.models for tenant in self.tenants}
-        for where, names in allowed.items():
-            unknown = [name for name in names if name not in self.models]
-            if unknown:
-                raise ConfigError(f"{where}: {unknown[0]!r} is none of models; name it there too")
+        # They may name models that are not served now: those can be added while the edge runs.
+        check_listed(self.anonymous_models, "anonymous_models")
+
+    @property
+    def keys_file(self) -> Path:
+        """Where API keys are."""
+        return self.access.keys_file or self.state_dir / "keys.json"
 
     def listener_limits(self) -> ListenerLimits:
         """The limits of the QUIC side."""
         most = self.quic.max_resident_bytes or memory.limit_bytes() * 4 // 5
         return replace(self.quic, max_resident_bytes=most)
 
-    def identities(self) -> Identities:
-        """Whose chats are. Raises ConfigError."""
+    def identities(self, tokens: TokenChecker | None = None) -> Identities:
+        """Whose chats are; nobody has an API key yet. Raises ConfigError."""
         anonymous = AccessPolicy(
             self.tenant,
             trust_of(self.trust, "trust"),
@@ -224,8 +241,10 @@ class EdgeConfig:
         key = self.cache_salt_key.encode() or secrets.token_bytes(32)
         return Identities(
             key,
-            ApiKeys(self.tenants),
-            anonymous if self.anonymous else None,
+            anonymous=anonymous if self.anonymous else None,
+            clock=time.time,
+            tenants=Tenants(self.tenants),
+            tokens=tokens,
             key_lasts=bool(self.cache_salt_key),
         )
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from outrider.tokenization.rewriting import Rewriter
+from services.edge.access.limiter import Limiter
+from services.edge.access.revocation import KeyedChats
 from services.edge.identity import Identities
 from services.edge.models.choice import usable
 from services.edge.models.serving import EdgeModels
@@ -24,6 +26,9 @@ class EdgeContext:
     request_timeout_s: float
     """How long a stream may be open before its request has come."""
     identities: Identities
+    limiter: Limiter
+    keyed_chats: KeyedChats
+    """Those that end when their keys do."""
     models: EdgeModels
     """What chats with one model share is with it (services.edge.models.served)."""
     upstream: RouterPool

@@ -1,5 +1,8 @@
 """Whose a chat is: from a client's credential to its trust group and what it may ask for (pure).
 
+A credential is an API key (outrider.access.api_keys), a JSON Web Token of an issuer that the edge
+trusts (services.edge.access.tokens), or none. Tenant, limits, models and regions follow from it.
+
 The members of a trust group share what is learned and cached: n-grams and calibrations of drafts,
 token ids of texts, prefixes in replicas' caches. Policies, from the narrowest on:
 
@@ -14,12 +17,22 @@ names of a tenant's cached blocks from the tenant's name.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from hashlib import blake2b, sha256
-from typing import Final
+from hashlib import blake2b
+from typing import Final, Protocol
 
+from outrider.access.api_keys import (
+    ALL_MODELS,
+    USER_SCOPES,
+    KeyTable,
+    Scope,
+    check_label,
+    check_listed,
+    narrowed,
+    require,
+)
 from outrider.errors import (
     ConfigError,
     InvalidRequestError,
@@ -27,13 +40,15 @@ from outrider.errors import (
     UnauthenticatedError,
 )
 from outrider.session_types import Priority
+from services.edge.access.limits import UNLIMITED, TenantLimits
 
 GROUP_BYTES: Final = 16
 MIN_SECRET_BYTES: Final = 16
 MAX_SECRET_BYTES: Final = 64
-MAX_KEY_CHARS: Final = 512
+MAX_KEY_CHARS: Final = 8192
+"""Of an API key, which is shorter, or of a token. A longer one is not looked at."""
 MAX_USER_CHARS: Final = 256
-_DIGEST_CHARS: Final = 64
+MAX_TENANTS: Final = 4096
 # What a hash is for: BLAKE2b's `person`.
 _GROUP: Final = b"group"
 _SALT: Final = b"salt"
@@ -76,22 +91,21 @@ class AccessPolicy:
     trust: Trust = Trust.CONNECTION
     max_priority: Priority = Priority.MEDIUM
     trusts_trace: bool = False
-    models: tuple[str, ...] = ()
-    """Those it may use; empty: all."""
-
-
-_ANONYMOUS: Final = AccessPolicy()
+    models: tuple[str, ...] = ALL_MODELS
+    """Those it may use."""
+    regions: tuple[str, ...] = ALL_MODELS
+    """Those that may hold its prompts."""
+    limits: TenantLimits = UNLIMITED
 
 
 @dataclass(frozen=True, slots=True)
 class TenantConfig:
-    """A tenant with keys; `[[edge.tenants]]`. Raises ConfigError for values that cannot work."""
+    """What the credentials of a tenant are good for; `[[edge.tenants]]`. Raises ConfigError for
+    values that cannot work."""
 
     name: str
-    """Under which its chats are counted, billed and admitted."""
-    key_digests: tuple[str, ...]
-    """SHA-256 of its keys, hexadecimal: `printf %s KEY | sha256sum`. Keys have to be random and
-    long, or they could be guessed from this. Several, while a key is being replaced."""
+    """Under which its chats are counted, billed and admitted; `outrider keys create --tenant` makes
+    its keys."""
     trust: str = "tenant"
     """Which of its chats share what is learned and cached: tenant, user, connection or chat."""
     max_priority: str = "medium"
@@ -99,20 +113,37 @@ class TenantConfig:
     trust_trace: bool = False
     """Whether the traces of its clients are continued; otherwise the edge's own traces link to
     them."""
-    models: tuple[str, ...] = ()
-    """Those of the edge's models that its chats may use; empty: all."""
+    models: tuple[str, ...] = ALL_MODELS
+    """Those of the edge's models that its chats may use; "*": all; empty: none."""
+    regions: tuple[str, ...] = ALL_MODELS
+    """Regions that may hold its prompts, whatever a chat asks for; "*": all; empty: none."""
+    requests_per_minute: int = 0
+    """Chats that may begin, on average and at once after a pause; 0: no limit."""
+    input_tokens_per_minute: int = 0
+    """Tokens of prompts; 0: no limit. No single prompt may have more."""
+    output_tokens_per_minute: int = 0
+    """Tokens of replies; 0: no limit. A chat that has begun goes on beyond it, and the next ones
+    wait for it."""
+    max_sessions: int = 0
+    """Chats under way at once; 0: no limit."""
 
     def __post_init__(self) -> None:
-        if not self.name:
-            raise ConfigError("each of tenants needs a name")
+        check_label(self.name, "a tenant's name")
         trust_of(self.trust, f"trust of tenant {self.name}")
         priority_of(self.max_priority, f"max_priority of tenant {self.name}")
-        for digest in self.key_digests:
-            if len(digest) != _DIGEST_CHARS or set(digest) - set("0123456789abcdef"):
-                raise ConfigError(
-                    f"key_digests of tenant {self.name} are SHA-256 in {_DIGEST_CHARS} small "
-                    "hexadecimal digits: printf %s KEY | sha256sum"
-                )
+        check_listed(self.models, f"models of tenant {self.name}")
+        check_listed(self.regions, f"regions of tenant {self.name}")
+        self.limits.check(f"tenant {self.name}")
+
+    @property
+    def limits(self) -> TenantLimits:
+        """How much its chats may use."""
+        return TenantLimits(
+            self.requests_per_minute,
+            self.input_tokens_per_minute,
+            self.output_tokens_per_minute,
+            self.max_sessions,
+        )
 
     def access_policy(self) -> AccessPolicy:
         """For its chats."""
@@ -122,7 +153,40 @@ class TenantConfig:
             max_priority=Priority[self.max_priority.upper()],
             trusts_trace=self.trust_trace,
             models=self.models,
+            regions=self.regions,
+            limits=self.limits,
         )
+
+
+class Tenants:
+    """What tenants may do, by name."""
+
+    def __init__(self, tenants: Iterable[TenantConfig] = ()) -> None:
+        """Raises ConfigError for two tenants of one name, and for too many."""
+        self._policies: dict[str, AccessPolicy] = {}
+        for tenant in tenants:
+            if tenant.name in self._policies:
+                raise ConfigError(f"tenant {tenant.name} is named twice in tenants")
+            self._policies[tenant.name] = tenant.access_policy()
+        if len(self._policies) > MAX_TENANTS:
+            raise ConfigError(f"there are {len(self._policies)} tenants, at most {MAX_TENANTS}")
+
+    def of_key(self, name: str) -> AccessPolicy:
+        """Of an API key's tenant. One that the configuration does not list has no limits but its
+        keys': who may write keys decides what they are for."""
+        found = self._policies.get(name)
+        return found or AccessPolicy(name, Trust.TENANT)
+
+    def of_token(self, name: str) -> AccessPolicy:
+        """Of a token's tenant, which somebody else's service names. Raises PermissionDeniedError
+        for one that the configuration does not list."""
+        found = self._policies.get(name)
+        if found is None:
+            raise PermissionDeniedError(
+                f"the token is of tenant {name[:100]!r}, which is none of this edge's; ask its "
+                "operator to add it"
+            )
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +194,7 @@ class Credential:
     """What a client says of itself."""
 
     key: str = field(default="", repr=False)
+    """An API key or a token; empty: none."""
     user: str = field(default="", repr=False)
     client_secret: bytes = field(default=b"", repr=False)
 
@@ -156,8 +221,32 @@ class Identity:
     learns may be kept."""
     max_priority: Priority = Priority.MEDIUM
     trusts_trace: bool = False
-    models: tuple[str, ...] = ()
-    """Those it may use; empty: all."""
+    models: tuple[str, ...] = ALL_MODELS
+    """Those it may use."""
+    scopes: frozenset[Scope] = USER_SCOPES
+    """What may be asked for."""
+    regions: tuple[str, ...] = ALL_MODELS
+    """Those that may hold its prompts."""
+    limits: TenantLimits = UNLIMITED
+    """How much all chats of its tenant may use together."""
+    key_id: str = ""
+    """Of the API key that it came with; empty: a token, or none."""
+
+    def require(self, scope: Scope) -> None:
+        """Raises PermissionDeniedError unless this may be asked for."""
+        require(self.scopes, scope)
+
+    def residency(self, asked: tuple[str, ...]) -> tuple[str, ...]:
+        """The regions that may hold a prompt whose chat asks for these; empty: any. Raises
+        PermissionDeniedError if none is left."""
+        allowed = narrowed(asked or ALL_MODELS, self.regions)
+        if not allowed:
+            named = ", ".join(self.regions) or "none"
+            raise PermissionDeniedError(
+                f"prompts of this credential's tenant may be held in {named} only; widen the "
+                "chat's residency, or leave it out"
+            )
+        return () if "*" in allowed else allowed
 
     @property
     def share(self) -> str:
@@ -191,32 +280,34 @@ class Identity:
 UNIDENTIFIED: Final = Identity()
 
 
-class ApiKeys:
-    """The tenants' keys."""
+@dataclass(frozen=True, slots=True)
+class TokenClaims:
+    """What a good token says."""
 
-    def __init__(self, tenants: Iterable[TenantConfig] = ()) -> None:
-        """Raises ConfigError for two tenants of one name or key."""
-        self._policies: dict[bytes, AccessPolicy] = {}
-        names = set[str]()
-        for tenant in tenants:
-            if tenant.name in names:
-                raise ConfigError(f"tenant {tenant.name} is named twice in tenants")
-            names.add(tenant.name)
-            for digest in map(bytes.fromhex, tenant.key_digests):
-                if digest in self._policies:
-                    raise ConfigError(f"a key of tenant {tenant.name} is named twice in tenants")
-                self._policies[digest] = tenant.access_policy()
+    tenant: str
+    user: str = ""
+    """Empty: none in particular."""
+    scopes: frozenset[Scope] = frozenset()
 
-    def find(self, key: str) -> AccessPolicy | None:
-        """The policy of the key's tenant; None for an unknown key. The time of the lookup depends
-        on the SHA-256 of what was sent, which cannot be steered towards that of a key."""
-        return self._policies.get(sha256(key.encode()).digest())
 
-    def allow(self, tenants: Mapping[str, tuple[str, ...]]) -> None:
-        """Tenants of these names may use these models from now on."""
-        for digest, policy in self._policies.items():
-            if policy.tenant in tenants:
-                self._policies[digest] = replace(policy, models=tenants[policy.tenant])
+class TokenChecker(Protocol):
+    """Knows the tokens of an issuer."""
+
+    def check(self, token: str, now: float) -> TokenClaims:
+        """What the token says, at `now` in seconds since 1970. Raises UnauthenticatedError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Admitted:
+    """Whom a credential is of."""
+
+    policy: AccessPolicy
+    kind: bytes
+    scopes: frozenset[Scope]
+    user: str
+    key_id: str = ""
+    """Empty: of no API key."""
 
 
 class Identities:
@@ -225,35 +316,50 @@ class Identities:
     def __init__(
         self,
         key: bytes,
-        keys: ApiKeys | None = None,
-        anonymous: AccessPolicy | None = _ANONYMOUS,
+        keys: KeyTable | None = None,
+        anonymous: AccessPolicy | None = None,
         *,
+        clock: Callable[[], float],
+        tenants: Tenants | None = None,
+        tokens: TokenChecker | None = None,
         key_lasts: bool = False,
     ) -> None:
         """Edges with the same `key`, of any length, have the same groups. `anonymous`: for clients
-        without a key; None: they are refused. `key_lasts`: the key is the same after a restart."""
+        without a key; None: they are refused. `clock`: seconds since 1970. `tokens`: None if no
+        issuer is trusted. `key_lasts`: the key is the same after a restart."""
         self._key_lasts = key_lasts
         # BLAKE2b takes keys of at most 64 bytes; the configured one may be longer.
         self._key = blake2b(key, digest_size=32).digest()
-        self._keys = keys or ApiKeys()
+        self._keys = keys or KeyTable()
         self._anonymous = anonymous
+        self._clock = clock
+        self._tenants = tenants or Tenants()
+        self._tokens = tokens
 
     def of(
-        self, credential: Credential, connection: bytes, chat: bytes, address: str = ""
+        self,
+        credential: Credential,
+        connection: bytes,
+        chat: bytes,
+        address: str = "",
+        *,
+        needs_key: bool = False,
     ) -> Identity:
         """Whose a chat is. `connection` and `chat`: secrets of at least 16 bytes that the
-        connection and the chat have to themselves; `address`: the prefix that it comes from. Raises
-        UnauthenticatedError and InvalidRequestError."""
+        connection and the chat have to themselves; `address`: the prefix that it comes from;
+        `needs_key`: nobody comes in here without one, whoever else serves clients without. Nothing
+        is waited for. Raises UnauthenticatedError, PermissionDeniedError, InvalidRequestError."""
         _check(credential)
-        policy, kind = self._policy_of(credential)
+        admitted = self._admit(credential, needs_key)
+        policy, kind, user = admitted.policy, admitted.kind, admitted.user
         secret = credential.client_secret or connection
         is_known = False
         if policy.trust is Trust.TENANT:
             is_known = True
             owner = self._group(Trust.TENANT, kind, policy, b"")
-        elif policy.trust is Trust.USER and credential.key and credential.user:
+        elif policy.trust is Trust.USER and credential.key and user:
             is_known = True
-            owner = self._group(Trust.USER, kind, policy, credential.user.encode())
+            owner = self._group(Trust.USER, kind, policy, user.encode())
         else:
             owner = self._group(Trust.CONNECTION, kind, policy, secret)
         # The owner never leaves the edge, so that request ids cannot be tried out behind it.
@@ -271,29 +377,53 @@ class Identities:
             max_priority=policy.max_priority,
             trusts_trace=policy.trusts_trace,
             models=policy.models,
+            scopes=admitted.scopes,
+            regions=policy.regions,
+            limits=policy.limits,
+            key_id=admitted.key_id,
         )
+
+    def check(self, identity: Identity) -> None:
+        """Raises UnauthenticatedError if the API key that an identity came with is good no longer.
+        A token is looked at when a chat begins: its issuer cannot take it back."""
+        if identity.key_id:
+            self._keys.check(identity.key_id, self._clock())
 
     @property
     def anonymous_models(self) -> tuple[str, ...] | None:
-        """What clients without a key may use, empty: all; None: they are refused."""
+        """What clients without a key may use; None: they are refused."""
         return None if self._anonymous is None else self._anonymous.models
 
-    def allow(self, anonymous: tuple[str, ...], tenants: Mapping[str, tuple[str, ...]]) -> None:
-        """From now on clients without a key, and those of tenants by name, may use these models;
-        empty: all. Tenants that are not named may use what they could before."""
-        if self._anonymous is not None:
-            self._anonymous = replace(self._anonymous, models=anonymous)
-        self._keys.allow(tenants)
+    def set_keys(self, keys: KeyTable) -> None:
+        """These are all API keys from now on."""
+        self._keys = keys
 
-    def _policy_of(self, credential: Credential) -> tuple[AccessPolicy, bytes]:
+    def set_tenants(self, tenants: Tenants, anonymous_models: tuple[str, ...]) -> None:
+        """These are the tenants from now on, and what clients without a key may use."""
+        self._tenants = tenants
+        if self._anonymous is not None:
+            self._anonymous = replace(self._anonymous, models=anonymous_models)
+
+    def _admit(self, credential: Credential, needs_key: bool) -> _Admitted:
         if not credential.key:
-            if self._anonymous is None:
-                raise UnauthenticatedError("this edge serves clients with a key; send one")
-            return self._anonymous, b"anonymous"
-        policy = self._keys.find(credential.key)
-        if policy is None:
-            raise UnauthenticatedError("the key is not known here; check it, or ask for one")
-        return policy, b"tenant"
+            if self._anonymous is None or needs_key:
+                raise UnauthenticatedError("only clients with an API key are served here; send one")
+            return _Admitted(self._anonymous, b"anonymous", USER_SCOPES, "")
+        now = self._clock()
+        # API keys have no dots, tokens have two.
+        if self._tokens is not None and credential.key.count(".") == 2:
+            claims = self._tokens.check(credential.key, now)
+            policy = self._tenants.of_token(claims.tenant)
+            return _Admitted(policy, b"tenant", claims.scopes, claims.user)
+        key = self._keys.find(credential.key, now)
+        policy = self._tenants.of_key(key.tenant)
+        top = policy.max_priority if key.max_priority is None else key.max_priority
+        policy = replace(
+            policy,
+            max_priority=min(top, policy.max_priority),
+            models=narrowed(key.models, policy.models),
+        )
+        return _Admitted(policy, b"tenant", key.scopes, credential.user, key.id)
 
     def _hash(self, address: str) -> bytes:
         hashed = blake2b(address.encode(), key=self._key, digest_size=GROUP_BYTES, person=_ADDRESS)

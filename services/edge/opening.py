@@ -10,11 +10,13 @@ from dataclasses import dataclass, replace
 
 import structlog
 
+from outrider.access.api_keys import Scope
 from outrider.errors import (
     CancelledError,
     MalformedFrameError,
     OutriderError,
     PermissionDeniedError,
+    RateLimitedError,
     UnauthenticatedError,
 )
 from outrider.session_types import FinishReason, Timings, Usage
@@ -24,9 +26,17 @@ from services.edge.identity import Credential, Identity
 from services.edge.models.choice import choose
 from services.edge.models.served import ServedModel
 from services.edge.resumption.replay import ReplayCursor
-from services.edge.session.events import ChatAsked, ChatRequest, ClientFailed, Done, Failed, Input
-from services.edge.stream import RequestStream
-from services.edge.wire import client as client_wire
+from services.edge.session.events import (
+    Accepted,
+    CancelAsked,
+    ChatAsked,
+    ChatRequest,
+    ClientFailed,
+    Done,
+    Failed,
+    Input,
+)
+from services.edge.stream import Peer, RequestStream
 
 log = structlog.get_logger()
 
@@ -45,15 +55,42 @@ class AskedChat:
         return ReplayCursor(self.request.resume.upto, self.request.resume.num_chars)
 
 
-def open_chat(stream: RequestStream, payload: bytes, context: EdgeContext) -> None:
-    """Serve a stream whose first frame is `payload`: with a chat that is here already, if the
-    request repeats it or goes on with it, otherwise with a new one, which may have to wait for its
-    model. Raises OutriderError for a request that cannot be served."""
+def identify(
+    peer: Peer, credential: Credential, context: EdgeContext, *, needs_key: bool = False
+) -> Identity:
+    """Whose a request is; found out before anything else of it is looked at. `needs_key`: nobody
+    comes in here without one. Raises UnauthenticatedError, PermissionDeniedError and
+    InvalidRequestError."""
     try:
-        asked = _read_request(stream, payload, context)
+        return context.identities.of(
+            credential,
+            peer.connection_secret,
+            secrets.token_bytes(16),
+            peer.address,
+            needs_key=needs_key,
+        )
     except (UnauthenticatedError, PermissionDeniedError) as error:
         context.telemetry.refused(error.reason)
         raise
+
+
+def open_chat(
+    stream: RequestStream, request: ChatRequest, identity: Identity, context: EdgeContext
+) -> None:
+    """Serve a stream on which `request` came: with a chat that is here already, if the request
+    repeats it or goes on with it, otherwise with a new one, which may have to wait for its model.
+    Raises OutriderError for a request that cannot be served."""
+    try:
+        identity.require(Scope.CHAT)
+        request = replace(
+            request,
+            priority=identity.class_of(request.priority),
+            residency=identity.residency(request.residency),
+        )
+    except PermissionDeniedError as error:
+        context.telemetry.refused(error.reason)
+        raise
+    asked = AskedChat(stream, request, identity)
     if _is_joined(asked, context):
         return
     name = choose(asked.request.model, context.models.names, asked.identity.models)
@@ -68,27 +105,6 @@ def open_chat(stream: RequestStream, payload: bytes, context: EdgeContext) -> No
     waiting.start()
 
 
-def _read_request(stream: RequestStream, payload: bytes, context: EdgeContext) -> AskedChat:
-    """Whose request it is, and what it asks for. Raises OutriderError."""
-    identity: Identity | None = None
-
-    def admit(credential: Credential) -> None:
-        # Before anything else of the request is looked at.
-        nonlocal identity
-        identity = context.identities.of(
-            credential, stream.connection_secret, secrets.token_bytes(16), stream.address
-        )
-
-    read = client_wire.read(payload, admit)
-    if isinstance(read, client_wire.TokenArrived):
-        raise MalformedFrameError("there is no token yet to acknowledge; ask for a chat first")
-    if not isinstance(read, ChatAsked):
-        raise MalformedFrameError("a cancel is out of place; a stream is one chat, request first")
-    assert identity is not None
-    request = replace(read.request, priority=identity.class_of(read.request.priority))
-    return AskedChat(stream, request, identity)
-
-
 def _is_joined(asked: AskedChat, context: EdgeContext) -> bool:
     """Go on with the chat that the request is about, if it is here: with its own model, whatever is
     served by now. Raises OutriderError."""
@@ -98,10 +114,11 @@ def _is_joined(asked: AskedChat, context: EdgeContext) -> bool:
         return False
     if entry.chat is None:
         for event in entry.log.replay(asked.cursor):
-            stream.send(client_wire.write(event, context.name, entry.token))
+            stream.tell(event, entry.token if isinstance(event, Accepted) else "")
         resumable.joined(entry)
         stream.end()
     else:
+        context.keyed_chats.add(entry.chat, asked.identity)
         entry.chat.join(stream, asked.cursor, asked.request.provisional)
         resumable.joined(entry)
     return True
@@ -119,14 +136,23 @@ def _start(
     held.callback(context.models.release, model)
     held.callback(leave)
     try:
-        client_wire.check_fits(asked.request, model.offer)
+        context.identities.check(asked.identity)  # it may have waited for its model
+        request = model.tool_calling.applied(model.offer.fitted(asked.request))
+        try:
+            allowance = context.limiter.begin(asked.identity)
+        except RateLimitedError as error:
+            context.telemetry.refused(error.reason)
+            raise
+        held.callback(allowance.close)
         chat = Chat(
-            *(asked.stream, asked.request, asked.identity, asked.cursor),
-            *(model, context, held.close),
+            *(asked.stream, request, asked.identity, asked.cursor),
+            *(model, context, allowance, held.close),
         )
     except BaseException:
         held.close()
         raise
+    context.keyed_chats.add(chat, asked.identity)
+    held.callback(context.keyed_chats.remove, chat)
     asked.stream.follow(chat)
     chat.start(waited_s)
 
@@ -148,7 +174,7 @@ class WaitingChat:
         context.telemetry.chat_opened()
 
     def start(self) -> None:
-        """Begin to wait. The stream passes frames here by now."""
+        """Begin to wait. The stream passes inputs here by now."""
         request = self._asked.request
         patience_s = request.deadline_ms / 1000 if request.deadline_ms else None
         self._context.models.ask(request.model, self, patience_s)
@@ -170,30 +196,24 @@ class WaitingChat:
 
     # For the stream.
 
-    def receive(self, payload: bytes) -> None:
-        """A further frame from the client."""
-        if self.closed:
-            return
-        try:
-            read = client_wire.read(payload)
-        except OutriderError as error:
-            self._fail(error)
-            return
-        if isinstance(read, ChatAsked):
-            self._fail(
-                MalformedFrameError("a second request is out of place; a stream is one chat")
-            )
-        elif not isinstance(read, client_wire.TokenArrived):
-            self._end(CancelledError("the client cancelled"), self._cancelled())
-
     def feed(self, item: Input) -> None:
-        """The stream ends, for this reason."""
+        """The client said something further, or the stream ends, for this reason."""
         if self.closed:
             return
-        if isinstance(item, ClientFailed):
-            self._fail(item.error)
-        else:
-            self.client_lost()
+        match item:
+            case ClientFailed(error):
+                self._fail(error)
+            case ChatAsked():
+                self._fail(
+                    MalformedFrameError("a second request is out of place; a stream is one chat")
+                )
+            case CancelAsked():
+                self._end(CancelledError("the client cancelled"), self._cancelled())
+            case _:
+                self.client_lost()
+
+    def token_arrived(self) -> None:
+        """There is no token yet."""
 
     def client_lost(self) -> None:
         """The client is gone."""
@@ -221,7 +241,7 @@ class WaitingChat:
         except Exception as failure:
             error = self._error_of(failure)
             context.telemetry.record_unopened(asked.request, waited_s, error)
-            asked.stream.end(client_wire.write(Failed(error.bare()), context.name))
+            asked.stream.end(Failed(error.bare()))
         finally:
             context.telemetry.chat_closed()
 
@@ -248,8 +268,7 @@ class WaitingChat:
         else:
             context.models.leave(self)
         self._leave()
-        frame = b"" if last is None else client_wire.write(last, context.name)
-        self._asked.stream.end(frame)
+        self._asked.stream.end(last)
         waited_s = self._loop.time() - self._asked_at
         context.telemetry.record_unopened(self._asked.request, waited_s, error)
         context.telemetry.chat_closed()

@@ -73,6 +73,21 @@ class TokenBucket:
         self._level -= amount
         return True
 
+    def charge(self, amount: float, now: float) -> None:
+        """Use so much of what cannot be refused any more: less than nothing may be left then."""
+        self._fill(now)
+        self._level -= amount
+
+    def level(self, now: float) -> float:
+        """How much there is."""
+        self._fill(now)
+        return self._level
+
+    def correct(self, level: float, now: float) -> None:
+        """There is so much, as whoever counts for several says."""
+        self._level = min(level, self.limit.burst)
+        self._at = now
+
     def wait_s(self, amount: float, now: float) -> float:
         """In how many seconds there will be so much, or a whole burst if that is less."""
         self._fill(now)

@@ -1,27 +1,32 @@
-"""What a client's stream, and what is served on it, know of each other."""
+"""What a client's stream, and the chat that is served on it, know of each other.
+
+Each door (QUIC streams in services.edge.quic, HTTP requests in services.edge.http) has streams of
+its own: they turn what a chat tells its client into bytes, and what comes from the client into
+inputs.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
-from services.edge.session.events import Input
+from services.edge.session.events import ClientEvent, Input
 
 
 class ClientStream(Protocol):
     """The way to a client."""
 
-    def send(self, payload: bytes) -> None:
-        """Send one EdgeFrame."""
+    def tell(self, event: ClientEvent, token: str = "") -> None:
+        """Tell the client. `token`: of an Accepted, what the client may resume the chat with."""
         ...
 
-    def end(self, last: bytes = b"") -> None:
-        """End the stream, after the frame `last` if it is not empty."""
+    def end(self, last: ClientEvent | None = None) -> None:
+        """End the stream, after `last` if there is one."""
         ...
 
 
-class RequestStream(ClientStream, Protocol):
-    """A stream on which a request came."""
+class Peer(Protocol):
+    """From where a request came."""
 
     @property
     def address(self) -> str:
@@ -33,32 +38,55 @@ class RequestStream(ClientStream, Protocol):
         """16 random bytes that the streams of its connection share, and no others."""
         ...
 
+
+class RequestStream(ClientStream, Peer, Protocol):
+    """A stream on which a request for a chat came."""
+
     def begin_chat(self, client: bytes) -> Callable[[], None]:
         """Count a chat of this client, until the returned function is called. Raises
         OverloadedError."""
         ...
 
-    def follow(self, handler: StreamHandler) -> None:
+    def follow(self, handler: ChatHandler) -> None:
         """Pass what comes from the client to `handler` from now on."""
         ...
 
 
-class StreamHandler(Protocol):
-    """What is served on a stream: a chat, or a prompt that is being typed."""
+class ChatHandler(Protocol):
+    """The chat on a stream, or what waits to become it."""
 
     @property
     def closed(self) -> bool:
         """Whether it is over."""
         ...
 
-    def receive(self, payload: bytes) -> None:
-        """A frame from the client."""
+    def feed(self, item: Input) -> None:
+        """The client said something further, or the stream ends, for this reason."""
         ...
 
-    def feed(self, item: Input) -> None:
-        """The stream ends, for this reason."""
+    def token_arrived(self) -> None:
+        """The client has the resume token that it was told last."""
         ...
 
     def client_lost(self) -> None:
         """The client's connection was lost; the client may come back."""
         ...
+
+
+class _Ended:
+    """Handles streams that have ended. A chat and its stream would refer to each other otherwise,
+    until they are collected as garbage, and to collect what an attack leaves stops the loop."""
+
+    closed = True
+
+    def feed(self, item: Input) -> None:
+        """Ignored."""
+
+    def token_arrived(self) -> None:
+        """Ignored."""
+
+    def client_lost(self) -> None:
+        """Ignored."""
+
+
+ENDED: Final = _Ended()

@@ -21,6 +21,9 @@ from services.edge.session.reply import ReplyFlow
 
 log = structlog.get_logger()
 
+API_KEYS: Final = "outrider.edge.api_keys"
+KEYS_REVISION: Final = "outrider.edge.keys_revision"
+"""Of the file of API keys that counts now."""
 OPEN_CHATS: Final = "outrider.edge.open_chats"
 OPEN_CONNECTIONS: Final = "outrider.edge.open_connections"
 CHATS: Final = "outrider.edge.chats"
@@ -41,6 +44,8 @@ RETRIES: Final = "outrider.edge.retries"
 """First packets answered with a Retry."""
 REFUSED: Final = "outrider.edge.refused"
 """Connections, streams, chats, typed text and credentials that were refused, by reason."""
+HTTP_ANSWERS: Final = "outrider.edge.http_answers"
+"""Answers over HTTP, by route and status; 499: the client left before."""
 DRAFTS_DROPPED: Final = "outrider.edge.dropped_draft_frames"
 SHOWN_TOKENS: Final = "outrider.edge.shown_tokens"
 """Shown before they were final; with TOKENS the share shown early."""
@@ -84,6 +89,11 @@ class EdgeTelemetry:
         """Set while no chat is open."""
         self.idle.set()
 
+    def keys(self, num_keys: int, revision: int) -> None:
+        """So many API keys are in this revision of their file."""
+        self._metrics.gauge(API_KEYS).set(num_keys)
+        self._metrics.gauge(KEYS_REVISION).set(revision)
+
     def chat_opened(self) -> None:
         """A chat begins."""
         self.num_chats += 1
@@ -108,6 +118,10 @@ class EdgeTelemetry:
         last one."""
         self._metrics.counter(REFUSED).add(1, {"reason": reason})
         self._refused.note(reason, **details)
+
+    def answered_http(self, route: str, status: int) -> None:
+        """A request over HTTP was answered; `route` is the pattern of its path."""
+        self._metrics.counter(HTTP_ANSWERS).add(1, {"route": route, "status": status})
 
     def close(self) -> None:
         """Nothing is logged any more."""

@@ -8,6 +8,7 @@ from uuid import uuid4
 
 import structlog
 
+from outrider.access.api_keys import Scope
 from outrider.errors import EmptyPromptError, OutriderError
 from outrider.models.chat import Message, check_messages
 from outrider.sampling.params import SamplingParams
@@ -61,8 +62,11 @@ class TypeaheadPrefill:
         self._is_shared = False
         """Whether a chat could hit the prefix."""
         self._identity = UNIDENTIFIED
+        self._residency: tuple[str, ...] = ()
+        """Regions that may hold the text; empty: any."""
         self.closed = False
         self._before: tuple[Message, ...] = ()
+        self._tools: tuple[str, ...] = ()
         self._job: tuple[TokenizationJob, ServedModel] | None = None
         """While a text is tokenized, which uses the model."""
         self._link: RouterLink | None = None
@@ -82,6 +86,7 @@ class TypeaheadPrefill:
             if self._identity is UNIDENTIFIED:
                 self._admit(typed)
             self._before = typed.before or self._before
+            self._tools = typed.tools or self._tools
             messages = (*self._before, Message("user", typed.text))
             check_messages(messages)
         except EmptyPromptError:
@@ -99,12 +104,15 @@ class TypeaheadPrefill:
 
     def _admit(self, typed: TypedText) -> None:
         """Find out whose text it is, and for which model. Raises UnauthenticatedError,
-        InvalidRequestError, UnknownModelError."""
+        PermissionDeniedError, InvalidRequestError, UnknownModelError."""
         stream, fresh = self._stream, secrets.token_bytes(16)
         secret, address = stream.connection_secret, stream.address
         identity = self._context.identities.of(typed.credential, secret, fresh, address)
+        identity.require(Scope.CHAT)
+        self._residency = identity.residency(())
         self._name = choose(typed.model, self._context.models.names, identity.models)
         self._identity = identity
+        self._context.keyed_chats.add(self, identity)
         # Without a trust group the chat has a cache salt of its own and cannot hit the prefix.
         self._is_shared = bool(identity.group)
 
@@ -134,6 +142,7 @@ class TypeaheadPrefill:
         if self.closed:
             return
         self.closed = True
+        self._context.keyed_chats.remove(self)
         self._stream.end()
         if self._job is not None:
             job, model = self._job
@@ -170,7 +179,7 @@ class TypeaheadPrefill:
         try:
             scope = self._identity.group or None
             job = model.tokenization.submit(
-                messages, self._tokenized, scope=scope, is_typeahead=True
+                messages, self._tokenized, tools=self._tools, scope=scope, is_typeahead=True
             )
             self._job = job, model
         except OutriderError as error:
@@ -189,7 +198,9 @@ class TypeaheadPrefill:
 
     def _prefill(self, plan: TypeaheadPlan) -> None:
         num_new = plan.num_due
-        if not num_new or not self._spend(Rate.PREFILL_TOKENS, num_new):
+        if not num_new or self._context.limiter.is_used_up(self._identity):
+            return
+        if not self._spend(Rate.PREFILL_TOKENS, num_new):
             return
         ids = plan.next_prefill()
         assert ids is not None and self._wire is not None
@@ -201,6 +212,7 @@ class TypeaheadPrefill:
             sampling=SamplingParams(max_tokens=1),
             priority=Priority.LOW,
             speculation=Speculation.OFF,
+            residency=self._residency,
         )
         try:
             link = context.upstream.pick()

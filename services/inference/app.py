@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -19,7 +20,7 @@ from outrider.errors import EngineError, UnavailableError
 from outrider.model_identity import model_identity, short_form
 from outrider.models.catalog import ModelSpec, current, lookup
 from outrider.models.store import ModelStore, default_root
-from outrider.models.vocabulary import load_vocabulary
+from outrider.models.vocabulary import Vocabulary, load_vocabulary
 from outrider.process import Ports
 from outrider.rpc import add_health, bind, make_server
 from outrider.sampling.params import SamplingParams
@@ -44,6 +45,11 @@ from services.inference.streaming.block_feed import BlockFeed
 from services.inference.streaming.sessions import SessionTable
 from services.inference.streaming.wire import Contract
 
+if TYPE_CHECKING:
+    from outrider.models.vocabulary import Vocabulary
+    from services.inference.grammars.service import Grammars
+    from services.inference.grammars.token_table import TokenTable
+
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
 
 _PROCESS_IDENTITY_BYTES = 32
@@ -66,6 +72,8 @@ class LoadedModel:
     """What it computes (outrider.model_identity)."""
     tokens_digest: bytes = b""
     """Of the vocabulary's ids alone: tables that are shipped belong to these."""
+    token_table: TokenTable | None = None
+    """For grammars; without it, requests with one are refused."""
 
 
 def load_model(config: InferenceConfig) -> LoadedModel:
@@ -89,17 +97,49 @@ def load_model(config: InferenceConfig) -> LoadedModel:
     digest = vocabulary.digest
     coder = TokenCoder(digest, vocabulary.size, shipped_table(vocabulary.tokens_digest))
 
-    def new_reply(params: SamplingParams) -> Reply:
-        return reply_end(params, vocabulary.stop_ids, vocabulary.detokenizer)
-
     try:
         identity = _identity(spec, digest, [engine.info for engine in engines])
     except BaseException:
         _close_engines(engines)
         raise
     return LoadedModel(
-        spec.name, engines, coder, digest, new_reply, identity, vocabulary.tokens_digest
+        spec.name,
+        engines,
+        coder,
+        digest,
+        replies_in(vocabulary),
+        identity,
+        vocabulary.tokens_digest,
+        _token_table(vocabulary, engines[0].info),
     )
+
+
+def replies_in(vocabulary: Vocabulary) -> Callable[[SamplingParams], Reply]:
+    """What finds the ends of replies in this vocabulary."""
+
+    def new_reply(params: SamplingParams) -> Reply:
+        detokenizer = partial(vocabulary.detokenizer, keep_special=params.special_tokens)
+        return reply_end(params, vocabulary.stop_ids, detokenizer)
+
+    return new_reply
+
+
+def _token_table(vocabulary: Vocabulary, info: EngineInfo) -> TokenTable | None:
+    """None where the engine cannot score all ids that a grammar may allow."""
+    if info.num_candidates:
+        return None
+    # Imported here: images for such engines do without the package.
+    from services.inference.grammars.token_table import TokenTable
+
+    return TokenTable(vocabulary)
+
+
+def _grammars(table: TokenTable | None) -> Grammars | None:
+    if table is None:
+        return None
+    from services.inference.grammars.service import Grammars
+
+    return Grammars(table)
 
 
 def _identity(spec: ModelSpec, vocabulary_digest: bytes, infos: Sequence[EngineInfo]) -> bytes:
@@ -195,7 +235,14 @@ class Replica:
             for engine, keeper in zip(model.engines, self._keepers, strict=True)
         )
         self.runner = self._new_runner(model.engines, metrics)
-        self.table = SessionTable(contract, self.runner, metrics, max_sessions=limits.max_sessions)
+        self._grammars = _grammars(model.token_table)
+        self.table = SessionTable(
+            contract,
+            self.runner,
+            metrics,
+            max_sessions=limits.max_sessions,
+            grammars=self._grammars,
+        )
         self.blocks = BlockFeed(model.engines[0].info.block_tokens)
         self.service = InferenceService(
             self.table,
@@ -243,6 +290,8 @@ class Replica:
         self.table.fail_all(
             UnavailableError("this replica shut down; open the session on another one")
         )
+        if self._grammars is not None:
+            self._grammars.close()
         self._health.close()
         self.service.close()
         await self._server.stop(grace=0.5)

@@ -12,10 +12,12 @@ import numpy as np
 
 from outrider.engines.base import Engine, Ids, LogitsRows, SequenceSlice
 from outrider.errors import EmptyPromptError, InvalidRequestError, PromptTooLongError
+from outrider.sampling.constraint import Constraint
+from outrider.sampling.logprobs import token_logprobs
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
 from outrider.sampling.sampler import Sampler
-from outrider.session_types import FinishReason
+from outrider.session_types import FinishReason, TokenLogprobs
 from services.inference.scheduler.limits import context_limit
 
 _SEQUENCE = 1
@@ -29,6 +31,8 @@ class ReferenceReply:
     ids: tuple[int, ...]
     """The committed tokens, the ending one included."""
     finish_reason: FinishReason
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of each token, if the sampling values ask for them."""
 
 
 def generate(
@@ -37,17 +41,19 @@ def generate(
     sampling: SamplingParams,
     new_reply: Callable[[SamplingParams], ReplyText],
     *,
+    constraint: Constraint | None = None,
     chunk_tokens: int = 512,
     on_text: Callable[[str], None] | None = None,
 ) -> ReferenceReply:
     """Run `prompt_ids` to its end; blocks. The engine must have no open sequence.
 
-    `on_text` gets the text of each token as it becomes final. Raises EmptyPromptError,
-    PromptTooLongError, InvalidRequestError for ids outside the vocabulary, and EngineError.
+    `constraint` is that of the sampling's grammar. `on_text` gets the text of each token as it
+    becomes final. Raises EmptyPromptError, PromptTooLongError, InvalidRequestError for ids outside
+    the vocabulary, InvalidSamplingError where the constraint does, and EngineError.
     """
     limit = context_limit(engine.info)
     _check_prompt(prompt_ids, limit, engine.info.vocabulary_size)
-    sampler = Sampler(sampling, engine.info.vocabulary_size, prompt_ids)
+    sampler = Sampler(sampling, engine.info.vocabulary_size, prompt_ids, constraint)
     sequence = _Sequence(engine, prompt_ids)
     try:
         sequence.prefill(chunk_tokens)
@@ -79,11 +85,15 @@ def _reply(
 ) -> ReferenceReply:
     num_prompt = len(sequence.ids)
     pieces: list[str] = []
+    logprobs: list[TokenLogprobs] = []
+    num_logprobs = sampler.params.num_logprobs
     finished: FinishReason | None = None
     while finished is None:
         rows = sequence.next_rows()
         columns = None if rows.ids is None else rows.ids[0]
         chosen = sampler.choose(rows.logits[0], len(sequence.ids), columns)
+        if num_logprobs >= 0:
+            logprobs.append(token_logprobs(rows.logits[0], chosen, num_logprobs, columns))
         sampler.observe(chosen)
         sequence.ids.append(chosen)
         pieces.append(reply.push(chosen))
@@ -93,7 +103,8 @@ def _reply(
             pieces[-1] += reply.flush()
         if on_text is not None:
             on_text(pieces[-1])
-    return ReferenceReply("".join(pieces), tuple(sequence.ids[num_prompt:]), finished)
+    ids = tuple(sequence.ids[num_prompt:])
+    return ReferenceReply("".join(pieces), ids, finished, tuple(logprobs))
 
 
 class _Sequence:

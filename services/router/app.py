@@ -217,7 +217,7 @@ async def serve(
     try:
         async with (
             tls.watched(),
-            _listening(router) as (ports, health),
+            _listening(router, source) as (ports, health),
             _working(router) as jobs,
         ):
             await router.settled.wait()
@@ -236,7 +236,9 @@ async def serve(
 
 
 @asynccontextmanager
-async def _listening(router: Router) -> AsyncIterator[tuple[Ports, HealthControl]]:
+async def _listening(
+    router: Router, source: ConfigSource[RouterConfig] | None
+) -> AsyncIterator[tuple[Ports, HealthControl]]:
     config = router.config
     server = make_server(router.tls, max_message_bytes=config.max_message_bytes)
     health = add_health(server, SERVICE)
@@ -246,6 +248,7 @@ async def _listening(router: Router) -> AsyncIterator[tuple[Ports, HealthControl
         config.admin,
         ready=router.readiness,
         registry=router.metrics.registry,
+        file=source,
     )
     admin_port = await admin.start()
     await server.start()

@@ -11,6 +11,7 @@ from typing import Final
 import structlog
 
 from outrider.cost import NANOS
+from outrider.model_identity import short_form
 from outrider.session_types import Priority
 from outrider.telemetry.metrics import Metrics
 from services.router.admission.admission import Admission
@@ -24,6 +25,8 @@ REPLICA_STATE: Final = "outrider.router.replica_state"
 REPLICA_RTT: Final = "outrider.router.replica_rtt_ms"
 """Smoothed round trip, where it was measured."""
 REPLICA_QUARANTINES: Final = "outrider.router.replica_quarantines"
+REPLICA_INCONSISTENT: Final = "outrider.router.replica_inconsistent"
+"""1 where sessions are opened as of another model identity than is reported, else 0."""
 TRANSITIONS: Final = "outrider.router.replica_transitions"
 
 WAITING: Final = "outrider.router.waiting_sessions"
@@ -56,6 +59,8 @@ class ReplicaMetrics:
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._flushed_at = float("-inf")
+        self._inconsistent: set[str] = set()
+        """Names of those that were logged as such."""
 
     def tick(self, registry: Registry, now: float) -> None:
         """Called often."""
@@ -72,7 +77,23 @@ class ReplicaMetrics:
             self._flushed_at = now
             self._flush(registry)
 
+    def _log_inconsistent(self, registry: Registry) -> None:
+        """Once for each, and once when it is over."""
+        found = {it.name: it for it in registry if it.is_inconsistent}
+        for name in found.keys() - self._inconsistent:
+            _log.warning(
+                "replica_inconsistent",
+                replica=name,
+                reports=short_form(found[name].model_identity),
+                opens_as=short_form(found[name].opened_as),
+                action="it gets no sessions but trials; restart it, or ask what answers there",
+            )
+        for name in self._inconsistent - found.keys():
+            _log.info("replica_consistent", replica=name)
+        self._inconsistent = set(found)
+
     def _flush(self, registry: Registry) -> None:
+        self._log_inconsistent(registry)
         rows = [(it, {"replica": it.name, "region": it.region}) for it in registry]
         table = self._metrics.table
         table(REPLICA_STATE).set((it.state, labels) for it, labels in rows)
@@ -80,6 +101,7 @@ class ReplicaMetrics:
             (it.rtt.smoothed_ms, labels) for it, labels in rows if it.rtt.is_measured
         )
         table(REPLICA_QUARANTINES).set((it.health.quarantine.count, labels) for it, labels in rows)
+        table(REPLICA_INCONSISTENT).set((float(it.is_inconsistent), labels) for it, labels in rows)
 
 
 class AdmissionMetrics:

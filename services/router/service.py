@@ -162,4 +162,5 @@ def _to_proto(replica: Replica, status: ReplicaStatus, now: float) -> router_pb2
         quarantines=replica.health.quarantine.count,
         state_s=now - replica.health.since,
         model_identity=replica.model_identity,
+        inconsistent=replica.is_inconsistent,
     )

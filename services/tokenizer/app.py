@@ -34,6 +34,7 @@ from services.tokenizer.service import RequestMetrics, TokenizerService
 from services.tokenizer.shared_cache import shared_cache
 from services.tokenizer.threads import RequestThreads
 from services.tokenizer.vocabularies import CacheSettings, MakeSharedCache, ServedVocabulary
+from services.tokenizer.vocabulary_table import VocabularyLimits
 
 SERVICE: Final = tokenizer_pb2.DESCRIPTOR.services_by_name["TokenizerService"].full_name
 
@@ -80,7 +81,7 @@ async def serve(
     tls = await asyncio.to_thread(Tls.open, config.tls, Role.TOKENIZER)
     async with (
         _parts(config, catalog, tls, vocabularies) as parts,
-        _listening(parts) as ports,
+        _listening(parts, source) as ports,
         following(
             source, config, catalog, live_keys=LIVE_KEYS, apply=lambda update: _apply(parts, update)
         ),
@@ -109,7 +110,8 @@ async def _parts(
         loader = _loader(config, catalog, make_shared)
         if vocabularies is None:
             check_models(config.models, catalog)
-            models = ServedModels(loader, config.models, max_loaded=config.max_loaded_vocabularies)
+            limits = VocabularyLimits(config.max_loaded_vocabularies)
+            models = ServedModels(loader, config.models, limits)
             stack.push_async_callback(models.close)
             await models.preload()
         else:
@@ -158,11 +160,14 @@ def _service(parts: _Parts) -> TokenizerService:
         LongDetokenizer(parts.models, parts.threads, config.max_decode_ids),
         RequestMetrics(parts.metrics, parts.tokenization),
         max_in_flight=config.max_in_flight,
+        vocabulary_timeout_s=config.vocabulary_timeout_s,
     )
 
 
 @asynccontextmanager
-async def _listening(parts: _Parts) -> AsyncIterator[Ports]:
+async def _listening(
+    parts: _Parts, source: ConfigSource[TokenizerConfig] | None
+) -> AsyncIterator[Ports]:
     """The ports, served until the context is left; then threads and workers drain."""
     config = parts.config
     server = make_server(parts.tls, max_message_bytes=config.max_message_bytes)
@@ -174,6 +179,7 @@ async def _listening(parts: _Parts) -> AsyncIterator[Ports]:
         ready=lambda: (health.serving, "serving" if health.serving else "stopping"),
         registry=parts.metrics.registry,
         cause=parts.tokenization.cause,
+        file=source,
     )
     admin_port = await admin.start()
     await server.start()

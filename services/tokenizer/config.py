@@ -14,6 +14,7 @@ from outrider.tokenization.rewriting import AS_IT_IS, RewritingPolicy
 
 _POSITIVE = (
     "max_loaded_vocabularies",
+    "vocabulary_timeout_s",
     "threads",
     "max_text_bytes",
     "max_decode_ids",
@@ -93,6 +94,9 @@ class TokenizerConfig:
     max_loaded_vocabularies: int = 16
     """Vocabularies in memory at once: for another one, the one that was used least recently goes,
     and is loaded again when it is asked for."""
+    vocabulary_timeout_s: float = 60.0
+    """Whoever asks for a vocabulary and has not read it whole after so long gets no more of it. It
+    stays in memory meanwhile; the largest ones take 35 MB, at 5 Mbit/s."""
     model_store: Path | None = None
     """The model store's folder; unset: $OUTRIDER_MODEL_STORE or the user's cache."""
     backend: str = AUTO

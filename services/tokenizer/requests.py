@@ -15,15 +15,16 @@ from outrider.errors import (
     FrameTooLargeError,
     InvalidRequestError,
 )
-from outrider.models.chat import Message
+from outrider.models.chat import Message, check_num_messages
 from outrider.models.detokenizer import Detokenizer
+from outrider.models.tools import check_tools
 from outrider.tokenization.encoder import CacheScope
 from outrider.tokenization.pool.job_queue import LONG_CHARS, JobClass
 from outrider.tokenization.pool.pool import Shortened
 from outrider.tokenization.rewriting import Rewriter
 from outrider.tokenization.segment_cache import ContentClass
 from outrider.v1 import tokenizer_pb2
-from outrider.wire import token_block_from_proto, token_block_to_proto
+from outrider.wire import message_from_proto, token_block_from_proto, token_block_to_proto
 from services.tokenizer.vocabularies import ServedVocabulary
 
 _LONG_IDS: Final = 16_384
@@ -79,17 +80,19 @@ class RequestHandler:
         """The prompt ids of a conversation, with the edge's system prefix or ours, shortened to
         `max_prompt_tokens`."""
         conversation = request.conversation
-        messages: Sequence[Message] = [
-            Message(turn.role, turn.content) for turn in conversation.messages
-        ]
+        check_num_messages(len(conversation.messages))
+        messages: Sequence[Message] = [message_from_proto(it) for it in conversation.messages]
+        tools = check_tools(conversation.tools)
         if not conversation.prefixed:
             messages = self.rewriter.prepare(messages)
-        encode = partial(served.encoder.encode_chat, scope=scope)
+        encode = partial(served.encoder.encode_chat, scope=scope, tools=tools)
         ids = encode(messages)
         max_tokens = request.max_prompt_tokens
         if not max_tokens or len(ids) <= max_tokens:
             return ids
-        fitted = self.rewriter.fitted(messages, len(ids), max_tokens, encode)
+        fitted = self.rewriter.fitted(
+            messages, len(ids), max_tokens, encode, num_fixed_chars=sum(map(len, tools))
+        )
         self.shortened(len(ids), len(fitted))
         return fitted
 

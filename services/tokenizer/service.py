@@ -26,7 +26,8 @@ from services.tokenizer.long_texts.texts import LongDetokenizer, LongTexts
 from services.tokenizer.requests import RequestHandler, job_class_of
 from services.tokenizer.served_models import ServedModels
 from services.tokenizer.threads import RequestThreads
-from services.tokenizer.vocabularies import ServedVocabulary, vocabulary_pieces
+from services.tokenizer.vocabularies import ServedVocabulary
+from services.tokenizer.vocabulary_sending import send_vocabulary
 
 REQUESTS: Final = "outrider.tokenizer.requests"
 TOKENS: Final = "outrider.tokenizer.tokens"
@@ -65,6 +66,7 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
         metrics: RequestMetrics,
         *,
         max_in_flight: int,
+        vocabulary_timeout_s: float,
     ) -> None:
         self._models = models
         self._handler = handler
@@ -73,6 +75,7 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
         self._detokenizer = detokenizer
         self._metrics = metrics
         self._max_in_flight = max_in_flight
+        self._vocabulary_timeout_s = vocabulary_timeout_s
 
     async def Encode(
         self, request_iterator: AsyncIterator[tokenizer_pb2.EncodeRequest], context: Context
@@ -97,8 +100,9 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
     ) -> AsyncIterator[tokenizer_pb2.GetVocabularyResponse]:
         """What an edge or a worker needs to tokenize by itself, in pieces. Failures are the
         call's status."""
-        async with self._models.using(request.model, request.vocabulary_digest) as found:
-            for piece in vocabulary_pieces(found):
+        pieces = send_vocabulary(self._models, request, self._vocabulary_timeout_s)
+        async with aclosing(pieces):
+            async for piece in pieces:
                 yield piece
 
     async def Tokenize(

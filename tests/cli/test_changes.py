@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -91,18 +90,11 @@ def test_the_default_stays() -> None:
         changes.removed(OPTIONS, "a", running())
 
 
-@pytest.mark.parametrize(
-    ("changed", "where"),
-    [
-        ({"tables": {"edge": {"anonymous_models": ["b"]}}}, r"edge\.anonymous_models"),
-        ({"tables": {"edge": {"tenants": [{"name": "t", "models": ["a", "b"]}]}}}, "tenant t"),
-        ({"settings": ("edge.anonymous-models=a, b",)}, r"edge\.anonymous_models"),
-    ],
-)
-def test_no_limit_is_left_empty(changed: dict[str, Any], where: str) -> None:
-    options = replace(OPTIONS, **changed)
-    with pytest.raises(ConfigError, match=f"{where} names b"):
-        changes.removed(options, "b", running(options))
+def test_lists_of_who_may_use_what_stay_as_they_are() -> None:
+    """A list without a model that is served is of none, so that nothing is opened."""
+    edge = {"anonymous_models": ["b"], "tenants": [{"name": "t", "models": ["b"]}]}
+    options = replace(OPTIONS, tables={"edge": edge})
+    assert changes.removed(options, "b", running(options)).after.tables == {"edge": edge}
 
 
 def test_what_is_not_served_cannot_go() -> None:

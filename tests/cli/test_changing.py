@@ -44,6 +44,8 @@ class Processes:
     waits_at: str = ""
     published: list[list[str]] = field(default_factory=list)
     definitions: dict[str, Definitions] = field(default_factory=dict)
+    refuses: str = ""
+    """The role of the process that refuses what it is told."""
     may_end: asyncio.Event | None = None
     """What processes wait for before they end; None: nothing."""
 
@@ -104,6 +106,9 @@ class Processes:
             await self.may_end.wait()
         self.children = [child for child in self.children if child.spec.name not in names]
 
+    def config_file(self, name: str) -> Path:
+        return Path(f"{name}.toml")
+
     def publish(self) -> None:
         self.published.append([model.name for model in self.options.models])
 
@@ -115,13 +120,18 @@ class Processes:
         if role == "router":
             rows = values["replicas"]
             assert isinstance(rows, tuple)
-            found = [row["model"] for row in rows].count(model)
+            found = [row["model"] for row in rows].count(model) * (role != self.refuses)
         else:
             names = values["models"]
             assert isinstance(names, tuple)
-            found = int(model in names)
+            found = int(model in names and role != self.refuses)
         await self.step(f"ask {role}")
         return found
+
+    async def refused(self, ports: Ports, file: Path) -> str:
+        (child,) = [it for it in self.children if it.ports == ports]
+        assert file == Path(f"{child.spec.name}.toml")
+        return "it has no such model" if child.spec.role == self.refuses else ""
 
     async def sessions_at(self, ports: Ports) -> int:
         await self.step("drain")
@@ -131,6 +141,7 @@ class Processes:
 class Asks:
     def __init__(self, processes: Processes) -> None:
         self.serves = processes.serves
+        self.refused = processes.refused
         self.sessions = processes.sessions_at
 
 
@@ -194,6 +205,15 @@ async def test_a_failed_step_takes_an_addition_back(
     it = Processes(fails_at=step)
     with pytest.raises(Exception, match=f"{step} failed"):
         await changing(it).add(ADDED, TABLES, say)
+    check_as_before(it)
+
+
+@pytest.mark.parametrize("role", ["tokenizer", "router", "edge"])
+async def test_what_a_process_refuses_is_taken_back_at_once_and_told(role: str) -> None:
+    it = Processes(refuses=role)
+    with pytest.raises(ConfigError, match=f"the {role} did not take c: it has no such model"):
+        await changing(it).add(ADDED, TABLES, say)
+    assert it.steps.count(f"ask {role}") == 1
     check_as_before(it)
 
 

@@ -43,7 +43,8 @@ def test_a_model_of_ones_own_from_definition_to_pull(
 ) -> None:
     template = tmp_path / "t.jinja"
     template.write_text("{{ messages }}", "utf-8")
-    options = ("--chat-template", str(template), "--stop", "<|eot|>", "--stop", "<|end|>")
+    stops = ("--stop", "<|eot|>", "--stop", "<|end|>")
+    options = ("--chat-template", str(template), *stops, "--tool-parser", "hermes")
     added = run("add", "mine", str(weights), *options, "--context", "512", "--draft", "none")
     assert added.exit_code == 0, added.output
     assert "outrider models pull mine" in added.stdout
@@ -56,6 +57,7 @@ def test_a_model_of_ones_own_from_definition_to_pull(
                 "max_context_tokens": 512,
                 "chat_template": "{{ messages }}",
                 "stop_tokens": ["<|eot|>", "<|end|>"],
+                "tool_parser": "hermes",
                 "draft": "none",
             }
         }
@@ -147,6 +149,7 @@ def test_what_is_forgotten_stays_in_the_store(weights: Path, store: ModelStore) 
         (("add", "mine", "file:/m", "--draft", "who"), 2, "'who', the draft of mine"),
         (("add", "mine", "file:/m", "--draft", "/d.gguf"), 2, "cannot name a model"),
         (("add", "mine", "file:/m", "--stop", ""), 2, "stop_tokens"),
+        (("add", "mine", "file:/m", "--tool-parser", "xml"), 2, "one of hermes, llama3_json"),
         (("add", "mine", "file:/m", "--chat-template", "/gone"), 3, "cannot read /gone"),
         (("forget", "mine"), 2, "does not define 'mine'"),
         (("forget", DEFAULT_MODEL.name), 2, "comes with Outrider"),

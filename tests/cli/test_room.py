@@ -11,11 +11,19 @@ from outrider.cli.doctor import memory_finding
 from outrider.cli.local import up
 from outrider.cli.local.mesh import MeshOptions, ServedModel
 from outrider.cli.local.preparing import check_memory
-from outrider.cli.local.room import mesh_bytes, replica_footprint
+from outrider.cli.local.room import (
+    SERVICES_BYTES,
+    UNKNOWN_DRAFTER_BYTES,
+    drafter_bytes,
+    replica_footprint,
+)
+from outrider.engines.draft_loading import shipped_draft
+from outrider.engines.footprint import PROCESS_BYTES
 from outrider.engines.free_memory import FreeMemory
 from outrider.engines.kv_budget import FLOOR_BYTES
 from outrider.engines.model_size import ModelSize
 from outrider.errors import ConfigError
+from outrider.models.catalog import DEFAULT_MODEL, load_catalog, use
 from outrider.models.definitions import EngineDefaults, ModelSpec
 from outrider.models.store import ModelStore
 from tests.models.test_folder import write_folder
@@ -87,11 +95,10 @@ def test_a_definitions_settings_count() -> None:
 def test_the_replicas_of_all_models_count_together() -> None:
     one = replica_footprint(SIZE, {}).needed_bytes
     models = [ModelSpec("big", "file:/m"), ModelSpec("other", "file:/n")]
-    fits = FreeMemory(4 * one + mesh_bytes(2), "a test")
-    assert memory_finding([(spec, SIZE) for spec in models], fits).ok
-    full = memory_finding(
-        [(spec, SIZE) for spec in models], FreeMemory(fits.num_bytes - 1, "a test")
-    )
+    sizes = [(spec, SIZE) for spec in models]
+    fits = FreeMemory(4 * one + SERVICES_BYTES + GIB, "a test")
+    assert memory_finding(sizes, fits, GIB).ok
+    full = memory_finding(sizes, FreeMemory(fits.num_bytes - 1, "a test"), GIB)
     assert not full.ok
     assert "for each of 2 replicas of big" in full.fix
     assert "for each of 2 replicas of other" in full.fix
@@ -107,5 +114,45 @@ def test_up_refuses_a_context_that_no_memory_has(
     spec = ModelSpec("m", f"dir:{folder}", max_context_tokens=1 << 24)
     ModelStore(tmp_path / "store").pull(spec.source)
     with pytest.raises(ConfigError, match="MiB"):
-        check_memory([(spec, 1)], {}, 0)
-    check_memory([(spec, 1)], {"max_context_tokens": 1024}, 0)
+        check_memory([(spec, 1)], {})
+    check_memory([(spec, 1)], {"max_context_tokens": 1024})
+
+
+def test_a_drafter_takes_what_its_draft_does(tmp_path: Path, user_models: Path) -> None:
+    user_models.parent.mkdir()
+    user_models.write_text("")
+    store = ModelStore(tmp_path / "store")
+    config = {"vocab_size": 512, "num_hidden_layers": 2, "hidden_size": 64}
+    config |= {"num_attention_heads": 2, "max_position_embeddings": 128}
+    taken = {}
+    for name, num_bytes in (("small", 1 << 20), ("large", 64 << 20)):
+        folder = write_folder(
+            tmp_path / name, **{"config.json": config, "openvino_model.bin": bytes(num_bytes)}
+        )
+        store.pull(f"dir:{folder}")
+        definitions = tmp_path / f"{name}.toml"
+        definitions.write_text(f'[models.{name}]\nsource = "dir:{folder}"\n')
+        use(load_catalog(definitions))
+        taken[name] = drafter_bytes(DEFAULT_MODEL, name, store)
+    assert taken["small"] > PROCESS_BYTES
+    assert taken["large"] - taken["small"] == pytest.approx(1.05 * (63 << 20), rel=0.01)
+
+
+def test_the_shipped_draft_is_measured_by_its_file_and_no_drafter_takes_nothing(
+    tmp_path: Path,
+) -> None:
+    store = ModelStore(tmp_path / "store")
+    shipped = drafter_bytes(DEFAULT_MODEL, "", store)
+    path = shipped_draft(DEFAULT_MODEL)
+    assert path is not None
+    assert shipped > PROCESS_BYTES + path.stat().st_size
+    assert drafter_bytes(DEFAULT_MODEL, str(path), store) == shipped
+    assert drafter_bytes(DEFAULT_MODEL, "none", store) == 0
+    assert drafter_bytes(ModelSpec("mine", "file:/m"), "", store) == 0, "nothing is shipped for it"
+
+
+@pytest.mark.parametrize("choice", ["not-defined", "/no/such.gguf", "smollm2-135m-instruct"])
+def test_a_draft_that_cannot_be_read_counts_as_one_of_usual_size(
+    choice: str, tmp_path: Path
+) -> None:
+    assert drafter_bytes(DEFAULT_MODEL, choice, ModelStore(tmp_path)) == UNKNOWN_DRAFTER_BYTES

@@ -8,12 +8,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
+
+from outrider.cli.serve import Role
 from outrider.process import Ports, read_ports
 from outrider.rpc import make_channel
 from outrider.testing import eventually
-from outrider.tls import Role
+from outrider.tls import Role as TlsRole
 from outrider.v1 import router_pb2, router_pb2_grpc
 
 REPLICA = """
@@ -37,7 +41,7 @@ def serving(config: Path, ready_file: Path) -> Iterator[subprocess.Popen[bytes]]
 
 
 async def replicas(ports: Ports) -> list[str]:
-    async with make_channel(f"127.0.0.1:{ports.main}", role=Role.ROUTER) as channel:
+    async with make_channel(f"127.0.0.1:{ports.main}", role=TlsRole.ROUTER) as channel:
         stub: router_pb2_grpc.RouterServiceAsyncStub = router_pb2_grpc.RouterServiceStub(channel)
         answer = await stub.ListReplicas(router_pb2.ListReplicasRequest())
         router = await stub.GetRouter(router_pb2.GetRouterRequest())
@@ -83,3 +87,10 @@ async def test_a_hangup_reads_the_file_again_and_ends_nothing(tmp_path: Path) ->
     assert process.returncode == 0
     assert b"config_needs_restart" in told and b"drain_s" in told
     assert b"config_applied" in told
+
+
+@pytest.mark.parametrize("role", Role)
+def test_there_is_one_way_to_start_a_service(role: Role) -> None:
+    """Another one would read the same file and make something else of it."""
+    assert find_spec(f"services.{role.value}.app") is not None
+    assert find_spec(f"services.{role.value}.__main__") is None

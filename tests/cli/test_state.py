@@ -25,6 +25,7 @@ from outrider.cli.local.state import (
 from outrider.errors import UnavailableError
 
 MESH = RunningMesh(os.getpid(), "127.0.0.1", [{"name": "edge", "port": 4433}], [{"name": "m"}], {})
+_UP = ("up", "--engine", "fake", "--port", "0", "--http-port", "0")
 
 
 @pytest.fixture
@@ -87,7 +88,7 @@ def test_a_pid_that_passed_to_another_program_is_left_alone(
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_leaving_a_detached_start_stops_it(number: signal.Signals, tmp_path: Path) -> None:
-    command = ["up", "--detach", "--engine", "fake", "--port", "0", "--state-dir", str(tmp_path)]
+    command = [*_UP, "--detach", "--state-dir", str(tmp_path)]
     waiting = subprocess.Popen([sys.executable, "-m", "outrider.cli.main", *command])
     while supervisor_pid(tmp_path) is None:
         assert waiting.poll() is None
@@ -99,7 +100,7 @@ def test_leaving_a_detached_start_stops_it(number: signal.Signals, tmp_path: Pat
 @pytest.mark.e2e
 @pytest.mark.timeout(120)
 def test_down_stops_a_mesh_that_is_still_starting(tmp_path: Path) -> None:
-    command = ["up", "--engine", "fake", "--port", "0", "--state-dir", str(tmp_path)]
+    command = [*_UP, "--state-dir", str(tmp_path)]
     started = subprocess.Popen(
         [sys.executable, "-m", "outrider.cli.main", *command], stderr=subprocess.PIPE
     )

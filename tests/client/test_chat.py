@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,14 @@ from outrider.client import chat as client_chat
 from outrider.errors import (
     EmptyPromptError,
     InvalidRequestError,
+    InvalidSamplingError,
     OverloadedError,
     UnavailableError,
 )
 from outrider.models.vocabulary import Vocabulary
+from outrider.sampling.grammar import json_schema
 from outrider.testing import eventually
+from outrider.wire import sampling_from_proto
 from tests.edge.integration.running import running
 
 ASK = [Message("user", "hello")]
@@ -43,6 +47,22 @@ async def test_the_result_after_half_an_iteration(words: Vocabulary, tmp_path: P
                 if isinstance(event, Committed):
                     break
             assert (await chat.result()).text == REPLY
+
+
+async def test_a_response_format_reaches_the_region_as_the_samplings_grammar(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    schema = {"type": "object", "properties": {"b": {}, "a": {}}}
+    wanted = {"type": "json_schema", "json_schema": {"name": "it", "schema": schema}}
+    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+        params = SamplingParams(max_tokens=500, seed=7)
+        async with client.chat(ASK, sampling=params, response_format=wanted) as chat:
+            assert (await chat.result()).text == REPLY
+        (opening,) = mesh.region.opened
+        arrived = sampling_from_proto(opening.sampling)
+        assert arrived == replace(params, grammar=json_schema(schema))
+        with pytest.raises(InvalidSamplingError, match="response_format"):
+            client.chat(ASK, response_format={"type": "yaml"})
 
 
 async def test_an_error_is_raised_each_time_it_is_asked_for(

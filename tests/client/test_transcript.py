@@ -9,7 +9,7 @@ import pytest
 from outrider.client.events import Accepted, Committed, Done, Event, Provisional, Retracted
 from outrider.client.transcript import Transcript
 from outrider.errors import MalformedFrameError
-from outrider.session_types import FinishReason, Timings, Usage
+from outrider.session_types import FinishReason, ScoredToken, Timings, TokenLogprobs, Usage
 
 TIMES = Timings()
 
@@ -100,3 +100,16 @@ def test_events_that_do_not_fit_are_found_out(events: tuple[Event, ...]) -> None
     transcript = after(*good)
     with pytest.raises(MalformedFrameError):
         transcript.apply(bad)
+
+
+def test_log_probabilities_belong_to_the_last_ids_of_a_commit() -> None:
+    told = [TokenLogprobs(ScoredToken(token, -1.0), ()) for token in (1, 2, 3)]
+    transcript = after(
+        Committed("a b", (1, 2), 2, logprobs=(told[1],)),
+        Committed("c", (3,), 3, logprobs=(told[2],)),
+        Committed("!", (), 3),
+    )
+    assert transcript.logprobs == [None, told[1], told[2]]
+    for wrong in ((told[0],), (told[1], told[2])):
+        with pytest.raises(MalformedFrameError, match="of other tokens"):
+            after(Committed("c", (3,), 1, logprobs=wrong))

@@ -1,12 +1,14 @@
-"""One mesh of real processes with the real model, shared by all end-to-end tests."""
+"""What end-to-end tests share: one mesh of real processes with the real model, and small models."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from bench.harness.local_mesh import LocalMesh, local_mesh
+from bench.harness.local_mesh import LocalMesh, local_mesh, outrider
+from tests.e2e.tiny_models import write_tiny
 
 
 @pytest.fixture(scope="session")
@@ -15,3 +17,14 @@ def mesh() -> Iterator[LocalMesh]:
     few = ("inference.max_fixed_rows=4", "inference.warm_up_rows=16")
     with local_mesh(settings=few) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def tinies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path]]:
+    """Two small random models with a chat template of their own, which load in a second; what the
+    machine's store keeps of them is removed again."""
+    folder = tmp_path_factory.mktemp("models")
+    files = write_tiny(folder / "Tiny One.gguf", 0.2), write_tiny(folder / "Tiny Two.gguf", 0.3)
+    yield files
+    for file in files:
+        outrider("models", "rm", f"file:{file}", check=False)

@@ -10,14 +10,19 @@ import sys
 import time
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bench.harness.local_mesh import LocalMesh, local_mesh, outrider
+from outrider.cli.local import development_key
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 LIMIT_S = 60.0
+NO_DRAFTER = ("edge.drafter.model=none",)
+"""It would load the real model, and has no part where the engine is none."""
+_UP = ("up", "--engine", "fake", "--port", "0", "--http-port", "0")
 
 
 def _chat(mesh: LocalMesh, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
@@ -31,11 +36,28 @@ def test_chat_equals_reference(mesh: LocalMesh, tmp_path: Path) -> None:
     file.write_text("\n".join(json.dumps(p) for p in prompts), encoding="utf-8")
     flags = ["--prompt-file", str(file), "--max-tokens", "40", "--json", "--seed", "7"]
     flags += ["--temperature", "0.8"]  # greedy replies: test_exactness, test_own_model
+    flags += ["--logprobs", "2"]
     chats = [json.loads(line) for line in _chat(mesh, *flags).stdout.splitlines()]
     truth = [json.loads(line) for line in outrider("reference", *flags).stdout.splitlines()]
     assert len(chats) == len(prompts)
-    for field in ("prompt", "text", "ids", "finish_reason"):
+    for field in ("prompt", "text", "ids", "finish_reason", "logprobs"):
         assert [c[field] for c in chats] == [t[field] for t in truth]
+    assert [len(c["logprobs"]) for c in chats] == [len(c["ids"]) for c in chats]
+
+
+@pytest.mark.model
+def test_a_prediction_saves_calls_and_changes_nothing(mesh: LocalMesh, tmp_path: Path) -> None:
+    flags = ["--prompt", "Count from one to twenty in words.", "--max-tokens", "60", "--json"]
+    flags += ["--temperature", "0.8", "--seed", "3"]
+    alone = json.loads(_chat(mesh, *flags).stdout)
+    file = tmp_path / "prediction.txt"
+    words = alone["text"].split(" ")
+    file.write_text(" ".join([*words[:8], "Another", *words[9:]]), encoding="utf-8")
+    predicted = json.loads(_chat(mesh, *flags, "--prediction", str(file)).stdout)
+    for field in ("text", "ids", "finish_reason"):
+        assert predicted[field] == alone[field]
+    assert predicted["usage"]["accepted_prediction_tokens"] > len(alone["ids"]) // 3
+    assert alone["usage"]["accepted_prediction_tokens"] == 0
 
 
 @pytest.mark.model
@@ -109,21 +131,21 @@ def test_no_mesh_is_said_plainly(tmp_path: Path) -> None:
 
 
 def test_down_leaves_no_process() -> None:
-    with local_mesh(engine="fake") as mesh:
+    with local_mesh(engine="fake", regions="here", settings=NO_DRAFTER) as mesh:
         pids = [row["pid"] for row in mesh.state.services]
         assert all(_alive(pid) for pid in pids)
     assert not any(_alive(pid) for pid in pids)
 
 
 def test_killed_supervisor_leaves_no_orphan() -> None:
-    with local_mesh(engine="fake") as mesh:
+    with local_mesh(engine="fake", regions="here", settings=NO_DRAFTER) as mesh:
         pids = [row["pid"] for row in mesh.state.services]
         os.kill(mesh.state.supervisor_pid, signal.SIGKILL)
         _until_gone(pids)
 
 
 def test_interrupt_stops_an_attached_mesh(tmp_path: Path) -> None:
-    command = ["up", "--engine", "fake", "--port", "0", "--state-dir", str(tmp_path)]
+    command = [*_UP, "--state-dir", str(tmp_path)]
     with subprocess.Popen(
         [sys.executable, "-m", "outrider.cli.main", *command],
         stderr=subprocess.PIPE,
@@ -135,6 +157,8 @@ def test_interrupt_stops_an_attached_mesh(tmp_path: Path) -> None:
             if line.startswith("ready"):
                 break
         state = json.loads((tmp_path / "mesh.json").read_text(encoding="utf-8"))
+        (edge,) = [row for row in state["services"] if row["role"] == "edge"]
+        assert _asked_over_http(edge["http_port"], tmp_path)["usage"]["completion_tokens"] == 5
         os.killpg(process.pid, signal.SIGINT)
         process.stderr.read()
         assert process.wait(LIMIT_S) == 0
@@ -143,12 +167,25 @@ def test_interrupt_stops_an_attached_mesh(tmp_path: Path) -> None:
 
 def test_a_service_that_cannot_start_is_explained(tmp_path: Path) -> None:
     done = outrider(
-        *("up", "--engine", "fake", "--port", "0", "--state-dir", str(tmp_path)),
+        *(*_UP, "--state-dir", str(tmp_path)),
         "--set=router.no_such_key=1",
         check=False,
     )
     assert done.returncode == 1
     assert "no_such_key" in done.stderr
+
+
+def _asked_over_http(port: int, state_dir: Path) -> Any:
+    """The answer to a chat."""
+    key = development_key.read(state_dir)
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5, "ignore_eos": True}
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/v1/chat/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json", "Authorization": f"Bearer {key}"},
+    )
+    with urllib.request.urlopen(request, timeout=LIMIT_S) as answer:
+        return json.load(answer)
 
 
 def _alive(pid: int) -> bool:

@@ -59,6 +59,7 @@ class KillableEdge:
             "state_dir": str(self._folder),
             "routers": (f"{self._host}:{self._router['port']}",),
             "drafter": {"model": "none"},
+            "anonymous": True,
         }
         spec = completed(ProcessSpec("edge", "edge", values), {}, self._tls)
         config = self._folder / "edge.toml"

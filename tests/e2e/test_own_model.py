@@ -6,6 +6,7 @@ import asyncio
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,38 +17,46 @@ from outrider.client import Message, connect
 from outrider.errors import UnknownModelError
 from outrider.models.catalog import DEFAULT_MODEL, ModelSpec
 from outrider.models.store import ModelStore
+from outrider.models.tools import check_tools
 from outrider.models.vocabulary import Vocabulary
+from outrider.reply_parsing.formats import CallSyntax, ReplyFormat
+from outrider.reply_parsing.grammar import call_grammar
 from outrider.testing import eventually
-from tests.engines.shallow_model import ShallowModel
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(600)]
 
 FEW = ("inference.max_fixed_rows=2", "inference.warm_up_rows=16")
-PROMPT = ("--prompt", "What is a river?", "--max-tokens", "24", "--json")
-TOLD = b"You are a helpful AI assistant named SmolLM"
-TOLD_OTHERWISE = b"You are a pirate, and whatever you say rhym"
-"""As many bytes: the file stays whole."""
-QUESTION = [Message("user", "What is a river?")]
-TEMPLATE = (
-    "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content"
-    " + '<|im_end|>\n' }}{% endfor %}<|im_start|>assistant\nArr: "
-)
+QUESTION = "What is a river?"
+PROMPT = ("--prompt", QUESTION, "--max-tokens", "24", "--json")
 STOP_TOKENS = ("<|im_start|>",)
+TEMPLATE = """
+{%- if tools %}
+    {{- '<|im_start|>system\\nCall these functions: ' + (tools | tojson) + '<|im_end|>\\n' }}
+    {%- for city in ['Rome', 'Oslo', 'Lima'] %}
+        {{- '<|im_start|>user\\nIs it cold in ' + city + '?<|im_end|>\\n<|im_start|>assistant\\n' }}
+        {{- '<tool_call>{"name": "get_weather", "arguments": {"city": "' + city + '"}}' }}
+        {{- '</tool_call><|im_end|>\\n' }}
+    {%- endfor %}
+{%- endif %}
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' + message.content }}
+    {%- for call in message.tool_calls %}
+        {{- '<tool_call>' + (call.function | tojson) + '</tool_call>' }}
+    {%- endfor %}
+    {{- '<|im_end|>\\n' }}
+{%- endfor %}
+{{- '<|im_start|>assistant\\n' }}
+"""
+"""Nobody trained the default model to call tools; it goes on with what it is shown."""
 
 
 @pytest.fixture
-def own_file(
-    shallow_model: ShallowModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Path]:
+def own_file(tinies: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A model of nobody's, with a chat template of its own in the file."""
-    whole = shallow_model.file.read_bytes()
-    assert len(TOLD) == len(TOLD_OTHERWISE) and whole.count(TOLD) == 1
     file = tmp_path / "Our Model.Q4_1.gguf"
-    file.write_bytes(whole.replace(TOLD, TOLD_OTHERWISE))
+    shutil.copyfile(tinies[0], file)
     monkeypatch.setenv("OUTRIDER_MODEL_STORE", str(tmp_path / "store"))
-    yield file
-    file.unlink()
-    shutil.rmtree(tmp_path / "store", ignore_errors=True)  # some 100 MB
+    return file
 
 
 def told(command: str, *arguments: str) -> Any:
@@ -75,16 +84,17 @@ async def refusal(mesh: LocalMesh) -> str:
     return refused.value.message
 
 
-def test_a_mesh_of_a_file(own_file: Path, vocabulary: Vocabulary) -> None:
+def test_a_mesh_of_a_file(own_file: Path) -> None:
     model = ("--model", str(own_file))
-    own_prompt = Vocabulary.from_gguf(own_file).encode_chat(QUESTION)
-    assert len(own_prompt) != len(vocabulary.encode_chat(QUESTION)), "the template is another one"
+    vocabulary = Vocabulary.from_gguf(own_file)
+    own_prompt = vocabulary.encode_chat([Message("user", QUESTION)])
+    assert vocabulary.decode(own_prompt) == QUESTION + " ", "the template is the file's own"
     truth = answer("reference", *model)
     with local_mesh(regions="here", settings=FEW, model=str(own_file)) as mesh:
         assert chat(mesh) == truth
         reply = told("chat", "--state-dir", str(mesh.state_dir), *model)
         assert reply["ids"] == truth["ids"], "the file means the mesh's name for it"
-        assert reply["usage"]["prompt_tokens"] == len(own_prompt), "the template is the file's own"
+        assert reply["usage"]["prompt_tokens"] == len(own_prompt)
         assert chat(mesh, "--model", "our-model.q4_1") == truth
         assert "there is our-model.q4_1" in asyncio.run(refusal(mesh))
         wrong = outrider(
@@ -102,28 +112,98 @@ def own_template(model_store: ModelStore, tmp_path: Path) -> Iterator[Path]:
     file.write_text(TEMPLATE, "utf-8")
     yield file
     key = ModelSpec("", "", chat_template=TEMPLATE, stop_tokens=STOP_TOKENS).vocabulary_key()
-    for folder in (model_store.root / "derived" / DEFAULT_MODEL.sha256).glob(f"*-{key}"):
-        shutil.rmtree(folder)
+    for kept in (model_store.root / "derived" / DEFAULT_MODEL.sha256).glob(f"*-{key}"):
+        shutil.rmtree(kept)
 
 
-def test_a_mesh_of_a_definition(own_template: Path, user_models: Path) -> None:
+@dataclass(frozen=True, slots=True)
+class WithTools:
+    """A chat with a function that the model is to call."""
+
+    flags: tuple[str, ...]
+
+    @classmethod
+    def about_the_weather(cls, folder: Path) -> WithTools:
+        file = folder / "tools.json"
+        city = {"type": "object", "properties": {"city": {"type": "string"}}}
+        file.write_text(json.dumps([{"name": "get_weather", "parameters": city}]), "utf-8")
+        return cls(("--tools", str(file), "--prompt", "Is it cold in Paris?", "--max-tokens", "60"))
+
+    def asked(self, command: str, *arguments: str) -> dict[str, Any]:
+        """The reply, and the calls in it."""
+        done = outrider(command, *self.flags, "--json", *arguments, check=False)
+        assert done.returncode == 0, done.stderr
+        found: dict[str, Any] = json.loads(done.stdout)
+        calls = [(call["name"], call["arguments"]) for call in found["tool_calls"]]
+        return {key: found[key] for key in ("text", "ids", "content")} | {"calls": calls}
+
+    def forced(self, command: str, *arguments: str) -> dict[str, Any]:
+        """The reply to a question that makes the model call nothing by itself."""
+        flags = (*self.flags[:2], "--prompt", "Say hello.", "--max-tokens", "60", "--json")
+        found: dict[str, Any] = json.loads(outrider(command, *flags, *arguments).stdout)
+        calls = [(call["name"], call["arguments"]) for call in found["tool_calls"]]
+        return {key: found[key] for key in ("text", "ids")} | {"calls": calls}
+
+    def check_forced(self, mesh: LocalMesh, truth: dict[str, Any]) -> None:
+        """A tool choice forces the call that the reference makes under the choice's grammar."""
+        here = ("--state-dir", str(mesh.state_dir), "--tool-choice")
+        for choice in (("required",), ("get_weather", "--thin"), ("required", "--speculation=off")):
+            assert self.forced("chat", *here, *choice) == truth
+
+    def grammar(self) -> str:
+        """Of a reply that calls one of the tools."""
+        tools = json.loads(Path(self.flags[1]).read_text("utf-8"))
+        texts = check_tools([json.dumps(tool) for tool in tools])
+        return call_grammar(ReplyFormat(CallSyntax.HERMES), texts, lambda text: None, parallel=True)
+
+    def check(self, mesh: LocalMesh, truth: dict[str, Any]) -> None:
+        """The call that the reference reads, whoever tokenizes."""
+        here = ("--state-dir", str(mesh.state_dir))
+        for more in ((), ("--thin",), ("--speculation", "off")):
+            assert self.asked("chat", *here, *more) == truth
+        shown = outrider("chat", *here, *self.flags)
+        assert 'calls get_weather({"city": "Paris"})' in shown.stderr
+        assert truth["text"] in shown.stdout
+        talk = ("chat", *here, *self.flags[:2], "--max-tokens", "60")
+        given = "Is it cold in Paris?\nyes, -3 degrees\n"
+        talked = outrider(*talk, given=given)
+        assert "calls get_weather(" in talked.stderr and talked.stderr.count("tokens/s") >= 2
+
+
+def test_a_mesh_of_a_definition_that_calls_tools(
+    own_template: Path, user_models: Path, vocabulary: Vocabulary, tmp_path: Path
+) -> None:
     """The weights of the default model: what is new are template, stop token and settings."""
     outrider(
         *("models", "add", "pirate", DEFAULT_MODEL.source, "--sha256", DEFAULT_MODEL.sha256),
         *("--chat-template", str(own_template), "--stop", *STOP_TOKENS, "--context", "512"),
         *("--draft", DEFAULT_MODEL.name),
     )
+    weather = WithTools.about_the_weather(tmp_path)
+    refused = outrider("reference", *weather.flags, check=False)
+    assert refused.returncode == 1 and "shows no tools" in refused.stderr
     truth = answer("reference", "--model", "pirate")
-    assert truth != answer("reference")
+    call = weather.asked("reference", "--model", "pirate")
+    assert call["calls"] == [("get_weather", '{"city": "Paris"}')] and call["content"] == ""
+    lark = tmp_path / "calls.lark"
+    lark.write_text(weather.grammar(), "utf-8")
+    forced = weather.forced("reference", "--model", "pirate", "--lark", str(lark))
+    assert [name for name, _ in forced["calls"]] == ["get_weather"]
+    assert set(json.loads(forced["calls"][0][1])) <= {"city"}
     with local_mesh(regions="here", settings=FEW, model="pirate") as mesh:
         user_models.unlink()  # the mesh keeps what it was started with
         assert chat(mesh) == truth
-        assert chat(mesh, "--thin", "--model", "pirate") == truth
+        thin = told("chat", "--state-dir", str(mesh.state_dir), "--thin", "--model", "pirate")
+        assert thin["ids"] == truth["ids"]
+        shipped = vocabulary.encode_chat([Message("user", QUESTION)])
+        assert thin["usage"]["prompt_tokens"] < len(shipped), "without its system message"
         long = outrider(
             *("chat", "--state-dir", str(mesh.state_dir), "--prompt", "word " * 600), check=False
         )
         assert long.returncode == 1
         assert "at most 511 fit" in long.stderr
+        weather.check(mesh, call)
+        weather.check_forced(mesh, forced)
         log = mesh.state_dir / "logs" / "edge.log"
         # The model that its definition names drafts.
         asyncio.run(

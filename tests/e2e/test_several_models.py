@@ -8,11 +8,10 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import gguf
 import pytest
 
 from bench.harness.local_mesh import LocalMesh, local_mesh, outrider
@@ -21,7 +20,8 @@ from outrider.client import Client, Interrupted, Message, ReconnectPolicy, conne
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.sampling.params import SamplingParams
 from outrider.testing import eventually
-from tests.fidelity.models import Shape, weights, write
+from tests.e2e.tiny_models import SHAPE
+from tests.fidelity.models import weights, write
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(300)]
 
@@ -29,29 +29,6 @@ FEW = ("inference.max_fixed_rows=2", "inference.warm_up_rows=16")
 PATIENT = ReconnectPolicy(give_up_after_s=60)
 PROMPTS = ("What is a river?", "Tell me of the sea.")
 NUM_TOKENS = 40
-SHAPE = Shape(vocabulary=96, width=256, inner=256, base=10_000.0)
-VOCABULARY = [*map(chr, range(0x21, 0x7F)), "\u0120", "ab"]
-"""What can be printed, a space as files of this kind write it, and the one merge."""
-TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A small random model; what the machine's store keeps of it is removed again."""
-
-    def add_template(writer: gguf.GGUFWriter) -> None:
-        writer.add_chat_template(TEMPLATE)
-
-    file = tmp_path_factory.mktemp("models") / "Tiny One.gguf"
-    write(
-        file,
-        SHAPE,
-        weights(SHAPE, scale=0.2),
-        vocabulary=VOCABULARY,
-        add_tokenizer=add_template,
-    )
-    yield file
-    outrider("models", "rm", f"file:{file}", check=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +42,7 @@ class Truth:
 def truth_of(model: str, name: str, prompts: Path) -> Truth:
     done = outrider(
         *("reference", "--prompt-file", str(prompts), "--max-tokens", str(NUM_TOKENS), "--json"),
-        *(("--model", model) if model else ()),
+        *("--model", model),
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -74,13 +51,13 @@ def truth_of(model: str, name: str, prompts: Path) -> Truth:
 
 
 @pytest.fixture(scope="module")
-def truths(tiny: Path) -> tuple[Truth, Truth]:
-    prompts = tiny.with_name("prompts.jsonl")
+def truths(tinies: tuple[Path, Path]) -> tuple[Truth, Truth]:
+    prompts = tinies[0].with_name("prompts.jsonl")
     prompts.write_text("\n".join(json.dumps(it) for it in PROMPTS), "utf-8")
-    return (
-        truth_of("", DEFAULT_MODEL.name, prompts),
-        truth_of(str(tiny), "tiny-one", prompts),
-    )
+    one, two = tinies
+    found = truth_of(str(one), "tiny-one", prompts), truth_of(str(two), "tiny-two", prompts)
+    assert found[0].replies != found[1].replies
+    return found
 
 
 async def one(client: Client, truth: Truth, number: int) -> int:
@@ -168,30 +145,32 @@ async def kill(mesh: LocalMesh, names: Sequence[str]) -> None:
 
 
 async def test_a_model_joins_runs_crashes_and_leaves_and_the_other_does_not_notice(
-    tiny: Path, truths: tuple[Truth, Truth]
+    tinies: tuple[Path, Path], truths: tuple[Truth, Truth]
 ) -> None:
+    """Small models: that the real one says what it should is seen in `test_exactness`."""
     first, second = truths
-    with local_mesh(regions="here", settings=FEW) as mesh:
+    own, tiny = map(str, tinies)
+    with local_mesh(regions="here", settings=FEW, model=own) as mesh:
         host, port = mesh.edge
         async with connect(host, port, ca=mesh.ca, reconnect=PATIENT) as client:
             staying = Chatting(client, first)
             await staying.some()
 
-            added = await command(mesh, "mesh", "add", str(tiny))
+            added = await command(mesh, "mesh", "add", tiny)
             assert added.returncode == 0, added.stderr
-            assert "tiny-one is served" in added.stdout
+            assert "tiny-two is served" in added.stdout
             staying.check()
             assert served(mesh) == [first.model, second.model]
-            again = await command(mesh, "mesh", "add", str(tiny))
+            again = await command(mesh, "mesh", "add", tiny)
             assert again.returncode == 1
-            assert "already, as tiny-one" in again.stderr
+            assert "already, as tiny-two" in again.stderr
 
             joined = Chatting(client, second)
             await asyncio.gather(staying.some(), joined.some())
             assert (staying.interruptions, joined.interruptions) == (0, 0)
 
             (replica,) = [it for it in now(mesh).services if it.get("model") == second.model]
-            assert replica["name"] == "here-tiny-one-0"
+            assert replica["name"] == "here-tiny-two-0"
             await kill(mesh, [replica["name"]])
             await asyncio.gather(staying.some(), joined.some())
             assert staying.interruptions == 0, "a chat of the other model noticed"
@@ -218,17 +197,19 @@ async def test_a_model_joins_runs_crashes_and_leaves_and_the_other_does_not_noti
             assert first.model in unknown.stderr
             await staying.some()
             await staying.stop()
-        assert not [file for file in written(mesh) if "tiny-one" in file.name]
+        assert not [file for file in written(mesh) if "tiny-two" in file.name]
         names = {row["name"] for row in now(mesh).services}
         assert names == {"edge", "router", "tokenizer", f"here-{first.model}-0"}
 
 
 async def test_a_mesh_begins_with_two_and_stays_as_it_was_if_a_third_cannot_be_served(
-    tiny: Path, tmp_path: Path
+    tinies: tuple[Path, Path], tmp_path: Path
 ) -> None:
     broken = tmp_path / "broken.gguf"
     write(broken, SHAPE, weights(SHAPE))  # has no tokenizer
-    with local_mesh(regions="here", engine="fake", more_models=[str(tiny)]) as mesh:
+    no_drafter = ("edge.drafter.model=none",)
+    more = [str(tinies[0])]
+    with local_mesh(regions="here", engine="fake", settings=no_drafter, more_models=more) as mesh:
         both = [DEFAULT_MODEL.name, "tiny-one"]
         services = {"edge", "router", "tokenizer", *(f"here-{name}-0" for name in both)}
         assert served(mesh) == both

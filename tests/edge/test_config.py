@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from outrider.access.api_keys import KeyTable
 from outrider.config import load
 from outrider.errors import ConfigError, UnauthenticatedError, UnknownModelError
 from outrider.models.definitions import EngineDefaults, ModelCatalog, ModelSpec
@@ -23,6 +23,7 @@ from services.edge.quic.limits import ListenerLimits
 from services.edge.quotas import Count, Rate, RateLimit
 from services.edge.session.display import DisplayConfig
 from services.edge.session.upload_control import UploadPolicy, Uploads
+from tests.api_keys import key_of, text_of
 
 
 def test_defaults_listen_on_loopback() -> None:
@@ -103,8 +104,8 @@ def test_a_model_is_another_one_when_what_an_edge_makes_of_it_changes() -> None:
     ("settings", "says"),
     [
         ({"models": ("a", "a")}, "twice"),
-        ({"models": ("a",), "anonymous_models": ("b",)}, "anonymous_models: 'b' is none of models"),
-        ({"tenants": (TenantConfig("t", (), models=("b",)),)}, "models of tenant t"),
+        ({"anonymous_models": ("b",) * 300}, "anonymous_models are 300, at most 256"),
+        ({"anonymous_models": ("",)}, "names of 1 to 128"),
         ({"max_loaded_models": 0}, "max_loaded_models must be 1"),
     ],
 )
@@ -130,11 +131,13 @@ def test_environment_and_file(tmp_path: Path) -> None:
 
 
 def test_tenants_are_an_array_of_tables(tmp_path: Path) -> None:
-    file, digest = tmp_path / "outrider.toml", sha256(b"key").hexdigest()
-    tables = f'[[edge.tenants]]\nname = "acme"\nkey_digests = ["{digest}"]\ntrust = "user"\n'
-    file.write_text(f"[edge]\nanonymous = false\n{tables}")
+    file = tmp_path / "outrider.toml"
+    tables = '[[edge.tenants]]\nname = "acme"\nmax_sessions = 3\ntrust = "user"\n'
+    file.write_text(f"[edge]\n{tables}")
     identities = load(EdgeConfig, "edge", file=file, environ={}).identities()
-    assert identities.of(Credential("key", "ann"), b"", b"").tenant == "acme"
+    identities.set_keys(KeyTable([key_of("k", "acme")]))
+    found = identities.of(Credential(text_of("k"), "ann"), b"", b"")
+    assert (found.tenant, found.limits.max_sessions) == ("acme", 3)
     with pytest.raises(UnauthenticatedError):
         identities.of(Credential(), b"", b"")
     file.write_text(f"[edge]\n{tables}{tables}")
@@ -148,7 +151,7 @@ def test_tenants_are_an_array_of_tables(tmp_path: Path) -> None:
         ({"trust": "user"}, "a tenant's key"),
         ({"trust": "nobody"}, "chat, connection, user, tenant"),
         ({"max_priority": "top"}, "low, medium or high"),
-        ({"anonymous": False}, "nobody is served"),
+        ({"tenants": (TenantConfig("t"), TenantConfig("t"))}, "named twice"),
     ],
 )
 def test_identities_that_cannot_be(settings: dict[str, Any], says: str) -> None:

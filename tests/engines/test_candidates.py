@@ -20,6 +20,10 @@ DECIDED = [
     (SamplingParams(temperature=0.8, top_k=7, top_p=0.9, min_p=0.1), 7),
     (SamplingParams(temperature=0.8, top_k=20), 20),
     (SamplingParams(acceptance_threshold=0.9, top_k=5), 5),
+    (SamplingParams(num_logprobs=0), 1),
+    (SamplingParams(num_logprobs=20), 20),
+    (SamplingParams(temperature=0.8, top_k=7, num_logprobs=9), 9),
+    (SamplingParams(temperature=0.8, top_k=7, num_logprobs=2), 7),
 ]
 OPEN_ENDED = [
     (SamplingParams(temperature=0.8), 0),
@@ -61,4 +65,13 @@ def test_what_reorders_them_is_always_refused(params: SamplingParams) -> None:
 
 def test_whole_rows_decide_everything() -> None:
     for params in (*(params for params, _ in OPEN_ENDED), *RESCORED):
+        check_sampling(params, WHOLE)
+
+
+def test_log_probabilities_of_more_ids_than_are_scored_are_refused() -> None:
+    few = replace(SOME, num_candidates=5, truncates_sampling=True)
+    for params in (SamplingParams(num_logprobs=6), SamplingParams(0.8, top_k=5, num_logprobs=6)):
+        with pytest.raises(InvalidSamplingError, match="set num_logprobs to at most 5"):
+            check_sampling(params, few)
+        check_sampling(replace(params, num_logprobs=5), few)
         check_sampling(params, WHOLE)

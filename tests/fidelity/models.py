@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 F32 = gguf.GGMLQuantizationType.F32
+_NORMS = ("attn_norm", "ffn_norm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +33,29 @@ class Shape:
     base: float = 100.0
     """Small, so that neighbouring positions turn all pairs visibly."""
     epsilon: float = 1e-3
+    window: int = 3
+    """Of gemma3, whose layers see such a window and all tokens in turn."""
+    window_base: float = 30.0
+    """Of rotary frequencies in layers with a window."""
+    factor: float = 2.0
+    """By which positions are divided in gemma3's other layers."""
 
     @property
     def head_size(self) -> int:
         return self.width // self.heads
+
+    @property
+    def own_norms(self) -> dict[str, int]:
+        """Of a layer besides those that all have: names, and how many values each has."""
+        names = dict[str, int]()
+        if self.architecture in ("qwen3", "gemma3"):
+            names |= {"attn_q_norm": self.head_size, "attn_k_norm": self.head_size}
+        if self.architecture == "gemma3":
+            names |= {"post_attention_norm": self.width, "post_ffw_norm": self.width}
+        return names
+
+    def has_window(self, layer: int) -> bool:
+        return self.architecture == "gemma3" and layer % 2 == 0
 
 
 def weights(
@@ -62,17 +82,12 @@ def weights(
     found = {
         name: (rng.standard_normal(size) * scale).astype(np.float32) for name, size in sizes.items()
     }
-    gains = [
-        f"blk.{layer}.{name}_norm.weight"
-        for layer in range(shape.layers)
-        for name in ("attn", "ffn")
-    ]
-    for name in (*gains, "output_norm.weight"):
-        found[name] = rng.uniform(0.5, 1.5, width).astype(np.float32)
-    if shape.architecture == "qwen3":
-        for layer, name in itertools.product(range(shape.layers), "qk"):
-            gain = rng.uniform(0.5, 1.5, shape.head_size).astype(np.float32)
-            found[f"blk.{layer}.attn_{name}_norm.weight"] = gain
+    gains = [f"blk.{layer}.{name}" for layer in range(shape.layers) for name in _NORMS]
+    for name in (*gains, "output_norm"):
+        found[f"{name}.weight"] = rng.uniform(0.5, 1.5, width).astype(np.float32)
+    for layer, (name, length) in itertools.product(range(shape.layers), shape.own_norms.items()):
+        gain = rng.uniform(0.5, 1.5, length).astype(np.float32)
+        found[f"blk.{layer}.{name}.weight"] = gain
     return found
 
 
@@ -99,9 +114,15 @@ def write(
     writer.add_head_count(shape.heads)
     writer.add_head_count_kv(shape.kv_heads)
     writer.add_rope_freq_base(shape.base)
-    if shape.architecture == "qwen3":
+    if shape.architecture in ("qwen3", "gemma3"):
         writer.add_key_length(shape.head_size)
         writer.add_value_length(shape.head_size)
+    if shape.architecture == "gemma3":
+        writer.add_sliding_window(shape.window)
+        writer.add_sliding_window_pattern(2)
+        writer.add_rope_freq_base_swa(shape.window_base)
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(shape.factor)
     writer.add_layer_norm_rms_eps(shape.epsilon)
     for name, text in fields.items():
         writer.add_string(f"{shape.architecture}.{name.replace('__', '.')}", text)
@@ -189,20 +210,27 @@ def naive_logits(
     logits = []
     for position, token in enumerate(ids):
         state = model["token_embd.weight"][token]
+        if shape.architecture == "gemma3":
+            state = [value * math.sqrt(shape.width) for value in state]
         for layer in range(shape.layers):
             part = {n: model[f"blk.{layer}.{n}"] for n in _parts(model, layer)}
             normed = _norm(state, part["attn_norm.weight"], shape.epsilon)
-            query = _turned(shape, _headwise(shape, part, "attn_q", normed), position)
-            keys[layer].append(_turned(shape, _headwise(shape, part, "attn_k", normed), position))
+            turn = _angle(shape, layer, position)
+            query = _turned(shape, _headwise(shape, part, "attn_q", normed), turn)
+            keys[layer].append(_turned(shape, _headwise(shape, part, "attn_k", normed), turn))
             values[layer].append(_times(part, "attn_v", normed))
-            mixed = _attend(shape, query, keys[layer], values[layer])
-            state = _sum(state, _times(part, "attn_output", mixed))
+            seen = slice(-shape.window if shape.has_window(layer) else None, None)
+            mixed = _attend(shape, query, keys[layer][seen], values[layer][seen])
+            mixed = _times(part, "attn_output", mixed)
+            state = _sum(state, _normed_again(shape, part, "post_attention_norm", mixed))
             normed = _norm(state, part["ffn_norm.weight"], shape.epsilon)
             gates = zip(
                 _times(part, "ffn_gate", normed), _times(part, "ffn_up", normed), strict=True
             )
-            inner = [gate / (1 + math.exp(-gate)) * up for gate, up in gates]
-            state = _sum(state, _times(part, "ffn_down", inner))
+            opened = _gelu if shape.architecture == "gemma3" else _silu
+            inner = [opened(gate) * up for gate, up in gates]
+            down = _times(part, "ffn_down", inner)
+            state = _sum(state, _normed_again(shape, part, "post_ffw_norm", down))
         normed = _norm(state, model["output_norm.weight"], shape.epsilon)
         logits.append([_dot(row, normed) for row in head])
     return logits
@@ -238,12 +266,35 @@ def _headwise(shape: Shape, part: Mapping[str, Any], name: str, row: list[float]
     return [value for head in heads for value in _norm(head, gain, shape.epsilon)]
 
 
-def _turned(shape: Shape, rows: list[float], position: int) -> list[float]:
-    """Pairs as complex numbers, turned; neighbours for llama, halves of a head for qwen2."""
+def _normed_again(
+    shape: Shape, part: Mapping[str, Any], name: str, row: list[float]
+) -> list[float]:
+    gain = part.get(f"{name}.weight")
+    return row if gain is None else _norm(row, gain, shape.epsilon)
+
+
+def _silu(gate: float) -> float:
+    return gate / (1 + math.exp(-gate))
+
+
+def _gelu(gate: float) -> float:
+    return gate / 2 * (1 + math.tanh(math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)))
+
+
+def _angle(shape: Shape, layer: int, position: int) -> Callable[[float], float]:
+    """Radians at a position, by a pair's share of the head."""
+    if shape.has_window(layer):
+        return lambda share: position * shape.window_base**-share
+    factor = shape.factor if shape.architecture == "gemma3" else 1.0
+    return lambda share: position / factor * shape.base**-share
+
+
+def _turned(shape: Shape, rows: list[float], turn: Callable[[float], float]) -> list[float]:
+    """Pairs as complex numbers, turned; neighbours for llama, halves of a head for others."""
     turned, size = list(rows), shape.head_size
     for start in range(0, len(rows), size):
         for pair in range(size // 2):
-            angle = position * shape.base ** (-2 * pair / size)
+            angle = turn(2 * pair / size)
             if shape.architecture == "llama":
                 first, second = start + 2 * pair, start + 2 * pair + 1
             else:

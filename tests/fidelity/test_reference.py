@@ -25,7 +25,7 @@ def logits(path: Path, ids: Ids = IDS) -> Floats:
     return reference.logits(states)
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "gemma3"])
 @pytest.mark.parametrize(
     ("changes", "tied", "biased"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 import zlib
 from array import array
@@ -12,8 +13,11 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+import pylsqpack
 from google.protobuf.message import DecodeError, Message
 
+from outrider.access import keys_file
+from outrider.access.api_keys import KeyTable, to_row
 from outrider.client import wire as client_wire
 from outrider.client.wire import ChatOptions, request_frame, typed_frame
 from outrider.codec import varint
@@ -27,14 +31,17 @@ from outrider.models.gguf_vocabulary import read_definition
 from outrider.models.safetensors_file import Extent, SafetensorsFile
 from outrider.models.sources.members import shards_of, weight_map
 from outrider.models.strict_json import read_object
+from outrider.models.tools import ToolCall
 from outrider.models.vocabulary import Vocabulary
 from outrider.sampling.params import SamplingParams
-from outrider.speculation.learnt import HEADER_BYTES, Learnt, binding_of, from_bytes, to_bytes
+from outrider.speculation.learnt import NOTHING, Learnt, binding_of, from_bytes, to_bytes
 from outrider.speculation.ngram_store import NgramStatistics
 from outrider.speculation.ngrams import pack
 from outrider.tokenization.shared_cache.entries import Entries
 from outrider.v1 import common_pb2, edge_pb2, inference_pb2, router_pb2
 from outrider.wire import error_from_proto, token_block_to_proto
+from services.edge.access.key_set import read_key_set
+from services.edge.access.tokens import TokenPolicy, TokenVerifier
 from services.edge.drafter import protocol as drafter_protocol
 from services.edge.drafter.protocol import (
     CloseReply,
@@ -46,9 +53,12 @@ from services.edge.drafter.protocol import (
     OpenReply,
     ToDrafter,
 )
+from services.edge.http3.messages import read_request
 from services.edge.wire import client as edge_wire
 from services.edge.wire.region import RegionWire
 from services.inference.streaming.wire import Contract, drafts_of, open_request
+from tests.api_keys import key_of, text_of
+from tests.edge.access.issuer import AUDIENCE, ISSUER, NOW, jwk, key_set, token
 from tests.fuzz.checkpoints import small_checkpoint_configs, small_safetensors
 from tests.fuzz.gguf import small_gguf
 from tests.fuzz.tokenizers import small_archive, small_tokenizer_jsons
@@ -151,10 +161,14 @@ def _learnt_bytes() -> bytes:
     return to_bytes(Learnt(tables, {"hit_rates.greedy": (0.5, 1.0)}), _BINDING)
 
 
+_LEARNT_HEADER_BYTES: Final = len(to_bytes(NOTHING, _BINDING)) - len(b"{}")
+"""Of a file of what was learnt, its checksum last."""
+
+
 def _learnt_file(data: bytes) -> object:
     """With a checksum that fits, or nothing but that would be tried."""
-    body = data[HEADER_BYTES:]
-    repaired = data[: HEADER_BYTES - 4] + zlib.crc32(body).to_bytes(4, "little") + body
+    body = data[_LEARNT_HEADER_BYTES:]
+    repaired = data[: _LEARNT_HEADER_BYTES - 4] + zlib.crc32(body).to_bytes(4, "little") + body
     learnt = from_bytes(repaired, _BINDING, _SIZE)
     return len(learnt.tables), NgramStatistics(learnt=learnt).learnt().is_empty
 
@@ -169,6 +183,34 @@ def _drafter_pipe(data: bytes) -> object:
 def _shared_entry(data: bytes) -> object:
     found = Entries("secret", _DIGEST, _SIZE).ids(_NAME, data)
     return None if found is None else len(found)
+
+
+def _api_key(data: bytes) -> object:
+    return KeyTable([key_of("a")]).find(data.decode("utf-8", "surrogateescape"), 0.0).id
+
+
+def _keys_files() -> list[bytes]:
+    rows = [to_row(key_of("a")), to_row(key_of("b", "acme", expires=5.0, models=("m",)))]
+    return [json.dumps({"revision": 3, "keys": rows}).encode()]
+
+
+def _keys_file(folder: Path, data: bytes) -> object:
+    path = folder / "keys.json"
+    path.write_bytes(data)
+    return len(keys_file.read(path).keys)
+
+
+_ALGORITHMS: Final = frozenset({"ES256", "RS256"})
+
+
+def _token(data: bytes) -> object:
+    verifier = TokenVerifier(TokenPolicy(ISSUER, AUDIENCE, _ALGORITHMS), lambda: None)
+    verifier.set_keys(read_key_set(key_set(jwk("ES256", "k")), _ALGORITHMS))
+    return verifier.check(data.decode("utf-8", "surrogateescape"), NOW).tenant
+
+
+def _key_set(data: bytes) -> object:
+    return len(read_key_set(data, _ALGORITHMS))
 
 
 def _gguf(folder: Path, data: bytes) -> object:
@@ -210,9 +252,36 @@ def _weight_map(data: bytes) -> object:
     return sorted(shards_of(weight_map(data)))
 
 
+def _http3_request(data: bytes) -> object:
+    """As an edge reads the header section of a request: QPACK, then HTTP."""
+    try:
+        _, headers = pylsqpack.Decoder(0, 0).feed_header(0, data)
+    except (pylsqpack.DecompressionFailed, pylsqpack.StreamBlocked):
+        return None
+    return read_request(headers, 1000)
+
+
+def _header_sections() -> list[bytes]:
+    pseudo = [(b":method", b"POST"), (b":scheme", b"https"), (b":path", b"/v1/a?b=c")]
+    fields = [(b":authority", b"edge.test:4433"), (b"content-length", b"12"), (b"te", b"trailers")]
+    encoder = pylsqpack.Encoder()
+    return [
+        encoder.encode(0, [*pseudo, *fields])[1],
+        encoder.encode(4, [*pseudo, (b"host", b"a"), (b"cookie", b"b"), (b"cookie", b"c")])[1],
+    ]
+
+
 def _chat_frames() -> list[bytes]:
     sampling = SamplingParams(temperature=0.7, stop=("x",), logit_bias={3: 1.0}, max_tokens=9)
     plain = request_frame([ChatMessage("user", "hello")], ChatOptions(sampling=sampling), ("", ""))
+    call = ToolCall("call00001", "f", '{"a": [1, "x"]}')
+    chat = [
+        ChatMessage("user", "hello", name="n"),
+        ChatMessage("assistant", "", (call,), reasoning="Hm"),
+        ChatMessage("tool", "5", tool_call_id="call00001"),
+    ]
+    tools = ('{"name": "f", "parameters": {"type": "object", "required": ["a"]}}',)
+    with_tools = request_frame(chat, ChatOptions(tools=tools, tool_choice="f"), ("", ""))
     resumed = edge_pb2.ChatRequest(
         idempotency_key="k",
         resume=edge_pb2.ResumePoint(
@@ -222,7 +291,8 @@ def _chat_frames() -> list[bytes]:
     )
     frame = edge_pb2.ClientFrame(chat=resumed).SerializeToString()
     cancel = edge_pb2.ClientFrame(cancel=edge_pb2.CancelChat()).SerializeToString()
-    return [plain, encode_frame(frame), typed_frame((), "typed") * 2, encode_frame(cancel)]
+    typed = typed_frame(chat, "typed", tools=tools) * 2
+    return [plain, with_tools, encode_frame(frame), typed, encode_frame(cancel)]
 
 
 def _edge_frames() -> list[bytes]:
@@ -305,6 +375,7 @@ def targets(folder: Path | None = None) -> list[Target]:
     return [
         Target("client_stream", _chat_frames(), _client_stream),
         Target("edge_stream", _edge_frames(), _edge_stream),
+        Target("http3_request", _header_sections(), _http3_request),
         Target("token_block", _blocks(), _token_block),
         Target("varints", [packed, b"\x00"], _varints),
         Target("replica_frame", ups, _replica_frame),
@@ -312,6 +383,10 @@ def targets(folder: Path | None = None) -> list[Target]:
         Target("region_frame", _region_frames(), _region_frame),
         Target("error_detail", [detail.SerializeToString()], _error_detail),
         Target("drafter_pipe", _drafter_frames(), _drafter_pipe),
+        Target("api_key", [text_of("a").encode()], _api_key),
+        Target("keys_file", _keys_files(), partial(_keys_file, folder)),
+        Target("token", [token().encode(), token(aud=["a", AUDIENCE]).encode()], _token),
+        Target("key_set", [key_set(jwk("ES256", "k"), jwk("RS256", "r"))], _key_set),
         Target("shared_entry", [entry], _shared_entry),
         Target("learnt_file", [_learnt_bytes()], _learnt_file),
         Target("gguf", [small_gguf(), small_gguf(pieces=True)], partial(_gguf, folder)),

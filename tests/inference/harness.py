@@ -29,7 +29,13 @@ from services.inference.app import LoadedModel, Replica
 from services.inference.config import InferenceConfig
 from services.inference.reference import ReferenceReply, generate
 from services.inference.scheduler.types import total_load
-from tests.inference.letters import DIGEST, VOCABULARY_SIZE, new_reply
+from tests.inference.letters import (
+    DIGEST,
+    LETTER_TABLE,
+    VOCABULARY_SIZE,
+    constraint_of,
+    new_reply,
+)
 
 CODER = TokenCoder(DIGEST, VOCABULARY_SIZE)
 IDENTITY = b"\x0a" * 32
@@ -56,13 +62,16 @@ class GatedEngine(FakeEngine):
 
 
 def loaded(*engines: Engine) -> LoadedModel:
-    return LoadedModel("letters", engines, CODER, DIGEST, new_reply, IDENTITY)
+    return LoadedModel(
+        "letters", engines, CODER, DIGEST, new_reply, IDENTITY, token_table=LETTER_TABLE
+    )
 
 
 def reference(
     prompt: Sequence[int], sampling: SamplingParams, options: FakeOptions | None = None
 ) -> ReferenceReply:
-    return generate(FakeEngine(options), prompt, sampling, new_reply)
+    constraint = constraint_of(sampling)
+    return generate(FakeEngine(options), prompt, sampling, new_reply, constraint=constraint)
 
 
 @dataclass(slots=True)

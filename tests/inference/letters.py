@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
+from outrider.sampling.constraint import Constraint
+from outrider.sampling.grammar import Grammar
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
+from services.inference.grammars.compiler import CompiledGrammar, compile_grammar
+from services.inference.grammars.token_table import TokenTable
 
 VOCABULARY_SIZE = 64
 DIGEST = bytes(range(32))
@@ -24,6 +29,39 @@ class LetterDetokenizer:
 
     def finish(self) -> str:
         return ""
+
+
+class LetterWords:
+    """What grammars are told of it."""
+
+    size = VOCABULARY_SIZE
+    stop_ids = frozenset({STOP_ID})
+    usual_stop_id = STOP_ID
+    strips_space = False
+
+    def encode(self, text: str) -> list[int]:
+        return [_ALPHABET.index(letter) for letter in text if letter in _ALPHABET]
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return _ALPHABET[token_id].encode()
+
+    def is_special(self, token_id: int) -> bool:
+        return False
+
+
+LETTER_TABLE = TokenTable(LetterWords())
+LETTER_TABLE.missing_bytes = frozenset()
+"""Many are, but the grammars of these tests force letters alone."""
+
+
+@cache
+def compiled(grammar: Grammar) -> CompiledGrammar:
+    return compile_grammar(LETTER_TABLE, grammar)
+
+
+def constraint_of(sampling: SamplingParams) -> Constraint | None:
+    """At a reply's beginning."""
+    return compiled(sampling.grammar).constraint() if sampling.grammar is not None else None
 
 
 def new_reply(params: SamplingParams) -> ReplyText:

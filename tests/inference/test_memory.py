@@ -36,7 +36,7 @@ def resident_when_ready(settings: Mapping[str, object]) -> int:
     given = {"prepare_first": "true", "kv_bytes": KV_BYTES, **settings}
     environ = {f"OUTRIDER_INFERENCE_{name.upper()}": str(value) for name, value in given.items()}
     with subprocess.Popen(
-        [sys.executable, "-m", "services.inference"],
+        [sys.executable, "-m", "outrider.cli.main", "serve", "inference"],
         env={**os.environ, **environ},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -17,7 +17,7 @@ from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.sampling.params import SamplingParams
 from outrider.testing import eventually
 from outrider.v1 import common_pb2, inference_pb2
-from outrider.wire import token_block_to_proto
+from outrider.wire import logprobs_from_proto, token_block_to_proto
 from services.inference.app import SERVICE
 from services.inference.scheduler.limits import SchedulerLimits
 from services.inference.scheduler.types import Drafts, OpenRequest
@@ -255,6 +255,34 @@ async def test_tokens_let_through_are_marked_and_counted() -> None:
         assert it.metrics.registry.get_sample_value("outrider_draft_lossy_tokens_total") == len(
             marked
         )
+
+
+async def test_commits_bring_log_probabilities_of_accepted_drafts_too() -> None:
+    async with running() as it:
+        peer = it.peer()
+        sampling = SamplingParams(max_tokens=30, ignore_eos=True, num_logprobs=3)
+        truth = reference(PROMPTS[3], sampling)
+        drafts = [*truth.ids[:6], 1]
+        await peer.open(1, PROMPTS[3], sampling, drafts=(0, drafts))
+        reply = await peer.finish(1)
+        told = [at for c in reply.commits for at in logprobs_from_proto(c.logprobs, max_tokens=40)]
+        assert reply.num_accepted > 0
+        assert (tuple(reply.ids), tuple(told)) == (truth.ids, truth.logprobs)
+
+
+async def test_a_prediction_longer_than_the_context_is_cut() -> None:
+    engine = FakeEngine(FakeOptions(max_context_tokens=64, repetition=0.0))
+    async with running(engine) as it:
+        peer = it.peer()
+        sampling = SamplingParams(max_tokens=40, ignore_eos=True)
+        truth = reference(PROMPTS[0], sampling, engine.options).ids
+        prediction = token_block_to_proto(CODER.encode([*truth, *[5] * 5000]))
+        await peer.open(1, PROMPTS[0], sampling, prediction=prediction)
+        reply = await peer.finish(1)
+        assert reply.done is not None and tuple(reply.ids) == truth
+        usage = reply.done.usage
+        assert usage.accepted_prediction_tokens > 20
+        assert usage.accepted_prediction_tokens <= usage.accepted_tokens
 
 
 async def test_the_share_of_reused_prompt_tokens_is_measured() -> None:

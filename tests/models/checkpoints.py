@@ -17,6 +17,8 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 Tensors: TypeAlias = dict[str, Floats]
 
 LLAMA, QWEN2, QWEN3 = "LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"
+GEMMA3 = "Gemma3ForCausalLM"
+WHOLE, WINDOWED = "full_attention", "sliding_attention"
 LLAMA3_RULE = {
     **{"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
     "original_max_position_embeddings": 64,
@@ -38,6 +40,14 @@ class Small:
     base: float = 10_000.0
     epsilon: float = 1e-5
     tied: bool = True
+    layer_types: tuple[str, ...] = ()
+    """Of Gemma 3, and what follows."""
+    window: int = 7
+    window_base: float = 300.0
+    factor: float = 1.0
+    """By which positions are divided in layers that see all."""
+    scalar: int = 100
+    """Scores of attention are divided by its root."""
 
     def config(self, **changes: Any) -> dict[str, Any]:
         """Its config.json; a change of None leaves a key out."""
@@ -55,7 +65,19 @@ class Small:
             "rope_theta": self.base,
             "hidden_act": "silu",
             "tie_word_embeddings": self.tied,
-        } | changes
+        }
+        if self.architecture == GEMMA3:
+            del found["hidden_act"]
+            linear = {"rope_type": "linear", "factor": self.factor}
+            found |= {
+                "hidden_activation": "gelu_pytorch_tanh",
+                "layer_types": list(self.layer_types),
+                "sliding_window": self.window,
+                "rope_local_base_freq": self.window_base,
+                "rope_scaling": None if self.factor == 1 else linear,
+                "query_pre_attn_scalar": self.scalar,
+            }
+        found |= changes
         return {key: value for key, value in found.items() if value is not None}
 
 
@@ -81,13 +103,19 @@ def random_tensors(small: Small, *, scale: float = 0.06) -> Tensors:
                 shapes[f"{prefix}{name}.bias"] = (rows,)
         for name in ("input_layernorm", "post_attention_layernorm"):
             gains[f"{prefix}{name}.weight"] = width
-        if small.architecture == QWEN3:
+        if small.architecture == GEMMA3:
+            for name in ("pre_feedforward_layernorm", "post_feedforward_layernorm"):
+                gains[f"{prefix}{name}.weight"] = width
+        if small.architecture in (QWEN3, GEMMA3):
             gains[f"{prefix}self_attn.q_norm.weight"] = size
             gains[f"{prefix}self_attn.k_norm.weight"] = size
     if not small.tied:
         shapes["lm_head.weight"] = (small.vocabulary, width)
     found = {n: (rng.standard_normal(s) * scale).astype(np.float32) for n, s in shapes.items()}
-    return found | {n: rng.uniform(0.5, 1.5, s).astype(np.float32) for n, s in gains.items()}
+    least = -0.5 if small.architecture == GEMMA3 else 0.5  # 1 is added to Gemma's
+    return found | {
+        n: rng.uniform(least, least + 1, s).astype(np.float32) for n, s in gains.items()
+    }
 
 
 def as_bf16(values: Floats) -> npt.NDArray[np.uint16]:

@@ -11,12 +11,11 @@ from outrider.errors import ConfigError, EmptyPromptError, InvalidRequestError
 from outrider.models.chat import (
     MAX_CHAT_CHARS,
     MAX_MESSAGES,
-    ChatTemplate,
     Message,
     Segment,
-    _unused_characters,
     check_messages,
 )
+from outrider.models.chat_template import ChatTemplate, _unused_characters
 from outrider.models.vocabulary import Vocabulary
 from tests.models import corpus
 
@@ -141,9 +140,9 @@ def test_messages_are_checked() -> None:
         check_messages([Message("user", "x\ud83d")])
 
 
-@pytest.mark.parametrize("role", ["tool", "", "User", "system\n", "<|im_start|>", "x" * 10_000])
+@pytest.mark.parametrize("role", ["function", "", "User", "system\n", "<|im_start|>", "x" * 10_000])
 def test_unknown_roles_are_refused(role: str) -> None:
-    with pytest.raises(InvalidRequestError, match="use one of system, user, assistant") as error:
+    with pytest.raises(InvalidRequestError, match="use one of system, developer, user") as error:
         check_messages([Message(role, "hi")])
     assert len(error.value.message) < 200
 

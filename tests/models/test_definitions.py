@@ -128,6 +128,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"engine": {"weight_bits": True}},
         "engine.weight_bits: expected 4 or 8",
     ),
+    "a tool parser that is none": (
+        {"tool_parser": "pythonic"},
+        "tool_parser: expected one of hermes, llama3_json, mistral, mistral_args",
+    ),
     "tested by halves": ({"tested": "yes"}, "tested: expected true or false"),
 }
 
@@ -192,6 +196,7 @@ SPECS = st.builds(
         st.sampled_from([None, True, False]),
         st.one_of(st.none(), st.integers(0, 64)),
     ),
+    tool_parser=st.sampled_from(["", "hermes", "mistral"]),
     tested=st.booleans(),
 )
 

@@ -168,7 +168,17 @@ def test_older_folders_keep_the_template_elsewhere(tmp_path: Path) -> None:
         ({"config.json": {}}, UnsupportedModelError, "lacks vocab_size"),
         ({"config.json": "[" * 100_000}, ArtifactCorruptError, "no JSON"),
         ({"config.json": "[]"}, ArtifactCorruptError, "no JSON object"),
-        ({"config.json": b"\xff"}, ArtifactCorruptError, "no UTF-8"),
+        ({"config.json": b"\xff"}, ArtifactCorruptError, "utf-8"),
+        (
+            {"config.json": '{"vocab_size": 300, "vocab_size": 400}'},
+            ArtifactCorruptError,
+            "'vocab_size' is there twice",
+        ),
+        (
+            {"generation_config.json": '{"eos_token_id": 1, "eos_token_id": 2}'},
+            ArtifactCorruptError,
+            "'eos_token_id' is there twice",
+        ),
         ({"tokenizer.json": "{"}, ArtifactCorruptError, r"no whole tokenizer\.json"),
         ({"tokenizer_config.json": {"bos_token": 3}}, ArtifactCorruptError, "bos_token"),
         ({"generation_config.json": {"eos_token_id": "x"}}, ArtifactCorruptError, "eos_token_id"),

@@ -100,6 +100,35 @@ def test_a_header_that_claims_gigabytes_is_not_read(tmp_path: Path) -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000
 
 
+def test_a_header_of_more_values_than_tensors_have_is_not_parsed(tmp_path: Path) -> None:
+    data = framed(b'{"a":[' + b"[]," * 1_100_000 + b"[]]}", b"")
+    assert len(data) < MAX_HEADER_BYTES
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(data)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ArtifactCorruptError, match="more values than 65536 tensors have"):
+        read_header(Extent.of_file(path))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000
+
+
+def test_all_experts_of_a_large_model_in_one_file_are_read(tmp_path: Path) -> None:
+    """128 experts in each of 48 layers, with three matrices each, of 6 MB."""
+    at, header = 0, {}
+    for layer in range(48):
+        for expert in range(128):
+            for part in ("gate", "up", "down"):
+                name = f"model.layers.{layer}.mlp.experts.{expert}.{part}_proj.weight"
+                header[name] = entry("BF16", (2048, 768), (at, at + 2048 * 768 * 2))
+                at += 2048 * 768 * 2
+    path = tmp_path / "m.safetensors"
+    data = framed(header, b"")
+    assert 1_000_000 < len(data) < MAX_HEADER_BYTES
+    path.write_bytes(data)
+    with path.open("r+b") as file:
+        file.truncate(len(data) + at)  # a hole of 58 GB: takes no room
+    assert len(read_header(Extent.of_file(path))) == 48 * 128 * 3
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> ModelStore:
     return ModelStore(tmp_path / "store")

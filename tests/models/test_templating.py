@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +14,8 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from outrider.errors import ConfigError, InvalidRequestError
-from outrider.models.chat import ChatTemplate, Message
+from outrider.models.chat import Message
+from outrider.models.chat_template import ChatTemplate
 from outrider.models.templating import MAX_SOURCE_CHARS, MAX_STEPS, BoundedEnvironment
 
 DOUBLING = (
@@ -121,6 +124,8 @@ def test_an_honest_template_says_what_it_says_without_bounds(turns: list[dict[st
     plain = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
     )
+    # Jinja's own filter sorts keys and writes for HTML; transformers has this one in its place.
+    plain.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
     bounded = BoundedEnvironment(lambda: 0.0)
     said, _ = bounded.rendered(bounded.compiled(HONEST), {"messages": turns})
     assert said == plain.from_string(HONEST).render(messages=turns)

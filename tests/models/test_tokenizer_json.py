@@ -240,6 +240,17 @@ def test_ids_of_the_model_without_a_token_are_filled_up() -> None:
         Vocabulary.from_tokenizer_json(text, size=size - 1)
 
 
+def test_control_tokens_behind_the_models_last_id_are_left_out() -> None:
+    text = small("qwen2")
+    plain = Vocabulary.from_tokenizer_json(text)
+    spec = json.loads(text)
+    token = {**spec["added_tokens"][0], "content": "<image_soft_token>", "id": plain.size}
+    spec["added_tokens"].append({**token, "special": True})
+    more = json.dumps(spec)
+    assert Vocabulary.from_tokenizer_json(more, size=plain.size).digest == plain.digest
+    assert Vocabulary.from_tokenizer_json(more).size == plain.size + 1
+
+
 def test_tokens_that_look_like_control_tokens_are_some() -> None:
     spec = bytes_()
     token = dict(spec["added_tokens"][1])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from structlog.typing import EventDict
+
 from outrider.peers.health import PeerState
 from outrider.telemetry.metrics import Metrics
 from services.router.config import ReplicaConfig
@@ -32,7 +34,35 @@ def test_every_replica_has_its_gauges_and_the_gone_have_none() -> None:
     replicas.tick(registry, 1.0)
     assert (sample("state"), sample("rtt_ms")) == (PeerState.QUARANTINED, 12.5)
     assert sample("quarantines") == 1.0
+    assert sample("inconsistent") == 0.0
     assert sample("state", "h:2", "r") is None
     changed = metrics.registry.get_sample_value
     assert changed("outrider_router_replica_transitions_total", {"state": "quarantined"}) == 1.0
+    metrics.close()
+
+
+def test_a_replica_that_contradicts_itself_is_logged_once(logs: list[EventDict]) -> None:
+    metrics = Metrics("router")
+    registry = Registry([ReplicaConfig("a", "us", "h:1")], rtt_ms=lambda _: 50.0, now=0.0)
+    replicas = ReplicaMetrics(metrics)
+
+    def inconsistent() -> float | None:
+        labels = {"replica": "a", "region": "us"}
+        name = "outrider_router_replica_inconsistent"
+        return metrics.registry.get_sample_value(name, labels)
+
+    for now in range(1, 5):
+        registry.connected("a", ServedModel("m", b"d", identity=b"\x0a" * 32), now)
+        registry.contradicted("a", b"\x0b" * 32, now)
+        replicas.tick(registry, now)
+        assert inconsistent() == (now > 1)
+    registry.opened("a", 1, 0.0, 5.0)
+    replicas.tick(registry, 5.0)
+    assert inconsistent() == 0.0
+
+    told = [
+        line for line in logs if line["event"] in ("replica_inconsistent", "replica_consistent")
+    ]
+    assert [line["event"] for line in told] == ["replica_inconsistent", "replica_consistent"]
+    assert told[0]["reports"] == "0a0a0a0a" and told[0]["opens_as"] == "0b0b0b0b"
     metrics.close()

@@ -144,6 +144,15 @@ def test_a_stop_string_completed_at_max_tokens_is_a_stop() -> None:
     assert reply.finished == "stop"
 
 
+@pytest.mark.parametrize(
+    ("text", "stop_string"), [("xab", "ab"), ("xb", "b"), ("xcab", "cab"), ("xa", "")]
+)
+def test_the_stop_string_that_ended_a_reply_is_known(text: str, stop_string: str) -> None:
+    reply = ReplyText(SamplingParams(stop=("b", "ab", "cab")), {EOS}, Bytes())
+    run(reply, [*ids_of(text), EOS])
+    assert reply.stop_string == stop_string
+
+
 def test_text_that_may_begin_a_stop_is_held_and_released() -> None:
     reply = ReplyText(SamplingParams(stop=("END",)), {EOS}, Bytes())
     assert run(reply, ids_of("xENxEN")) == ["x", "", "", "ENx", "", ""]

@@ -2,6 +2,8 @@
 
 import math
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.errors import EngineError, InvalidSamplingError
+from outrider.errors import EngineError, InvalidRequestError, InvalidSamplingError
+from outrider.sampling.constraint import Mask
+from outrider.sampling.grammar import JSON_OBJECT
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Sampler
 from tests.sampling import naive
@@ -60,6 +64,89 @@ def test_choice_and_probability_are_the_naive_ones(
         for token in range(VOCABULARY):
             given_ = sampler.probability(row(logits), token)
             assert given_ == pytest.approx(expected.get(token, 0.0), abs=1e-9)
+
+
+class Only:
+    """Always allows the same ids."""
+
+    def __init__(self, ids: Sequence[int]) -> None:
+        self._mask = np.isin(np.arange(VOCABULARY), ids)
+        self.advanced: list[int] = []
+
+    def allowed(self) -> Mask:
+        return self._mask
+
+    def advance(self, token: int) -> None:
+        if not self._mask[token]:
+            raise InvalidRequestError("not allowed")
+        self.advanced.append(token)
+
+    def prepare(self, drafts: Sequence[int]) -> None:
+        pass
+
+    def num_valid(self, drafts: Sequence[int]) -> int:
+        return len(drafts)
+
+    def forced(self, max_tokens: int) -> tuple[int, ...]:
+        return ()
+
+
+@settings(max_examples=400)
+@given(
+    params=PARAMS,
+    logits=ROWS,
+    prompt=TOKENS,
+    allowed=st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=30, unique=True),
+    position=st.integers(0, 5000),
+    data=st.data(),
+)
+def test_ids_that_a_grammar_forbids_might_as_well_not_be_there(
+    params: SamplingParams,
+    logits: list[float],
+    prompt: list[int],
+    allowed: list[int],
+    position: int,
+    data: st.DataObject,
+) -> None:
+    params = replace(params, grammar=JSON_OBJECT)
+    reply = data.draw(st.lists(st.sampled_from(allowed), max_size=8))
+    only = Only(allowed)
+    sampler = Sampler(params, VOCABULARY, prompt, only)
+    for token in reply:
+        sampler.observe(token)
+    assert only.advanced == reply
+    scores = naive.adjusted(dict(enumerate(row(logits).tolist())), params, prompt, reply)
+    scores = {token: scores[token] for token in allowed}
+    chosen = sampler.choose(row(logits), position)
+    assert chosen in allowed
+    if _no_edge_in_reach(scores, params):
+        assert chosen == naive.choose(scores, params, position, VOCABULARY)
+        expected = naive.distribution(scores, params)
+        for token in range(VOCABULARY):
+            given_ = sampler.probability(row(logits), token)
+            assert given_ == pytest.approx(expected.get(token, 0.0), abs=1e-9)
+
+
+def test_a_grammar_and_its_constraint_belong_together() -> None:
+    with pytest.raises(InvalidSamplingError, match="compiled"):
+        Sampler(SamplingParams(grammar=JSON_OBJECT), VOCABULARY, [])
+    with pytest.raises(InvalidSamplingError, match="compiled"):
+        Sampler(SamplingParams(), VOCABULARY, [], Only([1]))
+
+
+def test_candidates_are_not_enough_for_a_grammar() -> None:
+    sampler = Sampler(SamplingParams(grammar=JSON_OBJECT), VOCABULARY, [], Only([1]))
+    with pytest.raises(EngineError, match="every id"):
+        sampler.choose(row([1.0, 2.0]), 0, np.array([1, 2], dtype=np.int32))
+
+
+def test_a_row_whose_best_is_not_finite_is_refused_though_the_grammar_forbids_that_id() -> None:
+    logits = row([0.0] * VOCABULARY)
+    logits[7] = math.nan
+    for temperature in (0.0, 0.8):
+        params = SamplingParams(temperature=temperature, grammar=JSON_OBJECT)
+        with pytest.raises(EngineError, match="finite"):
+            Sampler(params, VOCABULARY, [], Only([1])).choose(logits, 0)
 
 
 def _no_edge_in_reach(scores: dict[int, float], params: SamplingParams) -> bool:

@@ -19,14 +19,12 @@ from outrider.codec.tokens import TokenCoder
 from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.models.vocabulary import Vocabulary
 from outrider.process import Ports
-from outrider.sampling.params import SamplingParams
-from outrider.sampling.reply import Reply, reply_end
 from outrider.telemetry.metrics import Metrics
 from outrider.testing import eventually
 from services.edge.app import Edge
 from services.edge.config import EdgeConfig
 from services.edge.drafter.settings import NO_DRAFT_MODEL, DrafterConfig
-from services.inference.app import LoadedModel, Replica
+from services.inference.app import LoadedModel, Replica, replies_in
 from services.inference.config import InferenceConfig
 from services.router.admission.pricing import Price
 from services.router.config import ReplicaConfig
@@ -116,6 +114,7 @@ async def whole_mesh(words: Vocabulary, state_dir: Path) -> AsyncIterator[WholeM
             routers=routers,
             state_dir=state_dir,
             drain_s=0.0,
+            anonymous=True,
             drafter=DrafterConfig(model=NO_DRAFT_MODEL),
             **PATIENT_EDGE,
         )
@@ -133,13 +132,10 @@ async def whole_mesh(words: Vocabulary, state_dir: Path) -> AsyncIterator[WholeM
 
 @asynccontextmanager
 async def _replica(words: Vocabulary) -> AsyncIterator[tuple[Replica, Metrics]]:
-    def new_reply(params: SamplingParams) -> Reply:
-        return reply_end(params, words.stop_ids, words.detokenizer)
-
     options = FakeOptions(vocabulary_size=words.size, min_rows=2, repetition=1.0)
     coder = TokenCoder(words.digest, words.size)
     engines = (FakeEngine(options), FakeEngine(options))
-    model = LoadedModel(MODEL, engines, coder, words.digest, new_reply, b"m" * 32)
+    model = LoadedModel(MODEL, engines, coder, words.digest, replies_in(words), b"m" * 32)
     config = InferenceConfig(engine="fake", replica="a", region="us", drain_s=0.0)
     metrics = Metrics("inference")
     replica = Replica(config, model, metrics)

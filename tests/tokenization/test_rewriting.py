@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from outrider.errors import ConfigError, PromptTooLongError
 from outrider.models.chat import Message
+from outrider.models.tools import ToolCall
 from outrider.tokenization.rewriting import Rewriter, RewritingPolicy, TooLong
 
 MESSAGES = st.builds(Message, st.sampled_from(["user", "assistant"]), st.text(max_size=80))
@@ -200,3 +201,46 @@ def test_a_prefix_comes_before_the_system_prompt_or_makes_one() -> None:
 def test_policies_that_cannot_be_are_refused(wrong: dict[str, str]) -> None:
     with pytest.raises(ConfigError):
         RewritingPolicy(**wrong)  # type: ignore[arg-type]
+
+
+def test_the_result_of_a_tool_goes_with_its_call() -> None:
+    """An agent's chat: one question, then calls and results alone."""
+    call = ToolCall("call00001", "f", "{}")
+    steps = [
+        message
+        for number in range(6)
+        for message in (
+            Message("assistant", f"{number:010}", (call,)),
+            Message("tool", f"{number:010}", tool_call_id="call00001"),
+        )
+    ]
+    chat = [Message("developer", "Be brief."), Message("user", "0" * 10), *steps]
+    for keep_turns in range(1, 8):
+        one = rewriter(TooLong.KEEP_TURNS, keep_turns=keep_turns, drop_turns=1, omitted="")
+        found = fitted(one, chat, 150)
+        assert found is not None and list(found[:2]) == chat[:2]
+        assert found[2].role == "assistant" and list(found[2:]) == chat[-len(found) + 2 :]
+    assert len(fitted(one, chat, 55) or ()) == 4, "the last call and its result"
+
+
+def test_tools_take_room_that_no_message_can_make() -> None:
+    chat = [Message("user", "x" * 100)]
+    asked: list[int] = []
+
+    def encode(messages: Sequence[Message]) -> array[int]:
+        asked.append(len(messages[0].content))
+        return array("I", [0]) * (500 + len(messages[0].content))
+
+    one = rewriter(TooLong.CUT_MIDDLE, mark="")
+    assert len(one.fitted(chat, 600, 550, encode, num_fixed_chars=500)) <= 550
+    with pytest.raises(PromptTooLongError):
+        one.fitted(chat, 600, 450, encode, num_fixed_chars=500)
+    assert len(asked) < 5, "found out soon"
+
+
+def test_a_prefix_joins_a_developers_message_and_keeps_what_else_it_has() -> None:
+    one = Rewriter(RewritingPolicy(system_prefix="House rules."))
+    told = Message("developer", "Be brief.", name="app")
+    assert one.prepare([told]) == [Message("developer", "House rules.\n\nBe brief.", name="app")]
+    call = Message("assistant", "", (ToolCall("a", "f"),))
+    assert one.prepare([call]) == [Message("system", "House rules."), call]

@@ -39,6 +39,7 @@ def test_rewriting_is_a_table_of_its_own(tmp_path: Path) -> None:
     [
         ("models", ()),
         ("threads", 0),
+        ("vocabulary_timeout_s", 0.0),
         ("max_in_flight", -1),
         ("port", 65536),
         ("drain_s", -1.0),

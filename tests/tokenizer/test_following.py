@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from outrider import config_following
+from outrider.cli.local.serving import Asking
 from outrider.config_following import ConfigSource
 from outrider.errors import UnknownModelError, VocabularyUnavailableError
 from outrider.models.catalog import load_catalog, use
@@ -114,7 +115,11 @@ async def test_a_list_that_cannot_be_is_refused_and_all_goes_on(
     async with following_tokenizer(models, tmp_path / "store") as service:
         first = await digest(service, "a")
         models.write("a", "b", more="[models.c]\nsource = 3")
-        await asyncio.sleep(0)
+        asking = Asking(tmp_path, "127.0.0.1")
+        async with asyncio.timeout(60):
+            while not (refused := await asking.refused(service.ports, models.file)):
+                pass
+        assert "models.c" in refused, "who wrote the file is told"
         assert not await digest(service, "b")
         models.write("a", "b")
         await becomes(service, "b", served=True)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.errors import EmptyPromptError, PromptTooLongError
-from outrider.models.chat import Message
+from outrider.errors import EmptyPromptError, InvalidRequestError, PromptTooLongError
+from outrider.models.chat import MAX_MESSAGES, Message
+from outrider.models.tools import MAX_TOOLS, ToolCall, check_tools
 from outrider.models.vocabulary import Vocabulary
 from outrider.tokenization.rewriting import Rewriter, RewritingPolicy
 from outrider.v1 import common_pb2, tokenizer_pb2
-from outrider.wire import token_block_from_proto
+from outrider.wire import message_to_proto, token_block_from_proto
 from services.tokenizer.requests import RequestHandler
 from services.tokenizer.vocabularies import ServedVocabulary
 from tests.edge.integration.region import small_vocabulary
+from tests.models import tool_templates
 
 RULES = "House rules."
 LONG = "x" * 500
@@ -21,8 +23,8 @@ LONG = "x" * 500
 class Bench:
     """What answers by one policy, and what it says of chats made shorter."""
 
-    def __init__(self, **policy: object) -> None:
-        self.vocabulary: Vocabulary = small_vocabulary()
+    def __init__(self, vocabulary: Vocabulary | None = None, **policy: object) -> None:
+        self.vocabulary: Vocabulary = vocabulary or small_vocabulary()
         self.shortened: list[tuple[int, int]] = []
         self._answering = RequestHandler(
             *(1 << 20, 1000),
@@ -87,3 +89,38 @@ def test_texts_stay_as_they_are() -> None:
     bench = Bench(system_prefix=RULES, too_long="cut_tail", min_reply_tokens=1)
     request = tokenizer_pb2.EncodeRequest(text=LONG, max_prompt_tokens=10)
     assert bench.ids(request) == bench.vocabulary.encode(LONG)
+
+
+def test_tools_and_calls_are_part_of_a_conversation() -> None:
+    bench = Bench(tool_templates.vocabulary_of(tool_templates.HERMES))
+    chat = [
+        Message("user", "hi"),
+        Message("assistant", "", (ToolCall("call00001", "f", '{"a": 1}'),)),
+        Message("tool", "5", tool_call_id="call00001"),
+    ]
+    tools = check_tools(['{"name": "f"}'])
+    conversation = tokenizer_pb2.Conversation(messages=map(message_to_proto, chat), tools=tools)
+    asked = tokenizer_pb2.EncodeRequest(conversation=conversation)
+    assert bench.ids(asked) == bench.vocabulary.encode_chat(chat, tools)
+
+
+@pytest.mark.parametrize(
+    ("conversation", "why"),
+    [
+        ({"tools": ['{"name": "f"}'] * (MAX_TOOLS + 1)}, "129 tools"),
+        ({"tools": ["{"]}, "cannot be read"),
+        ({"tools": ['{"name": "f"}']}, "shows no tools"),
+        ({"messages": [common_pb2.ChatMessage(role="user")] * (MAX_MESSAGES + 1)}, "messages"),
+        (
+            {"messages": [common_pb2.ChatMessage(tool_calls=[common_pb2.ToolCall()] * 129)]},
+            "129 tool calls",
+        ),
+    ],
+)
+def test_what_a_conversation_may_not_hold_is_refused(
+    conversation: dict[str, object], why: str
+) -> None:
+    whole = {"messages": [common_pb2.ChatMessage(role="user", content="hi")], **conversation}
+    asked = tokenizer_pb2.EncodeRequest(conversation=tokenizer_pb2.Conversation(**whole))  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequestError, match=why):
+        Bench().ids(asked)

@@ -1,4 +1,5 @@
-"""Which vocabularies are in memory: loaded on demand, bounded, never taken from who uses them."""
+"""Vocabularies loaded in threads and given to requests, as the table decides
+(`test_vocabulary_table.py`)."""
 
 from __future__ import annotations
 
@@ -20,17 +21,12 @@ from outrider.errors import (
 )
 from outrider.models.catalog import SHIPPED
 from outrider.models.vocabulary import Vocabulary
-from outrider.testing import FakeClock, eventually
+from outrider.testing import eventually
 from services.router.config import RouterConfig
 from services.router.upstream.tokenizers import MAX_ASKED
-from services.tokenizer.served_models import (
-    MAX_WAIT_S,
-    MAX_WAITING,
-    RETRY_S,
-    ServedModels,
-    check_models,
-)
+from services.tokenizer.served_models import ServedModels, check_models
 from services.tokenizer.vocabularies import ServedVocabulary
+from services.tokenizer.vocabulary_table import VocabularyLimits
 from tests.edge.integration.region import small_vocabulary
 
 WORDS = small_vocabulary()
@@ -81,7 +77,7 @@ def names(models: ServedModels) -> list[str]:
 
 
 async def test_a_vocabulary_is_loaded_once_for_all_who_ask_at_the_same_time(store: Store) -> None:
-    models = ServedModels(store, ["a", "b"], max_loaded=2)
+    models = ServedModels(store, ["a", "b"], VocabularyLimits(2))
 
     found = await asyncio.gather(*(use(models, name) for name in ("b", "b", "", "b")))
 
@@ -90,7 +86,7 @@ async def test_a_vocabulary_is_loaded_once_for_all_who_ask_at_the_same_time(stor
 
 
 async def test_the_one_used_least_recently_goes(store: Store) -> None:
-    models = ServedModels(store, "abc", max_loaded=2)
+    models = ServedModels(store, "abc", VocabularyLimits(2))
     given_up: list[object] = []
     models.on_unload = given_up.append
     for name in "abac":
@@ -104,7 +100,7 @@ async def test_the_one_used_least_recently_goes(store: Store) -> None:
 
 
 async def test_one_that_is_in_use_is_never_taken(store: Store) -> None:
-    models = ServedModels(store, "abc", max_loaded=2)
+    models = ServedModels(store, "abc", VocabularyLimits(2))
     async with models.using("a"), models.using("b"):
         with pytest.raises(OverloadedError, match="max_loaded_vocabularies"):
             await use(models, "c")
@@ -116,12 +112,13 @@ def test_who_asks_for_a_vocabulary_that_is_being_loaded_is_told_before_its_route
     None
 ):
     """A tokenizer that is given up is asked last, for all models."""
-    assert RouterConfig().tokenize_timeout_s / MAX_ASKED >= MAX_WAIT_S + 0.5
+    longest_wait_s = VocabularyLimits(max_loaded=1).max_wait_s
+    assert RouterConfig().tokenize_timeout_s / MAX_ASKED >= longest_wait_s + 0.5
 
 
 async def test_one_that_is_being_loaded_is_never_taken(store: Store) -> None:
     store.gates["a"] = threading.Event()
-    models = ServedModels(store, "ab", max_loaded=1)
+    models = ServedModels(store, "ab", VocabularyLimits(1))
     waiting = asyncio.create_task(use(models, "a"))
     await eventually(lambda: store.loads == ["a"])
     waiting.cancel()  # whoever asked is gone, the thread is not
@@ -135,9 +132,8 @@ async def test_one_that_is_being_loaded_is_never_taken(store: Store) -> None:
 
 
 async def test_a_failed_load_costs_those_alone_who_ask_for_that_model(store: Store) -> None:
-    clock = FakeClock()
     store.errors["b"] = ModelStoreError("the hub does not answer")
-    models = ServedModels(store, "ab", max_loaded=2, clock=clock)
+    models = ServedModels(store, "ab", VocabularyLimits(2, retry_s=3600.0))
 
     for _ in range(2):
         with pytest.raises(
@@ -147,15 +143,40 @@ async def test_a_failed_load_costs_those_alone_who_ask_for_that_model(store: Sto
         assert await use(models, "a") == digest_of("a")
     assert store.loads == ["b", "a"], "a failure counts for a while"
 
-    del store.errors["b"]
-    clock.advance(RETRY_S)
-    assert await use(models, "b") == digest_of("b")
+
+async def test_a_failed_load_is_tried_again(store: Store) -> None:
+    store.errors["a"] = ModelStoreError("the hub does not answer")
+    models = ServedModels(store, "a", VocabularyLimits(1, retry_s=0.0))
+    with pytest.raises(VocabularyUnavailableError):
+        await use(models, "a")
+    del store.errors["a"]
+    assert await use(models, "a") == digest_of("a")
+
+
+async def test_who_is_cancelled_leaves_nothing_in_use(store: Store) -> None:
+    store.gates["a"] = threading.Event()
+    models = ServedModels(store, "ab", VocabularyLimits(1, max_wait_s=30.0))
+
+    async def use_and_cancel() -> None:
+        async with models.using("a"):
+            granted.cancel()  # it was granted the vocabulary too, and has not run since
+
+    first = asyncio.create_task(use_and_cancel())
+    granted = asyncio.create_task(use(models, "a"))
+    waiting = asyncio.create_task(use(models, "a"))
+    await eventually(lambda: store.loads == ["a"])
+    waiting.cancel()
+    store.gates["a"].set()
+    await asyncio.gather(first, granted, waiting, return_exceptions=True)
+
+    assert granted.cancelled() and waiting.cancelled()
+    assert await use(models, "b") == digest_of("b"), "a gives way: nobody uses it"
 
 
 async def test_a_vocabulary_that_takes_long_holds_up_nobody(store: Store) -> None:
     store.gates["b"] = threading.Event()
-    models = ServedModels(store, "ab", max_loaded=2, max_wait_s=30.0)
-    waiting = [asyncio.create_task(use(models, "b")) for _ in range(MAX_WAITING)]
+    models = ServedModels(store, "ab", VocabularyLimits(2, max_wait_s=30.0, max_waiting=3))
+    waiting = [asyncio.create_task(use(models, "b")) for _ in range(3)]
     await eventually(lambda: store.loads == ["b"])
 
     with pytest.raises(VocabularyUnavailableError, match="is being loaded"):
@@ -167,7 +188,7 @@ async def test_a_vocabulary_that_takes_long_holds_up_nobody(store: Store) -> Non
 
 async def test_a_request_waits_for_a_vocabulary_only_so_long(store: Store) -> None:
     store.gates["a"] = threading.Event()
-    models = ServedModels(store, "a", max_loaded=1, max_wait_s=0.01)
+    models = ServedModels(store, "a", VocabularyLimits(1, max_wait_s=0.01))
     with pytest.raises(VocabularyUnavailableError, match="is being loaded"):
         await use(models, "a")
     store.gates["a"].set()
@@ -178,7 +199,7 @@ async def test_a_request_waits_for_a_vocabulary_only_so_long(store: Store) -> No
 
 async def test_a_defect_is_told_without_its_details(store: Store) -> None:
     store.errors["a"] = RuntimeError("/secret/path")
-    models = ServedModels(store, "a", max_loaded=1)
+    models = ServedModels(store, "a", VocabularyLimits(1))
 
     with pytest.raises(VocabularyUnavailableError, match="see the tokenizer's log") as caught:
         await use(models, "a")
@@ -187,17 +208,17 @@ async def test_a_defect_is_told_without_its_details(store: Store) -> None:
 
 async def test_at_the_start_the_default_has_to_be_there_and_others_need_not(store: Store) -> None:
     store.errors["b"] = ModelStoreError("gone")
-    models = ServedModels(store, "abc", max_loaded=2)
+    models = ServedModels(store, "abc", VocabularyLimits(2))
     await models.preload()
     assert names(models) == ["a"], "as many as may be loaded were tried"
 
     store.errors["a"] = ModelStoreError("gone")
     with pytest.raises(ModelStoreError, match="gone"):
-        await ServedModels(store, "ab", max_loaded=2).preload()
+        await ServedModels(store, "ab", VocabularyLimits(2)).preload()
 
 
 async def test_added_models_are_loaded_and_removed_ones_go(store: Store) -> None:
-    models = ServedModels(store, "ab", max_loaded=3)
+    models = ServedModels(store, "ab", VocabularyLimits(3))
     await models.preload()
     models.configure(store, "bc")
     await eventually(lambda: sorted(names(models)) == ["b", "c"])
@@ -208,7 +229,7 @@ async def test_added_models_are_loaded_and_removed_ones_go(store: Store) -> None
 
 
 async def test_what_a_removed_model_was_used_for_goes_on(store: Store) -> None:
-    models = ServedModels(store, "ab", max_loaded=2)
+    models = ServedModels(store, "ab", VocabularyLimits(2))
     await models.preload()
     async with models.using("a") as found:
         models.configure(store, "b")
@@ -224,7 +245,7 @@ async def test_what_a_removed_model_was_used_for_goes_on(store: Store) -> None:
 
 
 async def test_a_changed_definition_is_loaded_anew(store: Store) -> None:
-    models = ServedModels(store, "ab", max_loaded=2)
+    models = ServedModels(store, "ab", VocabularyLimits(2))
     await models.preload()
     store.version = "2"
     models.configure(store, "ab", {"b"})

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 from outrider.cli.local import mesh
 from outrider.cli.local.mesh import MeshOptions, ProcessSpec, ServedModel
@@ -78,31 +78,12 @@ def removed(options: MeshOptions, name: str, running: Iterable[ProcessSpec]) -> 
             f"{name} is the model of requests that name none, and stays as long as the mesh runs; "
             "to serve others alone: outrider down, outrider up --model OTHER"
         )
-    if limits := _limits_with(options, name):
-        # Without it one of them might be empty, which means all models.
-        raise ConfigError(
-            f"{', '.join(limits)} names {name}, and who may use what is only told at the start: "
-            "outrider down, then outrider up without it"
-        )
     after = replace(options, models=tuple(it for it in options.models if it.name != name))
     unused = in_use(options) - in_use(after)
     kept = {it: table for it, table in options.definitions.items() if it not in unused}
     after = replace(after, definitions=kept)
     stop = tuple(spec.name for spec in replicas(running) if spec.values["model"] == name)
     return Change(options, after, stop=stop)
-
-
-def _limits_with(options: MeshOptions, name: str) -> list[str]:
-    """Settings of the edge, as the mesh was told them, that allow somebody this model by name."""
-    edge: Mapping[str, Any] = options.tables.get("edge", {})
-    lists = {"edge.anonymous_models": edge.get("anonymous_models", ())}
-    for tenant in edge.get("tenants", ()):
-        lists[f"models of tenant {tenant.get('name', '')}"] = tenant.get("models", ())
-    for setting in options.settings_of("edge"):
-        key, _, value = setting.partition("=")
-        if key.strip().replace("-", "_") == "anonymous_models":
-            lists["edge.anonymous_models"] = [part.strip() for part in value.split(",")]
-    return [where for where, names in lists.items() if name in names]
 
 
 def replicas(running: Iterable[ProcessSpec]) -> list[ProcessSpec]:

@@ -14,7 +14,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 from outrider.cli.local import changes, mesh
 from outrider.cli.local.changes import Change, Definitions
 from outrider.cli.local.mesh import MeshOptions, ProcessSpec, ServedModel
-from outrider.errors import DeadlineError, OverloadedError, UnavailableError
+from outrider.errors import ConfigError, DeadlineError, OverloadedError, UnavailableError
 from outrider.process import Ports
 
 TAKE_LIMIT_S: Final = 120.0
@@ -53,6 +53,9 @@ class Processes(Protocol[P]):
     async def start_all(self, specs: Sequence[ProcessSpec], definitions: Definitions) -> list[P]:
         """Start these, all or none, and wait until they are ready. Raises UnavailableError."""
 
+    def config_file(self, name: str) -> Path:
+        """Of a process."""
+
     def rewrite(self, child: P, wanted: ProcessSpec, definitions: Definitions) -> None:
         """Write a process's file anew, with the live keys as they are `wanted`."""
 
@@ -68,6 +71,10 @@ class Asks(Protocol):
 
     async def serves(self, role: str, ports: Ports, model: str) -> int:
         """How many at this process: replicas ready for a router's chats, otherwise 1 or 0."""
+
+    async def refused(self, ports: Ports, file: Path) -> str:
+        """Why a process refuses what its configuration file holds now; "" if it does not, or has
+        not read it yet."""
 
     async def sessions(self, ports: Ports) -> int:
         """Chats at a replica."""
@@ -182,11 +189,19 @@ class Changing(Generic[P]):
                         last = ""
                     except _NOT_YET as error:
                         last = f" ({error.message})"
+                    if refused := await self._refused(role):
+                        raise ConfigError(f"{problem}: {refused}")
                     await asyncio.sleep(_POLL_S)
         except TimeoutError:
             raise DeadlineError(
                 f"{problem} within {TAKE_LIMIT_S:.0f} s{last}; see {self._child(role).log}"
             ) from None
+
+    async def _refused(self, role: str) -> str:
+        """Why a process does not take what it was told: waiting longer would not help."""
+        child = self._child(role)
+        file = self._supervisor.config_file(child.spec.name)
+        return await self._asking.refused(child.ports, file)
 
     async def _until_quiet(self, names: tuple[str, ...], drain_s: float | None, say: Say) -> None:
         """Until these replicas have had no chat for a while, or time is up."""

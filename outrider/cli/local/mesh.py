@@ -20,6 +20,8 @@ DEFAULT_REGIONS = ("us-east", "eu-west")
 _REGION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 """Files are named after it."""
 
+KEYS_FILE = "keys.json"
+"""Of the edge's API keys, in the state folder."""
 MAX_MODELS = 16
 MAX_REPLICAS_PER_REGION = 16
 _MAX_THREADS = 1024
@@ -84,6 +86,8 @@ class MeshOptions:
     host: str = "127.0.0.1"
     port: int = 4433
     """The edge's UDP port; 0 takes any free one."""
+    http_port: int | None = None
+    """The edge's TCP port for HTTP; 0 takes any free one; None: no HTTP."""
     draft_model: str = ""
     """What the edge drafts with for the first model: "" is what is shipped for it. Other models
     have the draft of their definitions."""
@@ -112,6 +116,8 @@ class MeshOptions:
                 )
         if not 0 <= self.port < 1 << 16:
             raise ConfigError(f"port must be 0 to 65535, not {self.port}")
+        if self.http_port is not None and not 0 <= self.http_port < 1 << 16:
+            raise ConfigError(f"http-port must be 0 to 65535, or -1, not {self.http_port}")
         if self.engine == "fake" and self.draft_model not in ("", "none"):
             raise ConfigError(
                 f"a fake model says nothing that the draft model {self.draft_model} could guess; "
@@ -255,9 +261,14 @@ def edge(options: MeshOptions, router_port: int, state_dir: Path) -> ProcessSpec
         "models": _names(options),
         "routers": (f"{options.host}:{router_port}",),
         "state_dir": str(state_dir),
+        # Its QUIC port is this machine's alone; over HTTP a key is needed all the same.
+        "anonymous": True,
+        "access": {"keys_file": str(state_dir / KEYS_FILE)},
         # Not even the one that is shipped for the model.
         "drafter": {"model": "none" if options.engine == "fake" else options.draft_model},
     }
+    if options.http_port is not None:
+        values["http"] = {"host": options.host, "port": options.http_port}
     return ProcessSpec(name="edge", role="edge", values=values)
 
 

@@ -17,7 +17,6 @@ from rich.console import Console
 from outrider.cli.local import control
 from outrider.cli.local.mesh import ServedModel
 from outrider.cli.local.preparing import check_memory, fair_share, fetched
-from outrider.cli.local.room import DRAFTER_BYTES
 from outrider.cli.local.state import RunningMesh, StateDir, default_state_dir, running_mesh
 from outrider.cli.model_choice import MODEL_HELP, choose_all, is_name, source_of
 from outrider.errors import ConfigError, UnavailableError
@@ -88,7 +87,7 @@ def add(
     if "model_store" not in settings:
         definitions = fetched([spec], () if is_fake else [spec.draft], definitions)
         if settings["engine"] == "openvino":
-            check_memory([(spec, count)], settings, DRAFTER_BYTES)
+            check_memory([(spec, count)], settings, [(spec, spec.draft)])
     wish = {"do": "add", "model": asdict(served), "definitions": definitions}
     with _saying() as say:
         asyncio.run(control.ask(folder, wish, say))

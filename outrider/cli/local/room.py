@@ -1,4 +1,5 @@
-"""How much memory a replica of a model takes on this machine, asked before it starts."""
+"""How much memory a replica of a model, and what drafts for it, take on this machine, asked before
+they start."""
 
 from __future__ import annotations
 
@@ -7,22 +8,50 @@ from typing import Final, cast
 
 from outrider.engines.base import ladder
 from outrider.engines.config import EngineConfig, Precision
+from outrider.engines.draft_file import trained_size
+from outrider.engines.draft_loading import DRAFT_WEIGHT_BITS, SHIPPED, draft_path, shipped_draft
 from outrider.engines.footprint import Footprint, footprint
 from outrider.engines.free_memory import FreeMemory
 from outrider.engines.kv_budget import FLOOR_BYTES
-from outrider.engines.model_size import ModelSize
+from outrider.engines.model_size import ModelSize, read_size, size_of
 from outrider.engines.openvino.fixed_sizes import choose_sizes
+from outrider.errors import OutriderError
+from outrider.models.catalog import lookup
+from outrider.models.definitions import NO_DRAFT, ModelSpec
+from outrider.models.store import ModelStore
 
-_SERVICES_BYTES: Final = 1 << 29
+SERVICES_BYTES: Final = 1 << 29
 """Of a mesh: edge, router and tokenizers."""
-DRAFTER_BYTES: Final = 1 << 29
-"""Of the edge's drafter, of which each model has one."""
+UNKNOWN_DRAFTER_BYTES: Final = 1 << 29
+"""Assumed of a drafter whose draft cannot be read yet."""
+_DRAFTER_KV_BYTES: Final = 64 << 20
+"""Of its KV pool, as `edge.drafter.kv_bytes` has it by default."""
 _BLOCK_TOKENS: Final = 32
 
 
-def mesh_bytes(num_models: int) -> int:
-    """Of a mesh, what is no replica's."""
-    return _SERVICES_BYTES + num_models * DRAFTER_BYTES
+def drafter_bytes(target: ModelSpec, choice: str, store: ModelStore) -> int:
+    """Of the edge's process that drafts for a model: with `choice` (a GGUF file, a model's name,
+    "none"; "": what is shipped for it). 0 where none runs."""
+    if choice == NO_DRAFT or (choice == SHIPPED and shipped_draft(target) is None):
+        return 0
+    try:
+        drafter = _drafter_footprint(target, choice, store)
+    except (OutriderError, OSError):
+        return UNKNOWN_DRAFTER_BYTES  # the drafter says what is wrong, and chats do without it
+    return drafter.needed_bytes
+
+
+def _drafter_footprint(target: ModelSpec, choice: str, store: ModelStore) -> Footprint:
+    path = draft_path(choice, target)
+    if path is None:
+        spec = lookup(choice)
+        size, bits = size_of(spec, store), spec.engine.weight_bits
+    elif trained := trained_size(path):
+        return footprint(trained.weights_bytes, trained.num_scored, _DRAFTER_KV_BYTES)
+    else:
+        size, bits = read_size(path), None
+    weights_bytes = size.weights_bytes_of(DRAFT_WEIGHT_BITS if bits is None else bits)
+    return footprint(weights_bytes, size.vocabulary_size, _DRAFTER_KV_BYTES)
 
 
 def replica_footprint(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import json
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -26,6 +28,23 @@ _SESSIONS: Final = re.compile(
 _SERVED: Final = re.compile(r'^outrider_edge_served_models\{model="([^"]+)"\} 1', re.MULTILINE)
 
 
+def read_metrics(host: str, admin_port: int) -> str:
+    """What a process tells at /metrics. Raises UnavailableError."""
+    return _read(host, admin_port, "/metrics")
+
+
+def _read(host: str, admin_port: int, path: str) -> str:
+    connection = http.client.HTTPConnection(host, admin_port, timeout=_TIMEOUT_S)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().read().decode("utf-8")
+    except (OSError, http.client.HTTPException) as error:
+        why = f"{host}:{admin_port} does not answer {path}: {error}"
+        raise UnavailableError(why) from error
+    finally:
+        connection.close()
+
+
 class Asking:
     """Asks the processes of a mesh on this machine, as its operator."""
 
@@ -42,24 +61,26 @@ class Asking:
             return await self._of_tokenizer(ports, model)
         return await self._of_edge(ports, model)
 
+    async def refused(self, ports: Ports, file: Path) -> str:
+        """Why a process refuses what its configuration file holds now; "" if it does not, or has
+        not read it yet."""
+        return await asyncio.to_thread(self._refused, ports.admin, file)
+
     async def sessions(self, ports: Ports) -> int:
         """Chats at a replica, those that wait too; 0 for one that does not answer: it has none."""
         try:
-            text = await asyncio.to_thread(self._metrics, ports.admin)
+            text = await asyncio.to_thread(read_metrics, self._host, ports.admin)
         except UnavailableError:
             return 0
         return sum(round(float(value)) for value in _SESSIONS.findall(text))
 
-    def _metrics(self, admin_port: int) -> str:
-        connection = http.client.HTTPConnection(self._host, admin_port, timeout=_TIMEOUT_S)
+    def _refused(self, admin_port: int, file: Path) -> str:
         try:
-            connection.request("GET", "/metrics")
-            return connection.getresponse().read().decode("utf-8")
-        except (OSError, http.client.HTTPException) as error:
-            where = f"{self._host}:{admin_port}"
-            raise UnavailableError(f"{where} gives no metrics: {error}") from error
-        finally:
-            connection.close()
+            digest = sha256(file.read_bytes()).hexdigest()
+            told = json.loads(_read(self._host, admin_port, "/config"))
+            return str(told["refused"]) if told["sha256"] == digest else ""
+        except (OSError, ValueError, LookupError, TypeError, UnavailableError):
+            return ""  # it is not there, or follows no file: who waits says so in the end
 
     async def _of_router(self, ports: Ports, model: str) -> int:
         from outrider.v1 import router_pb2, router_pb2_grpc
@@ -87,7 +108,7 @@ class Asking:
 
     async def _of_edge(self, ports: Ports, model: str) -> int:
         # Its clients are told only of models that they may use without a key.
-        text = await asyncio.to_thread(self._metrics, ports.admin)
+        text = await asyncio.to_thread(read_metrics, self._host, ports.admin)
         return int(model in _SERVED.findall(text))
 
     @asynccontextmanager

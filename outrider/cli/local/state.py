@@ -22,6 +22,7 @@ from typing import Annotated, Any
 
 import typer
 
+from outrider.access.client_key import state_folder
 from outrider.errors import UnavailableError
 
 _LOCK, _RECORD = "mesh.lock", "mesh.json"
@@ -57,10 +58,7 @@ class RunningMesh:
 
 def default_state_dir() -> Path:
     """$OUTRIDER_STATE_DIR, or the user's state folder (XDG Base Directory)."""
-    if explicit := os.environ.get("OUTRIDER_STATE_DIR"):
-        return Path(explicit)
-    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(base) / "outrider"
+    return state_folder(os.environ)
 
 
 @contextlib.contextmanager

@@ -154,6 +154,7 @@ def _as_dict(replica: router_pb2.Replica) -> dict[str, Any]:
         "predicted_wait_ms": round(replica.predicted_wait_ms, 1),
         "sessions": replica.sessions,
         "quarantines": replica.quarantines,
+        "inconsistent": replica.inconsistent,
     }
 
 
@@ -173,11 +174,12 @@ def _replica_line(replica: dict[str, Any]) -> str:
     about = "" if replica["min_rtt_ms"] else "~"
     rtt = f"{about}{replica['rtt_ms']:.1f} ms"
     state = f"{replica['state']} {replica['state_s']:.0f} s"
+    warning = "  opens sessions as another model" if replica["inconsistent"] else ""
     return (
         f"{replica['name']:<24} {replica['region']:<14} {state:<18} "
         f"computes as {replica['identity'][:8] or 'unknown':<8} rtt {rtt:<10} "
         f"wait {replica['predicted_wait_ms']:.0f} ms  sessions {replica['sessions']}  "
-        f"quarantines {replica['quarantines']}  {replica['address']} ({replica['source']})"
+        f"quarantines {replica['quarantines']}  {replica['address']} ({replica['source']}){warning}"
     )
 
 

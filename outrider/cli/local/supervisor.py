@@ -128,7 +128,8 @@ class Supervisor:
         self.children.append(child)
         child.keeper = asyncio.create_task(self._keep(child))
         child.keeper.add_done_callback(self._keeper_ended)
-        self._say(f"{spec.name:<32} {spec.role:<10} port {ports.main:<6} admin {ports.admin}")
+        http = f"  http {ports.http}" if ports.http else ""
+        self._say(f"{spec.name:<32} {spec.role:<10} port {ports.main:<6} admin {ports.admin}{http}")
         return child
 
     def rewrite(self, child: Child, wanted: ProcessSpec, definitions: Definitions) -> None:
@@ -138,7 +139,7 @@ class Supervisor:
         child.spec = replace(child.spec, values={**child.spec.values, **live})
         child.written = replace(child.written, values={**child.written.values, **live})
         child.definitions = definitions
-        write_private(self._config_file(child.spec.name), mesh.to_toml(child.written, definitions))
+        write_private(self.config_file(child.spec.name), mesh.to_toml(child.written, definitions))
         if child.is_up and child.process.returncode is None:
             child.process.send_signal(signal.SIGHUP)  # it need not wait to look at the file
 
@@ -153,11 +154,12 @@ class Supervisor:
         await asyncio.gather(*keepers, return_exceptions=True)
         await asyncio.gather(*(_end(child.process) for child in leaving))
         for name in names:
-            self._config_file(name).unlink(missing_ok=True)
+            self.config_file(name).unlink(missing_ok=True)
             self._ready_file(name).unlink(missing_ok=True)
             certificates.withdraw(self.state_dir, name)
 
-    def _config_file(self, name: str) -> Path:
+    def config_file(self, name: str) -> Path:
+        """Of a process."""
         return self.state_dir / "config" / f"{name}.toml"
 
     def _ready_file(self, name: str) -> Path:
@@ -168,7 +170,7 @@ class Supervisor:
     ) -> tuple[asyncio.subprocess.Process, Ports, Path]:
         """A process that is ready, and its log, which goes on where it is not the first."""
         name = completed.name
-        config = self._config_file(name)
+        config = self.config_file(name)
         write_private(config, mesh.to_toml(completed, definitions))
         ready_file = self._ready_file(name)
         ready_file.unlink(missing_ok=True)
@@ -209,7 +211,7 @@ class Supervisor:
         completed = mesh.completed(spec, told, tls)
         if is_first:
             return completed
-        ports = {"port": spec.values["port"], "admin": spec.values["admin"]}
+        ports = {key: spec.values[key] for key in ("port", "admin", "http") if key in spec.values}
         return replace(completed, values=mesh.merged(completed.values, ports))
 
     async def _until_ready(
@@ -249,6 +251,7 @@ class Supervisor:
                 "restarts": child.restarts.count,
             }
             | ({"model": child.spec.values["model"]} if child.spec.role == "inference" else {})
+            | ({"http_port": child.ports.http} if child.ports.http else {})
             for child in self.children
         ]
         options = self.options
@@ -297,7 +300,12 @@ class Supervisor:
             self._say(f"{name} is up again, on port {child.ports.main}")
 
     async def _start_again(self, child: Child) -> asyncio.subprocess.Process:
-        ports = {"port": child.ports.main, "admin": {"port": child.ports.admin}}
+        ports: dict[str, object] = {
+            "port": child.ports.main,
+            "admin": {"port": child.ports.admin},
+        }
+        if child.ports.http:
+            ports["http"] = {"port": child.ports.http}
         again = replace(child.spec, values=mesh.merged(child.spec.values, ports))
         child.written = self._completed(again, is_first=False)
         process, _, _ = await self._spawn(child.written, child.definitions, is_first=False)

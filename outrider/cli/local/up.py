@@ -9,8 +9,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
@@ -18,14 +19,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from outrider.cli.local import control, detached
+from outrider.cli.local import control, detached, development_key
 from outrider.cli.local import settings as told
 from outrider.cli.local.changing import Changing
 from outrider.cli.local.mesh import DEFAULT_REGIONS, ROLES, MeshOptions, ServedModel
 from outrider.cli.local.preparing import check_memory, fair_share, fetched
-from outrider.cli.local.room import mesh_bytes
 from outrider.cli.local.serving import Asking
 from outrider.cli.local.state import (
+    RunningMesh,
     StateDir,
     already_up,
     default_state_dir,
@@ -38,7 +39,9 @@ from outrider.cli.local.supervisor import START_LIMIT_S, STOP_LIMIT_S, Superviso
 from outrider.cli.model_choice import MODEL_HELP, choose_all
 from outrider.errors import OutriderError, UnavailableError
 from outrider.models.catalog import DEFAULT_MODEL
-from outrider.models.definitions import ModelSpec, as_table
+from outrider.models.definitions import NO_DRAFT, ModelSpec, as_table
+
+Welcome = Callable[[RunningMesh], Iterable[str]]
 
 _POLL_S = 0.1
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -56,6 +59,9 @@ _Replicas = Annotated[int, typer.Option(help="Inference replicas of each model p
 _Threads = Annotated[int, typer.Option(help="Engine threads per replica; 0: a fair share.")]
 _Engine = Annotated[str, typer.Option(help="openvino, or fake for trying things out.")]
 _Port = Annotated[int, typer.Option(help="The edge's UDP port; 0: any free one.")]
+_HttpPort = Annotated[
+    int, typer.Option(help="The edge's TCP port for HTTP; 0: any free one; -1: no HTTP.")
+]
 _Draft = Annotated[
     str,
     typer.Option(
@@ -89,6 +95,7 @@ def up(
     threads: _Threads = 0,
     engine: _Engine = "openvino",
     port: _Port = 4433,
+    http_port: _HttpPort = 8080,
     draft_model: _Draft = "",
     settings: _Settings = None,
     config: _Config = None,
@@ -101,7 +108,7 @@ def up(
     Every service is a process of its own with a log under the state folder; one that dies is
     started again. Ctrl-C stops all, a second Ctrl-C at once. While it runs, `outrider mesh add` and
     `outrider mesh remove` change which models it serves.
-    Then: outrider chat "hello"
+    Then: outrider chat "hello", or any client of the OpenAI API at http://127.0.0.1:8080/v1
     """
     folder = (state_dir or default_state_dir()).resolve()
     if supervisor_pid(folder) is not None:
@@ -114,6 +121,7 @@ def up(
         regions=names,
         engine=engine,
         port=port,
+        http_port=None if http_port == -1 else http_port,
         draft_model=draft_model,
         settings=tuple(settings or ()),
         tables={} if config is None else told.read(config, ROLES),
@@ -124,10 +132,20 @@ def up(
         told.typed(role, options.settings_of(role))
     if not any(".model_store=" in setting for setting in options.settings):
         options = _prepared(options, chosen.specs)
+    make_private(folder)
+    # Made here and not in the detached process, whose output is kept in a log.
+    welcome: Welcome | None = None
+    if not development_key.has_own_file(options):
+        key, is_new = development_key.ensure(folder)
+        welcome = partial(development_key.welcome, state_dir=folder, key=key, is_new=is_new)
     if detach:
         _detach(options, folder)
+        mesh = running_mesh(folder)
+        if welcome is not None and mesh is not None:
+            for line in welcome(mesh):
+                _console().print(line)
     else:
-        asyncio.run(run(options, folder))
+        asyncio.run(run(options, folder, welcome))
 
 
 def _prepared(options: MeshOptions, specs: Sequence[ModelSpec]) -> MeshOptions:
@@ -135,12 +153,14 @@ def _prepared(options: MeshOptions, specs: Sequence[ModelSpec]) -> MeshOptions:
     InsufficientMemoryError."""
     is_fake = options.engine == "fake"
     drafts = [options.draft_model or specs[0].draft, *(spec.draft for spec in specs[1:])]
+    if options.draft_model == NO_DRAFT:
+        drafts = [NO_DRAFT] * len(specs)  # as edges take it
     definitions = fetched(specs, () if is_fake else drafts, options.definitions)
     if options.engine == "openvino":
         counts = [options.num_replicas(model) for model in options.models]
         replicas = zip(specs, counts, strict=True)
-        others_bytes = mesh_bytes(len(specs))
-        check_memory(replicas, _inference_settings(options), others_bytes)
+        drafted = zip(specs, drafts, strict=True)
+        check_memory(replicas, _inference_settings(options), drafted, with_services=True)
     return replace(options, definitions=definitions)
 
 
@@ -202,8 +222,9 @@ def _console() -> Console:
     return Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
 
 
-async def run(options: MeshOptions, state_dir: Path) -> None:
-    """Run a mesh from a folder until it is told to stop. Raises UnavailableError."""
+async def run(options: MeshOptions, state_dir: Path, welcome: Welcome | None = None) -> None:
+    """Run a mesh from a folder until it is told to stop; `welcome`: what to say when it is up.
+    Raises UnavailableError."""
     console = _console()
     stop = asyncio.Event()
     supervisor = Supervisor(options, state_dir, console.print)
@@ -217,13 +238,15 @@ async def run(options: MeshOptions, state_dir: Path) -> None:
         asyncio.get_running_loop().add_signal_handler(number, on_signal)
     with holding(state_dir):
         try:
-            await _start_and_wait(supervisor, stop, console)
+            await _start_and_wait(supervisor, stop, console, welcome)
         finally:
             console.print("stopping")
             await supervisor.stop()
 
 
-async def _start_and_wait(supervisor: Supervisor, stop: asyncio.Event, console: Console) -> None:
+async def _start_and_wait(
+    supervisor: Supervisor, stop: asyncio.Event, console: Console, welcome: Welcome | None
+) -> None:
     starting = asyncio.create_task(supervisor.start())
     asked = asyncio.create_task(stop.wait())
     await asyncio.wait({starting, asked}, return_when=asyncio.FIRST_COMPLETED)
@@ -235,7 +258,13 @@ async def _start_and_wait(supervisor: Supervisor, stop: asyncio.Event, console: 
         return
     starting.result()
     console.print(f"ready; logs in {supervisor.state_dir / 'logs'}; try: outrider chat")
+    for child in supervisor.children:
+        if child.ports.http:
+            console.print(f"HTTP: http://{supervisor.options.host}:{child.ports.http}/v1")
     folder = supervisor.state_dir
+    mesh = running_mesh(folder)
+    for line in welcome(mesh) if welcome is not None and mesh is not None else ():
+        console.print(line)
     changing = Changing(supervisor, Asking(folder, supervisor.options.host))
     async with control.listening(folder, changing):
         await supervisor.wait(stop)

@@ -7,7 +7,7 @@ import contextlib
 import os
 import shutil
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from outrider.access.client_key import KEY_VARIABLE, configured_key
+from outrider.cli.local import development_key
 from outrider.cli.local.state import StateDir, default_state_dir, running_mesh
 from outrider.cli.model_choice import is_name, served_name
 from outrider.cli.prompting import options
@@ -23,9 +25,9 @@ from outrider.cli.prompting.painter import Painter
 from outrider.cli.prompting.terminal_input import Interrupts, Lines
 from outrider.errors import InvalidRequestError, OutriderError, UnavailableError
 from outrider.models.chat import Message
+from outrider.models.tools import ToolCall
 from outrider.sampling.params import SamplingParams
 
-KEY_VARIABLE = "OUTRIDER_API_KEY"
 _PATIENCE_S = 120.0
 """A person sees that it is interrupted, and has Ctrl-C."""
 _HELP = "/reset forgets the conversation, /bye ends it; Ctrl-C stops a reply, or ends it."
@@ -70,6 +72,10 @@ class Wanted:
     speculation: SpeculationMode
     thin: bool
     caller: Caller = Caller()
+    prediction: str = ""
+    """What the replies are expected to be."""
+    tools: tuple[str, ...] = ()
+    tool_choice: str = ""
 
 
 _AcceptanceThreshold = Annotated[
@@ -85,11 +91,29 @@ _Speculation = Annotated[
     SpeculationMode, typer.Option(help="Who drafts: edge and region, the region alone, nobody.")
 ]
 _Thin = Annotated[bool, typer.Option("--thin", help="Let the region tokenize.")]
+_Prediction = Annotated[
+    Path | None,
+    typer.Option(
+        help="File with the text that the reply is expected to be: right parts of it "
+        "come faster, nothing else changes."
+    ),
+]
 _KeyFile = Annotated[
     Path | None,
-    typer.Option(help=f"File with the API key; default: the environment's {KEY_VARIABLE}."),
+    typer.Option(help="File with the API key."),
+]
+_ApiKey = Annotated[
+    str | None,
+    typer.Option(
+        help="The API key. Others on this machine may see it; better --key-file, the environment's "
+        f"{KEY_VARIABLE}, or api_key of the table [client] in ~/.config/outrider/config.toml. "
+        "Without any of them: the development key of `outrider up`."
+    ),
 ]
 _User = Annotated[str, typer.Option(help="Which of the key's users asks.")]
+_ToolChoice = Annotated[
+    str, typer.Option(help="auto, none, required, or the name of the tool to call.")
+]
 _Parallel = Annotated[int, typer.Option(min=1, help="Prompts of --prompt-file answered at once.")]
 
 
@@ -104,6 +128,10 @@ def chat(
     top_k: options.TopK = 0,
     seed: options.Seed = 0,
     max_tokens: options.MaxTokens = 256,
+    json_schema: options.JsonSchema = None,
+    json_object: options.JsonObject = False,
+    regex: options.Regex = None,
+    lark: options.Lark = None,
     acceptance_threshold: _AcceptanceThreshold = 0.0,
     as_json: options.Json = False,
     edge: _Edge = None,
@@ -112,27 +140,42 @@ def chat(
     provisional: _Provisional = True,
     speculation: _Speculation = SpeculationMode.on,
     thin: _Thin = False,
+    prediction: _Prediction = None,
+    logprobs: options.Logprobs = -1,
     parallel: _Parallel = 1,
     key_file: _KeyFile = None,
+    api_key: _ApiKey = None,
     user: _User = "",
+    tools: options.Tools = None,
+    tool_choice: _ToolChoice = "auto",
     state_dir: StateDir = None,
 ) -> None:
     """Chat with a mesh. Without a prompt it is a conversation; with one, one answer.
 
     Final text goes to standard output, timings to standard error. Provisional text is dimmed and
-    only shown on a terminal.
+    only shown on a terminal. With tools, a conversation asks for the result of each call.
     """
     state = (state_dir or default_state_dir()).resolve()
     address = _edge_address(edge, ca, insecure, state)
-    params = options.sampling(temperature, top_p, top_k, seed, max_tokens, acceptance_threshold)
+    options.check_logprobs(logprobs, as_json=as_json)
+    grammar = options.grammar(json_schema, regex, lark, json_object=json_object)
+    params = options.sampling(
+        temperature, top_p, top_k, seed, max_tokens, acceptance_threshold, logprobs, grammar
+    )
     prompts = options.read_prompts(text, prompt, prompt_file)
     if as_json and not prompts:
         raise InvalidRequestError("--json answers prompts; give --prompt or --prompt-file")
-    caller = Caller(_key(key_file), user)
+    key = _key(key_file, api_key)
+    if not key and edge is None and not insecure:
+        key = development_key.read(state)
+    caller = Caller(key, user)
     if edge is not None and not is_name(model):
         raise InvalidRequestError("with --edge, --model takes a name: a mesh knows no files")
     name = served_name(model, state / "config" / "edge.toml")
-    wanted = Wanted(name, provisional, speculation, thin, caller)
+    expected = "" if prediction is None else options.read_text(prediction)
+    known = options.read_tools(tools)
+    choice = tool_choice if known else ""
+    wanted = Wanted(name, provisional, speculation, thin, caller, expected, known, choice)
     session = ChatCommand(address, params, system, wanted)
     if not prompts:
         asyncio.run(session.interactive())
@@ -140,11 +183,14 @@ def chat(
         asyncio.run(session.answer(prompts, as_json=as_json, parallel=parallel))
 
 
-def _key(file: Path | None) -> str:
-    """The API key. It is no flag: command lines are seen by all of a machine's users, and kept.
-    Raises InvalidRequestError."""
+def _key(file: Path | None, flag: str | None) -> str:
+    """The API key that the user gave; "": none. Raises InvalidRequestError, ConfigError."""
+    if file is not None and flag is not None:
+        raise InvalidRequestError("give one of --api-key and --key-file")
+    if flag is not None:
+        return flag.strip()
     if file is None:
-        return os.environ.get(KEY_VARIABLE, "").strip()
+        return configured_key(os.environ)
     try:
         key = file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -232,17 +278,27 @@ class ChatCommand:
                     elif line in ("/help", "/?"):
                         print(_HELP, file=sys.stderr)
                     elif line.strip():
-                        await self._turn(client, history, line)
+                        await self._turn(client, lines, history, line)
 
-    async def _turn(self, client: Client, history: list[Message], line: str) -> None:
+    async def _turn(self, client: Client, lines: Lines, history: list[Message], line: str) -> None:
+        """Answer a line, and what the tools that the model calls give, as the user types it."""
         asked = [*history, Message("user", line)]
-        try:
-            result = await self._stream(client, asked, show=True)
-        except OutriderError as error:
-            print(f"outrider: {error.message}", file=sys.stderr)
-            return
-        report(line, result, as_json=False, shown=True)
-        history[:] = [*asked, Message("assistant", result.text)]
+        calls: Sequence[ToolCall] | None = None
+        while calls is None or calls:
+            try:
+                result = await self._stream(client, asked, show=True)
+            except OutriderError as error:
+                print(f"outrider: {error.message}", file=sys.stderr)
+                return
+            report(line, result, as_json=False, shown=True)
+            asked.append(result.message)
+            calls = result.tool_calls
+            for call in calls:
+                answer = await lines.next(f"{call.name}> ")
+                if answer is None:
+                    return
+                asked.append(Message("tool", answer, tool_call_id=call.id))
+        history[:] = asked
 
     async def _stream(self, client: Client, messages: list[Message], *, show: bool) -> ChatResult:
         from outrider.client import Transcript
@@ -256,6 +312,9 @@ class ChatCommand:
             provisional=self.wanted.provisional,
             speculation=self.wanted.speculation.value,
             thin=self.wanted.thin,
+            prediction=self.wanted.prediction,
+            tools=self.wanted.tools,
+            tool_choice=self.wanted.tool_choice,
         ) as stream:
             try:
                 with self.interrupts.stopping(stream.cancel):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
@@ -12,7 +12,10 @@ import typer
 from outrider.cli.model_choice import MODEL_HELP
 from outrider.errors import InvalidRequestError
 from outrider.models.chat import Message, check_text
-from outrider.sampling.params import SamplingParams
+from outrider.models.tools import check_tools, tool_text
+from outrider.sampling.grammar import JSON_OBJECT, Grammar, GrammarKind
+from outrider.sampling.params import MAX_LOGPROBS, SamplingParams
+from outrider.session_types import ScoredToken, TokenLogprobs
 
 OnText: TypeAlias = Callable[[str], None] | None
 """Gets text as it becomes final."""
@@ -28,9 +31,29 @@ TopP = Annotated[float, typer.Option(help="Keep the likeliest ids up to this pro
 TopK = Annotated[int, typer.Option(help="Keep the k likeliest ids; 0: all.")]
 Seed = Annotated[int, typer.Option(help="Same seed, same text.")]
 MaxTokens = Annotated[int, typer.Option(help="Most tokens of a reply.")]
+JsonSchema = Annotated[
+    Path | None, typer.Option(help="File with the JSON schema that replies follow.")
+]
+JsonObject = Annotated[bool, typer.Option("--json-object", help="Replies are JSON objects.")]
+Regex = Annotated[str | None, typer.Option(help="Replies match this regular expression.")]
+Lark = Annotated[Path | None, typer.Option(help="File with the Lark grammar that replies follow.")]
+Tools = Annotated[
+    Path | None,
+    typer.Option(
+        help="JSON file with what the model may call: a list of objects with name, description and "
+        "parameters, or in OpenAI's shape."
+    ),
+]
 Json = Annotated[
     bool,
     typer.Option("--json", help="One object per prompt: text, ids, finish_reason, timings."),
+]
+Logprobs = Annotated[
+    int,
+    typer.Option(
+        help=f"With --json: each token's log probability and those of so many likely ones, "
+        f"0..{MAX_LOGPROBS}; -1: none."
+    ),
 ]
 
 
@@ -47,6 +70,21 @@ def read_prompts(text: str | None, prompt: str | None, prompt_file: Path | None)
     return [one]
 
 
+def read_tools(path: Path | None) -> tuple[str, ...]:
+    """The tools of a file, as canonical texts. Raises InvalidRequestError."""
+    if path is None:
+        return ()
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidRequestError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequestError(f"{path} is no JSON: {error}") from error
+    if not isinstance(found, list) or not found:
+        raise InvalidRequestError(f"{path} holds no list of tools; put them in [ and ]")
+    return check_tools([tool_text(tool) for tool in found])
+
+
 def _from_stdin() -> str:
     try:
         return typer.get_text_stream("stdin").read()
@@ -54,14 +92,19 @@ def _from_stdin() -> str:
         raise InvalidRequestError(f"standard input is not UTF-8 text: {error}") from error
 
 
-def _from_file(path: Path) -> list[str]:
+def read_text(path: Path) -> str:
+    """A file's text. Raises InvalidRequestError."""
     try:
-        # Not splitlines: U+2028 and its like may stand within a JSON string.
-        lines = path.read_text(encoding="utf-8").split("\n")
+        return path.read_bytes().decode()  # with its line ends as they are
     except OSError as error:
         raise InvalidRequestError(f"{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise InvalidRequestError(f"{path} is not UTF-8 text: {error}") from error
+
+
+def _from_file(path: Path) -> list[str]:
+    # Not splitlines: U+2028 and its like may stand within a JSON string.
+    lines = read_text(path).split("\n")
     numbered = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
     if not numbered:
         raise InvalidRequestError(f"{path} holds no prompt; one JSON string per line is needed")
@@ -92,6 +135,8 @@ def sampling(
     seed: int,
     max_tokens: int,
     acceptance_threshold: float = 0.0,
+    num_logprobs: int = -1,
+    grammar: Grammar | None = None,
 ) -> SamplingParams:
     """Validated sampling values of the flags. Raises InvalidSamplingError."""
     return SamplingParams(
@@ -101,4 +146,47 @@ def sampling(
         seed=seed,
         max_tokens=max_tokens,
         acceptance_threshold=acceptance_threshold,
+        num_logprobs=num_logprobs,
+        grammar=grammar,
     )
+
+
+def check_logprobs(num_logprobs: int, *, as_json: bool) -> None:
+    """Log probabilities have no place in plain text. Raises InvalidRequestError."""
+    if num_logprobs >= 0 and not as_json:
+        raise InvalidRequestError("--logprobs are told in JSON; add --json")
+
+
+def logprobs_as_objects(logprobs: Iterable[TokenLogprobs | None]) -> list[object]:
+    """For --json, as in OpenAI's API, with the ids; null where they are not known."""
+    return [
+        None
+        if at is None
+        else {**_as_object(at.chosen), "top_logprobs": [_as_object(token) for token in at.top]}
+        for at in logprobs
+    ]
+
+
+def _as_object(token: ScoredToken) -> dict[str, object]:
+    """`token` is for people: of half a character there is no text, but there are bytes."""
+    return {
+        "id": token.id,
+        "token": token.text.decode(errors="replace"),
+        "bytes": list(token.text),
+        "logprob": token.logprob,
+    }
+
+
+def grammar(
+    json_schema: Path | None, regex: str | None, lark: Path | None, *, json_object: bool
+) -> Grammar | None:
+    """The grammar of the flags, of which one may be given. Raises InvalidRequestError."""
+    if sum((json_schema is not None, regex is not None, lark is not None, json_object)) > 1:
+        raise InvalidRequestError("give one of: --json-schema, --json-object, --regex, --lark")
+    if json_schema is not None:
+        return Grammar(GrammarKind.JSON_SCHEMA, read_text(json_schema))
+    if lark is not None:
+        return Grammar(GrammarKind.LARK, read_text(lark))
+    if regex is not None:
+        return Grammar(GrammarKind.REGEX, regex)
+    return JSON_OBJECT if json_object else None

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
+from outrider.cli.prompting.options import logprobs_as_objects
 from outrider.cli.prompting.painter import Painter
 
 if TYPE_CHECKING:
@@ -68,6 +69,8 @@ def report(prompt: str, result: ChatResult, *, as_json: bool, shown: bool) -> No
         print(json.dumps(as_object(prompt, result), ensure_ascii=False), flush=True)
         return
     print("" if shown else result.text, flush=True)
+    for call in result.tool_calls:
+        print(f"calls {call.name}({call.arguments})", file=sys.stderr, flush=True)
     print(summary(result), file=sys.stderr, flush=True)
     if result.inexact:
         print(INEXACT, file=sys.stderr, flush=True)
@@ -89,12 +92,18 @@ def summary(result: ChatResult) -> str:
 
 
 def as_object(prompt: str, result: ChatResult) -> dict[str, object]:
-    """The reply as --json prints it. `timings` are the client's own; `edge` and `replica` in it are
-    what these measured; `speculation_stats` is what the edge's drafts came to."""
+    """The reply as --json prints it. `text` is the model's own; `content`, `reasoning` and
+    `tool_calls` are what was read in it, in a chat with tools. `timings` are the client's own;
+    `edge` and `replica` in it are what these measured; `speculation_stats` is what the edge's
+    drafts came to."""
     edge, replica = asdict(result.edge_timings), asdict(result.replica_timings)
+    logprobs = {"logprobs": logprobs_as_objects(result.logprobs)} if result.logprobs else {}
     return {
         "prompt": prompt,
         "text": result.text,
+        "content": result.content,
+        "reasoning": result.reasoning,
+        "tool_calls": [asdict(call) for call in result.tool_calls],
         "ids": list(result.ids),
         "lossy": list(result.lossy),
         "inexact": result.inexact,
@@ -102,6 +111,7 @@ def as_object(prompt: str, result: ChatResult) -> dict[str, object]:
         "usage": asdict(result.usage),
         "speculation_stats": asdict(result.speculation_stats),
         "timings": asdict(result.timings) | {"edge": edge, "replica": replica},
+        **logprobs,
     }
 
 

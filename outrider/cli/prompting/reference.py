@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,14 +17,20 @@ from outrider.cli.model_choice import choose
 from outrider.cli.prompting import options
 from outrider.errors import InvalidRequestError
 from outrider.models.store import ModelStore, default_root
+from outrider.models.tools import tool_name
 from outrider.models.vocabulary import load_vocabulary
+from outrider.reply_parsing.parser import read_reply
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
+from outrider.session_types import ScoredToken, TokenLogprobs
 from outrider.telemetry.logs import configure_logging
 
 if TYPE_CHECKING:
     from outrider.engines.base import Engine
     from outrider.models.vocabulary import Vocabulary
+    from outrider.reply_parsing.formats import ReplyFormat
+    from outrider.sampling.grammar import Grammar
+    from services.inference.grammars.compiler import CompiledGrammar
     from services.inference.reference import ReferenceReply
 
 
@@ -39,15 +45,26 @@ def reference(
     top_k: options.TopK = 0,
     seed: options.Seed = 0,
     max_tokens: options.MaxTokens = 256,
+    json_schema: options.JsonSchema = None,
+    json_object: options.JsonObject = False,
+    regex: options.Regex = None,
+    lark: options.Lark = None,
     as_json: options.Json = False,
+    logprobs: options.Logprobs = -1,
+    tools: options.Tools = None,
     threads: Annotated[int, typer.Option(help="Engine threads; 0: all cores.")] = 0,
 ) -> None:
     """Answer prompts with the engine alone: the text every mesh must equal, byte for byte."""
-    params = options.sampling(temperature, top_p, top_k, seed, max_tokens)
+    options.check_logprobs(logprobs, as_json=as_json)
+    grammar = options.grammar(json_schema, regex, lark, json_object=json_object)
+    params = options.sampling(
+        *(temperature, top_p, top_k, seed, max_tokens), num_logprobs=logprobs, grammar=grammar
+    )
     prompts = options.read_prompts(text, prompt, prompt_file)
     if not prompts:
         raise InvalidRequestError("give a prompt: outrider reference --prompt 'hello'")
-    with _loaded(model, threads) as runner:
+    known = options.read_tools(tools)
+    with _loaded(model, threads, grammar, known) as runner:
         for one in prompts:
             _answer(runner, system, one, params, as_json=as_json)
 
@@ -56,21 +73,41 @@ def reference(
 class _Runner:
     engine: Engine
     vocabulary: Vocabulary
+    compiled: CompiledGrammar | None
+    tools: tuple[str, ...] = ()
+    reply_format: ReplyFormat | None = None
+    """With tools, of a model whose calls can be read."""
 
     def answer(
         self, system: str | None, prompt: str, params: SamplingParams, on_text: options.OnText
     ) -> ReferenceReply:
         from services.inference.reference import generate
 
-        ids = self.vocabulary.encode_chat(options.conversation(system, prompt))
-        return generate(self.engine, ids, params, self._reply, on_text=on_text)
+        ids = self.vocabulary.encode_chat(options.conversation(system, prompt), self.tools)
+        if self.reply_format is not None:
+            special = self.vocabulary.needs_special_tokens(self.reply_format)
+            params = replace(params, special_tokens=special)
+        constraint = self.compiled.constraint() if self.compiled else None
+        return generate(
+            self.engine, ids, params, self._reply, constraint=constraint, on_text=on_text
+        )
+
+    def named(self, at: TokenLogprobs) -> TokenLogprobs:
+        """With the tokens' texts."""
+        return TokenLogprobs(self._named(at.chosen), tuple(map(self._named, at.top)))
+
+    def _named(self, token: ScoredToken) -> ScoredToken:
+        return token._replace(text=self.vocabulary.text_bytes(token.id))
 
     def _reply(self, params: SamplingParams) -> ReplyText:
-        return ReplyText(params, self.vocabulary.stop_ids, self.vocabulary.detokenizer())
+        detokenizer = self.vocabulary.detokenizer(keep_special=params.special_tokens)
+        return ReplyText(params, self.vocabulary.stop_ids, detokenizer)
 
 
 @contextmanager
-def _loaded(model: str, threads: int) -> Iterator[_Runner]:
+def _loaded(
+    model: str, threads: int, grammar: Grammar | None, tools: tuple[str, ...]
+) -> Iterator[_Runner]:
     from outrider.engines.config import EngineConfig
     from outrider.engines.factory import create_engine
 
@@ -78,14 +115,28 @@ def _loaded(model: str, threads: int) -> Iterator[_Runner]:
     configure_logging("reference", "warning")
     spec = choose(model).spec
     vocabulary = load_vocabulary(spec, ModelStore(default_root()))
+    compiled = _compiled(vocabulary, grammar)
+    reply_format = vocabulary.reply_format(spec.tool_parser) if tools else None
+    if reply_format is not None:
+        names = tuple(map(tool_name, tools))
+        reply_format = replace(reply_format, tool_names=names)
     num_threads = threads or os.cpu_count() or 1
     own = {"model": spec.name, "threads": num_threads, "max_fixed_rows": 1}
     engine = create_engine(EngineConfig(**spec.engine_settings() | own))
     try:
-        yield _Runner(engine, vocabulary)
+        yield _Runner(engine, vocabulary, compiled, tools, reply_format)
     finally:
         # A native thread that still compiles when the interpreter ends aborts the process.
         engine.close()
+
+
+def _compiled(vocabulary: Vocabulary, grammar: Grammar | None) -> CompiledGrammar | None:
+    if grammar is None:
+        return None
+    from services.inference.grammars.compiler import compile_grammar
+    from services.inference.grammars.token_table import TokenTable
+
+    return compile_grammar(TokenTable(vocabulary), grammar)
 
 
 def _answer(
@@ -94,8 +145,19 @@ def _answer(
     started = time.perf_counter()
     reply = runner.answer(system, prompt, params, None if as_json else _write)
     total_ms = (time.perf_counter() - started) * 1000
-    print(json.dumps(_as_object(prompt, reply, total_ms), ensure_ascii=False) if as_json else "")
+    reply = replace(reply, logprobs=tuple(map(runner.named, reply.logprobs)))
+    made = _as_object(prompt, reply, total_ms) | _read(reply.text, runner.reply_format)
+    print(json.dumps(made, ensure_ascii=False) if as_json else "")
     sys.stdout.flush()
+
+
+def _read(text: str, reply_format: ReplyFormat | None) -> dict[str, object]:
+    """What a reply with tools holds. Ids of calls are the mesh's to give."""
+    if reply_format is None:
+        return {}
+    read = read_reply(text, reply_format, seed="")
+    calls = [{"name": call.name, "arguments": call.arguments} for call in read.calls]
+    return {"content": read.content, "reasoning": read.reasoning, "tool_calls": calls}
 
 
 def _write(text: str) -> None:
@@ -104,6 +166,7 @@ def _write(text: str) -> None:
 
 
 def _as_object(prompt: str, reply: ReferenceReply, total_ms: float) -> dict[str, object]:
+    logprobs = {"logprobs": options.logprobs_as_objects(reply.logprobs)} if reply.logprobs else {}
     return {
         "prompt": prompt,
         "text": reply.text,
@@ -113,4 +176,5 @@ def _as_object(prompt: str, reply: ReferenceReply, total_ms: float) -> dict[str,
             "total_ms": total_ms,
             "tokens_per_s": len(reply.ids) / max(total_ms / 1000, 1e-9),
         },
+        **logprobs,
     }

@@ -1,8 +1,9 @@
 """Which GGUF files the converter turns into a graph that computes what the file says.
 
 The converter goes by names it knows and leaves the rest out without a word, so a file is served
-only if everything in it is known here. tests/engines/openvino/test_formats.py compares each of
-these architectures with the numpy reference.
+only if everything in it is known here. Gemma 3 it does not know: gemma_graph builds those graphs.
+tests/engines/openvino/test_formats.py compares each of these architectures with the numpy
+reference.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any, Final
 
 from gguf import GGUFReader
 
+from outrider.engines.openvino.gemma_file import GEMMA3, read_gemma
 from outrider.engines.openvino.metadata import count_of
 from outrider.engines.openvino.rotary import FACTORS, head_size_of
 from outrider.errors import UnsupportedModelError
@@ -27,6 +29,10 @@ _BEYOND: Final[dict[str, tuple[str, ...]]] = {
     "llama": (),
     "qwen2": ("attn_q.bias", "attn_k.bias", "attn_v.bias"),
     "qwen3": ("attn_q_norm.weight", "attn_k_norm.weight"),
+    GEMMA3: (
+        *("attn_q_norm.weight", "attn_k_norm.weight"),
+        *("post_attention_norm.weight", "post_ffw_norm.weight"),
+    ),
 }
 """Architectures, and what each has in a layer besides what all have."""
 ARCHITECTURES: Final = tuple(_BEYOND)
@@ -52,22 +58,25 @@ def _check_fields(reader: GGUFReader, name: str) -> None:
         value = content_of(reader, f"{name}.{field}")
         return default if value is None else value
 
-    for field in ("rope.scaling.type", "rope.scale_linear", "rope.scaling.factor"):
-        if of(field, "none") not in ("none", 1.0):
-            _refuse(name, f"positions are scaled ({name}.{field})")
+    if name != GEMMA3:
+        for field in ("rope.scaling.type", "rope.scale_linear", "rope.scaling.factor"):
+            if of(field, "none") not in ("none", 1.0):
+                _refuse(name, f"positions are scaled ({name}.{field})")
     head_size = head_size_of(reader, name)
     if count_of(reader, f"{name}.rope.dimension_count", head_size) != head_size:
         _refuse(name, f"only part of a head's values turns with the position ({name}.rope)")
     for field in ("expert_count", "attention.sliding_window", "attention.clamp_kqv"):
-        if of(field, 0):
+        if of(field, 0) and (name, field) != (GEMMA3, "attention.sliding_window"):
             _refuse(name, f"it has {name}.{field}")
+    if name == GEMMA3:
+        read_gemma(reader)
 
 
 def _check_tensors(reader: GGUFReader, name: str) -> None:
     count = content_of(reader, f"{name}.block_count")
     if type(count) is not int or not 0 < count < 1 << 12:
         _refuse(name, f"it lacks {name}.block_count")
-    known = {*_OF_MODEL, FACTORS}
+    known = {*_OF_MODEL} if name == GEMMA3 else {*_OF_MODEL, FACTORS}
     known |= {f"blk.{n}.{part}" for n in range(count) for part in (*_OF_LAYER, *_BEYOND[name])}
     needed = known - {"output.weight", FACTORS}
     found = {tensor.name: tensor for tensor in reader.tensors}

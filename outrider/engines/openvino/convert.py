@@ -1,8 +1,9 @@
 """From a GGUF file, or a checkpoint written as one, to OpenVINO's intermediate representation.
 
 The converter (openvino_genai's GGUF reader) gives the graph; it builds a whole pipeline on the
-way, so it runs in a child process, which gives the memory back. The weights are the file's own,
-stored as the layout says. What is saved also runs under openvino_genai's own pipelines.
+way, so it runs in a child process, which gives the memory back. Graphs of Gemma 3, which it does
+not know, are built here (gemma_graph). The weights are the file's own, stored as the layout says.
+What is saved also runs under openvino_genai's own pipelines.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from outrider.engines.footprint import footprint
 from outrider.engines.free_memory import known_free_memory
 from outrider.engines.model_size import size_of
 from outrider.engines.openvino.architectures import check_architecture
+from outrider.engines.openvino.gemma_file import GEMMA3
+from outrider.engines.openvino.gemma_graph import save_gemma
 from outrider.engines.openvino.layouts import (
     AS_CONVERTED,
     BITS_OF_LAYOUT,
@@ -225,8 +228,14 @@ def _with_errors(facts: ModelFacts, errors: Mapping[str, WeightError]) -> ModelF
 
 def run_converter(source: Path, work: Path, *, repack: bool) -> RepackedModel | None:
     """Have the converter write a graph, and the tokenizer, into `work`: of the file itself, or of
-    its copy in Q8_0, whose matrices are then returned. Raises as `convert`."""
+    its copy in Q8_0, whose matrices are then returned; of Gemma 3 always of the copy, without a
+    tokenizer. Raises as `convert`."""
     copy = work / "model.gguf"  # the converter writes beside its input and goes by the suffix
+    if content_of(open_gguf(source), "general.architecture") == GEMMA3:
+        rewritten = RepackedModel(source, copy)
+        save_gemma(copy, work / _GRAPH)
+        copy.unlink()
+        return rewritten
     repacked = None
     if repack:
         repacked = RepackedModel(source, copy)

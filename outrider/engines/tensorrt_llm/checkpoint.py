@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import Tokenizer
 
 from outrider.errors import ConfigError
+from outrider.models.strict_json import read_object
 
 if TYPE_CHECKING:
     from outrider.models.vocabulary import Vocabulary
@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 _KV_VALUE_BYTES = 2
 _CONFIG_FILE = "config.json"
 _TOKENIZER_FILE = "tokenizer.json"
+_UNUSABLE = (
+    *(OSError, ValueError, KeyError, TypeError),
+    *(AttributeError, ArithmeticError, RecursionError),
+)
+"""What a config.json of another form raises when it is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +44,7 @@ def read_checkpoint(folder: Path | None) -> Checkpoint:
     if folder is None:
         raise ConfigError("trtllm.model_dir is not set: name a Hugging Face checkpoint's folder")
     try:
-        facts = json.loads((folder / _CONFIG_FILE).read_text(encoding="utf-8"))
+        facts = read_object((folder / _CONFIG_FILE).read_bytes())
         if "pretrained_config" in facts or "build_config" in facts:
             raise ValueError("it is that of a built TensorRT engine, which has no checkpoint")
         # Models that also read pictures keep the decoder's facts in a table of their own.
@@ -54,7 +59,7 @@ def read_checkpoint(folder: Path | None) -> Checkpoint:
         )
         if min(found.vocabulary_size, found.max_context_tokens, found.kv_token_bytes) < 1:
             raise ValueError("a size in it is not above 0")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
+    except _UNUSABLE as error:
         raise ConfigError(
             f"{folder} holds no usable config.json ({type(error).__name__}: {error}); name the "
             "folder of a Hugging Face checkpoint"

@@ -21,12 +21,13 @@ from typing import Final, Protocol, TypeAlias
 
 import structlog
 
-from outrider.errors import OutriderError, OverloadedError
-from outrider.models.chat import Message
+from outrider.errors import OutriderError, OverloadedError, PromptTooLongError
+from outrider.models.chat import Message, num_chars_of
 from outrider.tokenization.encoder import CacheScope, CachingEncoder, PartialPrompt
 from outrider.tokenization.pool.job_queue import LONG_CHARS, JobClass
 from outrider.tokenization.pool.threads import WorkerThreads
 from outrider.tokenization.rewriting import Rewriter
+from outrider.tokenization.segment_cache import ContentClass
 
 _CHUNK_IDS: Final = 4096
 
@@ -89,8 +90,13 @@ class TokenizationJob:
     begun_at: float
     """Seconds, by the pool's clock."""
     scope: CacheScope = None
+    tools: Sequence[str] = ()
+    text: str | None = None
+    """The prompt, where it is no chat."""
     prompt: PartialPrompt | None = None
     """What the event loop found in the cache already."""
+    is_plain: bool = False
+    """Text that is no prompt: what is too long is cut."""
     is_cancelled: bool = False
 
     def deliver(self, result: TokenizationResult) -> None:
@@ -150,25 +156,55 @@ class TokenizationPool:
         messages: Sequence[Message],
         answer: Callable[[TokenizationResult], None],
         *,
+        tools: Sequence[str] = (),
         scope: CacheScope = None,
         is_typeahead: bool = False,
     ) -> TokenizationJob:
         """Call `answer` in the event loop once the ids are there, never before this returns.
 
-        `scope`: whose chat it is; with None its texts are not cached. `is_typeahead`: the prompt
-        is still being typed, so it comes after all chats and is dropped rather than taken to an
-        overflow or fallback tier. Raises OverloadedError when no tier has room.
+        `tools`: what the model may call, as `check_tools` returned it. `scope`: whose chat it is;
+        with None its texts are not cached. `is_typeahead`: the prompt is still being typed, so it
+        comes after all chats and is dropped rather than taken to an overflow or fallback tier.
+        Raises OverloadedError when no tier has room.
         """
         messages = self._rewriter.prepare(messages)
-        num_chars = sum(len(message.content) for message in messages)
-        if is_typeahead:
-            job_class = JobClass.TYPEAHEAD
-        else:
-            job_class = JobClass.LONG if num_chars >= LONG_CHARS else JobClass.SHORT
+        num_chars = num_chars_of(messages, tools)
+        job_class = JobClass.TYPEAHEAD if is_typeahead else _class_of(num_chars)
         loop = asyncio.get_running_loop()
-        job = TokenizationJob(messages, answer, job_class, loop, self._clock(), scope)
+        job = TokenizationJob(messages, answer, job_class, loop, self._clock(), scope, tools)
         if not self._is_answered_inline(job, num_chars):
             self._enqueue(job, num_chars)
+        return job
+
+    def submit_text(
+        self,
+        text: str,
+        answer: Callable[[TokenizationResult], None],
+        *,
+        scope: CacheScope = None,
+    ) -> TokenizationJob:
+        """As `submit`, for a prompt that is text, in which the texts of control tokens are these
+        tokens. It is not rewritten. Raises OverloadedError."""
+        loop = asyncio.get_running_loop()
+        job = TokenizationJob(
+            (), answer, _class_of(len(text)), loop, self._clock(), scope, text=text
+        )
+        if not self._is_answered_inline(job, len(text)):
+            self._enqueue(job, len(text))
+        return job
+
+    def submit_plain(
+        self, text: str, answer: Callable[[TokenizationResult], None]
+    ) -> TokenizationJob:
+        """As `submit`, for text that is no prompt: neither rewritten nor cached, and cut behind
+        `max_tokens`. Raises OverloadedError when the threads, where it goes alone, have no room."""
+        job_class = _class_of(len(text))
+        loop = asyncio.get_running_loop()
+        prompt = PartialPrompt(None, [(text, ContentClass.USER)], len(text))
+        job = TokenizationJob(
+            (), answer, job_class, loop, self._clock(), prompt=prompt, is_plain=True
+        )
+        self._threads.put(job, job_class)
         return job
 
     def cancel(self, job: TokenizationJob) -> None:
@@ -191,7 +227,7 @@ class TokenizationPool:
         if num_chars > policy.max_inline_chars or len(job.messages) > policy.max_inline_messages:
             return False
         try:
-            job.prompt = self.encoder.begin(job.messages, job.scope)
+            job.prompt = self._begin(job)
         except OutriderError as error:
             self._finish(job, error, Tier.CACHE)
             return True
@@ -222,7 +258,9 @@ class TokenizationPool:
             raise
 
     def _is_taken_by_overflow(self, job: TokenizationJob) -> bool:
-        return self._overflow is not None and self._overflow.offer(
+        if self._overflow is None or job.text is not None:
+            return False  # other processes take chats
+        return self._overflow.offer(
             job, lambda done, result: self._finish(done, self._fit(done, result), Tier.PROCESS)
         )
 
@@ -242,7 +280,8 @@ class TokenizationPool:
         self._finish(job, self._encode(job, may_wait=True), Tier.THREAD)
 
     def _finish(self, job: TokenizationJob, result: TokenizationResult, tier: Tier) -> None:
-        self._record(tier, (self._clock() - job.begun_at) * 1e3)
+        if not job.is_plain:
+            self._record(tier, (self._clock() - job.begun_at) * 1e3)
         if isinstance(result, OutriderError):
             result.bare()  # its traceback would keep the prompt's text and ids, perhaps megabytes
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
@@ -252,10 +291,11 @@ class TokenizationPool:
         return _result_of(lambda: self._ids(job, may_wait=may_wait))
 
     def _ids(self, job: TokenizationJob, *, may_wait: bool) -> array[int]:
-        prompt = job.prompt or self.encoder.begin(job.messages, job.scope)
-        ids = self.encoder.finish(prompt, may_wait=may_wait)
+        ids = self.encoder.finish(job.prompt or self._begin(job), may_wait=may_wait)
         if len(ids) <= self._policy.max_tokens:
             return ids
+        if job.is_plain:
+            return ids[: self._policy.max_tokens]
         return self._fitted(job, len(ids), may_wait=may_wait)
 
     def _fit(self, job: TokenizationJob, result: TokenizationResult) -> TokenizationResult:
@@ -265,15 +305,33 @@ class TokenizationPool:
         num_tokens = len(result)
         return _result_of(lambda: self._fitted(job, num_tokens, may_wait=True))
 
+    def _begin(self, job: TokenizationJob) -> PartialPrompt:
+        if job.text is not None:
+            return self.encoder.begin_text(job.text, job.scope)
+        return self.encoder.begin(job.messages, job.scope, tools=job.tools)
+
     def _fitted(self, job: TokenizationJob, num_tokens: int, *, may_wait: bool) -> array[int]:
+        if job.text is not None:
+            raise PromptTooLongError.of(num_tokens, self._policy.max_tokens)
+
         def encode(messages: Sequence[Message]) -> array[int]:
-            prompt = self.encoder.begin(messages, job.scope)
+            prompt = self.encoder.begin(messages, job.scope, tools=job.tools)
             return self.encoder.finish(prompt, may_wait=may_wait)
 
         max_tokens = self._policy.max_tokens
-        ids = self._rewriter.fitted(job.messages, num_tokens, max_tokens, encode)
+        ids = self._rewriter.fitted(
+            job.messages,
+            num_tokens,
+            max_tokens,
+            encode,
+            num_fixed_chars=sum(map(len, job.tools)),
+        )
         self._shortened(num_tokens, len(ids))
         return ids
+
+
+def _class_of(num_chars: int) -> JobClass:
+    return JobClass.LONG if num_chars >= LONG_CHARS else JobClass.SHORT
 
 
 def _result_of(work: Callable[[], array[int]]) -> TokenizationResult:

@@ -1,14 +1,16 @@
 """The overflow pool: processes that tokenize chats while the threads are saturated.
 
 Each process has a thread here that talks to it over one pipe, one chat at a time. A request is the
-cache scope, behind a byte that says whether there is one, the roles, with commas between them, and
-every content in UTF-8 as it is: a long text is encoded once and never pickled. An answer is the ids
+cache scope, behind a byte that says whether there is one, JSON with the tools and with all of the
+messages but their contents, and every content in UTF-8 as it is: a long text is encoded once and
+never pickled. An answer is the ids
 as native uint32, or empty for a chat that cannot be encoded: the parent then finds out why.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import multiprocessing
 import threading
 from array import array
@@ -23,6 +25,7 @@ import structlog
 
 from outrider.errors import OutriderError
 from outrider.models.chat import Message, check_messages
+from outrider.models.tools import ToolCall
 from outrider.models.vocabulary import Vocabulary
 from outrider.tokenization.backends.selection import adopt_backend
 from outrider.tokenization.encoder import CacheScope, CachingEncoder
@@ -129,10 +132,10 @@ class TokenizerProcess:
     def _result(self, connection: Connection, job: TokenizationJob) -> TokenizationResult:
         try:
             check_messages(job.messages)
-            answer = _ask(connection, job.messages, job.scope) if self.is_alive else b""
+            answer = _ask(connection, job) if self.is_alive else b""
             if answer:
                 return as_tuple(array("I", answer))
-            return tuple(self._vocabulary.encode_chat(job.messages))
+            return tuple(self._vocabulary.encode_chat(job.messages, job.tools))
         except OutriderError as error:
             return error
         except (EOFError, OSError):
@@ -141,13 +144,19 @@ class TokenizerProcess:
             return self._result(connection, job)
 
 
-def _ask(connection: Connection, messages: Sequence[Message], scope: CacheScope) -> bytes:
+def _ask(connection: Connection, job: TokenizationJob) -> bytes:
     """The answer to one chat; blocks. Raises EOFError or OSError when the process is gone."""
-    connection.send_bytes(_NO_SCOPE if scope is None else _SCOPE + scope)
-    connection.send_bytes(",".join(message.role for message in messages).encode())
-    for message in messages:
+    connection.send_bytes(_NO_SCOPE if job.scope is None else _SCOPE + job.scope)
+    connection.send_bytes(json.dumps([job.tools, [_head(it) for it in job.messages]]).encode())
+    for message in job.messages:
         connection.send_bytes(message.content.encode())
     return connection.recv_bytes()
+
+
+def _head(message: Message) -> list[object]:
+    """All of a message but its content, in the order of its fields."""
+    calls = [[call.id, call.name, call.arguments] for call in message.tool_calls]
+    return [message.role, calls, message.tool_call_id, message.name, message.reasoning]
 
 
 # Everything below runs in the other process.
@@ -159,19 +168,27 @@ def _serve(connection: Connection, vocabulary: Vocabulary, backend: str, cache_b
     encoder = CachingEncoder(vocabulary, adopted, CachePolicy(max_bytes=cache_bytes))
     with contextlib.suppress(EOFError, OSError, KeyboardInterrupt):
         while True:
-            messages, scope = _receive(connection)
-            connection.send_bytes(_answer(encoder, messages, scope))
+            scope = connection.recv_bytes()
+            tools, messages = _receive(connection)
+            own_scope = None if scope == _NO_SCOPE else scope[1:]
+            connection.send_bytes(_answer(encoder, messages, own_scope, tools))
 
 
-def _receive(connection: Connection) -> tuple[list[Message], CacheScope]:
-    scope = connection.recv_bytes()
-    roles = connection.recv_bytes().decode().split(",")
-    messages = [Message(role, connection.recv_bytes().decode()) for role in roles]
-    return messages, None if scope == _NO_SCOPE else scope[1:]
+def _receive(connection: Connection) -> tuple[Sequence[str], list[Message]]:
+    """Tools and messages."""
+    tools, heads = json.loads(connection.recv_bytes())
+    messages = []
+    for role, calls, call_id, name, reasoning in heads:
+        content = connection.recv_bytes().decode()
+        made = tuple(ToolCall(*call) for call in calls)
+        messages.append(Message(role, content, made, call_id, name, reasoning))
+    return tools, messages
 
 
-def _answer(encoder: CachingEncoder, messages: list[Message], scope: CacheScope) -> bytes:
+def _answer(
+    encoder: CachingEncoder, messages: list[Message], scope: CacheScope, tools: Sequence[str]
+) -> bytes:
     try:
-        return encoder.encode_chat(messages, scope).tobytes()
+        return encoder.encode_chat(messages, scope, tools=tools).tobytes()
     except OutriderError:
         return b""

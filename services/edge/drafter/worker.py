@@ -37,7 +37,7 @@ from outrider.errors import (
 from outrider.models.catalog import load_catalog, lookup, use
 from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import load_vocabulary
-from outrider.speculation.learnt import Learnt, binding_of
+from outrider.speculation.learnt import Learnt
 from outrider.speculation.learnt_files import LearntKeeper
 from outrider.speculation.shipped import shipped_calibrations, shipped_prior
 from outrider.telemetry.logs import configure_logging
@@ -56,6 +56,7 @@ from services.edge.drafter.protocol import (
     encode,
 )
 from services.edge.drafter.settings import LACKS_MEMORY, DrafterSettings
+from services.edge.models.keys import learnt_binding
 from services.edge.quic.memory import limit_bytes
 
 log = structlog.get_logger()
@@ -109,10 +110,9 @@ def main(settings: DrafterSettings, connection: socket.socket, edge_pid: int) ->
     vocabulary = load_vocabulary(spec, _store(settings))
     tokens = vocabulary.tokens_digest
     weights = _store(settings).weights_of(spec)
-    parts = (vocabulary.digest, weights.encode(), draft.name.encode())
     keeper = LearntKeeper.open(
         Path(settings.learnt_folder),
-        binding_of(b"drafter", *parts),
+        learnt_binding(spec, vocabulary.digest, weights, draft=draft.name),
         vocabulary.size,
         settings.learnt,
     )

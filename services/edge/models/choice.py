@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from outrider.access.api_keys import is_allowed
 from outrider.errors import UnknownModelError
 
 _NAMES_SHOWN: Final = 16
 
 
 def usable(served: Iterable[str], allowed: tuple[str, ...]) -> list[str]:
-    """Those of the models served that a client may use to whom these are allowed; empty: all."""
-    return [name for name in served if not allowed or name in allowed]
+    """Those of the models served that a client may use to whom these are allowed."""
+    return [name for name in served if is_allowed(name, allowed)]
 
 
 def choose(asked: str, served: Iterable[str], allowed: tuple[str, ...]) -> str:

@@ -8,11 +8,11 @@ from itertools import islice
 from outrider.models.definitions import ModelSpec
 from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import Vocabulary
-from outrider.speculation.learnt import binding_of
 from outrider.speculation.learnt_files import Copies, LearntKeeper
 from outrider.speculation.shipped import shipped_calibrations, shipped_prior
 from services.edge.config import EdgeConfig
 from services.edge.drafter.link import DrafterLink
+from services.edge.models.keys import learnt_binding
 from services.edge.session.learning import EdgeLearning
 
 
@@ -32,7 +32,7 @@ class KeptLearning:
         store = ModelStore(config.model_store or default_root())
         self._keeper = LearntKeeper.open(
             config.learnt_folder,
-            binding_of(b"edge", vocabulary.digest, store.weights_of(spec).encode()),
+            learnt_binding(spec, vocabulary.digest, store.weights_of(spec)),
             vocabulary.size,
             config.kept_learnt,
         )

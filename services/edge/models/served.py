@@ -31,12 +31,13 @@ from services.edge.drafter.settings import NO_DRAFT_MODEL
 from services.edge.models.kept_learning import KeptLearning
 from services.edge.models.keys import EdgeModel, ModelKey
 from services.edge.models.labels import ModelLabels
+from services.edge.models.offer import Offer
 from services.edge.session.learning import EdgeLearning
 from services.edge.session.machine import SessionPolicy
 from services.edge.session.reopening import ReopenPolicy
 from services.edge.session.reply import ReplyTools
 from services.edge.session.typeahead_plan import TypeaheadPolicy
-from services.edge.wire.client import Offer
+from services.edge.tool_calling import ToolCalling
 
 LoadVocabulary: TypeAlias = Callable[[ModelSpec], tuple[Vocabulary, FallbackBackend]]
 """A model's vocabulary, and what encodes with it. Blocks; raises OutriderError."""
@@ -59,9 +60,11 @@ class ServedModel:
 
     key: ModelKey
     offer: Offer
+    tool_calling: ToolCalling
     policy: SessionPolicy
     tools: ReplyTools
     coder: TokenCoder
+    vocabulary: Vocabulary
     encoder: CachingEncoder
     tokenization: TokenizationPool
     typeahead: TypeaheadPolicy
@@ -145,6 +148,7 @@ def load_model(
     return ServedModel(
         key=model.key,
         offer=Offer(name, vocabulary.size, max_context_tokens),
+        tool_calling=ToolCalling.of(vocabulary, model.spec.tool_parser),
         policy=SessionPolicy(
             vocabulary_digest=digest,
             max_context_tokens=max_context_tokens,
@@ -154,6 +158,7 @@ def load_model(
         ),
         tools=reply_tools(vocabulary, learning.groups, used_drafter, admit=learning.admit),
         coder=coder,
+        vocabulary=vocabulary,
         encoder=encoder,
         tokenization=tokenization,
         typeahead=config.typeahead_policy(max_context_tokens),
@@ -209,12 +214,14 @@ def reply_tools(
     stop_ids = vocabulary.stop_ids
 
     def new_reply(params: SamplingParams) -> ReplyText:
-        return ReplyText(params, stop_ids, vocabulary.detokenizer())
+        detokenizer = vocabulary.detokenizer(keep_special=params.special_tokens)
+        return ReplyText(params, stop_ids, detokenizer)
 
     return ReplyTools(
         new_reply=new_reply,
         new_drafter=learning.new_drafter,
         token_bytes=vocabulary.text_bytes,
+        all_bytes=vocabulary.token_bytes,
         strips_space=vocabulary.strips_space,
         stop_ids=stop_ids,
         has_drafter=drafter is not None,

@@ -140,12 +140,6 @@ class ModelTable(Generic[WaiterT]):
         """Chats that wait for a model."""
         return len(self._queue_of)
 
-    @property
-    def loaded_keys(self) -> tuple[ModelKey, ...]:
-        """Models that are loaded, the least recently used first."""
-        places = self._places.items()
-        return tuple(key for key, place in places if place.state is LoadState.LOADED)
-
     def served(self, name: str) -> ModelKey | None:
         """The definition that new chats of this name get."""
         return self._served.get(name)

@@ -1,5 +1,5 @@
 """All that reaches into aioquic's private parts: bounds on what a peer can make a connection hold
-or process, and names for what the public interface lacks.
+or process, and names for what the public interface lacks. Its streams are in `aioquic_streams`.
 
 aioquic 1.7.2 by itself doubles its receive windows whenever half of one was used, by the highest
 offset that came, and allocates every gap before it; it looks for a fragment's place from the first
@@ -13,9 +13,8 @@ This module overrides private methods, so it works with one version of aioquic (
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import aioquic
@@ -27,35 +26,34 @@ from aioquic.quic.connection import (
     Limit,
     NetworkAddress,
     QuicConnection,
-    QuicConnectionError,
     QuicReceiveContext,
+    stream_is_client_initiated,
+    stream_is_unidirectional,
 )
-from aioquic.quic.events import StreamDataReceived, StreamReset
-from aioquic.quic.packet import QuicErrorCode, QuicFrameType, QuicStreamFrame
-from aioquic.quic.packet_builder import QuicDeliveryState, QuicPacketBuilder
+from aioquic.quic.packet import QuicFrameType
+from aioquic.quic.packet_builder import QuicPacketBuilder
 from aioquic.quic.recovery import QuicPacketSpace
-from aioquic.quic.stream import FinalSizeError, QuicStream, QuicStreamReceiver, QuicStreamSender
+from aioquic.quic.stream import QuicStream
+from aioquic.tls import ExtensionType, SessionTicket
 
 from outrider.errors import ConfigError
+from services.edge.quic.aioquic_streams import (
+    BoundedReceiver,
+    BoundedSender,
+    CryptoReceiver,
+    ReceiveState,
+    excessive,
+)
+from services.edge.quic.early_data import TicketStore
 from services.edge.quic.limits import MemoryBudget
 from services.edge.quotas import RateLimit, TokenBucket
 
 AIOQUIC_VERSION: Final = "1.7.2"
-_FRAGMENT_BYTES: Final = 128
-"""Memory of a fragment besides its data: two objects and their places in two lists."""
-_CRYPTO_WINDOW_BYTES: Final = 16_384
-"""How far ahead of what TLS has read; at least 4096 (RFC 9000, section 7.5)."""
-_MAX_CRYPTO_BYTES: Final = 65_536
-"""Handshake messages at each encryption level; TLS copies an unfinished one with each piece."""
-_MAX_CRYPTO_FRAGMENTS: Final = 128
 _MAX_SENT_PACKETS: Final = 1024
 """Beyond, packets that hold nothing but acknowledgements are forgotten."""
 _SWEEP_EVERY_PACKETS: Final = 64
 _FRAMES_AT_ONCE: Final = 64
 """Taken from the rate limit at once: it costs as much as taking one."""
-_MAX_SEND_RANGES: Final = 1024
-"""Separate ranges of one stream that are acknowledged, or to be sent again. An honest peer causes
-as many as packets were lost at a time."""
 _MAX_PEER_CONNECTION_IDS: Final = 1024
 """Issued by a peer that has not retired earlier ones."""
 _STREAMS: Final = RateLimit(per_s=200.0, burst=1000.0)
@@ -63,19 +61,36 @@ _FRAMES: Final = RateLimit(per_s=10_000.0, burst=30_000.0)
 
 
 @dataclass(frozen=True, slots=True)
+class ProtocolLimits:
+    """Of the streams of one application protocol."""
+
+    stream_window_bytes: int = 1 << 20
+    """How far a bidirectional stream may be ahead of what was read of it, and so the most that is
+    read of it at once. 0-RTT is sent by the limits of an earlier connection, so they may not shrink
+    between releases (RFC 9000, section 7.4.1)."""
+    max_unidirectional_streams: int = 0
+    """Open at a time."""
+    unidirectional_window_bytes: int = 1 << 20
+    """As `stream_window_bytes`."""
+
+
+_DEFAULT_PROTOCOL: Final = ProtocolLimits()
+
+
+@dataclass(frozen=True, slots=True)
 class QuicLimits:
     """Of one connection."""
 
-    stream_window_bytes: int = 1 << 20
-    """How far a stream may be ahead of what the edge has read of it. 0-RTT is sent by the limits of
-    an earlier connection, so they may not shrink between releases (RFC 9000, section 7.4.1)."""
     connection_window_bytes: int = 1 << 20
-    """The same for all streams of a connection together."""
+    """How far all streams together may be ahead of what the edge has read of them; in 0-RTT as
+    `ProtocolLimits.stream_window_bytes`."""
     max_fragments: int = 2048
     """Pieces of one stream received out of order. One lost datagram at the start of a window leaves
     some 950."""
     max_streams: int = 96
-    """Bidirectional streams open at a time; unidirectional ones are refused."""
+    """Bidirectional streams open at a time."""
+    protocols: Mapping[str, ProtocolLimits] = field(default_factory=dict)
+    """What is different for an application protocol (ALPN)."""
     streams: RateLimit = _STREAMS
     """Opened, including those that are reset at once."""
     frames: RateLimit = _FRAMES
@@ -92,177 +107,6 @@ def check_version() -> None:
         )
 
 
-def _excessive(frame_type: int, what: str) -> QuicConnectionError:
-    # RFC 9000 has no code for excessive load; section 20.1 has INTERNAL_ERROR for an endpoint that
-    # cannot continue with a connection.
-    return QuicConnectionError(QuicErrorCode.INTERNAL_ERROR, frame_type, what)
-
-
-class ReceiveState:
-    """What all receivers of a connection share."""
-
-    def __init__(self, budget: MemoryBudget) -> None:
-        self.budget = budget
-        self.num_unread_bytes = 0
-        """Bytes up to the highest offsets received that are not read yet; flow control counts
-        them."""
-
-
-class BoundedReceiver(QuicStreamReceiver):
-    """Keeps fragments that came out of order in a sorted list: gaps take no memory, and a
-    fragment's place is found by binary search."""
-
-    def __init__(
-        self,
-        stream_id: int,
-        shared: ReceiveState,
-        max_fragments: int,
-        frame_type: int = QuicFrameType.STREAM_BASE,
-    ) -> None:
-        super().__init__(stream_id, readable=True)
-        self.stream_id = stream_id
-        self._shared = shared
-        self._max_fragments = max_fragments
-        self._frame_type = frame_type
-        self._offsets: list[int] = []
-        self._pieces: list[bytes] = []
-
-    @property
-    def num_fragments(self) -> int:
-        """Pieces received out of order."""
-        return len(self._offsets)
-
-    def handle_frame(self, frame: QuicStreamFrame) -> StreamDataReceived | None:
-        """As QuicStreamReceiver. Raises FinalSizeError, QuicConnectionError."""
-        end = frame.offset + len(frame.data)
-        is_next = frame.offset == self._buffer_start == self.highest_offset < end
-        if is_next and not frame.fin and self._final_size is None:  # as nearly all are
-            self._buffer_start = self.highest_offset = end
-            return StreamDataReceived(data=frame.data, end_stream=False, stream_id=self.stream_id)
-        self._check_final_size(end, frame.fin)
-        if self.is_finished:
-            return None
-        if end > self.highest_offset:
-            self._shared.num_unread_bytes += end - self.highest_offset
-            self.highest_offset = end
-        data = self._next(frame.offset, frame.data)
-        self._buffer_start += len(data)
-        self._shared.num_unread_bytes -= len(data)
-        self.is_finished = self._buffer_start == self._final_size
-        if not data and not self.is_finished:
-            return None
-        return StreamDataReceived(data=data, end_stream=self.is_finished, stream_id=self.stream_id)
-
-    def handle_reset(
-        self, *, final_size: int, error_code: int = QuicErrorCode.NO_ERROR
-    ) -> StreamReset | None:
-        """As QuicStreamReceiver; fragments are dropped."""
-        unread = 0 if self.is_finished else self.highest_offset - self._buffer_start
-        event = super().handle_reset(final_size=final_size, error_code=error_code)
-        if event is not None:
-            self._shared.num_unread_bytes -= unread
-            self._forget(len(self._offsets))
-        return event
-
-    def _check_final_size(self, end: int, fin: bool) -> None:
-        # RFC 9000, section 4.5
-        if self._final_size is not None and (
-            end > self._final_size or (fin and end != self._final_size)
-        ):
-            raise FinalSizeError("the final size of a stream cannot change")
-        if fin:
-            if end < self.highest_offset:
-                raise FinalSizeError("data came beyond the final size")
-            self._final_size = end
-
-    def _next(self, offset: int, data: bytes) -> bytes:
-        """The bytes that can be read, now that these came."""
-        if offset < self._buffer_start:
-            data = data[self._buffer_start - offset :]
-            offset = self._buffer_start
-        if not data:
-            return b""
-        if offset > self._buffer_start:
-            self._keep(offset, data)
-            return b""
-        if not self._offsets:
-            return data
-        return self._join(data)
-
-    def _join(self, data: bytes) -> bytes:
-        """`data`, which is next, and the fragments that follow it without a gap."""
-        parts, end, taken = [data], self._buffer_start + len(data), 0
-        for offset, piece in zip(self._offsets, self._pieces, strict=True):
-            if offset > end:
-                break
-            taken += 1
-            fresh = piece[end - offset :]
-            parts.append(fresh)
-            end += len(fresh)
-        self._forget(taken)
-        return b"".join(parts)
-
-    def _forget(self, num: int) -> None:
-        held = sum(map(len, self._pieces[:num])) + num * _FRAGMENT_BYTES
-        self._shared.budget.give_back(held)
-        del self._offsets[:num], self._pieces[:num]
-
-    def _keep(self, offset: int, data: bytes) -> None:
-        """Insert a fragment: in place of those that it covers, and without bytes that are there
-        already. Raises QuicConnectionError when there is no room."""
-        start, end = offset, offset + len(data)
-        at = bisect_left(self._offsets, offset)
-        if at:
-            start = max(start, self._offsets[at - 1] + len(self._pieces[at - 1]))
-        until, num = at, len(self._offsets)
-        while until < num and self._offsets[until] + len(self._pieces[until]) <= end:
-            until += 1
-        if until < num:
-            end = min(end, self._offsets[until])
-        if start >= end:
-            return
-        if num + 1 - (until - at) > self._max_fragments:
-            raise _excessive(self._frame_type, "too many fragments of a stream")
-        covered = sum(map(len, self._pieces[at:until])) + (until - at) * _FRAGMENT_BYTES
-        if not self._shared.budget.take(end - start + _FRAGMENT_BYTES):
-            raise _excessive(self._frame_type, "no room for more that is out of order")
-        self._shared.budget.give_back(covered)
-        self._offsets[at:until] = [start]
-        self._pieces[at:until] = [data[start - offset : end - offset]]
-
-
-class CryptoReceiver(BoundedReceiver):
-    """The same for CRYPTO frames, which flow control does not bound."""
-
-    def __init__(self, shared: ReceiveState) -> None:
-        super().__init__(0, shared, _MAX_CRYPTO_FRAGMENTS, QuicFrameType.CRYPTO)
-
-    def handle_frame(self, frame: QuicStreamFrame) -> StreamDataReceived | None:
-        """As QuicStreamReceiver. Raises QuicConnectionError (RFC 9000, section 7.5)."""
-        end = frame.offset + len(frame.data)
-        if end > min(self._buffer_start + _CRYPTO_WINDOW_BYTES, _MAX_CRYPTO_BYTES):
-            raise QuicConnectionError(
-                QuicErrorCode.CRYPTO_BUFFER_EXCEEDED, QuicFrameType.CRYPTO, "too much of CRYPTO"
-            )
-        return super().handle_frame(frame)
-
-
-class BoundedSender(QuicStreamSender):
-    """Closes the connection of a peer that acknowledges a stream in many separate ranges: aioquic
-    searches them from the first one on."""
-
-    def on_data_delivery(
-        self, delivery: QuicDeliveryState, start: int, stop: int, fin: bool
-    ) -> None:
-        """As QuicStreamSender. Raises QuicConnectionError, and only for an acknowledgement: loss is
-        also detected by timers, where nothing would catch it."""
-        super().on_data_delivery(delivery, start, stop, fin)
-        if delivery == QuicDeliveryState.ACKED and (
-            len(self._acked) > _MAX_SEND_RANGES or len(self._pending) > _MAX_SEND_RANGES
-        ):
-            raise _excessive(QuicFrameType.ACK, "too many ranges of a stream")
-
-
 def _no_probe() -> None:
     """An ended connection sends no probes."""
 
@@ -272,10 +116,24 @@ class BoundedConnection(QuicConnection):
     clears when the connection has ended."""
 
     def __init__(
-        self, *, limits: QuicLimits, budget: MemoryBudget, now: float, **settings: Any
+        self,
+        *,
+        limits: QuicLimits,
+        budget: MemoryBudget,
+        now: float,
+        tickets: Mapping[str, TicketStore[SessionTicket]] | None = None,
+        **settings: Any,
     ) -> None:
-        """`settings` as QuicConnection has them."""
+        """`tickets`: by application protocol, for a ticket is good for the one it was issued with
+        alone (RFC 8446, section 4.2.10); None: there is no 0-RTT. `settings` as QuicConnection has
+        them."""
         super().__init__(**settings)
+        self._tickets = tickets
+        if tickets is not None:
+            self._session_ticket_fetcher = self._take_ticket
+            self._session_ticket_handler = self._add_ticket
+        self._unread: dict[int, int] = {}
+        """Bytes of streams that their application has not read."""
         self._limits = limits
         self._now = now
         self._receiving = ReceiveState(budget)
@@ -290,7 +148,7 @@ class BoundedConnection(QuicConnection):
             (self._local_max_streams_uni, 0),
         ):
             limit.value = limit.sent = value
-        self._local_max_stream_data_bidi_remote = limits.stream_window_bytes
+        self._protocol = _DEFAULT_PROTOCOL
         self._frame_handlers: dict[int, tuple[Callable[..., None], Any]]
         self._frame_handlers = getattr(self, "_QuicConnection__frame_handlers")  # noqa: B009 (mangled)
         for kind, (handler, epochs) in self._frame_handlers.items():
@@ -301,10 +159,28 @@ class BoundedConnection(QuicConnection):
         """Bytes up to the highest offsets received that are not read yet."""
         return self._receiving.num_unread_bytes
 
+    @property
+    def application_protocol(self) -> str:
+        """What client and edge agreed on (ALPN); empty before they have."""
+        return (self.tls.alpn_negotiated or "") if hasattr(self, "tls") else ""
+
     def num_unacknowledged_bytes(self, stream_id: int) -> int:
-        """Bytes of a stream that the peer has not acknowledged."""
+        """Bytes of a stream that the peer has not acknowledged; none of one that was reset."""
         stream = self._streams.get(stream_id)
         return 0 if stream is None else len(stream.sender._buffer)
+
+    def set_unread(self, stream_id: int, num_bytes: int) -> None:
+        """So many bytes that came on a stream are kept until its application reads them: the peer
+        gets no room for others in their place."""
+        self._receiving.num_unread_bytes += num_bytes - self._unread.pop(stream_id, 0)
+        if num_bytes:
+            self._unread[stream_id] = num_bytes
+
+    def stop_reading(self, stream_id: int, error_code: int) -> None:
+        """Ask the peer to send no more on a stream, if it has not sent all of it."""
+        stream = self._streams.get(stream_id)
+        if stream is not None and not stream.receiver.is_finished:
+            stream.receiver.stop(error_code)
 
     def set_ack_delay(self, seconds: float) -> None:
         """How long to wait for further packets before they are acknowledged."""
@@ -334,11 +210,17 @@ class BoundedConnection(QuicConnection):
         for space in self._spaces.values():
             space.sent_packets.clear()  # they know whom to tell of their delivery
         self._streams.clear()
+        self._session_ticket_fetcher = self._session_ticket_handler = None
         self._loss._send_probe = _no_probe
         if hasattr(self, "tls"):  # not before the first packet was read
             for name, value in list(vars(self.tls).items()):
                 if getattr(value, "__self__", None) is self:
                     setattr(self.tls, name, None)
+
+    @property
+    def _num_opened(self) -> int:
+        """Streams that the peer has opened."""
+        return self._local_max_streams_bidi.used + self._local_max_streams_uni.used
 
     def _sweep(self, space: QuicPacketSpace) -> None:
         # Packets of nothing but acknowledgements are not in flight, and a peer that never
@@ -352,12 +234,34 @@ class BoundedConnection(QuicConnection):
         def handle(context: QuicReceiveContext, frame_type: int, buf: Buffer) -> None:
             if not self._frames_left:
                 if not self._frames.take(_FRAMES_AT_ONCE, self._now):
-                    raise _excessive(frame_type, "too many frames")
+                    raise excessive(frame_type, "too many frames")
                 self._frames_left = _FRAMES_AT_ONCE
             self._frames_left -= 1
             handler(context, frame_type, buf)
 
         return handle
+
+    def _take_ticket(self, label: bytes) -> SessionTicket | None:
+        store = (self._tickets or {}).get(self.application_protocol)
+        return None if store is None else store.take(label)
+
+    def _add_ticket(self, ticket: SessionTicket) -> None:
+        store = (self._tickets or {}).get(self.application_protocol)
+        if store is not None:
+            store.add(ticket)
+
+    def _alpn_handler(self, alpn_protocol: str) -> None:
+        protocol = self._limits.protocols.get(alpn_protocol, _DEFAULT_PROTOCOL)
+        self._protocol = protocol
+        self._local_max_stream_data_bidi_remote = protocol.stream_window_bytes
+        self._local_max_stream_data_uni = protocol.unidirectional_window_bytes
+        limit = self._local_max_streams_uni
+        limit.value = limit.sent = protocol.max_unidirectional_streams
+        # The parameters were written with the handshake's beginning, before the client had chosen.
+        self.tls.handshake_extensions = [
+            (ExtensionType.QUIC_TRANSPORT_PARAMETERS, self._serialize_transport_parameters())
+        ]
+        super()._alpn_handler(alpn_protocol)
 
     def _initialize(self, peer_cid: bytes) -> None:
         super()._initialize(peer_cid)
@@ -366,16 +270,18 @@ class BoundedConnection(QuicConnection):
             stream.receiver = CryptoReceiver(ReceiveState(self._receiving.budget))
 
     def _get_or_create_stream(self, frame_type: int, stream_id: int) -> QuicStream:
-        num_opened = self._local_max_streams_bidi.used
+        num_opened = self._num_opened
         stream = super()._get_or_create_stream(frame_type, stream_id)
-        if not isinstance(stream.receiver, BoundedReceiver):
+        is_peers = stream_is_client_initiated(stream_id)
+        if is_peers and not isinstance(stream.receiver, BoundedReceiver):
             # One that was opened by a higher stream ID (RFC 9000, section 2.1) comes here later.
             limit = self._limits.max_fragments
             stream.receiver = BoundedReceiver(stream_id, self._receiving, limit)
-            stream.sender = BoundedSender(stream_id, writable=True)
-        num_opened = self._local_max_streams_bidi.used - num_opened
+            writable = not stream_is_unidirectional(stream_id)
+            stream.sender = BoundedSender(stream_id, writable=writable)
+        num_opened = self._num_opened - num_opened
         if num_opened and not self._opened.take(num_opened, self._now):
-            raise _excessive(frame_type, "too many streams")
+            raise excessive(frame_type, "too many streams")
         return stream
 
     def _handle_new_connection_id_frame(
@@ -383,7 +289,7 @@ class BoundedConnection(QuicConnection):
     ) -> None:
         super()._handle_new_connection_id_frame(context, frame_type, buf)
         if len(self._peer_cid_sequence_numbers) > _MAX_PEER_CONNECTION_IDS:
-            raise _excessive(frame_type, "too many connection IDs")
+            raise excessive(frame_type, "too many connection IDs")
 
     def _write_connection_limits(self, builder: QuicPacketBuilder, space: QuicPacketSpace) -> None:
         """MAX_DATA is what was read plus a window; it is sent when it can grow by half a window."""
@@ -392,10 +298,10 @@ class BoundedConnection(QuicConnection):
         if 2 * (granted - data.value) >= window:
             data.value = granted
         self._write_limit(builder, data)
-        streams = self._local_max_streams_bidi
-        # As aioquic does: when fewer are left to be opened than can be given.
-        if streams.sent - streams.used < streams.value - streams.sent:
-            self._write_limit(builder, streams)
+        for streams in (self._local_max_streams_bidi, self._local_max_streams_uni):
+            # As aioquic does: when fewer are left to be opened than can be given.
+            if streams.sent - streams.used < streams.value - streams.sent:
+                self._write_limit(builder, streams)
 
     def _write_limit(self, builder: QuicPacketBuilder, limit: Limit) -> None:
         if limit.value == limit.sent:
@@ -415,8 +321,11 @@ class BoundedConnection(QuicConnection):
         """MAX_STREAM_DATA, likewise; none for a stream that is received completely."""
         if stream.receiver.is_finished:
             return
-        window = self._limits.stream_window_bytes
-        granted = stream.receiver.starting_offset() + window
+        stream_id, protocol = stream.stream_id or 0, self._protocol
+        window = protocol.stream_window_bytes
+        if stream_is_unidirectional(stream_id):
+            window = protocol.unidirectional_window_bytes
+        granted = stream.receiver.starting_offset() - self._unread.get(stream_id, 0) + window
         if 2 * (granted - stream.max_stream_data_local) >= window:
             stream.max_stream_data_local = granted
         if stream.max_stream_data_local_sent == stream.max_stream_data_local:
@@ -427,7 +336,7 @@ class BoundedConnection(QuicConnection):
             handler=self._on_max_stream_data_delivery,
             handler_args=(stream,),
         )
-        buf.push_uint_var(stream.stream_id or 0)
+        buf.push_uint_var(stream_id)
         buf.push_uint_var(stream.max_stream_data_local)
         stream.max_stream_data_local_sent = stream.max_stream_data_local
 

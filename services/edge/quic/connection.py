@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from aioquic.quic.connection import NetworkAddress
@@ -24,8 +24,9 @@ from outrider.codec.frames import encode_frame
 from outrider.errors import DrainingError, OutriderError, OverloadedError
 from services.edge.context import EdgeContext
 from services.edge.quic.aioquic_shim import BoundedConnection, ConnectionProtocol
+from services.edge.quic.alpn import ApplicationService, StreamService
 from services.edge.quic.early_data import STREAM_BYTES, EarlyStreams
-from services.edge.quic.limits import AddressState, MemoryBudget, SharedLimits
+from services.edge.quic.limits import AddressState, ListenerQuotas, MemoryBudget
 from services.edge.quic.server import Routes
 from services.edge.quic.streams import EdgeStream
 from services.edge.quotas import Count, Rate
@@ -47,13 +48,15 @@ class EdgeConnection(ConnectionProtocol):
         quic: BoundedConnection,
         *,
         context: EdgeContext,
-        shared: SharedLimits,
+        shared: ListenerQuotas,
         address: AddressState,
         budget: MemoryBudget,
         routes: Routes,
+        services: Mapping[str, ApplicationService],
         on_ended: Callable[[EdgeConnection], None],
     ) -> None:
-        """`budget`: for what it holds for its client; `routes`: its connection IDs."""
+        """`budget`: for what it holds for its client; `routes`: its connection IDs; `services`: by
+        application protocol, besides the native one."""
         super().__init__(
             quic,
             on_id_issued=routes.add,
@@ -73,6 +76,10 @@ class EdgeConnection(ConnectionProtocol):
         self._address = address
         self._on_ended = on_ended
         self._streams: dict[int, EdgeStream] = {}
+        """Of the native protocol."""
+        self._services = services
+        self._service: StreamService | None = None
+        """Serves the streams of another protocol, once the handshake is complete."""
         self._early: EarlyStreams | None = EarlyStreams(
             MemoryBudget(self.limits.max_frame_bytes + STREAM_BYTES, shared.early_data)
         )
@@ -88,6 +95,19 @@ class EdgeConnection(ConnectionProtocol):
     def prefix(self) -> str:
         """The client's address prefix."""
         return self._address.prefix
+
+    @property
+    def peer(self) -> NetworkAddress | None:
+        """Where the client is now."""
+        address = self.quic.get_peer_address()
+        return None if address is None else (address[0], address[1])
+
+    @property
+    def local(self) -> NetworkAddress | None:
+        """Where the edge listens."""
+        assert self._transport is not None
+        address = self._transport.get_extra_info("sockname")
+        return None if address is None else (address[0], address[1])
 
     @property
     def is_validated(self) -> bool:
@@ -107,6 +127,8 @@ class EdgeConnection(ConnectionProtocol):
             # A defect, or bytes that aioquic did not expect, end this connection and no other.
             self.fail(failure)
             return
+        if self._service is not None:
+            self._service.acknowledged()
         self.transmit_soon()
 
     def quic_event_received(self, event: QuicEvent) -> None:
@@ -116,9 +138,13 @@ class EdgeConnection(ConnectionProtocol):
                 self._handshake_completed()
             case StreamDataReceived(data, end_stream, stream_id):
                 self._received(stream_id, data, end_stream)
+            case StreamReset(stream_id=stream_id) if self._service is not None:
+                self._service.reset(stream_id)
             case StreamReset(stream_id=stream_id):
                 self._gone(stream_id, client_ended=True)
                 self.forget(stream_id)
+            case StopSendingReceived(stream_id=stream_id) if self._service is not None:
+                self._service.stopped(stream_id)
             case StopSendingReceived(stream_id=stream_id):
                 self._gone(stream_id)
             case ConnectionTerminated(error_code, frame_type):
@@ -146,6 +172,16 @@ class EdgeConnection(ConnectionProtocol):
         self.process_events()
         self.transmit()
 
+    def drain(self) -> None:
+        """The edge stops: tell the client, where its protocol has a word for it."""
+        if self._service is not None:
+            self._service.drain()
+
+    def close_for(self, code: CloseCode, reason: str) -> None:
+        """Close it, with the code that the client's protocol has for this."""
+        service = self._services.get(self.quic.application_protocol)
+        self.close(code if service is None else service.close_code(code), reason)
+
     def fail_chats(self, error: OutriderError) -> None:
         """End every chat with an error, and send it."""
         for stream in list(self._streams.values()):
@@ -159,22 +195,12 @@ class EdgeConnection(ConnectionProtocol):
             raise DrainingError("this edge is shutting down; connect to another")
 
     def begin_chat(self, client: bytes) -> Callable[[], None]:
-        """Count a chat of its address prefix and of a client (empty: it is the whole tenant's)
-        until the returned function is called, which may be long after the connection. Raises
-        OverloadedError."""
-        shared, now = self._shared, self._loop.time()
-        held = contextlib.ExitStack()
+        """As ListenerQuotas.hold_chat, from this connection's address. Raises OverloadedError."""
         try:
-            shared.quotas.hold(self.prefix, Count.CHATS, now)
-            held.callback(shared.quotas.release, self.prefix, Count.CHATS)
-            if client:
-                shared.client_quotas.hold(client, Count.CHATS, now)
-                held.callback(shared.client_quotas.release, client, Count.CHATS)
+            return self._shared.hold_chat(self.prefix, client, self._loop.time())
         except OverloadedError:
-            held.close()
             self.context.telemetry.refused("chats")
             raise
-        return held.close
 
     def spend(self, rate: Rate, amount: int, client: bytes) -> bool:
         """Use so much of the quotas of a client and its address prefix; False if that is too
@@ -195,12 +221,26 @@ class EdgeConnection(ConnectionProtocol):
             if isinstance(stream.handler, TypeaheadPrefill):
                 stream.handler.feed(ClientGone())
 
+    def hold_stream(self) -> bool:
+        """Count a stream of its address prefix; False, and nothing is counted, if there are too
+        many to answer even with an error."""
+        try:
+            self._shared.quotas.hold(self.prefix, Count.STREAMS, self._loop.time())
+        except OverloadedError:
+            self.context.telemetry.refused("streams")
+            return False
+        return True
+
+    def release_stream(self) -> None:
+        """A stream is done."""
+        self._used_at = self._loop.time()
+        self._shared.quotas.release(self.prefix, Count.STREAMS)
+
     def forget(self, stream_id: int) -> None:
         """Both directions of the stream are done."""
         if (stream := self._streams.pop(stream_id, None)) is not None:
-            self._used_at = self._loop.time()
             stream.release()
-            self._shared.quotas.release(self.prefix, Count.STREAMS)
+            self.release_stream()
 
     # Handshake and timeouts.
 
@@ -213,10 +253,13 @@ class EdgeConnection(ConnectionProtocol):
         assert early is not None
         self._stop_watchdog()
         self._handshake_ended()
+        service = self._services.get(self.quic.application_protocol)
         if not self._shared.admit():
             early.take()
-            self.close(CloseCode.OVERLOADED, "this edge has all the connections it takes")
+            self.close_for(CloseCode.OVERLOADED, "this edge has all the connections it takes")
             return
+        if service is not None:
+            self._service = service.open(self)
         self.is_admitted = True
         self.context.telemetry.connections(+1)
         self._watch_use(self.limits.idle_timeout_s)
@@ -233,14 +276,14 @@ class EdgeConnection(ConnectionProtocol):
     def _check_use(self) -> None:
         """A connection without streams is closed: PINGs keep an address translation open, not a
         place at an edge."""
-        if self._streams:
+        if self._streams or (self._service is not None and not self._service.is_idle):
             self._used_at = self._loop.time()
         left_s = self._used_at + self.limits.idle_timeout_s - self._loop.time()
         if left_s > 0:
             self._watch_use(left_s)
             return
         self._watchdog = None
-        self.close(CloseCode.DONE, "nothing was asked for a while")
+        self.close_for(CloseCode.DONE, "nothing was asked for a while")
 
     def _stop_watchdog(self) -> None:
         if self._watchdog is not None:
@@ -256,6 +299,9 @@ class EdgeConnection(ConnectionProtocol):
         if not self.is_admitted:
             return
         self._used_at = self._loop.time()
+        if self._service is not None:
+            self._service.received(stream_id, data, end_stream)
+            return
         stream = self._streams.get(stream_id) or self._open_stream(stream_id)
         if stream is None:
             return
@@ -264,8 +310,9 @@ class EdgeConnection(ConnectionProtocol):
             self.forget(stream_id)
 
     def _received_early(self, early: EarlyStreams, stream_id: int, data: bytes, end: bool) -> None:
+        is_native = self.quic.application_protocol not in self._services
         is_whole = stream_id % 4 == 0 and stream_id not in early
-        if is_whole and data == DESCRIBE_STREAM:
+        if is_native and is_whole and data == DESCRIBE_STREAM:
             self.quic.send_stream_data(
                 stream_id, encode_frame(self.context.description.frame), True
             )
@@ -273,14 +320,11 @@ class EdgeConnection(ConnectionProtocol):
         self.context.telemetry.early_data(len(data))
         if not early.keep(stream_id, data, end):
             early.take()
-            self.close(CloseCode.OVERLOADED, "too much data before the handshake was complete")
+            self.close_for(CloseCode.OVERLOADED, "too much data before the handshake was complete")
 
     def _open_stream(self, stream_id: int) -> EdgeStream | None:
         """A new stream; None if its address prefix has too many to answer even with an error."""
-        try:
-            self._shared.quotas.hold(self.prefix, Count.STREAMS, self._loop.time())
-        except OverloadedError:
-            self.context.telemetry.refused("streams")
+        if not self.hold_stream():
             self.quic.reset_stream(stream_id, CloseCode.OVERLOADED)
             self.quic.stop_stream(stream_id, CloseCode.OVERLOADED)
             return None
@@ -316,6 +360,9 @@ class EdgeConnection(ConnectionProtocol):
         for stream in streams.values():
             stream.lost(gave_up=gave_up)
             self._shared.quotas.release(self.prefix, Count.STREAMS)
+        if self._service is not None:
+            self._service.lost()
+            self._service = None
         self.budget.clear()
         # Once the caller, which may be in the middle of an event, is done with it.
         self._loop.call_soon(self.break_cycles)

@@ -7,7 +7,9 @@ shown that it receives what is sent to its address; to further ones it answers w
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -240,6 +242,12 @@ class MemoryBudget:
         """Hold nothing."""
         self.give_back(self.num_bytes)
 
+    def close(self) -> None:
+        """Hold nothing any more: what is given back late counts nowhere."""
+        self.clear()
+        self._parent = None
+        self._max_bytes = -1
+
 
 class Verdict(Enum):
     """What to do about a first packet."""
@@ -305,7 +313,7 @@ class AddressState:
         self.num_connections = 0
 
 
-class SharedLimits:
+class ListenerQuotas:
     """The limits of an edge, and what its clients use of them now. One object for all
     connections."""
 
@@ -334,6 +342,18 @@ class SharedLimits:
         address.num_connections += 1
         own = MemoryBudget(MAX_RECEIVED_BYTES_PER_CONNECTION, address.budget)
         return address, own
+
+    def hold_chat(self, prefix: str, client: bytes, now: float) -> Callable[[], None]:
+        """Count a chat of an address prefix and of a client (empty: it is the whole tenant's) until
+        the returned function is called, which may be long after its connection. Raises
+        OverloadedError."""
+        with contextlib.ExitStack() as held:
+            self.quotas.hold(prefix, Count.CHATS, now)
+            held.callback(self.quotas.release, prefix, Count.CHATS)
+            if client:
+                self.client_quotas.hold(client, Count.CHATS, now)
+                held.callback(self.client_quotas.release, client, Count.CHATS)
+            return held.pop_all().close
 
     def connection_ended(self, address: AddressState) -> None:
         """A connection has ended, whether its handshake was complete or not."""

@@ -18,10 +18,11 @@ from outrider.errors import ConfigError, DrainingError
 from services.edge.context import EdgeContext
 from services.edge.quic import memory
 from services.edge.quic.aioquic_shim import BoundedConnection, QuicLimits, check_version
+from services.edge.quic.alpn import ApplicationService
 from services.edge.quic.connection import EdgeConnection
 from services.edge.quic.early_data import TicketStore
 from services.edge.quic.fair_queue import MAX_ADDRESSES
-from services.edge.quic.limits import ListenerLimits, SharedLimits, Verdict
+from services.edge.quic.limits import ListenerLimits, ListenerQuotas, Verdict
 from services.edge.quic.server import DatagramServer, Dispatcher, Receiver, Routes
 
 _RECEIVE_BUFFER_BYTES: Final = 4 << 20
@@ -35,17 +36,23 @@ _RESIDENT_AGE_S: Final = 0.05
 """How old the figure of the process's memory may be; to read it takes 10 us."""
 
 
+def _ticket_store() -> TicketStore[SessionTicket]:
+    return TicketStore(_MAX_TICKETS, _TICKET_AGE_S, time.monotonic)
+
+
 class Listener:
     """All connections of one edge."""
 
     def __init__(self, context: EdgeContext, limits: ListenerLimits) -> None:
         self.context = context
-        self.shared = SharedLimits(limits)
+        self.services: dict[str, ApplicationService] = {}
+        """What is served on the same port besides the native protocol, by its name (ALPN)."""
+        self.shared = ListenerQuotas(limits)
         self.connections: set[EdgeConnection] = set()
         """Whether their handshake is complete or not."""
         self._configuration: QuicConfiguration | None = None
         self._server: DatagramServer | None = None
-        self._tickets = TicketStore[SessionTicket](_MAX_TICKETS, _TICKET_AGE_S, time.monotonic)
+        self._tickets = {ALPN: _ticket_store()}
         self._resident_bytes = 0
         self._resident_at = -_RESIDENT_AGE_S
 
@@ -53,6 +60,11 @@ class Listener:
     def is_draining(self) -> bool:
         """Whether the edge stops."""
         return self.shared.is_draining
+
+    def offer(self, service: ApplicationService) -> None:
+        """Serve this protocol too. Before `start`."""
+        self.services[service.alpn] = service
+        self._tickets[service.alpn] = _ticket_store()
 
     async def start(self, host: str, port: int, certificate: Path, key: Path) -> int:
         """Listen and return the bound port. Raises ConfigError."""
@@ -93,14 +105,16 @@ class Listener:
         tickets = self._tickets if limits.early_data else None
         address, budget = self.shared.connection_opened(prefix)
         quic = BoundedConnection(
-            limits=QuicLimits(max_streams=limits.max_chats_per_connection + _STREAMS_BESIDE_CHATS),
+            limits=QuicLimits(
+                max_streams=limits.max_chats_per_connection + _STREAMS_BESIDE_CHATS,
+                protocols={alpn: service.limits for alpn, service in self.services.items()},
+            ),
             budget=budget,
             now=asyncio.get_running_loop().time(),
             configuration=self._configuration,
             original_destination_connection_id=original_cid,
             retry_source_connection_id=retry_cid,
-            session_ticket_fetcher=None if tickets is None else tickets.take,
-            session_ticket_handler=None if tickets is None else tickets.add,
+            tickets=tickets,
         )
         connection = EdgeConnection(
             quic,
@@ -109,6 +123,7 @@ class Listener:
             address=address,
             budget=budget,
             routes=routes,
+            services=self.services,
             on_ended=self.connections.discard,
         )
         connection.connection_made(self._server.transport)
@@ -143,7 +158,9 @@ class Listener:
 
     def _load(self, certificate: Path, key: Path) -> QuicConfiguration:
         configuration = QuicConfiguration(
-            is_client=False, alpn_protocols=[ALPN], idle_timeout=self.shared.limits.idle_timeout_s
+            is_client=False,
+            alpn_protocols=[ALPN, *self.services],
+            idle_timeout=self.shared.limits.idle_timeout_s,
         )
         try:
             configuration.load_cert_chain(certificate, key)
@@ -159,14 +176,24 @@ class Listener:
         """Refuse new chats, give those under way `drain_s`, then end them and close."""
         self.shared.is_draining = True
         self.context.resumable.close()
+        for connection in list(self.connections):
+            connection.drain()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.context.telemetry.idle.wait(), drain_s)
+            await asyncio.wait_for(self._idle(), drain_s)
+        for service in self.services.values():
+            await service.stop()
         error = DrainingError("this edge is shutting down; send the chat to another")
         for connection in [it for it in self.connections if it.is_admitted]:
             connection.fail_chats(error)
             connection.transmit()
-            connection.close(CloseCode.SHUTTING_DOWN, "this edge is shutting down")
+            connection.close_for(CloseCode.SHUTTING_DOWN, "this edge is shutting down")
         for connection in list(self.connections):
             connection.drop("this edge is shutting down")
         if self._server is not None:
             self._server.close()
+
+    async def _idle(self) -> None:
+        """Return when nothing is under way."""
+        await self.context.telemetry.idle.wait()
+        for service in self.services.values():
+            await service.idle()

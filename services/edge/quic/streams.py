@@ -1,23 +1,32 @@
 """A client's streams: frames in, frames out, back-pressure. What is served on a stream is decided
-by its first frame."""
+by its first frame. Here the protobuf frames of the native protocol begin and end: a chat takes
+inputs and tells events."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Protocol
 
 from outrider.client.protocol import CloseCode
 from outrider.codec.frames import FrameDecoder, encode_frame
 from outrider.errors import DeadlineError, MalformedFrameError, OutriderError, OverloadedError
 from services.edge.context import EdgeContext
-from services.edge.opening import open_chat
+from services.edge.identity import Credential, Identity
+from services.edge.opening import identify, open_chat
 from services.edge.quic.aioquic_shim import BoundedConnection
 from services.edge.quic.limits import ListenerLimits, MemoryBudget
 from services.edge.quotas import Rate
-from services.edge.session.events import ClientFailed, ClientGone, Failed
+from services.edge.session.events import (
+    ChatAsked,
+    ChatRequest,
+    ClientEvent,
+    ClientFailed,
+    ClientGone,
+    Failed,
+)
 from services.edge.session.events import Input as SessionInput
-from services.edge.stream import StreamHandler
+from services.edge.stream import ENDED, ChatHandler
 from services.edge.typeahead import TypeaheadPrefill
 from services.edge.wire import client as client_wire
 
@@ -85,7 +94,9 @@ class EdgeStream:
         self._ended = False
         self._num_held_bytes = 0
         """Taken from the connection's budget."""
-        self.handler: StreamHandler = PendingRequest(self, connection.context)
+        self.handler: PendingRequest | TypeaheadPrefill | ChatHandler = PendingRequest(
+            self, connection.context
+        )
 
     @property
     def address(self) -> str:
@@ -129,7 +140,8 @@ class EdgeStream:
                 self.handler.receive(frames[0])
             else:
                 connection.stop_typing()
-                open_chat(self, frames[0], connection.context)
+                request, identity = self._read_request(frames[0])
+                open_chat(self, request, identity, connection.context)
             for payload in frames[1:]:
                 self._frame(payload)
         except OutriderError:
@@ -145,7 +157,7 @@ class EdgeStream:
         """As StreamConnection.spend."""
         return self._connection.spend(rate, amount, client)
 
-    def follow(self, handler: StreamHandler) -> None:
+    def follow(self, handler: ChatHandler) -> None:
         """Pass what comes from the client to `handler` from now on."""
         if not self._ended:
             self.handler = handler
@@ -175,8 +187,12 @@ class EdgeStream:
         self.lost(gave_up=True)
         self._connection.transmit_soon()
 
+    def tell(self, event: ClientEvent, token: str = "") -> None:
+        """As ClientStream.tell. A client that leaves too much unread loses the chat."""
+        self.send(client_wire.write(event, self._connection.context.name, token))
+
     def send(self, payload: bytes) -> None:
-        """Queue a frame. A client that leaves too much unread loses the chat."""
+        """Queue a frame, as `tell` does."""
         if self._gone or self._stalled:
             return
         self._write(encode_frame(payload), False)
@@ -185,9 +201,10 @@ class EdgeStream:
             self._stalled = True
             self.handler.feed(ClientFailed(OverloadedError("the client does not read its chat")))
 
-    def end(self, last: bytes = b"") -> None:
-        """End the stream: after what was sent and the frame `last`, if there is one, or at once if
-        the client does not read."""
+    def end(self, last: ClientEvent | None = None) -> None:
+        """End the stream: after what was sent and `last`, if there is one, or at once if the client
+        does not read."""
+        frame = b"" if last is None else self._frame_of(last)
         self._ended = True
         self.handler = ENDED
         self.release()
@@ -197,7 +214,7 @@ class EdgeStream:
         if self._stalled:
             quic.reset_stream(self._stream_id, CloseCode.SLOW_READER)
         else:
-            self._write(encode_frame(last) if last else b"", True)
+            self._write(frame, True)
         if self._client_ended:
             self._connection.forget(self._stream_id)
         else:
@@ -211,9 +228,34 @@ class EdgeStream:
         self._decoder = FrameDecoder()
 
     def _frame(self, payload: bytes) -> None:
-        if isinstance(self.handler, TypeaheadPrefill) and not client_wire.is_typed_text(payload):
+        handler = self.handler
+        if isinstance(handler, TypeaheadPrefill) and not client_wire.is_typed_text(payload):
             self._connection.stop_typing()  # the prompt itself
-        self.handler.receive(payload)
+        if isinstance(handler, PendingRequest | TypeaheadPrefill):
+            handler.receive(payload)
+        elif not handler.closed:
+            _pass_on(payload, handler)
+
+    def _read_request(self, payload: bytes) -> tuple[ChatRequest, Identity]:
+        """What is asked for, and whose request it is. Raises OutriderError."""
+        identity: Identity | None = None
+
+        def admit(credential: Credential) -> None:
+            nonlocal identity
+            identity = identify(self, credential, self._connection.context)
+
+        read = client_wire.read(payload, admit)
+        if isinstance(read, client_wire.TokenArrived):
+            raise MalformedFrameError("there is no token yet to acknowledge; ask for a chat first")
+        if not isinstance(read, ChatAsked):
+            raise MalformedFrameError(
+                "a cancel is out of place; a stream is one chat, request first"
+            )
+        assert identity is not None
+        return read.request, identity
+
+    def _frame_of(self, event: ClientEvent) -> bytes:
+        return encode_frame(client_wire.write(event, self._connection.context.name))
 
     def _hold(self) -> None:
         """Take from the budget what is kept: a frame that is not whole yet, and frames that wait.
@@ -273,10 +315,7 @@ class PendingRequest:
         if self.closed:
             return
         self.client_lost()
-        last = b""
-        if isinstance(item, ClientFailed):
-            last = client_wire.write(Failed(item.error.bare()), self._context.name)
-        self._stream.end(last)
+        self._stream.end(Failed(item.error.bare()) if isinstance(item, ClientFailed) else None)
 
     def client_lost(self) -> None:
         """The client's connection was lost, or another handler has the stream."""
@@ -302,20 +341,14 @@ class PendingRequest:
         self.feed(ClientFailed(DeadlineError(why)))
 
 
-class _Ended:
-    """Handles streams that have ended. A chat and its stream would refer to each other otherwise,
-    until they are collected as garbage, and to collect what an attack leaves stops the loop."""
-
-    closed = True
-
-    def receive(self, payload: bytes) -> None:
-        """Ignored."""
-
-    def feed(self, item: SessionInput) -> None:
-        """Ignored."""
-
-    def client_lost(self) -> None:
-        """Ignored."""
-
-
-ENDED: Final = _Ended()
+def _pass_on(payload: bytes, chat: ChatHandler) -> None:
+    """A further frame from the client of a chat."""
+    try:
+        read = client_wire.read(payload)
+    except OutriderError as error:
+        chat.feed(ClientFailed(error))
+        return
+    if isinstance(read, client_wire.TokenArrived):
+        chat.token_arrived()
+    else:
+        chat.feed(read)

@@ -19,11 +19,11 @@ from services.edge.resumption.table import (
     ResumeLimits,
 )
 from services.edge.session.events import ChatRequest, ClientGone
-from services.edge.stream import RequestStream, StreamHandler
+from services.edge.stream import ChatHandler, RequestStream
 from services.edge.telemetry import EdgeTelemetry
 
 
-class ServedChat(StreamHandler, Protocol):
+class ServedChat(ChatHandler, Protocol):
     """A chat under way (services.edge.chat)."""
 
     def join(self, stream: RequestStream, cursor: ReplayCursor, provisional: bool) -> None:
@@ -54,9 +54,9 @@ class ResumableChats:
         token = request.resume.token
         entry = None
         if token:
-            digest = request.digest if request.messages else None
+            digest = request.digest if request.has_prompt else None
             entry = self._table.by_token(token, owner, digest)
-        if entry is None and not request.messages:
+        if entry is None and not request.has_prompt:
             raise UnknownChatError("this edge does not hold that chat; send the whole request")
         entry = entry or self._table.find(ChatKey(owner, request.request_id), request.digest)
         if entry is not None:

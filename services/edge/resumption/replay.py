@@ -7,10 +7,11 @@ ClientChannel sends what that client lacks on the stream it reads at the moment.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from outrider.errors import DuplicateSessionError
+from services.edge.resumption.logprob_log import LogprobLog
 from services.edge.session.events import (
     Accepted,
     ClientEvent,
@@ -27,6 +28,9 @@ _LOG_BYTES = 2048
 """Memory of an empty log: its objects, and its entries in the tables of chats."""
 _LOSSY_BYTES = 128
 """Memory of one mark of a lossy token."""
+MAX_FRAME_LOGPROBS = 64
+"""Tokens with log probabilities in one event, so that its frame stays below the limit: each has up
+to 20 likely ones, and the text of one may have hundreds of bytes."""
 _MAX_PIECES = 64
 """Texts of commits that are kept apart before they are joined: one string takes less memory."""
 
@@ -72,17 +76,48 @@ class ReplayCursor:
             lossy_spans=tuple(span for _, span in marks),
             model_identity=self.model_identity,
             inexact=self.is_inexact,
+            logprobs=commit.logprobs[max(0, len(commit.logprobs) - len(ids)) :],
         )
         self.model_identity, self.is_inexact = None, False
         return missing
+
+
+def in_frames(commit: Commit) -> Iterator[Commit]:
+    """The same as events of bounded size; all of the text comes with the first."""
+    first = commit.upto - len(commit.ids)
+    begin, end = 0, len(commit.ids) - len(commit.logprobs) + MAX_FRAME_LOGPROBS
+    if not commit.logprobs or end >= len(commit.ids):
+        yield commit
+        return
+    while begin < len(commit.ids):
+        ids = commit.ids[begin:end]
+        num_after = len(commit.ids) - begin - len(ids)
+        logprobs = commit.logprobs[: len(commit.logprobs) - num_after]
+        marks = [
+            (number, span)
+            for number, span in zip(commit.lossy, commit.lossy_spans, strict=True)
+            if first + begin <= number < first + begin + len(ids)
+        ]
+        yield Commit(
+            "" if begin else commit.text,
+            ids,
+            first + begin + len(ids),
+            lossy=tuple(number for number, _ in marks),
+            lossy_spans=tuple(span for _, span in marks),
+            model_identity=None if begin else commit.model_identity,
+            inexact=commit.inexact and not begin,
+            logprobs=logprobs[max(0, len(logprobs) - len(ids)) :],
+        )
+        begin, end = begin + len(ids), begin + len(ids) + MAX_FRAME_LOGPROBS
 
 
 class ReplayLog:
     """Final ids and text of one chat, that it was accepted, and how it ended. Only `append` changes
     it.
 
-    It takes four bytes a token and the text itself. Provisional text is not kept, since a client
-    that comes back has none of it.
+    It takes four bytes a token and the text itself, and what LogprobLog takes for chats that asked
+    for log probabilities. Provisional text is not kept, since a client that comes back has none of
+    it.
     """
 
     def __init__(self) -> None:
@@ -91,6 +126,7 @@ class ReplayLog:
         self._pieces: list[str] = []
         self._text_bytes = 0
         self._lossy: list[tuple[int, Span]] = []
+        self._logprobs = LogprobLog()
         self._model_identity: bytes | None = None
         self._is_inexact = False
         self.num_chars = 0
@@ -106,6 +142,7 @@ class ReplayLog:
     def num_bytes(self) -> int:
         """Estimated size in memory."""
         fixed = _LOG_BYTES + _LOSSY_BYTES * len(self._lossy)
+        fixed += self._logprobs.num_bytes
         return fixed + self._ids.itemsize * len(self._ids) + self._text_bytes
 
     def append(self, event: ClientEvent) -> None:
@@ -129,9 +166,10 @@ class ReplayLog:
             lossy_spans=tuple(span for _, span in self._lossy),
             model_identity=self._model_identity,
             inexact=self._is_inexact,
+            logprobs=self._logprobs.last(self.upto - cursor.upto),
         )
         if (missing := cursor.clip(everything, 0)) is not None:
-            events.append(missing)
+            events += in_frames(missing)
         if self.done is not None:
             events.append(self.done)
         return events
@@ -144,6 +182,7 @@ class ReplayLog:
             self._pieces = ["".join(self._pieces)]
         self._text_bytes += len(commit.text.encode())
         self._lossy += zip(commit.lossy, commit.lossy_spans, strict=True)
+        self._logprobs.append(commit.logprobs)
         if commit.model_identity is not None:
             self._model_identity = commit.model_identity
         self._is_inexact = self._is_inexact or commit.inexact
@@ -155,12 +194,13 @@ class ClientChannel:
     def __init__(
         self,
         stream: ClientStream,
-        encode: Callable[[ClientEvent], bytes],
+        token: Callable[[], str],
         cursor: ReplayCursor,
     ) -> None:
-        """`cursor`: how much of the chat the client has from an earlier run."""
+        """`token`: the chat's resume token, which changes whenever a client comes back; `cursor`:
+        how much of the chat the client has from an earlier run."""
         self._stream: ClientStream | None = stream
-        self._encode = encode
+        self._token = token
         self._cursor = cursor
         self._is_muted = False
         """Whether provisional text was left out: it has to start over before more is sent."""
@@ -188,25 +228,31 @@ class ClientChannel:
         self.log.append(event)
         if self._stream is None:
             return False
-        missing = self._cursor.clip(event, first_char) if isinstance(event, Commit) else event
-        if missing is not None:
-            self._stream.send(self._encode(missing))
+        for missing in self._missing(event, first_char):
+            self._send(self._stream, missing)
         caught_up = self._is_muted and not self.is_behind
         if caught_up:
             self._is_muted = False
         return caught_up
+
+    def _missing(self, event: ClientEvent, first_char: int) -> Iterable[ClientEvent]:
+        """What the client lacks of an event."""
+        if not isinstance(event, Commit):
+            return (event,)
+        missing = self._cursor.clip(event, first_char)
+        return () if missing is None else in_frames(missing)
 
     def join(self, stream: ClientStream, cursor: ReplayCursor) -> None:
         """The client comes back on another stream; the one before it, if it is still there, ends
         with an error."""
         if self._stream is not None:
             error = DuplicateSessionError("another stream goes on with this chat; read that one")
-            self._stream.end(self._encode(Failed(error)))
+            self._stream.end(Failed(error))
         self._stream = stream
         self._cursor = cursor
         self._is_muted = False
         for event in self.log.replay(cursor):
-            stream.send(self._encode(event))
+            self._send(stream, event)
 
     def lose(self) -> None:
         """The client's connection was lost."""
@@ -217,3 +263,6 @@ class ClientChannel:
         if self._stream is not None:
             self._stream.end()
             self._stream = None
+
+    def _send(self, stream: ClientStream, event: ClientEvent) -> None:
+        stream.tell(event, self._token() if isinstance(event, Accepted) else "")

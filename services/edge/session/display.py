@@ -306,6 +306,11 @@ class ReplyDecoder:
         """Whether the reply ends with the ids committed so far."""
         return self._reply.finished is not None
 
+    @property
+    def stop_string(self) -> str:
+        """The stop string that the reply ended at; empty: none."""
+        return self._reply.stop_string
+
     def commit(self, ids: Sequence[int]) -> tuple[str, list[Span]]:
         """The text these ids release, and where each of them stands in the reply; a character made
         by several ids belongs to each. Raises MalformedFrameError for ids past the reply's end."""

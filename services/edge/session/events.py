@@ -17,11 +17,13 @@ from outrider.session_types import (
     Speculation,
     SpeculationStats,
     Timings,
+    TokenLogprobs,
     Usage,
 )
 
 if TYPE_CHECKING:
     from outrider.models.chat import Message
+    from outrider.reply_parsing.formats import ReplyFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,10 @@ class ReplicaPace:
 
 
 NO_PACE = ReplicaPace()
+
+RawPrompt: TypeAlias = str | tuple[int, ...]
+"""A prompt as it is, without a chat template: text, in which the texts of control tokens are these
+tokens, or ids."""
 
 Span: TypeAlias = tuple[int, int]
 """Code points [begin, end) of a reply, from its beginning."""
@@ -82,6 +88,9 @@ class ChatRequest:
     speculation: Speculation = Speculation.ON
     thin: bool = False
     """The region tokenizes."""
+    raw_prompt: RawPrompt | None = None
+    """Goes to the model as it is, and there are no messages; None: the messages do. Not of thin
+    chats."""
     residency: tuple[str, ...] = ()
     trace: tuple[str, str] = ("", "")
     """W3C traceparent and tracestate of the client's span."""
@@ -92,6 +101,21 @@ class ChatRequest:
     """The trust group whose chats share what they learn of drafts; empty: it shares nothing."""
     group_lasts: bool = False
     """The group's name is the same after a restart of the edge: what it learns may be kept."""
+    prediction: str = ""
+    """What the reply is expected to be: the region copies drafts from it. Never with `thin`."""
+    tools: tuple[str, ...] = ()
+    """What the model may call, as `outrider.models.tools.check_tools` returned it."""
+    tool_choice: str = "auto"
+    """auto, none, required, or the name of a tool."""
+    parallel_tool_calls: bool = True
+    """Whether a reply may have more than one call."""
+    reply_format: ReplyFormat | None = None
+    """How its reply is to be read, once its model is known; None: as text alone."""
+
+    @property
+    def has_prompt(self) -> bool:
+        """Whether it says what it is about; otherwise it only goes on with a chat that is here."""
+        return bool(self.messages) or self.raw_prompt is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +174,8 @@ class PromptReady:
     """Template and tokenizer are done."""
 
     ids: tuple[int, ...]
+    prediction: tuple[int, ...] = ()
+    """Those of the request's prediction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +217,8 @@ class RegionCommit:
     pace: ReplicaPace = NO_PACE
     lossy: tuple[int, ...] = ()
     """Positions in the reply of those tokens among these that a lossy threshold let through."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of each of these tokens, accepted ones too, if they were asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,9 +281,14 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Tokenize:
-    """Render and encode the messages; the answer is PromptReady or PromptFailed."""
+    """Render and encode the messages, and encode the prediction; the answer is PromptReady or
+    PromptFailed."""
 
     messages: tuple[Message, ...]
+    tools: tuple[str, ...] = ()
+    prediction: str = ""
+    text: str | None = None
+    """Encode this instead, as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +304,8 @@ class OpenRegion:
     """Sequence number that the replica returns, to measure the round trip; 0: none."""
     lost_replicas: int = 0
     """Replicas lost with the chat, one after the other, without a token from any of them."""
+    prediction: tuple[int, ...] = ()
+    """What the reply is expected to be, from its first token on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,6 +362,8 @@ class Accepted:
     request_id: str
     model: str
     prompt_tokens: int
+    reply_format: ReplyFormat | None = None
+    """Of a chat with tools: how its committed text is to be read (outrider.reply_parsing)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,6 +398,9 @@ class Commit:
     """Of the replica that computed these; None: that of the commit before."""
     inexact: bool = False
     """Another model computed the tokens before these."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of the last of `ids`, if they were asked for; of those before them they are not known any
+    more, or never were: an earlier run elsewhere committed them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,6 +417,8 @@ class Done:
     speculation_stats: SpeculationStats = NO_SPECULATION
     inexact: bool = False
     """Whether one model went on with what another one had begun."""
+    stop_string: str = ""
+    """Of the request's, the one that ended the reply; empty: none did."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,6 +147,8 @@ class _OpenedChat:
     """Text of earlier runs, which the client is told when its chat is accepted."""
     region: str = ""
     replica: str = ""
+    prediction: tuple[int, ...] = ()
+    """Ids of the text that the reply is expected to be."""
 
 
 class ChatSession:
@@ -219,15 +221,24 @@ class ChatSession:
         if request.thin:
             return self._open(asked, None, now)
         self.state = SessionState.TOKENIZING
-        return [Tokenize(request.messages)]
+        raw = request.raw_prompt
+        if isinstance(raw, tuple):
+            return self._prompt_ready(asked, PromptReady(raw), now)
+        return [Tokenize(request.messages, request.tools, request.prediction, raw)]
 
     def _prompt_ready(self, chat: _AskedChat, item: PromptReady, now: float) -> Actions:
         longest = self._policy.max_context_tokens - 1
         if len(item.ids) > longest:
             raise PromptTooLongError.of(len(item.ids), longest)
-        return self._open(chat, item.ids, now)
+        return self._open(chat, item.ids, now, item.prediction)
 
-    def _open(self, asked: _AskedChat, prompt: tuple[int, ...] | None, now: float) -> Actions:
+    def _open(
+        self,
+        asked: _AskedChat,
+        prompt: tuple[int, ...] | None,
+        now: float,
+        prediction: tuple[int, ...] = (),
+    ) -> Actions:
         """Ask the region for the first time."""
         request = asked.request
         chat = self._chat = _OpenedChat(
@@ -238,6 +249,7 @@ class ChatSession:
             reopening=Reopening(self._policy.reopen),
             num_prompt_tokens=len(prompt or ()),
             is_accepted=False,
+            prediction=prediction,
         )
         chat.resumed = [*chat.reply.resume(request.resume.ids)]
         self.num_resumed = len(request.resume.ids)
@@ -257,7 +269,7 @@ class ChatSession:
             now - chat.asked_at,
         )
         self.state = SessionState.OPENING
-        return opening
+        return replace(opening, prediction=chat.prediction)
 
     def _region_opened(self, chat: _OpenedChat, item: RegionOpened, now: float) -> Actions:
         ours = self._policy.vocabulary_digest
@@ -379,6 +391,7 @@ class ChatSession:
             replica=opened.replica if opened else "",
             speculation_stats=opened.reply.stats() if opened else NO_SPECULATION,
             inexact=opened.reply.model.is_inexact if opened else False,
+            stop_string=opened.reply.stop_string if opened else "",
         )
 
     def _fail(self, error: OutriderError) -> Actions:
@@ -398,7 +411,10 @@ def _accept(chat: _OpenedChat) -> Actions:
     """Tell the client that its chat is under way."""
     chat.is_accepted = True
     request = chat.request
-    return [Accepted(request.request_id, request.model, chat.num_prompt_tokens), *chat.resumed]
+    accepted = Accepted(
+        request.request_id, request.model, chat.num_prompt_tokens, request.reply_format
+    )
+    return [accepted, *chat.resumed]
 
 
 Handler: TypeAlias = Callable[[ChatSession, Any, Any, float], Actions]

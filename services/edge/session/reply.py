@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from outrider.errors import InvalidRequestError, MalformedFrameError
 from outrider.sampling.params import SamplingParams
-from outrider.session_types import Speculation, SpeculationStats
+from outrider.session_types import ScoredToken, Speculation, SpeculationStats, TokenLogprobs
 from services.edge.session.acceptance import Averages
 from services.edge.session.continuity import ModelContinuity
 from services.edge.session.display import Display, DisplayPolicy, ReplyDecoder
@@ -44,6 +44,8 @@ class ReplyTools:
     """The text of an id as bytes; empty for control tokens."""
     stop_ids: frozenset[int]
     """Ids that end a reply unless the request ignores them."""
+    all_bytes: Callable[[int], bytes] | None = None
+    """As token_bytes, with the names of control tokens; None: the vocabulary has none."""
     strips_space: bool = False
     """A reply's text loses the space it begins with."""
     has_drafter: bool = False
@@ -88,6 +90,7 @@ class ReplyFlow:
         self._policy = policy
         self._ends = _ends_of(params, tools)
         self._decoder = _decoder(params, tools, self._ends)
+        self._token_bytes = tools.token_bytes
         self._sends = request.speculation is Speculation.ON
         self._shows = request.provisional and request.speculation is not Speculation.OFF
         # Of thin chats the edge has no prompt ids, without which the drafter cannot draft.
@@ -211,6 +214,7 @@ class ReplyFlow:
             lossy_spans,
             model_identity=origin.identity,
             inexact=origin.is_inexact,
+            logprobs=self._logprobs(commit, resolved.ids),
         )
         told = [TellDrafter(resolved.ids, self.controller.lead)] if self._tells_drafter else []
         return [*([] if retract is None else [retract]), committed, *told]
@@ -224,6 +228,30 @@ class ReplyFlow:
         if not all(commit.base <= number < commit.upto for number in commit.lossy):
             raise MalformedFrameError("a commit calls a token lossy that is not one of its own")
         return resolved
+
+    def _logprobs(self, commit: RegionCommit, ids: tuple[int, ...]) -> tuple[TokenLogprobs, ...]:
+        """With the tokens' texts. Raises MalformedFrameError for others than were asked for."""
+        most = self._request.sampling.num_logprobs
+        if not commit.logprobs and most < 0:
+            return ()
+        wanted = ids if most >= 0 else ()
+        if tuple(at.chosen.id for at in commit.logprobs) != wanted:
+            raise MalformedFrameError(
+                "the replica did not send the log probabilities of the tokens that it committed; "
+                "all replicas have to be of this version"
+            )
+        if any(len(at.top) > most for at in commit.logprobs):
+            raise MalformedFrameError(f"the replica sent more than {most} likely tokens")
+        try:
+            return tuple(
+                TokenLogprobs(self._named(at.chosen), tuple(map(self._named, at.top)))
+                for at in commit.logprobs
+            )
+        except InvalidRequestError as error:
+            raise MalformedFrameError(f"of the replica's likely tokens: {error.message}") from error
+
+    def _named(self, token: ScoredToken) -> ScoredToken:
+        return token._replace(text=self._token_bytes(token.id))
 
     def _learn(self, commit: RegionCommit, resolved: ResolvedCommit, now: float) -> None:
         self.chain.limit_lead(commit.pace.max_lead)
@@ -269,6 +297,11 @@ class ReplyFlow:
             self._awaited_until = None
         if not self._decoder.finished:
             self._schedule_refresh(now)
+
+    @property
+    def stop_string(self) -> str:
+        """The stop string that it ended at; empty: none."""
+        return self._decoder.stop_string
 
     def stats(self) -> SpeculationStats:
         """What the edge's drafts came to so far."""
@@ -325,8 +358,10 @@ def _ends_of(params: SamplingParams, tools: ReplyTools) -> frozenset[int]:
 
 
 def _decoder(params: SamplingParams, tools: ReplyTools, ends: frozenset[int]) -> ReplyDecoder:
+    bytes_of = tools.all_bytes if params.special_tokens and tools.all_bytes else tools.token_bytes
+
     def token_bytes(token: int) -> bytes:
-        return b"" if token in ends else tools.token_bytes(token)
+        return b"" if token in ends else bytes_of(token)
 
     return ReplyDecoder(
         tools.new_reply(params), token_bytes, params.stop, strips_space=tools.strips_space

@@ -20,6 +20,7 @@ from outrider.rpc import (
     LOSSES,
     Outbox,
     Reconnector,
+    end_call,
     loss_text,
     make_channel,
     until_distrusted,
@@ -142,7 +143,7 @@ class RouterLink:
                     outbox: _RouteOutbox = Outbox(self._policy.max_queued_frames)
                     call = stub.Route(outbox)
                     # Closing the channel does not end every call (grpc/grpc issue 42125).
-                    ending.callback(call.cancel)
+                    ending.callback(end_call, call)
                     await call.wait_for_connection()
                 self._table.connected(self.address, self._clock())
                 self._heard(said, rtt_ms)
@@ -161,7 +162,7 @@ class RouterLink:
             why = loss_text(failure)
             raise
         finally:
-            call.cancel()
+            end_call(call)
             if self._clock() - began_s > self._policy.max_backoff_s:
                 self._reconnector.reset()
             self._lose(why)

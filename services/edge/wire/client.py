@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
-from uuid import uuid4
 
 from google.protobuf.message import DecodeError
 
 from outrider.codec.frames import encode_frame
 from outrider.errors import (
     InvalidRequestError,
-    InvalidSamplingError,
     MalformedFrameError,
-    PromptTooLongError,
 )
 from outrider.model_identity import check_model_identity
 from outrider.models.chat import Message, check_messages, check_num_messages
-from outrider.v1 import common_pb2, edge_pb2
+from outrider.models.tools import check_choice, check_tools
+from outrider.reply_parsing.formats import ReplyFormat
+from outrider.v1 import edge_pb2
 from outrider.wire import (
     error_to_proto,
     finish_reason_to_proto,
+    logprobs_to_proto,
+    message_from_proto,
     priority_from_proto,
     sampling_from_proto,
     speculation_from_proto,
@@ -29,6 +30,7 @@ from outrider.wire import (
     usage_to_proto,
 )
 from services.edge.identity import Credential
+from services.edge.request_fields import check_prediction, request_id, residency, trace
 from services.edge.session.events import (
     Accepted,
     CancelAsked,
@@ -43,24 +45,12 @@ from services.edge.session.events import (
     Retract,
 )
 
-MAX_ID_CHARS = 128
-MAX_RESIDENCY = 64
-MAX_TRACE_CHARS = 512
 MAX_TOKEN_CHARS = 64
 DESCRIBE = edge_pb2.ClientFrame(describe=edge_pb2.DescribeEdge()).SerializeToString()
 """The one frame that is answered before the handshake is complete."""
 DESCRIBE_STREAM = encode_frame(DESCRIBE)
 _TYPED_TAG = bytes([edge_pb2.ClientFrame.TYPED_FIELD_NUMBER << 3 | 2])
 """Protocol Buffers, encoding: field number and wire type LEN."""
-
-
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """What a chat with a model may be."""
-
-    model: str
-    vocabulary_size: int
-    max_context_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +63,7 @@ def read(
 ) -> ChatAsked | CancelAsked | TokenArrived:
     """One ClientFrame. `admit` is called with a chat's credential before anything else of the chat
     is read, and raises if it is refused. A chat's `model` is what the client calls it, "" for none;
-    `check_fits` is for when it is known. Raises MalformedFrameError for bytes that are no frame
+    `Offer.check` is for when it is known. Raises MalformedFrameError for bytes that are no frame
     (text that is not UTF-8 included), InvalidRequestError for a chat that cannot be served."""
     try:
         frame = edge_pb2.ClientFrame.FromString(payload)
@@ -103,6 +93,8 @@ class TypedText:
     """Of the first frame."""
     model: str = ""
     """Of the first frame; empty: the one that a chat without a model gets."""
+    tools: tuple[str, ...] = ()
+    """Of the first frame."""
 
 
 def is_typed_text(payload: bytes) -> bool:
@@ -117,8 +109,9 @@ def read_typed_text(payload: bytes) -> TypedText:
     except DecodeError as error:
         raise MalformedFrameError("a frame is no ClientFrame; check that text is UTF-8") from error
     check_num_messages(len(typed.before) + 1)
-    before = tuple(Message(message.role, message.content) for message in typed.before)
-    return TypedText(before, typed.text, _credential(typed.credential), typed.model)
+    before = tuple(map(message_from_proto, typed.before))
+    tools = check_tools(typed.tools)
+    return TypedText(before, typed.text, _credential(typed.credential), typed.model, tools)
 
 
 def write(event: ClientEvent, edge: str, token: str = "") -> bytes:
@@ -163,38 +156,15 @@ def _credential(wire: edge_pb2.Credential) -> Credential:
     return Credential(wire.key, wire.user, wire.client_secret)
 
 
-def check_fits(request: ChatRequest, offer: Offer) -> None:
-    """Raises InvalidRequestError for a chat that is none of this model's: of ids outside its
-    vocabulary, or longer than its context."""
-    _check_resume(request.resume.ids, offer)
-    params = request.sampling
-    for token in (*params.stop_ids, *params.logit_bias):
-        if token >= offer.vocabulary_size:
-            raise InvalidSamplingError(
-                f"id {token} in the sampling values is outside the vocabulary of "
-                f"{offer.vocabulary_size} ids"
-            )
-
-
-def _check_resume(ids: Sequence[int], offer: Offer) -> None:
-    if len(ids) >= offer.max_context_tokens:
-        raise PromptTooLongError(
-            f"resume has {len(ids)} ids, the context has {offer.max_context_tokens}"
-        )
-    if ids and max(ids) >= offer.vocabulary_size:
-        raise InvalidRequestError(
-            f"resume has an id outside the vocabulary of {offer.vocabulary_size} ids"
-        )
-
-
 def _request(chat: edge_pb2.ChatRequest) -> ChatRequest:
     check_num_messages(len(chat.messages))
-    messages = tuple(Message(message.role, message.content) for message in chat.messages)
+    messages = tuple(map(message_from_proto, chat.messages))
+    tools = check_tools(chat.tools)
     resume = _resume(chat)
     if messages or not resume.token:
         check_messages(messages)
     return ChatRequest(
-        request_id=_request_id(chat.idempotency_key),
+        request_id=request_id(chat.idempotency_key),
         model=chat.model,
         messages=messages,
         sampling=sampling_from_proto(chat.sampling),
@@ -203,11 +173,24 @@ def _request(chat: edge_pb2.ChatRequest) -> ChatRequest:
         provisional=chat.provisional,
         speculation=speculation_from_proto(chat.speculation),
         thin=chat.thin,
-        residency=_residency(chat.residency),
-        trace=_trace(chat.trace),
+        residency=residency(chat.residency),
+        trace=trace(chat.trace.traceparent, chat.trace.tracestate),
         resume=resume,
         digest=_digest(chat),
+        prediction=_prediction(chat),
+        tools=tools,
+        tool_choice=check_choice(chat.tool_choice, tools),
+        parallel_tool_calls=not chat.single_tool_call,
     )
+
+
+def _prediction(chat: edge_pb2.ChatRequest) -> str:
+    check_prediction(chat.prediction)
+    if chat.prediction and chat.thin:
+        raise InvalidRequestError(
+            "a thin chat takes no prediction, for its edge does not tokenize; leave out one of them"
+        )
+    return chat.prediction
 
 
 def _resume(chat: edge_pb2.ChatRequest) -> ResumePoint:
@@ -237,35 +220,15 @@ def _digest(chat: edge_pb2.ChatRequest) -> bytes:
     return blake2b(bare.SerializeToString(deterministic=True), digest_size=16).digest()
 
 
-def _request_id(key: str) -> str:
-    if not key:
-        return uuid4().hex
-    if len(key) > MAX_ID_CHARS or not key.isascii() or not key.isprintable():
-        raise InvalidRequestError(
-            f"an idempotency key has at most {MAX_ID_CHARS} printable ASCII characters"
-        )
-    return key
-
-
-def _residency(names: Sequence[str]) -> tuple[str, ...]:
-    if len(names) > MAX_RESIDENCY or any(len(name) > MAX_ID_CHARS for name in names):
-        raise InvalidRequestError(
-            f"residency lists at most {MAX_RESIDENCY} regions of {MAX_ID_CHARS} characters"
-        )
-    return tuple(names)
-
-
-def _trace(trace: common_pb2.TraceContext) -> tuple[str, str]:
-    if len(trace.traceparent) > MAX_TRACE_CHARS or len(trace.tracestate) > MAX_TRACE_CHARS:
-        return "", ""
-    return trace.traceparent, trace.tracestate
-
-
 def _frame(event: ClientEvent, edge: str) -> edge_pb2.EdgeFrame:
     match event:
-        case Accepted(request_id, model, prompt_tokens):
+        case Accepted(request_id, model, prompt_tokens, reply_format):
             accepted = edge_pb2.ChatAccepted(
-                request_id=request_id, model=model, prompt_tokens=prompt_tokens, edge=edge
+                request_id=request_id,
+                model=model,
+                prompt_tokens=prompt_tokens,
+                edge=edge,
+                reply_format=None if reply_format is None else _format(reply_format),
             )
             return edge_pb2.EdgeFrame(accepted=accepted)
         case Provisional(base, erase_to, text, stability):
@@ -275,7 +238,7 @@ def _frame(event: ClientEvent, edge: str) -> edge_pb2.EdgeFrame:
             return edge_pb2.EdgeFrame(provisional=provisional)
         case Retract(erase_to):
             return edge_pb2.EdgeFrame(retract=edge_pb2.RetractText(erase_to=erase_to))
-        case Commit(text, ids, upto, lossy, lossy_spans, model_identity, inexact):
+        case Commit(text, ids, upto, lossy, lossy_spans, model_identity, inexact, logprobs):
             spans = [edge_pb2.TextSpan(begin=begin, end=end) for begin, end in lossy_spans]
             commit = edge_pb2.CommitText(
                 text=text,
@@ -285,12 +248,23 @@ def _frame(event: ClientEvent, edge: str) -> edge_pb2.EdgeFrame:
                 lossy_text=spans,
                 model_identity=model_identity,
                 inexact=inexact,
+                logprobs=logprobs_to_proto(logprobs),
             )
             return edge_pb2.EdgeFrame(commit=commit)
         case Done():
             return edge_pb2.EdgeFrame(done=_done(event))
         case Failed(error):
             return edge_pb2.EdgeFrame(error=error_to_proto(error))
+
+
+def _format(reply_format: ReplyFormat) -> edge_pb2.ReplyFormat:
+    return edge_pb2.ReplyFormat(
+        tool_calls=reply_format.call_syntax,
+        reasoning=reply_format.has_reasoning,
+        begins_in_reasoning=reply_format.begins_in_reasoning,
+        tool_names=reply_format.tool_names,
+        single_call=reply_format.single_call,
+    )
 
 
 def _done(done: Done) -> edge_pb2.ChatDone:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-
 from outrider.codec.tokens import TokenCodec, TokenCoder
 from outrider.errors import MalformedFrameError
 from outrider.model_identity import check_model_identity
-from outrider.models.chat import Message
 from outrider.tokenization.rewriting import Rewriter
 from outrider.v1 import common_pb2, inference_pb2
 from outrider.wire import (
     error_from_proto,
     finish_reason_from_proto,
+    logprobs_from_proto,
+    message_to_proto,
     priority_to_proto,
     sampling_to_proto,
     speculation_to_proto,
@@ -82,11 +81,15 @@ class RegionWire:
         if request.resume.ids:
             opening.resume.CopyFrom(self._block(request.resume.ids))
             opening.model_identity = request.resume.model_identity
+        if action.prediction:
+            opening.prediction.CopyFrom(self._block(action.prediction))
         if action.prompt is not None:
             opening.vocabulary_digest = self._digest
             opening.ids.tail.CopyFrom(self._block(action.prompt))
         else:
-            opening.messages.messages.extend(_messages(self._rewriter.prepare(request.messages)))
+            messages = self._rewriter.prepare(request.messages)
+            opening.messages.messages.extend(map(message_to_proto, messages))
+            opening.messages.tools.extend(request.tools)
             opening.messages.prefixed = self._rewriter.has_prefix
         return inference_pb2.SessionUp(open=opening)
 
@@ -150,6 +153,7 @@ class RegionWire:
             upto=commit.upto,
             pace=_pace(commit.pace),
             lossy=tuple(commit.lossy),
+            logprobs=logprobs_from_proto(commit.logprobs, max_tokens=MAX_COMMIT_TOKENS),
         )
 
 
@@ -169,10 +173,6 @@ def _seconds(ms: float) -> float:
     if not 0 <= ms < float("inf"):
         raise MalformedFrameError(f"the region named a time of {ms} ms")
     return ms / 1e3
-
-
-def _messages(messages: Iterable[Message]) -> Iterator[common_pb2.ChatMessage]:
-    return (common_pb2.ChatMessage(role=m.role, content=m.content) for m in messages)
 
 
 def cancel(reason: str) -> inference_pb2.SessionUp:

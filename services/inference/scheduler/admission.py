@@ -48,6 +48,7 @@ def check_request(request: OpenRequest, info: EngineInfo, context_limit: int) ->
         raise EmptyPromptError("the prompt has no tokens; send at least one")
     check_ids("the prompt", request.prompt, info)
     check_ids("resume", request.resume, info)
+    check_ids("the prediction", request.prediction, info)
     if request.drafts is not None:
         check_ids("a draft", request.drafts.ids, info)
     check_sampling(request.sampling, info)

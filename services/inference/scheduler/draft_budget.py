@@ -219,12 +219,20 @@ class DraftBudget:
             tracker = sampled if session.is_sampled else greedy
             may_draft = slot.num_tokens > 1 or not ends_prompt
             sources = session.sources
-            ask = may_draft and sources.has_drafter and sources.backoff.is_due(tracker)
+            may_ask = may_draft and sources.has_drafter and not sources.follows_prediction
+            ask = may_ask and sources.backoff.is_due(tracker)
             trackers.append(tracker)
             asked.append(ask)
             if may_draft:
-                most = min(self._limits.max_draft_tokens, session.max_drafts)
-                proposals.append(sources.propose(most, least, ask_drafter=ask))
+                limits, room = self._limits, session.max_drafts
+                proposals.append(
+                    sources.propose(
+                        min(limits.max_draft_tokens, room),
+                        least,
+                        ask_drafter=ask,
+                        max_predicted=min(limits.max_predicted_tokens, room),
+                    )
+                )
             else:
                 proposals.append(NO_PROPOSAL)
         offers = [

@@ -8,15 +8,21 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
+from outrider.sampling.constraint import Constraint
 from outrider.speculation.learnt import Learnt, Numbers, Restore, nothing, row_of
 from outrider.speculation.ngram_store import MAX_SALTS, NgramStatistics, NgramStore
 from outrider.speculation.ngrams import NgramPrior
+from outrider.speculation.prediction_drafter import PredictionDrafter
 from outrider.speculation.suffix_drafter import LEAST_SURVIVAL, DraftTokens, SuffixDrafter
-from outrider.speculation.verification import Verification
+from outrider.speculation.verification import Verification, common_prefix_length
 from services.inference.scheduler.types import Drafts
 
 MAX_UNSEEN_TOKENS = 32
-"""Most committed tokens that the suffix drafter may lack when it drafts; a commit has fewer."""
+"""Most committed tokens that the suffix drafter may lack when it drafts; a commit has no more."""
+
+FORCED_SURVIVAL = 0.99
+"""Chance that an id which the grammar forces is accepted. The mask allows no other one, but behind
+it the same text may be cut into other ids."""
 
 # EdgeAcceptance
 _ACCEPTANCE_FORGETTING = 0.95
@@ -201,21 +207,32 @@ class Proposal(NamedTuple):
 
 
 NO_PROPOSAL = Proposal((), ())
-_NO_GUESS = DraftTokens()
 
 
 class DraftSources:
-    """One session's edge chain and suffix drafter; None for a source that is not to be used."""
+    """One session's edge chain, suffix drafter and prediction; None for a source that is not to be
+    used. Under a grammar: what it forces, and of the others what it allows."""
 
     def __init__(
         self,
         chain: EdgeChain | None,
         drafter: SuffixDrafter | None,
         group_acceptance: EdgeAcceptance,
+        constraint: Constraint | None = None,
+        *,
+        drafts_forced: bool = True,
+        prediction: PredictionDrafter | None = None,
     ) -> None:
         """`group_acceptance`: of the edge drafts of the trust group's sessions, which a new session
-        starts from and adds to."""
+        starts from and adds to. `drafts_forced`: whether what the constraint forces is drafted."""
         self.chain = chain
+        self.accepted_prediction_tokens = 0
+        """Drafts of the prediction that were accepted."""
+        self.rejected_prediction_tokens = 0
+        """Those that were verified and not accepted."""
+        self._prediction = prediction
+        self._constraint = constraint
+        self._drafts_forced = drafts_forced
         self.backoff = DraftBackoff()
         self._drafter = drafter
         self._group_acceptance = group_acceptance
@@ -230,6 +247,8 @@ class DraftSources:
         """Whether the suffix drafter was asked for the last proposal."""
         self._was_drafted = False
         """Whether the last proposal is the suffix drafter's alone."""
+        self._was_predicted = False
+        """Whether the last proposal is the prediction's alone."""
         self._edge_offer: tuple[int, ...] = ()
         """What the chain had at the last proposal."""
 
@@ -240,7 +259,12 @@ class DraftSources:
     @property
     def offers_edge_drafts(self) -> bool:
         """Whether the last proposal has drafts of the edge."""
-        return bool(self._edge_offer) and not self._was_drafted
+        return bool(self._edge_offer) and not (self._was_drafted or self._was_predicted)
+
+    @property
+    def follows_prediction(self) -> bool:
+        """Whether drafts of the prediction are nearly certain: no others need to be looked for."""
+        return self._prediction is not None and self._prediction.is_following
 
     def num_unseen(self, ids: Sequence[int]) -> int:
         """How many of the session's `ids` the suffix drafter has not learned."""
@@ -281,30 +305,78 @@ class DraftSources:
             self._num_seen += len(ids)
 
     def propose(
-        self, max_tokens: int, least: float = LEAST_SURVIVAL, *, ask_drafter: bool = True
+        self,
+        max_tokens: int,
+        least: float = LEAST_SURVIVAL,
+        *,
+        ask_drafter: bool = True,
+        max_predicted: int = 0,
     ) -> Proposal:
-        """At most max_tokens drafts, as long as they are at least this likely to survive.
+        """At most max_tokens drafts, or max_predicted of the prediction, as long as they are at
+        least this likely to survive: those of which more are expected to be accepted."""
+        proposal = self._drafted(max_tokens, least, ask_drafter=ask_drafter)
+        self._was_predicted = False
+        if self._prediction is not None:
+            predicted = self._allowed(self._prediction.draft(max_predicted, least))
+            self._was_predicted = sum(predicted.survival) > sum(proposal.survival)
+            if self._was_predicted:
+                self._was_drafted = False
+                return predicted
+        return proposal
+
+    def _drafted(self, max_tokens: int, least: float, *, ask_drafter: bool) -> Proposal:
+        """Drafts that are none of the prediction.
 
         Either the edge's chain, continued by the suffix drafter, or the suffix drafter's own drafts
         if more of these are expected to be accepted: a chain of bad drafts costs nothing where the
-        text repeats itself.
+        text repeats itself. Where the grammar forces ids, these come first. None that it forbids
+        is proposed.
         """
         self._was_asked = ask_drafter
-        edge = tuple(self.chain.ids[:max_tokens]) if self.chain is not None else ()
+        forced = self._forced(max_tokens)
+        edge = self._edge_chain(max_tokens, forced)
         self._edge_offer = edge
         drafter = self._drafter if ask_drafter and self._is_ready and max_tokens else None
-        guess = drafter.draft_after(self._unseen, max_tokens, least) if drafter else _NO_GUESS
+        guess = NO_PROPOSAL
+        if drafter and not forced:
+            guess = self._allowed(drafter.draft_after(self._unseen, max_tokens, least))
+        head = edge if len(edge) >= len(forced) else forced
         survival: tuple[float, ...] = ()
-        if edge:
-            survival = tuple(accumulate([self._acceptance.rate] * len(edge), float.__mul__))
+        if head:
+            rates = [FORCED_SURVIVAL] * len(forced)
+            rates += [self._acceptance.rate] * (len(head) - len(forced))
+            survival = tuple(accumulate(rates, float.__mul__))
         self._was_drafted = drafter is not None and sum(guess.survival) >= sum(survival)
         if self._was_drafted:
-            return Proposal(guess.ids, guess.survival) if guess.ids else NO_PROPOSAL
-        if drafter is None or len(edge) == max_tokens:
-            return Proposal(edge, survival) if edge else NO_PROPOSAL
-        more = drafter.draft_after((*self._unseen, *edge), max_tokens - len(edge), least)
+            return guess
+        if drafter is None or len(head) == max_tokens:
+            return Proposal(head, survival) if head else NO_PROPOSAL
+        more = drafter.draft_after((*self._unseen, *head), max_tokens - len(head), least)
         tail = tuple(survival[-1] * chance for chance in more.survival)
-        return Proposal(edge + more.ids, survival + tail)
+        return self._allowed(Proposal(head + more.ids, survival + tail))
+
+    def _forced(self, max_tokens: int) -> tuple[int, ...]:
+        if self._constraint is None or not self._drafts_forced or not max_tokens:
+            return ()
+        return self._constraint.forced(max_tokens)
+
+    def _edge_chain(self, max_tokens: int, forced: tuple[int, ...]) -> tuple[int, ...]:
+        """The edge's drafts, as far as the grammar allows them; none of a chain that contradicts
+        what is forced."""
+        edge = tuple(self.chain.ids[:max_tokens]) if self.chain is not None else ()
+        if common_prefix_length(edge, forced) < min(len(edge), len(forced)):
+            return ()
+        return self._valid(edge)
+
+    def _valid(self, ids: tuple[int, ...]) -> tuple[int, ...]:
+        """As much of these drafts as the grammar allows."""
+        if self._constraint is None or not ids:
+            return ids
+        return ids[: self._constraint.num_valid(ids)]
+
+    def _allowed(self, drafts: Proposal | DraftTokens) -> Proposal:
+        ids = self._valid(drafts.ids)
+        return Proposal(ids, drafts.survival[: len(ids)]) if ids else NO_PROPOSAL
 
     def observe(self, num_verified: int, verdict: Verification) -> None:
         """The verdict of a call that verified num_verified drafts of the last proposal, if there
@@ -313,6 +385,7 @@ class DraftSources:
         edge_offer, was_drafted = self._edge_offer, self._was_drafted
         self._edge_offer = ()  # the next call may go without a proposal
         self._was_drafted = False
+        self._observe_prediction(num_verified, verdict)
         if self._drafter is not None and was_drafted and num_verified:
             self._drafter.observe(num_verified, verdict.accepted)
         tried = right = 0
@@ -324,6 +397,16 @@ class DraftSources:
         if tried:
             self._acceptance.observe(tried, right)
             self._group_acceptance.observe(tried, right)
+
+    def _observe_prediction(self, num_verified: int, verdict: Verification) -> None:
+        was_predicted, self._was_predicted = self._was_predicted, False
+        if self._prediction is None:
+            return
+        self._prediction.extend(verdict.ids)
+        if was_predicted:
+            accepted = min(verdict.accepted, num_verified)
+            self.accepted_prediction_tokens += accepted
+            self.rejected_prediction_tokens += num_verified - accepted
 
 
 class GroupStatistics(NamedTuple):

@@ -12,6 +12,7 @@ from outrider.session_types import Priority
 _LEAST = {
     "max_queue": 0.0,
     "max_draft_tokens": 0.0,
+    "max_predicted_tokens": 0.0,
     "max_lead": 0.0,
     "ageing_s": 0.0,
     "fixed_ms": 0.0,
@@ -51,6 +52,9 @@ class SchedulerLimits:
     per call."""
     max_draft_tokens: int = 8
     """Drafts of one session in one call."""
+    max_predicted_tokens: int = 31
+    """The same where they are copied from the request's prediction, which is seldom wrong: with the
+    row behind them 32, a size that engines are prepared for."""
     max_lead: int = 64
     """Edge drafts of one session kept ahead of its commits."""
     ageing_s: float = 60.0

@@ -25,6 +25,7 @@ from outrider.sampling.sampler import Sampler
 from outrider.session_types import FinishReason, Priority
 from outrider.speculation.learnt import BINDING_BYTES, KeptGroups, Learnt
 from outrider.speculation.ngrams import NgramPrior
+from outrider.speculation.prediction_drafter import PredictionDrafter
 from outrider.speculation.suffix_drafter import SuffixDrafter
 from services.inference.kv.events import BlockEvent
 from services.inference.kv.pool import KvPool
@@ -111,13 +112,15 @@ class Scheduler:
         return batch
 
     def overlapped_work(self) -> None:
-        """Learn from the last call, what it committed and how long it took, and draw the noise for
-        the rows of this one. To be called while the engine computes (Engine.step)."""
+        """Learn from the last call, what it committed and how long it took, and prepare for the
+        rows of this one: noise, and the masks of grammars. To be called while the engine computes
+        (Engine.step)."""
         self._update_cost()
         if self._in_flight is not None:
             for one, part in zip(self._in_flight.scheduled, self._in_flight.slices, strict=True):
                 one.session.sources.update_estimates()
-                one.session.prefetch_noise(part.num_rows)
+                if part.num_rows:
+                    one.session.prepare_rows(one.drafts)
 
     def postprocess(self, batch: Batch, rows: Sequence[LogitsRows], now: float) -> list[Event]:
         """Take the engine's answer, one LogitsRows per slice: commit, finish, free."""
@@ -275,7 +278,11 @@ class Scheduler:
             self._kept.admit(request.cache_salt)
         statistics = self._statistics.of(request.cache_salt)
         chain = EdgeChain(request.epoch, self.limits.max_lead) if request.edge_drafts else None
-        drafter = None
+        drafter = prediction = None
+        if request.region_drafts and request.prediction:
+            prediction = PredictionDrafter(request.prediction)
+            if request.resume:
+                prediction.resume(request.resume)
         if request.region_drafts:
             drafter = SuffixDrafter(
                 statistics=statistics.phrases,
@@ -285,9 +292,18 @@ class Scheduler:
         return Session(
             request,
             rank=self._rank(request.priority, now),
-            sampler=Sampler(request.sampling, self.info.vocabulary_size, request.prompt),
+            sampler=Sampler(
+                request.sampling, self.info.vocabulary_size, request.prompt, request.constraint
+            ),
             reply=self._new_reply(request.sampling),
-            sources=DraftSources(chain, drafter, statistics.edge_acceptance),
+            sources=DraftSources(
+                chain,
+                drafter,
+                statistics.edge_acceptance,
+                request.constraint,
+                drafts_forced=request.region_drafts,
+                prediction=prediction,
+            ),
             context_limit=self._context_limit,
             now=now,
         )

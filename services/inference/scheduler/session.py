@@ -130,7 +130,7 @@ class Session:
         now: float,
     ) -> None:
         """Sessions of lower `rank` are served first. Raises InvalidRequestError if resume goes past
-        the reply's end."""
+        the reply's end, or is none that the grammar allows."""
         self.request = request
         self.session_id = request.session_id
         self.priority = request.priority
@@ -224,10 +224,13 @@ class Session:
         self.transition(SessionInput.PREEMPT)
         self.num_computed = 0
 
-    def prefetch_noise(self, num_rows: int) -> None:
-        """Draw the sampler's noise for the num_rows rows behind its last token: it depends on
-        position and seed only, so this can be done while the engine computes them."""
-        self._sampler.prepare(len(self.ids), num_rows)
+    def prepare_rows(self, drafts: Sequence[int]) -> None:
+        """Draw the sampler's noise, and compute the grammar's masks, for the rows behind the last
+        token and behind each of these drafts: they depend on no row, so this can be done while the
+        engine computes."""
+        self._sampler.prepare(len(self.ids), 1 + len(drafts))
+        if self.request.constraint is not None:
+            self.request.constraint.prepare(drafts)
 
     def commit(
         self,
@@ -269,6 +272,7 @@ class Session:
             row_ms=row_ms,
             lossy=tuple(base + index for index in verdict.lossy) if verdict.lossy else (),
             accepted_ids=verdict.ids[:num_from_edge],
+            logprobs=verdict.logprobs,
         )
 
     def _append(self, token: int) -> bool:
@@ -288,6 +292,8 @@ class Session:
             completion_tokens=self.num_reply,
             draft_tokens=self._draft_tokens,
             accepted_tokens=self._accepted_tokens,
+            accepted_prediction_tokens=self.sources.accepted_prediction_tokens,
+            rejected_prediction_tokens=self.sources.rejected_prediction_tokens,
         )
 
     @property

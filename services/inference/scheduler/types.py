@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TypeAlias
 
 from outrider.errors import OutriderError
+from outrider.sampling.constraint import Constraint
 from outrider.sampling.params import SamplingParams
-from outrider.session_types import FinishReason, Priority, Timings, Usage
+from outrider.session_types import FinishReason, Priority, Timings, TokenLogprobs, Usage
 
 
 class OverloadLevel(IntEnum):
@@ -61,6 +62,10 @@ class OpenRequest:
     """The trust group: equal salts share cached prefixes and drafting statistics."""
     group_lasts: bool = False
     """The group's name is the same after a restart of its edges: what it learns may be kept."""
+    prediction: tuple[int, ...] = ()
+    """What the reply is expected to be: the region copies drafts from it."""
+    constraint: Constraint | None = field(default=None, compare=False)
+    """Of the sampling's grammar, at the reply's beginning; the session owns it from now on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +94,8 @@ class Committed:
     """Numbers of the tokens that only the acceptance threshold let through."""
     accepted_ids: tuple[int, ...] = ()
     """The accepted drafts' ids."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of each of these tokens, accepted drafts too, if the session asked for them."""
 
     @property
     def upto(self) -> int:

@@ -6,11 +6,19 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol, TypeAlias
 
 from outrider.codec.tokens import TokenCodec
-from outrider.errors import DuplicateSessionError, EngineError, OutriderError, OverloadedError
+from outrider.errors import (
+    DuplicateSessionError,
+    EngineError,
+    InvalidSamplingError,
+    OutriderError,
+    OverloadedError,
+)
+from outrider.sampling.constraint import Constraint
+from outrider.sampling.grammar import Grammar
 from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.refusals import RefusalLog
 from outrider.v1 import inference_pb2
@@ -36,6 +44,8 @@ FREE_BLOCKS: Final = "outrider.kv.free_blocks"
 DRAFTS_DROPPED: Final = "outrider.draft.dropped_frames"
 
 _DRAIN_RETRY_MS = 1000
+_MAX_EARLY_DRAFTS = 64
+"""Frames of drafts kept of a session whose grammar is being compiled."""
 
 
 class ModelThreads(Protocol):
@@ -46,6 +56,14 @@ class ModelThreads(Protocol):
     def draft(self, session: int, drafts: Drafts) -> bool: ...
 
     def cancel(self, session: int) -> None: ...
+
+
+class ConstraintSource(Protocol):
+    """Where the constraints of grammars come from (grammars.service.Grammars)."""
+
+    def kept(self, group: bytes, grammar: Grammar) -> Constraint | None: ...
+
+    async def constraint(self, group: bytes, grammar: Grammar) -> Constraint: ...
 
 
 class Peer(Protocol):
@@ -130,6 +148,8 @@ class LiveSession:
     """Whether commits repeat the ids of accepted drafts."""
     cancelled: bool = False
     """Whether the model thread was told to end it."""
+    early_drafts: list[Drafts] | None = None
+    """What came before the model thread knew the session; None: it knows it."""
 
 
 class SessionTable:
@@ -143,9 +163,11 @@ class SessionTable:
         metrics: Metrics,
         *,
         max_sessions: int,
+        grammars: ConstraintSource | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """At most `max_sessions` share an engine call; `clock` is the model thread's."""
+        """At most `max_sessions` share an engine call; `clock` is the model thread's. Without
+        `grammars`, requests with one are refused."""
         self.contract = contract
         self.clock = clock
         self.load: Load | None = None
@@ -166,6 +188,9 @@ class SessionTable:
         """Of sessions that were ended on this side, until the model thread reports their usage."""
         self._refused = RefusalLog("sessions")
         self._running = RunningRequests()
+        self._grammars = grammars
+        self._compiling: set[asyncio.Task[None]] = set()
+        """Of sessions that the model thread does not know yet."""
         self._engine_session_ids = itertools.count(1)
         self._idle = asyncio.Event()
         self._idle.set()
@@ -198,7 +223,10 @@ class SessionTable:
         request, codec = wire.open_request(engine_session_id, frame, self.contract, now)
         name = (frame.tenant, frame.request_id)
         earlier = self._running.earlier(name, request)
-        self._model.open(request)
+        request = self._with_kept_grammar(request)
+        grammar = request.sampling.grammar if request.constraint is None else None
+        if grammar is None:
+            self._model.open(request)
         session = LiveSession(
             engine_session_id=engine_session_id,
             upstream_session_id=upstream_session_id,
@@ -215,6 +243,7 @@ class SessionTable:
             ),
             opened_echo=wire.Echo(frame.echo, now),
             sends_accepted_ids=frame.echo_accepted,
+            early_drafts=None if grammar is None else [],
         )
         self._live[engine_session_id] = session
         self._running.claim(name, request)
@@ -222,14 +251,55 @@ class SessionTable:
         if earlier is not None:
             taken = DuplicateSessionError("the request was opened again, and goes on there")
             self.fail(self._live[earlier], taken)
+        if grammar is not None:
+            task = asyncio.create_task(self._open_compiled(session, request, grammar))
+            self._compiling.add(task)
+            task.add_done_callback(self._compiling.discard)
         return session
+
+    def _with_kept_grammar(self, request: OpenRequest) -> OpenRequest:
+        """Raises InvalidSamplingError where grammars are not known."""
+        grammar = request.sampling.grammar
+        if grammar is None:
+            return request
+        if self._grammars is None:
+            raise InvalidSamplingError("this replica follows no grammars; leave it out")
+        return replace(request, constraint=self._grammars.kept(request.cache_salt, grammar))
+
+    async def _open_compiled(
+        self, session: LiveSession, request: OpenRequest, grammar: Grammar
+    ) -> None:
+        """Hand a session to the model thread once its grammar is compiled."""
+        assert self._grammars is not None
+        number = session.engine_session_id
+        try:
+            constraint = await self._grammars.constraint(request.cache_salt, grammar)
+            if number in self._live:
+                self._model.open(replace(request, constraint=constraint))
+        except OutriderError as error:
+            self._refused.note(error.reason)
+            self._end(session, error)
+        if number not in self._live:
+            self._awaiting_usage.pop(number, None)  # the model thread will report none
+            return
+        early, session.early_drafts = session.early_drafts or [], None
+        for drafts in early:
+            self._draft(session, drafts)
+        if session.cancelled:
+            self._model.cancel(number)
 
     def draft(self, session: LiveSession, frame: inference_pb2.Draft) -> None:
         """Pass drafts on. Raises BadTokenBlockError."""
         drafts = wire.drafts_of(frame, self.contract)
         if frame.echo:
             session.commit_echo = wire.Echo(frame.echo, self.clock())
-        if not self._model.draft(session.engine_session_id, drafts):
+        self._draft(session, drafts)
+
+    def _draft(self, session: LiveSession, drafts: Drafts) -> None:
+        early = session.early_drafts
+        if early is not None and len(early) < _MAX_EARLY_DRAFTS:
+            early.append(drafts)
+        elif early is not None or not self._model.draft(session.engine_session_id, drafts):
             self._metrics.counter(DRAFTS_DROPPED).add(1)
 
     def cancel(self, session: LiveSession) -> None:

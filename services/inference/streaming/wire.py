@@ -24,6 +24,7 @@ from outrider.v1 import common_pb2, inference_pb2
 from outrider.wire import (
     error_to_proto,
     finish_reason_to_proto,
+    logprobs_to_proto,
     priority_from_proto,
     sampling_from_proto,
     speculation_from_proto,
@@ -47,6 +48,7 @@ MAX_SALT_BYTES = 64
 _OWN_SALT_BYTES = 16
 MAX_DRAFT_TOKENS = 1024
 """Of one frame: many times what is kept, and thousands of frames may wait for the model thread."""
+MAX_PREDICTION_TOKENS = 1 << 17
 
 _SPECULATION = {
     Speculation.ON: (True, True),
@@ -129,6 +131,10 @@ def open_request(
         # A session without a salt belongs to no trust group and shares nothing with any other.
         cache_salt=frame.cache_salt or secrets.token_bytes(_OWN_SALT_BYTES),
         group_lasts=frame.group_lasts and bool(frame.cache_salt),
+        # What is longer than a reply can be is of no use, and no reason to refuse.
+        prediction=_ids(frame.prediction, contract, MAX_PREDICTION_TOKENS)[
+            : contract.context_limit
+        ],
     )
     return request, codec
 
@@ -244,6 +250,7 @@ def commit_frame(
         upto=event.upto,
         lossy=event.lossy,
         pace=pace,
+        logprobs=logprobs_to_proto(event.logprobs),
     )
     if sends_accepted_ids and event.accepted:
         accepted = contract.coder.encode(event.accepted_ids, codec)

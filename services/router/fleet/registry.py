@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from outrider.errors import UnavailableError
+from outrider.model_identity import short_form
 from outrider.peers.health import Change, HealthPolicy, PeerHealth, PeerState, Quarantine, Signal
 from outrider.peers.round_trip import RoundTrip
 from services.router.config import ReplicaConfig
@@ -125,6 +126,7 @@ class Registry:
             # Another replica than before at the same address: what was known is void.
             replica.model = None
             replica.load = None
+            replica.num_contradictions = 0
             replica.health.quarantine = Quarantine(self._policy.health.quarantine)
 
     def remove(self, name: str) -> None:
@@ -159,13 +161,14 @@ class Registry:
 
     def lost(self, name: str, why: str, now: float, *, is_own: bool = False) -> None:
         """Its stream broke, or an attempt to connect failed. A stream that breaks while the replica
-        takes sessions counts as one failure, however many sessions it had, unless this router was
-        the cause (`is_own`): it was late, or did not read."""
+        may take sessions counts as one failure, however many sessions it had, unless this router
+        was the cause (`is_own`): it was late, or did not read."""
         replica = self._replicas[name]
         health = replica.health
         if health.is_up:
             replica.lost_at = now
-        is_failure = health.is_up and health.state is not PeerState.DRAINING and not is_own
+        takes_none = (PeerState.DRAINING, PeerState.QUARANTINED)
+        is_failure = health.is_up and health.state not in takes_none and not is_own
         is_quarantined = (
             is_failure and health.fail(now) and self._may_quarantine(self._replicas[name])
         )
@@ -221,7 +224,20 @@ class Registry:
     def opened(self, name: str, session: int, ack_delay_ms: float, now: float) -> None:
         """It answered a session's open after `ack_delay_ms`; 0: not reported."""
         self._replicas[name].opened(session, ack_delay_ms, now)
+        self._replicas[name].num_contradictions = 0
         self.changed.add(name)
+
+    def contradicted(self, name: str, opened_as: bytes, now: float) -> None:
+        """It opened a session as of another model identity than it reports; its stream is closed,
+        and it is asked anew. Once, another process may have taken its place. If it happens again
+        nothing can be sent there, even if it is the only one: it is in quarantine, for longer after
+        each trial, until a trial goes well."""
+        replica = self._replicas[name]
+        replica.num_contradictions += 1
+        replica.opened_as = opened_as
+        if replica.is_inconsistent:
+            why = f"reports {short_form(replica.model_identity)}, opens as {short_form(opened_as)}"
+            self._note(name, replica.health.condemn(now), why)
 
     def was_late(self) -> None:
         """This process was late: opens that are under way measure no round trip."""

@@ -141,6 +141,11 @@ class Replica:
     """Whether the last health check got no answer."""
     lost_at: float | None = None
     """When its stream last broke."""
+    num_contradictions: int = 0
+    """Sessions that it opened as of another model identity than it reports, since one that agreed.
+    Its stream ends with each, and it is asked anew."""
+    opened_as: bytes = b""
+    """The model identity of the last one of these."""
     _sent_at: dict[int, float] = field(default_factory=dict)
     """When sessions were sent whose open it has not answered yet."""
 
@@ -182,6 +187,12 @@ class Replica:
     def model_identity(self) -> bytes:
         """What it computes; empty: unknown."""
         return self.model.identity if self.model else b""
+
+    @property
+    def is_inconsistent(self) -> bool:
+        """Whether asking it anew did not help: no other process took its place meanwhile, it says
+        one thing and does another."""
+        return self.num_contradictions > 1
 
     @property
     def max_chunk_tokens(self) -> int:

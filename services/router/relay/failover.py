@@ -43,7 +43,7 @@ class FailoverPolicy:
     """When sessions may move to another replica."""
 
     share: float = 1.0
-    """Moves of one model's sessions allowed within the window, for each live session of all."""
+    """Moves of one model's sessions allowed within the window, for each live session of it."""
     min_moves: int = 64
     """Moves of one model's sessions allowed within the window in addition."""
     window_s: float = 10.0
@@ -67,7 +67,7 @@ class RetryBudget:
         self._moved_at: deque[float] = deque()
 
     def allows(self, num_sessions: int, now: float) -> bool:
-        """Whether one more of `num_sessions` live sessions may move."""
+        """Whether one more of a model's `num_sessions` live sessions may move."""
         while self._moved_at and self._moved_at[0] <= now - self._policy.window_s:
             self._moved_at.popleft()
         return len(self._moved_at) < self._policy.min_moves + self._policy.share * num_sessions
@@ -156,7 +156,7 @@ class Failover:
                 over.append((session, _given_up(why)))
                 continue
             replica_set = self._dispatch.replica_set(session)
-            model = session.open_frame.frame.open.model
+            model = session.model
             has_failed = failed[replica_set] >= _MAX_FAILED_PLACEMENTS
             has_failed |= failed_by_model[model] >= _MAX_FAILURES
             budget = self._budget_of(model, now)
@@ -197,7 +197,7 @@ class Failover:
 
     def _may_move(self, session: RelayedSession, budget: RetryBudget, now: float) -> bool:
         is_late = session.deadline_at is not None and session.deadline_at <= now
-        has_budget = budget.allows(len(self._table), now)
+        has_budget = budget.allows(self._table.num_sessions(session.model), now)
         return is_late or (has_budget and self._poison.may_open(session.losses))
 
 

@@ -125,8 +125,8 @@ class Intake:
     def open(
         self, edge_stream: int, edge_session_id: int, request: Up, now: float
     ) -> RelayedSession:
-        """A new session in state PLACING. Raises UnavailableError, DuplicateSessionError,
-        OverloadedError, MalformedFrameError."""
+        """A new session in state PLACING; its frame names its model. Raises UnavailableError,
+        DuplicateSessionError, OverloadedError, MalformedFrameError."""
         if self._is_draining:
             raise DrainingError("This router is stopping: use another.", retry_delay_ms=1000)
         opening = request.frame.open
@@ -138,6 +138,7 @@ class Intake:
             request,
             request.ByteSize(),
             now,
+            model=opening.model,
             deadline_at=frames.deadline_at(opening, now),
             num_committed=num_resumed,
             num_lost_replicas=opening.lost_replicas,

@@ -9,7 +9,7 @@ Frames are opaque here.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum, auto
@@ -192,6 +192,8 @@ class Session(Generic[FrameT]):
     opened_at: float
     replay: Replay[FrameT] | None
     """What another replica would be sent; None where it cannot be opened again."""
+    model: str = ""
+    """The model that it is for."""
     deadline_at: float | None = None
     state: SessionState = SessionState.PLACING
     replica_stream: int | None = None
@@ -253,10 +255,16 @@ class SessionTable(Generic[FrameT]):
         self._movable: dict[int, Session[FrameT]] = {}
         self._next_id = 1
         self._num_sessions = 0
+        self._num_by_model: Counter[str] = Counter()
+        """Live sessions of models that have any."""
         self._kept_bytes = 0
 
     def __len__(self) -> int:
         return self._num_sessions
+
+    def num_sessions(self, model: str) -> int:
+        """Live sessions of one model."""
+        return self._num_by_model[model]
 
     def attach_edge(self) -> int:
         """A new edge stream."""
@@ -277,6 +285,8 @@ class SessionTable(Generic[FrameT]):
         frame: FrameT,
         num_bytes: int,
         now: float,
+        *,
+        model: str = "",
         deadline_at: float | None = None,
         num_committed: int = 0,
         num_lost_replicas: int = 0,
@@ -306,6 +316,7 @@ class SessionTable(Generic[FrameT]):
             upstream_session_id=router_session_id,
             opened_at=now,
             replay=Replay(frame, num_bytes),
+            model=model,
             deadline_at=deadline_at,
             num_committed=num_committed,
             model_identity=model_identity,
@@ -314,6 +325,7 @@ class SessionTable(Generic[FrameT]):
         )
         self._kept_bytes += num_bytes
         self._num_sessions += 1
+        self._num_by_model[model] += 1
         sessions[edge_session_id] = session
         return session
 
@@ -423,6 +435,7 @@ class SessionTable(Generic[FrameT]):
         """Assert that the indexes and the counts agree."""
         live = list(self._live())
         assert len(live) == self._num_sessions
+        assert Counter(session.model for session in live) == self._num_by_model
         assert sum(it.replay.num_bytes for it in live if it.replay) == self._kept_bytes
         for session in live:
             assert session.state is not SessionState.ENDED
@@ -453,6 +466,9 @@ class SessionTable(Generic[FrameT]):
             self._release_replay(session)
             del self._edges[session.edge_stream][session.edge_session_id]
             self._num_sessions -= 1
+            self._num_by_model[session.model] -= 1
+            if not self._num_by_model[session.model]:
+                del self._num_by_model[session.model]
 
     def _unbind(self, session: Session[FrameT]) -> None:
         if session.replica_stream is not None:

@@ -183,6 +183,8 @@ class Switch:
             self._advance(session, SessionInput.ABORT, now, error=error)
 
     def _open(self, edge_stream: int, edge_session_id: int, request: Up, now: float) -> None:
+        opening = request.frame.open
+        opening.model = opening.model or self._default_model()
         try:
             session = self._intake.open(edge_stream, edge_session_id, request, now)
         except DuplicateSessionError as error:
@@ -198,9 +200,7 @@ class Switch:
         if older := self._intake.runs.began(session):
             gone = frames.cancelled("The chat goes on elsewhere.")
             self._advance(older, SessionInput.ABORT, now, error=gone)
-        opening = request.frame.open
         self._telemetry.opened(session.router_session_id, opening, now)
-        opening.model = opening.model or self._default_model()
         opening.echo_accepted = True  # to know what is committed
         if opening.WhichOneof("prompt") == "messages" and opening.messages.messages:
             self._tokenize(session)
@@ -239,6 +239,7 @@ class Switch:
             return True
         if event is SessionInput.OPENED:
             if frame.opened.model_identity != self._registry[session.replica].model_identity:
+                self._registry.contradicted(session.replica, frame.opened.model_identity, now)
                 return False
             session.opened_identity = frame.opened.model_identity
         self._monitor.heard(stream, session, now)

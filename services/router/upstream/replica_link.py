@@ -21,6 +21,7 @@ from outrider.rpc import (
     LOSSES,
     Outbox,
     Reconnector,
+    end_call,
     loss_reason,
     loss_text,
     make_channel,
@@ -90,7 +91,7 @@ class ReplicaLink:
                 async with self._clock.timeout(self._config.connect_timeout_s):
                     call = _generate(channel)
                     # Closing the channel does not end every call (grpc/grpc issue 42125).
-                    ending.callback(call.cancel)
+                    ending.callback(end_call, call)
                     await call.wait_for_connection()
                     # After the stream: if another process took the replica's place meanwhile, its
                     # answer is worth nothing, and the stream has broken.
@@ -129,8 +130,7 @@ class ReplicaLink:
             raise
         finally:
             self._registry.lost(self._name, "", self._clock(), is_own=is_own)
-            # No session made the replica another one. That it does not compute as it reports counts
-            # against the replica itself: if it happens again and again, others have to serve.
+            # No session made the replica another one.
             self._switch.detach_replica(
                 self._name, stream, self._clock(), is_own=is_own or self._is_replaced
             )

@@ -23,7 +23,7 @@ from outrider.errors import (
 from outrider.peers.discovery import Discovery
 from outrider.peers.membership import DiscoveryPolicy, Target
 from outrider.peers.stall_free_clock import StallFreeClock
-from outrider.rpc import from_rpc_error, make_channel, until_distrusted
+from outrider.rpc import end_call, from_rpc_error, make_channel, until_distrusted
 from outrider.telemetry import names
 from outrider.telemetry.tracing import span
 from outrider.tls import PLAINTEXT, Role, Tls
@@ -165,9 +165,9 @@ class TokenizerStream:
             lost = f"it broke its stream: {from_rpc_error(error).message}"
         except DecodeError:
             lost = "it sent bytes that are no answer"
-            call.cancel()
         finally:
             watching.cancel()
+            end_call(call)
             self._call = None
             for answer in self._waiting.values():
                 if not answer.done():
@@ -369,7 +369,9 @@ class PromptTokenization:
             request = tokenizer_pb2.EncodeRequest(
                 model=opening.model,
                 conversation=tokenizer_pb2.Conversation(
-                    messages=opening.messages.messages, prefixed=opening.messages.prefixed
+                    messages=opening.messages.messages,
+                    prefixed=opening.messages.prefixed,
+                    tools=opening.messages.tools,
                 ),
                 codecs=map(common_pb2.TokenCodec.ValueType, codecs),
                 cache_salt=opening.cache_salt,

@@ -19,7 +19,7 @@ from services.tokenizer.config import TokenizerConfig
 from services.tokenizer.long_texts.texts import LongTexts
 from services.tokenizer.long_texts.worker_pool import WorkerPool
 from services.tokenizer.served_models import ServedModels
-from services.tokenizer.vocabularies import vocabulary_pieces
+from services.tokenizer.vocabulary_sending import send_vocabulary
 
 _MAX_CALLS: Final = 512
 """Open calls of one listener: a worker has one, and at times another for a vocabulary."""
@@ -75,18 +75,19 @@ def _server(
     server = make_server(tls, max_message_bytes=config.max_message_bytes, max_calls=_MAX_CALLS)
     work = TokenizerWorkService(texts.workers)
     tokenizer_pb2_grpc.add_TokenizerWorkServiceServicer_to_server(work, server)
-    server.add_generic_rpc_handlers((_vocabulary_handler(models),))
+    server.add_generic_rpc_handlers((_vocabulary_handler(models, config.vocabulary_timeout_s),))
     return server
 
 
-def _vocabulary_handler(models: ServedModels) -> grpc.GenericRpcHandler:
+def _vocabulary_handler(models: ServedModels, timeout_s: float) -> grpc.GenericRpcHandler:
     """The one method of TokenizerService that workers need: the vocabularies of their parts."""
 
     async def get_vocabulary(
         request: tokenizer_pb2.GetVocabularyRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[tokenizer_pb2.GetVocabularyResponse]:
-        async with models.using(request.model, request.vocabulary_digest) as found:
-            for piece in vocabulary_pieces(found):
+        pieces = send_vocabulary(models, request, timeout_s)
+        async with aclosing(pieces):
+            async for piece in pieces:
                 yield piece
 
     handler = grpc.unary_stream_rpc_method_handler(

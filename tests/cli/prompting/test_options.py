@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from outrider.access.client_key import KEY_VARIABLE
 from outrider.cli.main import app
-from outrider.cli.prompting import chat
-from outrider.cli.prompting.options import read_prompts
-from outrider.errors import InvalidRequestError, OutriderError
+from outrider.cli.prompting import chat, options
+from outrider.cli.prompting.options import read_prompts, read_tools
+from outrider.errors import InvalidRequestError, InvalidSamplingError, OutriderError
+from outrider.sampling.grammar import JSON_OBJECT, Grammar, GrammarKind
 
 
 def test_one_prompt_from_any_place(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,21 +89,23 @@ def test_edges_that_are_none(edge: str) -> None:
 def test_a_key_is_read_from_a_file_or_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv(chat.KEY_VARIABLE, raising=False)
-    assert chat._key(None) == ""
-    monkeypatch.setenv(chat.KEY_VARIABLE, "from the environment\n")
-    assert chat._key(None) == "from the environment"
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert chat._key(None, None) == ""
+    assert chat._key(None, " from a flag ") == "from a flag"
+    monkeypatch.setenv(KEY_VARIABLE, "from the environment\n")
+    assert chat._key(None, None) == "from the environment"
     file = tmp_path / "key"
     with pytest.raises(InvalidRequestError, match="cannot be read"):
-        chat._key(file)
+        chat._key(file, None)
+    with pytest.raises(InvalidRequestError, match="one of --api-key and --key-file"):
+        chat._key(file, "x")
     file.write_text("\n")
     with pytest.raises(InvalidRequestError, match="holds no API key"):
-        chat._key(file)
+        chat._key(file, None)
     file.write_text("from a file\n")
-    assert chat._key(file) == "from a file"
-    assert "file" not in repr(chat.Caller(chat._key(file)))
-    done = CliRunner().invoke(app, ["chat", "hi", "--edge", "localhost:1", "--key", "secret"])
-    assert done.exit_code == 2, "never on a command line"
+    assert chat._key(file, None) == "from a file"
+    assert "file" not in repr(chat.Caller(chat._key(file, None)))
 
 
 def test_objects_need_prompts() -> None:
@@ -109,3 +113,71 @@ def test_objects_need_prompts() -> None:
     assert isinstance(done.exception, OutriderError)
     assert "--prompt" in done.exception.message
     assert done.stdout == ""
+
+
+def test_log_probabilities_need_json() -> None:
+    options.check_logprobs(3, as_json=True)
+    options.check_logprobs(-1, as_json=False)
+    with pytest.raises(InvalidRequestError, match="add --json"):
+        options.check_logprobs(0, as_json=False)
+
+
+def test_a_prediction_is_the_file_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "prediction.txt"
+    file.write_bytes("é\r\nline\n".encode())
+    assert options.read_text(file) == "é\r\nline\n"
+    file.write_bytes(b"\xff")
+    with pytest.raises(InvalidRequestError, match="UTF-8"):
+        options.read_text(file)
+
+
+def test_grammars_from_files_and_flags(tmp_path: Path) -> None:
+    schema, lark = tmp_path / "schema.json", tmp_path / "words.lark"
+    schema.write_text('{"type": "string"}', encoding="utf-8")
+    lark.write_text('start: "ä"', encoding="utf-8")
+    none = {"json_schema": None, "regex": None, "lark": None, "json_object": False}
+    assert options.grammar(**none) is None  # type: ignore[arg-type]
+    for given, expected in (
+        ({"json_schema": schema}, Grammar(GrammarKind.JSON_SCHEMA, '{"type": "string"}')),
+        ({"lark": lark}, Grammar(GrammarKind.LARK, 'start: "ä"')),
+        ({"regex": "a+"}, Grammar(GrammarKind.REGEX, "a+")),
+        ({"json_object": True}, JSON_OBJECT),
+    ):
+        assert options.grammar(**none | given) == expected
+    with pytest.raises(InvalidRequestError, match="one of"):
+        options.grammar(schema, "a+", None, json_object=False)
+    with pytest.raises(InvalidRequestError, match="cannot be read"):
+        options.grammar(tmp_path / "gone.json", None, None, json_object=False)
+    schema.write_bytes(b"\xff")
+    with pytest.raises(InvalidRequestError, match="UTF-8"):
+        options.grammar(schema, None, None, json_object=False)
+    schema.write_text("[1", encoding="utf-8")
+    with pytest.raises(InvalidSamplingError, match="not valid JSON"):
+        options.grammar(schema, None, None, json_object=False)
+
+
+def test_tools_come_from_a_file_in_either_shape(tmp_path: Path) -> None:
+    file = tmp_path / "tools.json"
+    plain = {"name": "now", "parameters": {"type": "object"}}
+    file.write_text(json.dumps([plain, {"type": "function", "function": {"name": "f"}}]))
+    assert read_tools(file) == ('{"name":"now","parameters":{"type":"object"}}', '{"name":"f"}')
+    assert read_tools(None) == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("{}", "no list of tools"),
+        ("[]", "no list of tools"),
+        ("[", "is no JSON"),
+        ("[1]", "a tool is a JSON object"),
+        ('[{"name": "f"}, {"name": "f"}]', "twice"),
+    ],
+)
+def test_files_without_tools_are_refused(text: str, why: str, tmp_path: Path) -> None:
+    file = tmp_path / "tools.json"
+    file.write_text(text)
+    with pytest.raises(InvalidRequestError, match=why):
+        read_tools(file)
+    with pytest.raises(InvalidRequestError, match="cannot be read"):
+        read_tools(tmp_path / "none.json")

@@ -18,8 +18,10 @@ from outrider.client import (
     Interrupted,
     Provisional,
     Resumed,
+    ScoredToken,
     SpeculationStats,
     Timings,
+    TokenLogprobs,
     Transcript,
     Usage,
 )
@@ -118,3 +120,25 @@ def test_json_tells_the_timings_of_client_edge_and_replica(
     assert told["speculation_stats"]["shown_tokens"] == 0
     assert told["timings"]["edge"]["ttft_ms"] == 6.0
     assert told["timings"]["replica"]["prefill_ms"] == 2.0
+
+
+def test_json_tells_log_probabilities_where_they_were_asked_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    half = "é".encode()[:1]
+    told = TokenLogprobs(ScoredToken(9, -0.5, b" blue"), (ScoredToken(4, -0.25, half),))
+    report("why?", replace(RESULT, logprobs=(None, told)), as_json=True, shown=False)
+    assert json.loads(capsys.readouterr().out)["logprobs"] == [
+        None,
+        {
+            "id": 9,
+            "token": " blue",
+            "bytes": list(b" blue"),
+            "logprob": -0.5,
+            "top_logprobs": [
+                {"id": 4, "token": "\N{REPLACEMENT CHARACTER}", "bytes": [195], "logprob": -0.25}
+            ],
+        },
+    ]
+    report("why?", RESULT, as_json=True, shown=False)
+    assert "logprobs" not in json.loads(capsys.readouterr().out)

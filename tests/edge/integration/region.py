@@ -15,9 +15,15 @@ from outrider.errors import OutriderError
 from outrider.models.bpe import VocabularyDefinition, pipeline_of
 from outrider.models.vocabulary import Vocabulary
 from outrider.rpc import Outbox, bind, make_server
+from outrider.session_types import ScoredToken, TokenLogprobs
 from outrider.tls import PLAINTEXT, Tls
 from outrider.v1 import common_pb2, inference_pb2, router_pb2, router_pb2_grpc
-from outrider.wire import error_to_proto, token_block_from_proto, token_block_to_proto
+from outrider.wire import (
+    error_to_proto,
+    logprobs_to_proto,
+    token_block_from_proto,
+    token_block_to_proto,
+)
 
 IDENTITY = b"\x0a" * 32
 """What the region's replica says that it computes."""
@@ -64,6 +70,15 @@ class RegionSession:
     num_frames: int = 0
     echo: int = 0
     task: asyncio.Task[None] | None = None
+
+
+def scripted_logprobs(position: int, token: int, count: int) -> TokenLogprobs:
+    """What the region says of a token of its reply, and of `count` others in its place."""
+    others = ((position * 7 + rank) % 250 for rank in range(count))
+    return TokenLogprobs(
+        ScoredToken(token, -position / 8),
+        tuple(ScoredToken(other, -rank / 4) for rank, other in enumerate(others)),
+    )
 
 
 TIMINGS = common_pb2.Timings(queue_ms=1, prefill_ms=20, ttft_ms=30, total_ms=400)
@@ -227,6 +242,9 @@ class Region(router_pb2_grpc.RouterServiceServicer):
         session.committed += accepted + len(ids)
         session.num_accepted += accepted
         echo, session.echo = session.echo, 0
+        wanted = session.open.sampling
+        num_logprobs = wanted.num_logprobs if wanted.HasField("num_logprobs") else -1
+        told = truth[base : session.committed] if num_logprobs >= 0 else ()
         return inference_pb2.Commit(
             epoch=session.epoch,
             base=base,
@@ -234,6 +252,10 @@ class Region(router_pb2_grpc.RouterServiceServicer):
             ids=token_block_to_proto(self.coder.encode(ids, session.codec)),
             upto=session.committed,
             pace=inference_pb2.Pace(max_lead=16, echo=echo),
+            logprobs=logprobs_to_proto(
+                scripted_logprobs(base + index, token, num_logprobs)
+                for index, token in enumerate(told)
+            ),
         )
 
     def _num_prompt_tokens(self, opening: inference_pb2.OpenSession) -> int:

@@ -23,6 +23,7 @@ from services.edge.config import EdgeConfig
 from services.edge.drafter.settings import NO_DRAFT_MODEL, DrafterConfig
 from services.edge.models.served import LoadVocabulary, ServedModel
 from services.edge.quic.limits import ListenerLimits
+from tests.api_keys import write_keys
 from tests.edge.integration.region import Region, serving
 
 _POLL_S = 0.05
@@ -114,11 +115,14 @@ async def running(
     vocabulary: Vocabulary, state_dir: Path, reply: str = "Hello there, hello there!", **config: Any
 ) -> AsyncIterator[Running]:
     """Region and edge; checks that nothing is left over when they stop. `region_tls` among the
-    settings is what the region proves itself with; `catalog` and `load` are as in Edge."""
+    settings is what the region proves itself with; `catalog`, `load` and `application` are as
+    in Edge; `keys` are those of tenants."""
+    write_keys(state_dir / "keys.json", *config.pop("keys", ()))
     region = Region(vocabulary, reply)
     region_tls = config.pop("region_tls", PLAINTEXT)
     catalog = config.pop("catalog", catalog_of(*config.get("models", ("small",))))
     load = config.pop("load", loading(vocabulary))
+    application = config.pop("application", None)
     edge_tls = Tls.open(config.get("tls", TlsConfig()), Role.EDGE)
     metrics = Metrics("edge")
     async with (
@@ -137,9 +141,10 @@ async def running(
             state_dir=state_dir,
             drain_s=config.pop("drain_s", 0.0),
             drafter=config.pop("drafter", DrafterConfig(model=NO_DRAFT_MODEL)),
+            anonymous=config.pop("anonymous", True),
             **config,
         )
-        edge = Edge(settings, catalog, metrics, load=load, tls=edge_tls)
+        edge = Edge(settings, catalog, metrics, load=load, tls=edge_tls, application=application)
         ports = await edge.start()
         mesh = Running(edge, region, ports, state_dir / "tls" / "cert.pem", metrics)
         try:

@@ -9,8 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from outrider import config_following
+from outrider.cli.local.serving import Asking
 from outrider.client import Message, SamplingParams, connect
+from outrider.config_following import ConfigSource
 from outrider.errors import ConfigError, UnknownModelError
+from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.vocabulary import Vocabulary
 from outrider.process import Ports
 from outrider.testing import leak_check
@@ -37,6 +41,7 @@ async def test_a_whole_life(vocabulary: Vocabulary, tmp_path: Path) -> None:
             certificate=chain,
             private_key=key,
             log_level="error",
+            anonymous=True,
         )
         ports, stop = asyncio.get_running_loop().create_future(), asyncio.Event()
         service = asyncio.create_task(serve(config, ready=ports.set_result, stop=stop))
@@ -50,6 +55,32 @@ async def test_a_whole_life(vocabulary: Vocabulary, tmp_path: Path) -> None:
         stop.set()
         await asyncio.wait_for(service, 30)
     assert not (tmp_path / "unused").exists()
+
+
+@pytest.mark.model
+async def test_a_file_that_is_refused_is_told_to_who_wrote_it(
+    vocabulary: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(config_following, "POLL_S", 0.02)
+    file = tmp_path / "edge.toml"
+    file.write_text("[edge]\n")
+    async with leak_check(), serving(Region(vocabulary, REPLY)) as region_port:
+        flags = {"port": 0, "routers": f"127.0.0.1:{region_port}", "state_dir": str(tmp_path)}
+        source = ConfigSource(EdgeConfig, "edge", file, flags | {"log_level": "critical"})
+        ports, stop = asyncio.get_running_loop().create_future(), asyncio.Event()
+        service = asyncio.create_task(
+            serve(source.read().config, ready=ports.set_result, stop=stop, source=source)
+        )
+        bound: Ports = await asyncio.wait_for(ports, 30)
+        file.write_text('[edge]\nmodels = ["gpt-9"]\n')
+        asking = Asking(tmp_path, "127.0.0.1")
+        async with asyncio.timeout(30):
+            while not (refused := await asking.refused(bound, file)):
+                pass
+        assert "gpt-9" in refused
+        assert await asking.serves("edge", bound, DEFAULT_MODEL.name) == 1
+        stop.set()
+        await asyncio.wait_for(service, 30)
 
 
 async def test_an_unknown_model_is_no_edge(tmp_path: Path) -> None:

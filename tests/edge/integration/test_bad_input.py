@@ -104,7 +104,7 @@ BYTES: dict[str, tuple[bytes, type[OutriderError]]] = {
     "an acknowledgement before a request": (ACKNOWLEDGE, errors.MalformedFrameError),
     "a secret that can be guessed": (claiming(client_secret=b"1234"), errors.InvalidRequestError),
     "an endless secret": (claiming(client_secret=b"x" * 65), errors.InvalidRequestError),
-    "an endless key": (claiming(key="k" * 600), errors.InvalidRequestError),
+    "an endless key": (claiming(key="k" * 9000), errors.InvalidRequestError),
     "nobody's key": (claiming(key="key"), errors.UnauthenticatedError),
     "a second request": (chat_frame() * 2, errors.MalformedFrameError),
     "resuming without a request": (resuming(upto=3), errors.EmptyPromptError),

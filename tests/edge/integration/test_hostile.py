@@ -20,7 +20,8 @@ from outrider.client import Message
 from outrider.errors import InvalidRequestError, OverloadedError
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
-from services.edge.quic.aioquic_shim import BoundedConnection, BoundedReceiver
+from services.edge.quic.aioquic_shim import BoundedConnection
+from services.edge.quic.aioquic_streams import BoundedReceiver
 from services.edge.quic.connection import EdgeConnection
 from services.edge.quic.limits import HandshakeLimits
 from services.edge.quotas import Count

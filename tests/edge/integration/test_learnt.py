@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -12,12 +11,14 @@ from outrider.models.vocabulary import Vocabulary
 from outrider.speculation.learnt import LearntConfig
 from services.edge.identity import TenantConfig
 from services.edge.models.kept_learning import KeptLearning
+from tests.api_keys import key_of, text_of
 from tests.edge.integration.running import Running, running
 
 TENANTS = (
-    TenantConfig("acme", (sha256(b"key-acme").hexdigest(),)),
-    TenantConfig("each", (sha256(b"key-each").hexdigest(),), trust="connection"),
+    TenantConfig("acme"),
+    TenantConfig("each", trust="connection"),
 )
+KEYS = (key_of("acme"), key_of("each"))
 KEY = "a secret of the edges"
 REPLY = "Once upon a time there was a small mesh, and nobody knew its name."
 
@@ -51,10 +52,10 @@ def kept(mesh: Running) -> int:
 async def test_what_a_tenants_chats_taught_is_there_after_a_restart(
     vocabulary: Vocabulary, tmp_path: Path
 ) -> None:
-    options = {"tenants": TENANTS, "cache_salt_key": KEY}
+    options = {"tenants": TENANTS, "keys": KEYS, "cache_salt_key": KEY}
     async with running(vocabulary, tmp_path, REPLY, **options) as mesh:
-        assert all(await chats(mesh, "key-acme"))
-        assert not any(await chats(mesh, "key-each")), "nobody but one connection"
+        assert all(await chats(mesh, text_of("acme")))
+        assert not any(await chats(mesh, text_of("each"))), "nobody but one connection"
         assert not any(await chats(mesh, ""))
         salt = mesh.region.opened[0].cache_salt
         before = learning(mesh).groups.averages(salt).numbers()
@@ -78,8 +79,8 @@ async def test_what_a_tenants_chats_taught_is_there_after_a_restart(
 async def test_nothing_is_kept_where_it_should_not_be(
     vocabulary: Vocabulary, tmp_path: Path, options: dict[str, object]
 ) -> None:
-    async with running(vocabulary, tmp_path, REPLY, tenants=TENANTS, **options) as mesh:
-        told = await chats(mesh, "key-acme")
+    async with running(vocabulary, tmp_path, REPLY, tenants=TENANTS, keys=KEYS, **options) as mesh:
+        told = await chats(mesh, text_of("acme"))
         assert all(told) == ("cache_salt_key" in options)
         await mesh.restart(in_order=True)
         assert kept(mesh) == 0

@@ -8,7 +8,6 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +39,15 @@ from services.edge.config import EdgeConfig
 from services.edge.drafter.settings import DrafterConfig
 from services.edge.identity import TenantConfig
 from services.edge.models.table import LoadLimits
+from tests.api_keys import key_of, text_of
 from tests.edge.integration.region import Region, small_vocabulary
 from tests.edge.integration.running import Running, catalog_of, running
 from tests.edge.integration.trouble import ASK, REPLY, cut
 
 REPLIES = {"a": REPLY, "b": "the second model says this", "c": "and the third one that"}
 AT_ONCE = LoadLimits(min_loaded_s=0.0, retry_s=0.0)
-TENANTS = (TenantConfig("acme", (sha256(b"key").hexdigest(),), models=("b",)),)
+TENANTS = (TenantConfig("acme", models=("b",)),)
+KEYS = (key_of("acme"),)
 
 
 class Loader:
@@ -359,11 +360,11 @@ async def test_a_definition_that_changed_is_for_new_chats(tmp_path: Path) -> Non
 
 async def test_models_are_for_those_who_may_use_them(tmp_path: Path) -> None:
     loader = Loader()
-    access = {"tenants": TENANTS, "anonymous_models": ("a", "c")}
+    access = {"tenants": TENANTS, "keys": KEYS, "anonymous_models": ("a", "c")}
     async with (
         serving(loader, tmp_path, "abc", **access) as mesh,
         mesh.client() as anybody,
-        mesh.client(key="key") as acme,
+        mesh.client(key=text_of("acme")) as acme,
     ):
         assert await text(acme) == REPLIES["b"], "the first that it may use"
         assert await text(anybody) == REPLIES["a"]
@@ -376,11 +377,17 @@ async def test_models_are_for_those_who_may_use_them(tmp_path: Path) -> None:
             assert told == {f"there is no model ? here; there is {served}"}
             assert [it.name for it in (await client.describe()).models] == ["a", "c"]
         allowed = replace(TENANTS[0], models=("c",))
-        config = replace(mesh.edge._config, tenants=(allowed,), anonymous_models=())
+        config = replace(mesh.edge._config, tenants=(allowed,), anonymous_models=("*",))
         mesh.edge.set_models(config, catalog_of(*REPLIES))
         assert await text(acme) == REPLIES["c"]
         assert await text(anybody, "b") == REPLIES["b"]
         assert len((await anybody.describe()).models) == 3
+        closed = replace(config, tenants=(replace(allowed, models=()),), anonymous_models=())
+        mesh.edge.set_models(closed, catalog_of(*REPLIES))
+        for client in (acme, anybody):
+            with pytest.raises(UnknownModelError, match="no model here for this client"):
+                await text(client)
+        assert (await anybody.describe()).models == ()
         await settled(mesh)
 
 
@@ -431,7 +438,7 @@ async def test_what_is_learned_stays_with_its_model(tmp_path: Path) -> None:
 async def test_the_configuration_file_is_followed(tmp_path: Path) -> None:
     loader, file = Loader(), tmp_path / "outrider.toml"
     definitions = "".join(f'[models.{name}]\nsource = "file:/{name}.gguf"\n' for name in "abc")
-    tenant = f'[[edge.tenants]]\nname = "acme"\nkey_digests = ["{TENANTS[0].key_digests[0]}"]\n'
+    tenant = '[[edge.tenants]]\nname = "acme"\n'
 
     def write(models: str, own: str, more: str = "") -> None:
         tenants = f"{tenant}models = {own}\n"
@@ -440,14 +447,14 @@ async def test_the_configuration_file_is_followed(tmp_path: Path) -> None:
     write('["a"]', '["a"]')
     source = ConfigSource(EdgeConfig, "edge", file, environ={"OUTRIDER_MODELS": "/dev/null"})
     config, catalog = source.read()
-    settings = {"catalog": catalog, "tenants": config.tenants}
+    settings = {"catalog": catalog, "tenants": config.tenants, "keys": KEYS}
     async with serving(loader, tmp_path, "a", **settings) as mesh:
         async with (
             following(
                 source, config, catalog, live_keys=LIVE_KEYS, apply=mesh.edge.apply, poll_s=0.02
             ),
             mesh.client() as client,
-            mesh.client(key="key") as acme,
+            mesh.client(key=text_of("acme")) as acme,
         ):
             write('["a", "b"]', '["b"]', "drain_s = 1.0\n")
             await eventually(lambda: set(mesh.edge.models.names) == {"a", "b"})

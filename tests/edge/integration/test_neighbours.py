@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from hashlib import sha256
 from io import StringIO
 from pathlib import Path
 
@@ -27,18 +26,16 @@ from outrider.testing import eventually
 from outrider.tokenization.segment_cache import ContentClass
 from outrider.v1 import inference_pb2
 from services.edge.identity import TenantConfig
+from tests.api_keys import key_of, text_of
 from tests.edge.integration.running import Running, running
 from tests.edge.integration.trouble import ASK, REPLY, RawStream, chat_frame, raw, start, whole
 
-
-def digest(key: str) -> str:
-    return sha256(key.encode()).hexdigest()
-
-
 TENANTS = (
-    TenantConfig("acme", (digest("key-acme"),), max_priority="high"),
-    TenantConfig("clinic", (digest("key-clinic"),), trust="user", max_priority="low"),
+    TenantConfig("acme", max_priority="high"),
+    TenantConfig("clinic", trust="user", max_priority="low"),
 )
+KEYS = (key_of("acme"), key_of("clinic"))
+ACME, CLINIC = text_of("acme"), text_of("clinic")
 
 
 @asynccontextmanager
@@ -58,16 +55,16 @@ async def asked(mesh: Running, client: Client, text: str = "hello") -> inference
 
 STRANGERS = [
     ({}, {}),
-    ({}, {"key": "key-acme"}),
-    ({"key": "key-acme"}, {"key": "key-clinic", "user": "ann"}),
-    ({"key": "key-clinic", "user": "ann"}, {"key": "key-clinic", "user": "bob"}),
-    ({"key": "key-clinic", "user": "ann"}, {"key": "key-clinic"}),
-    ({"key": "key-clinic"}, {"key": "key-clinic"}),
+    ({}, {"key": ACME}),
+    ({"key": ACME}, {"key": CLINIC, "user": "ann"}),
+    ({"key": CLINIC, "user": "ann"}, {"key": CLINIC, "user": "bob"}),
+    ({"key": CLINIC, "user": "ann"}, {"key": CLINIC}),
+    ({"key": CLINIC}, {"key": CLINIC}),
 ]
 """Of two trust groups each."""
 FRIENDS = [
-    ({"key": "key-acme"}, {"key": "key-acme", "user": "anybody"}),
-    ({"key": "key-clinic", "user": "ann"}, {"key": "key-clinic", "user": "ann"}),
+    ({"key": ACME}, {"key": ACME, "user": "anybody"}),
+    ({"key": CLINIC, "user": "ann"}, {"key": CLINIC, "user": "ann"}),
 ]
 
 
@@ -82,7 +79,7 @@ async def test_what_two_share(
     words: Vocabulary,
     tmp_path: Path,
 ) -> None:
-    async with running(words, tmp_path, REPLY, tenants=TENANTS) as mesh:
+    async with running(words, tmp_path, REPLY, tenants=TENANTS, keys=KEYS) as mesh:
         async with neighbours(mesh, first, second) as (one, two):
             secret = "The patient in ward seven is called Miriam."
             mine = await asked(mesh, one, secret)
@@ -108,7 +105,7 @@ async def test_what_two_share(
 async def test_a_stranger_neither_reads_nor_ends_a_chat(
     first: dict[str, str], second: dict[str, str], words: Vocabulary, tmp_path: Path
 ) -> None:
-    async with running(words, tmp_path, REPLY, tenants=TENANTS) as mesh:
+    async with running(words, tmp_path, REPLY, tenants=TENANTS, keys=KEYS) as mesh:
         async with neighbours(mesh, first, second) as (owner, stranger):
             mesh.region.hold_at = 6
             mesh.region.gate.clear()
@@ -137,7 +134,7 @@ async def test_a_stranger_neither_reads_nor_ends_a_chat(
 async def test_a_key_that_is_reused_within_a_group_ends_nobodys_chat(
     words: Vocabulary, tmp_path: Path
 ) -> None:
-    async with running(words, tmp_path, REPLY, tenants=TENANTS) as mesh:
+    async with running(words, tmp_path, REPLY, tenants=TENANTS, keys=KEYS) as mesh:
         async with neighbours(mesh, *FRIENDS[0]) as (owner, colleague):
             mesh.region.hold_at = 6
             mesh.region.gate.clear()
@@ -208,7 +205,7 @@ async def test_a_credential_that_is_no_good_costs_nothing(
     words: Vocabulary,
     tmp_path: Path,
 ) -> None:
-    async with running(words, tmp_path, REPLY, tenants=TENANTS, **config) as mesh:
+    async with running(words, tmp_path, REPLY, tenants=TENANTS, keys=KEYS, **config) as mesh:
         async with mesh.client(None, **credential) as client:
             client.typing().update("some text that is long enough to be worth a prefill")
             with pytest.raises(error):
@@ -224,8 +221,8 @@ async def test_a_credential_that_is_no_good_costs_nothing(
 
 
 async def test_high_is_for_those_who_may(words: Vocabulary, tmp_path: Path) -> None:
-    async with running(words, tmp_path, REPLY, tenants=TENANTS) as mesh:
-        async with neighbours(mesh, {}, {"key": "key-acme"}) as (anybody, acme):
+    async with running(words, tmp_path, REPLY, tenants=TENANTS, keys=KEYS) as mesh:
+        async with neighbours(mesh, {}, {"key": ACME}) as (anybody, acme):
             with pytest.raises(PermissionDeniedError, match="up to priority medium"):
                 async with anybody.chat(ASK, priority="high") as refused:
                     await refused.result()
@@ -234,7 +231,7 @@ async def test_high_is_for_those_who_may(words: Vocabulary, tmp_path: Path) -> N
                 await chat.result()
             assert mesh.region.opened[0].priority == 3
             assert mesh.region.opened[0].tenant == "acme"
-        async with mesh.client(key="key-clinic") as clinic:
+        async with mesh.client(key=CLINIC) as clinic:
             with pytest.raises(PermissionDeniedError, match="up to priority low"):
                 async with clinic.chat(ASK, priority="medium") as refused:
                     await refused.result()
@@ -253,13 +250,13 @@ def logged() -> Iterator[StringIO]:
 
 
 async def test_no_secret_is_logged(words: Vocabulary, tmp_path: Path, logged: StringIO) -> None:
-    async with running(words, tmp_path, REPLY, tenants=TENANTS) as mesh:
-        async with mesh.client(key="key-clinic", user="ann") as client:
+    async with running(words, tmp_path, REPLY, tenants=TENANTS, keys=KEYS) as mesh:
+        async with mesh.client(key=CLINIC, user="ann") as client:
             async with client.chat(ASK, priority="low", idempotency_key="my-idempotency") as chat:
                 accepted = await anext(chat)
                 await chat.result()
             assert isinstance(accepted, Accepted)
-            secrets = ["key-clinic", "ann", "my-idempotency", chat.resume_token]
+            secrets = [CLINIC, "ann", "my-idempotency", chat.resume_token]
         await eventually(lambda: "chat ended" in logged.getvalue())
         assert accepted.request_id in logged.getvalue(), "the name that everybody may know"
         assert accepted.request_id == mesh.region.opened[0].request_id

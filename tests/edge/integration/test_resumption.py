@@ -27,7 +27,7 @@ from services.edge.app import Edge
 from tests.edge.integration.running import Mute, Running, catalog_of, loading, running
 from tests.edge.integration.trouble import ASK, REPLY, cut, start, whole
 
-LONG = SamplingParams(max_tokens=5000)
+LONG = SamplingParams(max_tokens=5000, num_logprobs=2)
 
 
 def kinds(events: list[Event]) -> list[type]:
@@ -247,7 +247,10 @@ async def test_random_cuts_never_change_the_text(
                 if chat._transcript.ids and rng.random() < 0.03:
                     await trouble(rng, mesh, client)
         assert done
-        assert (await chat.result()).text == reply
+        result = await chat.result()
+        assert result.text == reply
+        known = [at.chosen.id for at in result.logprobs if at is not None]
+        assert known == list(result.ids), "the client lacks none of what it saw"
         await mesh.settled()
 
 

@@ -11,7 +11,8 @@ SERVED = ("a", "b", "c")
 
 
 def test_the_first_that_a_client_may_use_is_the_default() -> None:
-    assert choose("", SERVED, ()) == "a"
+    assert choose("", SERVED, ("*",)) == "a"
+    assert usable(SERVED, ()) == [], "an empty list is of none"
     assert choose("", SERVED, ("c", "b")) == "b"
     assert choose("c", SERVED, ("c", "b")) == "c"
     assert usable(SERVED, ("c", "gone")) == ["c"]
@@ -26,7 +27,7 @@ def test_a_forbidden_model_is_as_unknown_as_one_that_is_nowhere() -> None:
     assert texts == {"there is no model ? here; there is b"}
 
 
-@pytest.mark.parametrize(("served", "allowed"), [((), ()), (SERVED, ("gone",))])
+@pytest.mark.parametrize(("served", "allowed"), [((), ("*",)), (SERVED, ()), (SERVED, ("gone",))])
 def test_who_may_use_none_is_told_of_none(
     served: tuple[str, ...], allowed: tuple[str, ...]
 ) -> None:
@@ -37,4 +38,4 @@ def test_who_may_use_none_is_told_of_none(
 
 def test_a_long_list_is_cut() -> None:
     with pytest.raises(UnknownModelError, match="m15 and 4 more"):
-        choose("x" * 1000, [f"m{number}" for number in range(20)], ())
+        choose("x" * 1000, [f"m{number}" for number in range(20)], ("*",))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from outrider.errors import ConfigError
 from services.edge.quic import aioquic_shim
-from services.edge.quic.aioquic_shim import (
+from services.edge.quic.aioquic_streams import (
     BoundedReceiver,
     BoundedSender,
     CryptoReceiver,
@@ -141,6 +141,17 @@ def test_a_reader_that_takes_every_second_byte_is_ended() -> None:
         for at in range(1, 10_000, 2):
             sender.on_data_delivery(QuicDeliveryState.ACKED, at, at + 1, False)
     assert len(sender._acked) <= 1025
+
+
+def test_what_a_reset_stream_had_to_send_is_dropped() -> None:
+    sender = BoundedSender(0, writable=True)
+    sender.write(b"x" * 10_000)
+    assert sender.get_frame(1000) is not None
+    sender.reset(1)
+    assert len(sender._buffer) == 0 and sender.get_reset_frame().final_size == 1000
+    sender.on_data_delivery(QuicDeliveryState.LOST, 0, 1000, False)
+    sender.on_reset_delivery(QuicDeliveryState.ACKED)
+    assert sender.is_finished
 
 
 def test_it_is_written_for_one_version_of_aioquic(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,3 +121,13 @@ def test_how_much_of_an_address_counts_can_be_set() -> None:
     prefixes = AddressPrefixes(ipv4_bits=24, ipv6_bits=64)
     assert prefixes.of("192.0.2.7") == prefixes.of("192.0.2.250") == "192.0.2.0/24"
     assert prefixes.of("2001:db8::1") != prefixes.of("2001:db8:0:1::1")
+
+
+def test_a_closed_budget_counts_nowhere() -> None:
+    everything = MemoryBudget(10)
+    one = MemoryBudget(8, everything)
+    assert one.take(5)
+    one.close()
+    assert everything.num_bytes == 0 and not one.take(1)
+    one.give_back(5)
+    assert everything.num_bytes == 0

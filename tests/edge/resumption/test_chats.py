@@ -29,8 +29,8 @@ class Ending:
         log = ReplayLog()
         self.entry: Entry = chats.add(request, identity, log, self)
 
-    def receive(self, payload: bytes) -> None:
-        """Nothing comes."""
+    def token_arrived(self) -> None:
+        """Its client has no token."""
 
     def feed(self, item: Input) -> None:
         """It ends."""

@@ -8,8 +8,17 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.session_types import FinishReason, Timings, Usage
-from services.edge.resumption.replay import ClientChannel, ReplayCursor, ReplayLog
+from outrider.client.events import Committed
+from outrider.client.transcript import Transcript
+from outrider.codec.frames import DEFAULT_MAX_FRAME_BYTES
+from outrider.session_types import FinishReason, ScoredToken, Timings, TokenLogprobs, Usage
+from services.edge.resumption.logprob_log import MAX_BYTES, LogprobLog
+from services.edge.resumption.replay import (
+    MAX_FRAME_LOGPROBS,
+    ClientChannel,
+    ReplayCursor,
+    ReplayLog,
+)
 from services.edge.session.events import (
     Accepted,
     ClientEvent,
@@ -19,8 +28,10 @@ from services.edge.session.events import (
     Provisional,
     Retract,
 )
+from services.edge.wire import client as client_wire
 
 ACCEPTED = Accepted("r", "m", 3)
+TOKEN = "t" * 32
 
 
 def done(upto: int) -> Done:
@@ -40,8 +51,20 @@ def commits_of(reply: Pieces, cuts: set[int]) -> list[Commit]:
         lossy = tuple(n for n in range(begin, end) if reply[n][0] % 3 == 0)
         spans = tuple((n, n + 1) for n in lossy)
         text = "".join(text for _, text in part)
-        out.append(Commit(text, tuple(i for i, _ in part), end, lossy, spans))
+        ids = tuple(i for i, _ in part)
+        logprobs = tuple(logprobs_of(begin + at, i) for at, i in enumerate(ids))
+        out.append(Commit(text, ids, end, lossy, spans, logprobs=logprobs))
     return out
+
+
+def logprobs_of(position: int, token: int) -> TokenLogprobs:
+    """Of an id in its place: with two likely ones."""
+    top = tuple(ScoredToken(token + n, -float(n), b"x" * n) for n in range(2))
+    return TokenLogprobs(ScoredToken(token, -float(position), b"t"), top)
+
+
+def told_logprobs(events: list[ClientEvent]) -> list[TokenLogprobs]:
+    return [at for event in events if isinstance(event, Commit) for at in event.logprobs]
 
 
 def received(events: list[ClientEvent]) -> tuple[str, list[int], list[int]]:
@@ -73,6 +96,7 @@ def test_who_comes_back_gets_what_is_missing(
     assert text + more_text == whole_text
     assert ids + more_ids == whole_ids
     assert lossy + more_lossy == whole_lossy
+    assert told_logprobs(had) + told_logprobs(told) == told_logprobs(list[ClientEvent](first))
     assert (cursor.upto, cursor.num_chars) == (log.upto, log.num_chars)
 
 
@@ -128,25 +152,30 @@ class Stream:
         self.sent: list[str] = []
         self.ended = False
 
-    def send(self, payload: bytes) -> None:
+    def tell(self, event: ClientEvent, token: str = "") -> None:
         assert not self.ended
-        self.sent.append(payload.decode())
+        assert token == (TOKEN if isinstance(event, Accepted) else "")
+        self.sent.append(short(event))
 
-    def end(self, last: bytes = b"") -> None:
+    def end(self, last: ClientEvent | None = None) -> None:
         assert not self.ended
-        if last:
-            self.send(last)
+        if last is not None:
+            self.tell(last)
         self.ended = True
 
 
-def encode(event: ClientEvent) -> bytes:
+def resume_token() -> str:
+    return TOKEN
+
+
+def short(event: ClientEvent) -> str:
     match event:
         case Commit(text, ids, upto):
-            return f"commit {text} {len(ids)} {upto}".encode()
+            return f"commit {text} {len(ids)} {upto}"
         case Provisional(text=text):
-            return f"provisional {text}".encode()
+            return f"provisional {text}"
         case _:
-            return type(event).__name__.encode()
+            return type(event).__name__
 
 
 def tell(channel: ClientChannel, *events: ClientEvent) -> list[bool]:
@@ -155,7 +184,7 @@ def tell(channel: ClientChannel, *events: ClientEvent) -> list[bool]:
 
 def test_one_client_hears_everything_as_it_comes() -> None:
     stream = Stream()
-    channel = ClientChannel(stream, encode, ReplayCursor())
+    channel = ClientChannel(stream, resume_token, ReplayCursor())
     told = tell(channel, ACCEPTED, Provisional(0, 0, "x", 0.5), Retract(0), Commit("a", (1,), 1))
     assert stream.sent == ["Accepted", "provisional x", "Retract", "commit a 1 1"]
     assert told == [False] * 4
@@ -166,7 +195,7 @@ def test_one_client_hears_everything_as_it_comes() -> None:
 
 def test_a_client_that_comes_back_gets_what_it_missed_and_then_goes_on() -> None:
     first, second = Stream(), Stream()
-    channel = ClientChannel(first, encode, ReplayCursor())
+    channel = ClientChannel(first, resume_token, ReplayCursor())
     tell(channel, ACCEPTED, Commit("a", (1,), 1))
     channel.lose()
     assert not channel.is_present
@@ -180,7 +209,7 @@ def test_a_client_that_comes_back_gets_what_it_missed_and_then_goes_on() -> None
 
 def test_the_last_stream_to_come_has_the_chat() -> None:
     first, second = Stream(), Stream()
-    channel = ClientChannel(first, encode, ReplayCursor())
+    channel = ClientChannel(first, resume_token, ReplayCursor())
     tell(channel, ACCEPTED, Commit("a", (1,), 1))
     channel.join(second, ReplayCursor())
     tell(channel, Commit("b", (2,), 2))
@@ -191,7 +220,7 @@ def test_the_last_stream_to_come_has_the_chat() -> None:
 
 def test_a_client_ahead_of_the_chat_hears_nothing_it_has() -> None:
     stream = Stream()
-    channel = ClientChannel(stream, encode, ReplayCursor(3, 3))
+    channel = ClientChannel(stream, resume_token, ReplayCursor(3, 3))
     assert channel.is_behind
     reached = tell(
         channel,
@@ -204,3 +233,50 @@ def test_a_client_ahead_of_the_chat_hears_nothing_it_has() -> None:
     )
     assert stream.sent == ["Accepted", "commit d 1 4", "provisional e"]
     assert reached == [False, False, False, False, True, False], "provisional text begins anew"
+
+
+def test_a_long_replay_with_log_probabilities_comes_in_frames_of_bounded_size() -> None:
+    """300 tokens of an earlier run elsewhere, of which none are known, and 1,000 since."""
+    wide = tuple(ScoredToken(n, -1.0, b"w" * 250) for n in range(20))
+    log = ReplayLog()
+    log.append(Commit("a" * 300, tuple(range(300)), 300))
+    for number in range(300, 1300):
+        top = wide if number < 340 else (ScoredToken(1, -1.0, b"w"),)
+        told = TokenLogprobs(ScoredToken(number, -1.0, b"t"), top)
+        log.append(Commit("b", (number,), number + 1, (number,), ((0, 1),), logprobs=(told,)))
+    events = log.replay(ReplayCursor())
+    sizes = [len(client_wire.write(event, "edge")) for event in events]
+    assert max(sizes) < DEFAULT_MAX_FRAME_BYTES / 2
+    commits = [event for event in events if isinstance(event, Commit)]
+    assert max(len(commit.logprobs) for commit in commits) == MAX_FRAME_LOGPROBS
+    assert commits[0].text == "a" * 300 + "b" * 1000
+    transcript = Transcript()
+    for one in commits:
+        transcript.apply(
+            Committed(
+                one.text, one.ids, one.upto, one.lossy, one.lossy_spans, logprobs=one.logprobs
+            )
+        )
+    assert transcript.ids == list(range(1300))
+    assert transcript.logprobs[:300] == [None] * 300
+    assert [at.chosen.id for at in transcript.logprobs[300:] if at] == list(range(300, 1300))
+    assert transcript.lossy == list(range(300, 1300))
+
+
+def test_beyond_the_bound_the_oldest_log_probabilities_are_dropped() -> None:
+    log, kept = ReplayLog(), LogprobLog()
+    wide = tuple(ScoredToken(n, -1.0, b"word") for n in range(20))
+    count = 4000
+    for number in range(count):
+        told = TokenLogprobs(ScoredToken(number, -1.0, b"t"), wide)
+        log.append(Commit("b", (number,), number + 1, logprobs=(told,)))
+        kept.append((told,))
+        assert kept.num_bytes <= MAX_BYTES
+    assert 1000 < len(kept) < count
+    assert log.num_bytes < MAX_BYTES + 4 * count + count + 4096
+    events = [event for event in log.replay(ReplayCursor()) if isinstance(event, Commit)]
+    assert sum(len(event.ids) for event in events) == count
+    told_ids = [at.chosen.id for at in told_logprobs(list[ClientEvent](events))]
+    assert told_ids == list(range(count - len(kept), count)), "the last ones"
+    assert [at.chosen.id for at in kept.last(3)] == [3997, 3998, 3999]
+    assert kept.last(0) == kept.last(-5) == ()

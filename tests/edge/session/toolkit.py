@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from outrider.errors import UnavailableError
+from outrider.errors import InvalidRequestError, UnavailableError
 from outrider.models.chat import Message
 from outrider.models.detokenizer import Detokenizer
 from outrider.sampling.params import SamplingParams
@@ -62,11 +62,18 @@ def new_reply(params: SamplingParams) -> ReplyText:
     return ReplyText(params, {EOS}, Detokenizer(TABLE))
 
 
+def token_bytes(token: int) -> bytes:
+    """As the vocabulary's own."""
+    if not 0 <= token < len(TABLE):
+        raise InvalidRequestError(f"token id {token} is outside the vocabulary")
+    return TABLE[token]
+
+
 def tools(drafter: ScriptedDrafter | None = None) -> ReplyTools:
     return ReplyTools(
         new_reply=new_reply,
         new_drafter=lambda needs: drafter or ScriptedDrafter(),
-        token_bytes=lambda token: TABLE[token],
+        token_bytes=token_bytes,
         stop_ids=frozenset({EOS}),
     )
 

@@ -29,15 +29,28 @@ from outrider.errors import (
     UnauthenticatedError,
 )
 from outrider.models.chat import MAX_MESSAGES, Message
+from outrider.models.tools import ToolCall
+from outrider.reply_parsing.formats import CallSyntax, ReplyFormat
 from outrider.sampling.params import SamplingParams
-from outrider.session_types import FinishReason, Speculation, Timings, Usage
+from outrider.session_types import (
+    FinishReason,
+    ScoredToken,
+    Speculation,
+    Timings,
+    TokenLogprobs,
+    Usage,
+)
 from outrider.v1 import common_pb2, edge_pb2
 from services.edge.identity import Credential
+from services.edge.models.offer import Offer
+from services.edge.request_fields import MAX_PREDICTION_CHARS
 from services.edge.session import events
 from services.edge.session.events import ChatAsked, ChatRequest, ResumePoint
 from services.edge.wire import client as wire
 
-OFFER = wire.Offer("m", 100, 64)
+LOGPROBS = (TokenLogprobs(ScoredToken(2, -0.5, b"\xc3"), (ScoredToken(9, 0.0, b" a"),)),)
+OFFER = Offer("m", 100, 64)
+FORMAT = ReplyFormat(CallSyntax.MISTRAL, True, True, ("f", "g"), single_call=True)
 USAGE = Usage(1, 2, 3, 4, 5, Cost(6, "USD"))
 
 
@@ -103,12 +116,14 @@ def test_any_bytes_near_a_request_give_an_input_or_a_typed_error(data: st.DataOb
     "event",
     [
         events.Accepted("r", "m", 3),
+        events.Accepted("r", "m", 3, FORMAT),
         events.Provisional(1, 2, "é", 0.5),
         events.Retract(4),
         events.Commit("text", (1, 2), 2),
         events.Commit("text", (1, 2), 2, (1,), ((2, 4),)),
         events.Commit("text", (1, 2), 2, model_identity=b"\x0a" * 32, inexact=True),
         events.Commit("text", (1, 2), 2, model_identity=b""),
+        events.Commit("text", (1, 2), 2, logprobs=LOGPROBS),
         events.Done(FinishReason.LENGTH, 2, USAGE, Timings(1, 2, 3, 4), Timings(), "r", "p"),
     ],
     ids=lambda event: type(event).__name__,
@@ -119,7 +134,7 @@ def test_events_arrive_at_the_client(event: events.ClientEvent) -> None:
     shared = {name: getattr(arrived, name) for name in mine if hasattr(arrived, name)}
     assert len(shared) >= min(len(mine), 1)
     for name, value in shared.items():
-        if isinstance(value, str | int | float | tuple | bytes | None):
+        if isinstance(value, str | int | float | tuple | bytes | ReplyFormat | None):
             assert value == ("length" if name == "finish_reason" else mine[name])
     usage = getattr(arrived, "usage", None)
     assert usage is None or (usage.accepted_tokens, usage.cost) == (5, Cost(6, "USD"))
@@ -179,7 +194,13 @@ def test_the_same_request_has_the_same_digest_however_often_it_is_sent() -> None
     assert asked(Progress("t", [1], 5), idempotency_key="k").digest == first
     assert asked(idempotency_key="k", provisional=False, deadline_ms=7).digest == first
     assert asked(idempotency_key="k", model="m").digest == first, "it was told the name"
-    others = ({"sampling": SamplingParams(seed=1)}, {"residency": ("eu",)}, {"thin": True})
+    others = (
+        {"sampling": SamplingParams(seed=1)},
+        {"sampling": SamplingParams(num_logprobs=0)},
+        {"residency": ("eu",)},
+        {"thin": True},
+        {"prediction": "text"},
+    )
     assert all(asked(idempotency_key="k", **other).digest != first for other in others)
 
 
@@ -200,16 +221,28 @@ def test_progress_that_cannot_be(point: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidRequestError, match=says):
         item = wire.read(edge_pb2.ClientFrame(chat=chat).SerializeToString())
         assert isinstance(item, ChatAsked)
-        wire.check_fits(item.request, OFFER)
+        OFFER.check(item.request)
 
 
 @pytest.mark.parametrize(
     "sampling", [SamplingParams(stop_ids=(100,)), SamplingParams(logit_bias={100: 1.0})]
 )
 def test_ids_outside_the_models_vocabulary_are_refused(sampling: SamplingParams) -> None:
-    wire.check_fits(asked(), OFFER)
+    OFFER.check(asked())
     with pytest.raises(InvalidSamplingError, match=r"id 100 .* vocabulary of 100 ids"):
-        wire.check_fits(asked(sampling=sampling), OFFER)
+        OFFER.check(asked(sampling=sampling))
+
+
+def test_a_prediction_arrives_and_is_bounded() -> None:
+    most = MAX_PREDICTION_CHARS
+    assert asked(prediction="é" * most).prediction == "é" * most
+    with pytest.raises(InvalidRequestError, match=f"at most {most} characters, not {most + 1}"):
+        asked(prediction="é" * (most + 1))
+
+
+def test_a_thin_chat_takes_no_prediction() -> None:
+    with pytest.raises(InvalidRequestError, match="leave out one of them"):
+        asked(prediction="text", thin=True)
 
 
 def test_a_token_stands_for_the_messages() -> None:
@@ -237,3 +270,72 @@ def test_an_edge_says_what_it_is() -> None:
 def test_a_resume_token_comes_with_the_acceptance() -> None:
     accepted = read_edge_frame(wire.write(events.Accepted("r", "m", 3), "edge-1", "secret"))
     assert accepted == Accepted("r", "m", 3, "edge-1", "secret")
+
+
+CHAT_WITH_TOOLS = [
+    Message("developer", "Be brief."),
+    Message("user", "hi", name="ann"),
+    Message("assistant", "", (ToolCall("a", "f", '{"x": 1}'), ToolCall("b", "g")), reasoning="Hm"),
+    Message("tool", "5", tool_call_id="a", name="f"),
+]
+TOOLS = ('{"name":"f","description":"é"}', '{"name":"g"}')
+
+
+def test_tools_and_calls_arrive_as_they_were_sent() -> None:
+    item = wire.read(
+        payload(CHAT_WITH_TOOLS, tools=TOOLS, tool_choice="g", parallel_tool_calls=False)
+    )
+    assert isinstance(item, ChatAsked)
+    request = item.request
+    assert (request.messages, request.tools) == (tuple(CHAT_WITH_TOOLS), TOOLS)
+    assert (request.tool_choice, request.parallel_tool_calls) == ("g", False)
+    plain = wire.read(payload([Message("user", "x")]))
+    assert isinstance(plain, ChatAsked)
+    assert (plain.request.tools, plain.request.tool_choice) == ((), "auto")
+    assert plain.request.parallel_tool_calls and plain.request.reply_format is None
+
+
+def test_definitions_arrive_in_their_one_form() -> None:
+    loose = '{"type": "function", "function": {"parameters": {}, "name": "f", "strict": true}}'
+    item = wire.read(payload([Message("user", "x")], tools=(loose,)))
+    assert isinstance(item, ChatAsked)
+    assert item.request.tools == ('{"name":"f","parameters":{}}',)
+
+
+def test_another_tool_call_or_choice_is_another_request() -> None:
+    """Under one idempotency key it is refused, not answered with the other one's reply."""
+    chats = [
+        payload(CHAT_WITH_TOOLS, tools=TOOLS),
+        payload(CHAT_WITH_TOOLS, tools=TOOLS[:1]),
+        payload(CHAT_WITH_TOOLS, tools=TOOLS, tool_choice="none"),
+        payload(CHAT_WITH_TOOLS, tools=TOOLS, parallel_tool_calls=False),
+        payload([*CHAT_WITH_TOOLS[:2], Message("assistant", "", (ToolCall("a", "f"),))]),
+        payload([*CHAT_WITH_TOOLS[:2], Message("assistant", "", (ToolCall("b", "f"),))]),
+    ]
+    digests = set()
+    for chat in [*chats, *chats]:
+        item = wire.read(chat)
+        assert isinstance(item, ChatAsked)
+        digests.add(item.request.digest)
+    assert len(digests) == len(chats)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"tools": ("{",)}, "cannot be read"),
+        ({"tools": TOOLS * 65}, "130 tools"),
+        ({"tools": TOOLS, "tool_choice": "h"}, "neither auto"),
+        ({"tool_choice": "required"}, "no tools"),
+        ({"tool_choice": "f"}, "no tools"),
+    ],
+)
+def test_tools_that_cannot_be_are_refused(options: dict[str, Any], why: str) -> None:
+    with pytest.raises(InvalidRequestError, match=why):
+        wire.read(payload([Message("user", "x")], **options))
+
+
+def test_typed_text_brings_the_tools_of_its_chat() -> None:
+    (frame,) = FrameDecoder().feed(typed_frame(CHAT_WITH_TOOLS, "wh", tools=TOOLS))
+    typed = wire.read_typed_text(frame)
+    assert (typed.before, typed.tools) == (tuple(CHAT_WITH_TOOLS), TOOLS)

@@ -9,10 +9,15 @@ import pytest
 from outrider.codec.tokens import TokenCodec, TokenCoder
 from outrider.cost import Cost
 from outrider.errors import BadTokenBlockError, MalformedFrameError, OverloadedError
-from outrider.session_types import FinishReason, Timings, Usage
+from outrider.session_types import FinishReason, ScoredToken, Timings, TokenLogprobs, Usage
 from outrider.tokenization.rewriting import Rewriter, RewritingPolicy
 from outrider.v1 import common_pb2, inference_pb2
-from outrider.wire import error_to_proto, token_block_from_proto, token_block_to_proto
+from outrider.wire import (
+    error_to_proto,
+    logprobs_to_proto,
+    token_block_from_proto,
+    token_block_to_proto,
+)
 from services.edge.identity import Identity
 from services.edge.session.events import (
     OpenRegion,
@@ -129,6 +134,23 @@ def test_commits_with_and_without_ids() -> None:
     assert got == RegionCommit(1, 2, 3, (4, 5), 7, ReplicaPace(max_lead=9), (5,))
     bare = inference_pb2.Commit(accepted=2, upto=2)
     assert fresh().read(inference_pb2.SessionDown(commit=bare)) == RegionCommit(0, 0, 2, (), 2)
+
+
+def test_a_prediction_goes_up_as_a_block() -> None:
+    opening = fresh().open(OpenRegion(request(), (1,), 0, prediction=(7, 999)), ("", "")).open
+    assert CODER.decode(token_block_from_proto(opening.prediction), max_count=2) == (7, 999)
+    assert not fresh().open(OpenRegion(request(), (1,), 0), ("", "")).open.HasField("prediction")
+
+
+def test_log_probabilities_come_down_and_are_bounded() -> None:
+    told = TokenLogprobs(ScoredToken(5, -0.5), (ScoredToken(9, -0.25),))
+    block = token_block_to_proto(CODER.encode((5,)))
+    commit = inference_pb2.Commit(ids=block, upto=1, logprobs=logprobs_to_proto([told]))
+    got = fresh().read(inference_pb2.SessionDown(commit=commit))
+    assert isinstance(got, RegionCommit) and got.logprobs == (told,)
+    commit.logprobs.extend(logprobs_to_proto([told] * MAX_COMMIT_TOKENS))
+    with pytest.raises(MalformedFrameError, match=f"at most {MAX_COMMIT_TOKENS}"):
+        fresh().read(inference_pb2.SessionDown(commit=commit))
 
 
 def test_numbers_go_up_and_come_back() -> None:

@@ -156,7 +156,7 @@ def test_the_store_knows_vocabulary_and_size(tmp_path: Path) -> None:
             ArtifactCorruptError,
             r"shape \[128\], config.json says \[256\]",
         ),
-        ({}, {"architectures": ["Gemma3ForCausalLM"]}, UnsupportedModelError, "Gemma3ForCausalLM"),
+        ({}, {"architectures": ["Gemma2ForCausalLM"]}, UnsupportedModelError, "Gemma2ForCausalLM"),
         ({}, {"architectures": None}, UnsupportedModelError, "LlamaForCausalLM"),
         ({}, {"quantization_config": {"bits": 4}}, UnsupportedModelError, "quantised"),
         ({}, {"hidden_act": "gelu"}, UnsupportedModelError, "hidden_act"),

@@ -163,7 +163,21 @@ def test_a_file_with_sentencepieces_tokenizer_converts(tmp_path: Path) -> None:
     ("architecture", "extra", "fields", "complaint"),
     [
         ("mamba", {}, {}, "'mamba' cannot be served; choose one of llama, qwen2, qwen3"),
-        ("gemma3", {}, {}, "'gemma3' cannot be served; .* as a GGUF file or safetensors"),
+        ("gemma2", {}, {}, "'gemma2' cannot be served; .* as a GGUF file or safetensors"),
+        ("gemma3", {"blk.1.attn_q.bias": np.ones(256, np.float32)}, {}, "attn_q.bias"),
+        ("gemma3", {"rope_freqs.weight": np.ones(32, np.float32)}, {}, "rope_freqs"),
+        (
+            "gemma3",
+            {},
+            {"add_tokenizer": lambda writer: writer.add_key_length_swa(32)},
+            "heads of layers with a window",
+        ),
+        (
+            "gemma3",
+            {},
+            {"add_tokenizer": lambda writer: writer.add_final_logit_softcapping(30.0)},
+            "final_logit_softcapping",
+        ),
         ("llama", {"rope_freqs.weight": np.ones(31, np.float32)}, {}, "31 factors for heads of 64"),
         ("llama", {"rope_freqs.weight": np.zeros(32, np.float32)}, {}, "no positive numbers"),
         ("llama", {"blk.0.ffn_gate_inp.weight": np.ones((2, 256), np.float32)}, {}, "ffn_gate_inp"),

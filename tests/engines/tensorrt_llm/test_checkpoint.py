@@ -66,7 +66,12 @@ def test_a_decoder_that_also_reads_pictures_has_a_table_of_its_own(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    "text", [None, "{", "[]", '{"vocab_size": 7}', '{"build_config": {}, "pretrained_config": {}}']
+    "text",
+    [
+        *(None, "{", "[]", "[" * 100_000, '{"vocab_size": 7}', '{"a": 1, "a": 2}'),
+        '{"build_config": {}, "pretrained_config": {}}',
+    ],
+    ids=lambda text: str(text)[:20],
 )
 def test_an_unusable_checkpoint_is_refused(tmp_path: Path, text: str | None) -> None:
     if text is not None:

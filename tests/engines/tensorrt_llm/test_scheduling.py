@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from outrider.errors import InvalidSamplingError
 from outrider.sampling.params import SamplingParams
+from outrider.session_types import TokenLogprobs
 from services.inference.reference import generate
 from services.inference.scheduler.limits import SchedulerLimits
 from services.inference.scheduler.scheduler import Scheduler
@@ -34,6 +37,7 @@ class Replica:
         self.scheduler = Scheduler(self.engine.info, _LIMITS, new_reply)
         self.replies: dict[int, list[int]] = {}
         self.chains: dict[int, tuple[int, ...]] = {}
+        self.logprobs: dict[int, list[TokenLogprobs]] = {}
         self.accepted = 0
         self.now = 1.0
 
@@ -68,6 +72,7 @@ class Replica:
                 echoed = self.chains[event.session_id][event.base : event.base + event.accepted]
                 self.replies[event.session_id] += [*echoed, *event.ids]
                 self.accepted += event.accepted
+                self.logprobs.setdefault(event.session_id, []).extend(event.logprobs)
 
 
 @pytest.mark.parametrize("sampling", [_GREEDY, _SAMPLED], ids=["greedy", "sampled"])
@@ -166,3 +171,25 @@ def test_a_greedy_session_asks_for_one_candidate() -> None:
     llm: LLM = replica.llm
     wanted = {one.ids[:3]: one.params.prompt_logprobs for one in llm.requests}
     assert wanted == {(3, 4, 5): 1, (3, 4, 6): 8}
+
+
+@pytest.mark.parametrize("sampling", [_GREEDY, _SAMPLED], ids=["greedy", "sampled"])
+def test_log_probabilities_are_the_runtimes_drafts_or_not(sampling: SamplingParams) -> None:
+    asked = replace(sampling, num_logprobs=9)
+    request = OpenRequest(1, tuple(range(3, 40)), asked)
+    engine, _ = make_engine(num_candidates=20)
+    whole = generate(engine, request.prompt, asked, new_reply)
+    replica = Replica()
+    replica.open(request, (*whole.ids[:12], 1))
+    replica.finish()
+    assert replica.accepted > 6
+    assert tuple(replica.logprobs[1]) == whole.logprobs
+    for at in whole.logprobs:
+        assert len(at.top) == 9
+        assert 0 < sum(math.exp(token.logprob) for token in at.top) <= 1 + 1e-6
+    if sampling is _GREEDY:
+        assert all(at.chosen == at.top[0] for at in whole.logprobs)
+    wanted = {one.params.prompt_logprobs for one in replica.llm.requests}
+    assert wanted <= {9, None}
+    with pytest.raises(InvalidSamplingError, match="set num_logprobs to at most 8"):
+        Replica(num_candidates=8).open(replace(request, session_id=2))

@@ -18,8 +18,8 @@ from outrider.engines.base import (
 )
 from outrider.models.vocabulary import Vocabulary
 from outrider.sampling.params import SamplingParams
-from outrider.sampling.reply import Reply, ReplyText, reply_end
-from services.inference.app import LoadedModel
+from outrider.sampling.reply import ReplyText
+from services.inference.app import LoadedModel, replies_in
 
 if TYPE_CHECKING:
     from outrider.engines.openvino.engine import OpenVinoEngine
@@ -70,12 +70,11 @@ def coder_of(vocabulary: Vocabulary) -> TokenCoder:
 def loaded(engine: Engine, vocabulary: Vocabulary) -> LoadedModel:
     """The model around one engine."""
 
-    def new_reply(params: SamplingParams) -> Reply:
-        return reply_end(params, vocabulary.stop_ids, vocabulary.detokenizer)
-
     digest = vocabulary.digest
     identity = engine.info.fingerprint
-    return LoadedModel("smollm2", (engine,), coder_of(vocabulary), digest, new_reply, identity)
+    return LoadedModel(
+        "smollm2", (engine,), coder_of(vocabulary), digest, replies_in(vocabulary), identity
+    )
 
 
 def texts_of(vocabulary: Vocabulary) -> Callable[[SamplingParams], ReplyText]:

@@ -17,10 +17,16 @@ from outrider.models.vocabulary import Vocabulary
 from outrider.process import Ports
 from outrider.rpc import make_channel
 from outrider.sampling.params import SamplingParams
+from outrider.session_types import TokenLogprobs
 from outrider.telemetry.metrics import Metrics
 from outrider.testing import leak_check
 from outrider.v1 import common_pb2, inference_pb2, inference_pb2_grpc
-from outrider.wire import sampling_to_proto, token_block_from_proto, token_block_to_proto
+from outrider.wire import (
+    logprobs_from_proto,
+    sampling_to_proto,
+    token_block_from_proto,
+    token_block_to_proto,
+)
 from services.inference.app import LoadedModel, Replica, serve
 from services.inference.config import InferenceConfig
 from services.inference.reference import ReferenceReply, generate
@@ -47,7 +53,10 @@ RESERVED = range(3, 17)
 
 def _sampling(number: int) -> SamplingParams:
     temperature = 0.8 if number % 2 else 0.0
-    return SamplingParams(temperature=temperature, seed=number, max_tokens=20)
+    num_logprobs = (3, -1, 0)[number % 3]
+    return SamplingParams(
+        temperature=temperature, seed=number, max_tokens=20, num_logprobs=num_logprobs
+    )
 
 
 def _opening(
@@ -77,10 +86,12 @@ class Conversation:
         self._call = stub.Generate()
         self._epoch = 0
         self._ids: dict[int, list[int]] = {}
+        self.logprobs: dict[int, list[TokenLogprobs]] = {}
 
     async def run(self, openings: list[inference_pb2.OpenSession]) -> list[tuple[int, ...]]:
         for number, opening in enumerate(openings, start=1):
             self._ids[number] = []
+            self.logprobs[number] = []
             await self._send(inference_pb2.SessionUp(session=number, open=opening))
         left = len(openings)
         while left:
@@ -98,6 +109,7 @@ class Conversation:
         assert commit.accepted == 0
         block = token_block_from_proto(commit.ids)
         self._ids[number] += self._coder.decode(block, max_count=64)
+        self.logprobs[number] += logprobs_from_proto(commit.logprobs, max_tokens=64)
         if self._garbage is None:
             return
         self._epoch += 1
@@ -138,7 +150,9 @@ def truth(
     ]
 
 
-@pytest.mark.parametrize(("drafts", "chunk_tokens"), [("own", 5), ("off", 256), ("garbage", 32)])
+@pytest.mark.parametrize(
+    ("drafts", "chunk_tokens"), [("own", 5), ("off", 256), ("garbage", 32), ("predicted", 256)]
+)
 async def test_concurrent_sessions_equal_the_reference(
     model: LoadedModel,
     vocabulary: Vocabulary,
@@ -151,6 +165,9 @@ async def test_concurrent_sessions_equal_the_reference(
     openings = [_opening(vocabulary, prompt, _sampling(n), n) for n, prompt in pairs]
     for frame in openings if drafts == "off" else ():
         frame.speculation = common_pb2.SPECULATION_OFF
+    for frame, reply in zip(openings, truth, strict=True) if drafts == "predicted" else ():
+        edited = [*reply.ids[:6], 99, *reply.ids[8:]]
+        frame.prediction.CopyFrom(token_block_to_proto(coder_of(vocabulary).encode(edited)))
     garbage = random.Random(1) if drafts == "garbage" else None
     config = InferenceConfig(
         scheduler=SchedulerLimits(prefill_chunk_tokens=chunk_tokens), drain_s=0.0
@@ -160,10 +177,13 @@ async def test_concurrent_sessions_equal_the_reference(
     async with leak_check():
         await replica.start()
         async with _connected(replica.port) as stub:
-            seen = await Conversation(stub, vocabulary, garbage).run(openings)
+            conversation = Conversation(stub, vocabulary, garbage)
+            seen = await conversation.run(openings)
         await replica.stop()
     metrics.close()
     assert seen == [reply.ids for reply in truth]
+    told = [tuple(logprobs) for logprobs in conversation.logprobs.values()]
+    assert told == [reply.logprobs for reply in truth], "bit for bit"
     assert replica.schedulers[0].load().kv_blocks_free == model.engines[0].info.num_blocks
 
 

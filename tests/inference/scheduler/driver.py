@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.sampling.params import SamplingParams
@@ -21,7 +21,7 @@ from services.inference.scheduler.types import (
     Opened,
     OpenRequest,
 )
-from tests.inference.letters import new_reply
+from tests.inference.letters import constraint_of, new_reply
 
 PROMPT = tuple(range(3, 23))
 LONG = SamplingParams(max_tokens=40, ignore_eos=True)
@@ -90,6 +90,7 @@ class Driver:
         self.batches: list[Batch] = []
 
     def open(self, request: OpenRequest) -> Peer:
+        request = replace(request, constraint=constraint_of(request.sampling))
         events = self.scheduler.open(request, self.now)
         peer = self.peers[request.session_id] = Peer(list(request.resume))
         if request.drafts is not None:
@@ -157,4 +158,8 @@ class Driver:
 
 def reference(request: OpenRequest, options: FakeOptions) -> tuple[int, ...]:
     """The reply of an engine of its own: no scheduler, no drafts, one token at a time."""
-    return generate(FakeEngine(options), request.prompt, request.sampling, new_reply).ids
+    sampling = request.sampling
+    constraint = constraint_of(sampling)
+    return generate(
+        FakeEngine(options), request.prompt, sampling, new_reply, constraint=constraint
+    ).ids

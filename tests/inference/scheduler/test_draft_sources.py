@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.engines.fake import FakeOptions
+from outrider.sampling.constraint import Mask
 from outrider.speculation.learnt import BINDING_BYTES, NOTHING, KeptGroups
 from outrider.speculation.suffix_drafter import SuffixDrafter
 from outrider.speculation.verification import Verification
 from services.inference.scheduler.draft_sources import (
+    FORCED_SURVIVAL,
     MAX_UNSEEN_TOKENS,
     DraftSources,
     EdgeAcceptance,
@@ -201,6 +204,67 @@ def test_the_region_goes_on_behind_the_edge() -> None:
     proposal = made.propose(3)
     assert proposal.ids == (3, 4, 1)
     assert list(proposal.survival) == sorted(proposal.survival, reverse=True)
+
+
+class Scripted:
+    """A grammar that forces some ids and forbids others."""
+
+    def __init__(self, forced: tuple[int, ...] = (), forbidden: tuple[int, ...] = ()) -> None:
+        self._forced, self._forbidden = forced, forbidden
+
+    def allowed(self) -> Mask:
+        raise AssertionError("drafting needs no mask")
+
+    def advance(self, token: int) -> None:
+        raise AssertionError("drafting commits nothing")
+
+    def prepare(self, drafts: Sequence[int]) -> None:
+        raise AssertionError("drafting needs no mask")
+
+    def num_valid(self, drafts: Sequence[int]) -> int:
+        return next((n for n, i in enumerate(drafts) if i in self._forbidden), len(drafts))
+
+    def forced(self, max_tokens: int) -> tuple[int, ...]:
+        return self._forced[:max_tokens]
+
+
+def under(edge: EdgeChain | None, grammar: Scripted, *, forces: bool = True) -> DraftSources:
+    """With a suffix drafter that has seen 1 2 3 4 1 2."""
+    acceptance = EdgeAcceptance(0.9)
+    made = DraftSources(edge, SuffixDrafter(), acceptance, grammar, drafts_forced=forces)
+    made.learn_prompt([1, 2, 3, 4, 1, 2], 100)
+    return made
+
+
+def test_what_a_grammar_forces_comes_first() -> None:
+    proposal = under(None, Scripted(forced=(8, 9))).propose(4)
+    assert proposal.ids[:2] == (8, 9)
+    assert proposal.survival[:2] == (FORCED_SURVIVAL, FORCED_SURVIVAL**2)
+    assert under(None, Scripted(forced=(8, 9))).propose(1).ids == (8,)
+    assert under(None, Scripted(forced=(8, 9)), forces=False).propose(1).ids == (3,)
+
+
+def test_an_edge_that_agrees_with_what_is_forced_goes_on_behind_it() -> None:
+    made = under(chain(8, 9, 5), Scripted(forced=(8, 9)))
+    proposal = made.propose(3)
+    assert proposal.ids == (8, 9, 5)
+    assert proposal.survival[2] == pytest.approx(FORCED_SURVIVAL**2 * 0.9)
+    assert made.offers_edge_drafts
+    assert under(chain(8), Scripted(forced=(8, 9))).propose(2).ids == (8, 9)
+
+
+def test_an_edge_that_contradicts_what_is_forced_is_not_verified() -> None:
+    made = under(chain(8, 7, 5), Scripted(forced=(8, 9)))
+    assert made.propose(2).ids == (8, 9)
+    assert not made.offers_edge_drafts
+
+
+def test_drafts_that_a_grammar_forbids_are_not_proposed() -> None:
+    assert under(chain(3, 5, 6), Scripted(forbidden=(5,))).propose(2).ids[:1] == (3,)
+    assert 5 not in under(chain(3, 5, 6), Scripted(forbidden=(5,))).propose(4).ids
+    assert under(None, Scripted(forbidden=(3,))).propose(2).ids == ()
+    assert under(None, Scripted(forbidden=(4,))).propose(4).ids == (3,)
+    assert 4 not in under(None, Scripted(forced=(3,), forbidden=(4,))).propose(4).ids
 
 
 def offered(made: DraftSources, ids: tuple[int, ...], committed: tuple[int, ...]) -> None:

@@ -1,4 +1,5 @@
-"""Whatever happens around it, a session's text is the reference's.
+"""Whatever happens around it, a session's text is the reference's, and so are its log
+probabilities.
 
 A state machine opens, drafts, cancels, lets time pass and ticks, over small engines and tight
 limits; at the end every reply equals, or for ended sessions begins, the reference's.
@@ -14,23 +15,34 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from outrider.engines.fake import FakeOptions
+from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.errors import DeadlineError, OverloadedError
+from outrider.sampling.grammar import Grammar, GrammarKind
 from outrider.sampling.params import SamplingParams
-from outrider.session_types import FinishReason, Priority
+from outrider.session_types import FinishReason, Priority, TokenLogprobs
+from services.inference.reference import ReferenceReply, generate
 from services.inference.scheduler.batch import Batch
 from services.inference.scheduler.limits import SchedulerLimits
 from services.inference.scheduler.types import Drafts, OpenRequest
-from tests.inference.scheduler.driver import Driver, reference
+from tests.inference.letters import constraint_of, new_reply
+from tests.inference.scheduler.driver import Driver
 
 SAMPLINGS = (
     SamplingParams(max_tokens=24),
     SamplingParams(max_tokens=1),
-    SamplingParams(max_tokens=200, ignore_eos=True),
-    SamplingParams(max_tokens=20, temperature=0.8, seed=7),
+    SamplingParams(max_tokens=200, ignore_eos=True, num_logprobs=0),
+    SamplingParams(max_tokens=20, temperature=0.8, seed=7, num_logprobs=3),
     SamplingParams(max_tokens=20, temperature=1.2, seed=8, top_k=9, top_p=0.9, ignore_eos=True),
     SamplingParams(max_tokens=30, repetition_penalty=1.3, frequency_penalty=0.4, ignore_eos=True),
     SamplingParams(max_tokens=40, stop=("x", "Qa"), stop_ids=(9,), temperature=0.3),
+    SamplingParams(max_tokens=40, grammar=Grammar(GrammarKind.REGEX, "(begin[A-F]{2,5}end )+Z?")),
+    SamplingParams(
+        max_tokens=60,
+        temperature=0.9,
+        seed=9,
+        top_p=0.9,
+        grammar=Grammar(GrammarKind.LARK, 'start: "k" item+ "."\nitem: "x" start | /[d-h]{1,4} /'),
+    ),
 )
 OPTIONS = st.builds(
     FakeOptions,
@@ -52,6 +64,7 @@ LIMITS = st.builds(
     prefill_chunk_tokens=st.sampled_from([1, 3, 7, 200]),
     max_tick_ms=st.sampled_from([5.0, 40.0]),
     max_draft_tokens=st.sampled_from([0, 1, 6]),
+    max_predicted_tokens=st.sampled_from([0, 2, 31]),
     max_lead=st.sampled_from([0, 3, 12]),
     ageing_s=st.sampled_from([0.0, 0.1, 10.0]),
     low_tick_ms=st.sampled_from([1.0, 12.0, 60.0]),
@@ -78,8 +91,28 @@ TERMS = st.fixed_dictionaries(
 
 
 @lru_cache(maxsize=4096)
-def truth(prompt: tuple[int, ...], sampling: int, options: FakeOptions) -> tuple[int, ...]:
-    return reference(OpenRequest(0, prompt, SAMPLINGS[sampling]), options)
+def truth(prompt: tuple[int, ...], sampling: int, options: FakeOptions) -> ReferenceReply:
+    params = SAMPLINGS[sampling]
+    constraint = constraint_of(params)
+    return generate(FakeEngine(options), prompt, params, new_reply, constraint=constraint)
+
+
+def edited(reply: tuple[int, ...], edits: list[tuple[int, str]]) -> tuple[int, ...]:
+    """A prediction: the reply with some tokens replaced, inserted and left out."""
+    ids = list(reply)
+    for at, edit in edits:
+        place = at % max(1, len(ids))
+        ids[place : place + (edit != "insert")] = [] if edit == "leave out" else [at % 64]
+    return tuple(ids)
+
+
+PREDICTIONS = st.one_of(
+    st.none(),
+    st.lists(
+        st.tuples(st.integers(0, 999), st.sampled_from(["replace", "insert", "leave out"])),
+        max_size=4,
+    ),
+)
 
 
 class Exactness(RuleBasedStateMachine):
@@ -89,6 +122,7 @@ class Exactness(RuleBasedStateMachine):
         self.options = options
         self.requests: dict[int, OpenRequest] = {}
         self.truths: dict[int, tuple[int, ...]] = {}
+        self.logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
         self.epochs: dict[int, int] = {}
         self.batch: Batch | None = None
 
@@ -102,6 +136,7 @@ class Exactness(RuleBasedStateMachine):
         sampling=st.integers(0, len(SAMPLINGS) - 1),
         lasting_s=st.sampled_from([None, None, None, 0.05, 0.5]),
         resumed=st.sampled_from([0.0, 0.0, 0.5, 1.0]),
+        edits=PREDICTIONS,
         terms=TERMS,
     )
     def open(
@@ -110,9 +145,11 @@ class Exactness(RuleBasedStateMachine):
         sampling: int,
         lasting_s: float | None,
         resumed: float,
+        edits: list[tuple[int, str]] | None,
         terms: dict[str, Any],
     ) -> None:
-        reply = truth(prompt, sampling, self.options)
+        known = truth(prompt, sampling, self.options)
+        reply = known.ids
         resume = reply[: int(len(reply) * resumed)]
         request = OpenRequest(
             session_id=len(self.requests) + 1,
@@ -121,10 +158,12 @@ class Exactness(RuleBasedStateMachine):
             deadline=None if lasting_s is None else self.driver.now + lasting_s,
             resume=resume,
             drafts=Drafts(0, len(resume), reply[len(resume) : len(resume) + 3]),
+            prediction=() if edits is None else edited(reply, edits),
             **terms,
         )
         self.requests[request.session_id] = request
         self.truths[request.session_id] = reply
+        self.logprobs[request.session_id] = known.logprobs[len(resume) :]
         self.epochs[request.session_id] = 0
         self.ask(request)
 
@@ -202,7 +241,15 @@ class Exactness(RuleBasedStateMachine):
                 assert reply == self.truths[number]
             else:
                 assert reply == self.truths[number][: len(reply)]
+            told = tuple(at for commit in peer.commits for at in commit.logprobs)
+            assert told == self.logprobs[number][: len(told)]
+            if self.requests[number].sampling.num_logprobs >= 0:
+                assert len(told) == len(reply) - len(self.requests[number].resume)
             usage = peer.finished.usage
+            num_predicted = usage.accepted_prediction_tokens + usage.rejected_prediction_tokens
+            assert num_predicted <= usage.draft_tokens
+            if not self.requests[number].prediction:
+                assert num_predicted == 0
             assert usage.prompt_tokens == len(self.requests[number].prompt)
             assert 0 <= usage.cached_tokens <= usage.prompt_tokens
             assert usage.accepted_tokens <= usage.draft_tokens

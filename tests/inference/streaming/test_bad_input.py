@@ -16,6 +16,7 @@ from outrider.testing import eventually
 from outrider.v1 import common_pb2, inference_pb2
 from outrider.wire import token_block_from_proto, token_block_to_proto
 from services.inference.scheduler.limits import SchedulerLimits
+from services.inference.streaming.wire import MAX_PREDICTION_TOKENS
 from tests.inference.harness import CODER, GatedEngine, Peer, opening, reference, running
 
 LONG = SamplingParams(max_tokens=200, ignore_eos=True)
@@ -43,6 +44,21 @@ BAD_OPENINGS: dict[str, tuple[dict[str, Any], type[errors.OutriderError], str]] 
     "unknown model": ({"model": "gpt-9"}, errors.UnknownModelError, "serves letters"),
     "other vocabulary": ({"vocabulary_digest": b"\xaa" * 32}, errors.VocabularyMismatchError, "aa"),
     "no vocabulary": ({"vocabulary_digest": b""}, errors.VocabularyMismatchError, "not named"),
+    "a damaged prediction": (
+        {"prediction": _spoilt(checksum=1)},
+        errors.BadTokenBlockError,
+        "checksum",
+    ),
+    "an endless prediction": (
+        {"prediction": _spoilt(count=MAX_PREDICTION_TOKENS + 1)},
+        errors.BadTokenBlockError,
+        str(MAX_PREDICTION_TOKENS),
+    ),
+    "more log probabilities than there are": (
+        {"sampling": common_pb2.Sampling(num_logprobs=21)},
+        errors.InvalidSamplingError,
+        "num_logprobs",
+    ),
     "another model's reply": (
         {"resume": _block([5]), "model_identity": b"\xbb" * 32},
         errors.UnavailableError,

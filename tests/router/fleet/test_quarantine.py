@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from outrider.peers.health import Signal
+from services.router.fleet.registry import Registry
 from services.router.fleet.replica import ReplicaLoad
 from tests.router.fleet.table import (
     MODEL,
@@ -44,6 +45,42 @@ def test_connections_that_break_count_once_each_and_goodbyes_do_not() -> None:
     table.connected("a", MODEL, 4.0)
     assert table["a"].state is Q
     assert table["a"].health.quarantine.count == 1
+
+
+def contradict(table: Registry, now: float) -> None:
+    """It opens a session as another model than it reports, and is connected again."""
+    table.contradicted("a", b"other", now)
+    table.lost("a", "it opened as another", now)
+    table.connected("a", MODEL, now)
+
+
+def test_the_only_replica_that_contradicts_itself_is_tried_less_and_less_often() -> None:
+    table = connected("a")
+    contradict(table, 1.0)
+    assert table["a"].state is R, "another process may have taken its place"
+    for since, pause_s in ((1.0, 2.0), (3.0, 4.0), (7.0, 8.0)):
+        contradict(table, since)
+        assert table["a"].state is Q and table["a"].is_inconsistent
+        for at, state in ((since + pause_s - 0.1, Q), (since + pause_s, T)):
+            table.report("a", ReplicaLoad(), at)
+            table.expire(at)
+            assert table["a"].state is state
+    assert table["a"].health.quarantine.count == 3, "its stream's end is not counted beside it"
+
+
+def test_a_replica_that_agrees_with_itself_again_serves() -> None:
+    table = connected("a")
+    contradict(table, 1.0)
+    contradict(table, 1.0)
+    table.report("a", ReplicaLoad(), 3.0)
+    table.expire(3.0)
+    table.place("a", 7, 3.0)
+    table.opened("a", 7, 0.0, 3.1)
+    assert not table["a"].is_inconsistent and table["a"].state is T
+    table.served("a", 7, 3.2)
+    assert table["a"].state is R
+    contradict(table, 60.0)
+    assert table["a"].state is R, "it is a first time again"
 
 
 def test_a_trial_that_ends_with_the_connection_has_failed() -> None:

@@ -3,6 +3,7 @@ gRPC, and the file is swapped as a Kubernetes ConfigMap is."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from itertools import count
@@ -13,6 +14,7 @@ import grpc.aio
 import pytest
 
 from outrider import config_following
+from outrider.cli.local.serving import Asking
 from outrider.testing import eventually, leak_check
 from outrider.v1 import common_pb2, inference_pb2, router_pb2
 from tests.router.relay.mesh import accepted, commit, done, opening
@@ -104,6 +106,21 @@ async def test_an_added_replica_is_connected_and_a_removed_one_drains(
         await edge.hear("done")
         await becomes(router, "far")
         await eventually(lambda: near.num_streams == 0)
+
+
+async def test_a_file_that_is_refused_is_told_to_who_wrote_it(
+    config_map: ConfigMap, tmp_path: Path
+) -> None:
+    near = Replica("near")
+    async with running_replicas(near), following_router(config_map, near) as router:
+        await router.state_of("near", READY)
+        config_map.publish(near, near)
+        asking = Asking(tmp_path, "127.0.0.1")
+        async with asyncio.timeout(30):
+            while not (refused := await asking.refused(router.ports, config_map.file)):
+                pass
+        assert "near" in refused
+        assert await names(router) == {"near"}
 
 
 async def test_a_replica_that_is_named_again_while_it_drains_stays(config_map: ConfigMap) -> None:

@@ -28,7 +28,7 @@ from services.router.placement.types import PlacementPolicy
 from services.router.prefix_index.index import PrefixIndex, PrefixIndexLimits
 from services.router.prefix_index.prompt import TokenIdReader
 from services.router.relay.dispatch import Dispatch, PromptCache
-from services.router.relay.failover import Failover
+from services.router.relay.failover import Failover, FailoverPolicy
 from services.router.relay.frames import Down, RelayedSession, Up
 from services.router.relay.intake import Intake
 from services.router.relay.replica_monitor import ReplicaMonitor
@@ -58,6 +58,7 @@ class Mesh:
         max_queued: int = 0,
         prices: PriceTable | None = None,
         return_s: float = 0.0,
+        failover_policy: FailoverPolicy | None = None,
     ) -> None:
         """The first of the replicas' `names` is near, the others are far away."""
         self.clock = FakeClock(100.0)
@@ -86,7 +87,7 @@ class Mesh:
         self.intake = Intake(
             self.table, dispatch, self.registry, self.admission, self.fleet_view, self.autoscale
         )
-        failover = Failover(self.table, dispatch, self.telemetry)
+        failover = Failover(self.table, dispatch, self.telemetry, failover_policy)
         self.num_retries_scheduled = 0
         self.switch = Switch(
             self.table,

@@ -16,6 +16,7 @@ from services.edge.session.continuity import ModelContinuity
 from services.router.admission.pricing import PriceTable
 from services.router.admission.tenants import TenantPolicy
 from services.router.fleet.replica import ReplicaLoad
+from services.router.relay.failover import FailoverPolicy
 from tests.router.relay.mesh import DIGEST, IDENTITY, Mesh, accepted, cancel, done, failed, opening
 
 CODER = TokenCoder(DIGEST, 1000)
@@ -82,11 +83,17 @@ class World:
         prices: PriceTable | None = None,
         identities: Mapping[str, bytes] = SAME,
         allows_inexact: bool = False,
+        failover_policy: FailoverPolicy | None = None,
     ) -> None:
         """The request of seed `poison` kills a replica whenever it is computed; `identities`: what
         each replica computes."""
         tenants = (TenantPolicy("*", allow_inexact_failover=allows_inexact),)
-        self.mesh = Mesh(names=tuple(identities), prices=prices, tenants=tenants)
+        self.mesh = Mesh(
+            names=tuple(identities),
+            prices=prices,
+            tenants=tenants,
+            failover_policy=failover_policy,
+        )
         self.names = tuple(identities)
         self.identities = dict(SAME)
         """What each computes; what the router was told may be older."""

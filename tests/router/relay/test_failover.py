@@ -276,6 +276,27 @@ async def test_a_stream_that_broke_because_the_router_was_late_speaks_against_no
     assert all(replica.takes_sessions for replica in world.mesh.registry)
 
 
+async def test_sessions_of_other_models_give_a_model_no_moves() -> None:
+    policy = FailoverPolicy(share=0.5, min_moves=0, window_s=10.0)
+    world = World(1, failover_policy=policy)
+    await streaming(world, 1, 2, 3, 4, length=600)
+    others = world.mesh.edge()
+    frame = world.mesh.table.of_edge(world.edge, 1).open_frame  # type: ignore[union-attr]
+    for number in range(10):
+        world.mesh.table.open(others, number, frame, 1, world.mesh.clock(), model="other")
+    assert world.mesh.table.num_sessions("m") == 4
+
+    world.kill("near")
+    await world.tick("far")
+    assert len(world.runs["far"]) == 2, "half of this model's four"
+    for _ in range(101):
+        await world.wait(0.1)
+        await world.tick("far")
+    assert len(world.runs["far"]) == 4, "in the next window the rest"
+    world.mesh.table.check_invariants()
+    world.mesh.metrics.close()
+
+
 def test_budgets_of_models_whose_sessions_do_not_move_any_more_are_forgotten() -> None:
     failover = World(1).mesh.switch._failover
     for second in range(1000):

@@ -257,6 +257,7 @@ async def test_a_prompt_beyond_every_context_is_refused_with_both_numbers() -> N
     held = inference_pb2.PromptDelta(prefix_tokens=3000)
     mesh.send(edge, opening(3, ids=held, vocabulary_digest=DIGEST))
     assert [frame.error.message for frame in await mesh.at_edge(edge)] == [
+        "the conversation is longer than the model's context length: "
         "the prompt has 3000 tokens, at most 2047 fit; shorten it"
     ]
     assert len(mesh.table) == 1

@@ -11,10 +11,11 @@ from structlog.typing import EventDict
 
 from outrider.errors import NoReplicaError, UnavailableError
 from outrider.model_identity import same_model, short_form
+from outrider.peers.health import PeerState
 from outrider.v1 import inference_pb2
 from services.router.admission.tenants import TenantPolicy
 from services.router.fleet.replica import ReplicaLoad
-from tests.router.relay.mesh import IDENTITY, Mesh, opening, reasons
+from tests.router.relay.mesh import IDENTITY, Mesh, accepted, commit, done, opening, reasons
 from tests.router.relay.scripted import World, block
 
 A, B = IDENTITY, b"\x0b" * 32
@@ -153,6 +154,47 @@ async def test_a_replica_that_opens_as_another_model_than_it_reported_is_asked_a
     await world.wait(31.0)
     assert isinstance(world.chats[1].error, NoReplicaError), "it is bound to the one that opened it"
     await finish(world)
+
+
+async def serve_for_a_tenth(mesh: Mesh, opens_as: bytes) -> int:
+    """The only replica opens what it was sent; how often it was connected anew for it."""
+    num_connected = 0
+    for frame in await mesh.at_replica("near"):
+        if frame.WhichOneof("kind") != "open":
+            continue
+        if not mesh.reply("near", accepted(frame.session, opens_as)):
+            mesh.lose("near", is_own=True)
+            mesh.connect("near")
+            num_connected += 1
+            break
+        mesh.reply("near", commit(frame.session))
+        mesh.reply("near", done(frame.session))
+    now = mesh.clock.advance(0.1)
+    mesh.registry.report("near", ReplicaLoad(), now)
+    mesh.registry.expire(now)
+    mesh.switch.expire(now)
+    return num_connected
+
+
+async def test_a_sole_replica_that_contradicts_itself_is_not_connected_anew_for_ever() -> None:
+    mesh = Mesh(names=("near",))
+    edge = mesh.edge()
+
+    def is_inconsistent() -> bool:
+        return mesh.registry["near"].is_inconsistent
+
+    for number in range(1, 9):
+        mesh.send(edge, opening(number))
+    num_connected = sum([await serve_for_a_tenth(mesh, B) for _ in range(290)])
+    assert 2 < num_connected <= 6, "twice at first, then after 2, 4, 8 and 16 s"
+    assert is_inconsistent()
+
+    mesh.send(edge, opening(9))
+    for _ in range(180):
+        await serve_for_a_tenth(mesh, A)
+    assert not is_inconsistent()
+    assert mesh.registry["near"].state is PeerState.READY
+    mesh.metrics.close()
 
 
 async def test_tokens_before_the_session_is_opened_are_of_an_unknown_model() -> None:

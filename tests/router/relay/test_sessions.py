@@ -299,7 +299,8 @@ def open_some(
 ) -> list[Session[str]]:
     edge, number = data.draw(st.sampled_from(edges)), data.draw(st.integers(1, 4))
     try:
-        return [sessions.open(edge, number, "open", data.draw(st.integers(1, 300)), now)]
+        num_bytes, model = data.draw(st.integers(1, 300)), data.draw(st.sampled_from("ab"))
+        return [sessions.open(edge, number, "open", num_bytes, now, model=model)]
     except (DuplicateSessionError, OverloadedError):
         return []
 

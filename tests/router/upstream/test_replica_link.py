@@ -16,7 +16,7 @@ from outrider.testing import eventually, leak_check
 from outrider.v1 import inference_pb2, inference_pb2_grpc, router_pb2
 from services.router.fleet.replica import PrefillLimits
 from services.router.upstream.replica_link import read_prefill_limits, watch_load
-from tests.router.relay.mesh import commit, opening
+from tests.router.relay.mesh import accepted, commit, opening
 from tests.router.replica import Replica, running_replicas, running_router
 
 SERVING = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
@@ -90,6 +90,19 @@ async def test_a_replica_that_stays_silent_loses_its_stream_and_its_sessions() -
         await router.state_of("a", router_pb2.REPLICA_STATE_READY)
         await edge.send(opening(2))
         await replica.hear("open")
+
+
+async def test_a_replica_that_contradicts_itself_is_asked_anew_once_and_then_left_alone() -> None:
+    replica = Replica("a")
+    async with leak_check(), running_replicas(replica), running_router(replica) as router:
+        edge = router.edge()
+        await edge.send(opening(1))
+        for _ in range(2):
+            number = (await replica.hear("open")).session
+            replica.say(accepted(number, b"\x0b" * 32))
+        await router.state_of("a", router_pb2.REPLICA_STATE_QUARANTINED)
+        (told,) = (await router.stub.ListReplicas(router_pb2.ListReplicasRequest())).replicas
+        assert told.inconsistent
 
 
 @pytest.mark.parametrize("absurd", [math.inf, -math.inf, math.nan, -1.0, 1e30])

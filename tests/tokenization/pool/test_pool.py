@@ -19,6 +19,7 @@ from outrider.errors import (
 )
 from outrider.models.chat import Message
 from outrider.models.vocabulary import Vocabulary
+from outrider.testing import eventually
 from outrider.tokenization.backends.base import REFERENCE
 from outrider.tokenization.backends.selection import select_backend
 from outrider.tokenization.encoder import CachingEncoder, PartialPrompt
@@ -295,3 +296,29 @@ async def test_a_refusal_keeps_nothing_of_what_led_to_it(
     refused = await ids
     assert isinstance(refused, InvalidRequestError)
     assert (refused.__traceback__, refused.__cause__, refused.__context__) == (None, None, None)
+
+
+async def test_plain_text_is_tokenized_in_a_thread_cut_and_not_cached(words: Vocabulary) -> None:
+    made = Counted(words, replace(NEVER_INLINE, max_tokens=5))
+    size = made.encoder.size
+    for text in ("abc", "abcdefgh", "<|im_end|>"):
+        answered: asyncio.Future[TokenizationResult] = asyncio.get_running_loop().create_future()
+        made.submit_plain(text, answered.set_result)
+        assert await answered == tuple(words.encode(text)[:5]), "special text stays text"
+    assert made.encoder.size == size
+    assert made.tiers == [], "it is no chat"
+    made.close()
+
+
+async def test_plain_text_waits_for_a_thread_or_is_refused(
+    tokenization: Counted, words: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(monkeypatch)
+    answers: list[TokenizationResult] = []
+    for _ in range(2):
+        tokenization.submit_plain("abc", answers.append)
+    with pytest.raises(OverloadedError):
+        tokenization.submit_plain("abc", answers.append)
+    gate.open()
+    await eventually(lambda: len(answers) == 2)
+    assert answers == [tuple(words.encode("abc"))] * 2

@@ -11,11 +11,13 @@ import pytest
 
 from outrider.errors import InvalidRequestError
 from outrider.models.chat import Message
+from outrider.models.tools import ToolCall, check_tools
 from outrider.tokenization.backends.base import REFERENCE
 from outrider.tokenization.pool.job_queue import JobClass, two_choices
 from outrider.tokenization.pool.pool import TokenizationJob, TokenizationResult
 from outrider.tokenization.pool.processes import MAX_PENDING, ProcessPool
 from tests.edge.integration.region import small_vocabulary
+from tests.models import tool_templates
 
 
 def test_the_less_loaded_of_two_is_chosen() -> None:
@@ -26,10 +28,12 @@ def test_the_less_loaded_of_two_is_chosen() -> None:
     assert chosen.count(1) > chosen.count(2) > chosen.count(3)
 
 
-def offer(processes: ProcessPool, messages: list[Message]) -> asyncio.Future[TokenizationResult]:
+def offer(
+    processes: ProcessPool, messages: list[Message], tools: tuple[str, ...] = ()
+) -> asyncio.Future[TokenizationResult]:
     loop = asyncio.get_running_loop()
     future: asyncio.Future[TokenizationResult] = loop.create_future()
-    job = TokenizationJob(messages, future.set_result, JobClass.SHORT, loop, 0.0)
+    job = TokenizationJob(messages, future.set_result, JobClass.SHORT, loop, 0.0, tools=tools)
 
     def finish(done: TokenizationJob, outcome: TokenizationResult) -> None:
         loop.call_soon_threadsafe(done.deliver, outcome)
@@ -60,3 +64,20 @@ async def test_chats_of_another_process_survive_its_death() -> None:
     processes.close()
     await asyncio.to_thread(member.join, 30)
     assert member.process.exitcode == -signal.SIGKILL
+
+
+@pytest.mark.e2e
+async def test_all_of_a_chat_reaches_the_other_process() -> None:
+    vocabulary = tool_templates.vocabulary_of(tool_templates.THINKING)
+    processes = ProcessPool(vocabulary, REFERENCE, num_processes=1, cache_bytes=1 << 20)
+    tools = check_tools(['{"name": "f", "description": "é"}'])
+    call = ToolCall("call00001", "f", '{"a": "é"}')
+    chat = [
+        Message("developer", "Be brief.", name="app"),
+        Message("user", "hello"),
+        Message("assistant", "", (call,), reasoning="Hm."),
+        Message("tool", "5", tool_call_id="call00001"),
+    ]
+    assert await offer(processes, chat, tools) == tuple(vocabulary.encode_chat(chat, tools))
+    processes.close()
+    await asyncio.to_thread(processes.members[0].join, 30)

@@ -1,0 +1,143 @@
+"""Streams at once, over HTTP, at every system alike: the same questions, greedy, of fixed length.
+
+A round asks every system, one after the other; another begins each time. A stream that ends is
+followed by the next, so that so many are always open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from bench.harness import Run, median
+from bench.harness.statistics import pooled
+from bench.http.client import HttpClient, Stream
+from bench.systems.lineup import rotated
+
+CONCURRENCIES: Final = (1, 8, 32)
+MAX_TOKENS: Final = 64
+
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A system that is up."""
+
+    name: str
+    host: str
+    port: int
+    key: str = ""
+    model: str = ""
+    fields: tuple[tuple[str, Any], ...] = ()
+    """Further ones of its requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What one system answered, once."""
+
+    seconds: float
+    streams: tuple[Stream, ...]
+
+    @property
+    def errors(self) -> list[str]:
+        return [stream.error for stream in self.streams if stream.error]
+
+    @property
+    def tokens_per_s(self) -> float:
+        return sum(stream.num_tokens for stream in self.streams) / self.seconds
+
+
+@dataclass(slots=True)
+class Outcomes:
+    """All rounds, by system and streams at once."""
+
+    rounds: dict[tuple[str, int], list[Round]] = field(default_factory=dict)
+
+    def add(self, name: str, concurrency: int, done: Round) -> None:
+        """Keep a round."""
+        self.rounds.setdefault((name, concurrency), []).append(done)
+
+
+def body(server: Server, question: str) -> dict[str, Any]:
+    """A request. Its number keeps it from what a system remembers of the same question."""
+    number = f"{next(_numbers):06d} is this chat."
+    return {
+        "model": server.model,
+        "messages": [
+            {"role": "system", "content": number},
+            {"role": "user", "content": question},
+        ],
+        "temperature": 0,
+        "max_tokens": MAX_TOKENS,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        **dict(server.fields),
+    }
+
+
+async def ask(server: Server, questions: Iterable[str], concurrency: int) -> Round:
+    """All questions, so many at once."""
+    waiting = iter(questions)
+    done: list[Stream] = []
+
+    async def worker() -> None:
+        async with HttpClient(server.host, server.port, server.key) as client:
+            done.extend([await client.chat(body(server, question)) for question in waiting])
+
+    began = time.perf_counter()
+    async with asyncio.TaskGroup() as group:
+        for _ in range(concurrency):
+            group.create_task(worker())
+    return Round(time.perf_counter() - began, tuple(done))
+
+
+async def compete(
+    servers: Sequence[Server], rounds: Sequence[tuple[int, Sequence[str]]]
+) -> Outcomes:
+    """`rounds`: streams at once, and what to ask."""
+    by_name = {server.name: server for server in servers}
+    outcomes = Outcomes()
+    for server in servers:
+        await ask(server, ["Say hello."] * 2, 2)  # it warms up
+    for turn, (concurrency, questions) in enumerate(rounds):
+        for name in rotated(by_name, turn):
+            outcomes.add(name, concurrency, await ask(by_name[name], questions, concurrency))
+    return outcomes
+
+
+def report(run: Run, outcomes: Outcomes) -> None:
+    """Table, samples and figures."""
+    table = run.table(
+        f"Chats of {MAX_TOKENS} tokens streamed over HTTP, the same model and cores: our own load",
+        *("streams", "system", "errors", "n", "TTFT ms, p50", "TTFT ms, p95"),
+        *("ITL ms, p50", "ITL ms, p95", "tokens/s"),
+    )
+    table.note("tokens/s: the median of rounds. ITL: between events that had text.")
+    num_errors = 0
+    for (name, concurrency), rounds in sorted(outcomes.rounds.items(), key=lambda it: it[0][1]):
+        good = [it for one in rounds for it in one.streams if not it.error]
+        errors = [error for one in rounds for error in one.errors]
+        num_errors += len(errors)
+        for error in dict.fromkeys(errors):
+            print(f"{name}, {concurrency} streams: {error}")
+        ttft = [it.ttft_ms for it in good]
+        gaps = pooled([it.gaps_ms for it in good])
+        rates = [one.tokens_per_s for one in rounds]
+        table.add(
+            *(concurrency, name, len(errors), len(good)),
+            *(table.median(ttft), table.quantile(ttft, 0.95)),
+            *(table.median(gaps), table.quantile(gaps, 0.95), table.median(rates)),
+        )
+        label = f"{name}, {concurrency} streams"
+        run.samples(f"{label}, TTFT", ttft, unit="ms")
+        run.samples(f"{label}, ITL", gaps, unit="ms")
+        run.samples(f"{label}, tokens/s", rates, unit="1/s")
+        run.figures[f"tokens_per_s, {label}"] = round(median(rates), 1)
+    run.figures["errors"] = num_errors

@@ -1,0 +1,85 @@
+"""schemathesis: requests made from the OpenAPI document, good ones and bad ones, and whether every
+answer is one that the document tells of. It asks a few thousand times, for a few minutes at most.
+
+One of its checks is left out: that every request that fits the document is served. No document says
+that a chat needs some text, or that a prompt has to fit into the context.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Final
+
+from bench.judges.environments import environment
+from bench.judges.report import Finding, Report, keep
+from bench.judges.target import Target
+
+PACKAGE: Final = "schemathesis==4.32.5"
+_NUM_EXAMPLES: Final = 60
+_MAX_RUN_S: Final = 480
+_REQUEST_TIMEOUT_S: Final = 60
+"""A request may ask for a reply that fills the context."""
+_SEED: Final = 1
+_COUNTED: Final = re.compile(r"^ *\d[\d,]* generated.*$", re.MULTILINE)
+
+
+def judge(target: Target) -> int:
+    """Write the report; 1 if an answer failed a check."""
+    program = environment("schemathesis", PACKAGE) / "schemathesis"
+    with tempfile.TemporaryDirectory() as folder:
+        results = Path(folder) / "junit.xml"
+        key = ("--header", f"Authorization: Bearer {target.key}") if target.key else ()
+        finished = subprocess.run(
+            [
+                *(str(program), "run", f"{target.origin}/openapi.json", *key),
+                *("--phases", "coverage,fuzzing", "--max-examples", str(_NUM_EXAMPLES)),
+                *("--exclude-checks", "positive_data_acceptance", "--continue-on-failure"),
+                *("--request-timeout", str(_REQUEST_TIMEOUT_S), "--workers", "2"),
+                *("--seed", str(_SEED), "--no-shrink", "--no-color"),
+                *("--report-junit-path", str(results)),
+            ],
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=_MAX_RUN_S,
+            check=False,
+        )
+        print(finished.stdout, file=sys.stderr)
+        if not results.exists():
+            raise RuntimeError(f"schemathesis ended with status {finished.returncode}")
+        found = findings(results.read_text(encoding="utf-8"))
+    tried = (
+        "Requests made from `/openapi.json`, with a key, good ones and bad ones: "
+        f"{num_requests(finished.stdout)}. No answer may be a 5xx, and each has to be one that the "
+        "document tells of: status, type, shape, methods, credentials. That every request that "
+        "fits the document is served is not checked: no document says that a chat needs some text."
+    )
+    command = "python -m bench.judges schemathesis"
+    return keep(
+        "schemathesis",
+        Report(PACKAGE.replace("==", " "), command, tried, found),
+        target.told,
+    )
+
+
+def findings(junit: str) -> list[Finding]:
+    """One for each operation."""
+    cases = ElementTree.fromstring(junit).iter("testcase")
+    return sorted(map(_finding, cases), key=lambda finding: finding.what)
+
+
+def _finding(case: ElementTree.Element) -> Finding:
+    wrong = [part for part in case if part.tag in ("failure", "error")]
+    said = "; ".join(f"{part.get('message', '')} {part.text or ''}" for part in wrong)
+    return Finding(case.get("name", ""), "failed" if wrong else "passed", said)
+
+
+def num_requests(told: str) -> str:
+    """The line that says how many."""
+    found = _COUNTED.search(told)
+    return found.group().strip() if found else "not told how many"

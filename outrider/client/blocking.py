@@ -1,0 +1,193 @@
+"""The same client for programs without an event loop: every call waits for its answer.
+
+    with connect_blocking("quic://localhost:4433", ca="cert.pem") as client:
+        with client.chat([Message("user", "Hello")]) as chat:
+            for event in chat:
+                ...
+
+A thread of its own runs the loop, so that connections stay alive while the program does other
+things. Methods may be called in any thread, one at a time for each chat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, contextmanager
+from types import TracebackType
+from typing import Any, ParamSpec, TypeVar
+
+from outrider.client.chat import Chat
+from outrider.client.client import Client, Typing, connect
+from outrider.client.events import ChatResult, EdgeInfo, Event
+from outrider.errors import UnavailableError
+from outrider.models.chat import Message
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+class _LoopThread:
+    """An event loop that runs in a thread until it is closed."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="outrider-client", daemon=True)
+        self._thread.start()
+
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do this in the loop; returns what it returns, and raises what it raises."""
+        if self._loop.is_closed():
+            work.close()
+            raise UnavailableError("the client was left: connect again")
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def close(self) -> None:
+        """End the loop and its thread."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        finally:
+            self._loop.close()
+
+
+async def _called(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """The call of a function that has to be made in the loop."""
+    return function(*args, **kwargs)
+
+
+class BlockingClient:
+    """A way to an edge; `connect_blocking` makes one. Any number of chats may run at once."""
+
+    def __init__(self, client: Client, thread: _LoopThread) -> None:
+        self._client = client
+        self._thread = thread
+
+    @property
+    def secret(self) -> bytes:
+        """As Client.secret."""
+        return self._client.secret
+
+    def chat(self, messages: Iterable[Message | Mapping[str, str]], **options: Any) -> BlockingChat:
+        """A chat, sent when it is entered: `with client.chat(...) as chat`; options are those of
+        Client.chat."""
+        asked = list(messages)
+        made = self._thread.wait(_called(self._client.chat, asked, **options))
+        return BlockingChat(made, self._thread)
+
+    def resume(self, resume_token: str, *, provisional: bool = True) -> BlockingChat:
+        """As Client.resume."""
+        made = _called(self._client.resume, resume_token, provisional=provisional)
+        return BlockingChat(self._thread.wait(made), self._thread)
+
+    def typing(
+        self, before: Iterable[Message | Mapping[str, str]] = (), *, model: str = ""
+    ) -> BlockingTyping:
+        """As Client.typing."""
+        made = self._thread.wait(_called(self._client.typing, list(before), model=model))
+        return BlockingTyping(made, self._thread)
+
+    def describe(self) -> EdgeInfo:
+        """As Client.describe."""
+        return self._thread.wait(self._client.describe())
+
+
+class BlockingChat(Iterator[Event]):
+    """A chat under way. Enter it to send the request, iterate over it for the events; leaving it
+    before its end cancels it. Errors are those of Chat."""
+
+    def __init__(self, chat: Chat, thread: _LoopThread) -> None:
+        self._chat = chat
+        self._thread = thread
+
+    @property
+    def resume_token(self) -> str:
+        """As Chat.resume_token."""
+        return self._chat.resume_token
+
+    def __enter__(self) -> BlockingChat:
+        self._thread.wait(self._chat.__aenter__())
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._thread.wait(self._chat.__aexit__(kind, error, trace))
+
+    def __iter__(self) -> BlockingChat:
+        return self
+
+    def __next__(self) -> Event:
+        event = self._thread.wait(_next(self._chat))
+        if event is None:
+            raise StopIteration
+        return event
+
+    def cancel(self) -> None:
+        """As Chat.cancel."""
+        self._thread.wait(_called(self._chat.cancel))
+
+    def result(self) -> ChatResult:
+        """The whole reply; events not yet read are passed over. Raises what ended the chat."""
+        return self._thread.wait(self._chat.result())
+
+
+class BlockingTyping:
+    """As Typing."""
+
+    def __init__(self, typing: Typing, thread: _LoopThread) -> None:
+        self._typing = typing
+        self._thread = thread
+
+    def update(self, text: str) -> None:
+        """This is all of the text now."""
+        self._thread.wait(_called(self._typing.update, text))
+
+    def close(self) -> None:
+        """The user gave it up; a chat does not need this."""
+        self._thread.wait(_called(self._typing.close))
+
+
+async def _next(chat: Chat) -> Event | None:
+    """None: there are no more. StopAsyncIteration cannot pass a coroutine."""
+    return await anext(chat, None)
+
+
+@contextmanager
+def connect_blocking(
+    host: str, port: int | None = None, **options: Any
+) -> Iterator[BlockingClient]:
+    """A client of the edge at `host`; options and errors are those of `connect`. Leaving the
+    context ends every chat and does not wait."""
+    thread = _LoopThread()
+    try:
+        connecting = connect(host, port, **options)
+        client = thread.wait(_entered(connecting))
+        try:
+            yield BlockingClient(client, thread)
+        finally:
+            thread.wait(_left(connecting))
+    finally:
+        thread.close()
+
+
+async def _entered(connecting: AbstractAsyncContextManager[Client]) -> Client:
+    return await connecting.__aenter__()
+
+
+async def _left(connecting: AbstractAsyncContextManager[Client]) -> None:
+    await connecting.__aexit__(None, None, None)

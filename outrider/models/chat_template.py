@@ -1,0 +1,252 @@
+"""The template that turns a chat into a prompt.
+
+A user may type the text of a control token, for example `<|im_end|>`. Rendered and tokenized
+naively it would end their turn and let them write the system's next. Here control tokens come
+from the template alone:
+
+1. Before rendering, each control token's text in a message is replaced by one private-use
+   character that occurs nowhere in the chat or the template.
+2. The rendered text is split at control tokens, and the characters are turned back into what
+   the user typed, inside the text segments, which are tokenized as plain text.
+3. A second rendering, with every character but spaces blanked out of the messages, shows which
+   control tokens the template writes by itself. Both must agree: no token is pieced together from
+   template and message. It shows as well which text is the template's alone.
+
+Names, ids, definitions of tools and the arguments of calls are the user's as well, and treated as
+messages are. What a template shows of calls and tools is found out by two small chats that it
+renders, not by reading it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+from outrider.errors import ConfigError, InvalidRequestError
+from outrider.models.chat import Message, Segment, check_text
+from outrider.models.template_data import TemplateData
+from outrider.models.templating import BROKEN, BoundedEnvironment
+from outrider.models.tools import ToolCall, tool_text
+
+_PIECE_CHARS: Final = 4096
+_PRIVATE_USE: Final = (range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
+_ASK: Final = Message("user", "a")
+_PROBE_TOOL: Final = tool_text(
+    {
+        "name": "probe_tool",
+        "description": "a",
+        "parameters": {
+            "type": "object",
+            "properties": {"probe_value": {"type": "string", "description": "a"}},
+            "required": ["probe_value"],
+        },
+    }
+)
+_PROBE_CALL: Final = (
+    _ASK,
+    # Mistral's templates want ids of nine letters and digits.
+    Message("assistant", "", (ToolCall("call00001", "probe_tool", '{"a":"probe_value"}'),)),
+    Message("tool", "probe_result", tool_call_id="call00001"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateAbilities:
+    """What a template shows of what a chat may hold besides messages."""
+
+    tools: bool
+    """Definitions of tools."""
+    calls: bool
+    """Calls in earlier replies, and their results."""
+    begins_in_reasoning: bool
+    """The prompt ends in `<think>`."""
+
+
+class ChatTemplate:
+    """A model's Jinja chat template in a sandbox and in bounds (templating.py). It has no clock:
+    the prompt is a function of the messages and tools. Thread-safe."""
+
+    def __init__(
+        self,
+        source: str,
+        control_tokens: Sequence[str],
+        variables: Mapping[str, str],
+        clock: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        """`variables`: bos_token and the like. `clock`, in seconds, ends a rendering that takes too
+        long; without one its steps do. Raises ConfigError if `source` is no template."""
+        self._environment = BoundedEnvironment(clock)
+        try:
+            self._template = self._environment.compiled(source)
+        except (*BROKEN, SyntaxError) as error:
+            raise ConfigError(f"the model's chat template is broken: {error}") from error
+        self._source = source
+        self._variables = dict(variables)
+        # Longest first: where two tokens begin, the tokenizer takes the longer one.
+        longest_first = sorted(control_tokens, key=len, reverse=True)
+        self._control = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        firsts = {token[0] for token in control_tokens}
+        self._first = firsts.pop() if len(firsts) == 1 else ""
+
+    def segments(self, messages: Sequence[Message], tools: Sequence[str] = ()) -> list[Segment]:
+        """The prompt for `messages`, which `check_messages` passed, generation prompt included; it
+        tells of `tools`, which `check_tools` returned.
+
+        Raises InvalidRequestError if the template refuses them or does not show them, or if a
+        message and the template would make a control token together.
+        """
+        if tools and not self.abilities.tools:
+            raise InvalidRequestError(
+                "the model's chat template shows no tools; choose a model that was trained to "
+                "call them, or send the chat without tools"
+            )
+        has_calls = any(message.tool_calls or message.role == "tool" for message in messages)
+        if has_calls and not self.abilities.calls:
+            raise InvalidRequestError(
+                "the model's chat template shows no tool calls and no results of tools; choose a "
+                "model that was trained to call tools, or send them as messages of the user"
+            )
+        return self._segments(messages, tools)
+
+    @cached_property
+    def abilities(self) -> TemplateAbilities:
+        """What the template shows, by what it makes of two small chats."""
+        prompt = self._probed([_ASK], [])
+        return TemplateAbilities(
+            tools=_has(self._probed([_ASK], [_PROBE_TOOL]), "probe_tool", "probe_value"),
+            calls=_has(self._probed(_PROBE_CALL, []), "probe_tool", "probe_value", "probe_result"),
+            begins_in_reasoning=prompt.rstrip("\n").endswith("<think>"),
+        )
+
+    def split(self, text: str) -> list[Segment]:
+        """Text at the control tokens whose texts it has: they become these tokens. For prompts that
+        whoever sends them has rendered, not for what others said in them."""
+        check_text(text)
+        return list(self._split(text))
+
+    def _probed(self, messages: Sequence[Message], tools: Sequence[str]) -> str:
+        """What the template makes of a chat; empty if it refuses it."""
+        try:
+            return "".join(segment.text for segment in self._segments(messages, tools))
+        except InvalidRequestError:
+            return ""
+
+    def _segments(self, messages: Sequence[Message], tools: Sequence[str]) -> list[Segment]:
+        chat = TemplateData.of(messages, tools, knows_developer="developer" in self._source)
+        stand_ins = self._stand_ins(list(chat.texts()))
+        hidden = chat
+        if stand_ins:
+            hidden = chat.changed(lambda text: "".join(self._with_stand_ins(text, stand_ins)))
+        segments = list(self._split(self._render(hidden)))
+        alone = list(self._split(self._render(chat.blanked())))
+        if _control_texts(segments) != _control_texts(alone):
+            raise InvalidRequestError(
+                "a message and the chat template together would make a control token; change the "
+                "beginning or the end of the message"
+            )
+        return list(_restored(segments, alone, {char: text for text, char in stand_ins.items()}))
+
+    def _matches(self, text: str) -> Iterator[re.Match[str]]:
+        """Every control token in `text`. Tokens with one first character are looked for where it
+        stands: that is many times faster over a long text, and lets go of the GIL."""
+        if not self._first:
+            yield from self._control.finditer(text)
+            return
+        at = text.find(self._first)
+        while at >= 0:
+            match = self._control.match(text, at)
+            if match is not None:
+                yield match
+            at = text.find(self._first, match.end() if match is not None else at + 1)
+
+    def _stand_ins(self, texts: Sequence[str]) -> dict[str, str]:
+        """For each control token in these texts a character that occurs nowhere."""
+        found = {match.group() for text in texts for match in self._matches(text)}
+        if not found:
+            return {}
+        free = _unused_characters((self._source, *texts))
+        stand_ins = dict(zip(sorted(found), free, strict=False))
+        if len(stand_ins) < len(found):
+            raise InvalidRequestError("the chat uses up all private-use characters; use fewer")
+        return stand_ins
+
+    def _with_stand_ins(self, text: str, stand_ins: Mapping[str, str]) -> Iterator[str]:
+        at = 0
+        for match in self._matches(text):
+            yield text[at : match.start()]
+            yield stand_ins[match.group()]
+            at = match.end()
+        yield text[at:]
+
+    def _render(self, chat: TemplateData) -> str:
+        # As `apply_chat_template` has them: None, where there is nothing, is defined.
+        variables = {
+            "messages": chat.messages,
+            "tools": chat.tools or None,
+            "documents": None,
+            "add_generation_prompt": True,
+            **self._variables,
+        }
+        try:
+            rendered, _ = self._environment.rendered(self._template, variables)
+            return rendered
+        except BROKEN as error:
+            raise InvalidRequestError(
+                f"the model's chat template refuses these messages: {error}"
+            ) from error
+
+    def _split(self, rendered: str) -> Iterator[Segment]:
+        at = 0
+        for match in self._matches(rendered):
+            if match.start() > at:
+                yield Segment(rendered[at : match.start()], False)
+            yield Segment(match.group(), True)
+            at = match.end()
+        if at < len(rendered):
+            yield Segment(rendered[at:], False)
+
+
+def _has(text: str, *wanted: str) -> bool:
+    return all(part in text for part in wanted)
+
+
+def _control_texts(segments: Sequence[Segment]) -> list[str]:
+    return [segment.text for segment in segments if segment.is_control]
+
+
+def _restored(
+    segments: Sequence[Segment], alone: Sequence[Segment], typed: Mapping[str, str]
+) -> Iterator[Segment]:
+    """With what the user typed for each stand-in. Text is the template's if the template writes the
+    same at this place between the same control tokens when it is rendered `alone`."""
+    own = {number: segment.text for number, segment in _numbered(alone)}
+    stand_ins = re.compile("[" + "".join(typed) + "]") if typed else None
+    for number, segment in _numbered(segments):
+        text = segment.text
+        is_template = segment.is_control or own.get(number) == text
+        if stand_ins is not None and not segment.is_control:
+            text = stand_ins.sub(lambda match: typed[match.group()], text)
+        yield Segment(text, segment.is_control, is_template)
+
+
+def _numbered(segments: Sequence[Segment]) -> Iterator[tuple[int, Segment]]:
+    """With the place of each: odd for a control token, even for the text before it."""
+    num_control = 0
+    for segment in segments:
+        yield 2 * num_control + segment.is_control, segment
+        num_control += segment.is_control
+
+
+def _unused_characters(texts: Sequence[str]) -> Iterator[str]:
+    """Private-use characters that occur in none of these. In one pass over them, and in pieces:
+    one call over a long text would hold the GIL."""
+    used: set[str] = set()
+    for text in texts:
+        if not text.isascii():
+            for at in range(0, len(text), _PIECE_CHARS):
+                used.update(text[at : at + _PIECE_CHARS])
+    for block in _PRIVATE_USE:
+        yield from (char for char in map(chr, block) if char not in used)

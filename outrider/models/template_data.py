@@ -1,0 +1,185 @@
+"""A chat as its template gets it, and the same chat with its user's texts changed. Pure.
+
+The shape is that of OpenAI's API and of Hugging Face's `apply_chat_template`, with the arguments of
+calls as objects, which templates for tools expect.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+from outrider.models.chat import Message
+from outrider.models.tools import ToolCall, read_arguments
+
+Change: TypeAlias = Callable[[str], str]
+
+_BLANK: Final = "\ufffd"
+_ASCII_BLANKS: Final = bytes(b if chr(b).isspace() else 0x7F for b in range(256))
+"""DEL stands for `_BLANK` in ASCII text: no control token has it, no template looks for it."""
+_WORD: Final = re.compile(r"\S+")
+_PIECE_CHARS: Final = 4096
+_NUMBERED: Final = 0xE000
+"""The first private-use character; no control token has one."""
+_SCHEMA_WORDS: Final = frozenset(
+    {"type", "properties", "required", "items", "enum", "description", "additionalProperties"}
+    | {"anyOf", "oneOf", "allOf", "const", "default", "title", "format", "nullable"}
+    | {"$ref", "$defs", "object", "array", "string", "integer", "number", "boolean", "null"}
+)
+"""Keys and values of definitions by which templates choose what they write."""
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateData:
+    """What a template is rendered with."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]]
+
+    @classmethod
+    def of(
+        cls, messages: Sequence[Message], tools: Sequence[str], *, knows_developer: bool
+    ) -> TemplateData:
+        """`knows_developer`: the template has that role, for which others get a system's. Raises
+        InvalidRequestError for arguments that are no JSON object."""
+        names: dict[str, str] = {}
+        turns = []
+        for message in messages:
+            names |= {call.id: call.name for call in message.tool_calls}
+            is_renamed = message.role == "developer" and not knows_developer
+            turns.append(_turn(message, "system" if is_renamed else message.role, names))
+        return cls(turns, [_function(json.loads(text)) for text in tools])
+
+    def texts(self) -> Iterator[str]:
+        """Every text that is the user's, names of roles left out."""
+        for turn in self.messages:
+            for key, value in turn.items():
+                yield from () if key == "role" else _texts(value)
+        for tool in self.tools:
+            yield from _texts(tool["function"])
+
+    def changed(self, change: Change) -> TemplateData:
+        """With every text that is the user's changed, keys of objects included."""
+        return self._mapped(change, lambda value: _changed(value, change), change_tool=None)
+
+    def blanked(self) -> TemplateData:
+        """Without any character of the user's but spaces, in the same shape: what a template makes
+        of it, the template wrote by itself."""
+        return self._mapped(blank, _blanked_arguments, change_tool=_blanked_definition)
+
+    def _mapped(
+        self,
+        text: Change,
+        data: Callable[[Any], Any],
+        *,
+        change_tool: Callable[[Any], Any] | None,
+    ) -> TemplateData:
+        turns = [
+            {key: _mapped_part(key, value, text, data) for key, value in turn.items()}
+            for turn in self.messages
+        ]
+        of_tool = change_tool or data
+        return TemplateData(turns, [_function(of_tool(tool["function"])) for tool in self.tools])
+
+
+def blank(text: str) -> str:
+    """A text of the same length without any of its characters but spaces. By a table of bytes, or
+    in pieces: one call over a long text would hold the GIL for tens of milliseconds."""
+    if text.isascii():
+        return text.encode().translate(_ASCII_BLANKS).decode()
+    pieces = (text[at : at + _PIECE_CHARS] for at in range(0, len(text), _PIECE_CHARS))
+    return "".join(_WORD.sub(lambda word: _BLANK * len(word.group()), piece) for piece in pieces)
+
+
+def _turn(message: Message, role: str, names: dict[str, str]) -> dict[str, Any]:
+    """Only with the keys that it has: templates ask whether they are there. `names`: of the tools
+    called so far, by the ids of the calls."""
+    turn: dict[str, Any] = {"role": role, "content": message.content}
+    if message.reasoning:
+        turn["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        turn["tool_calls"] = [_call(call) for call in message.tool_calls]
+    if message.tool_call_id:
+        turn["tool_call_id"] = message.tool_call_id
+    if name := message.name or names.get(message.tool_call_id, ""):
+        turn["name"] = name
+    return turn
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    return {"id": call.id} | _function({"name": call.name, "arguments": read_arguments(call)})
+
+
+def _function(function: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": function}
+
+
+def _mapped_part(key: str, value: Any, text: Change, data: Callable[[Any], Any]) -> Any:
+    """A value of a turn."""
+    if key == "role":
+        return value
+    if key != "tool_calls":
+        return text(value)
+    return [
+        {"id": text(call["id"])}
+        | _function(
+            {
+                "name": text(call["function"]["name"]),
+                "arguments": data(call["function"]["arguments"]),
+            }
+        )
+        for call in value
+    ]
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text in JSON, keys included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from value
+        for inner in value.values():
+            yield from _texts(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _texts(inner)
+
+
+def _changed(value: Any, change: Change) -> Any:
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {change(key): _changed(inner, change) for key, inner in value.items()}
+    return [_changed(inner, change) for inner in value] if isinstance(value, list) else value
+
+
+def _blanked_definition(function: dict[str, Any]) -> dict[str, Any]:
+    """Name and description hold nothing by which a template chooses."""
+    return {
+        key: blank(value) if isinstance(value, str) else _blanked(value, _SCHEMA_WORDS)
+        for key, value in function.items()
+    }
+
+
+def _blanked_arguments(value: Any) -> Any:
+    return _blanked(value, frozenset())
+
+
+def _blanked(value: Any, kept: frozenset[str]) -> Any:
+    """JSON of the same shape: another key for each key, another number for each number."""
+    if isinstance(value, str):
+        return value if value in kept else blank(value)
+    if isinstance(value, dict):
+        return {
+            key if key in kept else f"{blank(key)}{chr(_NUMBERED + number % 0x1000)}": _blanked(
+                inner, kept
+            )
+            for number, (key, inner) in enumerate(value.items())
+        }
+    if isinstance(value, list):
+        return [_blanked(inner, kept) for inner in value]
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value + 1 if is_number else value

@@ -1,0 +1,223 @@
+"""Tools that a model may call, as chats name them, and its calls. Pure.
+
+A definition travels as one canonical JSON text: name, description and parameters in this order, the
+parameters as the client wrote them (a chat template shows them in that order), without spaces.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
+
+from outrider.errors import InvalidRequestError
+
+MAX_TOOLS: Final = 128
+MAX_TOOLS_CHARS: Final = 1 << 18
+"""Characters of all definitions together. The edge parses them in its event loop: 3 ms."""
+MAX_DEPTH: Final = 48
+"""Objects and lists within one another, in parameters and arguments."""
+AUTO: Final = "auto"
+"""The model decides whether it calls a tool."""
+NONE: Final = "none"
+"""The model is not told of the tools."""
+REQUIRED: Final = "required"
+"""The model calls at least one tool."""
+_CHOICES: Final = (AUTO, NONE, REQUIRED)
+_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+_NAME_RULE: Final = "1 to 128 letters, digits, '_', '.' and '-'"
+_ID: Final = re.compile(r"[!-~]{1,128}")
+_KEYS: Final = ("name", "description", "parameters", "return")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call that a model made."""
+
+    id: str
+    """Under which the tool's result refers to it."""
+    name: str
+    """Of the tool."""
+    arguments: str = ""
+    """A JSON object, as the model wrote it; empty: one without members."""
+
+    @property
+    def num_chars(self) -> int:
+        """Of all its texts."""
+        return len(self.id) + len(self.name) + len(self.arguments)
+
+
+def tool_text(tool: Mapping[str, Any] | str) -> str:
+    """The canonical text of a definition: a mapping or the JSON text of one, as
+    {"name", "description", "parameters"} or in OpenAI's shape, {"type": "function", "function":
+    {...}}, whose `strict` is left out: it tells an API what to do, not the model. Raises
+    InvalidRequestError."""
+    return _named_text(tool)[1]
+
+
+def _named_text(tool: Mapping[str, Any] | str) -> tuple[str, str]:
+    """Name and canonical text."""
+    found = _parsed(tool) if isinstance(tool, str) else tool
+    if not isinstance(found, Mapping):
+        raise InvalidRequestError("a tool is a JSON object with name, description and parameters")
+    if "function" in found:
+        if found.get("type", "function") != "function" or not isinstance(
+            found["function"], Mapping
+        ):
+            raise InvalidRequestError(
+                'a tool of this shape is {"type": "function", "function": {"name": ...}}'
+            )
+        found = {key: value for key, value in found["function"].items() if key != "strict"}
+    _check_definition(found)
+    ordered = {key: found[key] for key in _KEYS if found.get(key) is not None}
+    try:
+        text = json.dumps(ordered, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        text.encode()
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InvalidRequestError(f"tool {found['name']} is no JSON: {error}") from error
+    if len(text) > MAX_TOOLS_CHARS:
+        raise InvalidRequestError(
+            f"tool {found['name']} has {len(text)} characters; all together may have "
+            f"{MAX_TOOLS_CHARS}"
+        )
+    return found["name"], text
+
+
+def check_tools(tools: Sequence[str]) -> tuple[str, ...]:
+    """The canonical texts of definitions of unknown origin. Raises InvalidRequestError for too
+    many, too long ones, two of one name, and what `tool_text` raises."""
+    check_num_tools(len(tools))
+    _check_chars(tools)
+    texts: dict[str, str] = {}
+    for name, text in map(_named_text, tools):
+        if name in texts:
+            raise InvalidRequestError(f"tool {name} is defined twice; give each its own name")
+        texts[name] = text
+    _check_chars(texts.values())  # a number may have become longer
+    return tuple(texts.values())
+
+
+def _check_chars(tools: Iterable[str]) -> None:
+    num_chars = sum(map(len, tools))
+    if num_chars > MAX_TOOLS_CHARS:
+        raise InvalidRequestError(
+            f"the tools have {num_chars} characters; send at most {MAX_TOOLS_CHARS}"
+        )
+
+
+def check_num_tools(count: int) -> None:
+    """Raises InvalidRequestError for more tools than may be, before each costs."""
+    if count > MAX_TOOLS:
+        raise InvalidRequestError(f"the chat has {count} tools; send at most {MAX_TOOLS}")
+
+
+def check_choice(choice: str, tools: Sequence[str]) -> str:
+    """One of auto, none, required, or the name of one of the tools; "" is auto. Raises
+    InvalidRequestError."""
+    if not choice or choice in (AUTO, NONE):
+        return choice or AUTO
+    if not tools:
+        raise InvalidRequestError(
+            f"tool_choice is {choice[:64]!r}, but the chat has no tools; send them as well"
+        )
+    if choice != REQUIRED and choice not in map(tool_name, tools):
+        raise InvalidRequestError(
+            f"tool_choice {choice[:64]!r} is neither auto, none, required nor one of the tools"
+        )
+    return choice
+
+
+def tool_name(text: str) -> str:
+    """The name in a canonical text."""
+    name: str = json.loads(text)["name"]
+    return name
+
+
+def read_arguments(call: ToolCall) -> dict[str, Any]:
+    """The arguments of a call as templates get them. Raises InvalidRequestError."""
+    found = _parsed(call.arguments) if call.arguments.strip() else {}
+    if not isinstance(found, dict):
+        raise InvalidRequestError(
+            f"the arguments of tool call {call.id or call.name} are no JSON object; send one"
+        )
+    _check_depth(found, f"the arguments of tool call {call.id or call.name}")
+    return found
+
+
+def check_call(call: ToolCall) -> None:
+    """Raises InvalidRequestError for names and ids that are none; `read_arguments` does for the
+    rest."""
+    check_name(call.name, "a tool call")
+    check_id(call.id)
+
+
+def check_id(call_id: str) -> None:
+    """Raises InvalidRequestError for what is no id of a call; empty is none at all."""
+    if call_id and _ID.fullmatch(call_id) is None:
+        raise InvalidRequestError(
+            "the id of a tool call has at most 128 printable ASCII characters and no space"
+        )
+
+
+def check_name(name: object, whose: str) -> None:
+    """Raises InvalidRequestError for what cannot name a tool."""
+    if not isinstance(name, str) or _NAME.fullmatch(name) is None:
+        raise InvalidRequestError(
+            f"{whose} has the name {str(name)[:64]!r}; a tool's name has {_NAME_RULE}"
+        )
+
+
+def _check_definition(found: Mapping[str, Any]) -> None:
+    name = found.get("name")
+    check_name(name, "a tool")
+    if name in _CHOICES:
+        raise InvalidRequestError(f"no tool can be called {name}, which is a tool_choice")
+    for key in found:
+        if key not in _KEYS:
+            raise InvalidRequestError(
+                f"tool {name} has {str(key)[:64]!r}; a definition has name, description and "
+                "parameters"
+            )
+    if not isinstance(found.get("description") or "", str):
+        raise InvalidRequestError(f"tool {name}: its description is no text")
+    for key in ("parameters", "return"):
+        if not isinstance(found.get(key) or {}, Mapping):
+            raise InvalidRequestError(f"tool {name}: {key} is no JSON schema, which is an object")
+        _check_depth(found.get(key), f"tool {name}")
+    if (found.get("parameters") or {}).get("type", "object") != "object":
+        raise InvalidRequestError(f"tool {name}: its parameters are no object; give them names")
+
+
+def _check_depth(value: Any, whose: str) -> None:
+    """Raises InvalidRequestError for JSON that is nested too deeply."""
+    level, depth = [value], 0
+    while level:
+        depth += 1
+        if depth > MAX_DEPTH + 1:
+            raise InvalidRequestError(f"{whose}: nested more than {MAX_DEPTH} deep; flatten it")
+        inner: list[Any] = []
+        for one in level:
+            if isinstance(one, Mapping):
+                inner += one.values()
+            elif isinstance(one, list | tuple):
+                inner += one
+        level = inner
+
+
+def _parsed(text: str) -> Any:
+    try:
+        # A lone surrogate may stand in it as \ud800.
+        found = json.loads(text, parse_constant=_refuse_constant)
+        json.dumps(found, ensure_ascii=False).encode()
+        return found
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequestError(
+            f"the JSON of a tool or its arguments cannot be read: {type(error).__name__}; send "
+            "valid JSON"
+        ) from error
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")

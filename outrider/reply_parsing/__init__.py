@@ -1,0 +1,1 @@
+"""What a reply's text holds: reasoning, content and tool calls, read while it comes. Pure."""

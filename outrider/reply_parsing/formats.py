@@ -1,0 +1,79 @@
+"""The forms in which models write tool calls and reasoning, and how a template tells its own.
+
+hermes        <tool_call>{"name": "f", "arguments": {...}}</tool_call>   Qwen 2.5 and 3, Hermes
+llama3_json   {"name": "f", "parameters": {...}}, perhaps behind <|python_tag|>   Llama 3.1 to 3.3
+mistral       [TOOL_CALLS] [{"name": "f", "arguments": {...}}, ...]   Mistral up to 2024
+mistral_args  [TOOL_CALLS]f[ARGS]{...}   Mistral since
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+
+class CallSyntax(StrEnum):
+    """How a model writes tool calls."""
+
+    HERMES = "hermes"
+    LLAMA3_JSON = "llama3_json"
+    MISTRAL = "mistral"
+    MISTRAL_ARGS = "mistral_args"
+
+
+THINK: Final = "<think>"
+END_OF_THINK: Final = "</think>"
+TOOL_CALL: Final = "<tool_call>"
+END_OF_TOOL_CALL: Final = "</tool_call>"
+PYTHON_TAG: Final = "<|python_tag|>"
+TOOL_CALLS: Final = "[TOOL_CALLS]"
+ARGS: Final = "[ARGS]"
+CALL_ID: Final = "[CALL_ID]"
+
+_MARKERS: Final = {
+    CallSyntax.HERMES: (TOOL_CALL, END_OF_TOOL_CALL),
+    CallSyntax.LLAMA3_JSON: (PYTHON_TAG,),
+    CallSyntax.MISTRAL: (TOOL_CALLS,),
+    CallSyntax.MISTRAL_ARGS: (TOOL_CALLS, ARGS, CALL_ID),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyFormat:
+    """How a model's replies are to be read."""
+
+    call_syntax: CallSyntax
+    has_reasoning: bool = False
+    """Text between <think> and </think>, at the beginning, is reasoning."""
+    begins_in_reasoning: bool = False
+    """The prompt ends in <think>: the reply begins with reasoning."""
+    tool_names: tuple[str, ...] = ()
+    """Of the tools that there are, where any object might be a call of one."""
+    single_call: bool = False
+    """Calls behind the first one are read, and not told."""
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Texts that have to be in a reply's text to read it. Where they are control tokens, the
+        text has to have the names of those."""
+        thoughts = (THINK, END_OF_THINK) if self.has_reasoning else ()
+        return (*_MARKERS[self.call_syntax], *thoughts)
+
+
+def call_syntax_of(template: str) -> CallSyntax | None:
+    """How the model of a chat template (Jinja source) writes tool calls; None if in a way that is
+    not known."""
+    if TOOL_CALLS in template:
+        return CallSyntax.MISTRAL_ARGS if ARGS in template else CallSyntax.MISTRAL
+    if TOOL_CALL in template:
+        # Qwen3-Coder and others write XML of their own within these tags.
+        return None if "<function=" in template or "<arg_key>" in template else CallSyntax.HERMES
+    if PYTHON_TAG in template or '{"name": function name, "parameters"' in template:
+        return CallSyntax.LLAMA3_JSON
+    return None
+
+
+def has_reasoning(template: str) -> bool:
+    """Whether a chat template shows that its model thinks between <think> and </think>."""
+    return END_OF_THINK in template

@@ -1,0 +1,133 @@
+"""The grammar that makes a model call a tool, or call one or answer by a schema. Pure.
+
+It is text in llguidance's dialect of Lark.
+
+A call is written as the model's template writes it, so that the model reads on what it knows. The
+arguments follow the tool's own schema.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from outrider.reply_parsing.formats import (
+    ARGS,
+    END_OF_TOOL_CALL,
+    TOOL_CALL,
+    TOOL_CALLS,
+    CallSyntax,
+    ReplyFormat,
+)
+
+_GUIDANCE: Final = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+}
+"""One way to write JSON: that of the models' training data."""
+_ANY_OBJECT: Final[dict[str, Any]] = {"type": "object"}
+
+
+def call_grammar(
+    reply_format: ReplyFormat,
+    tools: Sequence[str],
+    control_id: Callable[[str], int | None],
+    *,
+    parallel: bool,
+    answer: str = "",
+) -> str:
+    """Text in Lark for a reply that calls one of `tools` (canonical JSON texts; a choice by name
+    passes that one alone), or several where `parallel` allows it. A model that thinks may think
+    first.
+
+    `answer`: a JSON schema of an answer that may take the place of the calls; "": there is none.
+    `control_id`: the id of a control token of that text, None for a text that is none.
+    """
+    definitions = [json.loads(text) for text in tools]
+    syntax = reply_format.call_syntax
+
+    def marker(text: str) -> str:
+        token = control_id(text)
+        return json.dumps(text) if token is None else f"<[{token}]>"
+
+    rules: list[str] = []
+    thought = ""
+    if reply_format.has_reasoning:
+        thought = "thought? BREAKS " if not reply_format.begins_in_reasoning else "thought BREAKS "
+        rules += [_thought(reply_format, control_id), r"BREAKS: /\n{0,2}/"]
+    if syntax is CallSyntax.HERMES:
+        calls = 'call ("\\n" call)*' if parallel else "call"
+        rules.append(f'call: {marker(TOOL_CALL)} "\\n" body "\\n" {marker(END_OF_TOOL_CALL)}')
+        rules.append(_body(definitions, "arguments"))
+    elif syntax is CallSyntax.LLAMA3_JSON:
+        calls = "body"  # the templates of these models refuse replies with several calls
+        rules.append(_body(definitions, "parameters"))
+    elif syntax is CallSyntax.MISTRAL:
+        more = ' (", " body)*' if parallel else ""
+        calls = f'{marker(TOOL_CALLS)} " "? "[" body{more} "]"'
+        rules.append(_body(definitions, "arguments"))
+    else:
+        names = " | ".join(f"call{number}" for number in range(len(definitions)))
+        calls = "call+" if parallel else "call"
+        rules.append(f"call: {names}")
+        for number, tool in enumerate(definitions):
+            begin = f"{marker(TOOL_CALLS)} {json.dumps(tool['name'])} {marker(ARGS)}"
+            schema = _with_guidance(_parameters(tool, "#"))
+            rules.append(f"call{number}: {begin} %json {schema}")
+    if answer:
+        rules += [f"calls: {calls}", f"answer: %json {_with_guidance(json.loads(answer))}"]
+        calls = "(calls | answer)"
+    return "\n".join([f"start: {thought}{calls}", *rules, ""])
+
+
+def _thought(reply_format: ReplyFormat, control_id: Callable[[str], int | None]) -> str:
+    begin, end = control_id("<think>"), control_id("</think>")
+    if begin is None or end is None:
+        opening = "" if reply_format.begins_in_reasoning else "<think>"
+        return rf"thought[lazy]: /{opening}(.|\n)*<\/think>/"
+    opening = "" if reply_format.begins_in_reasoning else f"<[{begin}]> "
+    return rf"thought: {opening}/(.|\n)*/ <[{end}]>"
+
+
+def _body(definitions: Sequence[dict[str, Any]], key: str) -> str:
+    """The rule of a call's object."""
+    if len(definitions) == 1:
+        return f"body: %json {_with_guidance(_call(definitions[0], key, '#'))}"
+    branches = [_call(tool, key, f"#/anyOf/{number}") for number, tool in enumerate(definitions)]
+    return f"body: %json {_with_guidance({'anyOf': branches})}"
+
+
+def _call(tool: dict[str, Any], key: str, place: str) -> dict[str, Any]:
+    parameters = _parameters(tool, f"{place}/properties/{key}")
+    return {
+        "type": "object",
+        "properties": {"name": {"const": tool["name"]}, key: parameters},
+        "required": ["name", key],
+        "additionalProperties": False,
+    }
+
+
+def _parameters(tool: dict[str, Any], place: str) -> Any:
+    """A tool's schema, which stands at `place`, a JSON pointer, by which its own references are
+    made longer."""
+    return _ANY_OBJECT | _moved(tool.get("parameters") or {}, place)
+
+
+def _moved(value: Any, place: str) -> Any:
+    if isinstance(value, list):
+        return [_moved(inner, place) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    moved = {key: _moved(inner, place) for key, inner in value.items()}
+    reference = value.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#"):
+        moved["$ref"] = place + reference[1:]
+    return moved
+
+
+def _with_guidance(schema: dict[str, Any]) -> str:
+    own = schema.get("x-guidance")
+    whole = {**schema, "x-guidance": _GUIDANCE | own if isinstance(own, dict) else _GUIDANCE}
+    return json.dumps(whole, ensure_ascii=False, separators=(",", ":"))

@@ -1,0 +1,129 @@
+"""What a reply has to look like: by a JSON schema, a regular expression, or a grammar."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from outrider.errors import InvalidSamplingError
+
+MAX_GRAMMAR_BYTES = 1 << 16
+"""Longest text of a grammar, in UTF-8. It is sent with the request, and again when a chat moves."""
+MAX_SCHEMA_DEPTH = 64
+"""Most arrays and objects around a value of a schema."""
+
+
+class GrammarKind(StrEnum):
+    """In which language a grammar is written."""
+
+    JSON_SCHEMA = "json_schema"
+    JSON_OBJECT = "json_object"
+    """Any JSON object; there is no text."""
+    REGEX = "regex"
+    """The whole reply matches the expression."""
+    LARK = "lark"
+    """A context-free grammar in llguidance's variant of Lark's syntax; the reply is a `start`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """Raises InvalidSamplingError for a text that no grammar of its kind can have. Whether it is
+    one is known where it is compiled, at the replica.
+
+    Messages and `repr` never show the text: schemas say much about those who wrote them.
+    """
+
+    kind: GrammarKind
+    text: str = field(default="", repr=False)
+
+    def __post_init__(self) -> None:
+        if self.kind is GrammarKind.JSON_OBJECT:
+            if self.text:
+                raise InvalidSamplingError("the grammar json_object takes no text; leave it empty")
+            return
+        if not self.text:
+            raise InvalidSamplingError(f"the grammar {self.kind} has no text; send one")
+        if self._num_bytes() > MAX_GRAMMAR_BYTES:
+            raise InvalidSamplingError(
+                f"the text of the grammar has more than {MAX_GRAMMAR_BYTES} bytes; send a "
+                "shorter one"
+            )
+        if "\0" in self.text:
+            raise InvalidSamplingError("the text of the grammar has a NUL character; remove it")
+        if self.kind is GrammarKind.JSON_SCHEMA:
+            _check_schema(self.text)
+
+    def _num_bytes(self) -> int:
+        try:
+            return len(self.text.encode())
+        except UnicodeEncodeError:
+            raise InvalidSamplingError(
+                "the text of the grammar has half a surrogate pair; send valid Unicode"
+            ) from None
+
+
+JSON_OBJECT = Grammar(GrammarKind.JSON_OBJECT)
+
+
+def json_schema(schema: Mapping[str, Any]) -> Grammar:
+    """The grammar of a schema as Python has it. Raises InvalidSamplingError."""
+    try:
+        # Keys keep their order, which is that of the reply's properties.
+        text = json.dumps(schema, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except (TypeError, ValueError, RecursionError):
+        raise InvalidSamplingError(
+            "the schema holds what JSON cannot say; send JSON's types only"
+        ) from None
+    return Grammar(GrammarKind.JSON_SCHEMA, text)
+
+
+def from_response_format(value: Mapping[str, Any]) -> Grammar | None:
+    """The grammar of an OpenAI `response_format`: of type text (none), json_object or json_schema;
+    besides, of type regex or lark with the text in "grammar". Raises InvalidSamplingError."""
+    kind = value.get("type")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return JSON_OBJECT
+    if kind == "json_schema":
+        named = value.get("json_schema")
+        schema = named.get("schema") if isinstance(named, Mapping) else None
+        if not isinstance(schema, Mapping):
+            raise InvalidSamplingError(
+                "response_format has no schema; put an object into json_schema.schema"
+            )
+        return json_schema(schema)
+    if kind in ("regex", "lark"):
+        text = value.get("grammar")
+        if not isinstance(text, str):
+            raise InvalidSamplingError("response_format has no grammar; put its text there")
+        return Grammar(GrammarKind(kind), text)
+    raise InvalidSamplingError(
+        "response_format.type must be text, json_object, json_schema, regex or lark"
+    )
+
+
+def _check_schema(text: str) -> None:
+    try:
+        schema = json.loads(text)
+    except (ValueError, RecursionError):
+        raise InvalidSamplingError("the schema is not valid JSON; check its syntax") from None
+    if not isinstance(schema, dict):
+        raise InvalidSamplingError("the schema must be a JSON object")
+    level: list[object] = [schema]
+    for _ in range(MAX_SCHEMA_DEPTH):
+        level = [inner for value in level for inner in _within(value)]
+        if not level:
+            return
+    raise InvalidSamplingError(
+        f"the schema is nested more than {MAX_SCHEMA_DEPTH} deep; use $defs and $ref"
+    )
+
+
+def _within(value: object) -> list[object]:
+    """The arrays and objects directly in a value."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [one for one in inner if isinstance(one, dict | list)]

@@ -1,0 +1,133 @@
+"""Settings of who may come in: API keys, tokens of an issuer, limits held with other edges."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from outrider.access.api_keys import scopes_of
+from outrider.errors import ConfigError
+
+_CLAIMS: Final = frozenset({"exp", "nbf", "iat", "sub", "jti"})
+_MAX_SKEW_S: Final = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class AccessConfig:
+    """API keys: table `[edge.access]`."""
+
+    keys_file: Path | None = None
+    """The file that `outrider keys` writes, followed while the edge runs; unset: keys.json in
+    `state_dir`. It may come later: until then nobody has a key."""
+    http_anonymous: bool = False
+    """Whether clients without a key are served over HTTP too, where `anonymous` is on."""
+
+
+@dataclass(frozen=True, slots=True)
+class JwtConfig:
+    """JSON Web Tokens of an issuer: table `[edge.jwt]`. Raises ConfigError for values that cannot
+    work."""
+
+    issuer: str = ""
+    """`iss` of the tokens, letter by letter; empty: no tokens are taken."""
+    audience: str = ""
+    """What `aud` of the tokens has to name."""
+    jwks_file: Path | None = None
+    """The issuer's public keys, a JWK set; followed while the edge runs. This or `jwks_url`."""
+    jwks_url: str = ""
+    """Where the issuer publishes them: https, or http on the loopback."""
+    jwks_ca: Path | None = None
+    """CA certificates for `jwks_url`, in PEM; unset: those of this machine."""
+    algorithms: tuple[str, ...] = ("RS256", "ES256", "EdDSA")
+    """Those that a token may be signed with; all others are refused."""
+    required: tuple[str, ...] = ("exp",)
+    """Claims that a token has to have: of exp, nbf, iat, sub, jti."""
+    clock_skew_s: float = 30.0
+    """How far the issuer's clock may be from this one."""
+    tenant: str = ""
+    """The tenant of all tokens; empty: the one that `tenant_claim` names. It has to be listed in
+    `[[edge.tenants]]`."""
+    tenant_claim: str = "tenant"
+    """The claim that names the tenant."""
+    user_claim: str = "sub"
+    """The claim that names the tenant's user; empty: none does."""
+    scope_claim: str = "scope"
+    """The claim with the scopes: a text with blanks, or a list. Scopes of others are left out."""
+    scopes: tuple[str, ...] = ()
+    """Of tokens without that claim; empty: those are good for nothing."""
+    refresh_s: float = 300.0
+    """The keys are fetched again so often."""
+    min_refetch_s: float = 30.0
+    """For a token with an unknown key they are fetched at once, but no more often than that."""
+    timeout_s: float = 5.0
+    """How long a fetch may take."""
+
+    def __post_init__(self) -> None:
+        if not self.issuer:
+            return
+        if not self.audience:
+            raise ConfigError("jwt.audience is empty: name what tokens for this mesh are for")
+        if (self.jwks_file is None) == (not self.jwks_url):
+            raise ConfigError("jwt takes one of jwks_file and jwks_url: the issuer's public keys")
+        if self.jwks_url:
+            _check_url(self.jwks_url)
+        if not self.algorithms:
+            raise ConfigError("jwt.algorithms is empty: name those that the issuer signs with")
+        for name in set(self.required) - _CLAIMS:
+            raise ConfigError(f"jwt.required: {name!r} is none of {', '.join(sorted(_CLAIMS))}")
+        if not 0 <= self.clock_skew_s <= _MAX_SKEW_S:
+            raise ConfigError(f"jwt.clock_skew_s is 0 to {_MAX_SKEW_S:.0f} seconds")
+        if self.scopes:
+            scopes_of(self.scopes, "jwt.scopes")
+        for field_name in ("refresh_s", "min_refetch_s", "timeout_s"):
+            if getattr(self, field_name) <= 0:
+                raise ConfigError(f"jwt.{field_name} is above 0")
+
+
+@dataclass(frozen=True, slots=True)
+class SharedLimitsConfig:
+    """The Redis through which the edges of a region hold limits together: table
+    `[edge.shared_limits]`. Raises ConfigError for values that cannot work."""
+
+    url: str = ""
+    """redis://HOST:PORT/DATABASE, or rediss:// over TLS; empty: each edge holds them by itself."""
+    user: str = ""
+    """A user of that Redis (ACL); empty: its default one."""
+    password: str = field(default="", repr=False)
+    """That user's password. Better in a file, or in the environment."""
+    password_file: Path | None = None
+    """A file that holds the password."""
+    ca: Path | None = None
+    """CA certificates for that Redis (rediss://), in PEM; unset: those of this machine."""
+    timeout_ms: float = 50.0
+    """Longest wait of a chat for that Redis; then this edge decides."""
+
+    def __post_init__(self) -> None:
+        if self.timeout_ms <= 0:
+            raise ConfigError(f"shared_limits.timeout_ms is {self.timeout_ms}: set it above 0")
+        if self.password and self.password_file is not None:
+            raise ConfigError("both shared_limits.password and password_file are set: use one")
+
+
+def _check_url(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        host, is_secret = parts.hostname or "", parts.username or parts.password
+    except ValueError as error:
+        raise ConfigError(f"jwt.jwks_url is no URL: {error}") from error
+    if is_secret:
+        raise ConfigError("jwt.jwks_url holds a user or a password, and would be logged")
+    if not host or not (parts.scheme == "https" or (parts.scheme == "http" and _is_local(host))):
+        raise ConfigError(
+            "jwt.jwks_url is https://HOST/...: over http anybody on the way could change the keys"
+        )
+
+
+def _is_local(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,164 @@
+"""Holds chats to the limits of their tenants: here, and through Redis over all edges of a region.
+
+Nothing here waits. With Redis a chat is asked for while its loop does other things, and if there is
+no answer in time, what this edge has counted decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from outrider.errors import OutriderError, RateLimitedError
+from services.edge.access.limits import UNLIMITED, Limited, RateStates, TenantUsage, Usage
+from services.edge.access.shared_limits import SharedAnswer, SharedAsk, SharedLimits
+from services.edge.identity import Identity
+
+Decided = Callable[[OutriderError | None], None]
+"""Called once: with why a chat may not go on, or None."""
+
+
+class Allowance(Protocol):
+    """What one chat may use."""
+
+    def ask(self, num_input_tokens: int, decided: Decided) -> None:
+        """Whether a chat with a prompt of so many tokens may go to a region; `decided` is called
+        in this turn of the loop or a later one. 0: the region counts them."""
+        ...
+
+    def charge(self, *, input_tokens: int = 0, output_tokens: int = 0) -> None:
+        """So many tokens were computed."""
+        ...
+
+    def close(self) -> None:
+        """The chat has ended."""
+        ...
+
+
+class _Unlimited:
+    """Of chats whose tenant has no limits."""
+
+    def ask(self, num_input_tokens: int, decided: Decided) -> None:
+        """Allowed at once."""
+        decided(None)
+
+    def charge(self, *, input_tokens: int = 0, output_tokens: int = 0) -> None:
+        """Not counted."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+UNLIMITED_CHAT: Final = _Unlimited()
+
+
+class Limiter:
+    """Of one edge. Single-threaded."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """`clock`: seconds that never go back."""
+        self._clock = clock
+        self._usage = Usage()
+        self._shared: SharedLimits | None = None
+        """None: this edge counts for itself."""
+
+    def share(self, shared: SharedLimits | None) -> None:
+        """Count with the other edges of the region from now on."""
+        self._shared = shared
+
+    def begin(self, identity: Identity) -> Allowance:
+        """A chat begins. Raises RateLimitedError."""
+        if identity.limits == UNLIMITED:
+            return UNLIMITED_CHAT
+        now = self._clock()
+        self._usage.of(identity.tenant, identity.limits, now).begin(now)
+        return _Limited(self, identity)
+
+    def states(self, identity: Identity) -> RateStates:
+        """What is left of each limit of its tenant; nothing where there are no limits."""
+        if identity.limits == UNLIMITED:
+            return {}
+        now = self._clock()
+        return self._usage.of(identity.tenant, identity.limits, now).states(now)
+
+    def is_used_up(self, identity: Identity) -> bool:
+        """Whether a chat of the tenant would be refused now: nothing is computed ahead for it."""
+        states = self.states(identity).values()
+        return any(not state.remaining for state in states)
+
+    # For the allowances.
+
+    def take_input(self, identity: Identity, num_tokens: int) -> None:
+        """Raises RateLimitedError."""
+        now = self._clock()
+        self._of(identity, now).take_input(num_tokens, now)
+
+    def ask_shared(self, identity: Identity, num_input_tokens: int, decided: Decided) -> None:
+        """Ask for all edges together, where they share a Redis."""
+        if self._shared is None:
+            decided(None)
+            return
+
+        def answered(answer: SharedAnswer | None) -> None:
+            decided(None if answer is None else self._answered(identity, answer))
+
+        num_sessions = self._usage.num_sessions(identity.tenant)
+        self._shared.ask(
+            SharedAsk(identity.tenant, identity.limits, num_sessions, 1, num_input_tokens), answered
+        )
+
+    def charge(self, identity: Identity, input_tokens: int, output_tokens: int) -> None:
+        """Tokens that were computed."""
+        now = self._clock()
+        usage = self._of(identity, now)
+        usage.charge(Limited.INPUT, input_tokens, now)
+        usage.charge(Limited.OUTPUT, output_tokens, now)
+        if self._shared is not None:
+            self._shared.charge(identity.tenant, identity.limits, input_tokens, output_tokens)
+
+    def ended(self, identity: Identity) -> None:
+        """A chat has ended."""
+        self._usage.ended(identity.tenant)
+        if self._shared is not None:
+            num_sessions = self._usage.num_sessions(identity.tenant)
+            self._shared.sessions(identity.tenant, identity.limits, num_sessions)
+
+    def _answered(self, identity: Identity, answer: SharedAnswer) -> RateLimitedError | None:
+        now = self._clock()
+        usage = self._of(identity, now)
+        usage.correct(answer.levels, now)
+        if answer.refused is None:
+            return None
+        return usage.refused(answer.refused, answer.wait_s, now)
+
+    def _of(self, identity: Identity, now: float) -> TenantUsage:
+        return self._usage.of(identity.tenant, identity.limits, now)
+
+
+class _Limited:
+    """Of a chat whose tenant has limits."""
+
+    def __init__(self, limiter: Limiter, identity: Identity) -> None:
+        self._limiter = limiter
+        self._identity = identity
+        self._is_closed = False
+
+    def ask(self, num_input_tokens: int, decided: Decided) -> None:
+        """As Allowance.ask."""
+        try:
+            if num_input_tokens:
+                self._limiter.take_input(self._identity, num_input_tokens)
+        except RateLimitedError as error:
+            decided(error)
+            return
+        self._limiter.ask_shared(self._identity, num_input_tokens, decided)
+
+    def charge(self, *, input_tokens: int = 0, output_tokens: int = 0) -> None:
+        """As Allowance.charge."""
+        self._limiter.charge(self._identity, input_tokens, output_tokens)
+
+    def close(self) -> None:
+        """As Allowance.close."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._limiter.ended(self._identity)

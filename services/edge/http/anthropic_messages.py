@@ -1,0 +1,336 @@
+"""POST /v1/messages of the Anthropic API (pure).
+
+`anthropic-version` and `anthropic-beta` are not looked at: there is one version, and what a beta
+would change is refused by the field that asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from outrider.errors import InvalidRequestError
+from outrider.models.chat import Message, check_num_messages
+from outrider.models.tools import AUTO, NONE, REQUIRED, ToolCall
+from services.edge.http.anthropic_errors import error_body
+from services.edge.http.anthropic_reply import PING, MessageShape
+from services.edge.http.api import Asked, ChatApi, PlannedReply
+from services.edge.http.openai_errors import refused
+from services.edge.http.openai_sampling import SamplingFields
+from services.edge.http.translation import (
+    Conversation,
+    ExtraFields,
+    PartWriter,
+    conversation,
+    plan_chat,
+    read,
+)
+
+_ROLES: Final = ("user", "assistant", "system")
+_THINKING: Final = ("disabled", "enabled", "adaptive", "between_tools")
+_PART_SEPARATOR: Final = "\n"
+"""Between texts of a user: blocks, and messages that follow each other. What an assistant said is
+put together as it was, without any."""
+_MAX_NAME_CHARS: Final = 64
+
+
+class InputBlock(msgspec.Struct, kw_only=True):
+    """A block of a message: text, tool_use, tool_result, thinking; others are refused."""
+
+    type: str
+    text: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: str | None = None
+    content: str | list[InputBlock] | None = None
+    is_error: bool | None = None
+    thinking: str | None = None
+
+
+class InputMessage(msgspec.Struct, kw_only=True):
+    """A message of the conversation."""
+
+    role: str
+    content: str | list[InputBlock]
+
+
+class Metadata(msgspec.Struct, kw_only=True):
+    """About the request."""
+
+    user_id: str | None = None
+    """As `user` in the OpenAI API: whose request it is, as the key's owner names them."""
+
+
+class Thinking(msgspec.Struct, kw_only=True):
+    """Accepted, since clients send it unasked. Models that think do so by themselves; `disabled`
+    leaves their thoughts out of the reply."""
+
+    type: str
+    budget_tokens: int | None = None
+
+
+class Tool(msgspec.Struct, kw_only=True):
+    """A tool that the model may call."""
+
+    name: str
+    type: str | None = None
+    """custom; tools that the API itself runs are refused."""
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+
+
+class ToolChoice(msgspec.Struct, kw_only=True):
+    """Whether the model calls a tool."""
+
+    type: str
+    """auto, any, tool or none."""
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class OutputConfig(msgspec.Struct, kw_only=True):
+    """How the reply is to look."""
+
+    effort: str | None = None
+    """Accepted without effect."""
+    format: dict[str, Any] | None = None
+
+
+class CountTokensRequest(msgspec.Struct, kw_only=True):
+    """Asks how many tokens a message's prompt has. Fields that are not listed are ignored."""
+
+    model: str
+    messages: list[InputMessage]
+    system: str | list[InputBlock] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+
+
+class MessagesRequest(ExtraFields, kw_only=True):
+    """Asks for the next message of a conversation. Fields that are not listed are ignored."""
+
+    model: str
+    messages: list[InputMessage]
+    max_tokens: int
+    system: str | list[InputBlock] | None = None
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    metadata: Metadata | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    service_tier: str | None = None
+    """Accepted without effect."""
+
+
+class TokenCount(msgspec.Struct, kw_only=True):
+    """The tokens of a prompt."""
+
+    input_tokens: int
+
+
+_Conversation: TypeAlias = MessagesRequest | CountTokensRequest
+
+_decode: Final = msgspec.json.Decoder(MessagesRequest).decode
+decode_count: Final = msgspec.json.Decoder(CountTokensRequest).decode
+
+
+def plan(asked: Asked) -> PlannedReply:
+    """The chat that answers a request. Raises InvalidRequestError."""
+    body = read(_decode, asked.body)
+    said = conversation_of(body)
+    fields = SamplingFields(
+        model=body.model,
+        stream=body.stream,
+        max_tokens=body.max_tokens,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=body.top_k,
+        stop=body.stop_sequences,
+    )
+    chat = plan_chat(
+        "messages",
+        body,
+        fields,
+        asked,
+        said,
+        response_format_of(body.output_config),
+        format_field="output_config",
+    )
+    is_streamed = bool(body.stream)
+    thinks = body.thinking is None or body.thinking.type != "disabled"
+    writer = PartWriter(
+        MessageShape(chat.seed, shows_thinking=thinks),
+        chat.had,
+        is_streamed=is_streamed,
+        has_ids=bool(asked.idempotency_key),
+    )
+    user = "" if body.metadata is None else body.metadata.user_id or ""
+    return PlannedReply((chat.request,), writer, is_streamed, user, keepalive=PING)
+
+
+API: Final = ChatApi(plan, error_body)
+
+
+def conversation_of(body: _Conversation) -> Conversation:
+    """The conversation. Raises InvalidRequestError."""
+    if body.thinking is not None and body.thinking.type not in _THINKING:
+        raise refused("thinking", f"thinking.type is one of {', '.join(_THINKING)}")
+    check_num_messages(len(body.messages))
+    messages = messages_of(body.system, body.messages)
+    if body.messages and messages and messages[-1].role == "assistant":
+        raise refused(
+            "messages",
+            "messages: the conversation ends with an assistant's message, and beginnings of "
+            "replies are not continued here; end it with a user's",
+        )
+    choice, parallel = tool_choice_of(body.tool_choice)
+    return conversation(messages, tool_definitions(body.tools or ()), choice, parallel=parallel)
+
+
+def messages_of(
+    system: str | list[InputBlock] | None, given: Sequence[InputMessage]
+) -> tuple[Message, ...]:
+    """As chat templates know them: results of tools are messages of their own, and messages of one
+    role that follow each other are one, as in that API. Raises InvalidRequestError."""
+    made: list[Message] = []
+    if system:
+        made.append(Message("system", _text("system", system)))
+    for number, message in enumerate(given):
+        for turn in _turns(f"messages.{number}", message):
+            if made and made[-1].role == turn.role and turn.role in ("user", "assistant"):
+                made[-1] = _joined(made[-1], turn)
+            else:
+                made.append(turn)
+    return tuple(made)
+
+
+def _turns(where: str, message: InputMessage) -> Iterator[Message]:
+    role, content = message.role, message.content
+    if role not in _ROLES:
+        raise refused(
+            f"{where}.role",
+            f"{where}.role: {role[:_MAX_NAME_CHARS]!r} is not served; use one of "
+            f"{', '.join(_ROLES)}",
+        )
+    where = f"{where}.content"
+    if isinstance(content, str):
+        yield Message(role, content)
+    elif role == "assistant":
+        yield _assistant(where, content)
+    else:
+        results = [it for it in content if it.type == "tool_result" and role == "user"]
+        yield from (_result(where, it) for it in results)
+        if len(results) < len(content):
+            texts = [it for it in content if it.type != "tool_result" or role != "user"]
+            yield Message(role, _text(where, texts))
+
+
+def _assistant(where: str, content: Sequence[InputBlock]) -> Message:
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[ToolCall] = []
+    for number, block in enumerate(content):
+        match block.type:
+            case "text":
+                texts.append(block.text or "")
+            case "thinking":
+                thoughts.append(block.thinking or "")
+            case "redacted_thinking":
+                pass  # of another model, which alone can read it
+            case "tool_use":
+                if not block.id or not block.name:
+                    raise refused(f"{where}.{number}", f"{where}.{number}: id and name are missing")
+                arguments = msgspec.json.encode(block.input or {}).decode()
+                calls.append(ToolCall(block.id, block.name, arguments))
+            case _:
+                raise _unknown(where, number, block)
+    return Message(
+        "assistant", "".join(texts), tool_calls=tuple(calls), reasoning="".join(thoughts)
+    )
+
+
+def _result(where: str, block: InputBlock) -> Message:
+    if not block.tool_use_id:
+        raise refused(where, f"{where}: a tool_result has no tool_use_id; say whose result it is")
+    text = _text(f"{where}.content", block.content or "")
+    return Message("tool", text, tool_call_id=block.tool_use_id)
+
+
+def _text(where: str, content: str | Sequence[InputBlock]) -> str:
+    if isinstance(content, str):
+        return content
+    for number, block in enumerate(content):
+        if block.type != "text":
+            raise _unknown(where, number, block)
+    return _PART_SEPARATOR.join(block.text or "" for block in content)
+
+
+def _unknown(where: str, number: int, block: InputBlock) -> InvalidRequestError:
+    return refused(
+        where,
+        f"{where}.{number}: a block of type {block.type[:_MAX_NAME_CHARS]!r} is out of place or "
+        "not served here; models here read text",
+    )
+
+
+def _joined(first: Message, second: Message) -> Message:
+    between = "" if first.role == "assistant" else _PART_SEPARATOR
+    between = between if first.content and second.content else ""
+    return Message(
+        first.role,
+        first.content + between + second.content,
+        tool_calls=first.tool_calls + second.tool_calls,
+        reasoning=first.reasoning + second.reasoning,
+    )
+
+
+def tool_definitions(tools: Sequence[Tool]) -> list[dict[str, Any]]:
+    """As outrider.models.tools.tool_text takes them. Raises InvalidRequestError for tools that the
+    API itself would have to run."""
+    made = []
+    for number, tool in enumerate(tools):
+        if tool.type is not None and tool.type != "custom":
+            raise refused(
+                f"tools.{number}",
+                f"tools.{number}: {tool.type[:_MAX_NAME_CHARS]!r} is a tool of that API's own, "
+                "which is not run here; send custom tools",
+            )
+        made.append(
+            {
+                "name": tool.name,
+                "description": tool.description,
+                "parameters": tool.input_schema,
+            }
+        )
+    return made
+
+
+def tool_choice_of(choice: ToolChoice | None) -> tuple[str, bool]:
+    """As ChatRequest has them: what may be called, and whether several calls may be made. Raises
+    InvalidRequestError."""
+    if choice is None:
+        return AUTO, True
+    names = {"auto": AUTO, "any": REQUIRED, "none": NONE, "tool": choice.name or ""}
+    name = names.get(choice.type)
+    if not name:
+        raise refused("tool_choice", "tool_choice is auto, any, none, or tool with a name")
+    return name, not choice.disable_parallel_tool_use
+
+
+def response_format_of(config: OutputConfig | None) -> dict[str, Any]:
+    """The `response_format` of chat completions that says the same. Raises InvalidRequestError."""
+    if config is None or config.format is None:
+        return {"type": "text"}
+    if config.format.get("type") != "json_schema":
+        raise refused("output_config", "output_config.format.type is json_schema")
+    return {"type": "json_schema", "json_schema": {"schema": config.format.get("schema")}}

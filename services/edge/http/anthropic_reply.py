@@ -1,0 +1,309 @@
+"""Replies as the Anthropic API writes them: content blocks, streamed or whole (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Literal, TypeAlias
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from outrider.errors import OutriderError
+from outrider.session_types import FinishReason, TokenLogprobs
+from services.edge.http.anthropic_errors import described
+from services.edge.http.openai_reply import Choice, ChoiceDetails
+from services.edge.http.reply_parts import (
+    Part,
+    PartBegun,
+    PartEnded,
+    PartEvent,
+    PartGrew,
+    PartKind,
+    PartReader,
+)
+from services.edge.http.sse import Position
+from services.edge.http.translation import Event
+from services.edge.session.events import Accepted, Done
+
+_STOP_REASONS: Final = {
+    FinishReason.STOP: "end_turn",
+    FinishReason.LENGTH: "max_tokens",
+    FinishReason.DEADLINE: "max_tokens",
+    FinishReason.CANCELLED: "end_turn",
+}
+
+
+class TextBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="text"):
+    """Text."""
+
+    text: str
+    citations: None = None
+
+
+class ThinkingBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="thinking"):
+    """What the model thought before its answer."""
+
+    thinking: str
+    signature: str = ""
+    """Empty: thoughts are not signed here."""
+
+
+class DirectCaller(msgspec.Struct, kw_only=True):
+    """Says that the model itself calls the tool."""
+
+    type: Literal["direct"] = "direct"
+
+
+class ToolUseBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_use"):
+    """A call of a tool."""
+
+    id: str
+    name: str
+    input: msgspec.Raw
+    """A JSON object."""
+    caller: DirectCaller
+
+
+ContentBlock: TypeAlias = TextBlock | ThinkingBlock | ToolUseBlock
+
+
+class AnthropicUsage(msgspec.Struct, kw_only=True):
+    """Tokens. The prompt's are `input_tokens` and `cache_read_input_tokens` together."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int | None = None
+    cache_read_input_tokens: int | None = None
+    """Whose KV was reused; null, and among `input_tokens`, while that is not known."""
+    cache_creation: None = None
+    output_tokens: int
+    output_tokens_details: None = None
+    server_tool_use: None = None
+    service_tier: str | None = None
+    inference_geo: None = None
+
+
+class AnthropicMessage(msgspec.Struct, kw_only=True):
+    """The message that was asked for."""
+
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    model: str
+    content: list[ContentBlock]
+    stop_reason: str | None = None
+    stop_sequence: str | None = None
+    stop_details: None = None
+    container: None = None
+    usage: AnthropicUsage
+    outrider: ChoiceDetails | UnsetType = UNSET
+
+
+class MessageStart(msgspec.Struct, kw_only=True, tag_field="type", tag="message_start"):
+    """The message begins."""
+
+    message: AnthropicMessage
+
+
+class ContentBlockStart(msgspec.Struct, kw_only=True, tag_field="type", tag="content_block_start"):
+    """A block begins, empty."""
+
+    index: int
+    content_block: ContentBlock
+
+
+class TextDelta(msgspec.Struct, kw_only=True, tag_field="type", tag="text_delta"):
+    """More text."""
+
+    text: str
+
+
+class ThinkingDelta(msgspec.Struct, kw_only=True, tag_field="type", tag="thinking_delta"):
+    """More of a thought."""
+
+    thinking: str
+
+
+class InputJsonDelta(msgspec.Struct, kw_only=True, tag_field="type", tag="input_json_delta"):
+    """More of a call's arguments."""
+
+    partial_json: str
+
+
+class ContentBlockDelta(msgspec.Struct, kw_only=True, tag_field="type", tag="content_block_delta"):
+    """More of a block."""
+
+    index: int
+    delta: TextDelta | ThinkingDelta | InputJsonDelta
+
+
+class ContentBlockStop(msgspec.Struct, kw_only=True, tag_field="type", tag="content_block_stop"):
+    """A block is whole."""
+
+    index: int
+
+
+class MessageEnd(msgspec.Struct, kw_only=True):
+    """What is known of a message at its end."""
+
+    stop_reason: str | None
+    stop_sequence: str | None = None
+    stop_details: None = None
+    container: None = None
+
+
+class MessageDelta(msgspec.Struct, kw_only=True, tag_field="type", tag="message_delta"):
+    """The message ends."""
+
+    delta: MessageEnd
+    usage: AnthropicUsage
+    """Of the whole message: it replaces that of message_start."""
+    outrider: ChoiceDetails
+
+
+class MessageStop(msgspec.Struct, kw_only=True, tag_field="type", tag="message_stop"):
+    """The message is whole."""
+
+
+MessageEvent: TypeAlias = (
+    MessageStart
+    | ContentBlockStart
+    | ContentBlockDelta
+    | ContentBlockStop
+    | MessageDelta
+    | MessageStop
+)
+
+PING: Final = b'event: ping\ndata: {"type":"ping"}\n\n'
+"""Keeps a stream alive on which nothing has come for a while."""
+_NO_INPUT: Final = msgspec.Raw(b"{}")
+
+
+class MessageShape:
+    """How a reply is written; a Shape."""
+
+    def __init__(self, seed: int, *, shows_thinking: bool) -> None:
+        """`shows_thinking`: whether the client wants what the model thought."""
+        self._seed = seed
+        self._shows_thinking = shows_thinking
+        self._indices: dict[int, int] = {}
+        """By a part's index, that of its block."""
+
+    def began(self, accepted: Accepted) -> list[Event]:
+        """As Shape.began."""
+        usage = AnthropicUsage(input_tokens=accepted.prompt_tokens, output_tokens=0)
+        return [_event(MessageStart(message=_message(accepted, [], usage)))]
+
+    def scored(self, logprobs: Sequence[TokenLogprobs], num_fresh: int) -> None:
+        """As Shape.scored. That API has no log probabilities."""
+
+    def part(self, event: PartEvent) -> list[Event]:
+        """As Shape.part."""
+        part = event.part
+        if not self._is_shown(part):
+            return []
+        index = self._indices.setdefault(part.index, len(self._indices))
+        match event:
+            case PartBegun():
+                begun = ContentBlockStart(index=index, content_block=_empty_block(part))
+                return [_event(begun)]
+            case PartGrew(text=text):
+                return [_event(ContentBlockDelta(index=index, delta=_delta(part, text)))]
+            case PartEnded():
+                return [_event(ContentBlockStop(index=index))]
+
+    def ended(self, reader: PartReader, done: Done) -> list[Event]:
+        """As Shape.ended."""
+        reason, stop_sequence = _stop(reader, done)
+        end = MessageDelta(
+            delta=MessageEnd(stop_reason=reason, stop_sequence=stop_sequence),
+            usage=_usage(done),
+            outrider=self._details(done),
+        )
+        return [_event(end), _event(MessageStop())]
+
+    def body(self, accepted: Accepted, reader: PartReader, done: Done) -> AnthropicMessage:
+        """As Shape.body."""
+        blocks = [_block(it) for it in reader.parts if self._is_shown(it)]
+        message = _message(accepted, blocks, _usage(done))
+        message.stop_reason, message.stop_sequence = _stop(reader, done)
+        message.outrider = self._details(done)
+        return message
+
+    def failed(self, error: OutriderError) -> Event:
+        """As Shape.failed."""
+        return Event("error", described(error))
+
+    def _is_shown(self, part: Part) -> bool:
+        return self._shows_thinking or part.kind is not PartKind.REASONING
+
+    def _details(self, done: Done) -> ChoiceDetails:
+        return Choice(0, self._seed, Position(), done=done).details
+
+
+def _event(data: MessageEvent) -> Event:
+    return Event(str(data.__struct_config__.tag), data)
+
+
+def _message(
+    accepted: Accepted, content: list[ContentBlock], usage: AnthropicUsage
+) -> AnthropicMessage:
+    return AnthropicMessage(
+        id=f"msg_{accepted.request_id}", model=accepted.model, content=content, usage=usage
+    )
+
+
+def _usage(done: Done) -> AnthropicUsage:
+    usage = done.usage
+    return AnthropicUsage(
+        input_tokens=max(0, usage.prompt_tokens - usage.cached_tokens),
+        cache_creation_input_tokens=0,
+        cache_read_input_tokens=usage.cached_tokens,
+        output_tokens=usage.completion_tokens,
+        service_tier="standard",
+    )
+
+
+def _stop(reader: PartReader, done: Done) -> tuple[str, str | None]:
+    """Why the message ended, and the stop sequence that did it."""
+    if done.finish_reason is not FinishReason.STOP:
+        return _STOP_REASONS[done.finish_reason], None
+    if done.stop_string:
+        return "stop_sequence", done.stop_string
+    return "tool_use" if reader.has_calls else "end_turn", None
+
+
+def _empty_block(part: Part) -> ContentBlock:
+    match part.kind:
+        case PartKind.TEXT:
+            return TextBlock(text="")
+        case PartKind.REASONING:
+            return ThinkingBlock(thinking="")
+        case PartKind.CALL:
+            return _tool_use(part, _NO_INPUT)
+
+
+def _block(part: Part) -> ContentBlock:
+    """A whole part. A call without whole arguments is no call, but text."""
+    match part.kind:
+        case PartKind.TEXT:
+            return TextBlock(text=part.text)
+        case PartKind.REASONING:
+            return ThinkingBlock(thinking=part.text)
+        case PartKind.CALL if part.is_whole:
+            return _tool_use(part, msgspec.Raw(part.text.strip().encode() or b"{}"))
+        case PartKind.CALL:
+            return TextBlock(text=part.source)
+
+
+def _tool_use(part: Part, arguments: msgspec.Raw) -> ToolUseBlock:
+    return ToolUseBlock(id=part.call_id, name=part.name, input=arguments, caller=DirectCaller())
+
+
+def _delta(part: Part, text: str) -> TextDelta | ThinkingDelta | InputJsonDelta:
+    match part.kind:
+        case PartKind.TEXT:
+            return TextDelta(text=text)
+        case PartKind.REASONING:
+            return ThinkingDelta(thinking=text)
+        case PartKind.CALL:
+            return InputJsonDelta(partial_json=text)

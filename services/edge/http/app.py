@@ -1,0 +1,142 @@
+"""The ASGI application of an edge. Any ASGI 3 server may serve it: ours over TCP (listener.py), and
+HTTP/3 on the QUIC port.
+
+Everything passes the Gate, the application around the routes: it finds out whose a request is
+before anything is routed or read, and answers whatever is raised behind it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import structlog
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route as StarletteRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from outrider.errors import (
+    MethodNotAllowedError,
+    OutriderError,
+    RateLimitedError,
+    UnknownRouteError,
+)
+from services.edge.http.door import HttpDoor
+from services.edge.http.exchange import EXCHANGE, ClientLeft, Exchange
+from services.edge.http.http_errors import headers_of
+from services.edge.http.openai_errors import error_body
+from services.edge.http.routes import ALL_ROUTES, Access, ErrorBody, Route
+
+log = structlog.get_logger()
+
+_PUBLIC: Final = frozenset(route.path for route in ALL_ROUTES if route.access is Access.PUBLIC)
+_ERROR_BODIES: Final = {route.path: route.error_body for route in ALL_ROUTES}
+_CLIENT_LEFT: Final = 499
+"""As nginx calls it."""
+_POLICY_VIOLATION: Final = 1008
+"""RFC 6455, section 7.4.1."""
+
+
+def build_app(door: HttpDoor) -> ASGIApp:
+    """The application of one edge."""
+    # The methods of a path are of one Starlette route, so that others are told from unknown paths.
+    routes = [
+        StarletteRoute(path, _Endpoint([it for it in ALL_ROUTES if it.path == path]))
+        for path in dict.fromkeys(route.path for route in ALL_ROUTES)
+    ]
+    app = Starlette(
+        routes=routes,
+        middleware=[Middleware(_Gate, door=door)],
+        exception_handlers={HTTPException: _raise_ours},
+    )
+    app.router.redirect_slashes = False
+    return app
+
+
+class _Endpoint:
+    """One path."""
+
+    def __init__(self, routes: list[Route]) -> None:
+        self._by_method = {route.method: route for route in routes}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        route = self._by_method.get(method)
+        if route is None:
+            allowed = ", ".join(self._by_method)
+            raise MethodNotAllowedError(
+                f"this path takes {allowed} alone", metadata={"allow": allowed}
+            )
+        exchange: Exchange = scope[EXCHANGE]
+        exchange.route = route.path
+        exchange.rate_words = route.rate_words
+        if exchange.identity is not None:
+            exchange.identity.require(route.scope)
+        await route.handle(exchange)
+
+
+class _Gate:
+    """Lets in who may come in, and answers errors."""
+
+    def __init__(self, app: ASGIApp, door: HttpDoor) -> None:
+        self._app = app
+        self._door = door
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
+            return
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        exchange = Exchange(self._door, scope, receive, send)
+        scope[EXCHANGE] = exchange
+        try:
+            await self._serve(exchange, scope, receive, send)
+        except ClientLeft:
+            pass  # a client that leaves is no event of the edge
+        finally:
+            exchange.release()
+            del scope[EXCHANGE]  # they would refer to each other until they are collected
+            status = exchange.status or _CLIENT_LEFT
+            self._door.context.telemetry.answered_http(exchange.route, status)
+
+    async def _serve(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            exchange.check_head()
+            if scope["path"] not in _PUBLIC:
+                exchange.admit()
+            await self._app(scope, receive, send)
+        except OutriderError as error:
+            # The frames of its traceback hold it, and all that the request did.
+            await self._answer(exchange, error.bare())
+        except ClientLeft:
+            raise
+        except Exception as failure:
+            log.exception("request failed", request_id=exchange.request_id)
+            why = f"the edge failed in this request: {type(failure).__name__}"
+            await self._answer(exchange, OutriderError(why))
+
+    async def _answer(self, exchange: Exchange, error: OutriderError) -> None:
+        if exchange.has_begun:
+            exchange.abort()  # whatever came of the answer, the client must not take it for whole
+            return
+        await exchange.discard()
+        body = _error_body(exchange.scope)(error, exchange.request_id)
+        headers = headers_of(error)
+        if isinstance(error, RateLimitedError):
+            headers |= exchange.rate_headers()
+        await exchange.answer(error.http_status, body, headers=headers)
+
+
+def _error_body(scope: Scope) -> ErrorBody:
+    """In the shape of the API that the path is of."""
+    return _ERROR_BODIES.get(scope["path"], error_body)
+
+
+async def _raise_ours(request: Request, failure: Exception) -> Response:
+    """Starlette's own errors: there is no such path."""
+    raise UnknownRouteError("there is nothing at this path; GET /openapi.json lists what there is")

@@ -1,0 +1,88 @@
+"""Where and how an edge serves HTTP."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from typing import Final
+
+from outrider.errors import ConfigError
+
+_TLS: Final = ("auto", "on", "off")
+_POSITIVE: Final = (
+    "max_connections",
+    "max_body_bytes",
+    "max_header_bytes",
+    "max_unsent_bytes",
+    "max_streams_per_connection",
+    "max_requests_per_connection",
+    "max_choices",
+    "body_timeout_s",
+    "idle_timeout_s",
+    "send_timeout_s",
+    "comment_s",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class HttpConfig:
+    """What HTTP over TCP is served with: table `[edge.http]`. Raises ConfigError for values that
+    cannot work."""
+
+    host: str = "127.0.0.1"
+    """Address of the listener."""
+    port: int | None = None
+    """TCP port; 0: any free one; none: no HTTP over TCP."""
+    tls: str = "auto"
+    """Whether connections are encrypted, with the edge's certificate: "on", "off" (behind a proxy
+    that does it, or within a network that is trusted), or "auto", which is off on loopback
+    addresses alone."""
+    max_connections: int = 1000
+    """Connections open; those of one address count with its QUIC connections, as
+    `quic.max_connections_per_address`."""
+    max_streams_per_connection: int = 100
+    """Requests under way on one HTTP/2 connection."""
+    max_requests_per_connection: int = 10_000
+    """After so many a connection is closed, and its client opens another one."""
+    max_body_bytes: int = 2 << 20
+    """Largest body of a request."""
+    max_header_bytes: int = 16 << 10
+    """Largest head of a request: its line and its headers."""
+    body_timeout_s: float = 10.0
+    """How long a body may take to arrive."""
+    idle_timeout_s: float = 30.0
+    """How long a connection may be open without a whole head of a request."""
+    max_unsent_bytes: int = 256 * 1024
+    """A client that leaves more of a reply unread loses it."""
+    send_timeout_s: float = 30.0
+    """The connection of a client that reads nothing at all for so long is closed."""
+    comment_s: float = 10.0
+    """An event stream on which nothing came for so long has a comment sent, for proxies that give
+    up silent ones. Until then a failure is answered with a status of its own."""
+    max_choices: int = 8
+    """Most choices of one request: `n`, times its prompts."""
+
+    def __post_init__(self) -> None:
+        if self.port is not None and not 0 <= self.port <= 65535:
+            raise ConfigError(f"http.port must be 0 to 65535, not {self.port}")
+        if self.tls not in _TLS:
+            raise ConfigError(f"http.tls is {', '.join(_TLS)}, not {self.tls!r}")
+        for name in _POSITIVE:
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"http.{name} is {getattr(self, name)}: set it above 0")
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether connections are TLS."""
+        if self.tls == "auto":
+            return not _is_loopback(self.host)
+        return self.tls == "on"
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return False  # a name may be anything

@@ -1,0 +1,269 @@
+"""One HTTP request and its answer, over ASGI."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+from uuid import uuid4
+
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope, Send
+
+from outrider.errors import (
+    FrameTooLargeError,
+    HeadTooLargeError,
+    InvalidRequestError,
+    MediaTypeError,
+    OutriderError,
+    OverloadedError,
+    SlowRequestError,
+    UnauthenticatedError,
+)
+from services.edge.access.limits import RateWords, rate_headers
+from services.edge.http.door import HttpDoor
+from services.edge.identity import Credential, Identity
+from services.edge.opening import identify
+from services.edge.quic.limits import MemoryBudget
+from services.edge.request_fields import MAX_ID_CHARS, trace
+
+CONNECTION: Final = "outrider-connection"
+"""ASGI extension: what the server says of the connection. All of it is optional: `secret`, 16
+random bytes that its requests share; `budget`, a MemoryBudget for what it sent; `abort`, which
+closes it at once."""
+EXCHANGE: Final = "outrider-exchange"
+"""Key of the ASGI scope under which a request's Exchange is."""
+JSON: Final = "application/json"
+_MAX_SECRET_CHARS: Final = 128
+_DISCARD_S: Final = 1.0
+_SERVED_SAFELY: Final = (
+    (b"cache-control", b"no-store"),
+    (b"x-content-type-options", b"nosniff"),
+)
+
+
+class ClientLeft(Exception):
+    """The client closed the request; nobody reads an answer."""
+
+
+class Exchange:
+    """One request. Only the task that serves it uses it."""
+
+    def __init__(self, door: HttpDoor, scope: Scope, receive: Receive, send: Send) -> None:
+        self.door = door
+        self.scope = scope
+        self.headers = Headers(scope=scope)
+        self.request_id = _request_id(self.headers.get("x-request-id", ""))
+        self.identity: Identity | None = None
+        self.route = "none"
+        """The pattern of its path, once it has been routed."""
+        self.rate_words = RateWords.OPENAI
+        """As the route has them."""
+        self.status = 0
+        """Of the answer; 0: its head was not sent yet."""
+        self._receive = receive
+        self._send = send
+        self._held_bytes = 0
+        self._is_read = False
+        """Whether nothing more of the body will come, or is waited for."""
+        connection: Mapping[str, Any] = scope.get("extensions", {}).get(CONNECTION, {})
+        self._budget: MemoryBudget | None = connection.get("budget")
+        self._abort: Callable[[], None] = connection.get("abort", lambda: None)
+        self.connection_secret: bytes = connection.get("secret") or secrets.token_bytes(16)
+        """As RequestStream.connection_secret."""
+        host = (scope.get("client") or ("127.0.0.1", 0))[0]
+        self.address = door.limits.limits.prefixes.of(host)
+        """As RequestStream.address."""
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the answer's head was sent."""
+        return bool(self.status)
+
+    # Who asks.
+
+    def check_head(self) -> None:
+        """Raises HeadTooLargeError. Servers check it too, those that look at parts of it alone."""
+        limit = self.door.config.max_header_bytes
+        fields: list[tuple[bytes, bytes]] = self.scope["headers"]
+        num_bytes = sum(len(name) + len(value) for name, value in fields)
+        if num_bytes + len(self.scope.get("raw_path") or b"") > limit:
+            raise HeadTooLargeError(f"the head of a request has at most {limit} bytes; shorten it")
+
+    def admit(self, user: str = "") -> Identity:
+        """Whose request it is; `user`: as the key's owner names them. Raises UnauthenticatedError,
+        PermissionDeniedError, InvalidRequestError."""
+        credential = Credential(self._key(), user, self._client_secret())
+        self.identity = identify(self, credential, self.door.context, needs_key=self.door.needs_key)
+        return self.identity
+
+    def _key(self) -> str:
+        stated = self.headers.get("authorization", "")
+        scheme, _, key = stated.partition(" ")
+        if stated and scheme.lower() != "bearer":
+            raise UnauthenticatedError("send the key as `Authorization: Bearer KEY`")
+        return key.strip() or self.headers.get("x-api-key", "").strip()
+
+    def _client_secret(self) -> bytes:
+        text = self.headers.get("x-outrider-client", "")
+        try:
+            return bytes.fromhex(text[: _MAX_SECRET_CHARS + 1])
+        except ValueError:
+            raise InvalidRequestError(
+                "x-outrider-client is 16 to 64 random bytes in hexadecimal, the same on every "
+                "request of one client"
+            ) from None
+
+    @property
+    def trace(self) -> tuple[str, str]:
+        """W3C traceparent and tracestate."""
+        return trace(self.headers.get("traceparent", ""), self.headers.get("tracestate", ""))
+
+    # What it asks for.
+
+    async def body(self) -> bytes:
+        """All of the body, which has to be JSON. Raises MediaTypeError, FrameTooLargeError,
+        SlowRequestError, OverloadedError, and ClientLeft."""
+        self._check_media_type()
+        limit = self.door.config.max_body_bytes
+        stated = self.headers.get("content-length", "")
+        if stated.isdecimal() and int(stated[:19]) > limit:
+            raise _too_large(limit)
+        patience_s = self.door.config.body_timeout_s
+        try:
+            async with asyncio.timeout(patience_s):
+                return await self._read(limit)
+        except TimeoutError:
+            self._is_read = True
+            raise SlowRequestError(
+                f"the body of the request did not come within {patience_s:g} s"
+            ) from None
+
+    def _check_media_type(self) -> None:
+        """A web page may have a browser send anything else without asking, wherever it is from."""
+        media_type = self.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if media_type != JSON:
+            raise MediaTypeError(f"send the body as JSON, with `Content-Type: {JSON}`")
+        if self.headers.get("content-encoding", "identity").strip().lower() != "identity":
+            raise MediaTypeError("send the body as it is, without Content-Encoding")
+
+    async def _read(self, limit: int) -> bytes:
+        pieces: list[bytes] = []
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientLeft
+            piece: bytes = message.get("body", b"")
+            if self._held_bytes + len(piece) > limit:
+                raise _too_large(limit)
+            if self._budget is not None and not self._budget.take(len(piece)):
+                raise OverloadedError(
+                    "there is no room for so much of requests that are not whole yet"
+                )
+            self._held_bytes += len(piece)
+            pieces.append(piece)
+            if not message.get("more_body", False):
+                self._is_read = True
+                return b"".join(pieces)
+
+    async def discard(self) -> None:
+        """Read, within bounds, what is left of a body that nobody wants: a client that sends while
+        its connection is closed may lose the answer (RFC 9112, section 9.6)."""
+        num_bytes = 0
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_DISCARD_S):
+                while not self._is_read and num_bytes <= self.door.config.max_body_bytes:
+                    message = await self._receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientLeft
+                    num_bytes += len(message.get("body", b""))
+                    self._is_read = not message.get("more_body", False)
+
+    def release(self) -> None:
+        """The body is not needed any more."""
+        if self._budget is not None:
+            self._budget.give_back(self._held_bytes)
+        self._held_bytes = 0
+
+    async def left(self) -> None:
+        """Return when the client closes the request. To be awaited once its body was read."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    def begin_chat(self, client: bytes) -> Callable[[], None]:
+        """As RequestStream.begin_chat."""
+        self.door.check_draining()
+        return self.door.begin_chat(self.address, client, asyncio.get_running_loop().time())
+
+    def rate_headers(self) -> dict[str, str]:
+        """What is left of the limits of whoever asks, as headers; nothing where there are none."""
+        if self.identity is None:
+            return {}
+        try:
+            states = self.door.context.limiter.states(self.identity)
+        except OverloadedError:
+            return {}  # so many tenants have chats that nothing is known of this one
+        return rate_headers(states, self.rate_words, time.time())
+
+    # The answer.
+
+    async def begin(
+        self, status: int, content_type: str, headers: Mapping[str, str], length: int | None = None
+    ) -> None:
+        """Send the head; `length`: bytes of the body, None if they are not known."""
+        self.status = status
+        fields = [
+            (b"content-type", content_type.encode()),
+            (b"x-request-id", self.request_id.encode()),
+            (b"request-id", self.request_id.encode()),
+            *_SERVED_SAFELY,
+            *((name.encode(), value.encode()) for name, value in headers.items()),
+        ]
+        if length is not None:
+            fields.append((b"content-length", b"%d" % length))
+        await self._send_in_time(
+            {"type": "http.response.start", "status": status, "headers": fields}
+        )
+
+    async def write(self, data: bytes, *, more: bool) -> None:
+        """Send a piece of the body."""
+        await self._send_in_time({"type": "http.response.body", "body": data, "more_body": more})
+
+    async def answer(
+        self,
+        status: int,
+        body: bytes,
+        *,
+        content_type: str = JSON,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """Send a whole answer."""
+        await self.begin(status, content_type, headers or {}, len(body))
+        await self.write(body, more=False)
+
+    def abort(self) -> None:
+        """Close the connection at once."""
+        self._abort()
+
+    async def _send_in_time(self, message: dict[str, Any]) -> None:
+        """Raises ClientLeft if the client reads nothing."""
+        try:
+            async with asyncio.timeout(self.door.config.send_timeout_s):
+                await self._send(message)
+        except TimeoutError:
+            self._abort()
+            raise ClientLeft from None
+
+
+def _too_large(limit: int) -> OutriderError:
+    return FrameTooLargeError(f"the body is larger than {limit} bytes; shorten it")
+
+
+def _request_id(stated: str) -> str:
+    """The client's own, if it can be one."""
+    if 0 < len(stated) <= MAX_ID_CHARS and stated.isascii() and stated.isprintable():
+        return stated
+    return uuid4().hex

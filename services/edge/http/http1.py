@@ -1,0 +1,101 @@
+"""HTTP/1.1 as this edge speaks it: anycorn's, without what lets a client pass a proxy's rules or
+keep the edge computing for nobody."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+import anyio
+import anyio.abc
+import h11
+from anycorn.protocol import ProtocolWrapper
+from anycorn.protocol.h11 import H11Protocol
+
+_MAX_READ_BYTES: Final = 64 << 10
+
+
+class ClientClosed(Exception):
+    """The client closed its connection, or sent too much, while a request of it was served."""
+
+
+def use_ours(
+    wrapper: ProtocolWrapper, stream: anyio.abc.ByteStream, max_waiting_bytes: int
+) -> None:
+    """Have a connection that begins with HTTP/1.1 served so. Another request may wait behind the
+    one that is served, `max_waiting_bytes` of it."""
+    if isinstance(wrapper.protocol, H11Protocol):
+        wrapper.protocol = _Http1(wrapper, stream, max_waiting_bytes)
+
+
+class _Http1(H11Protocol):
+    def __init__(
+        self, wrapper: ProtocolWrapper, stream: anyio.abc.ByteStream, max_waiting_bytes: int
+    ) -> None:
+        super().__init__(
+            *(wrapper.app, wrapper.config, wrapper.context, wrapper.task_group, wrapper.state),
+            *(wrapper.client, wrapper.server, wrapper.send, wrapper.tls),
+        )
+        assert isinstance(self.connection, h11.Connection)
+        self.can_read = _Turn(stream, self.connection, max_waiting_bytes)
+
+    async def _check_protocol(self, event: h11.Request) -> None:
+        """HTTP/2 begins with its own preface alone. `Upgrade: h2c` is deprecated (RFC 9113, section
+        3.1), and behind a proxy that forwards it a client could send what the proxy refuses."""
+        if event.method == b"PRI" and not list(event.headers):
+            await super()._check_protocol(event)
+
+
+class _Turn:
+    """Tells when the next request of a connection may be read; an event of anycorn. Meanwhile the
+    connection is read on: its client may close it, and the chat that is served has to end then."""
+
+    def __init__(
+        self,
+        stream: anyio.abc.ByteStream,
+        connection: h11.Connection,
+        max_waiting_bytes: int,
+    ) -> None:
+        self._stream = stream
+        self._connection = connection
+        self._max_waiting_bytes = max_waiting_bytes
+        self._event = asyncio.Event()
+
+    async def clear(self) -> None:
+        """It is not its turn."""
+        self._event.clear()
+
+    async def set(self) -> None:
+        """It is."""
+        self._event.set()
+
+    def is_set(self) -> bool:
+        """Whether it is."""
+        return self._event.is_set()
+
+    async def wait(self) -> None:
+        """Return when it is. Raises ClientClosed."""
+        turn = asyncio.create_task(self._event.wait())
+        try:
+            while not self._event.is_set():
+                await self._read_until(turn)
+        finally:
+            turn.cancel()
+
+    async def _read_until(self, turn: asyncio.Task[bool]) -> None:
+        reading = asyncio.create_task(self._stream.receive(_MAX_READ_BYTES))
+        try:
+            await asyncio.wait((turn, reading), return_when=asyncio.FIRST_COMPLETED)
+            if not reading.done():
+                reading.cancel()
+            data = await reading
+        except asyncio.CancelledError:
+            if not turn.done():
+                reading.cancel()
+                raise
+        except (OSError, anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
+            raise ClientClosed from None
+        else:
+            self._connection.receive_data(data)
+            if len(self._connection.trailing_data[0]) > self._max_waiting_bytes:
+                raise ClientClosed

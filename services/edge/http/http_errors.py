@@ -1,0 +1,27 @@
+"""The status and headers of an answer that is no success, the same for all APIs (pure)."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from outrider.errors import OutriderError, RateLimitedError
+
+_CONFLICT: Final = 409
+"""Official clients send such a request again by themselves, which would take the reply from the
+request that has it. A RateLimitedError without a delay is of a prompt longer than its limit."""
+
+
+def headers_of(error: OutriderError) -> dict[str, str]:
+    """What tells a client whether and when to try again, and how to say who it is."""
+    headers: dict[str, str] = {}
+    if error.retry_delay_ms > 0:
+        headers["retry-after"] = str(math.ceil(error.retry_delay_ms / 1000))
+        headers["retry-after-ms"] = str(error.retry_delay_ms)
+    elif error.http_status == _CONFLICT or isinstance(error, RateLimitedError):
+        headers["x-should-retry"] = "false"
+    if error.http_status == 401:
+        headers["www-authenticate"] = "Bearer"
+    if allow := error.metadata.get("allow"):
+        headers["allow"] = allow
+    return headers

@@ -1,0 +1,427 @@
+"""POST /v1/chat/completions of the OpenAI API (pure)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from outrider.errors import InvalidSamplingError
+from outrider.models.chat import check_text
+from outrider.models.tools import NONE
+from outrider.sampling.grammar import Grammar, from_response_format
+from outrider.session_types import TokenLogprobs
+from services.edge.http.api import Asked, ChatApi, PlannedReply
+from services.edge.http.openai_errors import error_body, refused, unreadable
+from services.edge.http.openai_logprobs import ChatLogprobs, chat_count, chat_logprobs
+from services.edge.http.openai_messages import (
+    ChatMessage,
+    ContentPart,
+    Tool,
+    choice_of,
+    messages_of,
+    null,
+    text_of,
+    tools_of,
+)
+from services.edge.http.openai_reply import (
+    CallPiece,
+    Choice,
+    ChoiceDetails,
+    OpenAiUsage,
+    OpenAiWriter,
+    Piece,
+    Reply,
+)
+from services.edge.http.openai_sampling import (
+    UNLIMITED_TOKENS,
+    SamplingFields,
+    chat_request,
+    check_stream_options,
+    digest_of,
+    first_seed,
+    num_choices,
+    read_positions,
+    sampling_params,
+    seed_of,
+)
+from services.edge.http.reply_parts import Part, PartKind
+from services.edge.http.sse import Position
+from services.edge.request_fields import check_prediction
+
+
+class Prediction(msgspec.Struct, kw_only=True):
+    """What the reply is expected to be: where it is right, the reply comes faster."""
+
+    type: str
+    content: str | list[ContentPart]
+
+
+class JsonSchemaFormat(msgspec.Struct, kw_only=True):
+    """A schema that the reply follows."""
+
+    schema: msgspec.Raw = msgspec.field(default_factory=null)
+    """Raw, since the reply has its properties in the schema's order."""
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+    """Accepted without effect: the reply always follows the schema."""
+
+
+class ResponseFormat(msgspec.Struct, kw_only=True):
+    """What the reply looks like: type text, json_object or json_schema; ours: regex or lark."""
+
+    type: str
+    json_schema: JsonSchemaFormat | None = None
+    grammar: str | None = None
+    """Of the types regex and lark: the text."""
+
+
+class ChatCompletionRequest(SamplingFields, kw_only=True):
+    """Asks for the next message of a conversation. Fields that are not listed are ignored."""
+
+    messages: list[ChatMessage]
+    max_completion_tokens: int | None = None
+    reasoning_effort: str | None = None
+    """Accepted without effect."""
+    verbosity: str | None = None
+    """Accepted without effect."""
+    metadata: dict[str, str] | None = None
+    """Accepted; nothing is stored."""
+    store: bool | None = None
+    """Accepted; nothing is stored."""
+    service_tier: str | None = None
+    """Accepted without effect."""
+    safety_identifier: str | None = None
+    """As `user`."""
+    modalities: list[str] | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    """So many of the likeliest tokens in each place of the reply, 0 to 20; with `logprobs`."""
+    prediction: Prediction | None = None
+    tools: list[Tool] | None = None
+    tool_choice: msgspec.Raw = msgspec.field(default_factory=null)
+    """none, auto, required, or {"type": "function", "function": {"name": NAME}}."""
+    parallel_tool_calls: bool | None = None
+    functions: list[msgspec.Raw] | None = None
+    """Refused: tools took their place in that API."""
+    response_format: ResponseFormat | None = None
+
+
+class ReplyFunction(msgspec.Struct, kw_only=True):
+    """What is called."""
+
+    name: str
+    arguments: str
+    """A JSON object, as the model wrote it."""
+
+
+class ReplyToolCall(msgspec.Struct, kw_only=True):
+    """A call of a tool."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: ReplyFunction
+
+
+class ReplyMessage(msgspec.Struct, kw_only=True):
+    """The message that was asked for."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str | None = None
+    refusal: str | None = None
+    reasoning_content: str | UnsetType = UNSET
+    """What the model thought first, of models that do so, in chats with tools."""
+    tool_calls: list[ReplyToolCall] | UnsetType = UNSET
+
+
+class ChatChoice(msgspec.Struct, kw_only=True):
+    """One of the messages that were asked for."""
+
+    index: int
+    message: ReplyMessage
+    finish_reason: str
+    logprobs: ChatLogprobs | None = None
+    outrider: ChoiceDetails
+
+
+class ChatCompletion(msgspec.Struct, kw_only=True):
+    """The answer, where it is not streamed."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: OpenAiUsage
+    system_fingerprint: str | None = None
+
+
+class FunctionDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What is new of a call's function."""
+
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+    """More of them."""
+
+
+class ToolCallDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What is new of a call; its id, type and name come when it begins."""
+
+    index: int
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+    function: FunctionDelta
+
+
+class Delta(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What is new of a message."""
+
+    role: str | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
+
+
+class ChunkChoice(msgspec.Struct, kw_only=True):
+    """What is new of one choice."""
+
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    outrider: ChoiceDetails | UnsetType = UNSET
+
+
+class ChatCompletionChunk(msgspec.Struct, kw_only=True):
+    """An event of the answer, where it is streamed."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    system_fingerprint: str | None = None
+    choices: list[ChunkChoice]
+    usage: OpenAiUsage | UnsetType | None = UNSET
+
+
+class ChatShape:
+    """How its objects look."""
+
+    prefix = "chatcmpl-"
+
+    def opening(self, reply: Reply, choice: Choice) -> ChatCompletionChunk:
+        """As Shape.opening: whose message it is."""
+        delta = Delta(role="assistant", content="")
+        return _chunk(reply, choice, delta, outrider=ChoiceDetails(seed=choice.seed))
+
+    def piece(self, reply: Reply, choice: Choice, piece: Piece) -> ChatCompletionChunk:
+        """As Shape.piece."""
+        return _chunk(reply, choice, _delta(piece), logprobs=_logprobs(piece.logprobs))
+
+    def ending(self, reply: Reply, choice: Choice) -> ChatCompletionChunk:
+        """As Shape.ending."""
+        return _chunk(reply, choice, _delta(choice.last), outrider=choice.details)
+
+    def usage(self, reply: Reply, usage: OpenAiUsage) -> ChatCompletionChunk:
+        """As Shape.usage."""
+        return ChatCompletionChunk(
+            id=reply.reply_id,
+            created=reply.created,
+            model=reply.model,
+            system_fingerprint=reply.fingerprint,
+            choices=[],
+            usage=usage,
+        )
+
+    def body(self, reply: Reply, choices: Sequence[Choice], usage: OpenAiUsage) -> ChatCompletion:
+        """As Shape.body."""
+        return ChatCompletion(
+            id=reply.reply_id,
+            created=reply.created,
+            model=reply.model,
+            choices=[
+                ChatChoice(
+                    index=choice.index,
+                    message=_whole_message(choice.content.reader.parts),
+                    finish_reason=choice.finish_reason or "stop",
+                    logprobs=_logprobs(choice.logprobs),
+                    outrider=choice.details,
+                )
+                for choice in choices
+            ],
+            usage=usage,
+            system_fingerprint=reply.fingerprint,
+        )
+
+
+def _whole_message(parts: Sequence[Part]) -> ReplyMessage:
+    """A call that did not become whole is content, as the model wrote it."""
+    calls = [
+        ReplyToolCall(id=it.call_id, function=ReplyFunction(name=it.name, arguments=it.text))
+        for it in parts
+        if it.kind is PartKind.CALL and it.is_whole
+    ]
+    content = "".join(
+        it.text if it.kind is PartKind.TEXT else it.source
+        for it in parts
+        if it.kind is not PartKind.REASONING
+    )
+    reasoning = "".join(it.text for it in parts if it.kind is PartKind.REASONING)
+    return ReplyMessage(
+        content=None if calls and not content else content,
+        reasoning_content=reasoning or UNSET,
+        tool_calls=calls or UNSET,
+    )
+
+
+def _delta(piece: Piece) -> Delta:
+    return Delta(
+        content=piece.text or UNSET,
+        reasoning_content=piece.reasoning or UNSET,
+        tool_calls=[_call_delta(call) for call in piece.calls] or UNSET,
+    )
+
+
+def _call_delta(call: CallPiece) -> ToolCallDelta:
+    if not call.id:
+        return ToolCallDelta(index=call.index, function=FunctionDelta(arguments=call.arguments))
+    function = FunctionDelta(name=call.name, arguments=call.arguments)
+    return ToolCallDelta(index=call.index, id=call.id, type="function", function=function)
+
+
+def _logprobs(entries: Sequence[TokenLogprobs]) -> ChatLogprobs | None:
+    return chat_logprobs(entries) if entries else None
+
+
+def _chunk(
+    reply: Reply,
+    choice: Choice,
+    delta: Delta,
+    *,
+    logprobs: ChatLogprobs | None = None,
+    outrider: ChoiceDetails | UnsetType = UNSET,
+) -> ChatCompletionChunk:
+    return ChatCompletionChunk(
+        id=reply.reply_id,
+        created=reply.created,
+        model=reply.model,
+        system_fingerprint=reply.fingerprint,
+        choices=[
+            ChunkChoice(
+                index=choice.index,
+                delta=delta,
+                logprobs=logprobs,
+                finish_reason=choice.finish_reason,
+                outrider=outrider,
+            )
+        ],
+        usage=reply.no_usage,
+    )
+
+
+_SHAPE: Final = ChatShape()
+_decode: Final = msgspec.json.Decoder(ChatCompletionRequest).decode
+
+
+def plan(asked: Asked) -> PlannedReply:
+    """The chats that answer a request. Raises InvalidRequestError."""
+    try:
+        body = _decode(asked.body)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise unreadable(error) from None
+    _refuse_what_is_not_served(body)
+    options = check_stream_options(body)
+    messages = messages_of(body.messages)
+    tools = tools_of(body.tools or ())
+    choice = choice_of(body.tool_choice, tools)
+    calls_tools = bool(tools) and choice != NONE
+    grammar = _grammar(body.response_format)
+    prediction = _prediction(body.prediction)
+    num_logprobs = chat_count(body.logprobs, body.top_logprobs)
+    count = num_choices(body, 1, asked.max_choices)
+    is_streamed = bool(body.stream)
+    had = read_positions(asked, count, is_streamed=is_streamed)
+    digest = digest_of("chat", body)
+    seed = first_seed(body, asked, digest)
+    limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    max_tokens = UNLIMITED_TOKENS if limit is None else limit
+    seeds = [seed_of(seed, index) for index in range(count)]
+    chats = tuple(
+        replace(
+            chat_request(
+                body,
+                asked,
+                index=index,
+                digest=digest,
+                sampling=replace(
+                    sampling_params(body, max_tokens, seeds[index]),
+                    grammar=grammar,
+                    num_logprobs=num_logprobs,
+                ),
+                # Where calls and reasoning begin is read in the text before them.
+                position=Position() if calls_tools else had[index],
+                # It would be as the model writes it, calls and all.
+                provisional=is_streamed and bool(options.provisional) and not calls_tools,
+            ),
+            messages=messages,
+            prediction=prediction,
+            tools=tools,
+            tool_choice=choice,
+            parallel_tool_calls=body.parallel_tool_calls is not False,
+        )
+        for index in range(count)
+    )
+    writer = OpenAiWriter(
+        _SHAPE,
+        [
+            Choice(index, seeds[index], had[index], from_start=calls_tools, keeps=not is_streamed)
+            for index in range(count)
+        ],
+        asked.now_s,
+        is_streamed=is_streamed,
+        includes_usage=bool(options.include_usage),
+        has_ids=bool(asked.idempotency_key),
+        num_per_prompt=count,
+    )
+    return PlannedReply(chats, writer, is_streamed, body.user or body.safety_identifier or "")
+
+
+API: Final = ChatApi(plan, error_body)
+
+
+def _grammar(wanted: ResponseFormat | None) -> Grammar | None:
+    if wanted is None:
+        return None
+    value: dict[str, Any] = {"type": wanted.type, "grammar": wanted.grammar}
+    try:
+        if wanted.json_schema is not None:
+            value["json_schema"] = {"schema": json.loads(bytes(wanted.json_schema.schema))}
+        return from_response_format(value)
+    except (ValueError, RecursionError):
+        raise refused("response_format", "the schema cannot be read; send simpler JSON") from None
+    except InvalidSamplingError as error:
+        raise refused("response_format", error.message) from None
+
+
+def _prediction(given: Prediction | None) -> str:
+    if given is None:
+        return ""
+    if given.type != "content":
+        raise refused("prediction", "a prediction is of type content")
+    text = text_of("prediction.content", given.content)
+    check_text(text)
+    check_prediction(text)
+    return text
+
+
+def _refuse_what_is_not_served(body: ChatCompletionRequest) -> None:
+    """Raises InvalidRequestError for fields that would change the reply and cannot be heeded."""
+    if body.functions:
+        raise refused("functions", "functions are not served; send them as tools")
+    if body.modalities and set(body.modalities) != {"text"}:
+        raise refused("modalities", "models here write text alone")

@@ -1,0 +1,253 @@
+"""POST /v1/completions of the OpenAI API: text that goes on a prompt (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final, Literal, TypeAlias
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from outrider.errors import EmptyPromptError
+from outrider.models.chat import MAX_CHAT_CHARS, check_text
+from outrider.session_types import TokenLogprobs
+from services.edge.http.api import Asked, ChatApi, PlannedReply
+from services.edge.http.openai_errors import error_body, refused, unreadable
+from services.edge.http.openai_logprobs import CompletionLogprobs, completion_count
+from services.edge.http.openai_reply import (
+    Choice,
+    ChoiceDetails,
+    OpenAiUsage,
+    OpenAiWriter,
+    Piece,
+    Reply,
+)
+from services.edge.http.openai_sampling import (
+    SamplingFields,
+    chat_request,
+    check_stream_options,
+    digest_of,
+    first_seed,
+    num_choices,
+    read_positions,
+    sampling_params,
+    seed_of,
+)
+from services.edge.session.events import RawPrompt
+
+_DEFAULT_MAX_TOKENS: Final = 16
+"""That API's."""
+Prompt: TypeAlias = str | list[str] | list[int] | list[list[int]]
+
+
+class CompletionRequest(SamplingFields, kw_only=True):
+    """Asks for text that goes on a prompt. Fields that are not listed are ignored."""
+
+    prompt: str | list[str | int | list[int]]
+    """Text or token ids, one or several. Texts of control tokens become these tokens; nothing is
+    put before it."""
+    echo: bool | None = None
+    suffix: str | None = None
+    best_of: int | None = None
+    logprobs: int | None = None
+    """Tell the log probability of each token of the reply, and of so many of the likeliest."""
+
+
+class CompletionChoice(msgspec.Struct, kw_only=True):
+    """One of the texts that were asked for, or what is new of it."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None = None
+    outrider: ChoiceDetails | UnsetType = UNSET
+
+
+class Completion(msgspec.Struct, kw_only=True):
+    """The answer, or an event of it where it is streamed."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    system_fingerprint: str | None = None
+    choices: list[CompletionChoice]
+    usage: OpenAiUsage | UnsetType | None = UNSET
+
+
+class CompletionShape:
+    """How its objects look."""
+
+    prefix = "cmpl-"
+
+    def __init__(self, num_logprobs: int) -> None:
+        """`num_logprobs`: as SamplingParams has it."""
+        self._num_logprobs = num_logprobs
+
+    def opening(self, reply: Reply, choice: Choice) -> None:
+        """As Shape.opening: a text begins with itself."""
+
+    def piece(self, reply: Reply, choice: Choice, piece: Piece) -> Completion:
+        """As Shape.piece."""
+        new = CompletionChoice(
+            index=choice.index, text=piece.text, logprobs=self._logprobs(choice, piece.logprobs)
+        )
+        return _completion(reply, [new])
+
+    def ending(self, reply: Reply, choice: Choice) -> Completion:
+        """As Shape.ending."""
+        last = CompletionChoice(
+            index=choice.index,
+            text=choice.last.text,
+            finish_reason=choice.finish_reason,
+            outrider=choice.details,
+        )
+        return _completion(reply, [last])
+
+    def _logprobs(
+        self, choice: Choice, entries: Sequence[TokenLogprobs]
+    ) -> CompletionLogprobs | None:
+        if self._num_logprobs < 0:
+            return None
+        return choice.offsets.told(entries, with_top=self._num_logprobs > 0)
+
+    def usage(self, reply: Reply, usage: OpenAiUsage) -> Completion:
+        """As Shape.usage."""
+        return _completion(reply, [], usage)
+
+    def body(self, reply: Reply, choices: Sequence[Choice], usage: OpenAiUsage) -> Completion:
+        """As Shape.body."""
+        whole = [
+            CompletionChoice(
+                index=choice.index,
+                text=choice.prefix + "".join(it.text for it in choice.content.reader.parts),
+                logprobs=self._logprobs(choice, choice.logprobs),
+                finish_reason=choice.finish_reason,
+                outrider=choice.details,
+            )
+            for choice in choices
+        ]
+        return _completion(reply, whole, usage)
+
+
+def _completion(
+    reply: Reply, choices: list[CompletionChoice], usage: OpenAiUsage | None = None
+) -> Completion:
+    return Completion(
+        id=reply.reply_id,
+        created=reply.created,
+        model=reply.model,
+        system_fingerprint=reply.fingerprint,
+        choices=choices,
+        usage=reply.no_usage if usage is None else usage,
+    )
+
+
+_decode: Final = msgspec.json.Decoder(CompletionRequest).decode
+
+
+def plan(asked: Asked) -> PlannedReply:
+    """The chats that answer a request. Raises InvalidRequestError."""
+    try:
+        body = _decode(asked.body)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise unreadable(error) from None
+    options = check_stream_options(body)
+    prompts = prompts_of(body.prompt)
+    count = num_choices(body, len(prompts), asked.max_choices)
+    _refuse_what_is_not_served(body, prompts, count)
+    is_streamed = bool(body.stream)
+    total = count * len(prompts)
+    had = read_positions(asked, total, is_streamed=is_streamed)
+    digest = digest_of("completion", body)
+    seed = first_seed(body, asked, digest)
+    num_logprobs = completion_count(body.logprobs)
+    max_tokens = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    # The choices of each prompt have the same seeds: a prompt alone is answered alike.
+    seeds = [seed_of(seed, index % count) for index in range(total)]
+    chats = tuple(
+        replace(
+            chat_request(
+                body,
+                asked,
+                index=index,
+                digest=digest,
+                sampling=replace(
+                    sampling_params(body, max_tokens, seeds[index]), num_logprobs=num_logprobs
+                ),
+                position=had[index],
+                provisional=is_streamed and bool(options.provisional),
+            ),
+            raw_prompt=prompts[index // count],
+        )
+        for index in range(total)
+    )
+    writer = OpenAiWriter(
+        CompletionShape(num_logprobs),
+        [
+            Choice(
+                index,
+                seeds[index],
+                had[index],
+                _echoed(body, prompts[index // count]),
+                keeps=not is_streamed,
+            )
+            for index in range(total)
+        ],
+        asked.now_s,
+        is_streamed=is_streamed,
+        includes_usage=bool(options.include_usage),
+        has_ids=bool(asked.idempotency_key),
+        num_per_prompt=count,
+    )
+    return PlannedReply(chats, writer, is_streamed, body.user or "")
+
+
+API: Final = ChatApi(plan, error_body)
+
+
+def prompts_of(given: str | list[str | int | list[int]]) -> list[RawPrompt]:
+    """Each prompt, as text or as ids. Raises InvalidRequestError."""
+    if isinstance(given, str):
+        return [_text(given)]
+    if not given:
+        raise EmptyPromptError("prompt is empty; send text or token ids")
+    if isinstance(given[0], int):
+        return [_ids(given)]
+    return [_text(it) if isinstance(it, str) else _ids(it) for it in given]
+
+
+def _text(prompt: str) -> str:
+    if not prompt:
+        raise EmptyPromptError("prompt is empty; send at least one character")
+    if len(prompt) > MAX_CHAT_CHARS:
+        raise refused("prompt", f"a prompt has at most {MAX_CHAT_CHARS} characters; shorten it")
+    check_text(prompt)
+    return prompt
+
+
+def _ids(prompt: object) -> tuple[int, ...]:
+    if not isinstance(prompt, list) or not all(isinstance(it, int) for it in prompt):
+        raise refused("prompt", "prompt is text, token ids, or a list of either, not a mixture")
+    if not prompt:
+        raise EmptyPromptError("prompt has no token ids; send at least one")
+    if any(not 0 <= it < 2**31 for it in prompt):
+        raise refused("prompt", "prompt has a number that is no token id")
+    return tuple(prompt)
+
+
+def _echoed(body: CompletionRequest, prompt: RawPrompt) -> str:
+    return prompt if body.echo and isinstance(prompt, str) else ""
+
+
+def _refuse_what_is_not_served(
+    body: CompletionRequest, prompts: Sequence[RawPrompt], count: int
+) -> None:
+    """Raises InvalidRequestError for fields that would change the reply and cannot be heeded."""
+    if body.suffix:
+        raise refused("suffix", "suffix is not served; models here go on a text, to its end")
+    if body.best_of not in (None, count):
+        raise refused("best_of", "best_of is not served; ask for n choices")
+    if body.echo and not all(isinstance(prompt, str) for prompt in prompts):
+        raise refused("echo", "echo is for prompts of text; send text, or leave it out")

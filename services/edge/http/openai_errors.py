@@ -1,0 +1,86 @@
+"""Errors as the OpenAI API words them (pure)."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import msgspec
+
+from outrider.errors import InvalidRequestError, InvalidSamplingError, OutriderError
+
+_CODES: Final = {
+    "UNAUTHENTICATED": "invalid_api_key",
+    "UNKNOWN_MODEL": "model_not_found",
+    "PROMPT_TOO_LONG": "context_length_exceeded",
+    "OVERLOADED": "rate_limit_exceeded",
+    "RATE_LIMITED": "rate_limit_exceeded",
+}
+"""Codes that clients of that API look for; other errors have their own reason in small letters."""
+_TYPES: Final = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
+_NAME: Final = re.compile(r"[a-z_]+(?= )")
+_PATH: Final = re.compile(r" - at `\$\.?(.*)`$")
+
+
+class OpenAiError(msgspec.Struct, kw_only=True):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class OpenAiErrorBody(msgspec.Struct, kw_only=True):
+    """The body of every answer that is no success."""
+
+    error: OpenAiError
+
+
+def error_body(error: OutriderError, request_id: str) -> bytes:
+    """JSON of an error. It names fields of the request, never what they hold."""
+    return msgspec.json.encode(described(error))
+
+
+def described(error: OutriderError) -> OpenAiErrorBody:
+    """An error in that API's shape."""
+    status = error.http_status
+    default = "invalid_request_error" if status < 500 else "server_error"
+    return OpenAiErrorBody(
+        error=OpenAiError(
+            message=error.message,
+            type=_TYPES.get(status, default),
+            param=error.metadata.get("param") or _sampling_name(error),
+            code=_CODES.get(error.reason, error.reason.lower()),
+        )
+    )
+
+
+def _sampling_name(error: OutriderError) -> str | None:
+    """The field that a sampling value is of, with which such messages begin."""
+    found = _NAME.match(error.message) if isinstance(error, InvalidSamplingError) else None
+    return found.group() if found is not None and "_" in found.group() else None
+
+
+def refused(param: str, message: str) -> InvalidRequestError:
+    """An error that blames one field of the request."""
+    return InvalidRequestError(message, metadata={"param": param})
+
+
+def unreadable(error: msgspec.MsgspecError | RecursionError) -> InvalidRequestError:
+    """For a body that is not JSON, or not of the shape that is asked for."""
+    if isinstance(error, RecursionError):
+        return InvalidRequestError("the body is nested too deeply; send simpler JSON")
+    if not isinstance(error, msgspec.ValidationError):
+        return InvalidRequestError(f"the body is not valid JSON: {error}")
+    text = str(error)
+    path = _PATH.search(text)
+    if path is None:
+        return InvalidRequestError(f"the body is not what it has to be: {text}")
+    where = path.group(1)
+    return refused(where, f"{where or 'the body'}: {text[: path.start()]}")

@@ -1,0 +1,127 @@
+"""Log probabilities as the OpenAI API's chats and completions tell them (pure)."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import msgspec
+
+from outrider.sampling.params import MAX_LOGPROBS
+from outrider.session_types import ScoredToken, TokenLogprobs
+from services.edge.http.openai_errors import refused
+
+_NONE: Final = -1
+"""As SamplingParams.num_logprobs: tell none."""
+
+
+class TopLogprob(msgspec.Struct, kw_only=True):
+    """One of the likeliest tokens in a place of the reply."""
+
+    token: str
+    """Its text; bytes of a character that it has only part of are U+FFFD here."""
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(TopLogprob, kw_only=True):
+    """A token of the reply."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct, kw_only=True):
+    """Of a message, or of what is new of it: all tokens that the model wrote, those of tool calls
+    and reasoning too."""
+
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class CompletionLogprobs(msgspec.Struct, kw_only=True):
+    """Of a text, or of what is new of it; lists of one entry for each token."""
+
+    tokens: list[str]
+    """A token that is part of a character is written as `bytes:\\xe2\\x82`."""
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]] | None = None
+    """The likeliest tokens, and the text's own. None: they were not asked for."""
+    text_offset: list[int]
+    """Code points before each, in the text of the choice."""
+
+
+def chat_count(logprobs: bool | None, top_logprobs: int | None) -> int:
+    """SamplingParams.num_logprobs of a chat. Raises InvalidRequestError."""
+    if not logprobs:
+        if top_logprobs:
+            raise refused("top_logprobs", "top_logprobs goes with logprobs; set logprobs to true")
+        return _NONE
+    return _checked("top_logprobs", top_logprobs or 0)
+
+
+def completion_count(logprobs: int | None) -> int:
+    """SamplingParams.num_logprobs of a completion. Raises InvalidRequestError."""
+    return _NONE if logprobs is None else _checked("logprobs", logprobs)
+
+
+def _checked(name: str, count: int) -> int:
+    if not 0 <= count <= MAX_LOGPROBS:
+        raise refused(name, f"{name} is a number of tokens, 0 to {MAX_LOGPROBS}")
+    return count
+
+
+def chat_logprobs(entries: Iterable[TokenLogprobs]) -> ChatLogprobs:
+    """As chats tell them."""
+    return ChatLogprobs(
+        content=[
+            TokenLogprob(
+                token=_text(entry.chosen),
+                logprob=entry.chosen.logprob,
+                bytes=list(entry.chosen.text),
+                top_logprobs=[
+                    TopLogprob(token=_text(it), logprob=it.logprob, bytes=list(it.text))
+                    for it in entry.top
+                ],
+            )
+            for entry in entries
+        ]
+    )
+
+
+def _text(token: ScoredToken) -> str:
+    return token.text.decode(errors="replace")
+
+
+class CompletionOffsets:
+    """Counts the characters before each token of one text."""
+
+    def __init__(self, begin: int) -> None:
+        """`begin`: code points before the first token that comes here."""
+        self._at = begin
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def told(self, entries: Sequence[TokenLogprobs], *, with_top: bool) -> CompletionLogprobs:
+        """The next tokens, as completions tell them."""
+        made = CompletionLogprobs(
+            tokens=[], token_logprobs=[], top_logprobs=[] if with_top else None, text_offset=[]
+        )
+        for chosen, top in entries:
+            made.tokens.append(_name(chosen))
+            made.token_logprobs.append(chosen.logprob)
+            made.text_offset.append(self._at)
+            self._at += len(self._decoder.decode(chosen.text))
+            if made.top_logprobs is not None:
+                # Two tokens may have one name: the likelier one has it.
+                named: dict[str, float] = {}
+                for token in (*top, chosen):
+                    named.setdefault(_name(token), token.logprob)
+                made.top_logprobs.append(named)
+        return made
+
+
+def _name(token: ScoredToken) -> str:
+    try:
+        return token.text.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.text)

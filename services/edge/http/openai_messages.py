@@ -1,0 +1,196 @@
+"""Conversations and the tools that a model may call, as the OpenAI API writes them (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from outrider.models.chat import Message, check_messages, check_num_calls, check_num_messages
+from outrider.models.tools import (
+    AUTO,
+    NONE,
+    REQUIRED,
+    ToolCall,
+    check_choice,
+    check_num_tools,
+    check_tools,
+)
+from services.edge.http.openai_errors import refused
+
+_ROLES: Final = ("system", "developer", "user", "assistant", "tool")
+_TEXT_PARTS: Final = ("text", "input_text", "output_text")
+_PART_SEPARATOR: Final = "\n"
+_MAX_NAME_CHARS: Final = 64
+
+
+def null() -> msgspec.Raw:
+    """JSON of any shape, where none was given."""
+    return msgspec.Raw(b"null")
+
+
+def is_given(field: msgspec.Raw) -> bool:
+    """Whether there is such JSON."""
+    return bytes(field) != b"null"
+
+
+class ContentPart(msgspec.Struct, kw_only=True):
+    """A part of a message; parts that are no text are refused."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class CalledFunction(msgspec.Struct, kw_only=True):
+    """What is called."""
+
+    name: str
+    arguments: str = ""
+    """A JSON object, as text."""
+
+
+class MessageToolCall(msgspec.Struct, kw_only=True):
+    """A call that the assistant made."""
+
+    id: str
+    type: str = "function"
+    function: CalledFunction | None = None
+
+
+class ChatMessage(msgspec.Struct, kw_only=True):
+    """A message of the conversation."""
+
+    role: str
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[MessageToolCall] | None = None
+    """Of an assistant: what it called."""
+    tool_call_id: str | None = None
+    """Of a tool: the call that it answers."""
+    reasoning_content: str | None = None
+    """Of an assistant: what it thought first, for chat templates that show it."""
+
+
+class FunctionDefinition(msgspec.Struct, kw_only=True):
+    """A function that the model may call."""
+
+    name: str
+    description: str | None = None
+    parameters: msgspec.Raw = msgspec.field(default_factory=null)
+    """A JSON schema of type object. Raw, since the order of its properties counts."""
+    strict: bool | None = None
+    """Accepted without effect: the arguments of calls that `tool_choice` asks for follow the
+    schema, those of others are the model's own."""
+
+
+class Tool(msgspec.Struct, kw_only=True):
+    """A tool that the model may call."""
+
+    type: str
+    function: FunctionDefinition | None = None
+
+
+class _NamedFunction(msgspec.Struct):
+    name: str
+
+
+class _NamedTool(msgspec.Struct):
+    type: str
+    function: _NamedFunction
+
+
+_choice_of: Final = msgspec.json.Decoder(str | _NamedTool).decode
+
+
+def messages_of(given: Sequence[ChatMessage]) -> tuple[Message, ...]:
+    """The conversation. Raises InvalidRequestError."""
+    check_num_messages(len(given))
+    messages = tuple(_message(number, message) for number, message in enumerate(given))
+    check_messages(messages)
+    return messages
+
+
+def _message(number: int, message: ChatMessage) -> Message:
+    where = f"messages[{number}]"
+    if message.role not in _ROLES:
+        raise refused(
+            f"{where}.role",
+            f"{where}.role {message.role[:_MAX_NAME_CHARS]!r} is not served; use one of "
+            f"{', '.join(_ROLES)}",
+        )
+    calls = message.tool_calls or []
+    check_num_calls(len(calls))
+    return Message(
+        message.role,
+        text_of(f"{where}.content", message.content),
+        tool_calls=tuple(_call(f"{where}.tool_calls", call) for call in calls),
+        tool_call_id=message.tool_call_id or "",
+        name=message.name or "",
+        reasoning=message.reasoning_content or "",
+    )
+
+
+def _call(where: str, call: MessageToolCall) -> ToolCall:
+    if call.type != "function" or call.function is None:
+        raise refused(where, f"{where}: models here call functions alone; send type function")
+    return ToolCall(call.id, call.function.name, call.function.arguments)
+
+
+def text_of(where: str, content: str | Sequence[ContentPart] | None) -> str:
+    """The text of a field, which may be in parts. Raises InvalidRequestError."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return _PART_SEPARATOR.join(_text(where, part) for part in content)
+
+
+def _text(where: str, part: ContentPart) -> str:
+    if part.type in _TEXT_PARTS:
+        return part.text or ""
+    if part.type == "refusal":
+        return part.refusal or ""
+    raise refused(
+        where,
+        f"{where} has a part of type {part.type[:_MAX_NAME_CHARS]!r}; models here read text alone",
+    )
+
+
+def tools_of(given: Sequence[Tool]) -> tuple[str, ...]:
+    """What the model may call, as ChatRequest.tools has it. Raises InvalidRequestError."""
+    check_num_tools(len(given))
+    return check_tools([_definition(tool) for tool in given])
+
+
+def _definition(tool: Tool) -> str:
+    if tool.type != "function" or tool.function is None:
+        raise refused("tools", "models here call functions alone; send tools of type function")
+    function = tool.function
+    fields: dict[str, Any] = {"name": function.name}
+    if function.description is not None:
+        fields["description"] = function.description
+    if is_given(function.parameters):
+        fields["parameters"] = function.parameters
+    return msgspec.json.encode(fields).decode()
+
+
+def choice_of(given: msgspec.Raw, tools: Sequence[str]) -> str:
+    """What `tool_choice` says, as ChatRequest.tool_choice has it. Raises InvalidRequestError."""
+    if not is_given(given):
+        return AUTO
+    try:
+        found = _choice_of(given)
+    except (msgspec.ValidationError, RecursionError):
+        found = ""
+    if isinstance(found, _NamedTool):
+        name = found.function.name if found.type == "function" else ""
+        return check_choice(name, tools) if name not in ("", AUTO, NONE, REQUIRED) else _no_choice()
+    return check_choice(found, tools) if found in (AUTO, NONE, REQUIRED) else _no_choice()
+
+
+def _no_choice() -> str:
+    raise refused(
+        "tool_choice",
+        'tool_choice is none, auto, required, or {"type": "function", "function": {"name": ...}} '
+        "of one of the tools",
+    )

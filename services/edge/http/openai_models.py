@@ -1,0 +1,66 @@
+"""GET /v1/models and /v1/models/{id} of the OpenAI API: the models that a key may use."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from outrider.errors import UnknownModelError
+from services.edge.http.exchange import Exchange
+from services.edge.models.choice import usable
+from services.edge.wire.client import ListedModel
+
+
+class Model(msgspec.Struct, kw_only=True):
+    """A model that may be asked."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    """Unix time at which this edge was started."""
+    owned_by: Literal["outrider"] = "outrider"
+    context_window: int
+    """Tokens of prompt and reply together."""
+    max_model_len: int
+    """The same, as vLLM calls it."""
+
+
+class ModelList(msgspec.Struct, kw_only=True):
+    """The models; the first is that of requests that name none."""
+
+    object: Literal["list"] = "list"
+    data: list[Model]
+
+
+async def serve_models(exchange: Exchange) -> None:
+    """All of them."""
+    models = ModelList(data=[_model(exchange, it) for it in _listed(exchange)])
+    await exchange.answer(200, msgspec.json.encode(models))
+
+
+async def serve_model(exchange: Exchange) -> None:
+    """One of them. Raises UnknownModelError."""
+    name: str = exchange.scope["path_params"]["model"]
+    for listed in _listed(exchange):
+        if listed.name == name:
+            await exchange.answer(200, msgspec.json.encode(_model(exchange, listed)))
+            return
+    raise UnknownModelError(
+        f"there is no model {name[:100]!r} here; GET /v1/models lists those that there are"
+    )
+
+
+def _listed(exchange: Exchange) -> list[ListedModel]:
+    models, identity = exchange.door.context.models, exchange.identity
+    assert identity is not None
+    return list(models.listed(usable(models.names, identity.models)))
+
+
+def _model(exchange: Exchange, listed: ListedModel) -> Model:
+    return Model(
+        id=listed.name,
+        created=exchange.door.started_s,
+        context_window=listed.max_context_tokens,
+        max_model_len=listed.max_context_tokens,
+    )

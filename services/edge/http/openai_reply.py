@@ -1,0 +1,388 @@
+"""Replies as the OpenAI API writes them, chats and completions alike (pure).
+
+An OpenAiWriter keeps what it takes to write one reply; a Shape says how this API's objects look. In
+an event stream each commit is one event, sent when it comes; otherwise texts are kept until all
+chats have ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from outrider.cost import NANOS
+from outrider.errors import OutriderError
+from outrider.session_types import FinishReason, TokenLogprobs
+from services.edge.http import sse
+from services.edge.http.openai_errors import described
+from services.edge.http.openai_logprobs import CompletionOffsets
+from services.edge.http.reply_parts import (
+    PartBegun,
+    PartEvent,
+    PartGrew,
+    PartKind,
+    ReplyContent,
+)
+from services.edge.http.sse import Position
+from services.edge.session.events import (
+    Accepted,
+    ClientEvent,
+    Commit,
+    Done,
+    Provisional,
+    Retract,
+)
+
+DONE: Final = b"data: [DONE]\n\n"
+_FINISH_REASONS: Final = {
+    FinishReason.STOP: "stop",
+    FinishReason.LENGTH: "length",
+    FinishReason.DEADLINE: "length",
+    FinishReason.CANCELLED: "stop",
+}
+_FINGERPRINT_CHARS: Final = 16
+
+
+class PromptTokensDetails(msgspec.Struct, kw_only=True):
+    """Of the prompt's tokens."""
+
+    cached_tokens: int
+    """Whose KV was reused."""
+
+
+class CompletionTokensDetails(msgspec.Struct, kw_only=True):
+    """Of drafts that were copied from the request's prediction."""
+
+    accepted_prediction_tokens: int
+    """Those that became part of the reply."""
+    rejected_prediction_tokens: int
+    """Those that the model verified in vain; each cost about as much as a token."""
+
+
+class OpenAiUsage(msgspec.Struct, kw_only=True):
+    """Tokens of a reply, all its choices together; the prompt counts once."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
+
+
+class ChoiceDetails(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Ours: what else is known of a choice."""
+
+    seed: int | UnsetType = UNSET
+    """The choice again, alone: the same request with this seed."""
+    region: str | UnsetType = UNSET
+    replica: str | UnsetType = UNSET
+    ttft_ms: float | UnsetType = UNSET
+    """From the request to the first token, at the edge."""
+    total_ms: float | UnsetType = UNSET
+    cost: str | UnsetType = UNSET
+    """By the price that applies, in decimals."""
+    currency: str | UnsetType = UNSET
+    finish_reason: str | UnsetType = UNSET
+    """Where the API has no word for it: deadline."""
+    inexact: bool | UnsetType = UNSET
+    """Whether another model went on with the reply."""
+
+
+class ProvisionalText(msgspec.Struct, kw_only=True):
+    """Ours: of the choice's provisional text `erase_to` code points stay, `text` follows."""
+
+    index: int
+    erase_to: int
+    text: str
+    stability: float
+
+
+@dataclass(slots=True)
+class CallPiece:
+    """What is new of one tool call."""
+
+    index: int
+    """0 for the reply's first call."""
+    id: str = ""
+    """With `name`: the call begins; empty: it goes on."""
+    name: str = ""
+    arguments: str = ""
+    """More of them, JSON as the model writes it."""
+
+
+@dataclass(slots=True)
+class Piece:
+    """What is new of a reply."""
+
+    text: str = ""
+    reasoning: str = ""
+    calls: list[CallPiece] = field(default_factory=list)
+    """Each call once, in their order."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.text or self.reasoning or self.calls or self.logprobs)
+
+
+def piece_of(events: Sequence[PartEvent], logprobs: tuple[TokenLogprobs, ...] = ()) -> Piece:
+    """What became of a reply's parts, put together by kind."""
+    piece = Piece(logprobs=logprobs)
+    for event in events:
+        match event:
+            case PartBegun(part) if part.kind is PartKind.CALL:
+                piece.calls.append(CallPiece(part.call_index, part.call_id, part.name))
+            case PartGrew(part, text) if part.kind is PartKind.CALL:
+                if not piece.calls or piece.calls[-1].index != part.call_index:
+                    piece.calls.append(CallPiece(part.call_index))
+                piece.calls[-1].arguments += text
+            case PartGrew(part, text) if part.kind is PartKind.REASONING:
+                piece.reasoning += text
+            case PartGrew(_, text):
+                piece.text += text
+    return piece
+
+
+class Choice:
+    """What there is of a choice so far."""
+
+    def __init__(
+        self,
+        index: int,
+        seed: int,
+        had: Position,
+        prefix: str = "",
+        *,
+        from_start: bool = False,
+        keeps: bool = False,
+        done: Done | None = None,
+    ) -> None:
+        """`had` and `from_start`: as ReplyContent has them; `keeps`: all of the reply is wanted at
+        the end; `prefix`: text that goes before the reply's."""
+        self.index = index
+        self.seed = seed
+        self.prefix = prefix
+        self.content = ReplyContent(had, from_start=from_start, keeps=keeps)
+        self.offsets = CompletionOffsets(len(prefix) + (0 if from_start else had.num_chars))
+        self._keeps = keeps
+        self.logprobs: list[TokenLogprobs] = []
+        """All of them, where they are kept."""
+        self.begun = bool(had.num_chars)
+        """Whether the client has its beginning."""
+        self.last = Piece()
+        """What came of its content at its end."""
+        self.done = done
+
+    def take(self, commit: Commit) -> Piece:
+        """What the client lacks of a commit."""
+        growth = self.content.take(commit)
+        if self._keeps:
+            self.logprobs += growth.logprobs
+        return piece_of(growth.new, growth.logprobs)
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether a tool was called, be the call whole or not."""
+        return any(it.kind is PartKind.CALL for it in self.content.reader.parts)
+
+    @property
+    def finish_reason(self) -> str | None:
+        """In the API's words, once it has ended."""
+        if self.done is None:
+            return None
+        reason = self.done.finish_reason
+        if reason is FinishReason.STOP and self.has_calls:
+            return "tool_calls"
+        return _FINISH_REASONS[reason]
+
+    @property
+    def details(self) -> ChoiceDetails:
+        """Of one that has ended."""
+        done = self.done
+        assert done is not None
+        cost = done.usage.cost
+        is_late = done.finish_reason is FinishReason.DEADLINE
+        return ChoiceDetails(
+            seed=self.seed,
+            region=done.region or UNSET,
+            replica=done.replica or UNSET,
+            ttft_ms=round(done.edge_timings.ttft_ms, 3),
+            total_ms=round(done.edge_timings.total_ms, 3),
+            cost=UNSET if cost is None else _decimals(cost.amount_nanos),
+            currency=UNSET if cost is None else cost.currency,
+            finish_reason="deadline" if is_late else UNSET,
+            inexact=True if done.inexact else UNSET,
+        )
+
+
+def _decimals(nanos: int) -> str:
+    whole, rest = divmod(nanos, NANOS)
+    return f"{whole}.{rest:09d}"
+
+
+@dataclass(slots=True)
+class Reply:
+    """What all objects of one reply have in common."""
+
+    created: int
+    """Unix time."""
+    reply_id: str = ""
+    model: str = ""
+    fingerprint: str | None = None
+    """Of what computes the reply (outrider.model_identity), once that is known."""
+    includes_usage: bool = False
+    """Whether the stream ends with the tokens; its other objects then say that they do not."""
+
+    @property
+    def no_usage(self) -> UnsetType | None:
+        """Of an object in a stream that does not have the tokens."""
+        return None if self.includes_usage else UNSET
+
+
+class Shape(Protocol):
+    """How one API's objects look: msgspec structs."""
+
+    prefix: str
+    """Of a reply's id."""
+
+    def opening(self, reply: Reply, choice: Choice) -> msgspec.Struct | None:
+        """What a choice's stream begins with, if it begins with anything but text."""
+        ...
+
+    def piece(self, reply: Reply, choice: Choice, piece: Piece) -> msgspec.Struct:
+        """What is new of a choice."""
+        ...
+
+    def ending(self, reply: Reply, choice: Choice) -> msgspec.Struct:
+        """The end of a choice's stream, and the last piece of it."""
+        ...
+
+    def usage(self, reply: Reply, usage: OpenAiUsage) -> msgspec.Struct:
+        """The last object of a stream, where it was asked for."""
+        ...
+
+    def body(self, reply: Reply, choices: Sequence[Choice], usage: OpenAiUsage) -> msgspec.Struct:
+        """A reply that is not streamed."""
+        ...
+
+
+class OpenAiWriter:
+    """Writes one reply; a ReplyWriter."""
+
+    def __init__(
+        self,
+        shape: Shape,
+        choices: Sequence[Choice],
+        created: int,
+        *,
+        is_streamed: bool,
+        includes_usage: bool,
+        has_ids: bool,
+        num_per_prompt: int,
+    ) -> None:
+        """`has_ids`: whether the events of a stream say what the client has, to resume with;
+        `num_per_prompt`: choices that have a prompt in common, which follow each other."""
+        self._shape = shape
+        self._choices = choices
+        self._num_per_prompt = num_per_prompt
+        self._reply = Reply(created, includes_usage=includes_usage)
+        self._is_streamed = is_streamed
+        self._has_ids = has_ids
+        self._encode = msgspec.json.Encoder().encode
+
+    def take(self, index: int, event: ClientEvent) -> bytes:
+        """As ReplyWriter.take."""
+        choice = self._choices[index]
+        match event:
+            case Accepted(request_id, model):
+                choice.content.accepted(event)
+                if not self._reply.reply_id:
+                    self._reply.reply_id = self._shape.prefix + request_id
+                    self._reply.model = model
+            case Commit():
+                return self._commit(choice, event)
+            case Done():
+                # In one event with the end: a client that has the id of an event has all of it.
+                choice.last = piece_of(choice.content.finish())
+                choice.done = event
+                if self._is_streamed:
+                    begin = self._begin(choice)
+                    return begin + self._event(self._shape.ending(self._reply, choice))
+            case Provisional(_, erase_to, text, stability) if self._is_streamed:
+                return self._provisional(choice, erase_to, text, stability)
+            case Retract(erase_to) if self._is_streamed:
+                return self._provisional(choice, erase_to, "", 1.0)
+        return b""
+
+    def whole(self) -> bytes:
+        """As ReplyWriter.whole."""
+        if not self._is_streamed:
+            body = self._shape.body(self._reply, self._choices, self._usage())
+            return self._encode(body)
+        last = b""
+        if self._reply.includes_usage:
+            last = self._event(self._shape.usage(self._reply, self._usage()))
+        return last + DONE
+
+    def failed(self, error: OutriderError) -> bytes:
+        """As ReplyWriter.failed."""
+        return sse.event(self._encode(described(error))) + DONE
+
+    def _commit(self, choice: Choice, commit: Commit) -> bytes:
+        if commit.model_identity:
+            hexadecimal = commit.model_identity.hex()[:_FINGERPRINT_CHARS]
+            self._reply.fingerprint = f"fp_{hexadecimal}"
+        if not self._is_streamed:
+            choice.take(commit)
+            return b""
+        begin = self._begin(choice)
+        piece = choice.take(commit)
+        if not piece:
+            return begin
+        return begin + self._event(self._shape.piece(self._reply, choice, piece))
+
+    def _begin(self, choice: Choice) -> bytes:
+        """What comes before a choice's first text; nothing for a client that has some of it."""
+        if choice.begun:
+            return b""
+        choice.begun = True
+        first = self._shape.opening(self._reply, choice)
+        begin = b"" if first is None else self._event(first)
+        if choice.prefix:
+            begin += self._event(self._shape.piece(self._reply, choice, Piece(choice.prefix)))
+        return begin
+
+    def _provisional(self, choice: Choice, erase_to: int, text: str, stability: float) -> bytes:
+        shown = ProvisionalText(
+            index=choice.index, erase_to=erase_to, text=text, stability=round(stability, 4)
+        )
+        # A type of its own, which only who asks for it gets; without an id, for nobody can resume
+        # from text that is not final.
+        return sse.event(self._encode(shown), name="outrider.provisional")
+
+    def _event(self, data: msgspec.Struct) -> bytes:
+        event_id = (
+            sse.event_id(it.content.position for it in self._choices) if self._has_ids else ""
+        )
+        return sse.event(self._encode(data), event_id=event_id)
+
+    def _usage(self) -> OpenAiUsage:
+        usages = [it.done.usage for it in self._choices if it.done is not None]
+        prompts = usages[:: self._num_per_prompt]
+        num_prompt = sum(it.prompt_tokens for it in prompts)
+        num_completion = sum(it.completion_tokens for it in usages)
+        return OpenAiUsage(
+            prompt_tokens=num_prompt,
+            completion_tokens=num_completion,
+            total_tokens=num_prompt + num_completion,
+            prompt_tokens_details=PromptTokensDetails(
+                cached_tokens=sum(it.cached_tokens for it in prompts)
+            ),
+            completion_tokens_details=CompletionTokensDetails(
+                accepted_prediction_tokens=sum(it.accepted_prediction_tokens for it in usages),
+                rejected_prediction_tokens=sum(it.rejected_prediction_tokens for it in usages),
+            ),
+        )

@@ -1,0 +1,230 @@
+"""What requests of the OpenAI API say of sampling, common to chats and completions (pure).
+
+Besides that API's own fields there are those that vLLM and others added, by their names.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import Final
+
+import msgspec
+
+from outrider.errors import InvalidRequestError
+from outrider.sampling.params import SamplingParams
+from outrider.session_types import Priority, Speculation
+from services.edge.http.api import Asked
+from services.edge.http.openai_errors import refused
+from services.edge.http.sse import Position, positions
+from services.edge.request_fields import request_id, residency
+from services.edge.session.events import ChatRequest, ResumePoint
+
+UNLIMITED_TOKENS: Final = 2**31 - 1
+"""The reply may be as long as the model's context lets it."""
+_SEEDS: Final = 2**64
+_SAFE_SEEDS: Final = 2**53
+"""Seeds that we choose are told back, and JavaScript reads larger numbers inexactly."""
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    """What else an event stream has in it."""
+
+    include_usage: bool | None = None
+    """The tokens, in a last event without choices."""
+    provisional: bool | None = None
+    """Text that is not final yet, in events of the type `outrider.provisional`. Ours."""
+
+
+class SamplingFields(msgspec.Struct, kw_only=True):
+    """Fields that every request for text may have."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    logit_bias: dict[int, float] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    user: str | None = None
+    top_k: int | None = None
+    """As in vLLM; 0 and -1 keep all."""
+    min_p: float | None = None
+    """As in vLLM."""
+    repetition_penalty: float | None = None
+    """As in vLLM."""
+    stop_token_ids: list[int] | None = None
+    """As in vLLM."""
+    ignore_eos: bool | None = None
+    """As in vLLM."""
+    priority: str | None = None
+    """Ours: low, medium or high."""
+    deadline_ms: int | None = None
+    """Ours: milliseconds after which the reply ends."""
+    speculation: str | None = None
+    """Ours: on, region_only or off."""
+    residency: list[str] | None = None
+    """Ours: the regions in which the prompt may be computed."""
+
+
+def sampling_params(fields: SamplingFields, max_tokens: int, seed: int) -> SamplingParams:
+    """Raises InvalidSamplingError. The API's defaults: temperature 1, everything else off."""
+    stop = fields.stop
+    return SamplingParams(
+        temperature=1.0 if fields.temperature is None else fields.temperature,
+        top_k=max(0, fields.top_k or 0) if fields.top_k != -1 else 0,
+        top_p=1.0 if fields.top_p is None else fields.top_p,
+        min_p=fields.min_p or 0.0,
+        repetition_penalty=1.0 if fields.repetition_penalty is None else fields.repetition_penalty,
+        presence_penalty=fields.presence_penalty or 0.0,
+        frequency_penalty=fields.frequency_penalty or 0.0,
+        logit_bias=_biases(fields),
+        seed=seed,
+        max_tokens=max_tokens,
+        stop=(stop,) if isinstance(stop, str) else tuple(stop or ()),
+        stop_ids=_stop_ids(fields),
+        ignore_eos=bool(fields.ignore_eos),
+    )
+
+
+def _biases(fields: SamplingFields) -> dict[int, float]:
+    biases = fields.logit_bias or {}
+    if any(token < 0 for token in biases):
+        raise refused("logit_bias", "logit_bias is by token id, and ids are not negative")
+    return biases
+
+
+def _stop_ids(fields: SamplingFields) -> tuple[int, ...]:
+    ids = tuple(fields.stop_token_ids or ())
+    if any(not 0 <= token < 2**31 for token in ids):
+        raise refused("stop_token_ids", "stop_token_ids are token ids, which are not negative")
+    return ids
+
+
+def num_choices(fields: SamplingFields, num_prompts: int, max_choices: int) -> int:
+    """Choices for each prompt. Raises InvalidRequestError for more than a request may have."""
+    count = 1 if fields.n is None else fields.n
+    if count < 1 or count * num_prompts > max_choices:
+        raise refused(
+            "n",
+            f"n is 1 to {max_choices // num_prompts}; send several requests for more choices"
+            if num_prompts <= max_choices
+            else f"at most {max_choices} prompts are answered at a time; send several requests",
+        )
+    return count
+
+
+def check_stream_options(fields: SamplingFields) -> StreamOptions:
+    """Raises InvalidRequestError for options of a stream that was not asked for."""
+    if fields.stream_options is None:
+        return StreamOptions()
+    if not fields.stream:
+        raise refused("stream_options", "stream_options is for streams; set stream to true")
+    return fields.stream_options
+
+
+def first_seed(fields: SamplingFields, asked: Asked, digest: bytes) -> int:
+    """The seed of the first choice: the request's own. Without one it is random; of a request with
+    an idempotency key it follows from that and the rest of the request, so that the same request is
+    answered alike by an edge that does not know it any more."""
+    if fields.seed is not None:
+        return fields.seed % _SEEDS
+    if not asked.idempotency_key:
+        return asked.random_seed
+    hashed = blake2b(asked.idempotency_key.encode(), key=digest, digest_size=8).digest()
+    return int.from_bytes(hashed, "little") % _SAFE_SEEDS
+
+
+def seed_of(first: int, index: int) -> int:
+    """The seed of a choice. Choices differ, and the same request has the same ones again."""
+    if not index:
+        return first
+    hashed = blake2b(
+        first.to_bytes(8, "little") + index.to_bytes(4, "little"), digest_size=8, person=b"choice"
+    )
+    return int.from_bytes(hashed.digest(), "little") % _SAFE_SEEDS
+
+
+def digest_of(api: str, fields: SamplingFields) -> bytes:
+    """BLAKE2b-128 (RFC 7693) of a request, without what may differ when it is sent again: whether
+    and how it is streamed, its deadline, and the model, which is looked at apart."""
+    bare = msgspec.structs.replace(
+        fields,
+        model=None,
+        stream=None,
+        stream_options=None,
+        deadline_ms=None,
+        user=None,
+        logit_bias=None,
+    )
+    biases = sorted((fields.logit_bias or {}).items())
+    text = msgspec.json.encode([bare, biases], order="deterministic")
+    return blake2b(text, key=api.encode(), digest_size=16).digest()
+
+
+def chat_request(
+    fields: SamplingFields,
+    asked: Asked,
+    *,
+    index: int,
+    digest: bytes,
+    sampling: SamplingParams,
+    position: Position,
+    provisional: bool,
+) -> ChatRequest:
+    """The chat of one choice, without what it is about. Raises InvalidRequestError."""
+    # No client's own key has a zero byte.
+    own = request_id(asked.idempotency_key)
+    return ChatRequest(
+        request_id=f"{own}\0{index}" if index else own,
+        model=fields.model or "",
+        messages=(),
+        sampling=sampling,
+        priority=_priority(fields),
+        deadline_ms=_deadline_ms(fields),
+        provisional=provisional,
+        speculation=_speculation(fields),
+        residency=residency(fields.residency or ()),
+        trace=asked.trace,
+        resume=ResumePoint(upto=position.num_tokens, num_chars=position.num_chars),
+        digest=digest,
+    )
+
+
+def read_positions(asked: Asked, num_chats: int, *, is_streamed: bool) -> tuple[Position, ...]:
+    """How much of the reply the client has. Raises InvalidRequestError."""
+    if not asked.last_event_id or not is_streamed:
+        return (Position(),) * num_chats
+    if not asked.idempotency_key:
+        raise InvalidRequestError(
+            "Last-Event-ID goes with the Idempotency-Key that the reply was asked for with; send "
+            "both, and the same body"
+        )
+    return positions(asked.last_event_id, num_chats)
+
+
+def _priority(fields: SamplingFields) -> Priority | None:
+    if fields.priority is None:
+        return None
+    try:
+        return Priority[fields.priority.upper()]
+    except KeyError:
+        raise refused("priority", "priority is low, medium or high") from None
+
+
+def _deadline_ms(fields: SamplingFields) -> int:
+    deadline_ms = fields.deadline_ms or 0
+    if not 0 <= deadline_ms < 2**31:
+        raise refused("deadline_ms", "deadline_ms is a number of milliseconds, 1 or more")
+    return deadline_ms
+
+
+def _speculation(fields: SamplingFields) -> Speculation:
+    try:
+        return Speculation(fields.speculation or Speculation.ON)
+    except ValueError:
+        raise refused("speculation", "speculation is on, region_only or off") from None

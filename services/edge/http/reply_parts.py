@@ -1,0 +1,263 @@
+"""A reply as a sequence of parts: text, what the model thought before it, calls of tools (pure).
+
+Every API is told a reply this way: of each part when it begins, grows and ends (Anthropic's content
+blocks and the items of OpenAI's Responses are such parts; OpenAI's chats put them together by
+kind). A PartReader makes parts out of text. A ReplyContent reads what a chat commits, and says what
+of it the client lacks: where calls and thoughts begin is known only to who has read all before
+them, so a chat whose reply has them is told from its beginning, also for a client that has some of
+it already, and what that client has is read and left out. The same text gives the same parts,
+however it was cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Protocol, TypeAlias
+
+from outrider.reply_parsing.events import (
+    ArgumentsDelta,
+    ContentDelta,
+    ReasoningDelta,
+    ReplyEvent,
+    ToolCallBegun,
+    ToolCallEnded,
+)
+from outrider.reply_parsing.parser import ReplyParser
+from outrider.session_types import TokenLogprobs
+from services.edge.http.sse import Position
+from services.edge.session.events import Accepted, Commit
+
+
+class ReplyTextParser(Protocol):
+    """Reads what a model writes; outrider.reply_parsing has the real ones."""
+
+    def push(self, text: str) -> list[ReplyEvent]:
+        """What this text brought."""
+        ...
+
+    def finish(self) -> list[ReplyEvent]:
+        """The reply is over: what was held back."""
+        ...
+
+
+class PlainText:
+    """Reads replies in which all is text; a ReplyTextParser."""
+
+    def push(self, text: str) -> list[ReplyEvent]:
+        """As ReplyTextParser.push."""
+        return [ContentDelta(text)] if text else []
+
+    def finish(self) -> list[ReplyEvent]:
+        """As ReplyTextParser.finish."""
+        return []
+
+
+def parser_of(accepted: Accepted) -> ReplyTextParser:
+    """What the reply of a chat is to be read with."""
+    if accepted.reply_format is None:
+        return PlainText()
+    return ReplyParser(accepted.reply_format, accepted.request_id)
+
+
+class PartKind(Enum):
+    """What a part of a reply is."""
+
+    TEXT = auto()
+    REASONING = auto()
+    CALL = auto()
+
+
+@dataclass(slots=True)
+class Part:
+    """One part."""
+
+    index: int
+    """0 for the first."""
+    kind: PartKind
+    call_index: int = 0
+    """Of a call: 0 for the reply's first one."""
+    call_id: str = ""
+    name: str = ""
+    """Of the tool that it calls."""
+    pieces: list[str] = field(default_factory=list)
+    """Of its text, or of a call's arguments."""
+    is_whole: bool = True
+    """False: a call whose arguments are no whole JSON object."""
+    source: str = ""
+    """Of a call that is not whole: what the model wrote."""
+
+    @property
+    def text(self) -> str:
+        """All of it; of a call its arguments, JSON."""
+        return "".join(self.pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class PartBegun:
+    """Nothing of it has come yet."""
+
+    part: Part
+
+
+@dataclass(frozen=True, slots=True)
+class PartGrew:
+    """More of it came."""
+
+    part: Part
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class PartEnded:
+    """Nothing more of it comes."""
+
+    part: Part
+
+
+PartEvent: TypeAlias = PartBegun | PartGrew | PartEnded
+
+
+class PartReader:
+    """The parts of one reply. What it keeps of the reply's text, the model's context bounds."""
+
+    def __init__(self, parser: ReplyTextParser, *, keeps: bool = True) -> None:
+        """`keeps`: the texts of parts are wanted later on; otherwise those of plain text are not
+        kept."""
+        self._parser = parser
+        self._keeps = keeps or not isinstance(parser, PlainText)
+        self._raw: list[str] = []
+        self._open: Part | None = None
+        self._call_begin = 0
+        self.parts: list[Part] = []
+        """Those that have begun."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all of the reply is text."""
+        return isinstance(self._parser, PlainText)
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether a tool is called, and the call is whole."""
+        return any(it.kind is PartKind.CALL and it.is_whole for it in self.parts)
+
+    def push(self, text: str) -> list[PartEvent]:
+        """The reply goes on with this text."""
+        if not self.is_plain:
+            self._raw.append(text)
+        return [made for event in self._parser.push(text) for made in self._read(event)]
+
+    def finish(self) -> list[PartEvent]:
+        """The reply is over."""
+        made = [it for event in self._parser.finish() for it in self._read(event)]
+        return made + self._end()
+
+    def _read(self, event: ReplyEvent) -> list[PartEvent]:
+        match event:
+            case ContentDelta(text):
+                return self._grow(PartKind.TEXT, text)
+            case ReasoningDelta(text):
+                return self._grow(PartKind.REASONING, text)
+            case ToolCallBegun(index, call_id, name, begin):
+                self._call_begin = begin
+                ended = self._end()
+                begun = self._begin(PartKind.CALL)
+                part = self.parts[-1]
+                part.call_index, part.call_id, part.name = index, call_id, name
+                return ended + begun
+            case ArgumentsDelta(text=text):
+                return self._grow(PartKind.CALL, text)
+            case ToolCallEnded(is_whole=is_whole, end=end):
+                if self._open is not None and not is_whole:
+                    self._open.is_whole = False
+                    self._open.source = "".join(self._raw)[self._call_begin : end]
+                return self._end()
+
+    def _grow(self, kind: PartKind, text: str) -> list[PartEvent]:
+        if not text:
+            return []
+        made: list[PartEvent] = []
+        if self._open is None or self._open.kind is not kind:
+            made = self._end() + self._begin(kind)
+        part = self.parts[-1]
+        if self._keeps:
+            part.pieces.append(text)
+        return [*made, PartGrew(part, text)]
+
+    def _begin(self, kind: PartKind) -> list[PartEvent]:
+        part = Part(len(self.parts), kind)
+        self.parts.append(part)
+        self._open = part
+        return [PartBegun(part)]
+
+    def _end(self) -> list[PartEvent]:
+        ended, self._open = self._open, None
+        return [] if ended is None else [PartEnded(ended)]
+
+
+@dataclass(slots=True)
+class Growth:
+    """What a commit brought."""
+
+    known: list[PartEvent]
+    """Of text that the client has."""
+    new: list[PartEvent]
+    is_told_again: bool
+    """Whether the client has text that follows the commit before this one."""
+    num_new_chars: int
+    """Code points that the client lacks."""
+    logprobs: tuple[TokenLogprobs, ...]
+    """Of the tokens that the client lacks, as far as those that it has are counted."""
+
+
+class ReplyContent:
+    """Of one chat."""
+
+    def __init__(
+        self,
+        had: Position,
+        *,
+        from_start: bool = False,
+        keeps: bool = True,
+        new_parser: Callable[[Accepted], ReplyTextParser] = parser_of,
+    ) -> None:
+        """`had`: how much of the reply the client has from an earlier request; `from_start`: the
+        chat tells that again; `keeps`: as PartReader has it."""
+        self.position = had
+        """How much the client has once it has what was returned last."""
+        self.reader = PartReader(PlainText(), keeps=keeps)
+        self._num_read = 0 if from_start else had.num_chars
+        """Code points of the reply that were told so far, or that nobody tells again."""
+        self._keeps = keeps
+        self._new_parser = new_parser
+        self._is_accepted = False
+
+    def accepted(self, event: Accepted) -> None:
+        """The chat is under way: how its reply is to be read is known."""
+        if not self._is_accepted:
+            self._is_accepted = True
+            self.reader = PartReader(self._new_parser(event), keeps=self._keeps)
+
+    def take(self, commit: Commit) -> Growth:
+        """The reply goes on."""
+        num_known = max(0, self.position.num_chars - self._num_read)
+        self._num_read += len(commit.text)
+        num_tokens = max(0, commit.upto - self.position.num_tokens)
+        self.position = Position(
+            max(commit.upto, self.position.num_tokens),
+            max(self._num_read, self.position.num_chars),
+        )
+        known, new = commit.text[:num_known], commit.text[num_known:]
+        return Growth(
+            self.reader.push(known) if known else [],
+            self.reader.push(new),
+            bool(num_known),
+            len(new),
+            commit.logprobs[max(0, len(commit.logprobs) - num_tokens) :],
+        )
+
+    def finish(self) -> list[PartEvent]:
+        """The chat has ended: what had to wait until it was known what it is."""
+        return self.reader.finish()

@@ -1,0 +1,128 @@
+"""Answers requests for replies, by whichever API: begins the chats, and sends what they tell."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from functools import partial
+from typing import Final
+
+import structlog
+
+from outrider.errors import OutriderError
+from services.edge.context import EdgeContext
+from services.edge.http.api import Asked, ChatApi, PlannedReply
+from services.edge.http.exchange import ClientLeft, Exchange
+from services.edge.http.stream import ChatStream, RunningReply
+from services.edge.identity import Identity
+from services.edge.opening import open_chat
+from services.edge.session.events import ChatRequest, Failed
+
+log = structlog.get_logger()
+
+_SEED_BITS: Final = 53
+_EVENT_STREAM: Final = "text/event-stream; charset=utf-8"
+_UNBUFFERED: Final = {"x-accel-buffering": "no"}
+"""nginx and those that follow it pass such an answer on as it comes."""
+
+
+async def serve_reply(api: ChatApi, exchange: Exchange) -> None:
+    """Answer one request. Raises OutriderError for one that cannot be answered, unless its answer
+    has begun, and ClientLeft."""
+    exchange.door.check_draining()
+    asked = await _asked(exchange)
+    planned = api.plan(asked)
+    identity = exchange.admit(planned.user) if planned.user else exchange.identity
+    assert identity is not None
+    exchange.release()
+    config, replies = exchange.door.config, exchange.door.replies
+    reply = RunningReply(planned.writer, len(planned.chats), exchange, config.max_unsent_bytes)
+    may_return = bool(asked.idempotency_key)
+    watch = asyncio.create_task(exchange.left())
+    watch.add_done_callback(lambda task: _left(task, reply, may_return=may_return))
+    replies.add(reply)
+    try:
+        _begin(reply, planned, identity, exchange.door.context)
+        await _send(exchange, reply, planned)
+    finally:
+        replies.discard(reply)
+        reply.leave(may_return=may_return)
+        watch.cancel()
+
+
+async def _asked(exchange: Exchange) -> Asked:
+    headers = exchange.headers
+    return Asked(
+        body=await exchange.body(),
+        now_s=int(time.time()),
+        random_seed=secrets.randbits(_SEED_BITS),
+        max_choices=exchange.door.config.max_choices,
+        idempotency_key=headers.get("idempotency-key", ""),
+        last_event_id=headers.get("last-event-id", ""),
+        trace=exchange.trace,
+    )
+
+
+def _left(task: asyncio.Task[None], reply: RunningReply, *, may_return: bool) -> None:
+    """The client has closed its request, unless the watch was given up."""
+    if not task.cancelled():
+        reply.leave(may_return=may_return)
+
+
+def _begin(
+    reply: RunningReply, planned: PlannedReply, identity: Identity, context: EdgeContext
+) -> None:
+    """Each chat in a time slice of its own: many requests may come at once."""
+    for stream, request in zip(reply.streams, planned.chats, strict=True):
+        context.time_slicer.submit(partial(_open, stream, request, identity, context))
+
+
+def _open(
+    stream: ChatStream, request: ChatRequest, identity: Identity, context: EdgeContext
+) -> None:
+    if stream.is_over:
+        return
+    try:
+        open_chat(stream, request, identity, context)
+    except OutriderError as error:
+        stream.end(Failed(error.bare()))
+    except Exception as failure:
+        log.exception("chat failed")
+        why = f"the edge failed in this chat: {type(failure).__name__}"
+        stream.end(Failed(OutriderError(why)))
+
+
+async def _send(exchange: Exchange, reply: RunningReply, planned: PlannedReply) -> None:
+    if planned.is_streamed:
+        await _send_events(exchange, reply, planned.keepalive)
+    else:
+        await reply.ended()
+    if reply.is_left:
+        raise ClientLeft
+    if reply.error is not None:
+        if not exchange.has_begun:
+            raise reply.error
+        await exchange.write(planned.writer.failed(reply.error), more=False)
+        return
+    last = planned.writer.whole()
+    if not planned.is_streamed:
+        await exchange.answer(200, last, headers=exchange.rate_headers())
+        return
+    if not exchange.has_begun:
+        await _begin_stream(exchange)
+    await exchange.write(last, more=False)
+
+
+async def _send_events(exchange: Exchange, reply: RunningReply, keepalive: bytes) -> None:
+    """As they come. The head waits for the first, so that a reply that fails before has a status
+    of its own."""
+    patience_s = exchange.door.config.comment_s
+    while (events := await reply.next(patience_s)) is not None:
+        if not exchange.has_begun:
+            await _begin_stream(exchange)
+        await exchange.write(events or keepalive, more=True)
+
+
+async def _begin_stream(exchange: Exchange) -> None:
+    await exchange.begin(200, _EVENT_STREAM, _UNBUFFERED | exchange.rate_headers())

@@ -1,0 +1,222 @@
+"""POST /v1/responses of the OpenAI API, without state (pure): nothing is stored, so each request
+has all of its conversation."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+from msgspec import UNSET
+
+from outrider.models.chat import check_num_messages
+from services.edge.http.api import Asked, ChatApi, PlannedReply
+from services.edge.http.openai_errors import error_body, refused
+from services.edge.http.openai_logprobs import chat_count
+from services.edge.http.openai_sampling import SamplingFields
+from services.edge.http.responses_input import (
+    FunctionChoice,
+    FunctionTool,
+    InputItem,
+    messages_of,
+    response_format_of,
+    tool_choice_of,
+    tool_definitions,
+)
+from services.edge.http.responses_reply import (
+    ReasoningConfig,
+    ResponseObject,
+    ResponseShape,
+    TextConfig,
+)
+from services.edge.http.translation import (
+    Conversation,
+    ExtraFields,
+    PartWriter,
+    conversation,
+    plan_chat,
+    read,
+)
+
+_LOGPROBS: Final = "message.output_text.logprobs"
+
+
+class ConversationFields(ExtraFields, kw_only=True):
+    """What the model is told."""
+
+    model: str
+    input: str | list[InputItem]
+    instructions: str | None = None
+    tools: list[FunctionTool] | None = None
+    tool_choice: str | FunctionChoice | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextConfig | None = None
+    reasoning: ReasoningConfig | None = None
+    truncation: str | None = None
+    """Accepted; input that is too long is refused."""
+    previous_response_id: str | None = None
+    """Refused: nothing is stored."""
+    conversation: msgspec.Raw | None = None
+    """Refused: nothing is stored."""
+    prompt: msgspec.Raw | None = None
+    """Refused: nothing is stored."""
+
+
+class InputTokensRequest(ConversationFields, kw_only=True):
+    """Asks how many tokens the prompt of a response has. Fields that are not listed are ignored."""
+
+
+class ResponsesRequest(ConversationFields, kw_only=True):
+    """Asks for a response. Fields that are not listed are ignored."""
+
+    max_output_tokens: int | None = None
+    max_tool_calls: int | None = None
+    """Accepted; it is of tools that the API itself runs."""
+    stream: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    """As in vLLM."""
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    top_logprobs: int | None = None
+    """So many of the likeliest tokens in each place of the text, 0 to 20, where `include` asks for
+    log probabilities."""
+    include: list[str] | None = None
+    store: bool | None = None
+    """Accepted, and taken for false: nothing is stored."""
+    background: bool | None = None
+    metadata: dict[str, str] | None = None
+    """Accepted; told back."""
+    service_tier: str | None = None
+    """Accepted without effect."""
+    prompt_cache_key: str | None = None
+    """Accepted without effect: prompts find what is cached by what they are."""
+    safety_identifier: str | None = None
+    """As `user`."""
+    user: str | None = None
+
+
+class InputTokens(msgspec.Struct, kw_only=True):
+    """The tokens of a prompt."""
+
+    object: str = "response.input_tokens"
+    input_tokens: int
+
+
+_decode: Final = msgspec.json.Decoder(ResponsesRequest).decode
+decode_count: Final = msgspec.json.Decoder(InputTokensRequest).decode
+
+
+def plan(asked: Asked) -> PlannedReply:
+    """The chat that answers a request. Raises InvalidRequestError."""
+    body = read(_decode, asked.body)
+    said = conversation_of(body)
+    num_logprobs = _num_logprobs(body, said)
+    fields = SamplingFields(
+        model=body.model,
+        stream=body.stream,
+        max_tokens=body.max_output_tokens,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=body.top_k,
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
+    )
+    text_format = None if body.text is None else body.text.format
+    chat = plan_chat(
+        "responses",
+        body,
+        fields,
+        asked,
+        said,
+        response_format_of(text_format),
+        format_field="text.format",
+        num_logprobs=num_logprobs,
+    )
+    is_streamed = bool(body.stream)
+    writer = PartWriter(
+        ResponseShape(chat.seed, _frame(body, asked.now_s)),
+        chat.had,
+        is_streamed=is_streamed,
+        has_ids=bool(asked.idempotency_key),
+    )
+    user = body.user or body.safety_identifier or ""
+    return PlannedReply((chat.request,), writer, is_streamed, user)
+
+
+API: Final = ChatApi(plan, error_body)
+
+
+def conversation_of(body: ConversationFields) -> Conversation:
+    """The conversation. Raises InvalidRequestError."""
+    _refuse_what_is_not_stored(body)
+    if not isinstance(body.input, str):
+        check_num_messages(len(body.input))
+    return conversation(
+        messages_of(body.instructions, body.input),
+        tool_definitions(body.tools or ()),
+        tool_choice_of(body.tool_choice),
+        parallel=body.parallel_tool_calls is not False,
+    )
+
+
+def _num_logprobs(body: ResponsesRequest, said: Conversation) -> int:
+    """SamplingParams.num_logprobs. Raises InvalidRequestError."""
+    is_asked = _LOGPROBS in (body.include or ())
+    if is_asked and said.shown_tools:
+        raise refused(
+            "include",
+            f"include: {_LOGPROBS} is of replies that are text alone; leave the tools out, or set "
+            "tool_choice to none",
+        )
+    if not is_asked and body.top_logprobs:
+        raise refused(
+            "top_logprobs", f"top_logprobs goes with {_LOGPROBS!r}; put that into include"
+        )
+    return chat_count(is_asked, body.top_logprobs)
+
+
+def _refuse_what_is_not_stored(body: ConversationFields) -> None:
+    if body.previous_response_id is not None:
+        raise refused(
+            "previous_response_id",
+            "previous_response_id: no response is stored here; send the whole conversation as "
+            "`input`",
+        )
+    for name in ("conversation", "prompt"):
+        given = getattr(body, name)
+        if given is not None and bytes(given) != b"null":
+            raise refused(
+                name, f"{name}: none is stored here; send the whole conversation as `input`"
+            )
+    if isinstance(body, ResponsesRequest) and body.background:
+        raise refused(
+            "background", "background: no response is stored here, to be fetched later; wait for it"
+        )
+
+
+def _frame(body: ResponsesRequest, created_at: int) -> ResponseObject:
+    """The response as it begins."""
+    text = body.text or TextConfig()
+    return ResponseObject(
+        id="",
+        created_at=created_at,
+        model=body.model,
+        instructions=body.instructions,
+        tools=body.tools or [],
+        tool_choice="auto" if body.tool_choice is None else body.tool_choice,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        max_tool_calls=body.max_tool_calls,
+        max_output_tokens=body.max_output_tokens,
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        top_logprobs=body.top_logprobs or 0,
+        text=TextConfig(format=text.format or {"type": "text"}, verbosity=text.verbosity or UNSET),
+        reasoning=body.reasoning or ReasoningConfig(),
+        metadata=body.metadata or {},
+        safety_identifier=body.safety_identifier,
+        prompt_cache_key=body.prompt_cache_key,
+        user=body.user or UNSET,
+    )

@@ -1,0 +1,199 @@
+"""What is served over HTTP, and to whom: a table. What is not in it is not served."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from enum import Enum, auto
+from functools import partial
+from types import UnionType
+from typing import Any, Final, TypeAlias
+
+from outrider.access.api_keys import Scope
+from outrider.errors import OutriderError, UnknownChatError
+from services.edge.access.limits import RateWords
+from services.edge.http import (
+    anthropic_errors,
+    anthropic_messages,
+    anthropic_reply,
+    openai_chat,
+    openai_completions,
+    openai_models,
+    responses,
+    responses_reply,
+    token_counting,
+    tokenizing,
+)
+from services.edge.http.api import ChatApi
+from services.edge.http.exchange import Exchange
+from services.edge.http.openai_errors import OpenAiErrorBody, error_body
+from services.edge.http.replying import serve_reply
+
+Handle: TypeAlias = Callable[[Exchange], Awaitable[None]]
+ErrorBody: TypeAlias = Callable[[OutriderError, str], bytes]
+
+
+class Access(Enum):
+    """Who may call a route."""
+
+    CREDENTIAL = auto()
+    """Who has a key; and who has none, where the edge serves clients without one
+    (`edge.anonymous`)."""
+    PUBLIC = auto()
+    """Anybody: it says nothing of anybody's chats, models or keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One method of one path."""
+
+    method: str
+    path: str
+    """As Starlette writes paths: {name} is one segment, {name:path} several."""
+    summary: str
+    handle: Handle
+    response: type | None
+    """Of the body, where it is JSON; None: every answer is an error."""
+    request: type | None = None
+    event: type | UnionType | None = None
+    """Of the events, where the request may ask for a stream of them; several are a union."""
+    access: Access = Access.CREDENTIAL
+    scope: Scope = Scope.CHAT
+    """What the credential has to be for, unless the route is public."""
+    error_body: ErrorBody = error_body
+    error: type = OpenAiErrorBody
+    """Of the body of an error."""
+    rate_words: RateWords = RateWords.OPENAI
+    """Of the headers that tell what is left of limits."""
+
+
+def _reply(api: ChatApi) -> Handle:
+    return partial(serve_reply, api)
+
+
+async def _serve_no_stored_response(exchange: Exchange) -> None:
+    """Raises UnknownChatError."""
+    raise UnknownChatError(
+        "no response is stored here, nor is a conversation compacted; POST /v1/responses with all "
+        "of it, and an Idempotency-Key to get the same response again"
+    )
+
+
+def _not_stored(method: str, path: str) -> Route:
+    return Route(
+        method,
+        f"/v1/responses/{path}",
+        "Of stored responses (OpenAI); there are none here.",
+        _serve_no_stored_response,
+        None,
+    )
+
+
+ROUTES: Final = (
+    Route(
+        "POST",
+        "/v1/chat/completions",
+        "The next message of a conversation (OpenAI).",
+        _reply(openai_chat.API),
+        openai_chat.ChatCompletion,
+        openai_chat.ChatCompletionRequest,
+        openai_chat.ChatCompletionChunk,
+    ),
+    Route(
+        "POST",
+        "/v1/completions",
+        "Text that goes on a prompt (OpenAI).",
+        _reply(openai_completions.API),
+        openai_completions.Completion,
+        openai_completions.CompletionRequest,
+        openai_completions.Completion,
+    ),
+    Route(
+        "POST",
+        "/v1/responses",
+        "A response to a conversation (OpenAI); it is not stored.",
+        _reply(responses.API),
+        responses_reply.ResponseObject,
+        responses.ResponsesRequest,
+        responses_reply.ResponseEvent,
+    ),
+    Route(
+        "POST",
+        "/v1/responses/input_tokens",
+        "The number of tokens that a response's prompt has (OpenAI).",
+        token_counting.serve_input_tokens,
+        responses.InputTokens,
+        responses.InputTokensRequest,
+    ),
+    _not_stored("POST", "compact"),
+    _not_stored("GET", "{response_id}"),
+    _not_stored("DELETE", "{response_id}"),
+    _not_stored("POST", "{response_id}/cancel"),
+    _not_stored("GET", "{response_id}/input_items"),
+    Route(
+        "POST",
+        "/v1/messages",
+        "The next message of a conversation (Anthropic).",
+        _reply(anthropic_messages.API),
+        anthropic_reply.AnthropicMessage,
+        anthropic_messages.MessagesRequest,
+        anthropic_reply.MessageEvent,
+        error_body=anthropic_errors.error_body,
+        error=anthropic_errors.AnthropicErrorBody,
+        rate_words=RateWords.ANTHROPIC,
+    ),
+    Route(
+        "POST",
+        "/v1/messages/count_tokens",
+        "The number of tokens that a message's prompt has (Anthropic).",
+        token_counting.serve_count_tokens,
+        anthropic_messages.TokenCount,
+        anthropic_messages.CountTokensRequest,
+        error_body=anthropic_errors.error_body,
+        error=anthropic_errors.AnthropicErrorBody,
+        rate_words=RateWords.ANTHROPIC,
+    ),
+    Route(
+        "GET",
+        "/v1/models",
+        "The models that this key may use (OpenAI).",
+        openai_models.serve_models,
+        openai_models.ModelList,
+        scope=Scope.MODELS,
+    ),
+    Route(
+        "GET",
+        "/v1/models/{model:path}",
+        "One of them (OpenAI).",
+        openai_models.serve_model,
+        openai_models.Model,
+        scope=Scope.MODELS,
+    ),
+    Route(
+        "POST",
+        "/tokenize",
+        "The token ids of a text or a conversation (vLLM).",
+        tokenizing.serve_tokenize,
+        tokenizing.TokenizeResponse,
+        tokenizing.TokenizeRequest,
+        scope=Scope.TOKENIZE,
+    ),
+    Route(
+        "POST",
+        "/detokenize",
+        "The text of token ids (vLLM).",
+        tokenizing.serve_detokenize,
+        tokenizing.DetokenizeResponse,
+        tokenizing.DetokenizeRequest,
+        scope=Scope.TOKENIZE,
+    ),
+)
+DOCUMENT: Final = Route(
+    "GET",
+    "/openapi.json",
+    "This document.",
+    lambda exchange: exchange.answer(200, exchange.door.document),
+    dict[str, Any],
+    access=Access.PUBLIC,
+)
+ALL_ROUTES: Final = (*ROUTES, DOCUMENT)

@@ -1,0 +1,53 @@
+"""Server-sent events (WHATWG HTML, section 9.2), and how far a client has read a reply (pure)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from outrider.errors import InvalidRequestError
+
+COMMENT: Final = b": still here\n\n"
+"""Keeps proxies and clients from giving up a stream on which nothing has come for a while; whoever
+reads events ignores it."""
+_POSITION: Final = re.compile(r"(\d{1,9})-(\d{1,9})")
+_MAX_ID_CHARS: Final = 1024
+
+
+def event(data: bytes, *, name: str = "", event_id: str = "") -> bytes:
+    """One event. `data` is JSON on one line."""
+    head = f"id: {event_id}\n" if event_id else ""
+    if name:
+        head += f"event: {name}\n"
+    return head.encode() + b"data: " + data + b"\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How much of one chat's reply a client has."""
+
+    num_tokens: int = 0
+    num_chars: int = 0
+    """Code points."""
+
+
+def event_id(positions: Iterable[Position]) -> str:
+    """What the client has once it has read the event of this id: of each chat tokens and code
+    points, `12-57,3-10`."""
+    return ",".join(f"{it.num_tokens}-{it.num_chars}" for it in positions)
+
+
+def positions(last_event_id: str, num_chats: int) -> tuple[Position, ...]:
+    """What a client has that sends this Last-Event-ID; empty: nothing. Raises
+    InvalidRequestError."""
+    if not last_event_id:
+        return (Position(),) * num_chats
+    found = [_POSITION.fullmatch(part) for part in last_event_id[:_MAX_ID_CHARS].split(",")]
+    if len(found) != num_chats or not all(found):
+        raise InvalidRequestError(
+            "Last-Event-ID is no id of this reply's event stream; send the id of the last event "
+            "that came, or leave it out to get the whole reply"
+        )
+    return tuple(Position(int(it[1]), int(it[2])) for it in found if it is not None)

@@ -1,0 +1,195 @@
+"""The chats of one HTTP reply: what they tell is written at once, and waits, within bounds, for the
+connection to take it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from outrider.errors import DuplicateSessionError, OutriderError, OverloadedError
+from services.edge.http.api import ReplyWriter
+from services.edge.session.events import (
+    ClientEvent,
+    ClientFailed,
+    ClientGone,
+    Failed,
+)
+from services.edge.stream import ENDED, ChatHandler, Peer
+
+_SLOW: Final = "the client does not read its reply"
+
+
+class Client(Peer, Protocol):
+    """Who a reply is for, as its chats see it."""
+
+    def begin_chat(self, client: bytes) -> Callable[[], None]:
+        """As RequestStream.begin_chat."""
+        ...
+
+
+class ChatStream:
+    """One chat of a reply; a RequestStream."""
+
+    def __init__(self, reply: RunningReply, index: int, client: Client) -> None:
+        self._reply = reply
+        self._index = index
+        self._client = client
+        self.handler: ChatHandler = ENDED
+        self.is_over = False
+
+    @property
+    def address(self) -> str:
+        """As RequestStream.address."""
+        return self._client.address
+
+    @property
+    def connection_secret(self) -> bytes:
+        """As RequestStream.connection_secret."""
+        return self._client.connection_secret
+
+    def begin_chat(self, client: bytes) -> Callable[[], None]:
+        """As RequestStream.begin_chat."""
+        return self._client.begin_chat(client)
+
+    def follow(self, handler: ChatHandler) -> None:
+        """As RequestStream.follow."""
+        if not self.is_over:
+            self.handler = handler
+
+    def tell(self, event: ClientEvent, token: str = "") -> None:
+        """As ClientStream.tell. HTTP clients come back by their idempotency key, not by a token."""
+        if not self.is_over:
+            self._reply.told(self._index, event)
+
+    def end(self, last: ClientEvent | None = None) -> None:
+        """As ClientStream.end."""
+        if self.is_over:
+            return
+        self.is_over = True
+        self.handler = ENDED
+        if last is not None:
+            self._reply.told(self._index, last)
+        self._reply.chat_ended()
+
+    def leave(self, *, may_return: bool) -> None:
+        """The client is gone; `may_return`: it may ask for the rest of the chat."""
+        handler, self.handler = self.handler, ENDED
+        self.is_over = True
+        if may_return:
+            handler.client_lost()
+        else:
+            handler.feed(ClientGone())
+
+    def fail(self, error: OutriderError) -> None:
+        """The chat ends, for this reason."""
+        self.handler.feed(ClientFailed(error))
+
+
+class RunningReply:
+    """All chats of one reply. Its client's connection takes what `next` returns; what it does not
+    take in time ends the reply."""
+
+    def __init__(
+        self, writer: ReplyWriter, num_chats: int, client: Client, max_unsent_bytes: int
+    ) -> None:
+        self._writer = writer
+        self._max_unsent_bytes = max_unsent_bytes
+        self._unsent: list[bytes] = []
+        self._num_unsent_bytes = 0
+        self._num_running = num_chats
+        self._waiter: asyncio.Future[None] | None = None
+        self._is_left = False
+        self.error: OutriderError | None = None
+        """Why it failed."""
+        self.streams = [ChatStream(self, index, client) for index in range(num_chats)]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more comes."""
+        return self._is_left or self.error is not None or not self._num_running
+
+    @property
+    def is_left(self) -> bool:
+        """Whether its client is gone."""
+        return self._is_left
+
+    async def next(self, patience_s: float | None = None) -> bytes | None:
+        """What came since the last call; empty if nothing did for so long (None: however long it
+        takes), None at the end."""
+        if not self._unsent and not self.is_over:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                async with asyncio.timeout(patience_s):
+                    await self._waiter
+            except TimeoutError:
+                return b""
+            finally:
+                self._waiter = None
+        if self._unsent:
+            data = b"".join(self._unsent)
+            self._unsent.clear()
+            self._num_unsent_bytes = 0
+            return data
+        return None if self.is_over else b""
+
+    async def ended(self) -> None:
+        """Return when nothing more comes."""
+        while not self.is_over:
+            await self.next()
+
+    def leave(self, *, may_return: bool) -> None:
+        """The client is gone, or has all of it; chats that still run end, unless it may return."""
+        if self._is_left:
+            return
+        self._is_left = True
+        # They refer to this reply, which would have to be collected as garbage.
+        streams, self.streams = self.streams, []
+        for stream in streams:
+            stream.leave(may_return=may_return)
+        self._wake()
+
+    def fail(self, error: OutriderError) -> None:
+        """It ends, for this reason: so do its chats."""
+        for stream in self.streams:
+            if not stream.is_over:
+                stream.fail(error)
+        self._failed(error)
+
+    # For its chats.
+
+    def told(self, index: int, event: ClientEvent) -> None:
+        """A chat told its client this."""
+        if self.is_over:
+            return
+        if isinstance(event, Failed):
+            self._failed(event.error)
+            return
+        data = self._writer.take(index, event)
+        if not data:
+            return
+        self._unsent.append(data)
+        self._num_unsent_bytes += len(data)
+        self._wake()
+        if self._num_unsent_bytes > self._max_unsent_bytes:
+            self.fail(OverloadedError(_SLOW))
+
+    def chat_ended(self) -> None:
+        """A chat is over."""
+        self._num_running -= 1
+        self._wake()
+
+    def _failed(self, error: OutriderError) -> None:
+        """One failed: a reply is whole or it is none. Where another request goes on with one of its
+        chats, it will go on with the others too."""
+        if self.error is None:
+            self.error = error
+        is_taken_over = isinstance(error, DuplicateSessionError)
+        for stream in self.streams:
+            if not stream.is_over:
+                stream.leave(may_return=is_taken_over)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

@@ -1,0 +1,226 @@
+"""POST /tokenize and /detokenize, in vLLM's shapes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Final
+
+import msgspec
+
+from outrider.errors import InvalidRequestError, OutriderError, PromptTooLongError
+from outrider.models.chat import MAX_CHAT_CHARS, Message
+from outrider.tokenization.pool.pool import (
+    TokenizationJob,
+    TokenizationPool,
+    TokenizationResult,
+)
+from services.edge.context import EdgeContext
+from services.edge.http.exchange import Exchange
+from services.edge.http.openai_errors import refused, unreadable
+from services.edge.http.openai_messages import ChatMessage, messages_of
+from services.edge.models.choice import choose
+from services.edge.models.served import ServedModel
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    """Asks for the token ids of a prompt: of text as it is, or of a conversation by the model's
+    chat template. Fields that are not listed are ignored."""
+
+    model: str | None = None
+    prompt: str | None = None
+    """Texts of control tokens in it become these tokens."""
+    messages: list[ChatMessage] | None = None
+    add_special_tokens: bool | None = None
+    """Accepted without effect: nothing is put before a text."""
+    add_generation_prompt: bool | None = None
+    """Always as if true."""
+    continue_final_message: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class TokenizeResponse(msgspec.Struct, kw_only=True):
+    """The token ids."""
+
+    count: int
+    max_model_len: int
+    """Tokens of prompt and reply together that the model takes."""
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    """Asks for the text of token ids. Fields that are not listed are ignored."""
+
+    model: str | None = None
+    tokens: list[int]
+
+
+class DetokenizeResponse(msgspec.Struct, kw_only=True):
+    """The text, those of control tokens in it."""
+
+    prompt: str
+
+
+_decode_tokenize: Final = msgspec.json.Decoder(TokenizeRequest).decode
+_decode_detokenize: Final = msgspec.json.Decoder(DetokenizeRequest).decode
+
+
+async def serve_tokenize(exchange: Exchange) -> None:
+    """Answer one request. Raises OutriderError."""
+    try:
+        asked = _decode_tokenize(await exchange.body())
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise unreadable(error) from None
+    _check(asked)
+    async with _using_model(exchange, asked.model) as model:
+        ids = await _ids(asked, model, _scope(exchange))
+        texts = None
+        if asked.return_token_strs:
+            texts = await asyncio.to_thread(_token_strs, model, ids)
+        answer = TokenizeResponse(
+            count=len(ids),
+            max_model_len=model.offer.max_context_tokens,
+            tokens=list(ids),
+            token_strs=texts,
+        )
+    await exchange.answer(200, await asyncio.to_thread(msgspec.json.encode, answer))
+
+
+async def serve_detokenize(exchange: Exchange) -> None:
+    """Answer one request. Raises OutriderError."""
+    try:
+        asked = _decode_detokenize(await exchange.body())
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise unreadable(error) from None
+    async with _using_model(exchange, asked.model) as model:
+        longest = model.offer.max_context_tokens
+        if len(asked.tokens) > longest:
+            raise PromptTooLongError(
+                f"there are {len(asked.tokens)} tokens, at most {longest} are of one text"
+            )
+        text = await asyncio.to_thread(_text_of, model, asked.tokens)
+    await exchange.answer(200, msgspec.json.encode(DetokenizeResponse(prompt=text)))
+
+
+def _check(asked: TokenizeRequest) -> None:
+    if (asked.prompt is None) == (asked.messages is None):
+        raise InvalidRequestError("send either `prompt` or `messages`")
+    if asked.prompt is not None and len(asked.prompt) > MAX_CHAT_CHARS:
+        raise refused("prompt", f"a prompt has at most {MAX_CHAT_CHARS} characters; shorten it")
+    if asked.add_generation_prompt is False or asked.continue_final_message:
+        raise refused(
+            "add_generation_prompt", "conversations are rendered for the model's next message alone"
+        )
+
+
+async def num_prompt_tokens(
+    exchange: Exchange, model_name: str, messages: tuple[Message, ...], tools: tuple[str, ...]
+) -> int:
+    """Tokens of a conversation, as the model is given it; `tools`: those that it is told of. Raises
+    OutriderError."""
+    async with _using_model(exchange, model_name) as model:
+        if tools:
+            model.tool_calling.check_calls_tools()
+        pool, scope = model.tokenization, _scope(exchange)
+        ids = await _answered(
+            pool, lambda answer: pool.submit(messages, answer, tools=tools, scope=scope)
+        )
+        return len(ids)
+
+
+async def _ids(asked: TokenizeRequest, model: ServedModel, scope: bytes | None) -> tuple[int, ...]:
+    pool = model.tokenization
+    if asked.messages is None:
+        text = asked.prompt or ""
+        return await _answered(pool, lambda answer: pool.submit_text(text, answer, scope=scope))
+    messages = messages_of(asked.messages)
+    return await _answered(pool, lambda answer: pool.submit(messages, answer, scope=scope))
+
+
+async def _answered(
+    pool: TokenizationPool,
+    submit: Callable[[Callable[[TokenizationResult], None]], TokenizationJob],
+) -> tuple[int, ...]:
+    """The ids of a prompt; `submit` hands it to the pool, with who is to be told of them."""
+    answered: asyncio.Future[tuple[int, ...]] = asyncio.get_running_loop().create_future()
+
+    def answer(result: TokenizationResult) -> None:
+        if answered.done():
+            return
+        if isinstance(result, OutriderError):
+            answered.set_exception(result)
+        else:
+            answered.set_result(result)
+
+    job = submit(answer)
+    try:
+        return await answered
+    finally:
+        pool.cancel(job)
+
+
+def _scope(exchange: Exchange) -> bytes | None:
+    assert exchange.identity is not None
+    return exchange.identity.group or None
+
+
+def _token_strs(model: ServedModel, ids: tuple[int, ...]) -> list[str]:
+    return [model.vocabulary.token_bytes(token).decode(errors="replace") for token in ids]
+
+
+def _text_of(model: ServedModel, ids: list[int]) -> str:
+    return model.vocabulary.decode(ids, keep_special=True)
+
+
+class _Waiting:
+    """A request that waits for its model."""
+
+    def __init__(self, release: Callable[[ServedModel], None]) -> None:
+        self.model: asyncio.Future[ServedModel] = asyncio.get_running_loop().create_future()
+        self._release = release
+
+    def granted(self, model: ServedModel) -> None:
+        """It is loaded."""
+        if self.model.done():
+            self._release(model)
+        else:
+            self.model.set_result(model)
+
+    def refused(self, error: OutriderError) -> None:
+        """There is none, not now."""
+        if not self.model.done():
+            self.model.set_exception(error.bare())
+
+
+@asynccontextmanager
+async def _using_model(exchange: Exchange, asked: str | None) -> AsyncIterator[ServedModel]:
+    """The model, loaded, for one request, which counts as a chat of its client. Raises
+    OutriderError."""
+    context: EdgeContext = exchange.door.context
+    identity = exchange.identity
+    assert identity is not None
+    name = choose(asked or "", context.models.names, identity.models)
+    leave = exchange.begin_chat(identity.client)
+    try:
+        model = context.models.use(name) or await _wait_for(name, context)
+        try:
+            yield model
+        finally:
+            context.models.release(model)
+    finally:
+        leave()
+
+
+async def _wait_for(name: str, context: EdgeContext) -> ServedModel:
+    waiting = _Waiting(context.models.release)
+    context.models.ask(name, waiting, None)
+    try:
+        return await waiting.model
+    except asyncio.CancelledError:
+        # Given up: `granted` gives the model back if it comes all the same.
+        if not waiting.model.cancel() and waiting.model.exception() is None:
+            context.models.release(waiting.model.result())
+        context.models.leave(waiting)
+        raise

@@ -1,0 +1,363 @@
+"""What translators of other APIs onto the chat core have in common (pure).
+
+A translator reads a request of its API into a msgspec struct, its conversation into messages, and
+what it says of sampling into the SamplingFields of the OpenAI API; the chat is made of these as the
+OpenAI API's own are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import Any, Final, Protocol, TypeVar
+
+import msgspec
+
+from outrider.errors import InvalidSamplingError, OutriderError
+from outrider.models.chat import Message, check_messages, check_num_messages
+from outrider.models.tools import AUTO, NONE, check_choice, check_num_tools, check_tools, tool_text
+from outrider.sampling.grammar import Grammar, from_response_format
+from outrider.session_types import TokenLogprobs
+from services.edge.http import sse
+from services.edge.http.api import Asked
+from services.edge.http.openai_errors import refused, unreadable
+from services.edge.http.openai_reply import ProvisionalText
+from services.edge.http.openai_sampling import (
+    UNLIMITED_TOKENS,
+    SamplingFields,
+    StreamOptions,
+    chat_request,
+    check_stream_options,
+    first_seed,
+    read_positions,
+    sampling_params,
+)
+from services.edge.http.reply_parts import (
+    PartEvent,
+    PartReader,
+    ReplyContent,
+    ReplyTextParser,
+    parser_of,
+)
+from services.edge.http.sse import Position
+from services.edge.session.events import (
+    Accepted,
+    ChatRequest,
+    ClientEvent,
+    Commit,
+    Done,
+    Provisional,
+    Retract,
+)
+
+_UNDIGESTED: Final = frozenset({"model", "stream", "stream_options", "deadline_ms", "metadata"})
+"""What may differ when the same request is sent again, and what is looked at apart."""
+_Body = TypeVar("_Body")
+
+
+class ExtraFields(msgspec.Struct, kw_only=True):
+    """Fields that the API itself does not have; each as in chat completions."""
+
+    stream_options: StreamOptions | None = None
+    seed: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    ignore_eos: bool | None = None
+    priority: str | None = None
+    """low, medium or high."""
+    deadline_ms: int | None = None
+    """Milliseconds after which the reply ends."""
+    speculation: str | None = None
+    """on, region_only or off."""
+    residency: list[str] | None = None
+    """The regions in which the prompt may be computed."""
+
+
+def read(decode: Callable[[bytes], _Body], data: bytes) -> _Body:
+    """A request's body. Raises InvalidRequestError."""
+    try:
+        return decode(data)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise unreadable(error) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What the model is told; each as ChatRequest has it."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[str, ...] = ()
+    tool_choice: str = AUTO
+    parallel_tool_calls: bool = True
+
+    @property
+    def shown_tools(self) -> tuple[str, ...]:
+        """Those that the model is told of."""
+        return () if self.tool_choice == NONE else self.tools
+
+
+def conversation(
+    messages: tuple[Message, ...],
+    definitions: Sequence[Mapping[str, Any]],
+    tool_choice: str,
+    *,
+    parallel: bool,
+) -> Conversation:
+    """A conversation and the tools (as outrider.models.tools.tool_text takes them) that may be
+    called in it. Raises InvalidRequestError."""
+    check_num_messages(len(messages))
+    check_messages(messages)
+    check_num_tools(len(definitions))
+    tools = check_tools([tool_text(it) for it in definitions])
+    return Conversation(messages, tools, check_choice(tool_choice, tools), parallel)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedChat:
+    """The one chat that answers a request."""
+
+    request: ChatRequest
+    seed: int
+    had: Position
+    """How much of the reply the client has: events (not tokens) and code points."""
+
+
+def plan_chat(
+    api: str,
+    body: ExtraFields,
+    fields: SamplingFields,
+    asked: Asked,
+    said: Conversation,
+    response_format: Mapping[str, Any],
+    *,
+    format_field: str,
+    num_logprobs: int = -1,
+) -> PlannedChat:
+    """The chat of a request; `fields`: what it says of sampling, `api`: names the API,
+    `response_format`: as chat completions have it, `format_field`: where the
+    request has that, `num_logprobs`: as SamplingParams has it. Raises
+    InvalidRequestError and InvalidSamplingError."""
+    fields = msgspec.structs.replace(
+        fields,
+        stream_options=body.stream_options,
+        seed=body.seed,
+        min_p=body.min_p,
+        repetition_penalty=body.repetition_penalty,
+        ignore_eos=body.ignore_eos,
+        priority=body.priority,
+        deadline_ms=body.deadline_ms,
+        speculation=body.speculation,
+        residency=body.residency,
+    )
+    options = check_stream_options(fields)
+    is_streamed = bool(fields.stream)
+    (had,) = read_positions(asked, 1, is_streamed=is_streamed)
+    digest = _digest_of(api, body)
+    seed = first_seed(fields, asked, digest)
+    max_tokens = UNLIMITED_TOKENS if fields.max_tokens is None else fields.max_tokens
+    request = chat_request(
+        fields,
+        asked,
+        index=0,
+        digest=digest,
+        sampling=replace(
+            sampling_params(fields, max_tokens, seed),
+            grammar=_grammar(response_format, format_field),
+            num_logprobs=num_logprobs,
+        ),
+        # From the beginning, whatever the client has: where a part begins is read in the text
+        # before it.
+        position=Position(),
+        provisional=is_streamed and bool(options.provisional),
+    )
+    request = replace(
+        request,
+        messages=said.messages,
+        tools=said.tools,
+        tool_choice=said.tool_choice,
+        parallel_tool_calls=said.parallel_tool_calls,
+        # It would be as the model writes it, calls and all.
+        provisional=request.provisional and not said.shown_tools,
+    )
+    return PlannedChat(request, seed, had)
+
+
+def _grammar(response_format: Mapping[str, Any], param: str) -> Grammar | None:
+    try:
+        return from_response_format(response_format)
+    except InvalidSamplingError as error:
+        raise refused(param, f"{param}: {error.message}") from None
+
+
+def _digest_of(api: str, body: ExtraFields) -> bytes:
+    """As openai_sampling.digest_of."""
+    fields = msgspec.structs.asdict(body)
+    bare = {name: value for name, value in fields.items() if name not in _UNDIGESTED}
+    text = msgspec.json.encode(bare, order="deterministic")
+    return blake2b(text, key=api.encode(), digest_size=16).digest()
+
+
+class Shape(Protocol):
+    """How one API writes a reply. It is told of the reply in order, and keeps what it needs of
+    it."""
+
+    def began(self, accepted: Accepted) -> list[Event]:
+        """The first of it is about to come."""
+        ...
+
+    def scored(self, logprobs: Sequence[TokenLogprobs], num_fresh: int) -> None:
+        """Of the tokens that were committed, before their text is told; the last `num_fresh` were
+        not told to the client yet."""
+        ...
+
+    def part(self, event: PartEvent) -> list[Event]:
+        """A part of it begins, grows or ends."""
+        ...
+
+    def ended(self, reader: PartReader, done: Done) -> list[Event]:
+        """It is whole."""
+        ...
+
+    def body(self, accepted: Accepted, reader: PartReader, done: Done) -> msgspec.Struct:
+        """All of it, where it is not streamed."""
+        ...
+
+    def failed(self, error: OutriderError) -> Event:
+        """It has begun, and cannot go on."""
+        ...
+
+
+class Numbered(msgspec.Struct, kw_only=True):
+    """Data of an event that says which number the event has."""
+
+    sequence_number: int = 0
+    """0 for the first; set when it is written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event of a stream: its type, and JSON."""
+
+    name: str
+    data: msgspec.Struct
+
+
+class PartWriter:
+    """Writes one reply in an API of parts; a ReplyWriter.
+
+    A client that comes back has the beginning of the reply. That is read again, and not written.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        had: Position,
+        *,
+        is_streamed: bool,
+        has_ids: bool,
+        new_parser: Callable[[Accepted], ReplyTextParser] = parser_of,
+    ) -> None:
+        """`has_ids`: whether the events of a stream say what the client has, to resume with."""
+        self._content = ReplyContent(
+            Position(0, had.num_chars), from_start=True, keeps=True, new_parser=new_parser
+        )
+        self._shape = shape
+        self._had = had
+        self._num_events = had.num_tokens
+        """Written, before the client came back too: the first number in the id of an event."""
+        self._is_streamed = is_streamed
+        self._has_ids = has_ids
+        self._accepted: Accepted | None = None
+        self._has_begun = False
+        self._done: Done | None = None
+        self._encode = msgspec.json.Encoder().encode
+
+    def take(self, index: int, event: ClientEvent) -> bytes:
+        """As ReplyWriter.take."""
+        match event:
+            case Accepted():
+                # The head of the stream waits: until a region has admitted the chat, a refusal is
+                # an answer with a status of its own.
+                self._accepted = event
+                self._content.accepted(event)
+            case Commit():
+                return self._commit(event)
+            case Done():
+                self._done = event
+            case Provisional(_, erase_to, text, stability):
+                return self._provisional(erase_to, text, stability)
+            case Retract(erase_to):
+                return self._provisional(erase_to, "", 1.0)
+        return b""
+
+    def whole(self) -> bytes:
+        """As ReplyWriter.whole."""
+        accepted, reader, done = self._accepted, self._content.reader, self._done
+        assert accepted is not None and done is not None
+        events = [*self._begin(), *self._parts(self._content.finish())]
+        if not self._is_streamed:
+            return self._encode(self._shape.body(accepted, reader, done))
+        return self._written([*events, *self._shape.ended(reader, done)])
+
+    def failed(self, error: OutriderError) -> bytes:
+        """As ReplyWriter.failed."""
+        return self._written([self._shape.failed(error)])
+
+    def _commit(self, commit: Commit) -> bytes:
+        growth = self._content.take(commit)
+        if not growth.is_told_again:
+            self._shape.scored(commit.logprobs, len(commit.logprobs))
+            return self._written([*self._begin(), *self._parts(growth.new)])
+        self._begin()
+        self._parts(growth.known)
+        self._shape.scored(commit.logprobs, _num_behind(commit.logprobs, growth.num_new_chars))
+        new = self._parts(growth.new)
+        return self._written(new) if growth.num_new_chars else b""
+
+    def _begin(self) -> list[Event]:
+        if self._has_begun or self._accepted is None:
+            return []
+        self._has_begun = True
+        begun = self._shape.began(self._accepted)
+        return [] if self._had.num_tokens else begun
+
+    def _parts(self, events: list[PartEvent]) -> list[Event]:
+        return [made for event in events for made in self._shape.part(event)]
+
+    def _provisional(self, erase_to: int, text: str, stability: float) -> bytes:
+        """Of a reply that may have calls in it, text that is not final says nothing."""
+        if not self._is_streamed or not self._content.reader.is_plain:
+            return b""
+        shown = ProvisionalText(
+            index=0, erase_to=erase_to, text=text, stability=round(stability, 4)
+        )
+        return sse.event(self._encode(shown), name="outrider.provisional")
+
+    def _written(self, events: list[Event]) -> bytes:
+        """An id says what the client has with the event that has it: of several the last one."""
+        if not self._is_streamed:
+            return b""
+        written: list[bytes] = []
+        for event in events:
+            if isinstance(event.data, Numbered):
+                event.data.sequence_number = self._num_events
+            self._num_events += 1
+            is_last = len(written) == len(events) - 1
+            position = Position(self._num_events, self._content.position.num_chars)
+            event_id = sse.event_id([position]) if self._has_ids and is_last else ""
+            data = self._encode(event.data)
+            written.append(sse.event(data, name=event.name, event_id=event_id))
+        return b"".join(written)
+
+
+def _num_behind(logprobs: Sequence[TokenLogprobs], num_chars: int) -> int:
+    """How many of the last tokens it takes to begin so many code points."""
+    count = 0
+    for entry in reversed(logprobs):
+        if num_chars <= 0:
+            break
+        # In UTF-8 all bytes of a character but its first are 10xxxxxx.
+        num_chars -= sum(byte & 0xC0 != 0x80 for byte in entry.chosen.text)
+        count += 1
+    return count

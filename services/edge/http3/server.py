@@ -1,0 +1,382 @@
+"""Runs an ASGI application for requests over HTTP/3: one task for each request."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import types
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
+from email.utils import formatdate
+from typing import Any, Final, TypeAlias
+
+from outrider.client.protocol import CloseCode
+from services.edge.http3.exchange import H3Code
+from services.edge.http3.framing import ConnectionFault
+from services.edge.http3.limits import Http3Limits
+from services.edge.http3.messages import Message, scope_of
+from services.edge.http3.session import Http3Session, RequestStream
+from services.edge.quic.aioquic_shim import ProtocolLimits
+from services.edge.quic.alpn import Connection
+from services.edge.quic.limits import MemoryBudget
+
+ALPN: Final = "h3"
+_STREAM_WINDOW_BYTES: Final = 256 << 10
+_UNIDIRECTIONAL_WINDOW_BYTES: Final = 64 << 10
+_MAX_UNIDIRECTIONAL: Final = 8
+"""Control, QPACK's encoder and decoder, and some of types that are to be ignored (RFC 9114, section
+6.2)."""
+_STARTS_PER_TURN: Final = 4
+"""Applications begun in one turn of the event loop: a datagram may hold fifty requests."""
+_PIECE_BYTES: Final = 64 << 10
+"""Of a response's body, sent before its client has to have read others."""
+_EXCESSIVE_LOAD: Final[int] = H3Code.EXCESSIVE_LOAD.value
+_NO_ERROR: Final[int] = H3Code.NO_ERROR.value
+_UNBOUNDED: Final = 1 << 62
+_CHECKS_PER_TIMEOUT: Final = 10
+_MAX_CHECK_S: Final = 1.0
+
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+Application: TypeAlias = Callable[[Message, Receive, Send], Awaitable[None]]
+"""ASGI 3; any object that can be called so."""
+
+
+class Http3Service:
+    """HTTP/3 on the connections of one listener."""
+
+    alpn = ALPN
+    limits = ProtocolLimits(
+        stream_window_bytes=_STREAM_WINDOW_BYTES,
+        max_unidirectional_streams=_MAX_UNIDIRECTIONAL,
+        unidirectional_window_bytes=_UNIDIRECTIONAL_WINDOW_BYTES,
+    )
+
+    def __init__(
+        self,
+        application: Application,
+        limits: Http3Limits,
+        *,
+        state: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`state`: what the application's lifespan left for its requests. Whoever serves it over
+        TCP runs the lifespan, for there is one of it."""
+        self.application = application
+        self.http_limits = limits
+        self.state: Mapping[str, Any] = state if state is not None else {}
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._is_scheduled = False
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
+        self._date = -1, b""
+
+    @property
+    def num_requests(self) -> int:
+        """Under way."""
+        return len(self._tasks) + len(self._waiting)
+
+    def open(self, connection: Connection) -> Http3Connection:
+        """Serve a connection."""
+        return Http3Connection(self, connection)
+
+    def close_code(self, code: CloseCode) -> int:
+        """As ApplicationService."""
+        is_overload = code is CloseCode.OVERLOADED
+        return _EXCESSIVE_LOAD if is_overload else _NO_ERROR
+
+    def date(self) -> bytes:
+        """The time, as HTTP writes it."""
+        now = int(time.time())
+        if self._date[0] != now:
+            self._date = now, formatdate(now, usegmt=True).encode()
+        return self._date[1]
+
+    def start(self, begin: Callable[[], None]) -> None:
+        """Call `begin`, which makes a task, when it is its turn."""
+        self._is_idle.clear()
+        self._waiting.append(begin)
+        self._schedule()
+
+    def run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """A task for a request."""
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    async def idle(self) -> None:
+        """Return when no application is at work."""
+        await self._is_idle.wait()
+
+    async def stop(self) -> None:
+        """Cancel those that are."""
+        self._waiting.clear()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _schedule(self) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._is_scheduled = False
+        for _ in range(min(_STARTS_PER_TURN, len(self._waiting))):
+            self._waiting.popleft()()
+        if self._waiting:
+            self._schedule()
+        self._look_idle()
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._look_idle()
+
+    def _look_idle(self) -> None:
+        if not self.num_requests:
+            self._is_idle.set()
+
+
+class Http3Connection:
+    """Serves the streams of one connection."""
+
+    def __init__(self, service: Http3Service, connection: Connection) -> None:
+        self._service = service
+        self._connection = connection
+        self._loop = asyncio.get_running_loop()
+        self._limits = service.http_limits
+        self._requests: dict[RequestStream, _Request] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._has_ended = False
+        self._is_at_fault = False
+        """The client broke the protocol: the connection is being closed."""
+        self._session = Http3Session(
+            connection.quic, connection.budget, self._limits, self, self._loop.time()
+        )
+        connection.transmit_soon()
+
+    # For the connection.
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is under way."""
+        return not self._session.num_requests
+
+    def received(self, stream_id: int, data: bytes, end_stream: bool) -> None:
+        """As StreamService."""
+        self._guarded(lambda now: self._session.received(stream_id, data, end_stream, now))
+
+    def reset(self, stream_id: int) -> None:
+        """As StreamService."""
+        self._guarded(lambda now: self._session.reset(stream_id, now))
+
+    def stopped(self, stream_id: int) -> None:
+        """As StreamService."""
+        self._guarded(lambda now: self._session.stopped(stream_id, now))
+
+    def acknowledged(self) -> None:
+        """As StreamService."""
+        if not self._has_ended:
+            self._session.acknowledged(self._loop.time())
+
+    def drain(self) -> None:
+        """As StreamService."""
+        if not self._has_ended:
+            self._session.drain()
+            self._connection.transmit_soon()
+
+    def lost(self) -> None:
+        """As StreamService. Applications learn it, and have a little time to come to an end."""
+        self._has_ended = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for request in self._requests.values():
+            request.budget.close()
+            self._loop.call_later(self._limits.cancel_grace_s, request.cancel)
+        self._session.lost()
+
+    # For the session.
+
+    def hold_stream(self) -> bool:
+        """As RequestHost."""
+        self._watch()
+        return self._connection.hold_stream()
+
+    def release_stream(self) -> None:
+        """As RequestHost."""
+        self._connection.release_stream()
+
+    def may_begin(self) -> bool:
+        """As RequestHost."""
+        return self._service.num_requests < self._limits.max_requests
+
+    def date(self) -> bytes:
+        """As RequestHost."""
+        return self._service.date()
+
+    def begin(self, stream: RequestStream) -> None:
+        """As RequestHost."""
+        self._service.start(lambda: self._start(stream))
+
+    # Requests.
+
+    def _start(self, stream: RequestStream) -> None:
+        if stream.gone_since is not None or self._has_ended:  # reset before its turn came
+            self._session.returned(stream, self._loop.time())
+            return
+        request = self._requests[stream] = _Request(self, stream)
+        request.task = self._service.run(request.run())
+        request.task.add_done_callback(lambda _: self._ended(stream))
+
+    def _ended(self, stream: RequestStream) -> None:
+        self._requests.pop(stream).budget.close()
+        self._session.returned(stream, self._loop.time())
+        if not self._has_ended:
+            self._connection.transmit_soon()
+
+    def _guarded(self, feed: Callable[[float], None]) -> None:
+        if self._has_ended or self._is_at_fault:
+            return
+        try:
+            feed(self._loop.time())
+        except ConnectionFault as fault:
+            self._is_at_fault = True
+            self._connection.context.telemetry.refused("http3", error=fault.reason)
+            self._connection.close(fault.code, fault.reason)
+        self._connection.transmit_soon()
+
+    def _watch(self) -> None:
+        if self._timer is None and not self._has_ended:
+            limits = self._limits
+            shortest = min(
+                *(limits.header_timeout_s, limits.body_timeout_s, limits.write_timeout_s),
+                limits.cancel_grace_s,
+            )
+            wait_s = min(_MAX_CHECK_S, shortest / _CHECKS_PER_TIMEOUT)
+            self._timer = self._loop.call_later(wait_s, self._check)
+
+    def _check(self) -> None:
+        self._timer = None
+        for stream in self._session.expire(self._loop.time()):
+            if (request := self._requests.get(stream)) is not None:
+                request.cancel()
+        if self._session.num_requests:
+            self._watch()
+        self._connection.transmit_soon()
+
+
+class _Request:
+    """The application's two callables, and its call."""
+
+    def __init__(self, owner: Http3Connection, stream: RequestStream) -> None:
+        self._owner = owner
+        self._stream = stream
+        self._session = owner._session
+        self._loop = asyncio.get_running_loop()
+        self._changed = asyncio.Event()
+        self.budget = MemoryBudget(_UNBOUNDED, owner._connection.budget)
+        """For what the application keeps of what its client sent."""
+        self.task: asyncio.Task[None] | None = None
+        stream.wake = self._changed.set
+
+    def cancel(self) -> None:
+        """The application was given its time."""
+        if self.task is not None and not self.task.cancelling():
+            self.task.cancel()
+
+    async def run(self) -> None:
+        """Call the application. Whatever it raises ends this request alone."""
+        owner, exchange = self._owner, self._stream.exchange
+        assert exchange is not None
+        connection, service = owner._connection, owner._service
+        scope = scope_of(
+            exchange.request,
+            client=connection.peer,
+            server=connection.local,
+            state=service.state,
+            connection={
+                "secret": connection.secret,
+                "budget": self.budget,
+                "abort": self._abort,
+            },
+        )
+        try:
+            await _billed(self._called(service.application, scope), self._bill)
+        except Exception as failure:
+            connection.context.telemetry.refused("application", error=repr(failure))
+
+    async def _called(self, application: Application, scope: Message) -> None:
+        await application(scope, self._receive, self._send)
+
+    async def _receive(self) -> Message:
+        exchange = self._stream.exchange
+        assert exchange is not None
+        while True:
+            self._changed.clear()
+            message = self._session.receive(self._stream, self._loop.time())
+            if message is not None:
+                self._transmit()  # what was read makes room
+                return message
+            try:
+                await self._changed.wait()
+            finally:
+                exchange.stop_waiting(self._loop.time())
+
+    async def _send(self, message: Message) -> None:
+        body = message.get("body", b"")
+        if message["type"] == "http.response.body" and len(body) > _PIECE_BYTES:
+            last = (len(body) - 1) // _PIECE_BYTES * _PIECE_BYTES
+            for at in range(0, last, _PIECE_BYTES):
+                piece = body[at : at + _PIECE_BYTES]
+                await self._send_piece({**message, "body": piece, "more_body": True})
+            message = {**message, "body": body[last:]}
+        await self._send_piece(message)
+
+    async def _send_piece(self, message: Message) -> None:
+        self._session.send(self._stream, message, self._loop.time())
+        self._transmit()
+        if self._stream.gone_since is not None or self._owner._has_ended:
+            await asyncio.sleep(0)  # so that one who goes on sending can be cancelled
+        while self._session.must_wait(self._stream):
+            self._changed.clear()
+            await self._changed.wait()
+
+    def _abort(self) -> None:
+        self._session.abort(self._stream, self._loop.time())
+        self._transmit()
+
+    def _transmit(self) -> None:
+        if not self._owner._has_ended:
+            self._owner._connection.transmit_soon()
+
+    def _bill(self, seconds: float) -> None:
+        self._owner._connection.unbilled_s += seconds
+
+
+@types.coroutine
+def _billed(
+    work: Coroutine[Any, Any, None], bill: Callable[[float], None]
+) -> Generator[Any, Any, None]:
+    """Await `work`, and bill the time of each of its steps: an address prefix has a share of the
+    loop's time, whatever it is used for."""
+    step: Callable[[Any], Any] = work.send
+    given: Any = None
+    while True:
+        began = time.thread_time()
+        try:
+            awaited = step(given)
+        except StopIteration:
+            return
+        finally:
+            bill(time.thread_time() - began)
+        try:
+            given = yield awaited
+            step = work.send
+        except GeneratorExit:
+            work.close()
+            raise
+        except BaseException as error:
+            step, given = work.throw, error

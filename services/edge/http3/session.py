@@ -1,0 +1,428 @@
+"""HTTP/3 on one connection: which streams carry requests, how far each is, and what it may hold.
+
+Bytes and the application's messages come in with the time `now`; frames go out through `Framing`,
+and what the caller has to do is told to its `RequestHost`. No I/O, no clock: aioquic's connections
+have neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final, Protocol
+
+from outrider.errors import MalformedFrameError
+from services.edge.http3.exchange import Action, Exchange, H3Code, SendHeaders, answer
+from services.edge.http3.framing import (
+    Body,
+    ConnectionFault,
+    Fields,
+    FrameEvent,
+    Framing,
+    Malformed,
+    TooManyFields,
+)
+from services.edge.http3.limits import Http3Limits
+from services.edge.http3.messages import (
+    Headers,
+    Message,
+    Refusal,
+    check_trailers,
+    read_request,
+)
+from services.edge.quic.aioquic_shim import BoundedConnection
+from services.edge.quic.limits import MemoryBudget
+from services.edge.quotas import RateLimit, TokenBucket
+
+_READ_BYTES: Final = 4096
+"""Read of a stream at once, before it is looked at whether that was too much."""
+_OVERHEAD_BYTES: Final = 16 << 10
+"""Of a request besides headers and body: frames that are to be ignored, and frames' own headers. An
+eighth of the body may come on top."""
+_CONTROL: Final = RateLimit(per_s=4096.0, burst=65_536.0)
+"""Bytes of unidirectional streams: SETTINGS, priorities, QPACK, and what is to be ignored."""
+_REQUEST_BYTES: Final = 2048
+"""Memory of a request besides its body."""
+_LATE: Final = Refusal(408, "")
+_TOO_LARGE: Final = Refusal(431, "")
+_FULL: Final = Refusal(503, "this edge has all the requests it takes; try again", retry_after_s=1)
+
+
+class RequestHost(Protocol):
+    """Who runs the application."""
+
+    def hold_stream(self) -> bool:
+        """Count a stream of the client's address prefix; False if it has too many."""
+        ...
+
+    def release_stream(self) -> None:
+        """It is done."""
+        ...
+
+    def may_begin(self) -> bool:
+        """Whether there is room for one more request, of all connections."""
+        ...
+
+    def date(self) -> bytes:
+        """The time, for responses (RFC 9110, section 6.6.1)."""
+        ...
+
+    def begin(self, stream: RequestStream) -> None:
+        """Run the application for this request."""
+        ...
+
+
+class RequestStream:
+    """A request stream. `exchange` is there once its headers have come."""
+
+    def __init__(self, stream_id: int, now: float) -> None:
+        self.stream_id = stream_id
+        self.opened_at = now
+        self.exchange: Exchange | None = None
+        self.is_running = False
+        """The application works on it."""
+        self.wake: Callable[[], None] = _nobody
+        """Called when the application may have something to receive, or room to send."""
+        self.num_unsent_bytes = 0
+        """Of the response, not acknowledged."""
+        self.blocked_since: float | None = None
+        """When too much was unsent, or the response had ended unacknowledged."""
+        self.gone_since: float | None = None
+        """When its client was gone while the application was working."""
+        self.is_reading = True
+        """What comes is read, and not ignored."""
+        self.client_ended = False
+        """Nothing more comes."""
+        self.is_counted = False
+        self.num_held_bytes = 0
+        """Taken from the budget."""
+        self.num_wire_bytes = 0
+        self.num_body_bytes = 0
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is left to do for it but to ignore what comes."""
+        return not (self.is_reading or self.is_running or self.num_unsent_bytes)
+
+
+def _nobody() -> None:
+    """Nobody waits."""
+
+
+def _since(began_at: float | None, now: float) -> float:
+    return 0.0 if began_at is None else now - began_at
+
+
+class Http3Session:
+    """The server's side of one connection."""
+
+    def __init__(
+        self,
+        quic: BoundedConnection,
+        budget: MemoryBudget,
+        limits: Http3Limits,
+        host: RequestHost,
+        now: float,
+    ) -> None:
+        """Sends SETTINGS. `budget`: for what is held for the client."""
+        self._quic = quic
+        self._budget = budget
+        self._limits = limits
+        self._host = host
+        self._framing = Framing(quic, limits.max_header_bytes, limits.max_headers)
+        self._control = TokenBucket(_CONTROL, now)
+        self._streams: dict[int, RequestStream] = {}
+        self._next_stream_id = 0
+        """Above all request streams that were served."""
+        self._is_draining = False
+
+    @property
+    def num_requests(self) -> int:
+        """Under way: the application works on them, or their response is not acknowledged."""
+        return sum(not stream.is_done for stream in self._streams.values())
+
+    @property
+    def num_running(self) -> int:
+        """The application works on them."""
+        return sum(stream.is_running for stream in self._streams.values())
+
+    # From the client. All raise ConnectionFault.
+
+    def received(self, stream_id: int, data: bytes, has_ended: bool, now: float) -> None:
+        """Bytes of a stream came; `has_ended`: no more will follow."""
+        if stream_id % 4:
+            if not self._control.take(len(data), now):
+                raise ConnectionFault(H3Code.EXCESSIVE_LOAD.value, "too much on control streams")
+            self._framing.control_bytes(stream_id, data, has_ended)
+            return
+        stream = self._streams.get(stream_id) or self._open(stream_id, now)
+        stream.client_ended |= has_ended
+        for at in range(0, max(1, len(data)), _READ_BYTES):
+            if not stream.is_reading:
+                break
+            piece = data[at : at + _READ_BYTES]
+            stream.num_wire_bytes += len(piece)
+            ends = has_ended and at + _READ_BYTES >= len(data)
+            for event in self._framing.request_bytes(stream_id, piece, ends):
+                self._frame(stream, event, now)
+            if self._is_padded(stream):
+                raise ConnectionFault(H3Code.EXCESSIVE_LOAD.value, "too much that is to be ignored")
+        if has_ended and stream.is_reading:
+            if stream.exchange is None:
+                self._abort(stream, H3Code.REQUEST_INCOMPLETE, now)
+            stream.is_reading = False
+        self._settle(stream, now)
+
+    def reset(self, stream_id: int, now: float) -> None:
+        """The client gave its side of a stream up, and with it the request."""
+        if stream_id % 4:
+            self._framing.control_reset(stream_id)
+            return
+        stream = self._streams.get(stream_id)
+        if stream is None:  # without data; unless it is reset from this side too, it stays open
+            self._framing.reject(stream_id, H3Code.REQUEST_INCOMPLETE)
+            return
+        stream.client_ended = True
+        if stream.is_reading:  # otherwise it was told that nothing more is read
+            self._abort(stream, H3Code.REQUEST_CANCELLED, now)
+        self._settle(stream, now)
+
+    def stopped(self, stream_id: int, now: float) -> None:
+        """The client does not want the response."""
+        if stream_id % 4:
+            self._framing.control_stopped(stream_id)
+            return
+        stream = self._streams.get(stream_id)
+        if stream is not None:
+            self._abort(stream, H3Code.REQUEST_CANCELLED, now)
+            self._settle(stream, now)
+
+    def acknowledged(self, now: float) -> None:
+        """The client may have acknowledged something."""
+        for stream in [it for it in self._streams.values() if it.num_unsent_bytes]:
+            self._settle(stream, now)
+
+    def lost(self) -> None:
+        """The connection has ended. Applications may go on; nobody hears them."""
+        for stream in list(self._streams.values()):
+            if stream.exchange is not None:
+                stream.exchange.client_gone()
+            stream.num_unsent_bytes = 0
+            stream.is_reading, stream.client_ended = False, True
+            stream.wake()
+            self._uncount(stream)
+        self._streams.clear()
+        self._budget.clear()
+        # The host knows this session. What refers to it is freed with it, not collected later.
+        del self._host, self._framing, self._quic
+
+    # From the application.
+
+    def receive(self, stream: RequestStream, now: float) -> Message | None:
+        """The next message for the application; None: it has to wait."""
+        assert stream.exchange is not None
+        message = stream.exchange.receive(now)
+        self._settle(stream, now)
+        return message
+
+    def send(self, stream: RequestStream, message: Message, now: float) -> None:
+        """A message of the application. Raises RuntimeError, ValueError, KeyError or TypeError if
+        that is none it may send now."""
+        assert stream.exchange is not None
+        self._perform(stream, stream.exchange.send(message), now)
+        self._settle(stream, now)
+
+    def abort(self, stream: RequestStream, now: float) -> None:
+        """The application does not want the client to take its response for whole."""
+        if self._streams.get(stream.stream_id) is stream:
+            self._abort(stream, H3Code.INTERNAL_ERROR, now)
+            self._settle(stream, now)
+
+    def must_wait(self, stream: RequestStream) -> bool:
+        """Whether the application has to wait before it sends more."""
+        return stream.num_unsent_bytes > self._limits.max_unsent_bytes
+
+    def returned(self, stream: RequestStream, now: float) -> None:
+        """The application has returned or failed."""
+        assert stream.exchange is not None
+        stream.is_running = False
+        self._perform(stream, stream.exchange.returned(), now)
+        self._settle(stream, now)
+
+    # Time, and the end.
+
+    def expire(self, now: float) -> list[RequestStream]:
+        """End what has taken too long; returns the requests whose application is to be
+        cancelled."""
+        limits, late = self._limits, []
+        for stream in list(self._streams.values()):
+            exchange = stream.exchange
+            if exchange is not None and exchange.waits_for_body_s(now) > limits.body_timeout_s:
+                late_body = Refusal(408, "the request's body did not come")
+                self._perform(stream, exchange.refuse(late_body), now)
+            is_late = now - stream.opened_at > limits.header_timeout_s
+            if exchange is None and stream.is_reading and is_late:
+                self._refuse(stream, _LATE, now, has_body=False)
+            if _since(stream.blocked_since, now) > limits.write_timeout_s:
+                self._abort(stream, H3Code.REQUEST_CANCELLED, now)
+            if stream.is_running and _since(stream.gone_since, now) > limits.cancel_grace_s:
+                late.append(stream)
+            self._settle(stream, now)
+        return late
+
+    def drain(self) -> None:
+        """Tell the client to send no more requests, and reject those that it sends."""
+        if not self._is_draining:
+            self._is_draining = True
+            self._framing.go_away(self._next_stream_id)
+
+    # Streams.
+
+    def _open(self, stream_id: int, now: float) -> RequestStream:
+        stream = self._streams[stream_id] = RequestStream(stream_id, now)
+        stream.is_counted = self._host.hold_stream()
+        if self._is_draining or not stream.is_counted:
+            self._abort(stream, H3Code.REQUEST_REJECTED, now)
+        else:
+            self._next_stream_id = max(self._next_stream_id, stream_id + 4)
+        return stream
+
+    def _is_padded(self, stream: RequestStream) -> bool:
+        overhead = stream.num_wire_bytes - stream.num_body_bytes
+        allowed = self._limits.max_header_bytes + _OVERHEAD_BYTES + stream.num_body_bytes // 8
+        return overhead > allowed
+
+    def _frame(self, stream: RequestStream, event: FrameEvent, now: float) -> None:
+        if not stream.is_reading:
+            return
+        match event:
+            case Fields(headers, has_ended) if stream.exchange is None:
+                self._begin(stream, headers, has_ended, now)
+            case Fields(headers, has_ended):
+                assert stream.exchange is not None
+                try:
+                    check_trailers(headers)
+                except MalformedFrameError:
+                    self._abort(stream, H3Code.MESSAGE_ERROR, now)
+                else:
+                    self._body(stream, stream.exchange, b"", has_ended, now)
+            case Body(data, has_ended):
+                assert stream.exchange is not None
+                stream.num_body_bytes += len(data)
+                self._body(stream, stream.exchange, data, has_ended, now)
+            case Malformed():
+                self._abort(stream, H3Code.MESSAGE_ERROR, now)
+            case TooManyFields():
+                if stream.exchange is None:
+                    self._refuse(stream, _TOO_LARGE, now, has_body=False)
+                else:  # of trailers
+                    self._abort(stream, H3Code.EXCESSIVE_LOAD, now)
+
+    def _begin(self, stream: RequestStream, headers: Headers, has_ended: bool, now: float) -> None:
+        try:
+            request = read_request(headers, self._limits.max_body_bytes)
+        except MalformedFrameError:
+            self._abort(stream, H3Code.MESSAGE_ERROR, now)
+            return
+        if not isinstance(request, Refusal):
+            is_full = self.num_running >= self._limits.max_requests_per_connection
+            if is_full or not self._host.may_begin():
+                request = _FULL
+        if isinstance(request, Refusal):
+            has_body = (b":method", b"HEAD") not in headers
+            self._refuse(stream, request, now, has_body=has_body)
+            return
+        stream.exchange = Exchange(
+            request, has_ended=has_ended, max_body_bytes=self._limits.max_body_bytes
+        )
+        stream.is_running = True
+        self._host.begin(stream)
+
+    def _body(
+        self, stream: RequestStream, exchange: Exchange, data: bytes, has_ended: bool, now: float
+    ) -> None:
+        self._perform(stream, exchange.body_came(data, has_ended, now), now)
+        stream.wake()
+
+    def _refuse(
+        self, stream: RequestStream, refusal: Refusal, now: float, *, has_body: bool
+    ) -> None:
+        """Answer without the application."""
+        self._perform(stream, answer(refusal, has_body=has_body), now)
+        self._quic.stop_reading(stream.stream_id, H3Code.NO_ERROR.value)
+        self._ignore(stream)
+        self._settle(stream, now)
+
+    def _abort(self, stream: RequestStream, code: H3Code, now: float) -> None:
+        """End both directions, whatever was sent."""
+        self._framing.reject(stream.stream_id, code)
+        if stream.exchange is not None:
+            stream.exchange.client_gone()
+            if stream.is_running and stream.gone_since is None:
+                stream.gone_since = now
+        self._ignore(stream)
+
+    def _ignore(self, stream: RequestStream) -> None:
+        """Ignore whatever comes on it, from now on."""
+        stream.is_reading = False
+        self._framing.stop_reading(stream.stream_id)
+        stream.wake()
+
+    def _perform(self, stream: RequestStream, actions: list[Action], now: float) -> None:
+        for action in actions:
+            if isinstance(action, SendHeaders) and all(
+                name != b"date" for name, _ in action.headers
+            ):
+                action = replace(action, headers=[*action.headers, (b"date", self._host.date())])
+            if not self._framing.perform(stream.stream_id, action):
+                self._abort(stream, H3Code.REQUEST_CANCELLED, now)
+                return
+
+    def _settle(self, stream: RequestStream, now: float) -> None:
+        """Count what the stream holds now, and let it go when it is done."""
+        if self._streams.get(stream.stream_id) is not stream:
+            return
+        if stream.is_reading and stream.exchange is not None and stream.exchange.is_over:
+            self._ignore(stream)
+        was_blocked = self.must_wait(stream)
+        if not self._hold(stream, self._measure(stream)):
+            self._abort(stream, H3Code.EXCESSIVE_LOAD, now)
+            self._hold(stream, min(stream.num_held_bytes, self._measure(stream)))
+        is_blocked = self.must_wait(stream)
+        is_flushing = bool(stream.num_unsent_bytes) and not stream.is_running
+        if not (is_blocked or is_flushing):
+            stream.blocked_since = None
+        elif stream.blocked_since is None:
+            stream.blocked_since = now
+        if was_blocked and not is_blocked:
+            stream.wake()
+        if stream.is_done:
+            self._uncount(stream)
+            if stream.client_ended:
+                del self._streams[stream.stream_id]
+                self._framing.forget(stream.stream_id)
+
+    def _measure(self, stream: RequestStream) -> int:
+        """The bytes that a stream holds; the client gets no room for those that are not read."""
+        exchange, stream_id = stream.exchange, stream.stream_id
+        stream.num_unsent_bytes = self._quic.num_unacknowledged_bytes(stream_id)
+        num_unread = 0 if exchange is None else exchange.num_unread_bytes
+        self._quic.set_unread(stream_id, num_unread)
+        num_bytes = stream.num_unsent_bytes + num_unread
+        if stream.is_reading:
+            num_bytes += self._framing.num_held_bytes(stream_id)
+        return num_bytes + (0 if stream.is_done else _REQUEST_BYTES)
+
+    def _hold(self, stream: RequestStream, num_bytes: int) -> bool:
+        more = num_bytes - stream.num_held_bytes
+        if more <= 0:
+            self._budget.give_back(-more)
+        elif not self._budget.take(more):
+            return False
+        stream.num_held_bytes = num_bytes
+        return True
+
+    def _uncount(self, stream: RequestStream) -> None:
+        if stream.is_counted:
+            stream.is_counted = False
+            self._host.release_stream()

@@ -1,0 +1,204 @@
+"""Streams of aioquic with bounds on what a peer can make them hold or search: the half of
+`aioquic_shim` that knows no connection."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import Final
+
+from aioquic.quic.connection import QuicConnectionError
+from aioquic.quic.events import StreamDataReceived, StreamReset
+from aioquic.quic.packet import QuicErrorCode, QuicFrameType, QuicStreamFrame
+from aioquic.quic.packet_builder import QuicDeliveryState
+from aioquic.quic.stream import FinalSizeError, QuicStreamReceiver, QuicStreamSender
+
+from services.edge.quic.limits import MemoryBudget
+
+_FRAGMENT_BYTES: Final = 128
+"""Memory of a fragment besides its data: two objects and their places in two lists."""
+_CRYPTO_WINDOW_BYTES: Final = 16_384
+"""How far ahead of what TLS has read; at least 4096 (RFC 9000, section 7.5)."""
+_MAX_CRYPTO_BYTES: Final = 65_536
+"""Handshake messages at each encryption level; TLS copies an unfinished one with each piece."""
+_MAX_CRYPTO_FRAGMENTS: Final = 128
+_MAX_SEND_RANGES: Final = 1024
+"""Separate ranges of one stream that are acknowledged, or to be sent again. An honest peer causes
+as many as packets were lost at a time."""
+
+
+def excessive(frame_type: int, what: str) -> QuicConnectionError:
+    """What ends the connection of a peer that asks for too much."""
+    # RFC 9000 has no code for excessive load; section 20.1 has INTERNAL_ERROR for an endpoint that
+    # cannot continue with a connection.
+    return QuicConnectionError(QuicErrorCode.INTERNAL_ERROR, frame_type, what)
+
+
+class ReceiveState:
+    """What all receivers of a connection share."""
+
+    def __init__(self, budget: MemoryBudget) -> None:
+        self.budget = budget
+        self.num_unread_bytes = 0
+        """Bytes up to the highest offsets received that are not read yet; flow control counts
+        them."""
+
+
+class BoundedReceiver(QuicStreamReceiver):
+    """Keeps fragments that came out of order in a sorted list: gaps take no memory, and a
+    fragment's place is found by binary search."""
+
+    def __init__(
+        self,
+        stream_id: int,
+        shared: ReceiveState,
+        max_fragments: int,
+        frame_type: int = QuicFrameType.STREAM_BASE,
+    ) -> None:
+        super().__init__(stream_id, readable=True)
+        self.stream_id = stream_id
+        self._shared = shared
+        self._max_fragments = max_fragments
+        self._frame_type = frame_type
+        self._offsets: list[int] = []
+        self._pieces: list[bytes] = []
+
+    @property
+    def num_fragments(self) -> int:
+        """Pieces received out of order."""
+        return len(self._offsets)
+
+    def handle_frame(self, frame: QuicStreamFrame) -> StreamDataReceived | None:
+        """As QuicStreamReceiver. Raises FinalSizeError, QuicConnectionError."""
+        end = frame.offset + len(frame.data)
+        is_next = frame.offset == self._buffer_start == self.highest_offset < end
+        if is_next and not frame.fin and self._final_size is None:  # as nearly all are
+            self._buffer_start = self.highest_offset = end
+            return StreamDataReceived(data=frame.data, end_stream=False, stream_id=self.stream_id)
+        self._check_final_size(end, frame.fin)
+        if self.is_finished:
+            return None
+        if end > self.highest_offset:
+            self._shared.num_unread_bytes += end - self.highest_offset
+            self.highest_offset = end
+        data = self._next(frame.offset, frame.data)
+        self._buffer_start += len(data)
+        self._shared.num_unread_bytes -= len(data)
+        self.is_finished = self._buffer_start == self._final_size
+        if not data and not self.is_finished:
+            return None
+        return StreamDataReceived(data=data, end_stream=self.is_finished, stream_id=self.stream_id)
+
+    def handle_reset(
+        self, *, final_size: int, error_code: int = QuicErrorCode.NO_ERROR
+    ) -> StreamReset | None:
+        """As QuicStreamReceiver; fragments are dropped."""
+        unread = 0 if self.is_finished else self.highest_offset - self._buffer_start
+        event = super().handle_reset(final_size=final_size, error_code=error_code)
+        if event is not None:
+            self._shared.num_unread_bytes -= unread
+            self._forget(len(self._offsets))
+        return event
+
+    def _check_final_size(self, end: int, fin: bool) -> None:
+        # RFC 9000, section 4.5
+        if self._final_size is not None and (
+            end > self._final_size or (fin and end != self._final_size)
+        ):
+            raise FinalSizeError("the final size of a stream cannot change")
+        if fin:
+            if end < self.highest_offset:
+                raise FinalSizeError("data came beyond the final size")
+            self._final_size = end
+
+    def _next(self, offset: int, data: bytes) -> bytes:
+        """The bytes that can be read, now that these came."""
+        if offset < self._buffer_start:
+            data = data[self._buffer_start - offset :]
+            offset = self._buffer_start
+        if not data:
+            return b""
+        if offset > self._buffer_start:
+            self._keep(offset, data)
+            return b""
+        if not self._offsets:
+            return data
+        return self._join(data)
+
+    def _join(self, data: bytes) -> bytes:
+        """`data`, which is next, and the fragments that follow it without a gap."""
+        parts, end, taken = [data], self._buffer_start + len(data), 0
+        for offset, piece in zip(self._offsets, self._pieces, strict=True):
+            if offset > end:
+                break
+            taken += 1
+            fresh = piece[end - offset :]
+            parts.append(fresh)
+            end += len(fresh)
+        self._forget(taken)
+        return b"".join(parts)
+
+    def _forget(self, num: int) -> None:
+        held = sum(map(len, self._pieces[:num])) + num * _FRAGMENT_BYTES
+        self._shared.budget.give_back(held)
+        del self._offsets[:num], self._pieces[:num]
+
+    def _keep(self, offset: int, data: bytes) -> None:
+        """Insert a fragment: in place of those that it covers, and without bytes that are there
+        already. Raises QuicConnectionError when there is no room."""
+        start, end = offset, offset + len(data)
+        at = bisect_left(self._offsets, offset)
+        if at:
+            start = max(start, self._offsets[at - 1] + len(self._pieces[at - 1]))
+        until, num = at, len(self._offsets)
+        while until < num and self._offsets[until] + len(self._pieces[until]) <= end:
+            until += 1
+        if until < num:
+            end = min(end, self._offsets[until])
+        if start >= end:
+            return
+        if num + 1 - (until - at) > self._max_fragments:
+            raise excessive(self._frame_type, "too many fragments of a stream")
+        covered = sum(map(len, self._pieces[at:until])) + (until - at) * _FRAGMENT_BYTES
+        if not self._shared.budget.take(end - start + _FRAGMENT_BYTES):
+            raise excessive(self._frame_type, "no room for more that is out of order")
+        self._shared.budget.give_back(covered)
+        self._offsets[at:until] = [start]
+        self._pieces[at:until] = [data[start - offset : end - offset]]
+
+
+class CryptoReceiver(BoundedReceiver):
+    """The same for CRYPTO frames, which flow control does not bound."""
+
+    def __init__(self, shared: ReceiveState) -> None:
+        super().__init__(0, shared, _MAX_CRYPTO_FRAGMENTS, QuicFrameType.CRYPTO)
+
+    def handle_frame(self, frame: QuicStreamFrame) -> StreamDataReceived | None:
+        """As QuicStreamReceiver. Raises QuicConnectionError (RFC 9000, section 7.5)."""
+        end = frame.offset + len(frame.data)
+        if end > min(self._buffer_start + _CRYPTO_WINDOW_BYTES, _MAX_CRYPTO_BYTES):
+            raise QuicConnectionError(
+                QuicErrorCode.CRYPTO_BUFFER_EXCEEDED, QuicFrameType.CRYPTO, "too much of CRYPTO"
+            )
+        return super().handle_frame(frame)
+
+
+class BoundedSender(QuicStreamSender):
+    """Closes the connection of a peer that acknowledges a stream in many separate ranges: aioquic
+    searches them from the first one on."""
+
+    def on_data_delivery(
+        self, delivery: QuicDeliveryState, start: int, stop: int, fin: bool
+    ) -> None:
+        """As QuicStreamSender. Raises QuicConnectionError, and only for an acknowledgement: loss is
+        also detected by timers, where nothing would catch it."""
+        super().on_data_delivery(delivery, start, stop, fin)
+        if delivery == QuicDeliveryState.ACKED and (
+            len(self._acked) > _MAX_SEND_RANGES or len(self._pending) > _MAX_SEND_RANGES
+        ):
+            raise excessive(QuicFrameType.ACK, "too many ranges of a stream")
+
+    def reset(self, error_code: int) -> None:
+        """As QuicStreamSender; what was not acknowledged is dropped, for it is not sent again."""
+        super().reset(error_code)
+        if self._reset_error_code is not None:
+            self._buffer.clear()

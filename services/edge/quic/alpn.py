@@ -1,0 +1,113 @@
+"""What is served on a connection besides chats of the native protocol: its client chooses (ALPN,
+RFC 7301)."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from aioquic.quic.connection import NetworkAddress
+
+from outrider.client.protocol import CloseCode
+from services.edge.context import EdgeContext
+from services.edge.quic.aioquic_shim import BoundedConnection, ProtocolLimits
+from services.edge.quic.limits import MemoryBudget
+
+
+class Connection(Protocol):
+    """A connection whose handshake is complete, as the one who serves its streams sees it."""
+
+    context: EdgeContext
+    quic: BoundedConnection
+    budget: MemoryBudget
+    secret: bytes
+    """16 random bytes that identify a client that does not name itself, while it is connected."""
+    unbilled_s: float
+    """Loop time that its address prefix was not charged for yet; whoever works for it adds to
+    it."""
+
+    @property
+    def peer(self) -> NetworkAddress | None:
+        """Where the client is now."""
+        ...
+
+    @property
+    def local(self) -> NetworkAddress | None:
+        """Where the edge listens."""
+        ...
+
+    def transmit_soon(self) -> None:
+        """Send what is queued once this turn of the loop is over."""
+        ...
+
+    def fail(self, failure: Exception) -> None:
+        """The edge cannot continue with this connection."""
+        ...
+
+    def close(self, error_code: int, reason_phrase: str) -> None:
+        """Close it, with an error code of the application's protocol."""
+        ...
+
+    def hold_stream(self) -> bool:
+        """Count a stream of its address prefix; False, and nothing is counted, if there are too
+        many."""
+        ...
+
+    def release_stream(self) -> None:
+        """A stream is done."""
+        ...
+
+
+class StreamService(Protocol):
+    """Serves the streams of one connection."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is under way."""
+        ...
+
+    def received(self, stream_id: int, data: bytes, end_stream: bool) -> None:
+        """Bytes of a stream came; `end_stream`: no more will follow."""
+        ...
+
+    def reset(self, stream_id: int) -> None:
+        """The client ended its side of a stream before it was complete."""
+        ...
+
+    def stopped(self, stream_id: int) -> None:
+        """The client reads a stream no more."""
+        ...
+
+    def acknowledged(self) -> None:
+        """A datagram was processed: the client may have acknowledged something."""
+        ...
+
+    def drain(self) -> None:
+        """The edge stops: nothing further begins."""
+        ...
+
+    def lost(self) -> None:
+        """The connection has ended."""
+        ...
+
+
+class ApplicationService(Protocol):
+    """An application protocol that the listener offers besides its own."""
+
+    alpn: str
+    limits: ProtocolLimits
+
+    def open(self, connection: Connection) -> StreamService:
+        """Serve a connection, whose handshake is complete."""
+        ...
+
+    def close_code(self, code: CloseCode) -> int:
+        """How this protocol calls the reason why the edge closes a connection."""
+        ...
+
+    async def idle(self) -> None:
+        """Return when nothing is under way on any connection."""
+        ...
+
+    async def stop(self) -> None:
+        """End everything that is under way."""
+        ...

@@ -1,0 +1,68 @@
+"""The log probabilities of a chat that may be told again (pure).
+
+As objects those of a token take kilobytes; here they are packed, twelve bytes for each likely
+token and its text. Beyond `max_bytes` the oldest tokens' are dropped.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Final
+
+from outrider.session_types import ScoredToken, TokenLogprobs
+
+MAX_BYTES: Final = 512 << 10
+"""Of one chat: some 1,600 tokens with 20 likely ones each, and 20,000 with none."""
+_ENTRY_BYTES: Final = 48
+"""What Python adds to each packed token."""
+_HEAD = struct.Struct("<IfI")
+"""Id, log probability, bytes of text."""
+
+
+class LogprobLog:
+    """Those of the last tokens of a reply, packed. `append` alone changes it."""
+
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._packed: deque[bytes] = deque()
+        self.num_bytes = 0
+        """Estimated size in memory."""
+
+    def __len__(self) -> int:
+        """Tokens whose log probabilities are kept: the last ones of the reply."""
+        return len(self._packed)
+
+    def append(self, logprobs: Iterable[TokenLogprobs]) -> None:
+        """The reply goes on with these tokens."""
+        for at in logprobs:
+            packed = b"".join(map(_pack, (at.chosen, *at.top)))
+            self._packed.append(packed)
+            self.num_bytes += len(packed) + _ENTRY_BYTES
+        while self.num_bytes > self._max_bytes:
+            self.num_bytes -= len(self._packed.popleft()) + _ENTRY_BYTES
+
+    def last(self, count: int) -> tuple[TokenLogprobs, ...]:
+        """Of the last `count` tokens, or of as many as are kept."""
+        kept = islice(self._packed, max(0, len(self._packed) - count), None)
+        return tuple(map(_unpack, kept))
+
+
+def _pack(token: ScoredToken) -> bytes:
+    return _HEAD.pack(token.id, token.logprob, len(token.text)) + token.text
+
+
+def _unpack(packed: bytes) -> TokenLogprobs:
+    chosen, *top = _tokens(packed)
+    return TokenLogprobs(chosen, tuple(top))
+
+
+def _tokens(packed: bytes) -> Iterator[ScoredToken]:
+    at = 0
+    while at < len(packed):
+        token, logprob, length = _HEAD.unpack_from(packed, at)
+        at += _HEAD.size
+        yield ScoredToken(token, logprob, packed[at : at + length])
+        at += length

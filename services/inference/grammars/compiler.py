@@ -1,0 +1,189 @@
+"""Grammars compiled, within limits. Blocks: for threads of their own."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Final
+
+import structlog
+from llguidance import LLMatcher, LLParserLimits
+
+from outrider.errors import InvalidSamplingError
+from outrider.sampling.grammar import Grammar, GrammarKind
+from services.inference.grammars.matcher import GrammarMatcher
+from services.inference.grammars.token_table import TokenTable
+
+LIMITS: Final = LLParserLimits(
+    max_items_in_row=2_000,
+    initial_lexer_fuel=1_000_000,  # about 20 ms
+    step_lexer_fuel=50_000,  # about 4 ms for a mask
+    step_max_items=20_000,  # about 1 ms for a mask
+    max_lexer_states=20_000,  # 1 to 2 KiB each, for all replies that share the compiled grammar
+    max_grammar_size=100_000,
+    verbose_errors=False,  # they would show the grammar
+)
+WHITESPACE: Final = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+}
+"""JSON as Python writes it. A model that may put whitespace anywhere can go on with it for ever,
+and where only one way is allowed more of the text is forced. `x-guidance` in a schema overrides
+it."""
+
+_log = structlog.get_logger()
+_BODY: Final = "body"
+_ASCII: Final = (*b"\t\n\r", *range(0x20, 0x7F))
+_ESCAPE: Final = re.compile(r"\\[uUxpPN0-9]")
+"""Of a character, by number or class."""
+_PROBLEMS: Final = (
+    (
+        "oneOf constraints",
+        "choices of a oneOf may overlap; use anyOf, or coerce_one_of in x-guidance",
+    ),
+    ("Definition not found", "a $ref names what the schema does not have"),
+    ("circular references", "a $ref that leads to itself has keywords beside it; leave these out"),
+    ("disjoint", "patternProperties may overlap; make them exclude each other"),
+    ("is greater than", "a lower bound in the schema is above the upper one"),
+    ("intersection stack", "the schema is too complex; combine less by allOf and $ref"),
+    ("unsatisfiable", "no value satisfies the schema; check its bounds and required properties"),
+    ("Unsatisfiable", "no value satisfies the schema; check its bounds and required properties"),
+    ("look-around", "a regular expression has look-around, which is not supported"),
+    ("registry", "a $ref leads to another document; put what it names under $defs"),
+    ("Unknown format", "the schema has a string format that is not supported"),
+    ("deeply nested", "the grammar is nested too deep; name its inner parts"),
+    ("unknown name", "the grammar uses a name that it does not define"),
+    ("too large", "the grammar is too large; simplify it"),
+    ("too big", "the grammar is too large; simplify it"),
+    ("too complex", "the grammar is too complex; simplify it"),
+    ("fuel", "the grammar is too complex; simplify it, above all repetitions with large bounds"),
+    ("limit", "the grammar is too complex; simplify it, above all repetitions with large bounds"),
+    ("regex", "a regular expression in the grammar is not valid"),
+)
+"""Parts of llguidance's messages, and what is said instead: theirs quote the grammar."""
+_KEYWORDS: Final = (
+    "$anchor", "$dynamicAnchor", "$dynamicRef", "$id", "$ref", "additionalItems",
+    "additionalProperties", "allOf", "anyOf", "const", "contains", "contentEncoding",
+    "contentMediaType", "contentSchema", "dependencies", "dependentRequired", "dependentSchemas",
+    "else", "enum", "exclusiveMaximum", "exclusiveMinimum", "format", "if", "items", "maxContains",
+    "maxItems", "maxLength", "maxProperties", "maximum", "minContains", "minItems", "minLength",
+    "minProperties", "minimum", "multipleOf", "not", "oneOf", "pattern", "patternProperties",
+    "prefixItems", "properties", "propertyNames", "required", "then", "type", "unevaluatedItems",
+    "unevaluatedProperties", "uniqueItems",
+)  # fmt: skip
+"""JSON Schema's own words, which an error may name."""
+
+
+class CompiledGrammar:
+    """A grammar over one vocabulary. Immutable, but for what its matchers learn of the lexer."""
+
+    def __init__(self, table: TokenTable, fresh: LLMatcher) -> None:
+        self._table = table
+        self._fresh = fresh
+        self._can_roll_back = _can_roll_back(table, fresh)
+
+    def constraint(self) -> GrammarMatcher:
+        """For one reply; takes some ten microseconds."""
+        return GrammarMatcher(self._table, self._fresh, can_roll_back=self._can_roll_back)
+
+
+def compile_grammar(table: TokenTable, grammar: Grammar) -> CompiledGrammar:
+    """Takes milliseconds, up to a tenth of a second where the limits are reached, and releases
+    Python's lock meanwhile. Raises InvalidSamplingError, whose message has nothing of the text."""
+    tokenizer, text = table.tokenizer, definition(table, grammar)
+    try:
+        fresh = LLMatcher(tokenizer, text, log_level=0, limits=LIMITS)
+    except BaseException as panic:  # llguidance's panics are no Exceptions
+        _log.error("grammar_panic", kind=grammar.kind, error=type(panic).__name__)
+        raise InvalidSamplingError("the grammar cannot be compiled; simplify it") from None
+    if fresh.is_error():
+        raise InvalidSamplingError(problem(grammar.kind, fresh.get_error()))
+    compiled = CompiledGrammar(table, fresh)
+    compiled.constraint().allowed()
+    return compiled
+
+
+def definition(table: TokenTable, grammar: Grammar) -> str:
+    """The grammar in llguidance's form.
+
+    Nothing is forced where the vocabulary may lack bytes of it.
+
+    Of some vocabularies the text of a reply lacks the space that its ids begin with. There the ids
+    may begin with one before JSON, as the model is used to; before a text that may begin with
+    spaces of its own they have to.
+    """
+    body = _body(grammar)
+    may_force = not table.missing_bytes or _is_written(table.missing_bytes, grammar)
+    if may_force and not table.strips_space:
+        return json.dumps({"grammars": [body]})
+    is_json = grammar.kind in (GrammarKind.JSON_SCHEMA, GrammarKind.JSON_OBJECT)
+    space = ('" "? ' if is_json else '" " ') if table.strips_space else ""
+    start = f"start: {space}@{_BODY}"
+    if not may_force:
+        start = f'%llguidance {{"no_forcing": true}}\n{start}'
+    return json.dumps({"grammars": [{"lark_grammar": start}, {"name": _BODY, **body}]})
+
+
+def _body(grammar: Grammar) -> dict[str, Any]:
+    match grammar.kind:
+        case GrammarKind.LARK:
+            return {"lark_grammar": grammar.text}
+        case GrammarKind.REGEX:
+            # llguidance writes the expression as a Lark terminal, with what has to be escaped.
+            inner = json.loads(LLMatcher.grammar_from_regex(grammar.text))["grammars"][0]
+            return {"lark_grammar": inner["lark_grammar"]}
+        case GrammarKind.JSON_OBJECT:
+            return {"json_schema": {"type": "object", "x-guidance": WHITESPACE}}
+        case GrammarKind.JSON_SCHEMA:
+            schema = json.loads(grammar.text)
+            own = schema.get("x-guidance")
+            options = WHITESPACE | own if isinstance(own, dict) else WHITESPACE
+            return {"json_schema": schema | {"x-guidance": options}}
+
+
+def _is_written(missing: frozenset[int], grammar: Grammar) -> bool:
+    """Whether what the grammar can force has none of these bytes. It is made of the grammar's own
+    characters, and of ASCII: JSON's, and those of formats. In expressions an escape or a range may
+    stand for any other character."""
+    if not missing.isdisjoint(_ASCII):
+        return False
+    text, has_expressions = grammar.text, grammar.kind in (GrammarKind.REGEX, GrammarKind.LARK)
+    if grammar.kind is GrammarKind.JSON_SCHEMA:
+        text = json.dumps(json.loads(text), ensure_ascii=False)
+        has_expressions = '"pattern' in text or '"x-guidance"' in text
+    is_written = missing.isdisjoint(text.encode(errors="surrogatepass"))
+    if not has_expressions:
+        return is_written
+    has_ranges = "[" in text or ".." in text
+    return not _ESCAPE.search(text) and (text.isascii() or (is_written and not has_ranges))
+
+
+def problem(kind: GrammarKind, message: str) -> str:
+    """What is wrong, in words that have nothing of the grammar's."""
+    if "Unimplemented keys" in message:
+        named = [word for word in _KEYWORDS if f'"{word}"' in message]
+        which = f": {', '.join(named)}" if named else ""
+        return f"the schema has keywords that are not supported{which}; leave them out"
+    known = (text for part, text in _PROBLEMS if part in message)
+    fallback = {
+        GrammarKind.JSON_SCHEMA: "the schema is not valid; check it against JSON Schema 2020-12",
+        GrammarKind.JSON_OBJECT: "JSON objects cannot be written with this model's vocabulary",
+        GrammarKind.REGEX: "the regular expression is not valid",
+        GrammarKind.LARK: "the grammar is not valid; check it against llguidance's syntax",
+    }
+    return next(known, fallback[kind])
+
+
+def _can_roll_back(table: TokenTable, fresh: LLMatcher) -> bool:
+    """Some of Lark's extensions (stop, max_tokens) cannot be undone: told by trying it with any
+    first id."""
+    trial = fresh.deep_copy()
+    words = -(-table.size // 32)
+    bits = trial.compute_bitmask()[: words * 4]
+    for at, byte in enumerate(bits):
+        for bit in range(8):
+            token = at * 8 + bit
+            if byte >> bit & 1 and token not in table.ends:
+                return trial.consume_token(token) and trial.rollback(1)
+    return True

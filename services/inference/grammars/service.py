@@ -1,0 +1,109 @@
+"""Compiles the grammars of sessions beside the event loop, and keeps what was compiled."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from outrider.errors import InvalidSamplingError, OverloadedError
+from outrider.sampling.constraint import Constraint
+from outrider.sampling.grammar import Grammar
+from services.inference.grammars.compiler import CompiledGrammar, compile_grammar
+from services.inference.grammars.token_table import TokenTable
+
+MAX_KEPT = 32
+"""Compiled grammars, the least recently used is dropped: some 100 KiB each as a rule, and at most
+40 MiB (compiler.LIMITS.max_lexer_states)."""
+MAX_USES = 256
+"""Replies after which a grammar is compiled anew: what its lexer learns of texts only grows."""
+MAX_WAITING = 32
+"""Compilations that wait or run."""
+MAX_WAITING_OF_GROUP = 4
+"""Of these, of one trust group."""
+COMPILE_S = 5.0
+"""After so many seconds a session is told that its grammar is too complex. Its thread goes on until
+it comes to the limits' end."""
+_NUM_THREADS = 2
+_RETRY_MS = 200
+
+Key: TypeAlias = tuple[bytes, Grammar]
+"""Trust group and grammar: what one group compiled is nothing that another could notice."""
+
+
+@dataclass(slots=True)
+class _Kept:
+    compiled: CompiledGrammar
+    num_uses: int = 0
+
+
+class Grammars:
+    """Of one vocabulary; one event loop uses it."""
+
+    def __init__(self, table: TokenTable) -> None:
+        self._table = table
+        self._kept: OrderedDict[Key, _Kept] = OrderedDict()
+        self._compiling: dict[Key, asyncio.Future[CompiledGrammar]] = {}
+        self._waiting: Counter[bytes] = Counter()
+        """Compilations by trust group."""
+        self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="grammar")
+
+    def close(self) -> None:
+        """Sessions that wait for a grammar are ended by their owner."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def kept(self, group: bytes, grammar: Grammar) -> Constraint | None:
+        """For one reply; None where the grammar has to be compiled first."""
+        entry = self._kept.get((group, grammar))
+        if entry is None:
+            return None
+        self._kept.move_to_end((group, grammar))
+        entry.num_uses += 1
+        if entry.num_uses >= MAX_USES:
+            del self._kept[group, grammar]
+        return entry.compiled.constraint()
+
+    async def constraint(self, group: bytes, grammar: Grammar) -> Constraint:
+        """For one reply. Raises InvalidSamplingError for a grammar that is none or costs too much,
+        and OverloadedError where too many are being compiled."""
+        key = group, grammar
+        compiling = self._compiling.get(key)
+        if compiling is None:
+            found = self.kept(group, grammar)
+            if found is not None:
+                return found
+            compiling = self._compile(key)
+        try:
+            async with asyncio.timeout(COMPILE_S):
+                compiled = await asyncio.shield(compiling)
+        except TimeoutError:
+            raise InvalidSamplingError(
+                f"the grammar takes more than {COMPILE_S:g} s to compile; simplify it"
+            ) from None
+        return compiled.constraint()
+
+    def _compile(self, key: Key) -> asyncio.Future[CompiledGrammar]:
+        group, grammar = key
+        full = self._waiting[group] >= MAX_WAITING_OF_GROUP
+        if full or self._waiting.total() >= MAX_WAITING:
+            raise OverloadedError(
+                "too many grammars are being compiled; come back later", retry_delay_ms=_RETRY_MS
+            )
+        loop = asyncio.get_running_loop()
+        compiling = loop.run_in_executor(self._threads, compile_grammar, self._table, grammar)
+        self._compiling[key] = compiling
+        self._waiting[group] += 1
+        compiling.add_done_callback(lambda done: self._compiled(key, done))
+        return compiling
+
+    def _compiled(self, key: Key, done: asyncio.Future[CompiledGrammar]) -> None:
+        del self._compiling[key]
+        self._waiting[key[0]] -= 1
+        self._waiting += Counter()  # groups without any are dropped
+        if done.cancelled() or done.exception() is not None:
+            return
+        self._kept[key] = _Kept(done.result())
+        if len(self._kept) > MAX_KEPT:
+            self._kept.popitem(last=False)

@@ -1,0 +1,134 @@
+"""The load over HTTP: what a stream is, what is an error, what a round amounts to."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from bench.harness import Run
+from bench.http import added, aiperf, k6, load
+from bench.http.client import HttpClient, Stream
+from bench.http.load import Outcomes, Round, Server
+
+_HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def _event(**fields: Any) -> bytes:
+    data = b"data: " + json.dumps(fields).encode() + b"\n\n"
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def _text(text: str) -> bytes:
+    return _event(choices=[{"delta": {"content": text}}])
+
+
+_GOOD = (
+    _HEAD
+    + _event(choices=[{"delta": {"role": "assistant", "content": ""}}])
+    + _text("a")
+    + _text("b")
+    + _event(choices=[], usage={"completion_tokens": 2})
+    + b"0\r\n\r\n"
+)
+
+
+@asynccontextmanager
+async def answering(answer: bytes) -> AsyncIterator[int]:
+    """A server that answers every request alike; its port."""
+
+    served: list[asyncio.StreamWriter] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        served.append(writer)
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                (length,) = [
+                    int(line.split(b":")[1])
+                    for line in head.split(b"\r\n")
+                    if line.startswith(b"Content-Length")
+                ]
+                await reader.readexactly(length)
+                writer.write(answer)
+        except asyncio.IncompleteReadError:
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+        for writer in served:
+            writer.close()
+            await writer.wait_closed()
+
+
+async def test_a_stream_and_another_on_its_connection() -> None:
+    async with answering(_GOOD) as port, HttpClient("127.0.0.1", port, "key") as client:
+        for _ in range(2):
+            done = await client.chat({})
+            assert not done.error and done.num_tokens == 2
+            assert len(done.text_at) == 2 and len(done.gaps_ms) == 1 and done.ttft_ms > 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n", "503"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", "not a stream"),
+        (_HEAD + _event(error={"message": "it broke"}) + b"0\r\n\r\n", "it broke"),
+        (_HEAD + b"0\r\n\r\n", "no text"),
+    ],
+)
+async def test_what_is_an_error(answer: bytes, error: str) -> None:
+    async with answering(answer) as port, HttpClient("127.0.0.1", port) as client:
+        assert error in (await client.chat({})).error
+
+
+async def test_all_questions_are_asked_once() -> None:
+    async with answering(_GOOD) as port:
+        done = await load.ask(Server("us", "127.0.0.1", port), ["a", "b", "c"], 2)
+    assert len(done.streams) == 3 and not done.errors and done.tokens_per_s > 0
+
+
+def test_errors_are_counted_and_told(capsys: pytest.CaptureFixture[str]) -> None:
+    run = Run("http", quick=True, command="")
+    outcomes = Outcomes()
+    good = Stream(0.0, [0.1, 0.2], 2)
+    outcomes.add("us", 8, Round(1.0, (good, Stream(0.0, error="it broke"))))
+    load.report(run, outcomes)
+    assert run.figures["errors"] == 1
+    assert run.tables[0].rows[0][:4] == (8, "us", 1, 1)
+    assert "it broke" in capsys.readouterr().out
+
+
+def test_what_k6_tells() -> None:
+    metrics = {
+        "iterations": {"count": 4},
+        "chat_tokens": {"count": 8, "rate": 2.5},
+        "chat_first_byte": {"med": 10.0, "p(95)": 20.0},
+    }
+    row = k6.row("us", 2, {"metrics": metrics})
+    assert row == k6.Row("us", 2, 4, 0, (10.0, 20.0), 2.5)
+    none = k6.row("us", 2, {"metrics": {"iterations": {"count": 1}, "chat_errors": {"count": 1}}})
+    assert none.errors == 1 and none.first_byte_ms == (0.0, 0.0)
+
+
+def test_what_aiperf_does_not_tell_of_is_an_error() -> None:
+    told = {
+        "request_count": {"avg": 3.0},
+        "time_to_first_token": {"p50": 10.0, "p95": 20.0},
+        "inter_token_latency": {"p50": 2.0},
+        "output_token_throughput": {"avg": 30.0},
+    }
+    assert aiperf.row("us", 2, 4, told) == aiperf.Row("us", 2, 3, 1, (10.0, 20.0), 2.0, 30.0)
+    assert aiperf.row("us", 2, 4, {}).errors == 4
+
+
+def test_what_http_adds_is_by_pairs() -> None:
+    run = Run("http", quick=True, command="")
+    added.report(run, {"fake": added.Samples([10.0, 20.0, 30.0], [11.0, 22.0, 33.0])})
+    assert run.figures["http_added_ttft_ms_fake"] == 2.0

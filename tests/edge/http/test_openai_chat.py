@@ -1,0 +1,336 @@
+"""Chat completions: from a request to chats, from what they tell to what is sent."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.errors import InvalidRequestError, OutriderError, OverloadedError
+from outrider.models.chat import Message
+from outrider.session_types import FinishReason, Priority, Speculation
+from services.edge.http.openai_chat import API
+from services.edge.http.openai_sampling import UNLIMITED_TOKENS
+from services.edge.session.events import Accepted, Commit, Provisional, Retract
+from tests.edge.http.asking import USER, asked, chat_of, done, events_of, objects_of, planned, told
+
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+CUSTOM_CALL = {"id": "c", "type": "custom", "custom": {"name": "f", "input": "x"}}
+
+
+def refusal(body: object, **options: Any) -> InvalidRequestError:
+    with pytest.raises(InvalidRequestError) as caught:
+        API.plan(asked(body, **options))
+    return caught.value
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    return {"model": "small", "messages": [USER], **fields}
+
+
+def test_a_request_becomes_a_chat_with_that_apis_defaults() -> None:
+    reply = planned(API, body())
+    (chat,) = reply.chats
+    assert (chat.model, chat.messages) == ("small", (Message("user", "hello"),))
+    sampling = chat.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.seed) == (1.0, 1.0, 77)
+    assert sampling.max_tokens == UNLIMITED_TOKENS
+    assert (chat.priority, chat.deadline_ms, chat.speculation) == (None, 0, Speculation.ON)
+    assert not reply.is_streamed and not chat.provisional and not chat.thin
+
+
+def test_every_sampling_value_arrives() -> None:
+    reply = planned(
+        API,
+        body(
+            max_tokens=5,
+            max_completion_tokens=9,
+            temperature=0,
+            top_p=0.5,
+            top_k=-1,
+            min_p=0.1,
+            seed=-1,
+            stop=["a", "b"],
+            stop_token_ids=[3],
+            logit_bias={"5": -100, "6": 1.5},
+            presence_penalty=1,
+            frequency_penalty=-1,
+            repetition_penalty=1.2,
+            ignore_eos=True,
+            priority="low",
+            deadline_ms=1500,
+            speculation="off",
+            residency=["eu"],
+            user="u",
+        ),
+    )
+    (chat,) = reply.chats
+    sampling = chat.sampling
+    assert (sampling.max_tokens, sampling.temperature, sampling.top_p) == (9, 0.0, 0.5)
+    assert (sampling.top_k, sampling.min_p, sampling.seed) == (0, 0.1, 2**64 - 1)
+    assert (sampling.stop, sampling.stop_ids) == (("a", "b"), (3,))
+    assert dict(sampling.logit_bias) == {5: -100.0, 6: 1.5}
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (1.0, -1.0)
+    assert (sampling.repetition_penalty, sampling.ignore_eos) == (1.2, True)
+    assert (chat.priority, chat.deadline_ms) == (Priority.LOW, 1500)
+    assert (chat.speculation, chat.residency, reply.user) == (Speculation.OFF, ("eu",), "u")
+
+
+def test_what_has_no_effect_is_accepted() -> None:
+    reply = planned(
+        API,
+        body(
+            reasoning_effort="high",
+            metadata={"a": "b"},
+            store=True,
+            service_tier="auto",
+            verbosity="low",
+            parallel_tool_calls=True,
+            logprobs=False,
+            top_logprobs=0,
+            tools=[],
+            tool_choice="auto",
+            response_format={"type": "text"},
+            modalities=["text"],
+            prediction=None,
+            something_new=[1],
+        ),
+    )
+    assert reply.chats[0].sampling == planned(API, body()).chats[0].sampling
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+        ({"prediction": {"type": "image", "content": "x"}}, "prediction"),
+        ({"prediction": {"type": "content", "content": 5}}, "prediction.content"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"tool_choice": "f"}, "tool_choice"),
+        ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "auto"}}}, "tool_choice"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}},
+            "response_format",
+        ),
+        ({"response_format": 5}, "response_format"),
+        ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"n": 0}, "n"),
+        ({"n": 9}, "n"),
+        ({"n": True}, "n"),
+        ({"priority": "urgent"}, "priority"),
+        ({"deadline_ms": -1}, "deadline_ms"),
+        ({"speculation": "maybe"}, "speculation"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"max_tokens": "5"}, "max_tokens"),
+        ({"messages": [{"role": "function", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [USER, {"role": "user", "content": 5}]}, "messages[1].content"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages[0].content",
+        ),
+        (
+            {"messages": [USER, {"role": "assistant", "tool_calls": [{}]}]},
+            "messages[1].tool_calls[0]",
+        ),
+        (
+            {"messages": [USER, {"role": "assistant", "tool_calls": [CUSTOM_CALL]}]},
+            "messages[1].tool_calls",
+        ),
+    ],
+)
+def test_what_cannot_be_heeded_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
+    error = refusal(body(**fields))
+    assert (error.http_status, error.metadata["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"[]",
+        b"{",
+        b'{"messages"',
+        b"\xff",
+        b"[" * 200_000,
+        b'{"x":' + b"[" * 200_000,
+        b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
+        b'{"messages": []}',
+        b'{"messages": [{"role": "user", "content": ""}]}',
+        b'{"temperature": NaN, "messages": []}',
+    ],
+)
+def test_bodies_that_are_no_requests_are_refused(data: bytes) -> None:
+    assert refusal(data).http_status == 400
+
+
+@given(st.binary(max_size=200))
+def test_whatever_the_bytes_are_a_plan_or_a_typed_error_comes_of_them(data: bytes) -> None:
+    try:
+        API.plan(asked(data))
+    except OutriderError as error:
+        assert json.loads(API.error_body(error, "id"))["error"]["message"]
+
+
+def test_an_error_does_not_say_what_the_request_holds() -> None:
+    error = refusal(body(messages=[{"role": "user", "content": {"secret": "sesame"}}]))
+    assert b"sesame" not in API.error_body(error, "id")
+
+
+def test_content_may_be_parts_and_speakers_have_names() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "input_text", "text": "b"}]
+    reply = planned(
+        API,
+        body(
+            messages=[
+                {"role": "developer", "content": "be kind"},
+                {"role": "user", "content": parts, "name": "x"},
+                {"role": "assistant", "content": None},
+            ]
+        ),
+    )
+    assert reply.chats[0].messages == (
+        Message("developer", "be kind"),
+        Message("user", "a\nb", name="x"),
+        Message("assistant", ""),
+    )
+
+
+def test_choices_are_chats_with_seeds_of_their_own() -> None:
+    chats = planned(API, body(n=3, seed=5)).chats
+    seeds = [chat.sampling.seed for chat in chats]
+    assert seeds[0] == 5 and len(set(seeds)) == 3
+    assert [chat.sampling.seed for chat in planned(API, body(n=3, seed=5)).chats] == seeds
+    assert len({chat.request_id for chat in chats}) == 3
+
+
+def test_a_request_with_a_key_is_the_same_request_again() -> None:
+    first = planned(API, body(n=2), idempotency_key="k").chats
+    again = planned(
+        API,
+        body(n=2, stream=True, stream_options={"provisional": True}, deadline_ms=5),
+        idempotency_key="k",
+    ).chats
+    other = planned(API, body(n=2, top_p=0.5), idempotency_key="k").chats
+    assert [it.request_id for it in first] == [it.request_id for it in again]
+    assert [it.digest for it in first] == [it.digest for it in again]
+    assert [it.sampling.seed for it in first] == [it.sampling.seed for it in again]
+    assert first[0].digest != other[0].digest
+    assert refusal(body(), idempotency_key="\n").http_status == 400
+
+
+def test_a_stream_goes_on_after_what_the_client_has() -> None:
+    reply = planned(API, body(stream=True, n=2), idempotency_key="k", last_event_id="1-2,0-0")
+    assert [(it.resume.upto, it.resume.num_chars) for it in reply.chats] == [(1, 2), (0, 0)]
+    stream = reply.writer.take(0, Accepted("r", "small", 5))
+    stream += reply.writer.take(0, Commit("c", (9,), 2))
+    assert [it["id"] for it in events_of(stream)] == ["2-3,0-0"]
+    assert refusal(body(stream=True), last_event_id="1-2").http_status == 400
+    whole = planned(API, body(), idempotency_key="k", last_event_id="1-2")
+    assert whole.chats[0].resume.upto == 0, "one body has all of it"
+
+
+def test_a_stream_begins_with_the_role_and_ends_with_the_reason() -> None:
+    reply = planned(API, body(stream=True, seed=3))
+    stream = told(reply, chat_of("He", "llo"))
+    assert stream.endswith(b"data: [DONE]\n\n")
+    first, one, two, last = objects_of(stream)
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert first["choices"][0]["outrider"] == {"seed": 3}
+    assert [it["choices"][0]["delta"] for it in (one, two)] == [
+        {"content": "He"},
+        {"content": "llo"},
+    ]
+    assert last["choices"][0]["delta"] == {}
+    assert last["choices"][0]["finish_reason"] == "stop"
+    assert {it["id"] for it in (first, one, two, last)} == {"chatcmpl-r1"}
+    assert {it["object"] for it in (first, one, two, last)} == {"chat.completion.chunk"}
+    assert last["system_fingerprint"] == "fp_" + "0a" * 8
+    assert not any("usage" in it for it in (first, one, two, last))
+
+
+def test_each_commit_is_sent_when_it_comes() -> None:
+    writer = planned(API, body(stream=True)).writer
+    assert writer.take(0, Accepted("r", "small", 5)) == b""
+    assert b"now" in writer.take(0, Commit("now", (1,), 1))
+    assert writer.take(0, Commit("", (2,), 2)) == b"", "its text is held back"
+
+
+def test_usage_comes_last_if_it_was_asked_for() -> None:
+    reply = planned(API, body(stream=True, n=2, stream_options={"include_usage": True}))
+    guessed: dict[str, Any] = {"accepted_prediction_tokens": 1, "rejected_prediction_tokens": 3}
+    drafted: dict[str, Any] = {"draft_tokens": 9, "accepted_tokens": 5}
+    ends = [done(2, cached_tokens=3, **drafted, **guessed), done(3, cached_tokens=3)]
+    chats = [[*chat_of("a")[:-1], end] for end in ends]
+    *others, last = objects_of(told(reply, *chats))
+    assert last["choices"] == []
+    assert last["usage"] == {
+        "prompt_tokens": 5,
+        "completion_tokens": 5,
+        "total_tokens": 10,
+        "prompt_tokens_details": {"cached_tokens": 3},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": 1,
+            "rejected_prediction_tokens": 3,
+        },
+    }
+    assert all(it["usage"] is None for it in others)
+
+
+def test_a_reply_that_is_not_streamed_is_one_body() -> None:
+    reply = planned(API, body(n=2))
+    whole = json.loads(told(reply, chat_of("He", "llo"), chat_of("x")))
+    assert whole["object"] == "chat.completion"
+    assert [it["message"]["content"] for it in whole["choices"]] == ["Hello", "x"]
+    assert [it["index"] for it in whole["choices"]] == [0, 1]
+    assert whole["choices"][0]["outrider"]["seed"] == 77
+    assert whole["usage"]["completion_tokens"] == 3
+
+
+@pytest.mark.parametrize(
+    ("reason", "word"),
+    [
+        (FinishReason.STOP, "stop"),
+        (FinishReason.LENGTH, "length"),
+        (FinishReason.DEADLINE, "length"),
+    ],
+)
+def test_every_end_has_a_word_of_that_api(reason: FinishReason, word: str) -> None:
+    reply = planned(API, body())
+    whole = json.loads(told(reply, [*chat_of("a")[:-1], done(1, reason)]))
+    assert whole["choices"][0]["finish_reason"] == word
+    is_late = reason is FinishReason.DEADLINE
+    assert ("finish_reason" in whole["choices"][0]["outrider"]) == is_late
+
+
+def test_provisional_text_is_of_an_event_type_of_its_own() -> None:
+    reply = planned(API, body(stream=True, stream_options={"provisional": True}))
+    assert reply.chats[0].provisional
+    stream = reply.writer.take(0, Provisional(0, 0, "maybe", 0.9))
+    stream += reply.writer.take(0, Retract(2))
+    assert [it["event"] for it in events_of(stream)] == ["outrider.provisional"] * 2
+    assert json.loads(events_of(stream)[0]["data"]) == {
+        "index": 0,
+        "erase_to": 0,
+        "text": "maybe",
+        "stability": 0.9,
+    }
+    assert not planned(API, body()).chats[0].provisional
+
+
+def test_a_stream_that_fails_says_so() -> None:
+    writer = planned(API, body(stream=True)).writer
+    (error,) = objects_of(writer.failed(OverloadedError("too much", retry_delay_ms=5)))
+    assert error["error"]["type"] == "rate_limit_error"
+    assert error["error"]["code"] == "rate_limit_exceeded"

@@ -1,0 +1,43 @@
+"""The OpenAPI document is valid, and says of every route what it takes and gives."""
+
+from __future__ import annotations
+
+import json
+
+from openapi_spec_validator import validate
+
+from services.edge.http.openapi import document
+from services.edge.http.routes import ALL_ROUTES, Access
+
+DOCUMENT = json.loads(document("1.2.3"))
+
+
+def test_it_is_valid() -> None:
+    validate(DOCUMENT)
+    assert DOCUMENT["info"]["version"] == "1.2.3"
+
+
+def test_every_route_is_in_it() -> None:
+    for route in ALL_ROUTES:
+        operation = DOCUMENT["paths"][route.path.replace(":path", "")][route.method.lower()]
+        assert (operation.get("security") == []) == (route.access is Access.PUBLIC)
+        assert ("requestBody" in operation) == (route.request is not None)
+        assert ("200" in operation["responses"]) == (route.response is not None)
+        content = operation["responses"].get("200", {}).get("content", {})
+        assert ("text/event-stream" in content) == (route.event is not None)
+        assert ("401" in operation["responses"]) == (route.access is not Access.PUBLIC)
+
+
+def test_operations_have_names_of_their_own() -> None:
+    names = [it["operationId"] for path in DOCUMENT["paths"].values() for it in path.values()]
+    assert len(set(names)) == len(names) == len(ALL_ROUTES)
+
+
+def test_it_names_what_a_chat_may_ask_for_and_be_told() -> None:
+    schemas = DOCUMENT["components"]["schemas"]
+    asked, told = schemas["ChatCompletionRequest"]["properties"], schemas["Delta"]["properties"]
+    wanted = {"tools", "tool_choice", "response_format", "logprobs", "top_logprobs", "prediction"}
+    assert wanted <= set(asked)
+    assert {"content", "reasoning_content", "tool_calls"} <= set(told)
+    assert "tool_calls" in schemas["ReplyMessage"]["properties"]
+    assert "text_offset" in schemas["CompletionLogprobs"]["properties"]

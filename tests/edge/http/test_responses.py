@@ -1,0 +1,498 @@
+"""OpenAI Responses: from a request to a chat, from what it tells to what is sent."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.errors import EngineError, InvalidRequestError, OutriderError, OverloadedError
+from outrider.models.chat import Message
+from outrider.models.tools import ToolCall
+from outrider.sampling.grammar import Grammar, GrammarKind
+from outrider.session_types import FinishReason, ScoredToken, TokenLogprobs
+from services.edge.http.openai_sampling import UNLIMITED_TOKENS
+from services.edge.http.responses import API, ResponsesRequest, _frame
+from services.edge.http.responses_input import (
+    FunctionChoice,
+    FunctionTool,
+    InputItem,
+    messages_of,
+    response_format_of,
+    tool_choice_of,
+    tool_definitions,
+)
+from services.edge.http.responses_reply import MAX_ECHO_BYTES, ResponseShape
+from services.edge.http.sse import Position
+from services.edge.http.translation import PartWriter
+from services.edge.session.events import Accepted, ClientEvent, Commit
+from tests.edge.http.asking import USER, asked, chat_of, done, events_of, planned, told
+from tests.edge.http.scripted_parser import BracketParser
+from tests.edge.http.specifications import event_faults, responses_faults
+
+RESPONSE = "ResponseResource"
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    return {"model": "small", "input": "hello", **fields}
+
+
+def refusal(body: object, **options: Any) -> InvalidRequestError:
+    with pytest.raises(InvalidRequestError) as caught:
+        API.plan(asked(body, **options))
+    return caught.value
+
+
+def converted(*items: dict[str, Any], instructions: str | None = None) -> tuple[Message, ...]:
+    return messages_of(instructions, msgspec.convert(list(items), list[InputItem]))
+
+
+def data_of(stream: bytes) -> list[dict[str, Any]]:
+    return [json.loads(it["data"]) for it in events_of(stream)] if stream else []
+
+
+# Requests.
+
+
+def test_a_request_becomes_a_chat() -> None:
+    reply = planned(API, body(instructions="be kind"))
+    (chat,) = reply.chats
+    assert chat.messages == (Message("system", "be kind"), Message("user", "hello"))
+    sampling = chat.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.seed) == (1.0, 1.0, 77)
+    assert (sampling.max_tokens, reply.is_streamed) == (UNLIMITED_TOKENS, False)
+
+
+def test_every_value_arrives() -> None:
+    reply = planned(
+        API,
+        body(
+            input=[USER],
+            max_output_tokens=9,
+            temperature=0.5,
+            top_p=0.25,
+            top_k=3,
+            presence_penalty=1,
+            frequency_penalty=-1,
+            user="u",
+            seed=4,
+            deadline_ms=5,
+        ),
+    )
+    (chat,) = reply.chats
+    sampling = chat.sampling
+    assert (sampling.max_tokens, sampling.temperature, sampling.top_p) == (9, 0.5, 0.25)
+    assert (sampling.top_k, sampling.seed, chat.deadline_ms) == (3, 4, 5)
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (1.0, -1.0)
+    assert reply.user == "u"
+
+
+def test_what_has_no_effect_is_accepted() -> None:
+    reply = planned(
+        API,
+        body(
+            store=True,
+            reasoning={"effort": "low", "summary": "auto"},
+            truncation="auto",
+            include=["reasoning.encrypted_content"],
+            metadata={"a": "b"},
+            service_tier="auto",
+            prompt_cache_key="k",
+            tools=[],
+            tool_choice="auto",
+            parallel_tool_calls=True,
+            max_tool_calls=3,
+            text={"format": {"type": "text"}, "verbosity": "low"},
+            previous_response_id=None,
+            conversation=None,
+            background=False,
+        ),
+    )
+    assert reply.chats[0].sampling == planned(API, body()).chats[0].sampling
+
+
+LOGPROBS = "message.output_text.logprobs"
+FUNCTION = {"type": "function", "name": "f"}
+CALL = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": '{"at": 1}'}
+OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "seen"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"prompt": {"id": "p"}}, "prompt"),
+        ({"background": True}, "background"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0]"),
+        ({"tool_choice": {"type": "mcp"}}, "tool_choice"),
+        ({"text": {"format": {"type": "yaml"}}}, "text.format"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"include": [LOGPROBS], "top_logprobs": 21}, "top_logprobs"),
+        ({"include": [LOGPROBS], "tools": [FUNCTION]}, "include"),
+        ({"input": [{"type": "item_reference", "id": "i"}]}, "input[0]"),
+        ({"input": [{"type": "web_search_call"}]}, "input[0]"),
+        ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+            "input[0].content",
+        ),
+        ({"input": 5}, "input"),
+        ({"max_output_tokens": "5"}, "max_output_tokens"),
+    ],
+)
+def test_what_cannot_be_heeded_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
+    error = refusal(body(**fields))
+    assert (error.http_status, error.metadata["param"]) == (400, param)
+
+
+@pytest.mark.parametrize("missing", ["model", "input"])
+def test_fields_that_have_to_be_there(missing: str) -> None:
+    asked_for = body()
+    del asked_for[missing]
+    assert missing in refusal(asked_for).message
+
+
+@given(st.binary(max_size=200))
+def test_whatever_the_bytes_are_a_plan_or_a_typed_error_comes_of_them(data: bytes) -> None:
+    try:
+        API.plan(asked(data))
+    except OutriderError as error:
+        assert json.loads(API.error_body(error, "id"))["error"]["message"]
+
+
+def test_what_an_assistant_thought_said_and_called_is_one_message() -> None:
+    thought = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]}
+    said = {"type": "output_text", "text": "Let me see.", "annotations": []}
+    assert converted(
+        {"role": "developer", "content": "be brief"},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a"}]},
+        thought,
+        {"type": "message", "role": "assistant", "content": [said], "phase": "commentary"},
+        CALL,
+        CALL | {"call_id": "c2"},
+        OUTPUT,
+        OUTPUT | {"call_id": "c2", "output": [{"type": "input_text", "text": "too"}]},
+        instructions="be kind",
+    ) == (
+        Message("system", "be kind"),
+        Message("system", "be brief"),
+        Message("user", "a"),
+        Message(
+            "assistant",
+            "Let me see.",
+            tool_calls=(ToolCall("c1", "look", '{"at": 1}'), ToolCall("c2", "look", '{"at": 1}')),
+            reasoning="hm",
+        ),
+        Message("tool", "seen", tool_call_id="c1"),
+        Message("tool", "too", tool_call_id="c2"),
+    )
+
+
+@pytest.mark.parametrize(
+    "item", [CALL | {"call_id": None}, CALL | {"name": None}, OUTPUT | {"call_id": None}]
+)
+def test_calls_and_outputs_say_whose_they_are(item: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequestError, match=r"input\[0\]"):
+        converted(item)
+
+
+def test_tools_choices_and_formats_are_said_as_the_core_says_them() -> None:
+    tool = FunctionTool(type="function", name="f", parameters={"type": "object"}, strict=True)
+    assert tool_definitions([tool]) == [
+        {"name": "f", "description": None, "parameters": {"type": "object"}}
+    ]
+    assert [tool_choice_of(it) for it in (None, "none", "required")] == ["auto", "none", "required"]
+    assert tool_choice_of(FunctionChoice(type="function", name="f")) == "f"
+    for wrong in ("any", FunctionChoice(type="function"), FunctionChoice(type="mcp", name="f")):
+        with pytest.raises(InvalidRequestError, match="tool_choice"):
+            tool_choice_of(wrong)
+    schema = {"type": "json_schema", "name": "n", "strict": True, "schema": {"type": "object"}}
+    assert response_format_of(schema) == {
+        "type": "json_schema",
+        "json_schema": {"name": "n", "strict": True, "schema": {"type": "object"}},
+    }
+    assert response_format_of({"type": "json_object"}) == {"type": "json_object"}
+    assert response_format_of(None) == {"type": "text"}
+
+
+def test_tools_a_schema_and_log_probabilities_arrive() -> None:
+    schema = {"type": "object", "properties": {"b": {}, "a": {}}}
+    (chat,) = planned(
+        API,
+        body(
+            input=[USER, CALL, OUTPUT],
+            tools=[FUNCTION | {"parameters": schema, "strict": True}],
+            tool_choice={"type": "function", "name": "f"},
+            parallel_tool_calls=False,
+            text={"format": {"type": "json_schema", "name": "n", "schema": schema}},
+        ),
+    ).chats
+    assert [it.role for it in chat.messages] == ["user", "assistant", "tool"]
+    text = '{"type":"object","properties":{"b":{},"a":{}}}'
+    assert chat.tools == ('{"name":"f","parameters":' + text + "}",)
+    assert (chat.tool_choice, chat.parallel_tool_calls) == ("f", False)
+    assert chat.sampling.grammar == Grammar(GrammarKind.JSON_SCHEMA, text)
+    assert chat.sampling.num_logprobs == -1
+    asked_for = body(include=[LOGPROBS], top_logprobs=3, tools=[FUNCTION], tool_choice="none")
+    assert planned(API, asked_for).chats[0].sampling.num_logprobs == 3
+    assert planned(API, body(include=[LOGPROBS])).chats[0].sampling.num_logprobs == 0
+    for fields in ({"tool_choice": "required"}, {"tools": [FUNCTION, FUNCTION]}):
+        assert refusal(body(**fields)).http_status == 400
+
+
+# Replies.
+
+
+def scored(text: bytes) -> TokenLogprobs:
+    token = ScoredToken(1, -1.5, text)
+    return TokenLogprobs(token, (token,))
+
+
+SCORED: tuple[ClientEvent, ...] = (
+    Accepted("r1", "small", 5),
+    Commit("h", (1, 2), 2, logprobs=(scored(b"h"), scored(b"\xe2\x82"))),
+    Commit("", (3,), 3, logprobs=(scored(b"\xac!"),)),
+    Commit("\N{EURO SIGN}!", (), 3),
+    Commit("", (4,), 4, logprobs=(scored(b""),)),
+    done(4),
+)
+TOKENS = [[104], [0xE2, 0x82], [0xAC, 33], []]
+
+
+def test_log_probabilities_come_with_their_text_and_all_of_them_at_its_end() -> None:
+    asked_for = body(include=[LOGPROBS])
+    events = data_of(told(planned(API, asked_for | {"stream": True}), [*SCORED]))
+    assert [fault for it in events for fault in event_faults(it)] == []
+    deltas = [it for it in events if it["type"] == "response.output_text.delta"]
+    assert [(it["delta"], [one["bytes"] for one in it["logprobs"]]) for it in deltas] == [
+        ("h", TOKENS[:2]),
+        ("\N{EURO SIGN}!", TOKENS[2:3]),
+    ]
+    (text,) = [it for it in events if it["type"] == "response.output_text.done"]
+    assert [one["bytes"] for one in text["logprobs"]] == TOKENS
+    whole = json.loads(told(planned(API, asked_for), [*SCORED]))
+    assert responses_faults(whole, RESPONSE) == []
+    assert whole["output"] == events[-1]["response"]["output"]
+    assert whole["output"][0]["content"][0]["logprobs"] == text["logprobs"]
+
+
+def test_a_client_that_comes_back_is_told_what_it_lacks_of_them() -> None:
+    asked_for = body(include=[LOGPROBS], stream=True)
+    stream = told(planned(API, asked_for, idempotency_key="k"), [*SCORED])
+    first = next(it for it in events_of(stream) if it["event"] == "response.output_text.delta")
+    joined = Commit(
+        "h\N{EURO SIGN}!", (1, 2, 3), 3, logprobs=tuple(map(scored, map(bytes, TOKENS[:3])))
+    )
+    for again in ([*SCORED], [SCORED[0], joined, *SCORED[-2:]]):
+        back = planned(API, asked_for, idempotency_key="k", last_event_id=first["id"])
+        events = data_of(told(back, again))
+        (delta,) = [it for it in events if it["type"] == "response.output_text.delta"]
+        told_again = [one["bytes"] for one in delta["logprobs"]]
+        assert delta["delta"] == "\N{EURO SIGN}!" and told_again[-1] == TOKENS[2]
+        (text,) = [it for it in events if it["type"] == "response.output_text.done"]
+        assert [one["bytes"] for one in text["logprobs"]] == TOKENS
+
+
+def ending(*texts: str, **usage: Any) -> list[ClientEvent]:
+    return [*chat_of(*texts)[:-1], done(len(texts), **usage)]
+
+
+def test_a_response_that_is_not_streamed_is_as_the_api_has_it() -> None:
+    asked_for = body(metadata={"a": "b"}, temperature=0, instructions="be kind", store=True)
+    whole = json.loads(told(planned(API, asked_for), ending("He", "llo", cached_tokens=3)))
+    assert responses_faults(whole, RESPONSE) == []
+    assert whole["output"] == [
+        {
+            "type": "message",
+            "id": "msg_r1_0",
+            "status": "completed",
+            "role": "assistant",
+            "content": [
+                {"type": "output_text", "text": "Hello", "annotations": [], "logprobs": []}
+            ],
+        }
+    ]
+    assert (whole["id"], whole["status"], whole["model"]) == ("resp_r1", "completed", "small")
+    assert (whole["metadata"], whole["temperature"]) == ({"a": "b"}, 0)
+    assert (whole["store"], whole["instructions"]) == (False, "be kind")
+    assert whole["usage"] == {
+        "input_tokens": 5,
+        "input_tokens_details": {"cached_tokens": 3, "cache_write_tokens": 0},
+        "output_tokens": 2,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": 7,
+    }
+    assert whole["completed_at"] >= whole["created_at"] == 1_700_000_000
+
+
+@pytest.mark.parametrize("reason", [FinishReason.LENGTH, FinishReason.DEADLINE])
+def test_a_response_that_is_cut_off_is_incomplete(reason: FinishReason) -> None:
+    events = [*chat_of("a")[:-1], done(1, reason)]
+    whole = json.loads(told(planned(API, body()), events))
+    assert responses_faults(whole, RESPONSE) == []
+    assert (whole["status"], whole["completed_at"]) == ("incomplete", None)
+    assert whole["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert whole["output"][0]["status"] == "incomplete"
+    last = data_of(told(planned(API, body(stream=True)), events))[-1]
+    assert last["type"] == "response.incomplete"
+
+
+def test_a_stream_has_every_event_in_its_order() -> None:
+    stream = told(planned(API, body(stream=True)), ending("He", "llo"))
+    events = data_of(stream)
+    assert [it["type"] for it in events] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        "response.output_text.delta",
+        "response.output_text.delta",
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    assert [it["event"] for it in events_of(stream)] == [it["type"] for it in events]
+    assert [it["sequence_number"] for it in events] == list(range(10))
+    assert [fault for it in events for fault in event_faults(it)] == []
+    whole = json.loads(told(planned(API, body()), ending("He", "llo")))
+    assert events[-1]["response"] == whole
+    assert events[0]["response"]["status"] == "in_progress"
+    assert events[0]["response"]["output"] == []
+
+
+DELTA = (
+    b'event: response.output_text.delta\ndata: {"type":"response.output_text.delta",'
+    b'"sequence_number":%d,"item_id":"msg_r1_0","output_index":0,"content_index":0,'
+    b'"delta":"%s","logprobs":[]}\n\n'
+)
+
+
+def test_each_commit_is_sent_when_it_comes() -> None:
+    writer = planned(API, body(stream=True)).writer
+    assert writer.take(0, Accepted("r1", "small", 5)) == b"", "the head waits for a region"
+    first = writer.take(0, Commit("now", (1,), 1))
+    assert first.endswith(DELTA % (4, b"now"))
+    assert writer.take(0, Commit(" then", (2,), 2)) == DELTA % (5, b" then")
+    assert writer.take(0, Commit("", (3,), 3)) == b"", "its text is held back"
+
+
+def test_long_instructions_come_with_the_last_event_alone() -> None:
+    long = "x" * MAX_ECHO_BYTES
+    events = data_of(told(planned(API, body(stream=True, instructions=long)), ending("a")))
+    assert [it["response"]["instructions"] for it in events if "response" in it] == [
+        None,
+        None,
+        long,
+    ]
+
+
+def with_calls(*, streamed: bool) -> PartWriter:
+    frame = _frame(msgspec.convert(body(), ResponsesRequest), 1_700_000_000)
+    return PartWriter(
+        ResponseShape(7, frame),
+        Position(),
+        is_streamed=streamed,
+        has_ids=False,
+        new_parser=BracketParser,
+    )
+
+
+def written(writer: PartWriter, *texts: str) -> bytes:
+    return b"".join(writer.take(0, event) for event in ending(*texts)) + writer.whole()
+
+
+def test_calls_are_items_whose_arguments_stream() -> None:
+    events = data_of(written(with_calls(streamed=True), '(hm)Well[look]{"at": 1}[/]'))
+    items = [it["item"] for it in events if it["type"] == "response.output_item.done"]
+    assert [it["type"] for it in items] == ["reasoning", "message", "function_call"]
+    assert items[2] == {
+        "type": "function_call",
+        "id": "fc_r1_2",
+        "status": "completed",
+        "call_id": "call_0",
+        "name": "look",
+        "arguments": '{"at": 1}',
+    }
+    of_call = [it for it in events if it.get("output_index") == 2]
+    assert [it["type"].removeprefix("response.") for it in of_call] == [
+        "output_item.added",
+        "function_call_arguments.delta",
+        "function_call_arguments.delta",
+        "function_call_arguments.done",
+        "output_item.done",
+    ]
+    assert "".join(it["delta"] for it in of_call if "delta" in it) == '{"at": 1}'
+    faults = [fault for it in events if "reasoning" not in it["type"] for fault in event_faults(it)]
+    assert faults == []
+    assert events[-1]["response"]["output"] == items
+
+
+def test_a_response_with_calls_is_as_the_api_has_it() -> None:
+    whole = json.loads(written(with_calls(streamed=False), '(hm)Well[look]{"at": 1}[/][look]{"at'))
+    assert responses_faults(whole, RESPONSE) == []
+    assert [it["status"] for it in whole["output"]] == ["completed"] * 3 + ["incomplete"]
+    assert whole["output"][3]["arguments"] == '{"at'
+
+
+TEXTS = st.lists(st.text("ab", max_size=4), min_size=1, max_size=6)
+
+
+@given(TEXTS, st.data())
+def test_a_client_that_comes_back_has_what_one_has_that_stayed(
+    texts: list[str], data: st.DataObject
+) -> None:
+    events = ending(*texts)
+    stream = told(planned(API, body(stream=True), idempotency_key="k"), events)
+    ids = [it["id"] for it in events_of(stream) if "id" in it][:-1]
+    last = data.draw(st.sampled_from(ids))
+    at = stream.index(f"id: {last}\n".encode())
+    had = stream[: stream.index(b"\n\n", at) + 2]
+    back = planned(API, body(stream=True), idempotency_key="k", last_event_id=last)
+    joined = [events[0], Commit("".join(texts), (0,), 1), events[-1]]
+    rest = told(back, data.draw(st.sampled_from([events, joined])))
+    both = data_of(had) + data_of(rest)
+    text = "".join(it["delta"] for it in both if it["type"] == "response.output_text.delta")
+    assert text == "".join(texts)
+    numbers = [it["sequence_number"] for it in both]
+    assert numbers == list(range(len(both)))
+    stayed = [it["type"] for it in data_of(stream)]
+    for once in ("response.created", "response.output_item.added", "response.completed"):
+        assert [it["type"] for it in both].count(once) == stayed.count(once)
+
+
+# Errors.
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(EngineError("x"), "server_error"), (OverloadedError("x"), "rate_limit_exceeded")],
+)
+def test_a_response_that_fails_says_so(error: OutriderError, code: str) -> None:
+    writer = planned(API, body(stream=True)).writer
+    for event in chat_of("a")[:-1]:
+        writer.take(0, event)
+    (failed,) = data_of(writer.failed(error))
+    assert event_faults(failed) == []
+    assert (failed["type"], failed["response"]["status"]) == ("response.failed", "failed")
+    assert failed["response"]["error"] == {"code": code, "message": "x"}
+    assert failed["sequence_number"] == 5
+
+
+def test_a_stream_that_fails_before_its_response_has_begun_says_so() -> None:
+    writer = planned(API, body(stream=True)).writer
+    (failed,) = data_of(writer.failed(EngineError("x")))
+    assert event_faults(failed) == []
+    assert (failed["type"], failed["message"]) == ("error", "x")
+    assert failed["error"]["code"] == failed["code"] == "engine"
+
+
+def test_errors_are_in_that_apis_shape() -> None:
+    error = refusal(body(previous_response_id="resp_1"))
+    made = json.loads(API.error_body(error, "id"))["error"]
+    assert (made["type"], made["param"]) == ("invalid_request_error", "previous_response_id")

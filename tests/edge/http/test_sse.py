@@ -1,0 +1,34 @@
+"""Events, and the ids that say what a client has."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.errors import InvalidRequestError
+from services.edge.http.sse import Position, event, event_id, positions
+
+counts = st.integers(0, 10**9 - 1)
+
+
+def test_an_event_is_its_fields_and_an_empty_line() -> None:
+    assert event(b"{}") == b"data: {}\n\n"
+    assert event(b"{}", name="n", event_id="1-2") == b"id: 1-2\nevent: n\ndata: {}\n\n"
+
+
+@given(st.lists(st.builds(Position, counts, counts), min_size=1, max_size=8))
+def test_an_id_is_read_as_it_was_written(had: list[Position]) -> None:
+    assert positions(event_id(had), len(had)) == tuple(had)
+
+
+def test_who_has_nothing_sends_no_id() -> None:
+    assert positions("", 2) == (Position(), Position())
+
+
+@pytest.mark.parametrize(
+    "text", ["x", "1", "1-", "-1-2", "1-2,3-4", "1-2,", "9" * 99 + "-1", "1-2\n"]
+)
+def test_other_ids_are_refused(text: str) -> None:
+    with pytest.raises(InvalidRequestError, match="Last-Event-ID"):
+        positions(text, 1)

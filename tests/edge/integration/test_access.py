@@ -1,0 +1,326 @@
+"""Who comes in over real QUIC: nobody without a good credential, and nothing is computed for who
+does not."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.access.api_keys import Scope
+from outrider.client import Client, Message
+from outrider.errors import (
+    OutriderError,
+    PermissionDeniedError,
+    RateLimitedError,
+    UnauthenticatedError,
+    UnknownChatError,
+    UnknownModelError,
+)
+from outrider.models.vocabulary import Vocabulary
+from outrider.session_types import Priority
+from outrider.testing import eventually
+from services.edge.access.config import JwtConfig, SharedLimitsConfig
+from services.edge.identity import TenantConfig
+from tests.api_keys import key_of, text_of, write_keys
+from tests.edge.access.issuer import AUDIENCE, ISSUER, jwk, key_set, token
+from tests.edge.integration.running import Running, running
+from tests.edge.integration.trouble import REPLY, start, whole
+from tests.redis_server import RedisServer, redis_server
+
+ASK = [Message("user", "Who may come in?")]
+FOREVER = 4e9
+"""Seconds since 1970: no test outlives it."""
+
+
+async def told(client: Client, **options: Any) -> str:
+    async with client.chat(ASK, **options) as chat:
+        return (await chat.result()).text
+
+
+async def refused(mesh: Running, key: str, **options: Any) -> OutriderError:
+    async with mesh.client(key=key) as client:
+        with pytest.raises(OutriderError) as error:
+            await told(client, **options)
+    return error.value
+
+
+BAD = {
+    "none": "",
+    "unknown": text_of("nobody's"),
+    "a wrong secret": text_of("acme")[:-4] + "0000",
+    "an id alone": text_of("acme")[:15],
+    "expired": text_of("expired"),
+    "revoked": text_of("revoked"),
+    "no token": "a.b.c",
+    "huge": "x" * 8192,
+    "huge token": "x" * 2700 + "." + "y" * 2700 + "." + "z" * 2700,
+}
+KEYS = (
+    key_of("acme"),
+    key_of("other"),
+    key_of("expired", "acme", expires=1.0),
+    key_of("revoked", "acme", revoked=1.0),
+)
+
+
+@pytest.mark.parametrize("name", BAD)
+async def test_nothing_is_computed_for_who_has_no_good_key(
+    name: str, words: Vocabulary, tmp_path: Path
+) -> None:
+    async with running(words, tmp_path, REPLY, anonymous=False, keys=KEYS) as mesh:
+        for thin in (False, True):
+            error = await refused(mesh, BAD[name], thin=thin)
+            assert isinstance(error, UnauthenticatedError), error
+        async with mesh.client(key=BAD[name]) as client:
+            typing = client.typing()
+            typing.update("What is typed before a question is not computed either, " * 20)
+            with pytest.raises(UnauthenticatedError):
+                await told(client)
+            assert (await client.describe()).models == (), "nor is told what is served"
+        assert not mesh.region.opened
+        assert mesh.sample("outrider_edge_prefilled_tokens_total") == 0
+        async with mesh.client(key=text_of("acme")) as client:
+            assert await told(client)
+        await mesh.settled()
+
+
+async def test_refusals_take_the_same_time(words: Vocabulary, tmp_path: Path) -> None:
+    """Medians, taken in turns on connections that are open: within a millisecond."""
+    names = ("unknown", "a wrong secret", "expired", "revoked")
+    async with running(words, tmp_path, REPLY, anonymous=False, keys=KEYS) as mesh:
+        took: dict[str, list[float]] = {name: [] for name in names}
+        loop = asyncio.get_running_loop()
+        clients = {}
+        for name in names:
+            context = mesh.client(key=BAD[name])
+            clients[name] = context, await context.__aenter__()
+        for _ in range(60):
+            for name, (_, client) in clients.items():
+                begun = loop.time()
+                with pytest.raises(UnauthenticatedError):
+                    await told(client)
+                took[name].append(loop.time() - begun)
+        for context, _ in clients.values():
+            await context.__aexit__(None, None, None)
+        medians = {name: statistics.median(times) for name, times in took.items()}
+        assert max(medians.values()) - min(medians.values()) < 0.001, medians
+
+
+async def test_a_key_counts_as_soon_as_it_is_made_and_no_longer_than_it_is_good(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    file = tmp_path / "keys.json"
+    async with running(words, tmp_path, REPLY, anonymous=False) as mesh:
+        async with mesh.client(key=text_of("new")) as client:
+            with pytest.raises(UnauthenticatedError, match="not known"):
+                await told(client)
+            write_keys(file, key_of("new"), revision=2)
+            await eventually(lambda: mesh.sample("outrider_edge_keys_revision") == 2)
+            assert await told(client)
+            mesh.region.hold_at = 2
+            mesh.region.gate.clear()
+            chat = await start(client)
+            write_keys(file, key_of("new", revoked=1.0), revision=3)
+            with pytest.raises(UnauthenticatedError, match="was revoked"):
+                await whole(chat)
+            await mesh.settled()
+            mesh.region.gate.set()
+            with pytest.raises(UnauthenticatedError, match="was revoked"):
+                await told(client)
+            async with client.resume(chat.resume_token) as again:
+                with pytest.raises(UnauthenticatedError):
+                    await again.result()
+        await mesh.settled()
+
+
+async def test_a_key_is_good_for_what_it_was_made_for(words: Vocabulary, tmp_path: Path) -> None:
+    keys = (
+        key_of("lists", "acme", scopes=frozenset({Scope.MODELS})),
+        key_of("low", "acme", max_priority=Priority.LOW),
+        key_of("others", "acme", models=("elsewhere",)),
+        key_of("eu", "eu"),
+        key_of("nowhere", "nowhere"),
+    )
+    tenants = (
+        TenantConfig("acme", max_priority="high"),
+        TenantConfig("eu", regions=("eu-west", "eu-north")),
+        TenantConfig("nowhere", regions=()),
+    )
+    async with running(words, tmp_path, REPLY, anonymous=False, keys=keys, tenants=tenants) as mesh:
+        error = await refused(mesh, text_of("lists"))
+        assert isinstance(error, PermissionDeniedError) and "not for chat" in error.message
+        error = await refused(mesh, text_of("low"), priority="medium")
+        assert isinstance(error, PermissionDeniedError) and "up to priority low" in error.message
+        assert isinstance(await refused(mesh, text_of("others")), UnknownModelError)
+        assert isinstance(await refused(mesh, text_of("nowhere")), PermissionDeniedError)
+        error = await refused(mesh, text_of("eu"), residency=("us-east",))
+        assert isinstance(error, PermissionDeniedError) and "eu-west, eu-north" in error.message
+        assert not mesh.region.opened
+        async with mesh.client(key=text_of("eu")) as client:
+            await told(client)
+            await told(client, residency=("us-east", "eu-north"))
+            typing = client.typing()
+            for number in range(1, 6):
+                typing.update("Which trains leave first, and which are the fastest? " * number)
+            await eventually(lambda: len(mesh.region.opened) > 2)
+            asked = [list(it.residency) for it in mesh.region.opened]
+            assert asked[:2] == [["eu-west", "eu-north"], ["eu-north"]]
+            assert all(it == ["eu-west", "eu-north"] for it in asked[2:]), "typed text too"
+        await mesh.settled()
+
+
+async def test_what_one_tenant_was_given_is_not_anothers(words: Vocabulary, tmp_path: Path) -> None:
+    async with running(words, tmp_path, REPLY, anonymous=False, keys=KEYS) as mesh:
+        async with (
+            mesh.client(key=text_of("acme"), client_secret=b"s" * 16) as acme,
+            mesh.client(key=text_of("other"), client_secret=b"s" * 16) as other,
+        ):
+            chat = await start(acme, idempotency_key="one")
+            await whole(chat)
+            async with other.resume(chat.resume_token) as stolen:
+                with pytest.raises(UnknownChatError):
+                    await stolen.result()
+            ran = len(mesh.region.opened)
+            await whole(await start(other, idempotency_key="one"))
+            assert len(mesh.region.opened) == ran + 1, "it ran by itself"
+            first, second = mesh.region.opened[-2:]
+            assert first.cache_salt != second.cache_salt and first.request_id != second.request_id
+            async with acme.resume(chat.resume_token) as mine:
+                assert (await mine.result()).text
+        await mesh.settled()
+
+
+async def test_a_token_of_an_issuer_is_a_credential(words: Vocabulary, tmp_path: Path) -> None:
+    file = tmp_path / "jwks.json"
+    file.write_bytes(key_set(jwk("ES256", "k")))
+    config = JwtConfig(ISSUER, AUDIENCE, jwks_file=file)
+    tenants = (TenantConfig("acme", trust="user"),)
+    async with running(
+        words, tmp_path, REPLY, anonymous=False, jwt=config, tenants=tenants
+    ) as mesh:
+        issuer = mesh.edge._issuer
+        assert issuer is not None
+        await eventually(lambda: issuer.num_fetched > 0)
+        good = token(exp=FOREVER)
+
+        async def is_in() -> bool:
+            async with mesh.client(key=good) as client:
+                try:
+                    return bool(await told(client))
+                except UnauthenticatedError:
+                    return False
+
+        while not await is_in():
+            pass
+        async with mesh.client(key=good) as client:
+            for _ in range(5):
+                await told(client)
+        assert issuer.verifier.num_verified == 1, "one signature, however many chats"
+        assert mesh.region.opened[0].tenant == "acme"
+        ran = len(mesh.region.opened)
+        bad = {
+            token(): "expired",
+            token(exp=FOREVER, number=1): "not good",
+            token(exp=FOREVER, aud="others"): "another audience",
+            token(exp=FOREVER, iss="https://evil.example"): "another issuer",
+            token(exp=FOREVER, kid="unknown"): "not known yet",
+        }
+        for text, says in bad.items():
+            error = await refused(mesh, text)
+            assert isinstance(error, UnauthenticatedError) and says in error.message
+        for text in (token(exp=FOREVER, tenant="strangers"), token(exp=FOREVER, scope="openid")):
+            assert isinstance(await refused(mesh, text), PermissionDeniedError)
+        assert len(mesh.region.opened) == ran
+        await mesh.settled()
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    with redis_server() as found:
+        yield found
+
+
+async def test_two_edges_hold_one_limit(
+    server: RedisServer, words: Vocabulary, tmp_path: Path
+) -> None:
+    options = {
+        "anonymous": False,
+        "tenants": (TenantConfig("few", requests_per_minute=4),),
+        "keys": (key_of("few"),),
+        "shared_limits": SharedLimitsConfig(server.url, timeout_ms=5000.0),
+    }
+    async with (
+        running(words, tmp_path / "one", REPLY, **options) as one,
+        running(words, tmp_path / "two", REPLY, **options) as two,
+        one.client(key=text_of("few")) as first,
+        two.client(key=text_of("few")) as second,
+    ):
+        chats = [told(client) for client in (first, second) for _ in range(4)]
+        found = await asyncio.gather(*chats, return_exceptions=True)
+        refusals = [it for it in found if isinstance(it, RateLimitedError)]
+        assert len(refusals) in (3, 4), "one more may have filled meanwhile"
+        assert sum(it == REPLY for it in found) == 8 - len(refusals)
+        assert len(one.region.opened) + len(two.region.opened) == 8 - len(refusals)
+        await one.settled()
+        await two.settled()
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+@pytest.mark.parametrize("thin", [False, True])
+async def test_limits_are_held(
+    is_shared: bool, thin: bool, server: RedisServer, words: Vocabulary, tmp_path: Path
+) -> None:
+    shared = SharedLimitsConfig(server.url if is_shared else "", timeout_ms=5000.0)
+    tenants = (
+        TenantConfig("few", requests_per_minute=2),
+        TenantConfig("short", input_tokens_per_minute=30),
+        TenantConfig("terse", output_tokens_per_minute=5),
+        TenantConfig("one", max_sessions=1),
+    )
+    keys = tuple(key_of(tenant.name) for tenant in tenants)
+    options = {"tenants": tenants, "keys": keys, "shared_limits": shared}
+    async with running(words, tmp_path, REPLY, anonymous=False, **options) as mesh:
+        async with mesh.client(key=text_of("few")) as client:
+            assert await told(client, thin=thin) and await told(client, thin=thin)
+        error = await refused(mesh, text_of("few"), thin=thin)
+        assert isinstance(error, RateLimitedError) and error.retry_delay_ms > 0
+        assert error.metadata["limited"] == "requests" and error.metadata["limit"] == "2"
+        assert mesh.sample("outrider_edge_refused_total", reason="RATE_LIMITED") == 1
+
+        async with mesh.client(key=text_of("terse")) as client:
+            assert await told(client, thin=thin), "a reply goes on"
+        error = await refused(mesh, text_of("terse"), thin=thin)
+        assert error.metadata["limited"] == "output_tokens"
+
+        ran = len(mesh.region.opened)
+        if not thin:
+            async with mesh.client(key=text_of("short")) as client:
+                long = [Message("user", "far too long for it " * 50)]
+                with pytest.raises(RateLimitedError, match="shorten it"):
+                    async with client.chat(long) as chat:
+                        await chat.result()
+            assert len(mesh.region.opened) == ran, "no region has computed anything"
+
+        async with mesh.client(key=text_of("one")) as client:
+            mesh.region.hold_at = 2
+            mesh.region.gate.clear()
+            chat = await start(client, thin=thin)
+            error = await refused(mesh, text_of("one"), thin=thin)
+            assert error.metadata["limited"] == "sessions"
+            mesh.region.gate.set()
+            await whole(chat)
+
+            async def is_in() -> bool:
+                try:
+                    return bool(await told(client, thin=thin))
+                except RateLimitedError:
+                    return False
+
+            while not await is_in():
+                pass
+        await mesh.settled()

@@ -1,0 +1,255 @@
+"""Who may call what over HTTP, and what bad requests get."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from h2.connection import H2Connection
+
+from outrider.models.vocabulary import Vocabulary
+from outrider.testing import eventually
+from services.edge.access.config import AccessConfig
+from services.edge.http.config import HttpConfig
+from services.edge.http.routes import ALL_ROUTES, Access
+from services.edge.identity import TenantConfig
+from tests.api_keys import key_of, text_of
+from tests.edge.integration.http_client import (
+    CHAT,
+    KEY,
+    TENANTS,
+    RawRequest,
+    plain,
+    serving_http,
+)
+
+_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
+_ANSWERS = "outrider_edge_http_answers_total"
+_PUBLIC = {("GET", "/openapi.json")}
+"""All that anybody may call. Whoever adds a public route changes this, and says why."""
+
+
+def test_what_is_public_is_listed_here() -> None:
+    listed = {(it.method, it.path) for it in ALL_ROUTES if it.access is Access.PUBLIC}
+    assert listed == _PUBLIC
+
+
+@pytest.mark.parametrize(
+    "closed", [{"anonymous": False}, {"access": AccessConfig()}], ids=["edge", "http"]
+)
+async def test_nothing_is_served_or_computed_without_a_key(
+    words: Vocabulary, tmp_path: Path, closed: dict[str, Any]
+) -> None:
+    paths = {it.path.replace("{model:path}", "small") for it in ALL_ROUTES}
+    async with serving_http(words, tmp_path, **closed) as mesh:
+        for headers in ({}, {"authorization": "Bearer wrong"}, {"x-api-key": "wrong"}):
+            async with plain(mesh, key="") as client:
+                for path in (*sorted(paths), "/", "/metrics", "/health", "/nothing/here"):
+                    for method in _METHODS:
+                        answer = await client.request(method, path, json=CHAT, headers=headers)
+                        if path == "/openapi.json":
+                            assert answer.status_code in (200, 405)
+                            continue
+                        assert answer.status_code == 401, (method, path)
+                        assert answer.headers["www-authenticate"] == "Bearer"
+        assert mesh.region.opened == []
+        async with plain(mesh) as client:
+            assert (await client.post("/v1/chat/completions", json=CHAT)).status_code == 200
+        async with plain(mesh, key="") as client:
+            answer = await client.get("/v1/models", headers={"x-api-key": KEY})
+            assert answer.status_code == 200
+            answer = await client.get("/v1/models", headers={"authorization": f"Basic {KEY}"})
+            assert answer.status_code == 401
+
+
+async def test_every_error_is_in_that_apis_shape(words: Vocabulary, tmp_path: Path) -> None:
+    http = HttpConfig(port=0, max_body_bytes=1000)
+    async with serving_http(words, tmp_path, http=http) as mesh, plain(mesh) as client:
+        cases = [
+            (404, client.get("/nothing")),
+            (404, client.get("/v1/models/")),
+            (405, client.get("/v1/chat/completions")),
+            (405, client.delete("/v1/models")),
+            (400, client.post("/v1/chat/completions", json={})),
+            (415, client.post("/v1/chat/completions", content=b"{}")),
+            (415, client.post("/tokenize", data={"a": "b"})),
+            (413, client.post("/v1/chat/completions", json=CHAT | {"user": "x" * 2000})),
+        ]
+        for status, request in cases:
+            answer = await request
+            assert answer.status_code == status
+            error = answer.json()["error"]
+            assert error["message"] and error["type"] and error["code"]
+            assert answer.headers["x-request-id"]
+            assert answer.headers["cache-control"] == "no-store"
+        allowed = await client.get("/v1/chat/completions")
+        assert allowed.headers["allow"] == "POST"
+        named = await client.get("/v1/models", headers={"x-request-id": "mine"})
+        assert named.headers["x-request-id"] == "mine"
+        for route, code in (
+            ("none", "404"),
+            ("/v1/models/{model:path}", "404"),
+            ("/v1/models", "200"),
+            ("/v1/chat/completions", "413"),
+        ):
+            counted = partial(mesh.sample, _ANSWERS, route=route, status=code)
+            await eventually(lambda counted=counted: counted() == 1)  # type: ignore[misc]
+        assert mesh.region.opened == []
+
+
+async def test_a_body_may_take_only_so_long_and_be_only_so_large(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    http = HttpConfig(port=0, body_timeout_s=0.2, max_body_bytes=1000, max_header_bytes=2000)
+    async with serving_http(words, tmp_path, http=http) as mesh:
+        head = {
+            "Host": "edge",
+            "Authorization": f"Bearer {KEY}",
+            "Content-Type": "application/json",
+        }
+        slow = await RawRequest.connected(mesh)
+        slow.send("POST /tokenize HTTP/1.1", head | {"Content-Length": "10"}, b"{")
+        assert (await slow.until(b"\r\n")).startswith(b"HTTP/1.1 408")
+        chunked = await RawRequest.connected(mesh)
+        body = b"400\r\n" + b"x" * 1024 + b"\r\n"
+        chunked.send("POST /tokenize HTTP/1.1", head | {"Transfer-Encoding": "chunked"}, body)
+        assert (await chunked.until(b"\r\n")).startswith(b"HTTP/1.1 413")
+        headers = await RawRequest.connected(mesh)
+        headers.send("GET /v1/models HTTP/1.1", head | {"X-Long": "x" * 5000})
+        assert (await headers.until(b"\r\n")).startswith(b"HTTP/1.1 431")
+        for request in (slow, chunked, headers):
+            request.close()
+        assert mesh.edge.http is not None
+        await eventually(lambda: mesh.edge.http is not None and not mesh.edge.http.num_connections)
+
+
+async def test_a_head_may_take_only_so_long(words: Vocabulary, tmp_path: Path) -> None:
+    http = HttpConfig(port=0, idle_timeout_s=0.2)
+    async with serving_http(words, tmp_path, http=http) as mesh:
+        slow = await RawRequest.connected(mesh)
+        slow.writer.write(b"GET /v1/models HTTP/1.1\r\nHost: e")
+        assert await slow.rest() == b""
+        slow.close()
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"\x00\x01\x02\x03",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"POST /tokenize HTTP/1.1\r\nHost: e\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n",
+        b"POST /tokenize HTTP/1.1\r\nHost: e\r\nContent-Length: -1\r\n\r\n",
+        b"POST /tokenize HTTP/1.1\r\nHost: e\r\nTransfer-Encoding: gzip, chunked\r\n\r\n",
+        b"GET /v1/models\x00 HTTP/1.1\r\nHost: e\r\n\r\n",
+        b"GET /v1/models HTTP/1.1\r\nHost : e\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 100,
+    ],
+)
+async def test_what_is_no_http_ends_its_connection_alone(
+    words: Vocabulary, tmp_path: Path, request_bytes: bytes
+) -> None:
+    async with serving_http(words, tmp_path) as mesh, plain(mesh) as client:
+        odd = await RawRequest.connected(mesh)
+        odd.writer.write(request_bytes)
+        answer = await odd.some()
+        assert b"HTTP/1.1 500" not in answer
+        odd.close()
+        assert (await client.get("/v1/models")).status_code == 200
+
+
+async def test_a_defect_is_answered_and_harms_nobody_else(
+    words: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving_http(words, tmp_path) as mesh, plain(mesh) as client:
+        with monkeypatch.context() as patch:
+            patch.setattr("services.edge.http.openai_models._listed", lambda exchange: 1 // 0)
+            answer = await client.get("/v1/models")
+        assert answer.status_code == 500
+        assert "ZeroDivisionError" in answer.json()["error"]["message"]
+        assert (await client.get("/v1/models")).status_code == 200
+
+
+async def test_a_tenant_gets_no_more_than_it_may_have(words: Vocabulary, tmp_path: Path) -> None:
+    config: dict[str, Any] = {
+        "tenants": (*TENANTS, TenantConfig("small", max_priority="low", models=("other",))),
+        "keys": (key_of("small"),),
+        "models": ("small", "other"),
+    }
+    async with (
+        serving_http(words, tmp_path, **config) as mesh,
+        plain(mesh, text_of("small")) as client,
+    ):
+        denied = await client.post(
+            "/v1/chat/completions", json=CHAT | {"model": "other", "priority": "high"}
+        )
+        assert denied.status_code == 403
+        hidden = await client.post("/v1/chat/completions", json=CHAT)
+        assert hidden.status_code == 404
+        assert "small" not in hidden.json()["error"]["message"].rpartition("there is")[2]
+        assert mesh.region.opened == []
+
+
+async def test_tokens_and_texts(words: Vocabulary, tmp_path: Path) -> None:
+    async with serving_http(words, tmp_path) as mesh, plain(mesh) as client:
+        text = "<|im_start|>user\nhällo<|im_end|>"
+        answer = await client.post("/tokenize", json={"prompt": text, "return_token_strs": True})
+        found = answer.json()
+        assert found["count"] == len(found["tokens"]) == len(found["token_strs"])
+        assert found["token_strs"][0] == "<|im_start|>"
+        assert found["max_model_len"] == mesh.model.offer.max_context_tokens
+        back = await client.post("/detokenize", json={"tokens": found["tokens"]})
+        assert back.json() == {"prompt": text}
+        chat = await client.post("/tokenize", json={"messages": CHAT["messages"]})
+        rendered = await client.post("/detokenize", json={"tokens": chat.json()["tokens"]})
+        assert rendered.json()["prompt"].endswith("<|im_start|>assistant\n")
+        for bad in ({}, {"prompt": "a", "messages": []}, {"prompt": "x" * 100_000}):
+            assert (await client.post("/tokenize", json=bad)).status_code == 400
+        for tokens in ([10**6], [-1], "x"):
+            assert (await client.post("/detokenize", json={"tokens": tokens})).status_code == 400
+        await mesh.settled()
+
+
+async def test_the_document_names_every_route(words: Vocabulary, tmp_path: Path) -> None:
+    async with serving_http(words, tmp_path) as mesh, plain(mesh, key="") as client:
+        document = (await client.get("/openapi.json")).json()
+        named = {
+            (method.upper(), path.replace("{model}", "{model:path}"))
+            for path, methods in document["paths"].items()
+            for method in methods
+        }
+        assert named == {(it.method, it.path) for it in ALL_ROUTES}
+
+
+async def test_streams_that_are_reset_at_once_leave_nothing(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    """HTTP/2 rapid reset (CVE-2023-44487): begun, and given up before it is served."""
+    async with serving_http(words, tmp_path) as mesh, plain(mesh) as client:
+        wire = H2Connection()
+        wire.initiate_connection()
+        attack = await RawRequest.connected(mesh)
+        body = json.dumps(CHAT).encode()
+        head = [
+            (":method", "POST"),
+            (":scheme", "http"),
+            (":authority", "edge"),
+            (":path", "/v1/chat/completions"),
+            ("authorization", f"Bearer {KEY}"),
+            ("content-type", "application/json"),
+        ]
+        for _ in range(300):
+            stream_id = wire.get_next_available_stream_id()
+            wire.send_headers(stream_id, head)
+            if stream_id % 4 == 1:
+                wire.send_data(stream_id, body, end_stream=True)
+            wire.reset_stream(stream_id)
+        attack.writer.write(wire.data_to_send())
+        await attack.writer.drain()
+        assert (await client.post("/v1/chat/completions", json=CHAT)).status_code == 200
+        attack.close()
+        assert mesh.edge.http is not None
+        await mesh.settled()
+        await eventually(lambda: mesh.edge.http is not None and not mesh.edge.http._door.replies)

@@ -1,0 +1,309 @@
+"""HTTP chats are sessions like all others: cancelled, resumed, bounded, drained, and freed."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from h2.connection import H2Connection
+from h2.events import RemoteSettingsChanged
+from h2.settings import SettingCodes
+
+from outrider.errors import ConfigError, OverloadedError
+from outrider.models.vocabulary import Vocabulary
+from outrider.telemetry.metrics import Metrics
+from outrider.testing import eventually
+from services.edge.app import Edge
+from services.edge.chat import Chat
+from services.edge.http.config import HttpConfig
+from services.edge.http.exchange import Exchange
+from services.edge.http.openai_reply import OpenAiWriter
+from services.edge.http.stream import RunningReply
+from services.edge.quotas import Count
+from services.edge.resumption.table import ResumeLimits
+from tests.edge.http.asking import objects_of
+from tests.edge.integration.http_client import (
+    CHAT,
+    KEY,
+    OTHER_KEY,
+    RawRequest,
+    plain,
+    serving_http,
+)
+from tests.edge.integration.running import catalog_of, loading
+
+REPLY = "a reply of some length"
+
+
+def text_of(stream: bytes) -> str:
+    deltas = [it["choices"][0]["delta"] for it in objects_of(stream) if it.get("choices")]
+    return "".join(it.get("content", "") for it in deltas)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stop_after", [0, 4])
+async def test_a_client_that_leaves_cancels_its_chat(
+    words: Vocabulary, tmp_path: Path, stream: bool, stop_after: int
+) -> None:
+    async with serving_http(words, tmp_path, REPLY) as mesh:
+        mesh.region.stop_after = stop_after
+        request = await RawRequest.chat(mesh, stream=stream, n=2)
+        await eventually(lambda: len(mesh.region.live) == 2)
+        if stream and stop_after:
+            await request.until(b'"content":"a')
+        request.close()
+        await eventually(lambda: mesh.region.cancelled == ["the client is gone"] * 2)
+        await mesh.settled()
+
+
+async def test_a_chat_with_a_key_outlives_its_connection(words: Vocabulary, tmp_path: Path) -> None:
+    async with serving_http(words, tmp_path, REPLY) as mesh:
+        mesh.region.hold_at = 6
+        mesh.region.gate.clear()
+        headers = {"Idempotency-Key": "k"}
+        first = await RawRequest.chat(mesh, stream=True, headers=headers)
+        had = await first.until(b'"content":"epl"')
+        had += await first.until(b"\n\n")
+        first.close()
+        await eventually(lambda: mesh.sample("outrider_edge_detached_chats") == 1)
+        last_id = [line[4:] for line in had.decode().splitlines() if line.startswith("id: ")][-1]
+        assert last_id == "6-6"
+        mesh.region.gate.set()
+        async with plain(mesh) as client:
+            more = await client.post(
+                "/v1/chat/completions",
+                json=CHAT | {"stream": True},
+                headers=headers | {"Last-Event-ID": last_id},
+            )
+            assert text_of(more.content) == REPLY[6:]
+            whole = await client.post("/v1/chat/completions", json=CHAT, headers=headers)
+            assert whole.json()["choices"][0]["message"]["content"] == REPLY
+        assert mesh.region.cancelled == []
+        assert len(mesh.region.opened) == 1
+
+
+async def test_the_same_key_joins_the_running_chat_and_the_older_request_ends(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    async with serving_http(words, tmp_path, REPLY) as mesh, plain(mesh) as client:
+        mesh.region.hold_at = 6
+        mesh.region.gate.clear()
+
+        def ask() -> asyncio.Task[Any]:
+            return asyncio.create_task(
+                client.post("/v1/chat/completions", json=CHAT, headers={"Idempotency-Key": "k"})
+            )
+
+        older = ask()
+        await eventually(lambda: len(mesh.region.live) == 1)
+        newer = ask()
+        refused = await older
+        assert (refused.status_code, refused.headers["x-should-retry"]) == (409, "false")
+        mesh.region.gate.set()
+        answer = await newer
+        assert answer.json()["choices"][0]["message"]["content"] == REPLY
+        changed = await client.post(
+            "/v1/chat/completions",
+            json=CHAT | {"top_p": 0.5},
+            headers={"Idempotency-Key": "k"},
+        )
+        assert changed.status_code == 422
+        assert len(mesh.region.opened) == 1
+
+
+async def test_a_key_of_another_tenant_is_another_key(words: Vocabulary, tmp_path: Path) -> None:
+    async with serving_http(words, tmp_path, REPLY) as mesh:
+        for key in (KEY, OTHER_KEY):
+            async with plain(mesh, key) as client:
+                headers = {"Idempotency-Key": "k"}
+                await client.post("/v1/chat/completions", json=CHAT, headers=headers)
+        assert len(mesh.region.opened) == 2
+        salts = {opened.cache_salt for opened in mesh.region.opened}
+        assert len(salts) == 2
+        assert len({opened.request_id for opened in mesh.region.opened}) == 2
+
+
+async def test_a_chat_that_nobody_comes_back_to_is_cancelled(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    limits = ResumeLimits(window_s=0.2)
+    async with serving_http(words, tmp_path, REPLY, resumption=limits) as mesh:
+        mesh.region.stop_after = 4
+        request = await RawRequest.chat(mesh, headers={"Idempotency-Key": "k"})
+        await eventually(lambda: len(mesh.region.live) == 1)
+        request.close()
+        await eventually(lambda: mesh.region.cancelled == ["the client is gone"])
+        await mesh.settled()
+
+
+async def test_chats_count_against_the_limits_of_both_doors(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    async with (
+        serving_http(words, tmp_path, REPLY, max_chats_per_address=2) as mesh,
+        plain(mesh) as client,
+    ):
+        mesh.region.stop_after = 0
+        both = [await RawRequest.chat(mesh) for _ in range(2)]
+        await eventually(lambda: len(mesh.region.live) == 2)
+        refused = await client.post("/v1/chat/completions", json=CHAT)
+        assert refused.status_code == 429
+        assert refused.headers["retry-after"] == "1"
+        for request in both:
+            request.close()
+        await mesh.settled()
+        shared = mesh.edge.listener.shared
+        assert shared.quotas.held("127.0.0.1/32", Count.CHATS) == 0
+
+
+async def test_connections_count_and_are_bounded(words: Vocabulary, tmp_path: Path) -> None:
+    http = HttpConfig(port=0, max_connections=2)
+    async with serving_http(words, tmp_path, REPLY, http=http) as mesh:
+        assert mesh.edge.http is not None
+        kept = [await RawRequest.connected(mesh) for _ in range(2)]
+        await eventually(lambda: mesh.edge.http is not None and mesh.edge.http.num_connections == 2)
+        refused = await RawRequest.connected(mesh)
+        with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+            await refused.until(b"\r\n")
+        for request in kept:
+            request.close()
+        await eventually(lambda: mesh.edge.http is not None and not mesh.edge.http.num_connections)
+        shared = mesh.edge.listener.shared
+        assert shared.quotas.held("127.0.0.1/32", Count.CONNECTIONS) == 0
+
+
+async def test_a_client_that_does_not_read_loses_its_chat(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    http = HttpConfig(port=0, max_unsent_bytes=1)
+    async with serving_http(words, tmp_path, REPLY, http=http) as mesh:
+        request = await RawRequest.chat(mesh, stream=True)
+        answer = await request.until(b"[DONE]")
+        assert b"does not read" in answer
+        request.close()
+        await mesh.settled()
+
+
+async def test_an_edge_that_stops_tells_those_that_wait(words: Vocabulary, tmp_path: Path) -> None:
+    async with serving_http(words, tmp_path, REPLY) as mesh:
+        mesh.region.stop_after = 4
+        streamed = await RawRequest.chat(mesh, stream=True)
+        await streamed.until(b'"content":"a')
+        waiting = await RawRequest.chat(mesh)
+        await eventually(lambda: len(mesh.region.live) == 2)
+        await mesh.edge.stop()
+        assert b"shutting down" in await streamed.rest()
+        answer = await waiting.rest()
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert json.loads(answer.split(b"\r\n\r\n", 1)[1])["error"]["code"] == "draining"
+        await mesh.settled()
+
+
+async def test_replies_under_way_may_end_while_an_edge_drains(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    async with serving_http(words, tmp_path, REPLY, drain_s=30.0) as mesh:
+        mesh.region.hold_at = 6
+        mesh.region.gate.clear()
+        request = await RawRequest.chat(mesh, stream=True)
+        await request.until(b'"content":"a')
+        stopping = asyncio.create_task(mesh.edge.stop())
+        await eventually(lambda: mesh.edge.listener.is_draining)
+        mesh.region.gate.set()
+        assert b"[DONE]" in await request.rest()
+        await stopping
+
+
+async def test_what_a_chat_held_is_freed_without_the_collector(
+    words: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alive: weakref.WeakSet[object] = weakref.WeakSet()
+    for kind in (Chat, Exchange, RunningReply, OpenAiWriter):
+        monkeypatch.setattr(kind, "__init__", _noted(kind.__init__, alive))
+    async with serving_http(words, tmp_path, REPLY) as mesh, plain(mesh) as client:
+        gc.collect()
+        gc.disable()
+        try:
+            for body in (CHAT, CHAT | {"stream": True}, {}, CHAT | {"n": 3, "stop": "of"}):
+                await client.post("/v1/chat/completions", json=body)
+            mesh.region.error = OverloadedError("full")
+            for body in (CHAT, CHAT | {"stream": True}):
+                await client.post("/v1/chat/completions", json=body)
+            mesh.region.error = None
+            mesh.region.stop_after = 4
+            request = await RawRequest.chat(mesh, stream=True)
+            await request.until(b'"content":"a')
+            request.close()
+            await mesh.settled()
+            await eventually(lambda: not alive)
+        finally:
+            gc.enable()
+
+
+def _noted(made: Callable[..., None], alive: weakref.WeakSet[object]) -> Callable[..., None]:
+    def init(self: object, *args: Any, **options: Any) -> None:
+        alive.add(self)
+        made(self, *args, **options)
+
+    return init
+
+
+async def test_a_port_that_is_taken_is_told(words: Vocabulary, tmp_path: Path) -> None:
+    async with serving_http(words, tmp_path, REPLY) as mesh:
+        config = replace(mesh.edge._config, http=HttpConfig(port=mesh.ports.http))
+        metrics = Metrics("edge")
+        other = Edge(config, catalog_of("small"), metrics, load=loading(words))
+        with pytest.raises(ConfigError, match=rf"{mesh.ports.http} for HTTP .* http.port"):
+            await other.start()
+        await other.stop()
+        metrics.close()
+
+
+async def test_a_connection_serves_only_so_many_requests(words: Vocabulary, tmp_path: Path) -> None:
+    http = HttpConfig(port=0, max_requests_per_connection=2, max_streams_per_connection=3)
+    async with serving_http(words, tmp_path, REPLY, http=http) as mesh:
+        request = await RawRequest.connected(mesh)
+        for _ in range(5):
+            request.send("GET /openapi.json HTTP/1.1", {"Host": "edge"})
+        answers = await request.rest()
+        assert 1 <= answers.count(b"HTTP/1.1 200") <= 3
+        # HTTP/2 tells how many may be under way at a time.
+        wire = H2Connection()
+        wire.initiate_connection()
+        second = await RawRequest.connected(mesh)
+        second.writer.write(wire.data_to_send())
+        events = wire.receive_data(await second.some())
+        (settings,) = [it for it in events if isinstance(it, RemoteSettingsChanged)]
+        limit = settings.changed_settings[SettingCodes.MAX_CONCURRENT_STREAMS]
+        assert limit.new_value == 3
+
+
+async def test_a_connection_that_takes_nothing_is_closed(words: Vocabulary, tmp_path: Path) -> None:
+    http = HttpConfig(port=0, send_timeout_s=0.05)
+    async with serving_http(words, tmp_path, REPLY, http=http) as mesh:
+        assert mesh.edge.http is not None
+        closed = asyncio.Event()
+        scope = {
+            "type": "http",
+            "method": "GET",
+            "path": "/openapi.json",
+            "headers": [],
+            "client": ("127.0.0.1", 1),
+            "extensions": {"outrider-connection": {"abort": closed.set}},
+        }
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message: Any) -> None:
+            await asyncio.Event().wait()  # as a server whose client's window is full
+
+        await mesh.edge.http.app(scope, receive, send)
+        assert closed.is_set()

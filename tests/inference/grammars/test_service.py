@@ -1,0 +1,97 @@
+"""Compiled beside the event loop, kept for those who asked, and no more than there is room for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from outrider.errors import InvalidSamplingError, OverloadedError
+from outrider.sampling.grammar import Grammar, GrammarKind
+from services.inference.grammars import service
+from services.inference.grammars.service import Grammars
+from tests.inference.grammars.finite import TABLE
+
+GROUP, OTHER = b"group", b"other"
+
+
+def regex(text: str) -> Grammar:
+    return Grammar(GrammarKind.REGEX, text)
+
+
+@pytest.fixture
+async def grammars() -> AsyncIterator[Grammars]:
+    made = Grammars(TABLE)
+    yield made
+    made.close()
+
+
+async def test_compiled_once_for_a_group(grammars: Grammars) -> None:
+    assert grammars.kept(GROUP, regex("ab")) is None
+    one, two = await asyncio.gather(
+        grammars.constraint(GROUP, regex("ab")), grammars.constraint(GROUP, regex("ab"))
+    )
+    assert one is not two
+    one.advance(7)
+    assert two.allowed().sum() == 1, "a reply of its own"
+    assert len(grammars._kept) == 1
+    assert grammars.kept(GROUP, regex("ab")) is not None
+    assert grammars.kept(OTHER, regex("ab")) is None, "nothing passes between groups"
+
+
+async def test_what_is_no_grammar_is_refused_and_not_kept(grammars: Grammars) -> None:
+    for _ in range(2):
+        with pytest.raises(InvalidSamplingError, match="regular expression"):
+            await grammars.constraint(GROUP, regex("(a"))
+    assert not grammars._kept and not grammars._compiling and not grammars._waiting
+
+
+async def test_no_more_are_kept_than_there_is_room_for(grammars: Grammars) -> None:
+    for number in range(service.MAX_KEPT + 3):
+        await grammars.constraint(GROUP, regex(f"a{{{number + 1}}}"))
+        assert grammars.kept(GROUP, regex("a{1}")) is not None, "used again and again"
+    assert len(grammars._kept) == service.MAX_KEPT
+    assert grammars.kept(GROUP, regex("a{2}")) is None, "the least recently used"
+
+
+async def test_a_grammar_is_compiled_anew_after_many_replies(grammars: Grammars) -> None:
+    await grammars.constraint(GROUP, regex("ab"))
+    uses = 0
+    while grammars.kept(GROUP, regex("ab")) is not None:
+        uses += 1
+    assert uses == service.MAX_USES
+    await grammars.constraint(GROUP, regex("ab"))
+    assert grammars.kept(GROUP, regex("ab")) is not None
+
+
+async def test_a_group_has_its_share_of_the_threads(grammars: Grammars) -> None:
+    asked = [
+        asyncio.create_task(grammars.constraint(GROUP, regex(f"a{{{number + 1}}}")))
+        for number in range(service.MAX_WAITING_OF_GROUP + 1)
+    ]
+    theirs = asyncio.create_task(grammars.constraint(OTHER, regex("ab")))
+    *_, last = await asyncio.gather(*asked, return_exceptions=True)
+    assert isinstance(last, OverloadedError) and last.retry_delay_ms > 0
+    assert not any(isinstance(task.exception(), Exception) for task in asked[:-1])
+    assert (await theirs).allowed().any()
+    assert not grammars._waiting
+
+
+async def test_all_groups_together_have_bounds_too(grammars: Grammars) -> None:
+    asked = [
+        asyncio.create_task(grammars.constraint(b"%d" % number, regex("ab")))
+        for number in range(service.MAX_WAITING + 2)
+    ]
+    done = await asyncio.gather(*asked, return_exceptions=True)
+    assert sum(isinstance(one, OverloadedError) for one in done) == 2
+
+
+async def test_who_waits_too_long_is_told(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "COMPILE_S", 0.0)
+    with pytest.raises(InvalidSamplingError, match="to compile"):
+        await grammars.constraint(GROUP, regex("ab"))
+    await asyncio.gather(*grammars._compiling.values())
+    assert grammars.kept(GROUP, regex("ab")) is not None, "it was compiled all the same"
