@@ -112,7 +112,7 @@ async def replica_process(
     own = {f"OUTRIDER_INFERENCE_{name.upper()}": str(value) for name, value in given.items()}
     environ = with_huge_pages(os.environ) | own
     began_at = time.monotonic()
-    command = (sys.executable, "-m", "services.inference")
+    command = (sys.executable, "-m", "outrider.cli.main", "serve", "inference")
     async with child(*command, environ=environ, merged=True) as process:
         replica = ReplicaProcess(process, began_at)
         reading = asyncio.create_task(replica.read())

@@ -123,7 +123,8 @@ async def replica_process(settings: Mapping[str, object]) -> AsyncIterator[tuple
         f"OUTRIDER_INFERENCE_{name.upper().replace('.', '_')}": str(value)
         for name, value in given.items()
     }
-    async with child(sys.executable, "-m", "services.inference", environ=environ) as process:
+    command = (sys.executable, "-m", "outrider.cli.main", "serve", "inference")
+    async with child(*command, environ=environ) as process:
         await _serving(f"127.0.0.1:{port}", process)
         yield f"127.0.0.1:{port}", f"http://127.0.0.1:{admin_port}/metrics"
 

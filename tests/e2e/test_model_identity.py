@@ -143,6 +143,7 @@ async def small_mesh(
         "edge",
         {
             "name": "edge",
+            "anonymous": True,
             "region": "here",
             "models": (model,) if model else (),
             "routers": (router.address,),

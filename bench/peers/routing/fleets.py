@@ -105,7 +105,8 @@ async def start_router(
         port = free_tcp_port()
         file = folder / "router.toml"
         file.write_text(_router_settings(port, addresses, more), encoding="utf-8")
-        async with child(sys.executable, "-m", "services.router", str(file)) as process:
+        command = (sys.executable, "-m", "outrider.cli.main", "serve", "router")
+        async with child(*command, "--config", str(file)) as process:
             await _placing(f"127.0.0.1:{port}", len(addresses))
             yield Started(process, Address(f"127.0.0.1:{port}"))
 
