@@ -275,6 +275,7 @@ def _edge(number: int, routers: list[Service], shape: MeshShape, folder: Path) -
         "routers": tuple(r.address for r in (*routers[number:], *routers[:number])),
         # One certificate for all.
         "state_dir": str(folder),
+        "anonymous": True,
         "drafter.model": "none",
     }
     return Service(f"edge-{number}", "edge", values, folder)

@@ -221,6 +221,7 @@ class _Starter:
             "name": name,
             "routers": (f"{HOST}:{upstream}",),
             "state_dir": str(state_dir),
+            "anonymous": True,
             "trust": "chat",
             "models": (self._model,) if self._model else (),
             **more,
