@@ -44,7 +44,12 @@ def add(
         Path | None, typer.Option(help="File with a Jinja chat template, instead of the model's.")
     ] = None,
     context: Annotated[
-        int, typer.Option(help="Most tokens of prompt and reply; 0: what the model's file says.")
+        int,
+        typer.Option(
+            min=0,
+            max=1 << 24,
+            help="Most tokens of prompt and reply; 0: what the model's file says.",
+        ),
     ] = 0,
     stop: Annotated[
         list[str] | None,

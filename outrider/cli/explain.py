@@ -27,7 +27,7 @@ _Text = Annotated[
     str | None, typer.Argument(help="A prompt: what would be decided for it now. Nothing runs.")
 ]
 _Request = Annotated[str, typer.Option(help="Only the session with this request id.")]
-_Last = Annotated[int, typer.Option(min=1, help="Most decisions shown, newest first.")]
+_Last = Annotated[int, typer.Option(min=1, max=10_000, help="Most decisions shown, newest first.")]
 _Router = Annotated[str | None, typer.Option(help="HOST:PORT; default: that of `outrider up`.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print the router's answer as JSON.")]
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from importlib.metadata import version
+from typing import Annotated
 
 import typer
 
@@ -19,15 +21,34 @@ from outrider.errors import OutriderError
 app = typer.Typer(
     name="outrider",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     help=(
         "A speculative token mesh: LLM answers that start at the network edge and are decided "
         "in the datacenter.\n\nFirst steps: `outrider up --detach`, `outrider chat`, "
         "`outrider down`. Exit status: 0 well, 1 failed or refused, 2 no such command or "
-        "flag, 130 interrupted."
+        "flag, or a value that the flag does not take, 130 interrupted."
     ),
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"outrider {version('outrider')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _outrider(
+    show_version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Holds the flags that belong to no subcommand."""
+
+
 app.command()(up.up)
 app.command()(up.down)
 app.command()(status)

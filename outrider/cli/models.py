@@ -136,7 +136,7 @@ def verify(
         ),
     ] = "auto",
     threads: Annotated[
-        int, typer.Option(min=0, help="The engine's, for --fidelity; 0: all cores.")
+        int, typer.Option(min=0, max=1024, help="The engine's, for --fidelity; 0: all cores.")
     ] = 0,
     store: Store = None,
     as_json: Json = False,

@@ -75,12 +75,17 @@ def tokenize(
     format: Annotated[Format, typer.Option(help="Of the shards.")] = Format.parquet,
     compression: Annotated[Compression, typer.Option(help="Of the shards.")] = Compression.none,
     shard_mb: Annotated[
-        float, typer.Option(help="Text in a shard, MiB, about; longer texts are cut.")
+        float,
+        typer.Option(
+            min=0.001, max=4096, help="Text in a shard, MiB, about; longer texts are cut."
+        ),
     ] = 16.0,
     token_offsets: Annotated[
         bool, typer.Option("--token-offsets", help="Add each token's first byte.")
     ] = False,
-    workers: Annotated[int, typer.Option(help="Worker processes; 0: one per core.")] = 0,
+    workers: Annotated[
+        int, typer.Option(min=0, max=1024, help="Worker processes; 0: one per core.")
+    ] = 0,
     executor: Annotated[
         ExecutorName, typer.Option(help="What runs the workers.")
     ] = ExecutorName.local,

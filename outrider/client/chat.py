@@ -171,6 +171,8 @@ class Chat(AsyncIterator[Event]):
             content=read.content,
             reasoning=read.reasoning,
             tool_calls=tuple(ToolCall(it.id, it.name, it.arguments) for it in read.calls),
+            request_id=self._transcript.request_id,
+            model=self._transcript.model,
         )
 
     def _logprobs(self) -> tuple[TokenLogprobs | None, ...]:

@@ -188,6 +188,10 @@ class ChatResult:
     """What the model thought first, in a chat with tools."""
     tool_calls: tuple[ToolCall, ...] = ()
     """What the model calls, whole calls alone. One that did not become whole is in the content."""
+    request_id: str = ""
+    """By which logs, traces and `outrider explain --request` know the chat."""
+    model: str = ""
+    """That answered."""
 
     @property
     def message(self) -> Message:

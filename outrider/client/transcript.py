@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from outrider.client.events import (
+    Accepted,
     ClientTimings,
     Committed,
     Done,
@@ -24,6 +25,9 @@ class Transcript:
     """
 
     def __init__(self) -> None:
+        self.request_id = ""
+        """Empty until the edge accepted the chat."""
+        self.model = ""
         self.committed = ""
         self.provisional = ""
         self.ids: list[int] = []
@@ -52,6 +56,8 @@ class Transcript:
         if self.done is not None:
             raise MalformedFrameError("the edge sent an event after the end of the chat")
         match event:
+            case Accepted(request_id=request_id, model=model):
+                self.request_id, self.model = request_id, model
             case Provisional(erase_to=erase_to, text=text):
                 self._erase(erase_to)
                 self.provisional += text

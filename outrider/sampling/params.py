@@ -101,5 +101,10 @@ def _in_range(name: str, value: float, low: float, high: float, *, open_low: boo
         return
     bracket = "above" if open_low else "at least"
     raise InvalidSamplingError(
-        f"{name} must be {bracket} {low:g} and at most {high:g}, not {value}"
+        f"{name} must be {bracket} {_plain(low)} and at most {_plain(high)}, not {value}"
     )
+
+
+def _plain(number: float) -> str:
+    """All digits of a whole number: 2147483647, and not 2.14748e+09."""
+    return str(int(number)) if number == int(number) else str(number)

@@ -55,11 +55,15 @@ def list_(
 @app.command()
 def add(
     model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP, show_default=False)],
-    replicas: Annotated[int, typer.Option(help="Inference replicas per region.")] = 1,
+    replicas: Annotated[
+        int, typer.Option(min=1, max=64, help="Inference replicas per region.")
+    ] = 1,
     regions: Annotated[
         str, typer.Option(help="Regions of the mesh, comma-separated; empty: all of them.")
     ] = "",
-    threads: Annotated[int, typer.Option(help="Engine threads per replica; 0: a fair share.")] = 0,
+    threads: Annotated[
+        int, typer.Option(min=0, max=1024, help="Engine threads per replica; 0: a fair share.")
+    ] = 0,
     draft_model: Annotated[
         str,
         typer.Option(
@@ -100,6 +104,8 @@ def remove(
     drain_s: Annotated[
         float | None,
         typer.Option(
+            min=0,
+            max=86_400,
             help="Seconds that its chats may still take; then they end with an error.",
             show_default="as long as they take",
         ),

@@ -55,12 +55,19 @@ _Models = Annotated[
     ),
 ]
 _Regions = Annotated[str, typer.Option(help="Region names, comma-separated.")]
-_Replicas = Annotated[int, typer.Option(help="Inference replicas of each model per region.")]
-_Threads = Annotated[int, typer.Option(help="Engine threads per replica; 0: a fair share.")]
+_Replicas = Annotated[
+    int, typer.Option(min=1, max=64, help="Inference replicas of each model per region.")
+]
+_Threads = Annotated[
+    int, typer.Option(min=0, max=1024, help="Engine threads per replica; 0: a fair share.")
+]
 _Engine = Annotated[str, typer.Option(help="openvino, or fake for trying things out.")]
-_Port = Annotated[int, typer.Option(help="The edge's UDP port; 0: any free one.")]
+_Port = Annotated[int, typer.Option(min=0, max=65535, help="The edge's UDP port; 0: any free one.")]
 _HttpPort = Annotated[
-    int, typer.Option(help="The edge's TCP port for HTTP; 0: any free one; -1: no HTTP.")
+    int,
+    typer.Option(
+        min=-1, max=65535, help="The edge's TCP port for HTTP; 0: any free one; -1: no HTTP."
+    ),
 ]
 _Draft = Annotated[
     str,

@@ -7,9 +7,11 @@ import contextlib
 import os
 import shutil
 import sys
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,18 +22,15 @@ from outrider.cli.local import development_key
 from outrider.cli.local.state import StateDir, default_state_dir, running_mesh
 from outrider.cli.model_choice import is_name, served_name
 from outrider.cli.prompting import options
-from outrider.cli.prompting.output import break_off, follow, report
+from outrider.cli.prompting.conversation import Conversation, Settings
+from outrider.cli.prompting.output import ReplyView, report
 from outrider.cli.prompting.painter import Painter
-from outrider.cli.prompting.terminal_input import Interrupts, Lines
-from outrider.errors import InvalidRequestError, OutriderError, UnavailableError
+from outrider.cli.prompting.terminal_input import Interrupts, Prompts, typing_hidden
+from outrider.errors import InvalidRequestError, UnavailableError
 from outrider.models.chat import Message
-from outrider.models.tools import ToolCall
-from outrider.sampling.params import SamplingParams
 
 _PATIENCE_S = 120.0
 """A person sees that it is interrupted, and has Ctrl-C."""
-_HELP = "/reset forgets the conversation, /bye ends it; Ctrl-C stops a reply, or ends it."
-
 
 if TYPE_CHECKING:
     from outrider.client import ChatResult, Client
@@ -65,9 +64,8 @@ class SpeculationMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """How every chat of the command is asked for, besides its messages and sampling."""
+    """How every chat of the command is asked for, besides its messages and settings."""
 
-    model: str
     provisional: bool
     speculation: SpeculationMode
     thin: bool
@@ -79,7 +77,10 @@ class Wanted:
 
 
 _AcceptanceThreshold = Annotated[
-    float, typer.Option(help="Lossy: let drafts at least this likely pass, underlined; 0: exact.")
+    float,
+    typer.Option(
+        min=0, max=1, help="Lossy: let drafts at least this likely pass, underlined; 0: exact."
+    ),
 ]
 _Edge = Annotated[str | None, typer.Option(help="HOST:PORT; default: the mesh of `outrider up`.")]
 _Ca = Annotated[Path | None, typer.Option(help="Certificate to trust for the edge.")]
@@ -114,7 +115,12 @@ _User = Annotated[str, typer.Option(help="Which of the key's users asks.")]
 _ToolChoice = Annotated[
     str, typer.Option(help="auto, none, required, or the name of the tool to call.")
 ]
-_Parallel = Annotated[int, typer.Option(min=1, help="Prompts of --prompt-file answered at once.")]
+_History = Annotated[
+    bool, typer.Option(help="Keep what is typed, for the arrow keys of later conversations.")
+]
+_Parallel = Annotated[
+    int, typer.Option(min=1, max=1024, help="Prompts of --prompt-file answered at once.")
+]
 
 
 def chat(
@@ -143,6 +149,7 @@ def chat(
     prediction: _Prediction = None,
     logprobs: options.Logprobs = -1,
     parallel: _Parallel = 1,
+    history: _History = True,
     key_file: _KeyFile = None,
     api_key: _ApiKey = None,
     user: _User = "",
@@ -150,7 +157,8 @@ def chat(
     tool_choice: _ToolChoice = "auto",
     state_dir: StateDir = None,
 ) -> None:
-    """Chat with a mesh. Without a prompt it is a conversation; with one, one answer.
+    """Chat with a mesh. Without a prompt it is a conversation; with one, one answer. What is piped
+    in is one prompt.
 
     Final text goes to standard output, timings to standard error. Provisional text is dimmed and
     only shown on a terminal. With tools, a conversation asks for the result of each call.
@@ -163,24 +171,37 @@ def chat(
         temperature, top_p, top_k, seed, max_tokens, acceptance_threshold, logprobs, grammar
     )
     prompts = options.read_prompts(text, prompt, prompt_file)
+    if not prompts and not sys.stdin.isatty():
+        prompts = [options.piped_prompt()]
     if as_json and not prompts:
         raise InvalidRequestError("--json answers prompts; give --prompt or --prompt-file")
     key = _key(key_file, api_key)
     if not key and edge is None and not insecure:
         key = development_key.read(state)
     caller = Caller(key, user)
-    if edge is not None and not is_name(model):
-        raise InvalidRequestError("with --edge, --model takes a name: a mesh knows no files")
-    name = served_name(model, state / "config" / "edge.toml")
+    name = _name_to_ask(model, edge, state)
     expected = "" if prediction is None else options.read_text(prediction)
     known = options.read_tools(tools)
     choice = tool_choice if known else ""
-    wanted = Wanted(name, provisional, speculation, thin, caller, expected, known, choice)
-    session = ChatCommand(address, params, system, wanted)
-    if not prompts:
-        asyncio.run(session.interactive())
+    wanted = Wanted(provisional, speculation, thin, caller, expected, known, choice)
+    command = ChatCommand(address, wanted)
+    settings = Settings(name, system, params)
+    if prompts:
+        asyncio.run(command.answer(prompts, settings, as_json=as_json, parallel=parallel))
     else:
-        asyncio.run(session.answer(prompts, as_json=as_json, parallel=parallel))
+        check = partial(_name_to_ask, edge=edge, state=state)
+        kept = state / "chat_history" if history else None
+        asyncio.run(command.converse(settings, check, kept))
+
+
+def _name_to_ask(model: str, edge: str | None, state: Path) -> str:
+    """The name of a model for the mesh that is asked. Raises InvalidRequestError for one that it
+    cannot know, UnknownModelError for one that the mesh here does not serve."""
+    if edge is None:
+        return served_name(model, state / "config" / "edge.toml")
+    if not is_name(model):
+        raise InvalidRequestError("with --edge, a model is named: a mesh elsewhere knows no files")
+    return model
 
 
 def _key(file: Path | None, flag: str | None) -> str:
@@ -214,24 +235,22 @@ def _edge_address(edge: str | None, ca: Path | None, insecure: bool, state: Path
     )
 
 
-@dataclass(frozen=True, slots=True)
 class ChatCommand:
     """One run of the command."""
 
-    address: EdgeAddress
-    sampling: SamplingParams
-    system: str | None
-    wanted: Wanted
-    interrupts: Interrupts = field(default_factory=Interrupts)
+    def __init__(self, address: EdgeAddress, wanted: Wanted) -> None:
+        self._address = address
+        self._wanted = wanted
+        self._interrupts = Interrupts()
 
     @contextlib.asynccontextmanager
     async def _client(self) -> AsyncIterator[Client]:
         # Imported here: the other roles' images run `outrider serve` without the client's packages.
         from outrider.client import ReconnectPolicy, connect
 
-        where = self.address
+        where = self._address
         patient = ReconnectPolicy(give_up_after_s=_PATIENCE_S)
-        caller = self.wanted.caller
+        caller = self._wanted.caller
         async with connect(
             where.host,
             where.port,
@@ -243,17 +262,22 @@ class ChatCommand:
         ) as client:
             yield client
 
-    async def answer(self, prompts: list[str], *, as_json: bool, parallel: int) -> None:
+    async def answer(
+        self, prompts: list[str], settings: Settings, *, as_json: bool, parallel: int
+    ) -> None:
         """Answer every prompt; output keeps their order."""
         show = not as_json and parallel == 1
         gate = asyncio.Semaphore(parallel)
 
-        async with self._client() as client:
+        async with contextlib.AsyncExitStack() as stack:
+            if show:
+                stack.enter_context(typing_hidden())
+            client = await stack.enter_async_context(self._client())
 
             async def one(prompt: str) -> ChatResult:
                 async with gate:
-                    messages = options.conversation(self.system, prompt)
-                    return await self._stream(client, messages, show=show)
+                    messages = options.conversation(settings.system, prompt)
+                    return await self._stream(client, messages, settings, show=show)
 
             tasks = [asyncio.create_task(one(p)) for p in prompts]
             try:
@@ -264,63 +288,53 @@ class ChatCommand:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def interactive(self) -> None:
-        """Read prompts until /bye or end of input."""
-        print(_HELP, file=sys.stderr)
-        lines = Lines()
-        with self.interrupts.listening():
+    async def converse(
+        self, settings: Settings, check_model: Callable[[str], str], history: Path | None
+    ) -> None:
+        """Talk with the person at the terminal; `history` keeps what was typed."""
+        prompts = Prompts(history)
+        with typing_hidden(), self._interrupts.listening():
             async with self._client() as client:
-                history = options.conversation(self.system, "")[:-1]
-                while (line := await lines.next("> ")) not in (None, "/bye"):
-                    assert line is not None
-                    if line == "/reset":
-                        history = options.conversation(self.system, "")[:-1]
-                    elif line in ("/help", "/?"):
-                        print(_HELP, file=sys.stderr)
-                    elif line.strip():
-                        await self._turn(client, lines, history, line)
 
-    async def _turn(self, client: Client, lines: Lines, history: list[Message], line: str) -> None:
-        """Answer a line, and what the tools that the model calls give, as the user types it."""
-        asked = [*history, Message("user", line)]
-        calls: Sequence[ToolCall] | None = None
-        while calls is None or calls:
-            try:
-                result = await self._stream(client, asked, show=True)
-            except OutriderError as error:
-                print(f"outrider: {error.message}", file=sys.stderr)
-                return
-            report(line, result, as_json=False, shown=True)
-            asked.append(result.message)
-            calls = result.tool_calls
-            for call in calls:
-                answer = await lines.next(f"{call.name}> ")
-                if answer is None:
-                    return
-                asked.append(Message("tool", answer, tool_call_id=call.id))
-        history[:] = asked
+                async def reply(
+                    messages: list[Message], settings: Settings, painter: Painter
+                ) -> ChatResult:
+                    result = await self._stream(client, messages, settings, painter, show=True)
+                    print(flush=True)
+                    return result
 
-    async def _stream(self, client: Client, messages: list[Message], *, show: bool) -> ChatResult:
-        from outrider.client import Transcript
+                await Conversation(prompts, reply, settings, check_model).run()
 
-        painter = Painter(shutil.get_terminal_size().columns)
-        transcript = Transcript()
+    async def _stream(
+        self,
+        client: Client,
+        messages: list[Message],
+        settings: Settings,
+        painter: Painter | None = None,
+        *,
+        show: bool,
+    ) -> ChatResult:
+        view = ReplyView(
+            painter or Painter(*shutil.get_terminal_size()),
+            shown=show,
+            give_up_after_s=_PATIENCE_S,
+            clock=time.time,
+        )
         async with client.chat(
             messages,
-            sampling=self.sampling,
-            model=self.wanted.model,
-            provisional=self.wanted.provisional,
-            speculation=self.wanted.speculation.value,
-            thin=self.wanted.thin,
-            prediction=self.wanted.prediction,
-            tools=self.wanted.tools,
-            tool_choice=self.wanted.tool_choice,
+            sampling=settings.sampling,
+            model=settings.model,
+            provisional=self._wanted.provisional,
+            speculation=self._wanted.speculation.value,
+            thin=self._wanted.thin,
+            prediction=self._wanted.prediction,
+            tools=self._wanted.tools,
+            tool_choice=self._wanted.tool_choice,
         ) as stream:
             try:
-                with self.interrupts.stopping(stream.cancel):
+                with self._interrupts.stopping(stream.cancel):
                     async for event in stream:
-                        follow(painter, transcript, event, shown=show)
+                        view.follow(event)
                     return await stream.result()
             finally:
-                if show and transcript.done is None:
-                    break_off(painter, transcript)
+                view.break_off()

@@ -26,11 +26,15 @@ PromptFile = Annotated[
 ]
 System = Annotated[str | None, typer.Option(help="System message.")]
 Model = Annotated[str, typer.Option(help=f"{MODEL_HELP} Empty: the default.")]
-Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
-TopP = Annotated[float, typer.Option(help="Keep the likeliest ids up to this probability.")]
-TopK = Annotated[int, typer.Option(help="Keep the k likeliest ids; 0: all.")]
-Seed = Annotated[int, typer.Option(help="Same seed, same text.")]
-MaxTokens = Annotated[int, typer.Option(help="Most tokens of a reply.")]
+Temperature = Annotated[float, typer.Option(min=0, max=2, help="0 is greedy.")]
+TopP = Annotated[
+    float, typer.Option(min=0, max=1, help="Keep the likeliest ids up to this probability.")
+]
+TopK = Annotated[
+    int, typer.Option(min=0, max=(1 << 31) - 1, help="Keep the k likeliest ids; 0: all.")
+]
+Seed = Annotated[int, typer.Option(min=0, max=(1 << 64) - 1, help="Same seed, same text.")]
+MaxTokens = Annotated[int, typer.Option(min=1, max=(1 << 31) - 1, help="Most tokens of a reply.")]
 JsonSchema = Annotated[
     Path | None, typer.Option(help="File with the JSON schema that replies follow.")
 ]
@@ -51,8 +55,10 @@ Json = Annotated[
 Logprobs = Annotated[
     int,
     typer.Option(
+        min=-1,
+        max=MAX_LOGPROBS,
         help=f"With --json: each token's log probability and those of so many likely ones, "
-        f"0..{MAX_LOGPROBS}; -1: none."
+        f"0..{MAX_LOGPROBS}; -1: none.",
     ),
 ]
 
@@ -68,6 +74,19 @@ def read_prompts(text: str | None, prompt: str | None, prompt_file: Path | None)
         return []
     check_text(one)
     return [one]
+
+
+def piped_prompt() -> str:
+    """Standard input as one prompt, without the end of its last line. Raises
+    InvalidRequestError."""
+    text = _from_stdin().removesuffix("\n")
+    if not text.strip():
+        raise InvalidRequestError(
+            "there is nothing to ask: give a prompt as argument, with --prompt or --prompt-file, "
+            "or pipe one in; a conversation needs a terminal"
+        )
+    check_text(text)
+    return text
 
 
 def read_tools(path: Path | None) -> tuple[str, ...]:

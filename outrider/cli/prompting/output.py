@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
 from outrider.cli.prompting.options import logprobs_as_objects
 from outrider.cli.prompting.painter import Painter
+from outrider.session_types import FinishReason
 
 if TYPE_CHECKING:
-    from outrider.client import ChatResult, Event, Transcript
+    from outrider.client import ChatResult, Event
 
 INEXACT: Final = (
     "inexact: a replica was lost, and one that computes differently went on with the reply"
@@ -20,47 +23,74 @@ INEXACT: Final = (
 """Said of a reply that is not what one model alone would have written."""
 
 
-def follow(painter: Painter, transcript: Transcript, event: Event, *, shown: bool) -> None:
-    """Take an event of a reply. What it brought is painted if the reply is `shown`; that it was
-    interrupted is said in any case."""
-    # Imported here: the other roles' images have the command, and not the client's packages.
-    from outrider.client import Interrupted, Resumed
+class ReplyView:
+    """A reply as its events come: painted if it is `shown`. That it was interrupted is said in any
+    case, once for each outage: it is over with the next final text, not with the first sign of
+    life."""
 
-    before = len(transcript.committed)
-    transcript.apply(event)
-    match event:
-        case Interrupted():
-            notice(painter, "interrupted; reconnecting", shown=shown)
-        case Resumed(pause_ms=pause_ms):
-            notice(painter, f"back after {pause_ms / 1000:.1f} s", shown=shown)
-        case _ if shown:
-            fresh = transcript.committed[before:]
-            paint(painter, fresh, transcript.provisional, transcript.lossy_spans)
+    def __init__(
+        self, painter: Painter, *, shown: bool, give_up_after_s: float, clock: Callable[[], float]
+    ) -> None:
+        """`clock` gives seconds since the epoch."""
+        # Imported here: the other roles' images have the command, and not the client's packages.
+        from outrider.client import Transcript
 
+        self._painter = painter
+        self._shown = shown
+        self._give_up_after_s = give_up_after_s
+        self._clock = clock
+        self.transcript = Transcript()
+        self._reason = ""
+        self._cut_at = 0.0
+        """When the outage began; meaningless without a reason."""
 
-def paint(
-    painter: Painter, committed: str, provisional: str, marked: Sequence[tuple[int, int]]
-) -> None:
-    """Show what is new; only a terminal shows what may be taken back, and what is marked."""
-    tty = sys.stdout.isatty()
-    sys.stdout.write(painter.paint(committed, provisional, marked) if tty else committed)
-    sys.stdout.flush()
+    def follow(self, event: Event) -> None:
+        """Take an event."""
+        from outrider.client import Interrupted
 
+        before = len(self.transcript.committed)
+        self.transcript.apply(event)
+        fresh = self.transcript.committed[before:]
+        if isinstance(event, Interrupted):
+            self._interrupted(event.reason)
+        elif self._reason and (fresh or self.transcript.done is not None):
+            self._say(f"back after {self._clock() - self._cut_at:.1f} s")
+            self._reason = ""
+        if self._shown and not self._reason:
+            transcript = self.transcript
+            self._paint(fresh, transcript.provisional, transcript.lossy_spans)
 
-def notice(painter: Painter, text: str, *, shown: bool) -> None:
-    """Say something in the middle of a reply. Where it is `shown` on a terminal, behind the final
-    text, until more of it comes; otherwise on standard error."""
-    if not (shown and sys.stdout.isatty()):
-        print(f"outrider: {text}", file=sys.stderr, flush=True)
-        return
-    sys.stdout.write(painter.paint("", f" [{text}]"))
-    sys.stdout.flush()
+    def break_off(self) -> None:
+        """The reply ended before it was whole: what is not final goes, what follows has a new
+        line."""
+        if self._shown and self.transcript.done is None and (self.transcript.text or self._reason):
+            print(self._painter.paint("", "") if sys.stdout.isatty() else "", flush=True)
 
+    def _interrupted(self, reason: str) -> None:
+        if not self._reason:
+            self._cut_at = self._clock()
+        if reason != self._reason:
+            self._reason = reason
+            until = time.localtime(self._cut_at + self._give_up_after_s)
+            self._say(f"interrupted: {reason} (trying until {time.strftime('%H:%M:%S', until)})")
 
-def break_off(painter: Painter, transcript: Transcript) -> None:
-    """The reply ended before it was whole: what is not final goes, what follows has a new line."""
-    if transcript.text:
-        print(painter.paint("", "") if sys.stdout.isatty() else "", flush=True)
+    def _say(self, text: str) -> None:
+        """In the middle of a reply. Where it is shown on a terminal, behind the final text, until
+        more of it comes; otherwise on standard error."""
+        if self._shown and sys.stdout.isatty():
+            self._paint("", f" [{text}]", self.transcript.lossy_spans)
+        else:
+            print(f"outrider: {text}", file=sys.stderr, flush=True)
+
+    def _paint(self, committed: str, provisional: str, marked: Sequence[tuple[int, int]]) -> None:
+        """Show what is new; only a terminal shows what may be taken back, and what is marked."""
+        if sys.stdout.isatty():
+            size = os.get_terminal_size(sys.stdout.fileno())
+            sys.stdout.write(self._painter.resize(size.columns, size.lines))
+            sys.stdout.write(self._painter.paint(committed, provisional, marked))
+        else:
+            sys.stdout.write(committed)
+        sys.stdout.flush()
 
 
 def report(prompt: str, result: ChatResult, *, as_json: bool, shown: bool) -> None:
@@ -69,26 +99,48 @@ def report(prompt: str, result: ChatResult, *, as_json: bool, shown: bool) -> No
         print(json.dumps(as_object(prompt, result), ensure_ascii=False), flush=True)
         return
     print("" if shown else result.text, flush=True)
-    for call in result.tool_calls:
-        print(f"calls {call.name}({call.arguments})", file=sys.stderr, flush=True)
-    print(summary(result), file=sys.stderr, flush=True)
-    if result.inexact:
-        print(INEXACT, file=sys.stderr, flush=True)
+    for line in closing_lines(result):
+        print(line, file=sys.stderr, flush=True)
+
+
+def closing_lines(result: ChatResult) -> list[str]:
+    """What is said below a reply."""
+    calls = [f"calls {call.name}({call.arguments})" for call in result.tool_calls]
+    return [*calls, summary(result), *([INEXACT] if result.inexact else [])]
+
+
+_ENDS: Final = {
+    FinishReason.STOP: "ended by itself",
+    FinishReason.LENGTH: "stopped at the length limit",
+    FinishReason.CANCELLED: "cancelled",
+    FinishReason.DEADLINE: "stopped at its deadline",
+}
 
 
 def summary(result: ChatResult) -> str:
-    """One line: times, speed, tokens, what it costs, and why it ended."""
-    times = result.timings
-    stats = result.speculation_stats
-    early = f" · {stats.shown_tokens} shown early" if stats.shown_tokens else ""
-    erased = f" · {stats.erased_tokens} taken back" if stats.erased_tokens else ""
-    lossy = f" · {len(result.lossy)} lossy" if result.lossy else ""
-    cost = f" · {result.usage.cost}" if result.usage.cost is not None else ""
-    return (
-        f"first provisional {_ms(times.provisional_ttft_ms)} · "
-        f"first committed {_ms(times.committed_ttft_ms)} · {times.tokens_per_s:.0f} tokens/s · "
-        f"{len(result.ids)} tokens{early}{erased}{lossy}{cost} · {result.finish_reason}"
-    )
+    """One line: tokens, why it ended, times, speed, and what it costs."""
+    stats, times = result.speculation_stats, result.timings
+    early = f", {stats.shown_tokens} shown early" if stats.shown_tokens else ""
+    erased = f", {stats.erased_tokens} corrected" if stats.erased_tokens else ""
+    lossy = f", {len(result.lossy)} lossy" if result.lossy else ""
+    parts = [
+        f"{in_words(len(result.ids), 'token', 'tokens')}{early}{erased}{lossy}, "
+        f"{_ENDS[result.finish_reason]}"
+    ]
+    if times.provisional_ttft_ms is not None:
+        parts.append(f"first text after {times.provisional_ttft_ms:.0f} ms")
+    if times.committed_ttft_ms is not None:
+        parts.append(f"first final text after {times.committed_ttft_ms:.0f} ms")
+    if times.tokens_per_s:
+        parts.append(f"{times.tokens_per_s:.0f} tokens/s")
+    if result.usage.cost is not None:
+        parts.append(f"costs {result.usage.cost}")
+    return " · ".join(parts)
+
+
+def in_words(number: int, one: str, more: str) -> str:
+    """So many of something."""
+    return f"{number} {one if number == 1 else more}"
 
 
 def as_object(prompt: str, result: ChatResult) -> dict[str, object]:
@@ -100,6 +152,10 @@ def as_object(prompt: str, result: ChatResult) -> dict[str, object]:
     logprobs = {"logprobs": logprobs_as_objects(result.logprobs)} if result.logprobs else {}
     return {
         "prompt": prompt,
+        "request_id": result.request_id,
+        "model": result.model,
+        "region": result.region,
+        "replica": result.replica,
         "text": result.text,
         "content": result.content,
         "reasoning": result.reasoning,
@@ -113,7 +169,3 @@ def as_object(prompt: str, result: ChatResult) -> dict[str, object]:
         "timings": asdict(result.timings) | {"edge": edge, "replica": replica},
         **logprobs,
     }
-
-
-def _ms(value: float | None) -> str:
-    return "none" if value is None else f"{value:.0f} ms"

@@ -9,6 +9,8 @@ from rich.cells import cell_len
 
 _DIM, _PLAIN, _ERASE_BELOW = "\x1b[2m", "\x1b[22m", "\x1b[J"
 _UNDERLINED, _NOT_UNDERLINED = "\x1b[4m", "\x1b[24m"
+_CLEAR = "\x1b[H\x1b[J"
+"""The screen alone: what has scrolled away stays, and nothing is added to it."""
 
 
 class Painter:
@@ -18,30 +20,81 @@ class Painter:
     is always known and the provisional part can be erased even after it wrapped.
     """
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, height: int = 24, before: str = "") -> None:
+        """`width` in columns, `height` in rows; `before` is what stands above the text."""
         self._last_column = max(1, width - 1)
-        self._num_chars = 0
+        self._height = max(2, height)
+        self._before = before
+        self._committed = ""
+        self._marked: Sequence[tuple[int, int]] = ()
+        self._num_painted = 0
+        """Characters of the committed text."""
         self._column = 0
         self._rows_below = 0
         self._provisional_column = 0
 
+    @property
+    def shown(self) -> str:
+        """All text that is final, with what stood above it."""
+        return self._before + self._committed
+
     def paint(
         self, committed: str, provisional: str, marked: Sequence[tuple[int, int]] = ()
     ) -> str:
-        """Output that appends `committed` and shows `provisional` behind all committed text.
+        """Output that appends `committed` and shows `provisional` behind all committed text, as
+        much of it as fits the terminal: what has scrolled away cannot be taken back.
 
         `marked` are the stretches [begin, end) of all committed text that are underlined.
         """
         erase = self._erase()
-        text = "".join(self._runs(committed, marked))
-        tail, self._provisional_column, self._rows_below = self._wrap(provisional, self._column)
+        self._committed += committed
+        self._marked = marked
+        text = "".join(self._runs(committed))
+        tail, self._provisional_column, self._rows_below = self._wrap(
+            provisional, self._column, max_rows=self._height - 1
+        )
         return erase + text + (f"{_DIM}{tail}{_PLAIN}" if tail else "")
 
-    def _runs(self, committed: str, marked: Sequence[tuple[int, int]]) -> Iterator[str]:
+    def resize(self, width: int, height: int) -> str:
+        """The terminal has this size now: output to be written before any other.
+
+        Some terminals break lines anew and some do not, so where the cursor stands is not known;
+        the screen is cleared and shows the end of the text. Empty if the size is the same.
+        """
+        if (max(1, width - 1), max(2, height)) == (self._last_column, self._height):
+            return ""
+        self._last_column, self._height = max(1, width - 1), max(2, height)
+        text = self._before + self._committed
+        begin = self._beginning_of_last_rows(text, self._height - 1)
+        above, self._column, _ = self._wrap(self._before[begin:], 0)
+        self._num_painted = max(0, begin - len(self._before))
+        self._rows_below = 0
+        shown = "".join(self._runs(self._committed[self._num_painted :]))
+        self._provisional_column = self._column
+        return _CLEAR + above + shown
+
+    def _beginning_of_last_rows(self, text: str, num_rows: int) -> int:
+        """Which character of `text` begins the last so many rows."""
+        begins, column = [0], 0
+        for at, char in enumerate(text):
+            if char == "\n":
+                begins.append(at + 1)
+                column = 0
+                continue
+            cells = cell_len(_printable(char))
+            if column + cells > self._last_column:
+                begins.append(at)
+                column = 0
+            column += cells
+        return begins[-num_rows:][0]
+
+    def _runs(self, committed: str) -> Iterator[str]:
         """`committed`, wrapped, with the marked stretches of it underlined."""
-        first, self._num_chars = self._num_chars, self._num_chars + len(committed)
-        stop = self._num_chars
-        places = {at for begin, end in marked for at in range(max(begin, first), min(end, stop))}
+        first, self._num_painted = self._num_painted, self._num_painted + len(committed)
+        stop = self._num_painted
+        places = {
+            at for begin, end in self._marked for at in range(max(begin, first), min(end, stop))
+        }
         for is_marked, run in groupby(enumerate(committed, first), lambda at: at[0] in places):
             shown, self._column, _ = self._wrap("".join(char for _, char in run), self._column)
             yield f"{_UNDERLINED}{shown}{_NOT_UNDERLINED}" if is_marked else shown
@@ -53,17 +106,17 @@ class Painter:
         right = f"\x1b[{self._column}C" if self._column else ""
         return f"{up}\r{right}{_ERASE_BELOW}"
 
-    def _wrap(self, text: str, column: int) -> tuple[str, int, int]:
+    def _wrap(self, text: str, column: int, max_rows: int | None = None) -> tuple[str, int, int]:
+        """Lines of at most a row, from `column` on, the column behind them, and the rows below the
+        first. No more than `max_rows` rows: the rest is left out."""
         pieces: list[str] = []
         rows = 0
         for char in text:
-            if char == "\n":
-                pieces.append("\n")
-                column, rows = 0, rows + 1
-                continue
-            shown = _printable(char)
+            shown = "" if char == "\n" else _printable(char)
             cells = cell_len(shown)
-            if column + cells > self._last_column:
+            if char == "\n" or column + cells > self._last_column:
+                if max_rows is not None and rows + 1 >= max_rows:
+                    break
                 pieces.append("\n")
                 column, rows = 0, rows + 1
             pieces.append(shown)

@@ -52,7 +52,9 @@ def reference(
     as_json: options.Json = False,
     logprobs: options.Logprobs = -1,
     tools: options.Tools = None,
-    threads: Annotated[int, typer.Option(help="Engine threads; 0: all cores.")] = 0,
+    threads: Annotated[
+        int, typer.Option(min=0, max=1024, help="Engine threads; 0: all cores.")
+    ] = 0,
 ) -> None:
     """Answer prompts with the engine alone: the text every mesh must equal, byte for byte."""
     options.check_logprobs(logprobs, as_json=as_json)

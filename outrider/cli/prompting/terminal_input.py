@@ -1,4 +1,4 @@
-"""What a user types in a conversation: lines, and Ctrl-C."""
+"""What a user types in a conversation: messages with a line editor, and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -7,62 +7,139 @@ import contextlib
 import os
 import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator
+import termios
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
-_CHUNK_BYTES = 4096
+from outrider.cli.prompting.commands import COMMANDS
+
+if TYPE_CHECKING:
+    from prompt_toolkit.completion import CompleteEvent, Completer, Completion
+    from prompt_toolkit.document import Document
+    from prompt_toolkit.history import History
+    from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+
+MAX_HISTORY: Final = 1000
+"""Messages that are kept for the arrow keys of later conversations."""
 
 
-class Lines:
-    """Lines of standard input, one at a time.
+class Prompts:
+    """Asks a person at a terminal, by prompt_toolkit: history, messages of several lines, pasted
+    text as it is, and completion of commands."""
 
-    Each is read in a daemon thread from the bare descriptor. A thread of asyncio's executor would
-    be waited for at the end, and one blocked in sys.stdin would keep its lock into the
-    interpreter's shutdown: either way Ctrl-C would only work after Enter.
-    """
+    def __init__(self, history: Path | None) -> None:
+        """`history` is the file that keeps what was typed; None: nothing is kept."""
+        # Imported here and below: only a conversation at a terminal needs the package.
+        from prompt_toolkit import PromptSession
+        from prompt_toolkit.output import create_output
 
-    def __init__(self, descriptor: int = 0) -> None:
-        self._descriptor = descriptor
-        self._rest = b""
+        # On standard error, as all that is not the reply is.
+        self._session: PromptSession[str] = PromptSession(
+            history=_history(history),
+            completer=_completer(),
+            complete_while_typing=False,
+            key_bindings=_keys(),
+            multiline=True,
+            prompt_continuation=lambda width, line, wraps: "." * (width - 1) + " ",
+            output=create_output(stdout=sys.stderr),
+        )
 
-    async def next(self, prompt: str) -> str | None:
-        """The next line without its end; None at the end of input. A person is shown `prompt`."""
-        if os.isatty(self._descriptor):
-            print(prompt, end="", file=sys.stderr, flush=True)
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[str | None] = loop.create_future()
+    async def ask(self, prompt: str) -> str | None:
+        """What was typed; None at Ctrl-D. Raises KeyboardInterrupt at Ctrl-C on an empty line."""
+        try:
+            # Ctrl-C is a key here; the signal, which others may send, stays with `Interrupts`.
+            return await self._session.prompt_async(prompt, handle_sigint=False)
+        except EOFError:
+            return None
 
-        def settle(line: str | None) -> None:
-            if not answer.done():
-                answer.set_result(line)
 
-        def read() -> None:
-            line = self._read()
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
-                loop.call_soon_threadsafe(settle, line)
+def _keys() -> KeyBindings:
+    from prompt_toolkit.filters import completion_is_selected
+    from prompt_toolkit.key_binding import KeyBindings
 
-        threading.Thread(target=read, name="stdin", daemon=True).start()
-        return await answer
+    keys = KeyBindings()
 
-    def _read(self) -> str | None:
-        line = b"".join(self._pieces())
-        # What is no UTF-8 becomes lone surrogates, which are refused where the line is used.
-        return line.removesuffix(b"\n").decode(errors="surrogateescape") if line else None
+    @keys.add("enter", filter=~completion_is_selected)
+    def _send(event: KeyPressEvent) -> None:
+        event.current_buffer.validate_and_handle()
 
-    def _pieces(self) -> Iterator[bytes]:
-        """The bytes up to the next line's end, that included, or to the end of input."""
-        while b"\n" not in self._rest:
-            try:
-                more = os.read(self._descriptor, _CHUNK_BYTES)
-            except OSError:  # the terminal is gone
-                more = b""
-            if not more:
-                yield self._rest
-                self._rest = b""
-                return
-            self._rest += more
-        line, end, self._rest = self._rest.partition(b"\n")
-        yield line + end
+    @keys.add("enter", filter=completion_is_selected)
+    def _take(event: KeyPressEvent) -> None:
+        event.current_buffer.complete_state = None
+
+    @keys.add("escape", "enter")
+    def _new_line(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    @keys.add("c-c")
+    def _give_up(event: KeyPressEvent) -> None:
+        if event.current_buffer.text:
+            event.current_buffer.reset()
+        else:
+            event.app.exit(exception=KeyboardInterrupt)
+
+    return keys
+
+
+def _completer() -> Completer:
+    from prompt_toolkit.completion import Completer, Completion
+
+    class Commands(Completer):
+        def get_completions(
+            self, document: Document, complete_event: CompleteEvent
+        ) -> Iterable[Completion]:
+            typed = document.text
+            if typed.startswith("/"):
+                for name, takes in COMMANDS.items():
+                    if name.startswith(typed):
+                        yield Completion(name, -len(typed), display_meta=takes)
+
+    return Commands()
+
+
+def _history(file: Path | None) -> History:
+    """The latest of the file, which nobody else may read; in memory where it cannot be written."""
+    from prompt_toolkit.history import FileHistory, InMemoryHistory
+
+    if file is None:
+        return InMemoryHistory()
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(file, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600))
+        kept = FileHistory(str(file))
+        latest = list(kept.load_history_strings())  # the newest first
+        if len(latest) > 2 * MAX_HISTORY:
+            file.write_bytes(b"")
+            for text in reversed(latest[:MAX_HISTORY]):
+                kept.store_string(text)
+    except OSError as error:
+        print(f"outrider: what you type is not kept: {error}", file=sys.stderr)
+        return InMemoryHistory()
+    return kept
+
+
+@contextlib.contextmanager
+def typing_hidden(descriptor: int = 0) -> Iterator[None]:
+    """What is typed while no line is asked for is not shown, as it would be in the middle of a
+    reply. It is kept for the next prompt, as a shell does it, unless Ctrl-C comes behind it.
+    Nothing is changed where this process is not in the foreground, which the terminal would stop
+    (termios(3), tcsetattr in a background process)."""
+    try:
+        if os.tcgetpgrp(descriptor) != os.getpgrp():
+            raise OSError
+        before = termios.tcgetattr(descriptor)
+    except (OSError, termios.error):  # no terminal
+        yield
+        return
+    hidden = [*before]
+    hidden[3] &= ~(termios.ECHO | termios.ICANON)  # Ctrl-C still is a signal: ISIG stays
+    termios.tcsetattr(descriptor, termios.TCSANOW, hidden)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(termios.error):  # the terminal is gone
+            termios.tcsetattr(descriptor, termios.TCSANOW, before)
 
 
 class Interrupts:

@@ -8,6 +8,7 @@ import re
 import select
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +29,10 @@ class Terminal:
         """Press keys; Ctrl-C is "\\x03"."""
         os.write(self._descriptor, keys.encode())
 
+    def resize(self, columns: int, rows: int) -> None:
+        """Give the terminal another size (tty_ioctl(4), TIOCSWINSZ)."""
+        termios.tcsetwinsize(self._descriptor, (rows, columns))
+
     def until(self, text: str) -> str:
         """Read until `text` is shown anew, in one line or wrapped, and return what was."""
         limit = time.monotonic() + LIMIT_S
@@ -37,6 +42,11 @@ class Terminal:
             assert self._read(), f"the command ended after {self.shown!r}"
         before, self._unread = self._unread[: found.start()], self._unread[found.end() :]
         return before + text
+
+    def prompted(self) -> str:
+        """Read until the command waits for a line, and return what was shown: from then on the
+        terminal marks what is pasted (xterm's bracketed paste mode)."""
+        return self.until("\x1b[?2004h")
 
     def ended(self) -> int:
         """Wait for the command's end and return its status."""
@@ -59,8 +69,9 @@ class Terminal:
 
 @contextmanager
 def terminal(*arguments: str) -> Iterator[Terminal]:
-    """Run one `outrider` command in a terminal of 80 columns."""
+    """Run one `outrider` command in a terminal of 80 columns and 24 rows."""
     ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 80))
     process = subprocess.Popen(
         [sys.executable, "-m", "outrider.cli.main", *arguments],
         stdin=theirs,
@@ -68,7 +79,8 @@ def terminal(*arguments: str) -> Iterator[Terminal]:
         stderr=theirs,
         start_new_session=True,
         preexec_fn=lambda: _own(theirs),
-        env={**os.environ, "COLUMNS": "80", "TERM": "xterm-256color"},
+        # Nobody answers here when the terminal is asked where its cursor stands.
+        env={**os.environ, "TERM": "xterm-256color", "PROMPT_TOOLKIT_NO_CPR": "1"},
     )
     os.close(theirs)
     try:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
+import pyte
 import pytest
 
 from bench.harness.local_mesh import LocalMesh, local_mesh, outrider
@@ -11,7 +14,11 @@ from tests.cli.prompting.terminal import terminal
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
-CTRL_C = "\x03"
+CTRL_C, CTRL_D, TAB, ALT_ENTER = "\x03", "\x04", "\t", "\x1b\r"
+UP, LEFT = "\x1b[A", "\x1b[D"
+PASTE = "\x1b[200~{}\x1b[201~"
+"""Bracketed paste, as terminals send it."""
+DIM, CLEARED = "\x1b[2m", "\x1b[H\x1b[J"
 ROOM = ("inference.max_context_tokens=16000",)
 ENDLESS = ("--max-tokens", "15000")
 """Longer than anybody waits: a reply that ends by itself before Ctrl-C is seen proves nothing."""
@@ -26,7 +33,7 @@ def mesh() -> Iterator[LocalMesh]:
 
 def test_ctrl_c_at_the_prompt_ends_at_once(mesh: LocalMesh) -> None:
     with terminal("chat", "--state-dir", str(mesh.state_dir)) as user:
-        user.until("> ")
+        user.prompted()
         user.type(CTRL_C)
         assert user.ended() == 130
         assert "Traceback" not in user.shown
@@ -35,13 +42,13 @@ def test_ctrl_c_at_the_prompt_ends_at_once(mesh: LocalMesh) -> None:
 def test_ctrl_c_stops_the_reply_and_the_conversation_goes_on(mesh: LocalMesh) -> None:
     flags = (*ENDLESS, "--no-provisional")
     with terminal("chat", "--state-dir", str(mesh.state_dir), *flags) as user:
-        user.until("> ")
-        user.type("tell me all\n")
-        user.until("\n")  # the echo
+        user.prompted()
+        user.type("tell me all\r")
+        user.until("\r\n")  # what was typed stands there
         user.until(" ")  # the first words
         user.type(CTRL_C)
-        assert user.until("> ").rstrip("> \r\n").endswith("cancelled")
-        user.type("/bye\n")
+        assert ", cancelled" in user.prompted()
+        user.type("/bye\r")
         assert user.ended() == 0
         assert "Traceback" not in user.shown
 
@@ -55,10 +62,93 @@ def test_ctrl_c_ends_a_single_answer(mesh: LocalMesh) -> None:
         assert "Traceback" not in user.shown
 
 
-def test_piped_lines_are_a_conversation_without_prompts(mesh: LocalMesh) -> None:
+def test_what_is_piped_in_is_one_prompt(mesh: LocalMesh) -> None:
     done = outrider(
         *("chat", "--max-tokens", "8", "--state-dir", str(mesh.state_dir)), given="one\ntwo\n"
     )
-    assert done.stderr.count("· 8 tokens ·") == 2
+    assert done.stderr.count("8 tokens, stopped at the length limit") == 1
     assert "> " not in done.stderr
-    assert len(done.stdout.splitlines()) >= 2
+
+
+def test_ctrl_d_and_ctrl_c_in_a_line(mesh: LocalMesh) -> None:
+    with terminal("chat", "--state-dir", str(mesh.state_dir)) as user:
+        user.prompted()
+        user.type("not this" + CTRL_C + "/foo\r")
+        user.until("there is no command /foo")
+        user.prompted()
+        user.type(CTRL_D)
+        assert user.ended() == 0
+        assert "Traceback" not in user.shown
+
+
+def test_lines_are_edited_and_come_back(mesh: LocalMesh) -> None:
+    with terminal("chat", "--state-dir", str(mesh.state_dir)) as user:
+        user.prompted()
+        user.type("/seed 12" + LEFT + "4\r")
+        user.until("seed 142")
+        user.prompted()
+        user.type(UP + "\r")
+        user.until("seed 142")
+        user.prompted()
+        user.type("/sta" + TAB)
+        user.until("/stats")
+        user.type("\r")
+        user.until("asking ")
+        user.prompted()
+        user.type("/bye\r")
+        assert user.ended() == 0
+    kept = mesh.state_dir / "chat_history"
+    assert kept.stat().st_mode & 0o777 == 0o600
+    with terminal("chat", "--state-dir", str(mesh.state_dir)) as user:
+        user.prompted()
+        user.type(UP + UP + UP + "\r")  # behind /bye and /stats
+        user.until("seed 142")
+        user.type(CTRL_D)
+        assert user.ended() == 0
+
+
+def test_what_is_pasted_is_one_message(mesh: LocalMesh, tmp_path: Path) -> None:
+    file = tmp_path / "said.json"
+    with terminal("chat", "--max-tokens", "8", "--state-dir", str(mesh.state_dir)) as user:
+        user.prompted()
+        user.type(PASTE.format("one\rtwo\r/bye"))
+        user.type(ALT_ENTER + "three\r")
+        user.until("8 tokens, stopped at the length limit")
+        user.prompted()
+        user.type(f"/save {file}\r")
+        user.until("2 messages are in")
+        user.type(CTRL_D)
+        assert user.ended() == 0
+    assert json.loads(file.read_text("utf-8"))[0]["content"] == "one\ntwo\n/bye\nthree"
+
+
+def test_typing_during_a_reply_waits_for_the_prompt(mesh: LocalMesh) -> None:
+    with terminal("chat", "--max-tokens", "1000", "--state-dir", str(mesh.state_dir)) as user:
+        user.prompted()
+        user.type("tell me all\r")
+        user.until(DIM)  # the reply has begun
+        user.type("QQQ")
+        assert "QQQ" not in user.prompted()
+        user.until("QQQ")
+        user.type(CTRL_C + CTRL_D)
+        assert user.ended() == 0
+
+
+def test_a_resized_terminal_shows_the_reply_once(mesh: LocalMesh) -> None:
+    with terminal("chat", *ENDLESS, "--state-dir", str(mesh.state_dir)) as user:
+        user.prompted()
+        user.type("tell me all\r")
+        user.until(DIM)
+        user.resize(60, 20)
+        user.until(CLEARED)
+        user.until(DIM)
+        user.type(CTRL_C)
+        user.until("cancelled")
+        user.type(CTRL_D)
+        assert user.ended() == 0
+        said = user.shown.rpartition(CLEARED)[2]
+    screen = pyte.Screen(60, 20)
+    pyte.Stream(screen).feed(CLEARED + said)
+    rows = [row.rstrip() for row in screen.display if row.strip()]
+    assert len(rows) > 10
+    assert len(set(rows)) == len(rows), "a row is there twice"

@@ -25,6 +25,14 @@ def test_one_prompt_from_any_place(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_prompts(None, "-", None) == ["grüß\nGott\n"]
 
 
+def test_what_is_piped_in_is_one_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("grüß\nGott\n".encode())))
+    assert options.piped_prompt() == "grüß\nGott"
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b" \n")))
+    with pytest.raises(InvalidRequestError, match="nothing to ask"):
+        options.piped_prompt()
+
+
 def test_a_file_has_one_json_string_per_line_whatever_is_in_them(tmp_path: Path) -> None:
     # U+2028, U+0085 and the like end a line for str.splitlines, and stand unescaped in JSON.
     prompts = ["one", "two\u2028lines", "next\u0085line", "form\x7ffeed", "", "tab\there"]

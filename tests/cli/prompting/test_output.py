@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 
 import pytest
 
-from outrider.cli.prompting.output import INEXACT, follow, report
+from outrider.cli.prompting.output import INEXACT, ReplyView, report
 from outrider.cli.prompting.painter import Painter
 from outrider.client import (
     ChatResult,
@@ -22,7 +23,6 @@ from outrider.client import (
     SpeculationStats,
     Timings,
     TokenLogprobs,
-    Transcript,
     Usage,
 )
 
@@ -46,8 +46,8 @@ def test_the_text_and_the_figures_go_apart(capsys: pytest.CaptureFixture[str]) -
     out, err = capsys.readouterr()
     assert out == "blue\n"
     assert err == (
-        "first provisional 12 ms · first committed 31 ms · 21 tokens/s · 2 tokens · 1 lossy · "
-        "stop\n"
+        "2 tokens, 1 lossy, ended by itself · first text after 12 ms · "
+        "first final text after 31 ms · 21 tokens/s\n"
     )
 
 
@@ -62,34 +62,42 @@ def test_that_a_reply_is_inexact_is_said_in_a_line_of_its_own(
 
 
 @pytest.mark.parametrize("shown", [True, False])
-def test_an_interruption_is_told_beside_the_text(
+def test_an_outage_is_told_once_and_is_over_with_final_text(
     shown: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    painter, transcript = Painter(80), Transcript()
+    times = iter((1000.0, 1007.5))
+    view = ReplyView(Painter(80), shown=shown, give_up_after_s=120.0, clock=lambda: next(times))
     for event in (
         Committed("so ", (1,), 1),
         Provisional(1, 0, "maybe", 0.6),
         Interrupted("the edge is gone"),
-        Resumed("edge", 1234.0),
+        Resumed("edge", 300.0),
+        Provisional(1, 0, "what", 0.6),
+        Interrupted("the edge is gone"),
+        Resumed("edge", 300.0),
         Committed("far", (2,), 2),
     ):
-        follow(painter, transcript, event, shown=shown)
+        view.follow(event)
     out, err = capsys.readouterr()
     assert out == ("so far" if shown else "")
-    assert err == "outrider: interrupted; reconnecting\noutrider: back after 1.2 s\n"
-    assert transcript.text == "so far"
+    until = time.strftime("%H:%M:%S", time.localtime(1120.0))
+    assert err == (
+        f"outrider: interrupted: the edge is gone (trying until {until})\n"
+        "outrider: back after 7.5 s\n"
+    )
+    assert view.transcript.text == "so far"
 
 
 def test_what_was_shown_early_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     stats = SpeculationStats(shown_tokens=7, erased_tokens=2)
     report("why?", replace(RESULT, speculation_stats=stats), as_json=False, shown=True)
-    assert "2 tokens · 7 shown early · 2 taken back · stop" in capsys.readouterr().err
+    assert "2 tokens, 7 shown early, 2 corrected, ended by itself ·" in capsys.readouterr().err
 
 
 def test_what_it_costs_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     usage = replace(RESULT.usage, cost=Cost(420_000, "USD"))
     report("why?", replace(RESULT, usage=usage), as_json=False, shown=True)
-    assert "2 tokens · 0.00042 USD · stop" in capsys.readouterr().err
+    assert "· costs 0.00042 USD\n" in capsys.readouterr().err
     report("why?", replace(RESULT, usage=usage), as_json=True, shown=False)
     told = json.loads(capsys.readouterr().out)["usage"]
     assert told["cost"] == {"amount_nanos": 420_000, "currency": "USD"}
@@ -104,9 +112,7 @@ def test_a_reply_stopped_before_its_first_token_has_no_times(
         RESULT, text="", ids=(), finish_reason=FinishReason.CANCELLED, timings=nothing
     )
     report("why?", stopped, as_json=False, shown=True)
-    assert capsys.readouterr().err == (
-        "first provisional none · first committed none · 0 tokens/s · 0 tokens · cancelled\n"
-    )
+    assert capsys.readouterr().err == "0 tokens, cancelled\n"
 
 
 def test_json_tells_the_timings_of_client_edge_and_replica(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pyte
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,7 +14,7 @@ texts = st.text(alphabet="ab \n漢é😀", max_size=60)
 
 @given(st.lists(st.tuples(texts, texts), max_size=12), st.integers(8, 40))
 def test_screen_shows_the_last_state(states: list[tuple[str, str]], width: int) -> None:
-    painter, screen = Painter(width), Screen(width)
+    painter, screen = Painter(width, 1000), Screen(width)
     committed, provisional = "", ""
     for delta, provisional in states:
         committed += delta
@@ -43,7 +44,7 @@ def test_what_is_marked_is_underlined_whatever_pieces_it_comes_in(
     pieces: list[str], starts: list[tuple[int, int]]
 ) -> None:
     marked = [(begin, begin + length) for begin, length in starts]
-    painter, screen = Painter(20), Screen(20)
+    painter, screen = Painter(20, 1000), Screen(20)
     for piece in pieces:
         screen.write(painter.paint(piece, "maybe", marked))
     screen.write(painter.paint("", ""))
@@ -55,3 +56,58 @@ def test_what_is_marked_is_underlined_whatever_pieces_it_comes_in(
 
 def test_a_mark_past_all_text_costs_nothing() -> None:
     assert "a" in Painter(20).paint("a", "", [(0, 2**32 - 1)])
+
+
+def rows(terminal: pyte.Screen) -> list[str]:
+    return [row.rstrip() for row in terminal.display]
+
+
+def test_no_more_provisional_text_than_can_be_taken_back() -> None:
+    terminal = pyte.Screen(10, 5)
+    stream = pyte.Stream(terminal)
+    terminal.set_mode(pyte.modes.LNM)  # as the tty does it: "\n" begins a line
+    painter = Painter(10, 5)
+    stream.feed(painter.paint("a\nb\nc\nfinal", "x" * 200))
+    stream.feed(painter.paint("", "y" * 200))
+    stream.feed(painter.paint(" text", ""))
+    assert rows(terminal) == ["c", "final tex", "t", "", ""]
+
+
+sizes = st.tuples(st.integers(6, 60), st.integers(3, 20))
+
+
+@given(
+    st.text(alphabet="ab \n", max_size=80),
+    st.lists(st.tuples(texts, texts, sizes), min_size=1, max_size=6),
+    sizes,
+)
+def test_a_resized_terminal_shows_the_end_of_the_text_once(
+    before: str, states: list[tuple[str, str, tuple[int, int]]], size: tuple[int, int]
+) -> None:
+    terminal = pyte.Screen(*size)
+    terminal.set_mode(pyte.modes.LNM)
+    stream = pyte.Stream(terminal)
+    painter = Painter(*size, before)
+    stream.feed(painter.resize(size[0] + 1, size[1]) + painter.resize(*size))
+    for committed, provisional, new in states:
+        terminal.resize(lines=new[1], columns=new[0])
+        stream.feed(painter.resize(*new))
+        stream.feed(painter.paint(committed, provisional))
+        stream.feed(painter.paint("", ""))
+    width, height = states[-1][2]
+    fresh = pyte.Screen(width, height)
+    fresh.set_mode(pyte.modes.LNM)
+    pyte.Stream(fresh).feed(Painter(width, height).paint(painter.shown, ""))
+    shown = [row for row in rows(terminal) if row]
+    wanted = [row for row in rows(fresh) if row]
+    # A row less fits where the screen was cleared.
+    assert shown == wanted[len(wanted) - len(shown) :]
+    assert len(shown) >= min(len(wanted), height - 1) - 1 or not wanted
+
+
+def test_what_is_marked_stays_underlined_on_a_resized_terminal() -> None:
+    painter, screen = Painter(20), Screen(40)
+    painter.paint("all is well", "", [(4, 6)])
+    screen.write(painter.resize(40, 24).removeprefix("\x1b[H\x1b[J"))
+    assert screen.text(underlined=True) == "is"
+    assert painter.resize(40, 24) == ""

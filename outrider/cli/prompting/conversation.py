@@ -1,0 +1,219 @@
+"""A conversation at a terminal: what is typed is a message for the model, or a command of ours."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+
+from outrider.cli.prompting import commands
+from outrider.cli.prompting.commands import Command
+from outrider.cli.prompting.output import closing_lines, in_words, summary
+from outrider.cli.prompting.painter import Painter
+from outrider.errors import InvalidRequestError, OutriderError
+from outrider.models.chat import Message, check_text
+from outrider.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from outrider.client import ChatResult
+    from outrider.models.tools import ToolCall
+
+_WELCOME: Final = "/help lists the commands, /bye ends; Ctrl-C stops a reply."
+_MAX_SHOWN_CHARS: Final = 65_536
+"""Of the conversation that a resized terminal is painted with anew: more than a screen has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What commands change."""
+
+    model: str
+    """Empty: the edge's default."""
+    system: str | None
+    sampling: SamplingParams
+
+
+class Asks(Protocol):
+    """Reads what a person types."""
+
+    async def ask(self, prompt: str) -> str | None:
+        """None at the end of input."""
+
+
+Reply: TypeAlias = "Callable[[list[Message], Settings, Painter], Awaitable[ChatResult]]"
+"""Asks the mesh, paints the reply as it comes, and returns it whole."""
+
+
+class Conversation:
+    """What was said, and with which settings."""
+
+    def __init__(
+        self,
+        prompts: Asks,
+        reply: Reply,
+        settings: Settings,
+        check_model: Callable[[str], str],
+    ) -> None:
+        """`check_model` gives the name to ask with for what a user calls a model, or raises."""
+        self._prompts = prompts
+        self._reply = reply
+        self._settings = settings
+        self._check_model = check_model
+        self._said: list[Message] = []
+        self._results: list[ChatResult] = []
+        self._shown = ""
+
+    async def run(self) -> None:
+        """Until /bye or the end of input. Raises KeyboardInterrupt at Ctrl-C in an empty line."""
+        self._tell(_WELCOME)
+        while (line := await self._ask("> ")) is not None:
+            try:
+                what = commands.read(line)
+                if what == Command("/bye", ""):
+                    return
+                if isinstance(what, Command):
+                    self._tell(self._obey(what))
+                elif what.strip():
+                    check_text(what)
+                    await self._turn(what)
+            except OutriderError as error:
+                self._tell(f"outrider: {error.message}")
+
+    async def _turn(self, text: str) -> None:
+        """Answer a message, and what the tools that the model calls give, as the user types it."""
+        asked = [*self._said, Message("user", text)]
+        calls: Sequence[ToolCall] | None = None
+        while calls is None or calls:
+            system = self._settings.system
+            head = [] if system is None else [Message("system", system)]
+            painter = Painter(*os.get_terminal_size(), self._shown)
+            try:
+                result = await self._reply([*head, *asked], self._settings, painter)
+            finally:
+                self._shown = painter.shown + "\n"
+            self._results.append(result)
+            self._tell("\n".join(closing_lines(result)))
+            asked.append(result.message)
+            calls = result.tool_calls
+            for call in calls:
+                answer = await self._ask(f"{call.name}> ")
+                if answer is None:
+                    return
+                asked.append(Message("tool", answer, tool_call_id=call.id))
+        self._said = asked
+
+    def _obey(self, command: Command) -> str:
+        """Do it, and what to say of it. Raises OutriderError."""
+        argument = command.argument
+        match command.name:
+            case "/model":
+                if argument:
+                    name = self._check_model(argument)
+                    self._settings = replace(self._settings, model=name)
+                return f"asking {self._settings.model or 'the default model'}"
+            case "/system":
+                if argument:
+                    system = None if argument == "-" else argument
+                    self._settings = replace(self._settings, system=system)
+                shown = self._settings.system
+                return "no system message" if shown is None else f"system message: {shown}"
+            case "/seed":
+                if argument:
+                    sampling = replace(self._settings.sampling, seed=_seed(argument))
+                    self._settings = replace(self._settings, sampling=sampling)
+                return f"seed {self._settings.sampling.seed}{self._without_effect()}"
+            case "/save":
+                return self._save(argument)
+            case "/stats":
+                return self._stats()
+            case "/reset":
+                self._said = []
+                return "forgotten"
+            case _:
+                return commands.HELP
+
+    def _without_effect(self) -> str:
+        greedy = self._settings.sampling.temperature == 0
+        return "; without effect at temperature 0" if greedy else ""
+
+    def _save(self, name: str) -> str:
+        if not name:
+            raise InvalidRequestError("say where to: /save FILE")
+        system = self._settings.system
+        head = [] if system is None else [{"role": "system", "content": system}]
+        text = json.dumps([*head, *map(_as_object, self._said)], ensure_ascii=False, indent=1)
+        file = Path(name).expanduser()
+        try:
+            with file.open("x", encoding="utf-8") as out:
+                out.write(text + "\n")
+        except FileExistsError:
+            raise InvalidRequestError(f"{file} is there already; name another file") from None
+        except OSError as error:
+            raise InvalidRequestError(f"{file} cannot be written: {error.strerror}") from error
+        return f"{len(self._said)} messages are in {file}"
+
+    def _stats(self) -> str:
+        sampling, results = self._settings.sampling, self._results
+        how = (
+            "greedy"
+            if sampling.temperature == 0
+            else f"temperature {sampling.temperature:g}, top_p {sampling.top_p:g}, "
+            f"top_k {sampling.top_k}, seed {sampling.seed}"
+        )
+        lines = [
+            f"asking {self._settings.model or 'the default model'}: {how}, "
+            f"at most {sampling.max_tokens} tokens a reply"
+        ]
+        if results:
+            usages = [result.usage for result in results]
+            lines += [
+                f"{in_words(len(results), 'reply', 'replies')}: "
+                f"{sum(it.prompt_tokens for it in usages)} prompt tokens, of them "
+                f"{sum(it.cached_tokens for it in usages)} cached; "
+                f"{sum(len(it.ids) for it in results)} tokens written",
+                f"the last: {summary(results[-1])}",
+                f"by {results[-1].replica} in {results[-1].region}; "
+                f"`outrider explain --request {results[-1].request_id}` tells why there",
+            ]
+        return "\n".join(lines)
+
+    async def _ask(self, prompt: str) -> str | None:
+        line = await self._prompts.ask(prompt)
+        if line is not None:
+            self._remember(f"{prompt}{line}")
+        return line
+
+    def _tell(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+        self._remember(text)
+
+    def _remember(self, text: str) -> None:
+        self._shown = f"{self._shown}{text}\n"[-_MAX_SHOWN_CHARS:]
+
+
+def _seed(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise InvalidRequestError(f"/seed takes a whole number, not {text!r}") from None
+
+
+def _as_object(message: Message) -> dict[str, object]:
+    """In the shape of OpenAI's messages."""
+    shown: dict[str, object] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        shown["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id:
+        shown["tool_call_id"] = message.tool_call_id
+    return shown
