@@ -20,7 +20,7 @@ from tools.pin_hashes import FOLDER, needed
 
 ROLES = ("edge", "router", "tokenizer", "inference")
 EXTRA_MODULES = {
-    "client": ("aioquic", "pylsqpack", "service_identity"),
+    "client": ("aioquic", "prompt_toolkit", "pylsqpack", "service_identity", "wcwidth"),
     "inference": ("openvino", "openvino_genai", "openvino_tokenizers", "llguidance"),
     "redis": ("redis",),
     "jwt": ("jwt", "pyjwt"),

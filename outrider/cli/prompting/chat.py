@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
@@ -26,7 +26,7 @@ from outrider.cli.prompting.conversation import Conversation, Settings
 from outrider.cli.prompting.output import ReplyView, report
 from outrider.cli.prompting.painter import Painter
 from outrider.cli.prompting.terminal_input import Interrupts, Prompts, typing_hidden
-from outrider.errors import InvalidRequestError, UnavailableError
+from outrider.errors import InvalidRequestError, OutriderError, UnavailableError
 from outrider.models.chat import Message
 
 _PATIENCE_S = 120.0
@@ -170,7 +170,7 @@ def chat(
     params = options.sampling(
         temperature, top_p, top_k, seed, max_tokens, acceptance_threshold, logprobs, grammar
     )
-    prompts = options.read_prompts(text, prompt, prompt_file)
+    prompts: list[str | options.NoPrompt] = options.read_prompts(text, prompt, prompt_file)
     if not prompts and not sys.stdin.isatty():
         prompts = [options.piped_prompt()]
     if as_json and not prompts:
@@ -187,7 +187,8 @@ def chat(
     command = ChatCommand(address, wanted)
     settings = Settings(name, system, params)
     if prompts:
-        asyncio.run(command.answer(prompts, settings, as_json=as_json, parallel=parallel))
+        answering = command.answer(prompts, settings, as_json=as_json, parallel=parallel)
+        raise typer.Exit(asyncio.run(answering))
     else:
         check = partial(_name_to_ask, edge=edge, state=state)
         kept = state / "chat_history" if history else None
@@ -263,18 +264,28 @@ class ChatCommand:
             yield client
 
     async def answer(
-        self, prompts: list[str], settings: Settings, *, as_json: bool, parallel: int
-    ) -> None:
-        """Answer every prompt; output keeps their order."""
+        self,
+        prompts: Sequence[str | options.NoPrompt],
+        settings: Settings,
+        *,
+        as_json: bool,
+        parallel: int,
+    ) -> int:
+        """Answer every prompt; output keeps their order. A prompt that is refused is told, and the
+        others go on. The exit status: 1 if one has no answer. Raises what refused the only one, and
+        UnavailableError for a mesh that cannot be reached any more."""
         show = not as_json and parallel == 1
         gate = asyncio.Semaphore(parallel)
+        status = 0
 
         async with contextlib.AsyncExitStack() as stack:
             if show:
                 stack.enter_context(typing_hidden())
             client = await stack.enter_async_context(self._client())
 
-            async def one(prompt: str) -> ChatResult:
+            async def one(prompt: str | options.NoPrompt) -> ChatResult:
+                if isinstance(prompt, options.NoPrompt):
+                    raise prompt
                 async with gate:
                     messages = options.conversation(settings.system, prompt)
                     return await self._stream(client, messages, settings, show=show)
@@ -282,11 +293,20 @@ class ChatCommand:
             tasks = [asyncio.create_task(one(p)) for p in prompts]
             try:
                 for prompt, task in zip(prompts, tasks, strict=True):
-                    report(prompt, await task, as_json=as_json, shown=show)
+                    try:
+                        report(str(prompt), await task, as_json=as_json, shown=show)
+                    except UnavailableError:
+                        raise
+                    except OutriderError as error:
+                        if len(prompts) == 1:
+                            raise
+                        status = 1
+                        options.report_failure(prompt, error, as_json=as_json)
             finally:
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
+        return status
 
     async def converse(
         self, settings: Settings, check_model: Callable[[str], str], history: Path | None

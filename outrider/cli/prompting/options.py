@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, TypeAlias
@@ -10,7 +11,7 @@ from typing import Annotated, TypeAlias
 import typer
 
 from outrider.cli.model_choice import MODEL_HELP
-from outrider.errors import InvalidRequestError
+from outrider.errors import InvalidRequestError, OutriderError
 from outrider.models.chat import Message, check_text
 from outrider.models.tools import check_tools, tool_text
 from outrider.sampling.grammar import JSON_OBJECT, Grammar, GrammarKind
@@ -63,7 +64,13 @@ Logprobs = Annotated[
 ]
 
 
-def read_prompts(text: str | None, prompt: str | None, prompt_file: Path | None) -> list[str]:
+NoPrompt: TypeAlias = InvalidRequestError
+"""Stands for a line of --prompt-file that holds no prompt, and says why."""
+
+
+def read_prompts(
+    text: str | None, prompt: str | None, prompt_file: Path | None
+) -> list[str | NoPrompt]:
     """The prompts of the command line, by argument or flag. Raises InvalidRequestError."""
     if sum(given is not None for given in (text, prompt, prompt_file)) > 1:
         raise InvalidRequestError("give one of: a prompt as argument, --prompt, --prompt-file")
@@ -121,7 +128,7 @@ def read_text(path: Path) -> str:
         raise InvalidRequestError(f"{path} is not UTF-8 text: {error}") from error
 
 
-def _from_file(path: Path) -> list[str]:
+def _from_file(path: Path) -> list[str | NoPrompt]:
     # Not splitlines: U+2028 and its like may stand within a JSON string.
     lines = read_text(path).split("\n")
     numbered = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
@@ -130,15 +137,26 @@ def _from_file(path: Path) -> list[str]:
     return [_from_line(line, f"{path}, line {number}") for number, line in numbered]
 
 
-def _from_line(line: str, where: str) -> str:
+def _from_line(line: str, where: str) -> str | NoPrompt:
     try:
         prompt = json.loads(line)
-    except ValueError as error:
-        raise InvalidRequestError(f"{where} is no JSON string: {error}") from error
-    if not isinstance(prompt, str):
-        raise InvalidRequestError(f"{where} is JSON, but no string; put the prompt in quotes")
-    check_text(prompt)
+        if not isinstance(prompt, str):
+            return NoPrompt(f"{where} is JSON, but no string; put the prompt in quotes")
+        check_text(prompt)
+    except (ValueError, RecursionError) as error:
+        return NoPrompt(f"{where} is no JSON string: {error}")
+    except InvalidRequestError as error:
+        return NoPrompt(f"{where}: {error.message}")
     return prompt
+
+
+def report_failure(prompt: str | NoPrompt, error: OutriderError, *, as_json: bool) -> None:
+    """One of several prompts has no answer; the others go on."""
+    print(f"outrider: {error.message}", file=sys.stderr, flush=True)
+    if as_json:
+        told = {"reason": error.reason, "message": error.message}
+        named = {} if isinstance(prompt, NoPrompt) else {"prompt": prompt}
+        print(json.dumps({**named, "error": told}, ensure_ascii=False), flush=True)
 
 
 def conversation(system: str | None, prompt: str) -> list[Message]:

@@ -15,7 +15,7 @@ import typer
 
 from outrider.cli.model_choice import choose
 from outrider.cli.prompting import options
-from outrider.errors import InvalidRequestError
+from outrider.errors import InvalidRequestError, OutriderError
 from outrider.models.store import ModelStore, default_root
 from outrider.models.tools import tool_name
 from outrider.models.vocabulary import load_vocabulary
@@ -67,8 +67,18 @@ def reference(
         raise InvalidRequestError("give a prompt: outrider reference --prompt 'hello'")
     known = options.read_tools(tools)
     with _loaded(model, threads, grammar, known) as runner:
+        status = 0
         for one in prompts:
-            _answer(runner, system, one, params, as_json=as_json)
+            try:
+                if isinstance(one, options.NoPrompt):
+                    raise one
+                _answer(runner, system, one, params, as_json=as_json)
+            except OutriderError as error:
+                if len(prompts) == 1:
+                    raise
+                status = 1
+                options.report_failure(one, error, as_json=as_json)
+    raise typer.Exit(status)
 
 
 @dataclass(frozen=True, slots=True)

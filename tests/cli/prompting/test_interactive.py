@@ -70,6 +70,32 @@ def test_what_is_piped_in_is_one_prompt(mesh: LocalMesh) -> None:
     assert "> " not in done.stderr
 
 
+@pytest.mark.parametrize("flags", [(), ("--json",), ("--json", "--parallel", "3")])
+def test_prompts_that_are_refused_are_named_and_the_rest_is_answered(
+    flags: tuple[str, ...], mesh: LocalMesh, tmp_path: Path
+) -> None:
+    file = tmp_path / "prompts.jsonl"
+    too_long = json.dumps("word " * 20_000)
+    file.write_text(f'"one"\ntwo\n{too_long}\n"four"\n', "utf-8")
+    done = outrider(
+        *("chat", "--prompt-file", str(file), "--max-tokens", "3", *flags),
+        *("--state-dir", str(mesh.state_dir)),
+        check=False,
+    )
+    assert done.returncode == 1
+    assert f"outrider: {file}, line 2 is no JSON string" in done.stderr
+    assert "tokens" in done.stderr
+    if flags:
+        rows = [json.loads(line) for line in done.stdout.splitlines()]
+        assert [row.get("prompt", "")[:4] for row in rows] == ["one", "", "word", "four"]
+        assert [row.get("error", {}).get("reason") for row in rows] == [
+            *(None, "INVALID_REQUEST", "PROMPT_TOO_LONG", None)
+        ]
+        assert rows[0]["request_id"] and rows[0]["model"] and rows[0]["replica"]
+    else:
+        assert done.stderr.count("3 tokens, ") == 2
+
+
 def test_ctrl_d_and_ctrl_c_in_a_line(mesh: LocalMesh) -> None:
     with terminal("chat", "--state-dir", str(mesh.state_dir)) as user:
         user.prompted()
@@ -113,7 +139,7 @@ def test_what_is_pasted_is_one_message(mesh: LocalMesh, tmp_path: Path) -> None:
         user.prompted()
         user.type(PASTE.format("one\rtwo\r/bye"))
         user.type(ALT_ENTER + "three\r")
-        user.until("8 tokens, stopped at the length limit")
+        user.until("stopped at the length limit")
         user.prompted()
         user.type(f"/save {file}\r")
         user.until("2 messages are in")
@@ -141,7 +167,8 @@ def test_a_resized_terminal_shows_the_reply_once(mesh: LocalMesh) -> None:
         user.until(DIM)
         user.resize(60, 20)
         user.until(CLEARED)
-        user.until(DIM)
+        for _ in range(60):
+            user.until(DIM)
         user.type(CTRL_C)
         user.until("cancelled")
         user.type(CTRL_D)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -49,10 +50,7 @@ def test_a_file_has_one_json_string_per_line_whatever_is_in_them(tmp_path: Path)
     [
         (b"", "holds no prompt"),
         (b"\n \n", "holds no prompt"),
-        (b"hello", "line 1"),
-        (b'"a"\n{"b": 1}', "line 2"),
         (b'"\xff"', "UTF-8"),
-        (b'"a"\n"\\ud800"', "lone surrogate"),
     ],
 )
 def test_files_that_are_none(content: bytes, says: str, tmp_path: Path) -> None:
@@ -60,6 +58,26 @@ def test_files_that_are_none(content: bytes, says: str, tmp_path: Path) -> None:
     file.write_bytes(content)
     with pytest.raises(InvalidRequestError, match=says):
         read_prompts(None, None, file)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("hello", "line 2 is no JSON string"),
+        ('{"b": 1}', "line 2 is JSON, but no string"),
+        ('"\\ud800"', "line 2: .*lone surrogate"),
+        ("[" * 100_000, "line 2 is no JSON string"),
+    ],
+)
+def test_a_line_that_holds_no_prompt_is_named_and_the_rest_stays(
+    line: str, says: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(f'"one"\n{line}\n"three"\n', "utf-8")
+    one, two, three = read_prompts(None, None, file)
+    assert (one, three) == ("one", "three")
+    assert isinstance(two, options.NoPrompt)
+    assert re.search(says, two.message)
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
