@@ -122,6 +122,7 @@ def test_what_has_no_effect_is_accepted() -> None:
             {"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}},
             "response_format",
         ),
+        ({"response_format": {"type": "json_object", "schema": 5}}, "response_format"),
         ({"response_format": 5}, "response_format"),
         ({"modalities": ["text", "audio"]}, "modalities"),
         ({"n": 0}, "n"),
