@@ -42,7 +42,9 @@ def _expecting(finding: Finding, why: str | None) -> Finding:
         return finding
     if finding.result == _PASSED:
         return replace(finding, result=_SURPRISING, said=f"expected to fail: {why}")
-    return replace(finding, result=_EXPECTED, said=why)
+    # Its own words too: a test may fail for another reason than is expected.
+    said = f"{why} (it says: {finding.said})" if finding.said else why
+    return replace(finding, result=_EXPECTED, said=said)
 
 
 @dataclass(frozen=True, slots=True)

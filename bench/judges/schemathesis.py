@@ -7,15 +7,18 @@ that a chat needs some text, or that a prompt has to fit into the context.
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from bench.harness.provenance import ROOT
 from bench.judges.environments import environment
 from bench.judges.report import Finding, Report, keep
 from bench.judges.target import Target
@@ -40,9 +43,11 @@ def judge(target: Target) -> int:
         told += f", {told_without} without"
     tried = (
         f"Requests made from `/openapi.json`, good ones and bad ones: {told}. No answer may be a "
-        "5xx, and each has to be one that the document tells of: status, type, shape, methods, "
-        "credentials. That every request that fits the document is served is not checked: no "
-        "document says that a chat needs some text."
+        "5xx, but for 504 to a request with a deadline and 503 to one that names regions, both at "
+        "random; and each has to be one that the document tells of: status, type, shape, methods, "
+        "credentials. Good requests get the model's name, and every other one a conversation that "
+        "can be answered, so that some are served. That every request that fits the document is "
+        "served is not checked: no document says that a chat needs some text."
     )
     command = f"python -m bench.judges schemathesis{target.option}"
     return keep("schemathesis", Report(PACKAGE.replace("==", " "), command, tried, found), target)
@@ -53,6 +58,7 @@ def _run(target: Target, key: str) -> tuple[list[Finding], str]:
     program = environment("schemathesis", PACKAGE) / "schemathesis"
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder) / "junit.xml"
+        statuses = Path(folder) / "statuses"
         credential = ("--header", f"Authorization: Bearer {key}") if key else ()
         finished = subprocess.run(
             [
@@ -64,6 +70,13 @@ def _run(target: Target, key: str) -> tuple[list[Finding], str]:
                 *("--report-junit-path", str(results)),
             ],
             cwd=folder,
+            env={
+                **os.environ,
+                "PYTHONPATH": str(ROOT),
+                "SCHEMATHESIS_HOOKS": "bench.judges.programs.schemathesis_hooks",
+                "OUTRIDER_MODEL": target.model,
+                "OUTRIDER_STATUSES": str(statuses),
+            },
             stdout=subprocess.PIPE,
             text=True,
             timeout=_MAX_RUN_S,
@@ -73,7 +86,9 @@ def _run(target: Target, key: str) -> tuple[list[Finding], str]:
         if not results.exists():
             raise RuntimeError(f"schemathesis ended with status {finished.returncode}")
         found = findings(results.read_text(encoding="utf-8"))
-    return found, num_requests(finished.stdout)
+        answers = Counter(statuses.read_text(encoding="ascii").split())
+    counted = ", ".join(f"{count} x {status}" for status, count in sorted(answers.items()))
+    return found, f"{num_requests(finished.stdout)} (answers: {counted})"
 
 
 def _named(how: str, found: list[Finding]) -> list[Finding]:

@@ -56,7 +56,7 @@ def test_what_is_expected_to_fail_and_passes_is_a_failure() -> None:
         *("passed, not expected", "failed, as expected"),
         *("left out by the judge", "failed"),
     ]
-    assert told[1].said == "nobody has it" and told[3].said == "it said"
+    assert told[1].said == "nobody has it (it says: it said)" and told[3].said == "it said"
     assert Report("judge 1.0", "", "", told).num_failed == 2
 
 

@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 import openai
-import openai.resources
+import openai.resources.responses
 import utils  # type: ignore[import-not-found]
 
 _PATHS = ("/chat/completions", "/completions", "/responses", "/models")
@@ -54,7 +54,7 @@ utils.match_regex = _matching(utils.match_regex)
 openai.OpenAI.__init__ = _with_our_key(openai.OpenAI.__init__)  # type: ignore[method-assign]
 for _resource in (
     openai.resources.Completions,
-    openai.resources.Responses,
+    openai.resources.responses.Responses,
     openai.resources.chat.Completions,
 ):
     _resource.create = _with_our_model(_resource.create)  # type: ignore[method-assign]

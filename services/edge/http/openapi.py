@@ -121,18 +121,29 @@ def _name(route: Route) -> str:
     return re.sub(r"\W+", "_", f"{route.method.lower()}{route.path}").strip("_")
 
 
+def _event(schemas: list[dict[str, Any]]) -> dict[str, Any]:
+    """The schema of one event: OpenAPI 3.1 has none for the stream of them, and programs that read
+    such a schema take it for each event's."""
+    data = {
+        "type": "string",
+        "contentMediaType": JSON,
+        "contentSchema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas},
+        "description": "Chat completions and completions end with [DONE], which is no JSON.",
+    }
+    text = {"type": "string"}
+    return {
+        "type": "object",
+        "properties": {"event": text, "id": text, "data": data},
+        "required": ["data"],
+    }
+
+
 def _responses(route: Route, schema_of: dict[type, dict[str, Any]]) -> dict[str, Any]:
     content: dict[str, Any] = {}
     if route.response is not None:
         content[JSON] = {"schema": schema_of[route.response]}
     if events := _events(route):
-        # OpenAPI 3.1 describes no single events; each one's `data` is one of these.
-        content["text/event-stream"] = {
-            "schema": {
-                "type": "string",
-                "description": f"Events of {', '.join(it.__name__ for it in events)}.",
-            }
-        }
+        content["text/event-stream"] = {"schema": _event([schema_of[it] for it in events])}
     made: dict[str, Any] = {}
     if content:
         made["200"] = {"description": "What was asked for.", "content": content}

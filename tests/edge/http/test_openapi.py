@@ -28,6 +28,19 @@ def test_every_route_is_in_it() -> None:
         assert ("401" in operation["responses"]) == (route.access is not Access.PUBLIC)
 
 
+def test_events_are_told_one_by_one() -> None:
+    schemas = DOCUMENT["components"]["schemas"]
+    for route in ALL_ROUTES:
+        if route.event is None:
+            continue
+        operation = DOCUMENT["paths"][route.path][route.method.lower()]
+        event = operation["responses"]["200"]["content"]["text/event-stream"]["schema"]
+        assert event["required"] == ["data"]
+        told = event["properties"]["data"]["contentSchema"]
+        for one in told.get("anyOf", [told]):
+            assert one["$ref"].rpartition("/")[2] in schemas
+
+
 def test_operations_have_names_of_their_own() -> None:
     names = [it["operationId"] for path in DOCUMENT["paths"].values() for it in path.values()]
     assert len(set(names)) == len(names) == len(ALL_ROUTES)
