@@ -41,6 +41,9 @@ USER: Any = {"role": "user", "content": "What is a river?"}
 SAMPLED: dict[str, Any] = {"model": MODEL, "messages": [USER], "max_tokens": 24, "temperature": 0.8}
 """By any door, with the same seed, the same text."""
 SEED = 7
+MESSAGE: dict[str, Any] = {key: value for key, value in SAMPLED.items() if key != "temperature"}
+"""The same for the package of Anthropic's, which has no temperature any more; the API has."""
+SEEDED: dict[str, Any] = {"extra_body": {"temperature": 0.8, "seed": SEED}}
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {"river": {"type": "string", "maxLength": 12}, "km": {"type": "boolean"}},
@@ -138,14 +141,13 @@ def streamed(stream: bytes) -> str:
 
 def test_every_client_gets_the_text_of_the_native_door(door: Door) -> None:
     truth = native(door)
-    seeded = {"extra_body": {"seed": SEED}}
     with door.openai() as client:
         whole = client.chat.completions.create(**SAMPLED, seed=SEED, logprobs=True, top_logprobs=2)
         stream = client.chat.completions.create(
             **SAMPLED, seed=SEED, stream=True, stream_options={"include_usage": True}
         )
         chunks = list(stream)
-        asked: dict[str, Any] = {"model": MODEL, "input": [USER], "temperature": 0.8, **seeded}
+        asked: dict[str, Any] = {"model": MODEL, "input": [USER], **SEEDED}
         response = client.responses.create(**asked, max_output_tokens=24)
         with client.responses.stream(**asked, max_output_tokens=24) as events:
             deltas = [it.delta for it in events if it.type == "response.output_text.delta"]
@@ -163,8 +165,8 @@ def test_every_client_gets_the_text_of_the_native_door(door: Door) -> None:
     assert response.output_text == truth and "".join(deltas) == truth
 
     with door.anthropic() as claude:
-        message = claude.messages.create(**SAMPLED, **seeded)
-        with claude.messages.stream(**SAMPLED, **seeded) as parts:
+        message = claude.messages.create(**MESSAGE, **SEEDED)
+        with claude.messages.stream(**MESSAGE, **SEEDED) as parts:
             assert "".join(parts.text_stream) == truth
             assert parts.get_final_message().usage.output_tokens == message.usage.output_tokens
         counted = claude.messages.count_tokens(model=MODEL, messages=[USER])
@@ -200,9 +202,7 @@ def test_choices_and_stop_strings(door: Door) -> None:
         prompt = client.completions.create(model=MODEL, prompt="A river is", max_tokens=8)
         assert prompt.choices[0].text and prompt.usage is not None
     with door.anthropic() as claude:
-        message = claude.messages.create(
-            **SAMPLED, stop_sequences=[word], extra_body={"seed": SEED}
-        )
+        message = claude.messages.create(**MESSAGE, **SEEDED, stop_sequences=[word])
         assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", word)
 
 
@@ -223,7 +223,9 @@ def test_schemas_are_followed(door: Door) -> None:
         )
     with door.anthropic() as claude:
         output: Any = {"format": {"type": "json_schema", "schema": SCHEMA}}
-        (block,) = claude.messages.create(**asked, output_config=output).content
+        (block,) = claude.messages.create(
+            model=MODEL, messages=[USER], max_tokens=200, output_config=output
+        ).content
         assert block.type == "text"
         answers.append(block.text)
     for answer in answers:
@@ -235,7 +237,8 @@ def test_tools_are_called(door: Door) -> None:
     tools: Any = [{"type": "function", "function": WEATHER}]
     asked: dict[str, Any] = {"model": MODEL, "max_tokens": 200, "temperature": 0}
     with door.openai() as client:
-        chat = partial(client.chat.completions.create, **asked, messages=ASK, tools=tools)
+        create: Any = client.chat.completions.create
+        chat = partial(create, **asked, messages=ASK, tools=tools)
         free = chat().choices[0]
         forced = chat(tool_choice="required", parallel_tool_calls=False).choices[0]
         for choice in (free, forced):
@@ -252,22 +255,22 @@ def test_tools_are_called(door: Door) -> None:
         assert json.loads(arguments) == {"city": "Paris"}
         told = {"role": "tool", "tool_call_id": call.id, "content": "-3 degrees"}
         said = forced.message.model_dump(exclude_none=True)
-        after = client.chat.completions.create(
-            **asked, messages=[*ASK, said, told], tools=tools, tool_choice="none"
-        )
+        after = create(**asked, messages=[*ASK, said, told], tools=tools, tool_choice="none")
         assert after.choices[0].message.tool_calls is None
         function: Any = {"type": "function", "strict": None, **WEATHER}
         response = client.responses.create(
-            **(asked | {"max_tokens": None}), input=ASK, tools=[function], tool_choice="required"
+            model=MODEL, temperature=0, input=ASK, tools=[function], tool_choice="required"
         )
         assert "function_call" in {it.type for it in response.output}
     with door.anthropic() as claude:
         tool: Any = {"name": "get_weather", "input_schema": CITY}
         message = claude.messages.create(
-            **asked,
+            model=MODEL,
+            max_tokens=200,
             messages=ASK,
             tools=[tool],
             tool_choice={"type": "any", "disable_parallel_tool_use": True},
+            extra_body={"temperature": 0},
         )
         (block,) = message.content
         assert block.type == "tool_use" and message.stop_reason == "tool_use"
@@ -280,12 +283,12 @@ def test_bad_requests_are_told_apart(door: Door) -> None:
         with pytest.raises(openai.NotFoundError):
             client.chat.completions.create(**SAMPLED | {"model": "nope"})
         with pytest.raises(anthropic.NotFoundError):
-            claude.messages.create(**SAMPLED | {"model": "nope"})
+            claude.messages.create(**MESSAGE | {"model": "nope"})
         with pytest.raises(openai.BadRequestError) as refused:
             client.chat.completions.create(**SAMPLED | {"messages": long})
         assert refused.value.code == "context_length_exceeded"
         with pytest.raises(anthropic.BadRequestError):
-            claude.messages.create(**SAMPLED | {"messages": long})
+            claude.messages.create(**MESSAGE | {"messages": long})
         with pytest.raises(openai.BadRequestError) as wrong:
             client.chat.completions.create(**SAMPLED | {"temperature": 9})
         assert wrong.value.param == "temperature"
@@ -304,7 +307,7 @@ def test_keys_and_limits(door: Door) -> None:
             with pytest.raises(openai.AuthenticationError):
                 call()
         with pytest.raises(anthropic.AuthenticationError):
-            other.messages.create(**SAMPLED)
+            other.messages.create(**MESSAGE)
     with door.openai(few["key"]) as client, door.anthropic(few["key"]) as claude:
         assert [it.id for it in client.models.list().data] == [MODEL]
         first = client.chat.completions.with_raw_response.create(**SAMPLED)
@@ -313,12 +316,12 @@ def test_keys_and_limits(door: Door) -> None:
             client.chat.completions.create(**SAMPLED, stream=True)
         assert 0 < int(limited.value.response.headers["retry-after-ms"]) <= 60_000
         with pytest.raises(anthropic.RateLimitError):
-            claude.messages.create(**SAMPLED)
+            claude.messages.create(**MESSAGE)
         door.keys("revoke", few["id"])
         with pytest.raises(openai.AuthenticationError):
             client.models.list()
         with pytest.raises(anthropic.AuthenticationError):
-            claude.messages.create(**SAMPLED)
+            claude.messages.create(**MESSAGE)
 
 
 def leaves_a_stream(door: Door, endless: dict[str, Any]) -> None:
@@ -328,8 +331,8 @@ def leaves_a_stream(door: Door, endless: dict[str, Any]) -> None:
 
 
 def leaves_a_message(door: Door, endless: dict[str, Any]) -> None:
-    more = {"extra_body": endless.pop("extra_body")}
-    with door.anthropic() as claude, claude.messages.stream(**endless, **more) as stream:
+    del endless["temperature"]
+    with door.anthropic() as claude, claude.messages.stream(**endless) as stream:
         next(stream.text_stream)
 
 

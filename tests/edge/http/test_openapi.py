@@ -36,9 +36,13 @@ def test_events_are_told_one_by_one() -> None:
         operation = DOCUMENT["paths"][route.path][route.method.lower()]
         event = operation["responses"]["200"]["content"]["text/event-stream"]["schema"]
         assert event["required"] == ["data"]
-        told = event["properties"]["data"]["contentSchema"]
-        for one in told.get("anyOf", [told]):
-            assert one["$ref"].rpartition("/")[2] in schemas
+        data = event["properties"]["data"]
+        ends = data["anyOf"][0] if "anyOf" in data else None
+        is_done_told = route.path in ("/v1/chat/completions", "/v1/completions")
+        assert ends == ({"const": "[DONE]"} if is_done_told else None)
+        of_json = data["anyOf"][1] if is_done_told else data
+        names = {it["$ref"].rpartition("/")[2] for it in of_json["contentSchema"]["anyOf"]}
+        assert {"ProvisionalText", route.error.__name__} < names <= set(schemas)
 
 
 def test_operations_have_names_of_their_own() -> None:
