@@ -52,8 +52,8 @@ _EXPECTED: Final = {
     "OpenAI's, another message follows",
     "test_chat_completion_with_openai_library": _FINGERPRINT,
     "test_completion_with_openai_library": _FINGERPRINT,
-    "test_logprobs_stream": "the first chunk may hold the role alone there; here the first text "
-    "comes with it, since a chunk of its own would tell nobody anything sooner",
+    "test_logprobs_stream": "in the first chunk, which has the role, the content has to be null "
+    "there; here it is an empty text, as in the streams of OpenAI's API",
     "test_anthropic_empty_messages": "served there, by design; here refused with 400, as "
     "Anthropic's own API does",
 }

@@ -63,9 +63,19 @@ def test_what_is_expected_to_fail_and_passes_is_a_failure() -> None:
 def test_tests_of_llm_comply_are_named_by_their_api() -> None:
     row = {"id": "basic", "status": "passed", "warnings": ["odd"]}
     skipped = {"id": "other", "status": "skipped", "errors": ["of other models"]}
-    assert llm_comply.findings({"anthropic": {"results": [row, skipped]}}) == [
+    assert llm_comply.findings("anthropic", {"results": [row, skipped]}) == [
         Finding("anthropic: basic", "passed", "warning: odd"),
         Finding("anthropic: other", "left out by the judge", "of other models"),
+    ]
+
+
+def test_a_later_try_of_llm_comply_counts_and_is_told() -> None:
+    first = [Finding("one", "failed", "odd"), Finding("two", "passed"), Finding("three", "failed")]
+    second = [Finding("one", "passed", "so"), Finding("two", "failed"), Finding("three", "failed")]
+    assert llm_comply.best([first, second]) == [
+        Finding("one", "passed", "at try 2, after: odd; so"),
+        Finding("two", "passed"),
+        Finding("three", "failed"),
     ]
 
 
