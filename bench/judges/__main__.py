@@ -1,8 +1,8 @@
 """Has neutral judges test a mesh, and keeps their reports in docs/judges.
 
-`python -m bench.judges NAME` starts a mesh of the default model on this machine;
-`--url http://HOST:PORT/v1 --key KEY --model NAME` judges one that runs. The code is not 0 if the
-judge found a fault that is not expected.
+`python -m bench.judges NAME...` starts a mesh on this machine for each;
+`--url http://HOST:PORT/v1 --key KEY --model NAME` judges one that runs. The code is not 0 if one
+found a fault that is not expected, or none where one is.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from bench.harness.larger_models import LARGER_MODELS, have
 from bench.harness.local_mesh import local_mesh
 from bench.judges import compatcanary, llamacpp_tests, llm_comply, schemathesis
 from bench.judges.clients import LANGCHAIN, LITELLM, NIQUESTS
@@ -29,43 +30,46 @@ JUDGES: Final[dict[str, Callable[[Target], int]]] = {
     "langchain": LANGCHAIN.judge,
     "litellm": LITELLM.judge,
 }
-_FAKE_ENOUGH: Final = frozenset({"schemathesis"})
-"""Judges of the door alone: thousands of replies, of which nobody reads a word."""
-_OPEN: Final = frozenset({"llamacpp_tests"})
-"""Judges that send no key."""
-_RAMBLING: Final = frozenset({"llm_comply"})
-"""Judges that set no limit to replies, and a small model may ramble up to its own."""
-_MAX_CONTEXT_TOKENS: Final = 512
-"""Of a mesh that is started for these."""
+_CONTEXT_TOKENS: Final = {"llm_comply": 512, "schemathesis": 128}
+"""Of a mesh that is started for judges that set no limit to replies: a small model may ramble up to
+its own, and schemathesis asks for more than a thousand."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.judges", description=__doc__)
-    parser.add_argument("which", choices=tuple(JUDGES))
+    parser.add_argument("which", nargs="+", choices=tuple(JUDGES), metavar="NAME")
     parser.add_argument("--url", help="of the API, ending in /v1; without it a mesh is started")
     parser.add_argument("--key", default="", help="of the edge; without it none is sent")
-    parser.add_argument("--model", default=DEFAULT_MODEL.name)
-    parser.add_argument("--engine", help="of the mesh that is started: openvino or fake")
+    parser.add_argument(
+        "--model",
+        default=DEFAULT_MODEL.name,
+        help=f"one that the mesh can have, or of the benchmarks' own: {', '.join(LARGER_MODELS)}",
+    )
+    parser.add_argument("--engine", default="openvino", help="of a mesh started: or fake")
     arguments = parser.parse_args()
-    with _target(arguments) as target:
-        return JUDGES[arguments.which](target)
+    status = 0
+    for which in arguments.which:
+        with _target(which, arguments) as target:
+            status |= JUDGES[which](target)
+    return status
 
 
 @contextlib.contextmanager
-def _target(arguments: argparse.Namespace) -> Iterator[Target]:
+def _target(which: str, arguments: argparse.Namespace) -> Iterator[Target]:
+    model, engine = arguments.model, arguments.engine
     if arguments.url:
-        yield Target(arguments.url.rstrip("/"), arguments.key, arguments.model)
+        yield Target(arguments.url.rstrip("/"), arguments.key, model)
         return
-    which = arguments.which
-    engine = arguments.engine or ("fake" if which in _FAKE_ENOUGH else "openvino")
-    settings = ("edge.access.http_anonymous=true",) if which in _OPEN else ()
-    if which in _RAMBLING:
-        settings = (*settings, f"inference.max_context_tokens={_MAX_CONTEXT_TOKENS}")
-    with local_mesh(regions="local", engine=engine, settings=settings, http=True) as mesh:
+    most = _CONTEXT_TOKENS.get(which)
+    settings = (f"inference.max_context_tokens={most}",) if most else ()
+    file = str(have(LARGER_MODELS[model])) if model in LARGER_MODELS else model
+    with local_mesh(
+        regions="local", engine=engine, settings=settings, http=True, model=file
+    ) as mesh:
         port = mesh.state.service("edge")["http_port"]
-        key = "" if which in _OPEN else development_key.read(mesh.state_dir)
+        key = development_key.read(mesh.state_dir)
         url = f"http://{mesh.state.host}:{port}/v1"
-        yield Target(url, key, arguments.model, mesh.edge[1], str(mesh.ca), engine)
+        yield Target(url, key, model, mesh.edge[1], str(mesh.ca), engine)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import Final
 
 from bench.harness.provenance import ROOT
 from bench.judges.environments import environment, version_of
-from bench.judges.report import Finding, Report, keep
+from bench.judges.report import NO_TOOLS, Finding, Report, expecting, keep
 from bench.judges.target import Target
 
 _MAX_RUN_S: Final = 480
@@ -53,11 +53,12 @@ class Client:
             timeout=_MAX_RUN_S,
             check=True,
         )
-        found = findings(finished.stdout)
+        without_tools = {"a tool": NO_TOOLS}
+        found = expecting(findings(finished.stdout), without_tools if target.is_default else {})
         package = distribution(self.packages[0])
-        version = f"{self.name} {version_of(programs, package)}"
-        command = f"python -m bench.judges {self.name}"
-        return keep(self.name, Report(version, command, self.tried, found), target.told)
+        version = f"{package} {version_of(programs, package)}"
+        command = f"python -m bench.judges {self.name}{target.option}"
+        return keep(self.name, Report(version, command, self.tried, found), target)
 
 
 def distribution(requirement: str) -> str:

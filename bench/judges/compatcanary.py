@@ -8,10 +8,11 @@ import subprocess
 from typing import Any, Final
 
 from bench.judges.environments import npm_package
-from bench.judges.report import Finding, Report, keep
+from bench.judges.report import NO_TOOLS, Finding, Report, expecting, keep
 from bench.judges.target import Target
 
 VERSION: Final = "0.2.2"
+_WITHOUT_TOOLS: Final = {"Forced tool call": NO_TOOLS}
 _REQUEST_TIMEOUT_S: Final = 60
 _MAX_RUN_S: Final = 480
 
@@ -32,9 +33,10 @@ def judge(target: Target) -> int:
     )
     found: dict[str, Any] = json.loads(finished.stdout)
     tried = f"It gives {found['score']} points of 100."
-    command = "python -m bench.judges compatcanary"
-    judged = Report(f"compatcanary {VERSION}", command, tried, findings(found))
-    return keep("compatcanary", judged, target.told)
+    command = f"python -m bench.judges compatcanary{target.option}"
+    seen = expecting(findings(found), _WITHOUT_TOOLS if target.is_default else {})
+    judged = Report(f"compatcanary {VERSION}", command, tried, seen)
+    return keep("compatcanary", judged, target)
 
 
 def findings(found: dict[str, Any]) -> list[Finding]:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from bench.harness.provenance import ROOT, commit
+from bench.judges.target import Target
 
 FOLDER: Final = ROOT / "docs" / "judges"
+NO_TOOLS: Final = "the model's chat template shows no tools, so chats with tools are refused"
+"""Of the default model. Judged with one that has them, these tests have to pass."""
+_PASSED: Final = "passed"
+_FAILED: Final = "failed"
+_EXPECTED: Final = "failed, as expected"
+_SURPRISING: Final = "passed, not expected"
 _MAX_CELL_CHARS: Final = 300
 
 
@@ -21,8 +27,24 @@ class Finding:
 
     what: str
     result: str
-    """passed, failed, or failed, as expected."""
+    """passed; failed; failed, as expected; passed, not expected; left out by the judge."""
     said: str = ""
+
+
+def expecting(found: Iterable[Finding], expected: Mapping[str, str]) -> list[Finding]:
+    """The findings, with the reason for those that are expected to fail. One of these that passed
+    counts as a failure, so that the reasons stay true."""
+    return [_expecting(finding, expected.get(finding.what)) for finding in found]
+
+
+def _expecting(finding: Finding, why: str | None) -> Finding:
+    if why is None or finding.result not in (_PASSED, _FAILED):
+        return finding
+    if finding.result == _PASSED:
+        return replace(finding, result=_SURPRISING, said=f"expected to fail: {why}")
+    # Its own words too: a test may fail for another reason than is expected.
+    said = f"{why} (it says: {finding.said})" if finding.said else why
+    return replace(finding, result=_EXPECTED, said=said)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,21 +60,24 @@ class Report:
 
     @property
     def num_failed(self) -> int:
-        """Of those that should not."""
-        return sum(finding.result == "failed" for finding in self.findings)
+        """Of those that should not, and those that passed though nobody expected it."""
+        return sum(finding.result in (_FAILED, _SURPRISING) for finding in self.findings)
 
     def markdown(self, model: str, made: str) -> str:
-        """The page; `made`: when, and of which commit."""
-        num_passed = sum(finding.result == "passed" for finding in self.findings)
+        """The page; `made`: of which commit."""
+        num_passed = sum(finding.result == _PASSED for finding in self.findings)
+        num_expected = sum(finding.result == _EXPECTED for finding in self.findings)
+        num_other = len(self.findings) - num_passed - num_expected - self.num_failed
+        left_out = f", {num_other} left out by the judge" if num_other else ""
         rows = [f"| {_cell(it.what)} | {it.result} | {_cell(it.said)} |" for it in self.findings]
         return "\n".join(
             (
-                f"# {self.judge.partition(' ')[0]}",
+                f"# {self.judge}",
                 "",
-                f"{self.judge} against a mesh that serves {model}. {self.tried}",
+                f"Against a mesh that serves {model}. {self.tried}",
                 "",
-                f"{num_passed} of {len(self.findings)} passed, {self.num_failed} failed that "
-                "should not.",
+                f"{num_passed} of {len(self.findings)} passed, {num_expected} failed as expected, "
+                f"{self.num_failed} failed that should not{left_out}.",
                 "",
                 "| what | result | what it says |",
                 "| --- | --- | --- |",
@@ -64,12 +89,12 @@ class Report:
         )
 
 
-def keep(name: str, report: Report, model: str, folder: Path = FOLDER) -> int:
-    """Write it, and return the status that its command ends with."""
+def keep(name: str, report: Report, target: Target, folder: Path = FOLDER) -> int:
+    """Write it, and return the status that its command ends with. Models other than the default
+    one have pages of their own."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}.md"
-    made = f"{datetime.now(UTC):%Y-%m-%d}, commit {commit()}"
-    path.write_text(report.markdown(model, made), encoding="utf-8")
+    path = folder / (f"{name}.md" if target.is_default else f"{name}.{target.model}.md")
+    path.write_text(report.markdown(target.told, f"commit {commit()}"), encoding="utf-8")
     print(f"{report.num_failed} failed; wrote {path}", file=sys.stderr)
     return int(report.num_failed > 0)
 

@@ -7,14 +7,18 @@ that a chat needs some text, or that a prompt has to fit into the context.
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from bench.harness.provenance import ROOT
 from bench.judges.environments import environment
 from bench.judges.report import Finding, Report, keep
 from bench.judges.target import Target
@@ -30,13 +34,35 @@ _COUNTED: Final = re.compile(r"^ *\d[\d,]* generated.*$", re.MULTILINE)
 
 def judge(target: Target) -> int:
     """Write the report; 1 if an answer failed a check."""
+    with_key, told = _run(target, target.key)
+    found, told = _named("with a key", with_key), f"{told} with a key"
+    if target.key:
+        # Everything is refused, and that is to be done as the document says too.
+        without_key, told_without = _run(target, "")
+        found += _named("without", without_key)
+        told += f", {told_without} without"
+    tried = (
+        f"Requests made from `/openapi.json`, good ones and bad ones: {told}. No answer may be a "
+        "5xx, but for 504 to a request with a deadline and 503 to one that names regions, both at "
+        "random; and each has to be one that the document tells of: status, type, shape, methods, "
+        "credentials. Good requests get the model's name, and every other one a conversation that "
+        "can be answered, so that some are served. That every request that fits the document is "
+        "served is not checked: no document says that a chat needs some text."
+    )
+    command = f"python -m bench.judges schemathesis{target.option}"
+    return keep("schemathesis", Report(PACKAGE.replace("==", " "), command, tried, found), target)
+
+
+def _run(target: Target, key: str) -> tuple[list[Finding], str]:
+    """What it found, and how much it asked."""
     program = environment("schemathesis", PACKAGE) / "schemathesis"
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder) / "junit.xml"
-        key = ("--header", f"Authorization: Bearer {target.key}") if target.key else ()
+        statuses = Path(folder) / "statuses"
+        credential = ("--header", f"Authorization: Bearer {key}") if key else ()
         finished = subprocess.run(
             [
-                *(str(program), "run", f"{target.origin}/openapi.json", *key),
+                *(str(program), "run", f"{target.origin}/openapi.json", *credential),
                 *("--phases", "coverage,fuzzing", "--max-examples", str(_NUM_EXAMPLES)),
                 *("--exclude-checks", "positive_data_acceptance", "--continue-on-failure"),
                 *("--request-timeout", str(_REQUEST_TIMEOUT_S), "--workers", "2"),
@@ -44,6 +70,13 @@ def judge(target: Target) -> int:
                 *("--report-junit-path", str(results)),
             ],
             cwd=folder,
+            env={
+                **os.environ,
+                "PYTHONPATH": str(ROOT),
+                "SCHEMATHESIS_HOOKS": "bench.judges.programs.schemathesis_hooks",
+                "OUTRIDER_MODEL": target.model,
+                "OUTRIDER_STATUSES": str(statuses),
+            },
             stdout=subprocess.PIPE,
             text=True,
             timeout=_MAX_RUN_S,
@@ -53,18 +86,13 @@ def judge(target: Target) -> int:
         if not results.exists():
             raise RuntimeError(f"schemathesis ended with status {finished.returncode}")
         found = findings(results.read_text(encoding="utf-8"))
-    tried = (
-        "Requests made from `/openapi.json`, with a key, good ones and bad ones: "
-        f"{num_requests(finished.stdout)}. No answer may be a 5xx, and each has to be one that the "
-        "document tells of: status, type, shape, methods, credentials. That every request that "
-        "fits the document is served is not checked: no document says that a chat needs some text."
-    )
-    command = "python -m bench.judges schemathesis"
-    return keep(
-        "schemathesis",
-        Report(PACKAGE.replace("==", " "), command, tried, found),
-        target.told,
-    )
+        answers = Counter(statuses.read_text(encoding="ascii").split())
+    counted = ", ".join(f"{count} x {status}" for status, count in sorted(answers.items()))
+    return found, f"{num_requests(finished.stdout)} (answers: {counted})"
+
+
+def _named(how: str, found: list[Finding]) -> list[Finding]:
+    return [replace(finding, what=f"{finding.what}, {how}") for finding in found]
 
 
 def findings(junit: str) -> list[Finding]:

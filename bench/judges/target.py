@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from outrider.models.catalog import DEFAULT_MODEL
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -18,9 +20,19 @@ class Target:
     """Where the same API is served over HTTP/3; 0: not known."""
     ca: str = ""
     """File of the certificate that its HTTP/3 clients trust."""
-
     engine: str = ""
     """Of its replicas; empty: not known."""
+
+    @property
+    def is_default(self) -> bool:
+        """Whether it serves the default model. That one's chat template shows no tools; those of
+        the other models that are judged do."""
+        return self.model == DEFAULT_MODEL.name
+
+    @property
+    def option(self) -> str:
+        """Of the command line, that names the model."""
+        return "" if self.is_default else f" --model {self.model}"
 
     @property
     def told(self) -> str:

@@ -82,20 +82,19 @@ def json_schema(schema: Mapping[str, Any]) -> Grammar:
 
 def from_response_format(value: Mapping[str, Any]) -> Grammar | None:
     """The grammar of an OpenAI `response_format`: of type text (none), json_object or json_schema;
-    besides, of type regex or lark with the text in "grammar". Raises InvalidSamplingError."""
+    besides, of type regex or lark with the text in "grammar", and json_object with a "schema", as
+    llama.cpp's server and others take it. Raises InvalidSamplingError."""
     kind = value.get("type")
     if kind == "text":
         return None
-    if kind == "json_object":
+    if kind == "json_object" and value.get("schema") is None:
         return JSON_OBJECT
+    if kind == "json_object":
+        return _of_schema(value["schema"], "schema")
     if kind == "json_schema":
         named = value.get("json_schema")
         schema = named.get("schema") if isinstance(named, Mapping) else None
-        if not isinstance(schema, Mapping):
-            raise InvalidSamplingError(
-                "response_format has no schema; put an object into json_schema.schema"
-            )
-        return json_schema(schema)
+        return _of_schema(schema, "json_schema.schema")
     if kind in ("regex", "lark"):
         text = value.get("grammar")
         if not isinstance(text, str):
@@ -104,6 +103,12 @@ def from_response_format(value: Mapping[str, Any]) -> Grammar | None:
     raise InvalidSamplingError(
         "response_format.type must be text, json_object, json_schema, regex or lark"
     )
+
+
+def _of_schema(schema: object, where: str) -> Grammar:
+    if not isinstance(schema, Mapping):
+        raise InvalidSamplingError(f"response_format has no schema; put an object into {where}")
+    return json_schema(schema)
 
 
 def _check_schema(text: str) -> None:

@@ -15,39 +15,20 @@ import pytest
 from bench.harness.local_mesh import LocalMesh, local_mesh, outrider
 from outrider.client import Message, connect
 from outrider.errors import UnknownModelError
-from outrider.models.catalog import DEFAULT_MODEL, ModelSpec
+from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.store import ModelStore
 from outrider.models.tools import check_tools
 from outrider.models.vocabulary import Vocabulary
 from outrider.reply_parsing.formats import CallSyntax, ReplyFormat
 from outrider.reply_parsing.grammar import call_grammar
 from outrider.testing import eventually
+from tests.e2e.calling_model import STOP_TOKENS, own_template
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(600)]
 
 FEW = ("inference.max_fixed_rows=2", "inference.warm_up_rows=16")
 QUESTION = "What is a river?"
 PROMPT = ("--prompt", QUESTION, "--max-tokens", "24", "--json")
-STOP_TOKENS = ("<|im_start|>",)
-TEMPLATE = """
-{%- if tools %}
-    {{- '<|im_start|>system\\nCall these functions: ' + (tools | tojson) + '<|im_end|>\\n' }}
-    {%- for city in ['Rome', 'Oslo', 'Lima'] %}
-        {{- '<|im_start|>user\\nIs it cold in ' + city + '?<|im_end|>\\n<|im_start|>assistant\\n' }}
-        {{- '<tool_call>{"name": "get_weather", "arguments": {"city": "' + city + '"}}' }}
-        {{- '</tool_call><|im_end|>\\n' }}
-    {%- endfor %}
-{%- endif %}
-{%- for message in messages %}
-    {{- '<|im_start|>' + message.role + '\\n' + message.content }}
-    {%- for call in message.tool_calls %}
-        {{- '<tool_call>' + (call.function | tojson) + '</tool_call>' }}
-    {%- endfor %}
-    {{- '<|im_end|>\\n' }}
-{%- endfor %}
-{{- '<|im_start|>assistant\\n' }}
-"""
-"""Nobody trained the default model to call tools; it goes on with what it is shown."""
 
 
 @pytest.fixture
@@ -106,14 +87,9 @@ def test_a_mesh_of_a_file(own_file: Path) -> None:
 
 
 @pytest.fixture
-def own_template(model_store: ModelStore, tmp_path: Path) -> Iterator[Path]:
-    """A chat template; what the machine's store keeps of it is removed again."""
-    file = tmp_path / "template.jinja"
-    file.write_text(TEMPLATE, "utf-8")
-    yield file
-    key = ModelSpec("", "", chat_template=TEMPLATE, stop_tokens=STOP_TOKENS).vocabulary_key()
-    for kept in (model_store.root / "derived" / DEFAULT_MODEL.sha256).glob(f"*-{key}"):
-        shutil.rmtree(kept)
+def template_file(model_store: ModelStore, tmp_path: Path) -> Iterator[Path]:
+    with own_template(model_store, tmp_path) as file:
+        yield file
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,12 +147,12 @@ class WithTools:
 
 
 def test_a_mesh_of_a_definition_that_calls_tools(
-    own_template: Path, user_models: Path, vocabulary: Vocabulary, tmp_path: Path
+    template_file: Path, user_models: Path, vocabulary: Vocabulary, tmp_path: Path
 ) -> None:
     """The weights of the default model: what is new are template, stop token and settings."""
     outrider(
         *("models", "add", "pirate", DEFAULT_MODEL.source, "--sha256", DEFAULT_MODEL.sha256),
-        *("--chat-template", str(own_template), "--stop", *STOP_TOKENS, "--context", "512"),
+        *("--chat-template", str(template_file), "--stop", *STOP_TOKENS, "--context", "512"),
         *("--draft", DEFAULT_MODEL.name),
     )
     weather = WithTools.about_the_weather(tmp_path)

@@ -89,6 +89,8 @@ def test_response_formats() -> None:
     assert from_response_format({"type": "json_object"}) is JSON_OBJECT
     asked = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}
     assert from_response_format(asked) == json_schema(SCHEMA)
+    as_llamacpp = {"type": "json_object", "schema": SCHEMA}
+    assert from_response_format(as_llamacpp) == json_schema(SCHEMA)
     regex = from_response_format({"type": "regex", "grammar": "a+"})
     assert regex == Grammar(GrammarKind.REGEX, "a+")
 

@@ -164,6 +164,10 @@ class MessageStop(msgspec.Struct, kw_only=True, tag_field="type", tag="message_s
     """The message is whole."""
 
 
+class Ping(msgspec.Struct, kw_only=True, tag_field="type", tag="ping"):
+    """Nothing has come for a while."""
+
+
 MessageEvent: TypeAlias = (
     MessageStart
     | ContentBlockStart
@@ -171,9 +175,10 @@ MessageEvent: TypeAlias = (
     | ContentBlockStop
     | MessageDelta
     | MessageStop
+    | Ping
 )
 
-PING: Final = b'event: ping\ndata: {"type":"ping"}\n\n'
+PING: Final = b"event: ping\ndata: " + msgspec.json.encode(Ping()) + b"\n\n"
 """Keeps a stream alive on which nothing has come for a while."""
 _NO_INPUT: Final = msgspec.Raw(b"{}")
 

@@ -77,6 +77,8 @@ class ResponseFormat(msgspec.Struct, kw_only=True):
 
     type: str
     json_schema: JsonSchemaFormat | None = None
+    schema: msgspec.Raw = msgspec.field(default_factory=null)
+    """Of the type json_object: a schema that the reply follows, as llama.cpp's server takes it."""
     grammar: str | None = None
     """Of the types regex and lark: the text."""
 
@@ -399,6 +401,7 @@ def _grammar(wanted: ResponseFormat | None) -> Grammar | None:
         return None
     value: dict[str, Any] = {"type": wanted.type, "grammar": wanted.grammar}
     try:
+        value["schema"] = json.loads(bytes(wanted.schema))
         if wanted.json_schema is not None:
             value["json_schema"] = {"schema": json.loads(bytes(wanted.json_schema.schema))}
         return from_response_format(value)

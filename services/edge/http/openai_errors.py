@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from typing import Final
 
 import msgspec
 
 from outrider.errors import InvalidRequestError, InvalidSamplingError, OutriderError
+from outrider.sampling.params import SamplingParams
 
 _CODES: Final = {
     "UNAUTHENTICATED": "invalid_api_key",
@@ -24,6 +26,8 @@ _TYPES: Final = {
     429: "rate_limit_error",
 }
 _NAME: Final = re.compile(r"[a-z_]+(?= )")
+_FIELDS: Final = {it.name for it in dataclasses.fields(SamplingParams)} - {"grammar"}
+"""Sampling values that the API has by the same names."""
 _PATH: Final = re.compile(r" - at `\$\.?(.*)`$")
 
 
@@ -64,7 +68,7 @@ def described(error: OutriderError) -> OpenAiErrorBody:
 def _sampling_name(error: OutriderError) -> str | None:
     """The field that a sampling value is of, with which such messages begin."""
     found = _NAME.match(error.message) if isinstance(error, InvalidSamplingError) else None
-    return found.group() if found is not None and "_" in found.group() else None
+    return found.group() if found is not None and found.group() in _FIELDS else None
 
 
 def refused(param: str, message: str) -> InvalidRequestError:

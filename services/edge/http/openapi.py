@@ -19,6 +19,7 @@ _SCHEMES: Final = {
     "key": {"type": "http", "scheme": "bearer", "description": "A key of this edge."},
     "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
 }
+_DONE: Final = "[DONE]"
 _ERRORS: Final = {
     "401": "No credential, or none that is good here.",
     "403": "The credential does not allow this.",
@@ -121,18 +122,32 @@ def _name(route: Route) -> str:
     return re.sub(r"\W+", "_", f"{route.method.lower()}{route.path}").strip("_")
 
 
+def _event(route: Route, schema_of: dict[type, dict[str, Any]]) -> dict[str, Any]:
+    """The schema of one event: OpenAPI 3.1 has none for the stream of them, and programs that read
+    such a schema take it for each event's."""
+    told = (*_events(route), ProvisionalText, route.error)
+    data: dict[str, Any] = {
+        "type": "string",
+        "contentMediaType": JSON,
+        "contentSchema": {"anyOf": [schema_of[it] for it in told]},
+    }
+    if isinstance(route.event, type):
+        # Streams of one kind of chunk, those of OpenAI's first APIs, have an event at their end.
+        data = {"anyOf": [{"const": _DONE}, data]}
+    text = {"type": "string"}
+    return {
+        "type": "object",
+        "properties": {"event": text, "id": text, "data": data},
+        "required": ["data"],
+    }
+
+
 def _responses(route: Route, schema_of: dict[type, dict[str, Any]]) -> dict[str, Any]:
     content: dict[str, Any] = {}
     if route.response is not None:
         content[JSON] = {"schema": schema_of[route.response]}
-    if events := _events(route):
-        # OpenAPI 3.1 describes no single events; each one's `data` is one of these.
-        content["text/event-stream"] = {
-            "schema": {
-                "type": "string",
-                "description": f"Events of {', '.join(it.__name__ for it in events)}.",
-            }
-        }
+    if route.event is not None:
+        content["text/event-stream"] = {"schema": _event(route, schema_of)}
     made: dict[str, Any] = {}
     if content:
         made["200"] = {"description": "What was asked for.", "content": content}

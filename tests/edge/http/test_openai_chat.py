@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from outrider.errors import InvalidRequestError, OutriderError, OverloadedError
 from outrider.models.chat import Message
 from outrider.session_types import FinishReason, Priority, Speculation
+from services.edge.http import openai_errors
 from services.edge.http.openai_chat import API
 from services.edge.http.openai_sampling import UNLIMITED_TOKENS
 from services.edge.session.events import Accepted, Commit, Provisional, Retract
@@ -122,6 +123,7 @@ def test_what_has_no_effect_is_accepted() -> None:
             {"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}},
             "response_format",
         ),
+        ({"response_format": {"type": "json_object", "schema": 5}}, "response_format"),
         ({"response_format": 5}, "response_format"),
         ({"modalities": ["text", "audio"]}, "modalities"),
         ({"n": 0}, "n"),
@@ -153,6 +155,12 @@ def test_what_has_no_effect_is_accepted() -> None:
 def test_what_cannot_be_heeded_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
     error = refusal(body(**fields))
     assert (error.http_status, error.metadata["param"]) == (400, param)
+
+
+@pytest.mark.parametrize("name", ["temperature", "top_p", "min_p", "presence_penalty"])
+def test_the_error_of_a_sampling_value_names_it(name: str) -> None:
+    error = refusal(body(**{name: 9}))
+    assert openai_errors.described(error).error.param == name
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,8 @@ def test_a_schema_becomes_a_grammar_whose_properties_keep_their_order() -> None:
     (asked_for,) = chat(response_format=wanted).chats
     text = json.dumps(SCHEMA, separators=(",", ":"))
     assert asked_for.sampling.grammar == Grammar(GrammarKind.JSON_SCHEMA, text)
+    (by_schema,) = chat(response_format={"type": "json_object", "schema": SCHEMA}).chats
+    assert by_schema.sampling.grammar == asked_for.sampling.grammar
     (any_object,) = chat(response_format={"type": "json_object"}).chats
     assert any_object.sampling.grammar == JSON_OBJECT
     (regex,) = chat(response_format={"type": "regex", "grammar": "a+"}).chats

@@ -28,6 +28,23 @@ def test_every_route_is_in_it() -> None:
         assert ("401" in operation["responses"]) == (route.access is not Access.PUBLIC)
 
 
+def test_events_are_told_one_by_one() -> None:
+    schemas = DOCUMENT["components"]["schemas"]
+    for route in ALL_ROUTES:
+        if route.event is None:
+            continue
+        operation = DOCUMENT["paths"][route.path][route.method.lower()]
+        event = operation["responses"]["200"]["content"]["text/event-stream"]["schema"]
+        assert event["required"] == ["data"]
+        data = event["properties"]["data"]
+        ends = data["anyOf"][0] if "anyOf" in data else None
+        is_done_told = route.path in ("/v1/chat/completions", "/v1/completions")
+        assert ends == ({"const": "[DONE]"} if is_done_told else None)
+        of_json = data["anyOf"][1] if is_done_told else data
+        names = {it["$ref"].rpartition("/")[2] for it in of_json["contentSchema"]["anyOf"]}
+        assert {"ProvisionalText", route.error.__name__} < names <= set(schemas)
+
+
 def test_operations_have_names_of_their_own() -> None:
     names = [it["operationId"] for path in DOCUMENT["paths"].values() for it in path.values()]
     assert len(set(names)) == len(names) == len(ALL_ROUTES)
