@@ -21,7 +21,8 @@ from collections.abc import Sequence
 from bench.harness import Figure, Run, parser, quantile, start
 from bench.harness.local_mesh import LocalMesh, local_mesh
 from bench.hostile.bystander import bystanding
-from bench.hostile.catalog import ATTACKS, Attack, attack_of
+from bench.hostile.catalog import ATTACKS, HTTP_ATTACKS, Attack, attack_of
+from bench.hostile.http import door
 from bench.hostile.measuring import AttackResult, measure
 from bench.hostile.target import target_of
 
@@ -136,12 +137,22 @@ def chosen(arguments: argparse.Namespace) -> list[Attack]:
 
 def main() -> int:
     made = parser("hostile", __doc__ or "")
-    names = [attack.name for attack in ATTACKS]
+    names = [attack.name for attack in (*ATTACKS, *HTTP_ATTACKS)]
     made.add_argument("--only", nargs="*", choices=names, default=[], metavar="ATTACK",
                       help=f"of {', '.join(names)}")  # fmt: skip
+    made.add_argument(
+        "--http",
+        action="store_true",
+        help="those on the HTTP door, and no others: "
+        "10,000 requests over HTTP/1.1, HTTP/2 and HTTP/3; a record of its own",
+    )
     made.add_argument("--engine", default="", help="openvino, or fake, which --quick takes")
     made.add_argument("--seconds", type=float, default=0.0, help="of each attack")
     arguments = made.parse_args()
+    if arguments.http:
+        is_fake = (arguments.engine or ("fake" if arguments.quick else "openvino")) == "fake"
+        warm_up = (5.0, 0) if is_fake else (WARM_UP_S, FILL_TOKENS)
+        return door.main(arguments, SETTINGS, warm_up)
     run = start("hostile", arguments)
     seconds = arguments.seconds or (3.0 if run.quick else 4.0)
     engine = arguments.engine or ("fake" if run.quick else "openvino")

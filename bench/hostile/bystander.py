@@ -7,7 +7,7 @@ import contextlib
 import random
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from bench.hostile.target import Target, certificate_of
 from outrider.client import Accepted, Client, Committed, connect
@@ -19,6 +19,7 @@ PROMPT = "Name three colours of the rainbow, and say what each reminds you of."
 NUM_TOKENS = 32
 _WORDS = ("light", "water", "stone", "green", "morning", "seven", "river", "paper")
 _PROMPT_WORDS = 3000
+_AFTER_ERROR_S = 0.1
 
 
 @dataclass(slots=True)
@@ -30,47 +31,49 @@ class Waits:
     num_chats: int = 0
     errors: list[str] = field(default_factory=list)
     inexact: int = 0
+    ttft_ms: list[float] = field(default_factory=list)
+    """Of each chat, from asking to its first word."""
+    itl_ms: list[float] = field(default_factory=list)
+    """From each word to the next: inter-token latency."""
 
     def clear(self) -> Waits:
         """What was noted so far; it begins anew."""
-        noted = Waits(self.gaps_ms, self.num_chats, self.errors, self.inexact)
-        self.gaps_ms = []
+        noted = replace(self)
+        self.gaps_ms, self.ttft_ms, self.itl_ms = [], [], []
         self.errors = []
         self.num_chats = 0
         self.inexact = 0
         return noted
 
 
-class Bystander:
+class Chatting:
     """One chat after the other, each of which has to say what the first one said."""
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
-        self._text = ""
+    def __init__(self) -> None:
+        self.text = ""
+        """Of the first chat, and so of all."""
         self._may_go_on = asyncio.Event()
         self._may_go_on.set()
         self._is_idle = asyncio.Event()
         self.waits = Waits()
 
+    async def ask(self) -> str:
+        """One chat, whose waits are noted; what it said. Raises OutriderError, TimeoutError."""
+        raise NotImplementedError
+
     async def chat(self) -> None:
         """One chat."""
-        sampling = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
-        before, waits = time.monotonic(), self.waits
+        waits = self.waits
         try:
-            asked = self._client.chat([Message("user", PROMPT)], sampling=sampling)
-            async with asyncio.timeout(60), asked as chat:
-                async for event in chat:
-                    if isinstance(event, Accepted | Committed):
-                        now = time.monotonic()
-                        waits.gaps_ms.append((now - before) * 1e3)
-                        before = now
-                text = (await chat.result()).text
+            async with asyncio.timeout(60):
+                text = await self.ask()
         except (OutriderError, TimeoutError) as error:
             waits.errors.append(f"{type(error).__name__}: {error}")
+            await asyncio.sleep(_AFTER_ERROR_S)
             return
-        self._text = self._text or text
+        self.text = self.text or text
         waits.num_chats += 1
-        waits.inexact += text != self._text
+        waits.inexact += text != self.text
 
     async def chat_on(self) -> None:
         """Until it is cancelled."""
@@ -80,6 +83,40 @@ class Bystander:
                 await self._may_go_on.wait()
             self._is_idle.clear()
             await self.chat()
+
+    async def pause(self) -> None:
+        """Return when the chat under way is over; no other one begins."""
+        self._may_go_on.clear()
+        await self._is_idle.wait()
+
+    def go_on(self) -> None:
+        """After a pause."""
+        self._may_go_on.set()
+
+
+class Bystander(Chatting):
+    """One that chats natively."""
+
+    def __init__(self, client: Client) -> None:
+        super().__init__()
+        self._client = client
+
+    async def ask(self) -> str:
+        """As Chatting.ask."""
+        sampling = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
+        began = before = time.monotonic()
+        waits, has_begun = self.waits, False
+        async with self._client.chat([Message("user", PROMPT)], sampling=sampling) as chat:
+            async for event in chat:
+                if isinstance(event, Accepted | Committed):
+                    now = time.monotonic()
+                    waits.gaps_ms.append((now - before) * 1e3)
+                    if isinstance(event, Committed):
+                        since = before if has_begun else began
+                        (waits.itl_ms if has_begun else waits.ttft_ms).append((now - since) * 1e3)
+                        has_begun = True
+                    before = now
+            return (await chat.result()).text
 
     async def warm_up(self, seconds: float, kv_tokens: int) -> None:
         """Chat for a while that nobody measures, after prompts of `kv_tokens` in all, each unlike
@@ -93,25 +130,23 @@ class Bystander:
         await asyncio.sleep(seconds)
         self.waits.clear()
 
-    async def pause(self) -> None:
-        """Return when the chat under way is over; no other one begins."""
-        self._may_go_on.clear()
-        await self._is_idle.wait()
-
-    def go_on(self) -> None:
-        """After a pause."""
-        self._may_go_on.set()
-
 
 @contextlib.asynccontextmanager
 async def bystanding(target: Target) -> AsyncIterator[Bystander]:
     """One that chats for as long as the context lasts."""
     async with connect(target.host, target.port, ca=certificate_of(target)) as client:
         bystander = Bystander(client)
-        task = asyncio.create_task(bystander.chat_on())
-        try:
+        async with chatting(bystander):
             yield bystander
-        finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+
+
+@contextlib.asynccontextmanager
+async def chatting(bystander: Chatting) -> AsyncIterator[None]:
+    """It chats for as long as the context lasts."""
+    task = asyncio.create_task(bystander.chat_on())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task

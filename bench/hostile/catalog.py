@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from bench.hostile import chats, inside, neighbours, quic_attacks, words
+from bench.hostile.http import catalog as http
+from bench.hostile.http.catalog import HttpRun
+from bench.hostile.http.sending import Ration
 from bench.hostile.quic_client import SOURCE, Address, QuicAttackResult
 from bench.hostile.target import Findings, Target, certificate_of
 
@@ -19,6 +22,8 @@ _SOURCE: Final = "127.0.9.9"
 """An address other than the bystander's: limits per address then hit the attacker alone."""
 _LOOPBACK: Final = tuple(f"127.0.{block}.{host}" for block in range(4) for host in range(1, 250))
 """A thousand addresses of this machine, for attacks from many."""
+_EXTRA_S: Final = 40.0
+"""An attack of a number of requests may take so much longer than one of a time."""
 Run: TypeAlias = Callable[[Target, float, Findings], Awaitable[None]]
 
 
@@ -30,8 +35,11 @@ class Attack:
     name: str
     family: str
     """"quic": packets; "chats": clients; "words": reading others' text; "inside": ports between
-    services; "neighbours": ordinary use by others, which is no attack."""
+    services; "neighbours": ordinary use by others, which is no attack; of the HTTP door "http1",
+    "http2", "http3", "bodies" and "credentials"."""
     run: Run
+    num_requests: int = 0
+    """That it sends in a full run; 0: as many as fit in its time."""
 
     @property
     def is_reference(self) -> bool:
@@ -130,7 +138,29 @@ ATTACKS = (
         inside.admin_floods,
     ),
 )
-_BY_NAME = {attack.name: attack for attack in ATTACKS}
+
+
+def counted(attack: HttpRun, num_requests: int) -> Run:
+    """An attack that sends so many requests, and takes as long as they take, within a limit."""
+
+    @functools.wraps(attack)
+    async def run(target: Target, seconds: float, findings: Findings) -> None:
+        share = round(num_requests * target.requests_share)
+        end = time.monotonic() + seconds + _EXTRA_S
+        ration = Ration(max(1, share), end, findings)
+        await attack(target, ration, findings)
+        if ration.num_left:
+            findings.broken.append(f"{ration.num_left} of {share} requests found no time")
+
+    return run
+
+
+HTTP_ATTACKS: Final = tuple(
+    Attack(name, family, counted(run, num_requests), num_requests)
+    for family, name, run, num_requests in http.HTTP_ATTACKS
+)
+"""Of the HTTP door."""
+_BY_NAME = {attack.name: attack for attack in (*ATTACKS, *HTTP_ATTACKS)}
 
 
 def attack_of(name: str) -> Attack:

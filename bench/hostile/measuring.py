@@ -81,13 +81,13 @@ async def measure(
     bystander.waits.clear()
     before = await read(mesh)
     calm_watch = MeshWatch(mesh, before)
-    async with _watching(calm_watch):
+    async with watching(calm_watch):
         await asyncio.sleep(seconds)
     calm = bystander.waits.clear()
     before = await read(mesh)
     watch = MeshWatch(mesh, before)
-    async with _watching(watch):
-        findings = await _attacked(target, attack, seconds)
+    async with watching(watch):
+        findings = await attacked_by(target, attack, seconds)
         attacked = bystander.waits.clear()
     await bystander.pause()
     try:
@@ -109,9 +109,9 @@ async def misses_of(
     latencies."""
     before = await read(mesh)
     watch, found = MeshWatch(mesh, before), list[str]()
-    async with _watching(watch):
+    async with watching(watch):
         for attack in attacks:
-            findings = await _attacked(target, attack, seconds)
+            findings = await attacked_by(target, attack, seconds)
             found += [f"{attack.name}: {broken}" for broken in findings.broken]
             if findings.strangers_words:
                 found.append(f"{attack.name}: another's words were told")
@@ -126,7 +126,8 @@ async def misses_of(
 
 
 @contextlib.asynccontextmanager
-async def _watching(watch: MeshWatch) -> AsyncIterator[None]:
+async def watching(watch: MeshWatch) -> AsyncIterator[None]:
+    """Watch for as long as the context lasts, and once more at its end."""
     task = asyncio.create_task(watch.go_on())
     try:
         yield
@@ -137,7 +138,8 @@ async def _watching(watch: MeshWatch) -> AsyncIterator[None]:
             await task
 
 
-async def _attacked(target: Target, attack: Attack, seconds: float) -> Findings:
+async def attacked_by(target: Target, attack: Attack, seconds: float) -> Findings:
+    """Make one attack, from a process of its own."""
     command = (sys.executable, "-m", "bench.hostile.attacker")
     async with child(*command, attack.name, str(seconds), target.to_json()) as process:
         assert process.stdout is not None

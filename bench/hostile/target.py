@@ -25,6 +25,12 @@ class Target:
     """Of the metrics, by the process's name."""
     state_dir: str
     """For attacks by somebody inside, who has a service's certificate."""
+    http_port: int = 0
+    """TCP port of the edge's HTTP door; 0: it has none."""
+    key_file: str = ""
+    """With the attacker's own API key, for what only a key lets in."""
+    requests_share: float = 1.0
+    """Of the requests of each attack on the HTTP door, that many are sent."""
 
     def to_json(self) -> str:
         """For an attacker's command line."""
@@ -47,6 +53,7 @@ def target_of(mesh: LocalMesh) -> Target:
         services={row["name"]: row["port"] for row in rows if row["role"] != "edge"},
         admin_ports={row["name"]: row["admin_port"] for row in rows},
         state_dir=str(mesh.state_dir),
+        http_port=mesh.state.service("edge").get("http_port") or 0,
     )
 
 

@@ -4,6 +4,7 @@ are."""
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 import urllib.request
 from collections.abc import Mapping
@@ -84,6 +85,26 @@ def _family(pid: int) -> list[int]:
     """A process and those it started."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
     return [pid, *(int(child) for child in children)]
+
+
+async def busy_cores(mesh: LocalMesh, seconds: float) -> dict[str, float]:
+    """By process, its drafter or workers counted with it: how many cores it used, on average, in
+    the time that is measured now."""
+    state = running_mesh(mesh.state_dir)
+    rows = [] if state is None else state.services
+    before = {row["name"]: _cpu_s(row["pid"]) for row in rows}
+    await asyncio.sleep(seconds)
+    return {row["name"]: (_cpu_s(row["pid"]) - before[row["name"]]) / seconds for row in rows}
+
+
+def _cpu_s(pid: int) -> float:
+    try:
+        stats = [Path(f"/proc/{one}/stat").read_text("ascii") for one in _family(pid)]
+    except OSError:
+        return 0.0
+    # Fields 14 and 15, counted behind the name, which may have anything in it (proc(5)).
+    used = (stat.rpartition(")")[2].split()[11:13] for stat in stats)
+    return sum(int(user) + int(system) for user, system in used) / os.sysconf("SC_CLK_TCK")
 
 
 def _rss_mb(pid: int) -> float:

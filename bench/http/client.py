@@ -22,6 +22,7 @@ class Stream:
     asked_at: float
     text_at: list[float] = field(default_factory=list)
     """Of events that had text."""
+    text: str = ""
     num_tokens: int = 0
     error: str = ""
 
@@ -118,5 +119,7 @@ def _take(event: dict[str, Any], into: Stream) -> None:
         raise ValueError(str(event["error"])[:200])
     if usage := event.get("usage"):
         into.num_tokens = usage["completion_tokens"]
-    if any(choice["delta"].get("content") for choice in event.get("choices", ())):
+    text = "".join(choice["delta"].get("content") or "" for choice in event.get("choices", ()))
+    if text:
         into.text_at.append(time.perf_counter())
+        into.text += text

@@ -9,10 +9,12 @@ from typing import Final
 import anyio
 import anyio.abc
 import h11
+from anycorn.events import Closed
 from anycorn.protocol import ProtocolWrapper
 from anycorn.protocol.h11 import H11Protocol
 
 _MAX_READ_BYTES: Final = 64 << 10
+_BAD_REQUEST: Final = 400
 
 
 class ClientClosed(Exception):
@@ -44,6 +46,23 @@ class _Http1(H11Protocol):
         3.1), and behind a proxy that forwards it a client could send what the proxy refuses."""
         if event.method == b"PRI" and not list(event.headers):
             await super()._check_protocol(event)
+
+    async def _create_stream(self, request: h11.Request) -> None:
+        """A request with two framings, which a proxy may have read by the other one, could have
+        another request in its body that nobody has looked at. It is refused, and its connection
+        closed (RFC 9112, sections 6.1 and 6.3)."""
+        if _has_two_framings(request):
+            await self._send_error_response(_BAD_REQUEST)
+            await self.send(Closed())
+            return
+        await super()._create_stream(request)
+
+
+def _has_two_framings(request: h11.Request) -> bool:
+    """HTTP/1.0 has no chunks: there the encoding is one that others do not know."""
+    names = {name for name, _ in request.headers}
+    is_chunked = b"transfer-encoding" in names
+    return is_chunked and (b"content-length" in names or request.http_version < b"1.1")
 
 
 class _Turn:

@@ -1,0 +1,60 @@
+"""Requests of HTTP/1.1 that two readers would end in different places (request smuggling)."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from outrider.models.vocabulary import Vocabulary
+from tests.edge.integration.http_client import KEY, RawRequest, serving_http
+
+_HIDDEN = b"GET /v1/models HTTP/1.1\r\nHost: e\r\nx-api-key: " + KEY.encode() + b"\r\n\r\n"
+_BEHIND = b"0\r\n\r\n" + _HIDDEN
+_INSIDE = b"%x\r\n%b\r\n0\r\n\r\n" % (len(_HIDDEN), _HIDDEN)
+_CHUNKED = b"Transfer-Encoding: chunked"
+
+
+def _length(size: int) -> bytes:
+    return b"Content-Length: %d" % size
+
+
+@pytest.mark.parametrize("version", [b"1.1", b"1.0"])
+@pytest.mark.parametrize(
+    ("fields", "body"),
+    [
+        ((_length(len(_BEHIND)), _CHUNKED), _BEHIND),
+        ((_CHUNKED, _length(len(_BEHIND))), _BEHIND),
+        ((_length(4), _CHUNKED), _INSIDE),
+        ((_length(len(_BEHIND)), b"Transfer-Encoding:\t CHUNKED"), _BEHIND),
+        ((_length(len(_BEHIND)), b"X: y\nTransfer-Encoding: chunked"), _BEHIND),
+        ((_length(len(_BEHIND)), b"Transfer-Encoding:\r\n chunked"), _BEHIND),
+    ],
+)
+async def test_a_request_with_two_framings_is_refused_and_hides_no_other(
+    words: Vocabulary,
+    tmp_path: Path,
+    version: bytes,
+    fields: tuple[bytes, ...],
+    body: bytes,
+) -> None:
+    async with serving_http(words, tmp_path) as mesh:
+        request = await RawRequest.connected(mesh)
+        line = b"POST /tokenize HTTP/" + version
+        request.writer.write(b"\r\n".join((line, b"Host: e", *fields, b"", b"")) + body)
+        answered = await request.rest()
+        assert answered.startswith(b"HTTP/1.1 400 ")
+        assert answered.count(b"HTTP/1.1 ") == 1
+
+
+async def test_chunks_are_of_http_1_1_alone(words: Vocabulary, tmp_path: Path) -> None:
+    async with serving_http(words, tmp_path) as mesh:
+        statuses = []
+        for version in (b"1.0", b"1.1"):
+            request = await RawRequest.connected(mesh)
+            head = b"POST /tokenize HTTP/" + version + b"\r\nHost: e\r\n" + _CHUNKED + b"\r\n\r\n"
+            request.writer.write(head + b"0\r\n\r\n")
+            async with asyncio.timeout(30):
+                statuses.append((await request.until(b"\r\n\r\n")).split(b" ")[1])
+        assert statuses == [b"400", b"415"]
