@@ -1,4 +1,5 @@
-"""Who may call what over HTTP, and what bad requests get."""
+"""What bad requests over HTTP get, and tenants who may not have all. Who may call what is in
+test_access_matrix.py."""
 
 from __future__ import annotations
 
@@ -12,9 +13,8 @@ from h2.connection import H2Connection
 
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
-from services.edge.access.config import AccessConfig
 from services.edge.http.config import HttpConfig
-from services.edge.http.routes import ALL_ROUTES, Access
+from services.edge.http.routes import ALL_ROUTES
 from services.edge.identity import TenantConfig
 from tests.api_keys import key_of, text_of
 from tests.edge.integration.http_client import (
@@ -26,43 +26,7 @@ from tests.edge.integration.http_client import (
     serving_http,
 )
 
-_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 _ANSWERS = "outrider_edge_http_answers_total"
-_PUBLIC = {("GET", "/openapi.json")}
-"""All that anybody may call. Whoever adds a public route changes this, and says why."""
-
-
-def test_what_is_public_is_listed_here() -> None:
-    listed = {(it.method, it.path) for it in ALL_ROUTES if it.access is Access.PUBLIC}
-    assert listed == _PUBLIC
-
-
-@pytest.mark.parametrize(
-    "closed", [{"anonymous": False}, {"access": AccessConfig()}], ids=["edge", "http"]
-)
-async def test_nothing_is_served_or_computed_without_a_key(
-    words: Vocabulary, tmp_path: Path, closed: dict[str, Any]
-) -> None:
-    paths = {it.path.replace("{model:path}", "small") for it in ALL_ROUTES}
-    async with serving_http(words, tmp_path, **closed) as mesh:
-        for headers in ({}, {"authorization": "Bearer wrong"}, {"x-api-key": "wrong"}):
-            async with plain(mesh, key="") as client:
-                for path in (*sorted(paths), "/", "/metrics", "/health", "/nothing/here"):
-                    for method in _METHODS:
-                        answer = await client.request(method, path, json=CHAT, headers=headers)
-                        if path == "/openapi.json":
-                            assert answer.status_code in (200, 405)
-                            continue
-                        assert answer.status_code == 401, (method, path)
-                        assert answer.headers["www-authenticate"] == "Bearer"
-        assert mesh.region.opened == []
-        async with plain(mesh) as client:
-            assert (await client.post("/v1/chat/completions", json=CHAT)).status_code == 200
-        async with plain(mesh, key="") as client:
-            answer = await client.get("/v1/models", headers={"x-api-key": KEY})
-            assert answer.status_code == 200
-            answer = await client.get("/v1/models", headers={"authorization": f"Basic {KEY}"})
-            assert answer.status_code == 401
 
 
 async def test_every_error_is_in_that_apis_shape(words: Vocabulary, tmp_path: Path) -> None:
