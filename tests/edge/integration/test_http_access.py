@@ -4,6 +4,7 @@ test_access_matrix.py."""
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from h2.connection import H2Connection
 
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
+from services.edge.access.config import SharedLimitsConfig
 from services.edge.http.config import HttpConfig
 from services.edge.http.routes import ALL_ROUTES
 from services.edge.identity import TenantConfig
@@ -25,6 +27,8 @@ from tests.edge.integration.http_client import (
     plain,
     serving_http,
 )
+from tests.models import tool_templates
+from tests.redis_server import RedisServer, redis_server
 
 _ANSWERS = "outrider_edge_http_answers_total"
 
@@ -174,6 +178,79 @@ async def test_tokens_and_texts(words: Vocabulary, tmp_path: Path) -> None:
         for tokens in ([10**6], [-1], "x"):
             assert (await client.post("/detokenize", json={"tokens": tokens})).status_code == 400
         await mesh.settled()
+
+
+async def test_tokens_of_a_chat_with_tools(tmp_path: Path) -> None:
+    """The template shows them; what would give other ids than a chat has is refused."""
+    messages = CHAT["messages"]
+    vocabulary = tool_templates.vocabulary_of(tool_templates.HERMES)
+    tool = {"type": "function", "function": {"name": "weather", "parameters": {}}}
+    async with serving_http(vocabulary, tmp_path) as mesh, plain(mesh) as client:
+        asked = {"messages": messages, "tools": [tool]}
+        shown = (await client.post("/tokenize", json=asked)).json()
+        text = await client.post("/detokenize", json={"tokens": shown["tokens"]})
+        assert "weather" in text.json()["prompt"]
+        bare = (await client.post("/tokenize", json={"messages": messages})).json()
+        assert bare["count"] < shown["count"]
+        same = asked | {"chat_template_kwargs": {}, "chat_template": None}
+        assert (await client.post("/tokenize", json=same)).json() == shown
+        for field, value in (
+            ("tools", [tool, tool]),
+            ("tools", [{"type": "web"}]),
+            ("chat_template", "{{ messages }}"),
+            ("chat_template_kwargs", {"enable_thinking": False}),
+        ):
+            answer = await client.post("/tokenize", json=asked | {field: value})
+            assert answer.status_code == 400, field
+        answer = await client.post("/tokenize", json={"prompt": "a", "tools": [tool]})
+        assert answer.json()["error"]["param"] == "tools"
+        await mesh.settled()
+
+
+_COUNTED = {
+    "/tokenize": {"prompt": "hello"},
+    "/detokenize": {"tokens": [1]},
+    "/v1/messages/count_tokens": {"model": "small", "messages": CHAT["messages"]},
+    "/v1/responses/input_tokens": {"model": "small", "input": "hello"},
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "is_shared"), [*((path, False) for path in _COUNTED), ("/tokenize", True)]
+)
+async def test_requests_for_tokens_count_too(
+    words: Vocabulary, tmp_path: Path, path: str, is_shared: bool, redis: RedisServer
+) -> None:
+    config: dict[str, Any] = {
+        "tenants": (*TENANTS, TenantConfig("few", requests_per_minute=2, max_sessions=1)),
+        "keys": (key_of("few"),),
+        "shared_limits": SharedLimitsConfig(redis.url if is_shared else "", timeout_ms=5000.0),
+    }
+    async with (
+        serving_http(words, tmp_path, **config) as mesh,
+        plain(mesh, text_of("few")) as client,
+    ):
+        left = []
+        for _ in range(2):
+            answer = await client.post(path, json=_COUNTED[path])
+            assert answer.status_code == 200
+            headers = answer.headers
+            (name,) = [it for it in headers if "requests" in it and "remaining" in it]
+            left.append(headers[name])
+        assert left == ["1", "0"]
+        refused = await client.post(path, json=_COUNTED[path])
+        assert refused.status_code == 429 and int(refused.headers["retry-after"]) > 0
+        chat = await client.post("/v1/chat/completions", json=CHAT)
+        assert chat.status_code == 429, "of the same limit"
+        assert mesh.sample("outrider_edge_refused_total", reason="RATE_LIMITED") == 2
+        assert mesh.region.opened == []
+        await mesh.settled()
+
+
+@pytest.fixture
+def redis() -> Iterator[RedisServer]:
+    with redis_server() as found:
+        yield found
 
 
 async def test_the_document_names_every_route(words: Vocabulary, tmp_path: Path) -> None:
