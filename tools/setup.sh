@@ -33,6 +33,28 @@ make_venv() {
     "$python" -m venv .venv
 }
 
+# The tests put Debian's nginx in front of an edge. Unpacked, not installed: nothing of the machine
+# changes, and who is not root has it too.
+get_nginx() {
+    [ ! -x /usr/sbin/nginx ] && [ ! -x .tools/nginx/usr/sbin/nginx ] || return 0
+    command -v nginx >/dev/null 2>&1 && return
+    mkdir -p .tools/nginx
+    if ! command -v apt-get >/dev/null 2>&1 || ! unpack_nginx; then
+        echo 'setup: there is no nginx, and none was fetched: its tests will fail until it is installed'
+    fi
+}
+
+unpack_nginx() {
+    echo 'setup: fetching nginx into .tools'
+    (
+        cd .tools/nginx
+        if ! apt-get download -q nginx >/dev/null 2>&1; then
+            [ "$(id -u)" = 0 ] && apt-get update -q >/dev/null && apt-get download -q nginx >/dev/null
+        fi
+        dpkg-deb --extract nginx_*.deb . && rm nginx_*.deb
+    )
+}
+
 make_venv
 stamp=".venv/.outrider-$extra"
 want=$(cat pyproject.toml constraints.txt tools/setup.sh | sha256sum)
@@ -42,6 +64,9 @@ if [ "$(cat "$stamp" 2>/dev/null || true)" != "$want" ]; then
     echo "setup: installing outrider$(printf %s "$target" | tr -d .) into .venv (about a minute)"
     .venv/bin/python -m pip install --quiet --disable-pip-version-check \
         --constraint constraints.txt --editable "$target"
-    [ "$extra" != dev ] || .venv/bin/python -m tools.check_deploy --fetch
+    if [ "$extra" = dev ]; then
+        .venv/bin/python -m tools.check_deploy --fetch
+        get_nginx
+    fi
     printf '%s\n' "$want" >"$stamp"
 fi

@@ -147,6 +147,7 @@ _ALL = (
     ),
     Bench("hostile", "bench.hostile", minutes=25.0),
     Bench("hostile_http", "bench.hostile", ("--http",), minutes=12.0),
+    Bench("access", "bench.access", minutes=2.0),
     Bench("stalls", "bench.faults", ("--stalls",), sources=SERVICES, minutes=25.0),
     Bench("soak", "bench.soak", sources=(*SERVICES, PROMPTS), minutes=15.0),
     Bench("soak_virtual", "bench.soak", ("--virtual",), minutes=5.0),

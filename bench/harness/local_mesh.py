@@ -75,7 +75,7 @@ def local_mesh(
 ) -> Iterator[LocalMesh]:
     """Start a mesh, of two regions by default, and stop it whatever happens. It serves `model`, the
     default one if that is empty, and `more_models`; with `http` also over HTTP, at a free port.
-    `config`: a file as `outrider up --config` takes it."""
+    `settings` count before those in the file `config`."""
     with tempfile.TemporaryDirectory(prefix="outrider-mesh-") as folder:
         started = outrider(
             *(
@@ -93,7 +93,7 @@ def local_mesh(
             *("--threads", str(threads), "--state-dir", folder),
             *(f"--set={setting}" for setting in settings),
             *(("--plaintext",) if plaintext else ()),
-            *(("--config", str(config)) if config else ()),
+            *(("--config", str(config)) if config is not None else ()),
             *(f"--model={name}" for name in _models(model, more_models)),
             check=False,
         )

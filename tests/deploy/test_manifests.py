@@ -341,6 +341,19 @@ def test_a_second_model(component: str) -> None:
     assert sorted(served) == sorted(region if component == "second-model" else [both])
 
 
+def test_edges_reach_the_redis_of_limits_where_a_site_has_one() -> None:
+    def ports(manifests: Manifests) -> set[object]:
+        (policy,) = [
+            it for it in manifests.of_kind("NetworkPolicy") if it["metadata"]["name"] == "edge"
+        ]
+        return {port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]}
+
+    manifests = component_manifests(DEPLOY / "components" / "edge-limits")
+    assert list(schema_problems(manifests)) == []
+    assert list(policy_problems(manifests)) == []
+    assert ports(manifests) - ports(built("us-east")) == {6379}
+
+
 def test_every_policy_is_tried_with_a_mistake() -> None:
     """Those about GPUs are tried in test_gpu_manifests.py."""
     general = {it.__name__ for it in POLICIES if it.__module__ != gpu_policies.__name__}

@@ -141,6 +141,12 @@ def rate_headers(states: RateStates, words: RateWords, unix_s: float) -> dict[st
     return headers
 
 
+def rate_header_names(words: RateWords) -> tuple[str, ...]:
+    """All headers that `rate_headers` may make."""
+    state = RateState(1, 1, 0.0)
+    return tuple(rate_headers(dict.fromkeys(RATES, state), words, 0.0))
+
+
 def _anthropic_headers(name: str, state: RateState, unix_s: float) -> dict[str, str]:
     """That API says by the clock (RFC 3339) when all is there again, in whole seconds."""
     reset = datetime.fromtimestamp(math.ceil(unix_s + state.reset_s), UTC)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from outrider.errors import ConfigError
+from services.edge.http.proxies import TrustedProxies
 
 _TLS: Final = ("auto", "on", "off")
 _POSITIVE: Final = (
@@ -37,6 +38,9 @@ class HttpConfig:
     """Whether connections are encrypted, with the edge's certificate: "on", "off" (behind a proxy
     that does it, or within a network that is trusted), or "auto", which is off on loopback
     addresses alone."""
+    trusted_proxies: tuple[str, ...] = ()
+    """Addresses or networks of proxies in front of this edge. Requests on their connections count
+    for the address that X-Forwarded-For names, and their connections count for no address."""
     max_connections: int = 1000
     """Connections open; those of one address count with its QUIC connections, as
     `quic.max_connections_per_address`."""
@@ -67,6 +71,7 @@ class HttpConfig:
             raise ConfigError(f"http.port must be 0 to 65535, not {self.port}")
         if self.tls not in _TLS:
             raise ConfigError(f"http.tls is {', '.join(_TLS)}, not {self.tls!r}")
+        TrustedProxies(self.trusted_proxies)
         for name in _POSITIVE:
             if not getattr(self, name) > 0:
                 raise ConfigError(f"http.{name} is {getattr(self, name)}: set it above 0")

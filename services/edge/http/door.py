@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from outrider.errors import DrainingError, OutriderError
 from services.edge.context import EdgeContext
 from services.edge.http.config import HttpConfig
+from services.edge.http.proxies import TrustedProxies
 from services.edge.http.stream import RunningReply
 from services.edge.quic.limits import ListenerQuotas
 
@@ -29,6 +31,11 @@ class HttpDoor:
     """Whether nobody is served without a key, whoever else the edge serves so."""
     document: bytes = b"{}"
     """OpenAPI, in JSON."""
+
+    @cached_property
+    def proxies(self) -> TrustedProxies:
+        """In front of this edge."""
+        return TrustedProxies(self.config.trusted_proxies)
 
     def check_draining(self) -> None:
         """Raises DrainingError if nothing begins any more."""

@@ -25,6 +25,7 @@ from outrider.errors import (
 )
 from services.edge.access.limits import RateWords, rate_headers
 from services.edge.http.door import HttpDoor
+from services.edge.http.proxies import FORWARDED_FOR, is_forwarded
 from services.edge.identity import Credential, Identity
 from services.edge.opening import identify
 from services.edge.quic.limits import MemoryBudget
@@ -72,9 +73,13 @@ class Exchange:
         connection: Mapping[str, Any] = scope.get("extensions", {}).get(CONNECTION, {})
         self._budget: MemoryBudget | None = connection.get("budget")
         self._abort: Callable[[], None] = connection.get("abort", lambda: None)
-        self.connection_secret: bytes = connection.get("secret") or secrets.token_bytes(16)
+        peer = (scope.get("client") or ("127.0.0.1", 0))[0]
+        shared: bytes | None = connection.get("secret")
+        if door.proxies.trusts(peer) or is_forwarded(self.headers):
+            shared = None  # a proxy's connection is of many clients
+        self.connection_secret: bytes = shared or secrets.token_bytes(16)
         """As RequestStream.connection_secret."""
-        host = (scope.get("client") or ("127.0.0.1", 0))[0]
+        host = door.proxies.client(peer, self.headers.getlist(FORWARDED_FOR))
         self.address = door.limits.limits.prefixes.of(host)
         """As RequestStream.address."""
 

@@ -112,8 +112,10 @@ class HttpListener:
         task = asyncio.current_task()
         assert task is not None
         limits = self._door.limits
-        peer = writer.get_extra_info("peername")
-        prefix = limits.limits.prefixes.of(peer[0] if peer else "127.0.0.1")
+        host, port = (writer.get_extra_info("peername") or ("127.0.0.1", 0))[:2]
+        prefix = limits.limits.prefixes.of(host)
+        if self._door.proxies.trusts(host):
+            prefix = f"{host} {port}"  # by itself: it is of many clients
         try:
             release, budget = self._admit(prefix, limits)
         except OverloadedError:

@@ -8,6 +8,7 @@ from typing import Any, Final, get_args
 
 import msgspec
 
+from services.edge.access.limits import RateWords, rate_header_names
 from services.edge.http.exchange import JSON
 from services.edge.http.openai_reply import ProvisionalText
 from services.edge.http.routes import ALL_ROUTES, Access, Route
@@ -51,6 +52,18 @@ _REPLY_HEADERS: Final = (
     ),
 )
 
+_RETRIED: Final = ("429", "503")
+_RETRY_HEADERS: Final = {
+    "retry-after": "When to try again: seconds from now.",
+    "retry-after-ms": "The same in milliseconds.",
+}
+_RATE_PARTS: Final = {
+    "remaining": "What is left now of a limit of the key's tenant.",
+    "reset": "When all of that limit will be there again.",
+    "limit": "What a limit of the key's tenant allows in a minute.",
+}
+"""By a part of the header's name; the first that it has counts."""
+
 
 def document(version: str) -> bytes:
     """JSON, for this version of Outrider."""
@@ -69,7 +82,11 @@ def document(version: str) -> bytes:
             "description": "Text of language models, by the OpenAI API and others.",
         },
         "paths": paths,
-        "components": {"schemas": components, "securitySchemes": _SCHEMES},
+        "components": {
+            "schemas": components,
+            "headers": _header_components(),
+            "securitySchemes": _SCHEMES,
+        },
         "security": [{"key": []}, {"x-api-key": []}],
     }
     return msgspec.json.encode(made)
@@ -149,12 +166,34 @@ def _responses(route: Route, schema_of: dict[type, dict[str, Any]]) -> dict[str,
     if route.event is not None:
         content["text/event-stream"] = {"schema": _event(route, schema_of)}
     made: dict[str, Any] = {}
+    limits = rate_header_names(route.rate_words) if route.is_limited else ()
     if content:
         made["200"] = {"description": "What was asked for.", "content": content}
+        if limits:
+            made["200"]["headers"] = _headers(limits)
     if route.access is Access.PUBLIC:
         return made
     errors = _ERRORS if route.request is None else _ERRORS | _BODY_ERRORS
     error = {JSON: {"schema": schema_of[route.error]}}
     for status, description in sorted(errors.items()):
         made[status] = {"description": description, "content": error}
+    for status in _RETRIED:
+        made[status]["headers"] = _headers(tuple(_RETRY_HEADERS))
+    made["429"]["headers"] |= _headers(limits)
     return made
+
+
+def _headers(names: Iterable[str]) -> dict[str, Any]:
+    return {name: {"$ref": f"#/components/headers/{name}"} for name in names}
+
+
+def _header_components() -> dict[str, Any]:
+    """None of them is always sent: whoever has no limits is told of none."""
+    named = dict(_RETRY_HEADERS)
+    for words in RateWords:
+        for name in rate_header_names(words):
+            part = next(it for it in _RATE_PARTS if it in name)
+            named[name] = _RATE_PARTS[part]
+    return {
+        name: {"description": text, "schema": {"type": "string"}} for name, text in named.items()
+    }

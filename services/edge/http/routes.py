@@ -66,6 +66,12 @@ class Route:
     rate_words: RateWords = RateWords.OPENAI
     """Of the headers that tell what is left of limits."""
 
+    @property
+    def is_limited(self) -> bool:
+        """Whether its requests count for the limits of their tenant, and answers say what is left:
+        whatever asks for something to be computed."""
+        return self.request is not None
+
 
 def _reply(api: ChatApi) -> Handle:
     return partial(serve_reply, api)

@@ -18,7 +18,8 @@ async def serve_count_tokens(exchange: Exchange) -> None:
     body = read(anthropic_messages.decode_count, await exchange.body())
     said = anthropic_messages.conversation_of(body)
     count = await num_prompt_tokens(exchange, body.model, said.messages, said.shown_tools)
-    await exchange.answer(200, msgspec.json.encode(TokenCount(input_tokens=count)))
+    data = msgspec.json.encode(TokenCount(input_tokens=count))
+    await exchange.answer(200, data, headers=exchange.rate_headers())
 
 
 async def serve_input_tokens(exchange: Exchange) -> None:
@@ -26,4 +27,5 @@ async def serve_input_tokens(exchange: Exchange) -> None:
     body = read(responses.decode_count, await exchange.body())
     said = responses.conversation_of(body)
     count = await num_prompt_tokens(exchange, body.model, said.messages, said.shown_tools)
-    await exchange.answer(200, msgspec.json.encode(InputTokens(input_tokens=count)))
+    data = msgspec.json.encode(InputTokens(input_tokens=count))
+    await exchange.answer(200, data, headers=exchange.rate_headers())

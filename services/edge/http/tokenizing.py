@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
-from outrider.errors import InvalidRequestError, OutriderError, PromptTooLongError
+from outrider.errors import (
+    InvalidRequestError,
+    OutriderError,
+    PromptTooLongError,
+    RateLimitedError,
+)
 from outrider.models.chat import MAX_CHAT_CHARS, Message
 from outrider.tokenization.pool.pool import (
     TokenizationJob,
     TokenizationPool,
     TokenizationResult,
 )
+from services.edge.access.limiter import Allowance
 from services.edge.context import EdgeContext
 from services.edge.http.exchange import Exchange
 from services.edge.http.openai_errors import refused, unreadable
-from services.edge.http.openai_messages import ChatMessage, messages_of
+from services.edge.http.openai_messages import ChatMessage, Tool, messages_of, tools_of
 from services.edge.models.choice import choose
 from services.edge.models.served import ServedModel
 
@@ -32,6 +39,12 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     prompt: str | None = None
     """Texts of control tokens in it become these tokens."""
     messages: list[ChatMessage] | None = None
+    tools: list[Tool] | None = None
+    """What the model may call, with `messages`: the template shows them."""
+    chat_template: str | None = None
+    """Refused: conversations are rendered by the model's own."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Refused, but for an empty object: templates here are rendered as chats have them."""
     add_special_tokens: bool | None = None
     """Accepted without effect: nothing is put before a text."""
     add_generation_prompt: bool | None = None
@@ -74,8 +87,9 @@ async def serve_tokenize(exchange: Exchange) -> None:
     except (msgspec.MsgspecError, RecursionError) as error:
         raise unreadable(error) from None
     _check(asked)
+    tools = tools_of(asked.tools or ())
     async with _using_model(exchange, asked.model) as model:
-        ids = await _ids(asked, model, _scope(exchange))
+        ids = await _ids(asked, model, tools, _scope(exchange))
         texts = None
         if asked.return_token_strs:
             texts = await asyncio.to_thread(_token_strs, model, ids)
@@ -85,7 +99,8 @@ async def serve_tokenize(exchange: Exchange) -> None:
             tokens=list(ids),
             token_strs=texts,
         )
-    await exchange.answer(200, await asyncio.to_thread(msgspec.json.encode, answer))
+    data = await asyncio.to_thread(msgspec.json.encode, answer)
+    await exchange.answer(200, data, headers=exchange.rate_headers())
 
 
 async def serve_detokenize(exchange: Exchange) -> None:
@@ -101,7 +116,8 @@ async def serve_detokenize(exchange: Exchange) -> None:
                 f"there are {len(asked.tokens)} tokens, at most {longest} are of one text"
             )
         text = await asyncio.to_thread(_text_of, model, asked.tokens)
-    await exchange.answer(200, msgspec.json.encode(DetokenizeResponse(prompt=text)))
+    data = msgspec.json.encode(DetokenizeResponse(prompt=text))
+    await exchange.answer(200, data, headers=exchange.rate_headers())
 
 
 def _check(asked: TokenizeRequest) -> None:
@@ -109,6 +125,14 @@ def _check(asked: TokenizeRequest) -> None:
         raise InvalidRequestError("send either `prompt` or `messages`")
     if asked.prompt is not None and len(asked.prompt) > MAX_CHAT_CHARS:
         raise refused("prompt", f"a prompt has at most {MAX_CHAT_CHARS} characters; shorten it")
+    if asked.tools and asked.messages is None:
+        raise refused("tools", "tools go with `messages`: a chat template shows them")
+    for name in ("chat_template", "chat_template_kwargs"):
+        if getattr(asked, name):
+            raise refused(
+                name,
+                f"{name}: conversations are rendered by the model's own template; leave it out",
+            )
     if asked.add_generation_prompt is False or asked.continue_final_message:
         raise refused(
             "add_generation_prompt", "conversations are rendered for the model's next message alone"
@@ -121,22 +145,32 @@ async def num_prompt_tokens(
     """Tokens of a conversation, as the model is given it; `tools`: those that it is told of. Raises
     OutriderError."""
     async with _using_model(exchange, model_name) as model:
-        if tools:
-            model.tool_calling.check_calls_tools()
-        pool, scope = model.tokenization, _scope(exchange)
-        ids = await _answered(
-            pool, lambda answer: pool.submit(messages, answer, tools=tools, scope=scope)
-        )
-        return len(ids)
+        return len(await _chat_ids(model, messages, tools, _scope(exchange)))
 
 
-async def _ids(asked: TokenizeRequest, model: ServedModel, scope: bytes | None) -> tuple[int, ...]:
+async def _ids(
+    asked: TokenizeRequest, model: ServedModel, tools: tuple[str, ...], scope: bytes | None
+) -> tuple[int, ...]:
     pool = model.tokenization
     if asked.messages is None:
         text = asked.prompt or ""
         return await _answered(pool, lambda answer: pool.submit_text(text, answer, scope=scope))
-    messages = messages_of(asked.messages)
-    return await _answered(pool, lambda answer: pool.submit(messages, answer, scope=scope))
+    return await _chat_ids(model, messages_of(asked.messages), tools, scope)
+
+
+async def _chat_ids(
+    model: ServedModel,
+    messages: tuple[Message, ...],
+    tools: tuple[str, ...],
+    scope: bytes | None,
+) -> tuple[int, ...]:
+    """Of a conversation as the model is given it. Raises OutriderError."""
+    if tools:
+        model.tool_calling.check_calls_tools()
+    pool = model.tokenization
+    return await _answered(
+        pool, lambda answer: pool.submit(messages, answer, tools=tools, scope=scope)
+    )
 
 
 async def _answered(
@@ -196,21 +230,40 @@ class _Waiting:
 
 @asynccontextmanager
 async def _using_model(exchange: Exchange, asked: str | None) -> AsyncIterator[ServedModel]:
-    """The model, loaded, for one request, which counts as a chat of its client. Raises
-    OutriderError."""
+    """The model, loaded, for one request, which counts as a chat of its client and as a request of
+    its tenant. Its tokens count for nothing: no replica computes them. Raises OutriderError."""
     context: EdgeContext = exchange.door.context
     identity = exchange.identity
     assert identity is not None
     name = choose(asked or "", context.models.names, identity.models)
-    leave = exchange.begin_chat(identity.client)
-    try:
+    with contextlib.ExitStack() as held:
+        held.callback(exchange.begin_chat(identity.client))
         model = context.models.use(name) or await _wait_for(name, context)
+        held.callback(context.models.release, model)
         try:
-            yield model
-        finally:
-            context.models.release(model)
-    finally:
-        leave()
+            allowance = context.limiter.begin(identity)
+            held.callback(allowance.close)
+            await _allowed(allowance)
+        except RateLimitedError as error:
+            context.telemetry.refused(error.reason)
+            raise
+        yield model
+
+
+async def _allowed(allowance: Allowance) -> None:
+    """Return once the limits of all edges allow one more request. Raises RateLimitedError."""
+    decided: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def decide(refusal: OutriderError | None) -> None:
+        if decided.done():
+            return  # the client has left meanwhile
+        if refusal is None:
+            decided.set_result(None)
+        else:
+            decided.set_exception(refusal.bare())
+
+    allowance.ask(0, decide)
+    await decided
 
 
 async def _wait_for(name: str, context: EdgeContext) -> ServedModel:

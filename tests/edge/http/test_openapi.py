@@ -6,6 +6,7 @@ import json
 
 from openapi_spec_validator import validate
 
+from services.edge.access.limits import Limited, RateState, RateWords, rate_headers
 from services.edge.http.openapi import document
 from services.edge.http.routes import ALL_ROUTES, Access
 
@@ -58,3 +59,18 @@ def test_it_names_what_a_chat_may_ask_for_and_be_told() -> None:
     assert {"content", "reasoning_content", "tool_calls"} <= set(told)
     assert "tool_calls" in schemas["ReplyMessage"]["properties"]
     assert "text_offset" in schemas["CompletionLogprobs"]["properties"]
+
+
+def test_it_names_the_headers_that_tell_of_limits() -> None:
+    state = RateState(1, 1, 0.0)
+    for path, words in (
+        ("/v1/chat/completions", RateWords.OPENAI),
+        ("/tokenize", RateWords.OPENAI),
+        ("/v1/messages", RateWords.ANTHROPIC),
+    ):
+        responses = DOCUMENT["paths"][path]["post"]["responses"]
+        sent = set(rate_headers(dict.fromkeys(Limited, state), words, 0.0))
+        assert set(responses["200"]["headers"]) == sent
+        assert set(responses["429"]["headers"]) == sent | {"retry-after", "retry-after-ms"}
+        assert sent <= set(DOCUMENT["components"]["headers"])
+    assert "headers" not in DOCUMENT["paths"]["/v1/models"]["get"]["responses"]["200"]

@@ -21,7 +21,6 @@ from tests.api_keys import key_of, text_of
 from tests.edge.integration.running import Running, running
 
 KEY = text_of("acme")
-OTHER_KEY = text_of("bolt")
 USER = {"role": "user", "content": "hello"}
 CHAT: dict[str, Any] = {"model": "small", "messages": [USER]}
 

@@ -1,8 +1,10 @@
-"""Who may call what over HTTP, and what bad requests get."""
+"""What bad requests over HTTP get, and tenants who may not have all. Who may call what is in
+test_access_matrix.py."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,9 +14,9 @@ from h2.connection import H2Connection
 
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
-from services.edge.access.config import AccessConfig
+from services.edge.access.config import SharedLimitsConfig
 from services.edge.http.config import HttpConfig
-from services.edge.http.routes import ALL_ROUTES, Access
+from services.edge.http.routes import ALL_ROUTES
 from services.edge.identity import TenantConfig
 from tests.api_keys import key_of, text_of
 from tests.edge.integration.http_client import (
@@ -25,44 +27,10 @@ from tests.edge.integration.http_client import (
     plain,
     serving_http,
 )
+from tests.models import tool_templates
+from tests.redis_server import RedisServer, redis_server
 
-_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 _ANSWERS = "outrider_edge_http_answers_total"
-_PUBLIC = {("GET", "/openapi.json")}
-"""All that anybody may call. Whoever adds a public route changes this, and says why."""
-
-
-def test_what_is_public_is_listed_here() -> None:
-    listed = {(it.method, it.path) for it in ALL_ROUTES if it.access is Access.PUBLIC}
-    assert listed == _PUBLIC
-
-
-@pytest.mark.parametrize(
-    "closed", [{"anonymous": False}, {"access": AccessConfig()}], ids=["edge", "http"]
-)
-async def test_nothing_is_served_or_computed_without_a_key(
-    words: Vocabulary, tmp_path: Path, closed: dict[str, Any]
-) -> None:
-    paths = {it.path.replace("{model:path}", "small") for it in ALL_ROUTES}
-    async with serving_http(words, tmp_path, **closed) as mesh:
-        for headers in ({}, {"authorization": "Bearer wrong"}, {"x-api-key": "wrong"}):
-            async with plain(mesh, key="") as client:
-                for path in (*sorted(paths), "/", "/metrics", "/health", "/nothing/here"):
-                    for method in _METHODS:
-                        answer = await client.request(method, path, json=CHAT, headers=headers)
-                        if path == "/openapi.json":
-                            assert answer.status_code in (200, 405)
-                            continue
-                        assert answer.status_code == 401, (method, path)
-                        assert answer.headers["www-authenticate"] == "Bearer"
-        assert mesh.region.opened == []
-        async with plain(mesh) as client:
-            assert (await client.post("/v1/chat/completions", json=CHAT)).status_code == 200
-        async with plain(mesh, key="") as client:
-            answer = await client.get("/v1/models", headers={"x-api-key": KEY})
-            assert answer.status_code == 200
-            answer = await client.get("/v1/models", headers={"authorization": f"Basic {KEY}"})
-            assert answer.status_code == 401
 
 
 async def test_every_error_is_in_that_apis_shape(words: Vocabulary, tmp_path: Path) -> None:
@@ -210,6 +178,79 @@ async def test_tokens_and_texts(words: Vocabulary, tmp_path: Path) -> None:
         for tokens in ([10**6], [-1], "x"):
             assert (await client.post("/detokenize", json={"tokens": tokens})).status_code == 400
         await mesh.settled()
+
+
+async def test_tokens_of_a_chat_with_tools(tmp_path: Path) -> None:
+    """The template shows them; what would give other ids than a chat has is refused."""
+    messages = CHAT["messages"]
+    vocabulary = tool_templates.vocabulary_of(tool_templates.HERMES)
+    tool = {"type": "function", "function": {"name": "weather", "parameters": {}}}
+    async with serving_http(vocabulary, tmp_path) as mesh, plain(mesh) as client:
+        asked = {"messages": messages, "tools": [tool]}
+        shown = (await client.post("/tokenize", json=asked)).json()
+        text = await client.post("/detokenize", json={"tokens": shown["tokens"]})
+        assert "weather" in text.json()["prompt"]
+        bare = (await client.post("/tokenize", json={"messages": messages})).json()
+        assert bare["count"] < shown["count"]
+        same = asked | {"chat_template_kwargs": {}, "chat_template": None}
+        assert (await client.post("/tokenize", json=same)).json() == shown
+        for field, value in (
+            ("tools", [tool, tool]),
+            ("tools", [{"type": "web"}]),
+            ("chat_template", "{{ messages }}"),
+            ("chat_template_kwargs", {"enable_thinking": False}),
+        ):
+            answer = await client.post("/tokenize", json=asked | {field: value})
+            assert answer.status_code == 400, field
+        answer = await client.post("/tokenize", json={"prompt": "a", "tools": [tool]})
+        assert answer.json()["error"]["param"] == "tools"
+        await mesh.settled()
+
+
+_COUNTED = {
+    "/tokenize": {"prompt": "hello"},
+    "/detokenize": {"tokens": [1]},
+    "/v1/messages/count_tokens": {"model": "small", "messages": CHAT["messages"]},
+    "/v1/responses/input_tokens": {"model": "small", "input": "hello"},
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "is_shared"), [*((path, False) for path in _COUNTED), ("/tokenize", True)]
+)
+async def test_requests_for_tokens_count_too(
+    words: Vocabulary, tmp_path: Path, path: str, is_shared: bool, redis: RedisServer
+) -> None:
+    config: dict[str, Any] = {
+        "tenants": (*TENANTS, TenantConfig("few", requests_per_minute=2, max_sessions=1)),
+        "keys": (key_of("few"),),
+        "shared_limits": SharedLimitsConfig(redis.url if is_shared else "", timeout_ms=5000.0),
+    }
+    async with (
+        serving_http(words, tmp_path, **config) as mesh,
+        plain(mesh, text_of("few")) as client,
+    ):
+        left = []
+        for _ in range(2):
+            answer = await client.post(path, json=_COUNTED[path])
+            assert answer.status_code == 200
+            headers = answer.headers
+            (name,) = [it for it in headers if "requests" in it and "remaining" in it]
+            left.append(headers[name])
+        assert left == ["1", "0"]
+        refused = await client.post(path, json=_COUNTED[path])
+        assert refused.status_code == 429 and int(refused.headers["retry-after"]) > 0
+        chat = await client.post("/v1/chat/completions", json=CHAT)
+        assert chat.status_code == 429, "of the same limit"
+        assert mesh.sample("outrider_edge_refused_total", reason="RATE_LIMITED") == 2
+        assert mesh.region.opened == []
+        await mesh.settled()
+
+
+@pytest.fixture
+def redis() -> Iterator[RedisServer]:
+    with redis_server() as found:
+        yield found
 
 
 async def test_the_document_names_every_route(words: Vocabulary, tmp_path: Path) -> None:

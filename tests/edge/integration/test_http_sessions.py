@@ -31,8 +31,6 @@ from services.edge.resumption.table import ResumeLimits
 from tests.edge.http.asking import objects_of
 from tests.edge.integration.http_client import (
     CHAT,
-    KEY,
-    OTHER_KEY,
     RawRequest,
     plain,
     serving_http,
@@ -116,18 +114,6 @@ async def test_the_same_key_joins_the_running_chat_and_the_older_request_ends(
         )
         assert changed.status_code == 422
         assert len(mesh.region.opened) == 1
-
-
-async def test_a_key_of_another_tenant_is_another_key(words: Vocabulary, tmp_path: Path) -> None:
-    async with serving_http(words, tmp_path, REPLY) as mesh:
-        for key in (KEY, OTHER_KEY):
-            async with plain(mesh, key) as client:
-                headers = {"Idempotency-Key": "k"}
-                await client.post("/v1/chat/completions", json=CHAT, headers=headers)
-        assert len(mesh.region.opened) == 2
-        salts = {opened.cache_salt for opened in mesh.region.opened}
-        assert len(salts) == 2
-        assert len({opened.request_id for opened in mesh.region.opened}) == 2
 
 
 async def test_a_chat_that_nobody_comes_back_to_is_cancelled(
