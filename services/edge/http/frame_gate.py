@@ -35,12 +35,15 @@ parser, h2, would hold a larger frame whole before it refuses it: up to 16 MiB."
 PIECE_WEIGHT: Final = 32
 """Frames that are parsed in one turn: 0.2 to 0.3 ms."""
 
-_DATA, _HEADERS, _RST_STREAM, _WINDOW_UPDATE, _CONTINUATION = 0, 1, 3, 8, 9
+_DATA, _HEADERS, _PRIORITY, _RST_STREAM, _WINDOW_UPDATE, _CONTINUATION = 0, 1, 2, 3, 8, 9
 _END_STREAM, _END_HEADERS, _PADDED = 0x1, 0x4, 0x8
 _HEADER: Final = struct.Struct(">HBBBI")
 """Length (two fields), type, flags, stream (RFC 9113, section 4.1)."""
 _SMALL_BYTES: Final = 64
 """A DATA frame with less is counted; of control frames each further so many bytes count as one."""
+_PRIORITY_COST: Final = 10
+"""Each may add to a tree that is walked for every frame sent. RFC 9113, section 5.3.2, has dropped
+them; a browser that still sends some sends six."""
 _UPDATES_PER_DATA: Final = 4
 """WINDOW_UPDATE frames that are free for a DATA frame sent; simple clients send two."""
 _MAX_CREDIT: Final = 4096
@@ -174,6 +177,8 @@ class FrameGate:
         elif kind == _RST_STREAM:
             if not self._resets.take(1, now):
                 self._has_reset_too_many = True
+        elif kind == _PRIORITY:
+            self._spend_control(_PRIORITY_COST, now)
         elif kind == _WINDOW_UPDATE and self._free_updates:
             self._free_updates -= 1
         else:
