@@ -22,7 +22,12 @@ import struct
 from dataclasses import dataclass
 from typing import Final
 
-from outrider.errors import FrameTooLargeError, HeadTooLargeError, OverloadedError
+from outrider.errors import (
+    FrameTooLargeError,
+    HeadTooLargeError,
+    OutriderError,
+    OverloadedError,
+)
 from services.edge.quotas import RateLimit, TokenBucket
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -87,6 +92,7 @@ class FrameGate:
         self._free_ends = 0
         """Small DATA frames that may end a request."""
         self._has_reset_too_many = False
+        self._refusal: OutriderError | None = None
 
     @property
     def is_http2(self) -> bool:
@@ -107,7 +113,10 @@ class FrameGate:
 
     def next_piece(self, now: float) -> bytes:
         """What may be parsed in this turn. Once the gate is not empty. Raises OverloadedError,
-        FrameTooLargeError, HeadTooLargeError, and the connection has to be closed."""
+        FrameTooLargeError, HeadTooLargeError, once all before has passed, and the connection has to
+        be closed."""
+        if self._refusal is not None:
+            raise self._refusal
         begin = self._at
         if not self._is_http2:
             self._at = len(self._data)
@@ -147,14 +156,20 @@ class FrameGate:
                 at += passed
                 continue
             header = self._header + data[at : at + _HEADER.size - len(self._header)]
-            at += len(header) - len(self._header)
+            end = at + len(header) - len(self._header)
             if len(header) < _HEADER.size:
-                self._header = header
+                self._header, at = header, end
                 break
-            self._header = b""
             high, low, kind, flags, _ = _HEADER.unpack(header)
+            try:
+                self._count(kind, flags, high << 8 | low, now)
+            except OutriderError as error:
+                if at == self._at:
+                    raise
+                self._refusal = error
+                break
+            self._header, at = b"", end
             self._payload_bytes = high << 8 | low
-            self._count(kind, flags, self._payload_bytes, now)
             weight += PIECE_WEIGHT if kind == _HEADERS else 1
         self._at = at
 

@@ -167,7 +167,7 @@ def test_nothing_is_scanned_behind_the_limit() -> None:
     with pytest.raises(OverloadedError):
         while True:
             pieces.append(gate.next_piece(0.0))
-    assert len(b"".join(pieces)) == 96 * len(EMPTY["ping"])
+    assert len(b"".join(pieces)) == 100 * len(EMPTY["ping"])
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ HALF = LoopShare(0.5, 0.02)
 
 
 def turns(uses: LoopUses | None = None, max_connections: int = 1000) -> LoopTurns:
-    return LoopTurns(uses or LoopUses(HALF), max_connections)
+    return LoopTurns(LoopUses(HALF) if uses is None else uses, max_connections)
 
 
 def burn(seconds: float) -> None:
@@ -55,6 +55,7 @@ async def test_an_address_beyond_its_share_waits_while_others_are_there() -> Non
     queue.bill(modest)
     greedy.unbilled_s = 0.03
     held = asyncio.create_task(queue.take(greedy))
+    await asyncio.sleep(0)
     await queue.take(modest)
     assert not held.done() and uses.free_at("greedy") > 0
     await held

@@ -170,7 +170,7 @@ async def test_what_only_resembles_the_preface_is_not_http2(
 async def test_pipelined_requests_leave_room_for_others(
     tls: str, words: Vocabulary, tmp_path: Path
 ) -> None:
-    http = HttpConfig(port=0, tls=tls, max_requests_per_connection=200)
+    http = HttpConfig(port=0, tls=tls, max_requests_per_connection=100)
     async with serving_http(words, tmp_path, http=http) as mesh:
         context = ssl.create_default_context(cafile=mesh.ca) if tls == "on" else None
         if context is not None:
@@ -180,12 +180,12 @@ async def test_pipelined_requests_leave_room_for_others(
             reader, writer = await asyncio.open_connection(
                 "127.0.0.1", mesh.ports.http, ssl=context
             )
-            writer.write(_ANSWERED * 150)
+            writer.write(_ANSWERED * 80)
             floods.append((reader, writer))
         async with plain(mesh, verify=False) as other:
             for _ in range(5):
                 assert (await other.get("/v1/models")).status_code == 200
         for reader, writer in floods:
-            for _ in range(150):
+            for _ in range(80):
                 await asyncio.wait_for(reader.readuntil(b'"object":"list"'), _TIMEOUT_S)
             writer.transport.abort()
