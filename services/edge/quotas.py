@@ -6,6 +6,7 @@ buckets: they fill at a rate, up to a burst (as in RFC 2697, without its colours
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
@@ -33,6 +34,7 @@ class Rate(Enum):
     HANDSHAKES = "handshakes"
     TYPED_BYTES = "bytes of typed text"
     PREFILL_TOKENS = "tokens computed ahead"
+    FLOODS = "connections closed for too many frames"
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +164,15 @@ class Quotas(Generic[KeyT]):
                 f"too many {rate.value} came from here lately; wait {wait_s:.1f} s",
                 retry_delay_ms=max(1, round(wait_s * 1000)),
             )
+
+    def level(self, key: KeyT, rate: Rate, now: float) -> float:
+        """How much a key could spend now; infinite where the rate is not limited."""
+        limit = self._limits.rates.get(rate)
+        if limit is None:
+            return math.inf
+        usage = self._busy.get(key) or self._idle.get(key)
+        bucket = None if usage is None else usage.buckets.get(rate)
+        return limit.burst if bucket is None else bucket.level(now)
 
     def _usage(self, key: KeyT) -> _KeyUsage:
         usage = self._busy.get(key)

@@ -17,6 +17,8 @@ _POSITIVE: Final = (
     "max_unsent_bytes",
     "max_streams_per_connection",
     "max_requests_per_connection",
+    "max_control_frames_per_s",
+    "max_resets_per_s",
     "max_choices",
     "body_timeout_s",
     "idle_timeout_s",
@@ -48,6 +50,13 @@ class HttpConfig:
     """Requests under way on one HTTP/2 connection."""
     max_requests_per_connection: int = 10_000
     """After so many a connection is closed, and its client opens another one."""
+    max_control_frames_per_s: float = 100.0
+    """Frames of one HTTP/2 connection that carry no data (PING, SETTINGS, PRIORITY, CONTINUATION,
+    empty DATA and the like), on average, 10 s worth at once. WINDOW_UPDATE frames count beyond four
+    for each DATA frame sent. A connection that exceeds it is closed."""
+    max_resets_per_s: float = 20.0
+    """Requests that are cancelled on one HTTP/2 connection, on average, 10 s worth at once. A
+    connection that exceeds it is closed; raise it behind a proxy that speaks HTTP/2 to the edge."""
     max_body_bytes: int = 2 << 20
     """Largest body of a request."""
     max_header_bytes: int = 16 << 10

@@ -7,11 +7,12 @@ import asyncio
 from typing import Final
 
 import anyio
-import anyio.abc
 import h11
 from anycorn.events import Closed
 from anycorn.protocol import ProtocolWrapper
 from anycorn.protocol.h11 import H11Protocol
+
+from services.edge.http.paced_stream import PacedStream
 
 _MAX_READ_BYTES: Final = 64 << 10
 _BAD_REQUEST: Final = 400
@@ -21,9 +22,7 @@ class ClientClosed(Exception):
     """The client closed its connection, or sent too much, while a request of it was served."""
 
 
-def use_ours(
-    wrapper: ProtocolWrapper, stream: anyio.abc.ByteStream, max_waiting_bytes: int
-) -> None:
+def use_ours(wrapper: ProtocolWrapper, stream: PacedStream, max_waiting_bytes: int) -> None:
     """Have a connection that begins with HTTP/1.1 served so. Another request may wait behind the
     one that is served, `max_waiting_bytes` of it."""
     if isinstance(wrapper.protocol, H11Protocol):
@@ -32,19 +31,21 @@ def use_ours(
 
 class _Http1(H11Protocol):
     def __init__(
-        self, wrapper: ProtocolWrapper, stream: anyio.abc.ByteStream, max_waiting_bytes: int
+        self, wrapper: ProtocolWrapper, stream: PacedStream, max_waiting_bytes: int
     ) -> None:
         super().__init__(
             *(wrapper.app, wrapper.config, wrapper.context, wrapper.task_group, wrapper.state),
             *(wrapper.client, wrapper.server, wrapper.send, wrapper.tls),
         )
         assert isinstance(self.connection, h11.Connection)
+        self._paced = stream
         self.can_read = _Turn(stream, self.connection, max_waiting_bytes)
 
     async def _check_protocol(self, event: h11.Request) -> None:
         """HTTP/2 begins with its own preface alone. `Upgrade: h2c` is deprecated (RFC 9113, section
-        3.1), and behind a proxy that forwards it a client could send what the proxy refuses."""
-        if event.method == b"PRI" and not list(event.headers):
+        3.1), and behind a proxy that forwards it a client could send what the proxy refuses. What
+        merely resembles the preface, or follows a request, would pass the count of frames."""
+        if self._paced.is_http2:
             await super()._check_protocol(event)
 
     async def _create_stream(self, request: h11.Request) -> None:
@@ -71,7 +72,7 @@ class _Turn:
 
     def __init__(
         self,
-        stream: anyio.abc.ByteStream,
+        stream: PacedStream,
         connection: h11.Connection,
         max_waiting_bytes: int,
     ) -> None:
@@ -93,13 +94,14 @@ class _Turn:
         return self._event.is_set()
 
     async def wait(self) -> None:
-        """Return when it is. Raises ClientClosed."""
+        """Return when it is, for this connection and then among all. Raises ClientClosed."""
         turn = asyncio.create_task(self._event.wait())
         try:
             while not self._event.is_set():
                 await self._read_until(turn)
         finally:
             turn.cancel()
+        await self._stream.turn()
 
     async def _read_until(self, turn: asyncio.Task[bool]) -> None:
         reading = asyncio.create_task(self._stream.receive(_MAX_READ_BYTES))

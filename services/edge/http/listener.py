@@ -6,38 +6,69 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
 import anyio
 import anyio.abc
+import h2.errors
+import h2.exceptions
+import h11
 import structlog
 from anycorn.config import Config
 from anycorn.events import Closed, Event, Updated
+from anycorn.protocol.h2 import H2Protocol
 from anycorn.tcp_server import TCPServer
 from anycorn.worker_context import WorkerContext
 from anyio.streams.tls import TLSStream
-from starlette.types import ASGIApp, Receive, Scope, Send
+from priority.priority import PriorityError
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from outrider.errors import ConfigError, DrainingError, OverloadedError
+from outrider.errors import (
+    ConfigError,
+    DrainingError,
+    FrameTooLargeError,
+    HeadTooLargeError,
+    OutriderError,
+    OverloadedError,
+)
 from services.edge.http.config import HttpConfig
 from services.edge.http.door import HttpDoor
 from services.edge.http.exchange import CONNECTION
+from services.edge.http.frame_gate import BURST_S, FrameGate, FrameLimits
 from services.edge.http.http1 import ClientClosed, use_ours
+from services.edge.http.loop_turns import LoopTurns, Meter
+from services.edge.http.paced_stream import PacedStream, SocketStream
 from services.edge.quic import memory
 from services.edge.quic.limits import ListenerQuotas, MemoryBudget
-from services.edge.quotas import Count
+from services.edge.quotas import Count, Rate, RateLimit, TokenBucket
 
 log = structlog.get_logger()
 
 _ALPN: Final = ["h2", "http/1.1"]
-_LINGER_S: Final = 5.0
-"""How long a connection that is closed may take for what was not sent yet."""
 _END_S: Final = 1.0
 """How long the connections may take to end, once their replies have."""
+_FAREWELL_S: Final = 1.0
+"""How long a client that is refused may take to read why."""
+_FAREWELL_BYTES: Final = 1 << 20
+"""What it may still send meanwhile, unread: a socket closed with unread data resets its connection,
+and the client might never read why."""
+_WARY_BURST_S: Final = 1.0
+"""The burst of connections from a prefix that exceeded the limits of frames again and again."""
+_TRACEBACKS: Final = RateLimit(per_s=1 / 60, burst=1.0)
+_CLIENTS_FAULTS: Final = (
+    h2.exceptions.H2Error,
+    h11.ProtocolError,
+    PriorityError,
+    ssl.SSLError,
+    anyio.BrokenResourceError,
+    anyio.ClosedResourceError,
+    anyio.EndOfStream,
+    ConnectionError,
+)
+"""What broken bytes and clients that vanish end in."""
 
 
 class HttpListener:
@@ -52,6 +83,8 @@ class HttpListener:
         self._tls: ssl.SSLContext | None = None
         self._connections: dict[asyncio.Task[None], Callable[[], None]] = {}
         """What serves each, and what closes it at once."""
+        self._turns = LoopTurns(door.limits.loop_uses, door.config.max_connections)
+        self._tracebacks = TokenBucket(_TRACEBACKS, asyncio.get_running_loop().time())
 
     @property
     def num_connections(self) -> int:
@@ -107,6 +140,7 @@ class HttpListener:
             abort()
         if self._connections:
             await asyncio.wait(self._connections)
+        self._turns.close()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -123,15 +157,28 @@ class HttpListener:
             writer.transport.abort()
             return
         self._connections[task] = writer.transport.abort
+        meter = Meter(prefix)
+        raw = SocketStream(reader, writer)
         try:
-            await self._serve(SocketStream(reader, writer), writer.transport.abort, budget)
-        except Exception:
+            await meter.run(self._serve(raw, writer.transport.abort, budget, meter))
+        except Exception as error:
             # A defect, or bytes that anycorn did not expect, end this connection and no other.
-            log.exception("http connection failed")
+            self._report(error)
         finally:
+            self._turns.bill(meter)
             del self._connections[task]
             writer.transport.abort()  # nothing is left to be sent
             release()
+
+    def _report(self, error: Exception) -> None:
+        """One line tells of all in an interval; a traceback, which only a defect has, comes once a
+        minute."""
+        faults = list(_leaves(error))
+        clients = all(isinstance(fault, _CLIENTS_FAULTS) for fault in faults)
+        reason = "broken http" if clients else "http failure"
+        self._door.context.telemetry.refused(reason, error=repr(faults[0]))
+        if not clients and self._tracebacks.take(1, asyncio.get_running_loop().time()):
+            log.error("http connection failed", exc_info=error)
 
     def _admit(
         self, prefix: str, limits: ListenerQuotas
@@ -155,8 +202,13 @@ class HttpListener:
         return release, budget
 
     async def _serve(
-        self, raw: SocketStream, abort: Callable[[], None], budget: MemoryBudget
+        self,
+        raw: SocketStream,
+        abort: Callable[[], None],
+        budget: MemoryBudget,
+        meter: Meter,
     ) -> None:
+        await self._turns.take(meter)
         stream: anyio.abc.ByteStream = raw
         if self._tls is not None:
             try:
@@ -167,8 +219,30 @@ class HttpListener:
             except (TimeoutError, OSError, anyio.BrokenResourceError, anyio.EndOfStream):
                 self._door.context.telemetry.refused("handshake timeout")
                 return
-        app = _ConnectionApp(self.app, abort, budget)
-        await _Server(app, self._config, self._context, {}, stream).run()  # type: ignore[arg-type]
+        now = asyncio.get_running_loop().time()
+        gate = FrameGate(self._frame_limits(meter.prefix, now), now)
+        paced = PacedStream(stream, gate, lambda: self._turns.take(meter))
+        app = _ConnectionApp(self.app, abort, budget, meter)
+        server = _Server(app, self._config, self._context, paced, raw)
+        await server.run()
+        if server.refusal is not None:
+            self._refused(meter.prefix, server.refusal)
+
+    def _frame_limits(self, prefix: str, now: float) -> FrameLimits:
+        config, quotas = self._door.config, self._door.limits.quotas
+        is_wary = quotas.level(prefix, Rate.FLOODS, now) < 1
+        return FrameLimits(
+            control_frames_per_s=config.max_control_frames_per_s,
+            resets_per_s=config.max_resets_per_s,
+            burst_s=_WARY_BURST_S if is_wary else BURST_S,
+            max_header_bytes=config.max_header_bytes,
+        )
+
+    def _refused(self, prefix: str, error: OutriderError) -> None:
+        self._door.context.telemetry.refused("http frames", error=str(error))
+        with contextlib.suppress(OverloadedError):
+            now = asyncio.get_running_loop().time()
+            self._door.limits.quotas.spend(prefix, Rate.FLOODS, 1, now)
 
 
 class _Server(TCPServer):
@@ -177,14 +251,53 @@ class _Server(TCPServer):
 
     _is_read = False
 
+    def __init__(
+        self,
+        app: _ConnectionApp,
+        config: Config,
+        context: WorkerContext,
+        paced: PacedStream,
+        raw: SocketStream,
+    ) -> None:
+        super().__init__(app, config, context, {}, paced)  # type: ignore[arg-type]
+        self._paced = paced
+        self._raw = raw
+        self.refusal: OutriderError | None = None
+        """Why the connection was closed, if its frames exceeded a limit."""
+
     async def _read_data(self) -> None:
-        use_ours(self.protocol, self.stream, self.config.h11_max_incomplete_size)
+        use_ours(self.protocol, self._paced, self.config.h11_max_incomplete_size)
         try:
             await super()._read_data()
         except ClientClosed:
             await self.protocol.handle(Closed())
+        except (OverloadedError, FrameTooLargeError, HeadTooLargeError) as error:
+            self.refusal = error
+            await self._refuse(error)
         self._is_read = True
         await self.idle_task.stop()
+
+    async def _refuse(self, error: OutriderError) -> None:
+        """Say why with a GOAWAY frame (RFC 9113, section 6.8), and close."""
+        protocol = self.protocol.protocol
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_FAREWELL_S):
+                if isinstance(protocol, H2Protocol):
+                    with contextlib.suppress(h2.exceptions.ProtocolError):
+                        protocol.connection.close_connection(
+                            _goaway_code(error), additional_data=str(error).encode()
+                        )
+                    await protocol._flush()
+                await self.protocol.handle(Closed())
+                await self._raw.send_eof()
+                await self._discard()
+
+    async def _discard(self) -> None:
+        left = _FAREWELL_BYTES
+        with contextlib.suppress(anyio.EndOfStream, anyio.BrokenResourceError):
+            while left > 0:
+                left -= len(await self._raw.receive())
+                await self._paced.turn()
 
     async def protocol_send(self, event: Event) -> None:
         """An answer that ends now must not begin to wait for another request."""
@@ -195,8 +308,11 @@ class _Server(TCPServer):
 class _ConnectionApp:
     """The application, told which connection its requests are of; an AppWrapper of anycorn."""
 
-    def __init__(self, app: ASGIApp, abort: Callable[[], None], budget: MemoryBudget) -> None:
+    def __init__(
+        self, app: ASGIApp, abort: Callable[[], None], budget: MemoryBudget, meter: Meter
+    ) -> None:
         self.app = app
+        self._meter = meter
         self._connection = {
             "secret": secrets.token_bytes(16),
             "abort": abort,
@@ -206,55 +322,34 @@ class _ConnectionApp:
     async def __call__(
         self, scope: Scope, receive: Receive, send: Send, sync_spawn: object, call_soon: object
     ) -> None:
-        """Serve one request."""
+        """Serve one request. What it takes until its answer begins is its client's doing; a chat's
+        tokens are not."""
         scope["extensions"] = {**scope.get("extensions", {}), CONNECTION: self._connection}
-        await self.app(scope, receive, send)
+        is_answered = False
+
+        async def answer(message: Message) -> None:
+            nonlocal is_answered
+            is_answered = True
+            await send(message)
+
+        async def serve() -> None:
+            await self.app(scope, receive, answer)
+
+        await self._meter.run(serve(), lambda: not is_answered)
 
 
-class SocketStream(anyio.abc.SocketStream):
-    """A connection of asyncio as anycorn reads and writes it. Anyio's own drops what was not sent
-    yet when it is closed, and tells nobody how to close it at once."""
+def _goaway_code(error: OutriderError) -> h2.errors.ErrorCodes:
+    if isinstance(error, FrameTooLargeError):
+        return h2.errors.ErrorCodes.FRAME_SIZE_ERROR
+    return h2.errors.ErrorCodes.ENHANCE_YOUR_CALM
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
 
-    @property
-    def _raw_socket(self) -> socket.socket:
-        found: socket.socket = self._writer.get_extra_info("socket")
-        return found
-
-    async def receive(self, max_bytes: int = 65536) -> bytes:
-        """Raises EndOfStream, BrokenResourceError."""
-        try:
-            data = await self._reader.read(max_bytes)
-        except OSError as error:
-            raise anyio.BrokenResourceError from error
-        if not data:
-            raise anyio.EndOfStream
-        return data
-
-    async def send(self, item: bytes) -> None:
-        """Raises BrokenResourceError. Returns once there is room for more."""
-        try:
-            self._writer.write(item)
-            await self._writer.drain()
-        except (OSError, RuntimeError) as error:
-            raise anyio.BrokenResourceError from error
-
-    async def send_eof(self) -> None:
-        """Nothing more will be sent."""
-        with contextlib.suppress(OSError, RuntimeError):
-            self._writer.write_eof()
-
-    async def aclose(self) -> None:
-        """Close once everything is sent, or after a while."""
-        self._writer.close()
-        try:
-            async with asyncio.timeout(_LINGER_S):
-                await self._writer.wait_closed()
-        except (TimeoutError, OSError):
-            self._writer.transport.abort()
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for part in error.exceptions:
+            yield from _leaves(part)
+    else:
+        yield error
 
 
 def _anycorn_config(config: HttpConfig) -> Config:

@@ -1,6 +1,6 @@
-"""Which datagram is processed next: round robin over address prefixes, and within a prefix over
-senders; while others are there, no prefix takes more than its share of the event loop's time
-(pure).
+"""What is processed next, of datagrams (QUIC) or of connections (TCP): round robin over address
+prefixes, and within a prefix over senders; while others are there, no prefix takes more than its
+share of the event loop's time (pure).
 
 The share is enforced by the virtual scheduling form of the generic cell rate algorithm (GCRA, ITU-T
 I.371, annex A): one number per prefix, the theoretical arrival time (TAT) at which its share will
@@ -19,19 +19,19 @@ from typing import Final, Generic, NamedTuple, TypeVar
 SourceT = TypeVar("SourceT", bound=Hashable)
 
 ACTIVE_S: Final = 10.0
-"""A prefix counts as there for so long after its last datagram."""
+"""A prefix counts as there for so long after it last used the loop."""
 MAX_ADDRESSES: Final = 4096
 """Prefixes whose use is remembered; beyond, the longest unused are forgotten."""
 _ADDRESS_FRACTION: Final = 4
 """A prefix may queue a quarter of all bytes, whatever number of senders it has: while it is held
 back, its datagrams would otherwise leave no room for others."""
-_ENTRY_BYTES: Final = 128
-"""Memory of one queued datagram besides its data."""
+ENTRY_BYTES: Final = 128
+"""Memory of one entry of the queue besides its data."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoopShare:
-    """Of the event loop's time, for the datagrams of one address prefix while others are there."""
+    """Of the event loop's time, for what comes from one address prefix while others are there."""
 
     rate: float = 0.25
     """Seconds per second, on average."""
@@ -50,33 +50,65 @@ class _LoopUse(NamedTuple):
 _UNUSED: Final = _LoopUse(-math.inf, -math.inf)
 
 
+class LoopUses:
+    """What each address prefix used of the event loop's time lately, whichever listener it came to.
+    Times in seconds."""
+
+    def __init__(self, share: LoopShare) -> None:
+        self._share = share
+        self._burst = share.burst_s / share.rate
+        """How far ahead a TAT may be, seconds."""
+        self._uses: OrderedDict[str, _LoopUse] = OrderedDict()
+        """By prefix, the longest unused first."""
+
+    def __len__(self) -> int:
+        return len(self._uses)
+
+    def spend(self, address: str, seconds: float, now: float) -> None:
+        """What came from a prefix took so much of the loop's time."""
+        use = self._uses.pop(address, _UNUSED)
+        # A prefix that was alone may have used more than its share; it owes at most a burst.
+        tat = min(max(use.tat, now), now + self._burst)
+        self._uses[address] = _LoopUse(tat + seconds / self._share.rate, now)
+        if len(self._uses) > MAX_ADDRESSES:
+            self._uses.popitem(last=False)
+
+    def free_at(self, address: str) -> float:
+        """From when on a prefix is within its share."""
+        return self._uses.get(address, _UNUSED).tat - self._burst
+
+    def may_go(self, address: str, now: float) -> bool:
+        """Whether it is within its share, or alone."""
+        return self.free_at(address) <= now or self._is_alone(address, now)
+
+    def _is_alone(self, address: str, now: float) -> bool:
+        others = (use.last_at for other, use in reversed(self._uses.items()) if other != address)
+        return now - next(others, -math.inf) > ACTIVE_S
+
+
 class FairQueue(Generic[SourceT]):
-    """Datagrams that wait, by address prefix and sender. What exceeds a bound is dropped, as a full
+    """Data that waits, by address prefix and sender. What exceeds a bound is dropped, as a full
     socket would: QUIC sends it again, at a lower rate (RFC 9002, section 7). Times in seconds."""
 
-    def __init__(self, max_bytes_per_source: int, max_bytes: int, share: LoopShare) -> None:
-        """Bounds of one sender's datagrams, and of all together. Those of one prefix may take a
+    def __init__(self, max_bytes_per_source: int, max_bytes: int, uses: LoopUses) -> None:
+        """Bounds of one sender's data, and of all together. That of one prefix may take a
         quarter of all, and at least as much as one sender's."""
         self._max_bytes_per_source = max_bytes_per_source
         self._max_bytes = max_bytes
         self._max_bytes_per_address = max(max_bytes_per_source, max_bytes // _ADDRESS_FRACTION)
-        self._share = share
-        self._burst = share.burst_s / share.rate
-        """How far ahead a TAT may be, seconds."""
+        self.uses = uses
         self._ready: OrderedDict[str, OrderedDict[SourceT, deque[bytes]]] = OrderedDict()
         self._held_back: dict[str, OrderedDict[SourceT, deque[bytes]]] = {}
         self._releases: list[tuple[float, str]] = []
         """When each prefix that is held back is released: a heap."""
-        self._uses: OrderedDict[str, _LoopUse] = OrderedDict()
-        """By prefix, the longest unused first."""
         self._bytes_by_source: dict[SourceT, int] = {}
         self._bytes_by_address: dict[str, int] = {}
         self.num_bytes = 0
         """Memory of all that wait."""
 
     def put(self, address: str, source: SourceT, data: bytes) -> bool:
-        """Queue a datagram of this sender; False if it was dropped."""
-        size = len(data) + _ENTRY_BYTES
+        """Queue what this sender sent; False if it was dropped."""
+        size = len(data) + ENTRY_BYTES
         of_source = self._bytes_by_source.get(source, 0) + size
         of_address = self._bytes_by_address.get(address, 0) + size
         if (
@@ -95,23 +127,22 @@ class FairQueue(Generic[SourceT]):
         return True
 
     def may_pass(self, address: str, now: float) -> bool:
-        """Whether a datagram from there need not be queued: none is queued before it, and the
-        prefix is within its share."""
+        """Whether data from there need not be queued: none is queued before it, and the prefix is
+        within its share."""
         waits = address in self._held_back or address in self._ready
-        return not waits and (self._free_at(address) <= now or self._is_alone(address, now))
+        return not waits and self.uses.may_go(address, now)
 
     def take(self, now: float) -> tuple[str, SourceT, bytes] | None:
-        """The next datagram with its prefix and sender, which both move to the end of their queues;
+        """The next data with its prefix and sender, which both move to the end of their queues;
         None if only prefixes that are held back have any."""
         while self._releases and self._releases[0][0] <= now:
             _, address = heapq.heappop(self._releases)
             self._ready[address] = self._held_back.pop(address)
         while self._ready:
             address, queues = self._ready.popitem(last=False)
-            free_at = self._free_at(address)
-            if free_at > now and not self._is_alone(address, now):
+            if not self.uses.may_go(address, now):
                 self._held_back[address] = queues
-                heapq.heappush(self._releases, (free_at, address))
+                heapq.heappush(self._releases, (self.uses.free_at(address), address))
                 continue
             source, data = self._take_first(address, queues)
             if queues:
@@ -119,32 +150,16 @@ class FairQueue(Generic[SourceT]):
             return address, source, data
         return None
 
-    def spend(self, address: str, seconds: float, now: float) -> None:
-        """The datagrams of a prefix took so much of the loop's time."""
-        use = self._uses.pop(address, _UNUSED)
-        # A prefix that was alone may have used more than its share; it owes at most a burst.
-        tat = min(max(use.tat, now), now + self._burst)
-        self._uses[address] = _LoopUse(tat + seconds / self._share.rate, now)
-        if len(self._uses) > MAX_ADDRESSES:
-            self._uses.popitem(last=False)
-
     def next_release(self) -> float | None:
         """When the first prefix that is held back is released; None if none is."""
         return self._releases[0][0] if self._releases else None
-
-    def _free_at(self, address: str) -> float:
-        return self._uses.get(address, _UNUSED).tat - self._burst
-
-    def _is_alone(self, address: str, now: float) -> bool:
-        others = (use.last_at for other, use in reversed(self._uses.items()) if other != address)
-        return now - next(others, -math.inf) > ACTIVE_S
 
     def _take_first(
         self, address: str, queues: OrderedDict[SourceT, deque[bytes]]
     ) -> tuple[SourceT, bytes]:
         source, queue = next(iter(queues.items()))
         data = queue.popleft()
-        size = len(data) + _ENTRY_BYTES
+        size = len(data) + ENTRY_BYTES
         self.num_bytes -= size
         self._bytes_by_source[source] -= size
         self._bytes_by_address[address] -= size

@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Final
 
 from outrider.errors import ConfigError, OverloadedError
-from services.edge.quic.fair_queue import LoopShare
+from services.edge.quic.fair_queue import LoopShare, LoopUses
 from services.edge.quotas import Count, QuotaLimits, Quotas, Rate, RateLimit
 
 MAX_RECEIVED_BYTES_PER_CONNECTION: Final = 8 << 20
@@ -42,6 +42,9 @@ _POSITIVE: Final = (
     "typed_bytes_per_s",
     "prefill_tokens_per_s",
 )
+_FLOODS: Final = RateLimit(per_s=0.1, burst=10.0)
+"""HTTP/2 connections of one address prefix that are closed for too many frames, before further ones
+of it have to do with smaller bursts."""
 MAX_EARLY_BYTES: Final = 16 << 20
 """0-RTT data of all connections whose handshake is not complete; at least one frame fits."""
 
@@ -123,10 +126,10 @@ class ListenerLimits:
     handshakes_per_s: float = 100.0
     """Handshakes per second from one address prefix on average, five times as many at once."""
     loop_share_per_address: float = 0.25
-    """Fraction of the event loop's time for datagrams of one address prefix while others are there:
-    some 1,700 datagrams a second on average, 2 s worth at once. Further ones wait, or are dropped
-    when too many do. Raise it where many clients come through one address (a NAT, a load
-    balancer)."""
+    """Fraction of the event loop's time for what one address prefix sends, over QUIC and TCP, while
+    others are there: some 1,700 datagrams a second on average, 2 s worth at once. Further datagrams
+    wait, or are dropped when too many do; TCP connections are read later. Raise it where many
+    clients come through one address (a NAT, a load balancer)."""
     typed_bytes_per_s: float = 64 << 10
     """Typed text from one address, and by one client, on average, 20 s worth at once. More is not
     prefilled."""
@@ -190,6 +193,7 @@ class ListenerLimits:
             },
             rates={
                 Rate.HANDSHAKES: _rate(self.handshakes_per_s, _HANDSHAKE_BURST_S),
+                Rate.FLOODS: _FLOODS,
                 **self._typing_rates(),
             },
         )
@@ -328,6 +332,7 @@ class ListenerQuotas:
         self.client_quotas: Quotas[bytes] = Quotas(limits.client_quotas)
         """By Identity.client."""
         self.handshakes = HandshakeAdmission(limits.handshakes, self.quotas)
+        self.loop_uses = LoopUses(limits.loop_share)
         self.early_data = MemoryBudget(max(MAX_EARLY_BYTES, limits.max_frame_bytes))
         """For 0-RTT data of connections whose handshake is not complete."""
         self._received = MemoryBudget(limits.max_received_bytes)

@@ -82,7 +82,7 @@ class Listener:
         prefix_of = lru_cache(MAX_ADDRESSES)(limits.prefixes.of)
         try:
             transport, self._server = await asyncio.get_running_loop().create_datagram_endpoint(
-                lambda: DatagramServer(dispatcher.receive, prefix_of, limits.loop_share),
+                lambda: DatagramServer(dispatcher.receive, prefix_of, self.shared.loop_uses),
                 local_addr=(host, port),
             )
         except OSError as error:

@@ -25,7 +25,7 @@ from aioquic.quic.packet_builder import QuicPacketBuilder
 from aioquic.quic.retry import QuicRetryTokenHandler
 
 from services.edge.quic.aioquic_shim import Buffer
-from services.edge.quic.fair_queue import FairQueue, LoopShare
+from services.edge.quic.fair_queue import FairQueue, LoopUses
 from services.edge.quic.limits import REASONS, HandshakeAdmission, Verdict
 from services.edge.quotas import RateLimit, TokenBucket
 
@@ -74,13 +74,14 @@ class DatagramServer(asyncio.DatagramProtocol):
     behind a thousand others would wait in the socket for tens of turns, where nobody knows its
     sender. So the rest of the socket is read here."""
 
-    def __init__(self, receive: Receive, prefix_of: Callable[[str], str], share: LoopShare) -> None:
-        """`receive` processes a datagram; `prefix_of` gives the address prefix of a host."""
+    def __init__(self, receive: Receive, prefix_of: Callable[[str], str], uses: LoopUses) -> None:
+        """`receive` processes a datagram; `prefix_of` gives the address prefix of a host;
+        `uses` is what prefixes used of the loop."""
         self._receive = receive
         self._prefix_of = prefix_of
         self.transport: asyncio.DatagramTransport | None = None
         self._queue = FairQueue[NetworkAddress](
-            _MAX_QUEUED_BYTES_PER_SOURCE, _MAX_QUEUED_BYTES, share
+            _MAX_QUEUED_BYTES_PER_SOURCE, _MAX_QUEUED_BYTES, uses
         )
         self._timer: asyncio.TimerHandle | None = None
         self._is_scheduled = False
@@ -136,7 +137,7 @@ class DatagramServer(asyncio.DatagramProtocol):
             return
         receiver.unbilled_s += time.thread_time() - began
         if receiver.is_validated:
-            self._queue.spend(prefix, receiver.unbilled_s, time.perf_counter())
+            self._queue.uses.spend(prefix, receiver.unbilled_s, time.perf_counter())
             receiver.unbilled_s = 0.0
 
     def _read(self) -> None:

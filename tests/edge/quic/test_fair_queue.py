@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.edge.quic.fair_queue import ACTIVE_S, MAX_ADDRESSES, FairQueue, LoopShare
+from services.edge.quic.fair_queue import ACTIVE_S, MAX_ADDRESSES, FairQueue, LoopShare, LoopUses
 
 PUTS = st.lists(st.tuples(st.integers(0, 3), st.binary(max_size=30)), max_size=60)
 
@@ -18,7 +18,7 @@ def all_of(queue: FairQueue[int], now: float = 0.0) -> list[tuple[int, bytes]]:
 
 
 def test_one_who_sends_little_does_not_wait_for_one_who_sends_much() -> None:
-    queue = FairQueue[str](1 << 20, 1 << 20, SHARE)
+    queue = FairQueue[str](1 << 20, 1 << 20, LoopUses(SHARE))
     for n in range(100):
         assert queue.put("there", "bulk", bytes([n]))
     assert queue.take(0.0) == ("there", "bulk", b"\x00")
@@ -32,7 +32,7 @@ def test_one_who_sends_little_does_not_wait_for_one_who_sends_much() -> None:
 def test_each_senders_datagrams_come_in_order_and_all_of_them_do(
     puts: list[tuple[int, bytes]],
 ) -> None:
-    queue = FairQueue[int](1 << 20, 1 << 20, SHARE)
+    queue = FairQueue[int](1 << 20, 1 << 20, LoopUses(SHARE))
     for source, data in puts:
         assert queue.put(str(source % 2), source, data)
     taken = all_of(queue)
@@ -44,7 +44,7 @@ def test_each_senders_datagrams_come_in_order_and_all_of_them_do(
 
 @given(PUTS)
 def test_what_waits_stays_within_the_bounds(puts: list[tuple[int, bytes]]) -> None:
-    queue = FairQueue[int](400, 900, SHARE)
+    queue = FairQueue[int](400, 900, LoopUses(SHARE))
     kept = []
     for source, data in puts:
         if queue.put(str(source % 2), source, data):
@@ -55,7 +55,7 @@ def test_what_waits_stays_within_the_bounds(puts: list[tuple[int, bytes]]) -> No
 
 
 def test_one_address_with_many_senders_is_one_among_two() -> None:
-    queue = FairQueue[int](1 << 20, 1 << 20, SHARE)
+    queue = FairQueue[int](1 << 20, 1 << 20, LoopUses(SHARE))
     for source in range(100):
         assert queue.put("many", source, b"x")
     assert queue.put("one", 100, b"hello")
@@ -63,12 +63,12 @@ def test_one_address_with_many_senders_is_one_among_two() -> None:
 
 
 def test_who_has_used_its_share_up_rests_until_it_has_time_again() -> None:
-    queue = FairQueue[int](1 << 20, 1 << 20, SHARE)
-    queue.spend("b", 0.0, 10.0)
+    queue = FairQueue[int](1 << 20, 1 << 20, LoopUses(SHARE))
+    queue.uses.spend("b", 0.0, 10.0)
     assert queue.may_pass("a", 10.0)
-    queue.spend("a", 1.0, 10.0)
+    queue.uses.spend("a", 1.0, 10.0)
     assert queue.may_pass("a", 10.0), "a burst"
-    queue.spend("a", 0.5, 10.0)
+    queue.uses.spend("a", 0.5, 10.0)
     assert not queue.may_pass("a", 10.0) and queue.may_pass("b", 10.0)
     assert queue.put("a", 1, b"first") and queue.put("b", 2, b"other")
     assert queue.take(10.0) == ("b", 2, b"other")
@@ -84,15 +84,15 @@ def test_who_has_used_its_share_up_rests_until_it_has_time_again() -> None:
 def test_over_any_time_nobody_takes_more_than_its_share_and_a_burst(
     steps: list[tuple[float, float]],
 ) -> None:
-    queue = FairQueue[int](1 << 20, 1 << 20, SHARE)
+    queue = FairQueue[int](1 << 20, 1 << 20, LoopUses(SHARE))
     now, used = 0.0, list[tuple[float, float]]()
-    queue.spend("b", 0.0, now)
+    queue.uses.spend("b", 0.0, now)
     for cost_s, pause_s in steps:
         now += pause_s
-        queue.spend("b", 0.0, now)
+        queue.uses.spend("b", 0.0, now)
         queue.put("a", 1, b"x")
         while queue.take(now) is not None:
-            queue.spend("a", cost_s, now)
+            queue.uses.spend("a", cost_s, now)
             used.append((now, cost_s))
         for index, (began, _) in enumerate(used):
             total_s = sum(cost for _, cost in used[index:])
@@ -100,9 +100,9 @@ def test_over_any_time_nobody_takes_more_than_its_share_and_a_burst(
 
 
 def test_one_address_that_rests_leaves_others_room_however_many_senders_it_has() -> None:
-    queue = FairQueue[int](1000, 32_000, SHARE)
-    queue.spend("b", 0.0, 0.0)
-    queue.spend("a", 9.0, 0.0)
+    queue = FairQueue[int](1000, 32_000, LoopUses(SHARE))
+    queue.uses.spend("b", 0.0, 0.0)
+    queue.uses.spend("a", 9.0, 0.0)
     kept = sum(queue.put("a", source, bytes(372)) for source in range(1000))
     assert queue.take(0.0) is None, "it rests"
     assert kept == 16 and queue.num_bytes == 8000
@@ -112,23 +112,23 @@ def test_one_address_that_rests_leaves_others_room_however_many_senders_it_has()
 
 
 def test_who_is_alone_takes_what_he_likes_and_owes_no_more_than_anybody_may() -> None:
-    queue = FairQueue[int](1 << 20, 1 << 20, SHARE)
+    queue = FairQueue[int](1 << 20, 1 << 20, LoopUses(SHARE))
     for now in range(100):
         assert queue.may_pass("a", float(now))
-        queue.spend("a", 1.0, float(now))
-    queue.spend("b", 0.0, 99.0)
+        queue.uses.spend("a", 1.0, float(now))
+    queue.uses.spend("b", 0.0, 99.0)
     assert not queue.may_pass("a", 99.0)
     assert queue.put("a", 1, b"x")
     assert queue.take(99.0) is None and queue.next_release() == 101.0
     assert queue.take(101.0) == ("a", 1, b"x")
-    queue.spend("a", 5.0, 101.0)
+    queue.uses.spend("a", 5.0, 101.0)
     assert not queue.may_pass("a", 99.0 + ACTIVE_S), "b may be back"
     assert queue.may_pass("a", 99.1 + ACTIVE_S)
 
 
 def test_use_of_a_bounded_number_of_addresses_is_remembered() -> None:
-    queue = FairQueue[int](1 << 20, 1 << 20, SHARE)
+    queue = FairQueue[int](1 << 20, 1 << 20, LoopUses(SHARE))
     for number in range(MAX_ADDRESSES + 50):
-        queue.spend(str(number), 9.0, 0.0)
+        queue.uses.spend(str(number), 9.0, 0.0)
     assert queue.may_pass("0", 0.0) and not queue.may_pass(str(MAX_ADDRESSES + 49), 0.0)
-    assert len(queue._uses) == MAX_ADDRESSES
+    assert len(queue.uses) == MAX_ADDRESSES

@@ -21,7 +21,7 @@ from aioquic.quic.packet import QuicErrorCode, QuicPacketType, pull_quic_header
 
 from bench.hostile.quic_attacks import initial
 from bench.hostile.quic_client import crypto_frame
-from services.edge.quic.fair_queue import LoopShare
+from services.edge.quic.fair_queue import LoopShare, LoopUses
 from services.edge.quic.limits import HandshakeAdmission, HandshakeLimits, Verdict
 from services.edge.quic.server import (
     MAX_DATAGRAM_BYTES,
@@ -52,7 +52,7 @@ async def _looked_at(reported: list[BaseException], poison: bytes = b"") -> list
         return None
 
     transport, server = await loop.create_datagram_endpoint(
-        lambda: DatagramServer(receive, str, LoopShare()),
+        lambda: DatagramServer(receive, str, LoopUses(LoopShare())),
         local_addr=("127.0.0.1", 0),
     )
     address = transport.get_extra_info("sockname")
@@ -121,7 +121,8 @@ async def _resting(*, is_validated: bool) -> tuple[list[bytes], float]:
         return costly
 
     transport, server = await loop.create_datagram_endpoint(
-        lambda: DatagramServer(receive, str, LoopShare(0.5, 0.02)), local_addr=("127.0.0.1", 0)
+        lambda: DatagramServer(receive, str, LoopUses(LoopShare(0.5, 0.02))),
+        local_addr=("127.0.0.1", 0),
     )
     began = loop.time()
     with (
@@ -129,7 +130,7 @@ async def _resting(*, is_validated: bool) -> tuple[list[bytes], float]:
         socket.socket(type=socket.SOCK_DGRAM) as chat,
     ):
         chat.bind(("127.0.0.2", 0))
-        server._queue.spend("127.0.0.2", 0.0, time.perf_counter())
+        server._queue.uses.spend("127.0.0.2", 0.0, time.perf_counter())
         for number in range(10):
             bulk.sendto(b"%d" % number, transport.get_extra_info("sockname"))
         chat.sendto(b"hello", transport.get_extra_info("sockname"))

@@ -1,0 +1,139 @@
+"""TCP connections take turns at the event loop: what they cost is charged to their address prefix,
+and their next bytes are parsed when a fair queue says so."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Generator
+from types import coroutine
+from typing import Any, Final, TypeVar
+
+from services.edge.quic.fair_queue import ENTRY_BYTES, FairQueue, LoopUses
+
+ResultT = TypeVar("ResultT")
+
+TURN_S: Final = 0.0003
+"""What the connections of one pass of the event loop may take; a chat needs several passes until
+its first token is out, and in each its datagrams may take as long again."""
+_MAX_PER_PASS: Final = 4
+"""Connections that go on in one pass. Each takes 0.3 ms at most on average; after a pass in which
+they took more than TURN_S, one goes on in the next."""
+
+
+class Meter:
+    """Loop time that one connection took and that its prefix was not charged for yet."""
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix
+        self.unbilled_s = 0.0
+
+    @coroutine
+    def run(
+        self, work: Coroutine[Any, Any, ResultT], while_: Callable[[], bool] = lambda: True
+    ) -> Generator[Any, Any, ResultT]:
+        """Await `work` and measure it while `while_` holds: in the thread's own time, so that what
+        other processes take of the core is not charged."""
+        error: BaseException | None = None
+        try:
+            while True:
+                began = time.thread_time() if while_() else None
+                try:
+                    waited = work.send(None) if error is None else work.throw(error)
+                except StopIteration as end:
+                    result: ResultT = end.value
+                    return result
+                finally:
+                    if began is not None:
+                        self.unbilled_s += time.thread_time() - began
+                error = None
+                try:
+                    yield waited
+                except BaseException as thrown:
+                    error = thrown
+        finally:
+            error = None  # or it and its traceback would hold each other until a collection
+            work.close()
+
+
+class LoopTurns:
+    """All TCP connections of an edge."""
+
+    def __init__(self, uses: LoopUses, max_connections: int) -> None:
+        """`uses` is shared with the QUIC listener. Each connection waits once at a time."""
+        self._uses = uses
+        # Each address may fill a quarter of the queue: room for all connections, and three times
+        # as many that gave up waiting and were not passed over yet.
+        self._queue = FairQueue[asyncio.Future[None]](
+            ENTRY_BYTES, 16 * ENTRY_BYTES * max_connections, uses
+        )
+        self._is_scheduled = False
+        self._num_passed = 0
+        """In this pass."""
+        self._used_s = 0.0
+        """Billed in this pass."""
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether any connection waits for its turn."""
+        return self._queue.num_bytes > 0
+
+    def bill(self, meter: Meter) -> None:
+        """Charge its prefix for what it took."""
+        if meter.unbilled_s:
+            self._uses.spend(meter.prefix, meter.unbilled_s, time.perf_counter())
+            self._used_s += meter.unbilled_s
+            meter.unbilled_s = 0.0
+
+    async def take(self, meter: Meter) -> None:
+        """Return when it is the connection's turn: at once if nobody waits."""
+        self.bill(meter)
+        has_room = self._num_passed < _MAX_PER_PASS and self._used_s < TURN_S
+        if has_room and self._queue.may_pass(meter.prefix, time.perf_counter()):
+            self._num_passed += 1
+            self._schedule()
+            return
+        turn = asyncio.get_running_loop().create_future()
+        if not self._queue.put(meter.prefix, turn, b""):
+            return  # not reached while each connection waits once
+        self._schedule()
+        await turn
+
+    def close(self) -> None:
+        """Nothing waits any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _schedule(self) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._next_pass)
+
+    def _next_pass(self) -> None:
+        self._is_scheduled = False
+        most = _MAX_PER_PASS if self._used_s < TURN_S else 1
+        self._num_passed, self._used_s = 0, 0.0
+        now = time.perf_counter()
+        while self._num_passed < most and (taken := self._queue.take(now)) is not None:
+            _, turn, _ = taken
+            if not turn.done():  # its connection may have gone
+                turn.set_result(None)
+                self._num_passed += 1
+        if self._num_passed:
+            self._schedule()
+        else:
+            self._await_release(now)
+
+    def _await_release(self, now: float) -> None:
+        """Sleep until a prefix that is held back is released."""
+        self.close()
+        at = self._queue.next_release()
+        if at is not None:
+            wait_s = max(0.0, at - now)
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._released)
+
+    def _released(self) -> None:
+        self._timer = None
+        self._schedule()

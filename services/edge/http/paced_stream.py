@@ -1,0 +1,111 @@
+"""A TCP connection as anycorn reads and writes it: at the pace that other connections leave it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+import anyio
+import anyio.abc
+
+from services.edge.http.frame_gate import FrameGate
+
+_LINGER_S: Final = 5.0
+"""How long a connection that is closed may take for what was not sent yet."""
+
+
+class SocketStream(anyio.abc.SocketStream):
+    """A connection of asyncio as anycorn reads and writes it. Anyio's own drops what was not sent
+    yet when it is closed, and tells nobody how to close it at once."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    @property
+    def _raw_socket(self) -> socket.socket:
+        found: socket.socket = self._writer.get_extra_info("socket")
+        return found
+
+    async def receive(self, max_bytes: int = 65536) -> bytes:
+        """Raises EndOfStream, BrokenResourceError."""
+        try:
+            data = await self._reader.read(max_bytes)
+        except OSError as error:
+            raise anyio.BrokenResourceError from error
+        if not data:
+            raise anyio.EndOfStream
+        return data
+
+    async def send(self, item: bytes) -> None:
+        """Raises BrokenResourceError. Returns once there is room for more."""
+        try:
+            self._writer.write(item)
+            await self._writer.drain()
+        except (OSError, RuntimeError) as error:
+            raise anyio.BrokenResourceError from error
+
+    async def send_eof(self) -> None:
+        """Nothing more will be sent."""
+        with contextlib.suppress(OSError, RuntimeError):
+            self._writer.write_eof()
+
+    async def aclose(self) -> None:
+        """Close once everything is sent, or after a while."""
+        self._writer.close()
+        try:
+            async with asyncio.timeout(_LINGER_S):
+                await self._writer.wait_closed()
+        except (TimeoutError, OSError):
+            self._writer.transport.abort()
+
+
+class PacedStream(anyio.abc.ByteStream):
+    """A connection, encrypted or not, read in pieces: each when it is the connection's turn, and as
+    its gate lets pass."""
+
+    def __init__(
+        self,
+        stream: anyio.abc.ByteStream,
+        gate: FrameGate,
+        turn: Callable[[], Awaitable[None]],
+    ) -> None:
+        """`turn` returns when it is the connection's turn."""
+        self._stream = stream
+        self._gate = gate
+        self._clock = asyncio.get_running_loop().time
+        self.turn = turn
+
+    @property
+    def is_http2(self) -> bool:
+        """Whether the client began with the preface of HTTP/2."""
+        return self._gate.is_http2
+
+    @property
+    def extra_attributes(self) -> Mapping[Any, Callable[[], Any]]:
+        """Of the connection."""
+        return self._stream.extra_attributes
+
+    async def receive(self, max_bytes: int = 65536) -> bytes:
+        """Raises EndOfStream, BrokenResourceError; and what FrameGate.next_piece does. May be
+        cancelled: nothing is lost."""
+        while self._gate.is_empty:
+            self._gate.receive(await self._stream.receive(max_bytes))
+        await self.turn()
+        return self._gate.next_piece(self._clock())
+
+    async def send(self, item: bytes) -> None:
+        """Raises BrokenResourceError. Returns once there is room for more."""
+        self._gate.sent(item, self._clock())
+        await self._stream.send(item)
+
+    async def send_eof(self) -> None:
+        """Nothing more will be sent."""
+        await self._stream.send_eof()
+
+    async def aclose(self) -> None:
+        """Close once everything is sent, or after a while."""
+        await self._stream.aclose()

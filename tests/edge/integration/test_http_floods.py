@@ -1,0 +1,191 @@
+"""Floods over TCP: who sends them is closed, told why where the protocol can, and others are
+served."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import struct
+from pathlib import Path
+
+import pytest
+
+from outrider.models.vocabulary import Vocabulary
+from outrider.testing import eventually
+from services.edge.http.config import HttpConfig
+from services.edge.http.frame_gate import PREFACE
+from tests.edge.integration.http_client import KEY, RawRequest, plain, serving_http
+from tests.edge.integration.running import Running
+
+DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PING, GOAWAY = 0, 1, 2, 3, 4, 6, 7
+ENHANCE_YOUR_CALM, FRAME_SIZE_ERROR = 0xB, 0x6
+_TIMEOUT_S = 30
+_REFUSED = "outrider_edge_refused_total"
+_GET = b"\x82\x84\x86\x41\x01a"
+"""`GET http://a/` in HPACK."""
+_ANSWERED = b"GET /v1/models HTTP/1.1\r\nHost: e\r\nx-api-key: %b\r\n\r\n" % KEY.encode()
+
+
+def frame(kind: int, payload: bytes = b"", flags: int = 0, stream: int = 0) -> bytes:
+    return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
+
+
+class Flooder:
+    """A client of HTTP/2 that sends what it likes and keeps the frames that come back."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self.writer = writer
+
+    @classmethod
+    async def connected(cls, mesh: Running) -> Flooder:
+        tls = None
+        if mesh.edge._config.http.is_encrypted:
+            tls = ssl.create_default_context(cafile=mesh.ca)
+            tls.check_hostname = False
+            tls.set_alpn_protocols(["h2"])
+        made = cls(*await asyncio.open_connection("127.0.0.1", mesh.ports.http, ssl=tls))
+        made.writer.write(PREFACE + frame(SETTINGS))
+        return made
+
+    async def frames(self) -> list[tuple[int, bytes]]:
+        """All that come until the edge closes the connection: type and payload."""
+        data = await asyncio.wait_for(self._reader.read(), _TIMEOUT_S)
+        self.writer.close()
+        found = []
+        while data:
+            length = int.from_bytes(data[:3], "big")
+            found.append((data[3], data[9 : 9 + length]))
+            data = data[9 + length :]
+        return found
+
+
+def goaway(frames: list[tuple[int, bytes]]) -> int:
+    """Its code; it has to come last."""
+    kind, payload = frames[-1]
+    assert kind == GOAWAY
+    return int.from_bytes(payload[4:8], "big")
+
+
+def resets(num: int) -> bytes:
+    return b"".join(
+        frame(HEADERS, _GET, 0x4, 2 * n + 1) + frame(RST_STREAM, bytes(4), stream=2 * n + 1)
+        for n in range(num)
+    )
+
+
+FLOODS = {
+    "ping": frame(PING, bytes(8)) * 2000,
+    "settings": frame(SETTINGS) * 2000,
+    "priority": b"".join(frame(PRIORITY, b"\0\0\0\0\x10", 0, 2 * n + 1) for n in range(2000)),
+    "resets": resets(500),
+    "unknown": frame(0x99) * 2000,
+    "empty data": frame(HEADERS, _GET, 0x4, 1) + frame(DATA, stream=1) * 2000,
+    "headers": frame(HEADERS, _GET, 0, 1) + frame(9, bytes(10_000), 0, 1) * 20,
+}
+
+
+@pytest.mark.parametrize("tls", ["off", "on"])
+@pytest.mark.parametrize("flood", FLOODS.values(), ids=FLOODS)
+async def test_a_flood_of_frames_ends_its_connection_and_nobody_elses(
+    flood: bytes, tls: str, words: Vocabulary, tmp_path: Path
+) -> None:
+    async with serving_http(words, tmp_path, http=HttpConfig(port=0, tls=tls)) as mesh:
+        mesh.region.hold_at = 2
+        mesh.region.gate.clear()
+        async with plain(mesh, verify=False) as other:
+            chat = asyncio.create_task(
+                other.post(
+                    "/v1/chat/completions",
+                    json={"model": "small", "messages": [{"role": "user", "content": "hello"}]},
+                )
+            )
+            await eventually(lambda: bool(mesh.region.live))
+            for _ in range(3):
+                flooder = await Flooder.connected(mesh)
+                flooder.writer.write(flood)
+                assert goaway(await flooder.frames()) == ENHANCE_YOUR_CALM
+                assert (await other.get("/v1/models")).status_code == 200
+            mesh.region.gate.set()
+            assert (await chat).status_code == 200
+        await mesh.settled()
+        await eventually(lambda: mesh.sample(_REFUSED, reason="http frames") == 3)
+
+
+async def test_who_comes_back_after_each_flood_may_send_less_each_time(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    answered = []
+    async with serving_http(words, tmp_path) as mesh:
+        for _ in range(12):
+            flooder = await Flooder.connected(mesh)
+            flooder.writer.write(FLOODS["ping"])
+            frames = await flooder.frames()
+            answered.append(sum(kind == PING for kind, _ in frames))
+            assert goaway(frames) == ENHANCE_YOUR_CALM
+        async with plain(mesh) as other:
+            assert (await other.get("/v1/models")).status_code == 200
+    assert min(answered[:10]) > 900 and max(answered[11:]) < 200
+
+
+@pytest.mark.parametrize("kind", [DATA, HEADERS, PING, 0x99])
+async def test_a_frame_of_16_megabytes_is_refused_before_it_comes(
+    kind: int, words: Vocabulary, tmp_path: Path
+) -> None:
+    async with serving_http(words, tmp_path) as mesh:
+        flooder = await Flooder.connected(mesh)
+        flooder.writer.write(b"\xff\xff\xff" + frame(kind, stream=1)[3:])
+        assert goaway(await flooder.frames()) == FRAME_SIZE_ERROR
+
+
+async def test_broken_protocol_is_counted_and_said_in_one_line(
+    words: Vocabulary, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving_http(words, tmp_path) as mesh:
+        for _ in range(20):
+            flooder = await Flooder.connected(mesh)
+            # Each of two streams is to depend on the other.
+            flooder.writer.write(frame(PRIORITY, b"\0\0\0\x01\x10", 0, 1) + frame(PING, b"", 0, 3))
+            await flooder.frames()
+        await eventually(lambda: mesh.edge.http is not None and not mesh.edge.http.num_connections)
+        async with plain(mesh) as other:
+            assert (await other.get("/v1/models")).status_code == 200
+    assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize("before", [b"", _ANSWERED])
+async def test_what_only_resembles_the_preface_is_not_http2(
+    before: bytes, words: Vocabulary, tmp_path: Path
+) -> None:
+    async with serving_http(words, tmp_path) as mesh:
+        preface = PREFACE if before else b"PRI * HTTP/2.0\n\nSM\r\n\r\n"
+        request = await RawRequest.connected(mesh)
+        request.writer.write(before + preface + frame(SETTINGS) + FLOODS["ping"])
+        answer = await request.rest()
+        assert frame(SETTINGS, flags=1) not in answer
+        assert (b'"object":"list"' in answer) is bool(before)
+
+
+@pytest.mark.parametrize("tls", ["off", "on"])
+async def test_pipelined_requests_leave_room_for_others(
+    tls: str, words: Vocabulary, tmp_path: Path
+) -> None:
+    http = HttpConfig(port=0, tls=tls, max_requests_per_connection=100)
+    async with serving_http(words, tmp_path, http=http) as mesh:
+        context = ssl.create_default_context(cafile=mesh.ca) if tls == "on" else None
+        if context is not None:
+            context.check_hostname = False
+        floods = []
+        for _ in range(10):
+            reader, writer = await asyncio.open_connection(
+                "127.0.0.1", mesh.ports.http, ssl=context
+            )
+            writer.write(_ANSWERED * 80)
+            floods.append((reader, writer))
+        async with plain(mesh, verify=False) as other:
+            for _ in range(5):
+                assert (await other.get("/v1/models")).status_code == 200
+        for reader, writer in floods:
+            for _ in range(80):
+                await asyncio.wait_for(reader.readuntil(b'"object":"list"'), _TIMEOUT_S)
+            writer.transport.abort()
