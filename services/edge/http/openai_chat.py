@@ -16,7 +16,8 @@ from outrider.models.tools import NONE
 from outrider.sampling.grammar import Grammar, from_response_format
 from outrider.session_types import TokenLogprobs
 from services.edge.http.api import Asked, ChatApi, PlannedReply
-from services.edge.http.openai_errors import error_body, refused, unreadable
+from services.edge.http.bodies import read
+from services.edge.http.openai_errors import error_body, refused
 from services.edge.http.openai_logprobs import ChatLogprobs, chat_count, chat_logprobs
 from services.edge.http.openai_messages import (
     ChatMessage,
@@ -330,10 +331,7 @@ _decode: Final = msgspec.json.Decoder(ChatCompletionRequest).decode
 
 def plan(asked: Asked) -> PlannedReply:
     """The chats that answer a request. Raises InvalidRequestError."""
-    try:
-        body = _decode(asked.body)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise unreadable(error) from None
+    body = read(_decode, asked.body)
     _refuse_what_is_not_served(body)
     options = check_stream_options(body)
     messages = messages_of(body.messages)

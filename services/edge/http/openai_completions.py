@@ -13,7 +13,8 @@ from outrider.errors import EmptyPromptError
 from outrider.models.chat import MAX_CHAT_CHARS, check_text
 from outrider.session_types import TokenLogprobs
 from services.edge.http.api import Asked, ChatApi, PlannedReply
-from services.edge.http.openai_errors import error_body, refused, unreadable
+from services.edge.http.bodies import read
+from services.edge.http.openai_errors import error_body, refused
 from services.edge.http.openai_logprobs import CompletionLogprobs, completion_count
 from services.edge.http.openai_reply import (
     Choice,
@@ -149,10 +150,7 @@ _decode: Final = msgspec.json.Decoder(CompletionRequest).decode
 
 def plan(asked: Asked) -> PlannedReply:
     """The chats that answer a request. Raises InvalidRequestError."""
-    try:
-        body = _decode(asked.body)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise unreadable(error) from None
+    body = read(_decode, asked.body)
     options = check_stream_options(body)
     prompts = prompts_of(body.prompt)
     count = num_choices(body, len(prompts), asked.max_choices)

@@ -10,6 +10,7 @@ from msgspec import UNSET
 
 from outrider.models.chat import check_num_messages
 from services.edge.http.api import Asked, ChatApi, PlannedReply
+from services.edge.http.bodies import read
 from services.edge.http.openai_errors import error_body, refused
 from services.edge.http.openai_logprobs import chat_count
 from services.edge.http.openai_sampling import SamplingFields
@@ -34,7 +35,6 @@ from services.edge.http.translation import (
     PartWriter,
     conversation,
     plan_chat,
-    read,
 )
 
 _LOGPROBS: Final = "message.output_text.logprobs"
