@@ -11,6 +11,7 @@ import openai
 import pytest
 
 from outrider.models.vocabulary import Vocabulary
+from outrider.testing import eventually
 from services.edge.identity import TenantConfig
 from tests.edge.http.asking import events_of, objects_of
 from tests.edge.http3.client import OtherClient, Response, h3_client, other_client
@@ -186,4 +187,29 @@ async def test_a_chat_over_http3(words: Vocabulary, tmp_path: Path) -> None:
         async with other_client(mesh.ports.main, mesh.ca) as other:
             check(await other.ask(*asked, headers).whole())
         assert len(mesh.region.opened) == 2
+        await mesh.settled()
+
+
+async def test_an_edge_that_stops_tells_those_that_wait_over_http3(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    headers = [
+        (b"authorization", b"Bearer " + KEY.encode()),
+        (b"content-type", b"application/json"),
+    ]
+    async with serving_http(words, tmp_path, REPLY) as mesh:
+        mesh.region.stop_after = 4
+        async with h3_client(mesh.ports.main, mesh.ca) as client:
+            streamed, waiting = (
+                client.ask("POST", "/v1/chat/completions", json.dumps(body).encode(), headers)
+                for body in (CHAT | {"stream": True}, CHAT)
+            )
+            await streamed.until(lambda: b'"content":"a' in streamed.body)
+            await eventually(lambda: len(mesh.region.live) == 2)
+            await mesh.edge.stop()
+            assert b"shutting down" in (await streamed.whole()).body
+            assert streamed.reset_code is None
+            refused = await waiting.whole()
+            assert refused.status == 503
+            assert json.loads(refused.body)["error"]["code"] == "draining"
         await mesh.settled()
