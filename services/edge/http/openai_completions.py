@@ -249,3 +249,7 @@ def _refuse_what_is_not_served(
         raise refused("best_of", "best_of is not served; ask for n choices")
     if body.echo and not all(isinstance(prompt, str) for prompt in prompts):
         raise refused("echo", "echo is for prompts of text; send text, or leave it out")
+    if body.echo and body.logprobs is not None:
+        raise refused(
+            "echo", "log probabilities of a prompt are not told here; leave echo or logprobs out"
+        )
