@@ -23,12 +23,8 @@ from services.edge.http.responses_input import (
     tool_choice_of,
     tool_definitions,
 )
-from services.edge.http.responses_reply import (
-    ReasoningConfig,
-    ResponseObject,
-    ResponseShape,
-    TextConfig,
-)
+from services.edge.http.responses_objects import ReasoningConfig, ResponseObject, TextConfig
+from services.edge.http.responses_reply import ResponseShape
 from services.edge.http.translation import (
     Conversation,
     ExtraFields,
