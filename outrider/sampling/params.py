@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -14,6 +13,8 @@ MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 MAX_LOGIT_BIASES = 1024
 MAX_LOGPROBS = 20
+_MAX_SHOWN = 1e18
+"""Values as large as this, which may have thousands of digits, are not told back."""
 _NO_BIAS: Mapping[int, float] = MappingProxyType({})
 
 
@@ -97,11 +98,12 @@ def check_counts(num_stops: int, num_stop_ids: int, num_biases: int) -> None:
 
 
 def _in_range(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
-    if math.isfinite(value) and low <= value <= high and not (open_low and value == low):
+    if low <= value <= high and not (open_low and value == low):  # NaN is in no range
         return
     bracket = "above" if open_low else "at least"
+    shown = f", not {value}" if abs(value) < _MAX_SHOWN else ""
     raise InvalidSamplingError(
-        f"{name} must be {bracket} {_plain(low)} and at most {_plain(high)}, not {value}"
+        f"{name} must be {bracket} {_plain(low)} and at most {_plain(high)}{shown}"
     )
 
 

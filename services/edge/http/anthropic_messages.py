@@ -17,6 +17,7 @@ from outrider.models.tools import AUTO, NONE, REQUIRED, ToolCall
 from services.edge.http.anthropic_errors import error_body
 from services.edge.http.anthropic_reply import PING, MessageShape
 from services.edge.http.api import Asked, ChatApi, PlannedReply
+from services.edge.http.bodies import read
 from services.edge.http.openai_errors import refused
 from services.edge.http.openai_sampling import SamplingFields
 from services.edge.http.translation import (
@@ -25,7 +26,6 @@ from services.edge.http.translation import (
     PartWriter,
     conversation,
     plan_chat,
-    read,
 )
 
 _ROLES: Final = ("user", "assistant", "system")

@@ -66,7 +66,7 @@ class _Endpoint:
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
         route = self._by_method.get(method)
         if route is None:
-            allowed = ", ".join(self._by_method)
+            allowed = ", ".join(self._by_method).replace("GET", "GET, HEAD")
             raise MethodNotAllowedError(
                 f"this path takes {allowed} alone", metadata={"allow": allowed}
             )

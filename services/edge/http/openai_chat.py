@@ -16,7 +16,8 @@ from outrider.models.tools import NONE
 from outrider.sampling.grammar import Grammar, from_response_format
 from outrider.session_types import TokenLogprobs
 from services.edge.http.api import Asked, ChatApi, PlannedReply
-from services.edge.http.openai_errors import error_body, refused, unreadable
+from services.edge.http.bodies import read
+from services.edge.http.openai_errors import error_body, refused
 from services.edge.http.openai_logprobs import ChatLogprobs, chat_count, chat_logprobs
 from services.edge.http.openai_messages import (
     ChatMessage,
@@ -28,30 +29,19 @@ from services.edge.http.openai_messages import (
     text_of,
     tools_of,
 )
+from services.edge.http.openai_plan import Prompt, plan_choices
 from services.edge.http.openai_reply import (
     CallPiece,
     Choice,
     ChoiceDetails,
     OpenAiUsage,
-    OpenAiWriter,
     Piece,
     Reply,
 )
-from services.edge.http.openai_sampling import (
-    UNLIMITED_TOKENS,
-    SamplingFields,
-    chat_request,
-    check_stream_options,
-    digest_of,
-    first_seed,
-    num_choices,
-    read_positions,
-    sampling_params,
-    seed_of,
-)
+from services.edge.http.openai_sampling import UNLIMITED_TOKENS, SamplingFields, sampling_params
 from services.edge.http.reply_parts import Part, PartKind
-from services.edge.http.sse import Position
 from services.edge.request_fields import check_prediction
+from services.edge.session.events import ChatRequest
 
 
 class Prediction(msgspec.Struct, kw_only=True):
@@ -332,65 +322,39 @@ _decode: Final = msgspec.json.Decoder(ChatCompletionRequest).decode
 
 def plan(asked: Asked) -> PlannedReply:
     """The chats that answer a request. Raises InvalidRequestError."""
-    try:
-        body = _decode(asked.body)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise unreadable(error) from None
+    body = read(_decode, asked.body)
     _refuse_what_is_not_served(body)
-    options = check_stream_options(body)
     messages = messages_of(body.messages)
     tools = tools_of(body.tools or ())
     choice = choice_of(body.tool_choice, tools)
-    calls_tools = bool(tools) and choice != NONE
-    grammar = _grammar(body.response_format)
     prediction = _prediction(body.prediction)
-    num_logprobs = chat_count(body.logprobs, body.top_logprobs)
-    count = num_choices(body, 1, asked.max_choices)
-    is_streamed = bool(body.stream)
-    had = read_positions(asked, count, is_streamed=is_streamed)
-    digest = digest_of("chat", body)
-    seed = first_seed(body, asked, digest)
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    max_tokens = UNLIMITED_TOKENS if limit is None else limit
-    seeds = [seed_of(seed, index) for index in range(count)]
-    chats = tuple(
-        replace(
-            chat_request(
-                body,
-                asked,
-                index=index,
-                digest=digest,
-                sampling=replace(
-                    sampling_params(body, max_tokens, seeds[index]),
-                    grammar=grammar,
-                    num_logprobs=num_logprobs,
-                ),
-                # Where calls and reasoning begin is read in the text before them.
-                position=Position() if calls_tools else had[index],
-                # It would be as the model writes it, calls and all.
-                provisional=is_streamed and bool(options.provisional) and not calls_tools,
-            ),
+    sampling = replace(
+        sampling_params(body, UNLIMITED_TOKENS if limit is None else limit),
+        grammar=_grammar(body.response_format),
+        num_logprobs=chat_count(body.logprobs, body.top_logprobs),
+    )
+
+    def put_into(chat: ChatRequest) -> ChatRequest:
+        return replace(
+            chat,
             messages=messages,
             prediction=prediction,
             tools=tools,
             tool_choice=choice,
             parallel_tool_calls=body.parallel_tool_calls is not False,
         )
-        for index in range(count)
-    )
-    writer = OpenAiWriter(
+
+    return plan_choices(
+        "chat",
+        body,
+        asked,
         _SHAPE,
-        [
-            Choice(index, seeds[index], had[index], from_start=calls_tools, keeps=not is_streamed)
-            for index in range(count)
-        ],
-        asked.now_s,
-        is_streamed=is_streamed,
-        includes_usage=bool(options.include_usage),
-        has_ids=bool(asked.idempotency_key),
-        num_per_prompt=count,
+        sampling,
+        [Prompt(put_into)],
+        has_parts=bool(tools) and choice != NONE,
+        user=body.user or body.safety_identifier or "",
     )
-    return PlannedReply(chats, writer, is_streamed, body.user or body.safety_identifier or "")
 
 
 API: Final = ChatApi(plan, error_body)

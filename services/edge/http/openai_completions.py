@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final, Literal, TypeAlias
+from functools import partial
+from typing import Final, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -13,32 +14,22 @@ from outrider.errors import EmptyPromptError
 from outrider.models.chat import MAX_CHAT_CHARS, check_text
 from outrider.session_types import TokenLogprobs
 from services.edge.http.api import Asked, ChatApi, PlannedReply
-from services.edge.http.openai_errors import error_body, refused, unreadable
+from services.edge.http.bodies import read
+from services.edge.http.openai_errors import error_body, refused
 from services.edge.http.openai_logprobs import CompletionLogprobs, completion_count
+from services.edge.http.openai_plan import Prompt, plan_choices
 from services.edge.http.openai_reply import (
     Choice,
     ChoiceDetails,
     OpenAiUsage,
-    OpenAiWriter,
     Piece,
     Reply,
 )
-from services.edge.http.openai_sampling import (
-    SamplingFields,
-    chat_request,
-    check_stream_options,
-    digest_of,
-    first_seed,
-    num_choices,
-    read_positions,
-    sampling_params,
-    seed_of,
-)
-from services.edge.session.events import RawPrompt
+from services.edge.http.openai_sampling import SamplingFields, sampling_params
+from services.edge.session.events import ChatRequest, RawPrompt
 
 _DEFAULT_MAX_TOKENS: Final = 16
 """That API's."""
-Prompt: TypeAlias = str | list[str] | list[int] | list[list[int]]
 
 
 class CompletionRequest(SamplingFields, kw_only=True):
@@ -149,59 +140,20 @@ _decode: Final = msgspec.json.Decoder(CompletionRequest).decode
 
 def plan(asked: Asked) -> PlannedReply:
     """The chats that answer a request. Raises InvalidRequestError."""
-    try:
-        body = _decode(asked.body)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise unreadable(error) from None
-    options = check_stream_options(body)
+    body = read(_decode, asked.body)
     prompts = prompts_of(body.prompt)
-    count = num_choices(body, len(prompts), asked.max_choices)
-    _refuse_what_is_not_served(body, prompts, count)
-    is_streamed = bool(body.stream)
-    total = count * len(prompts)
-    had = read_positions(asked, total, is_streamed=is_streamed)
-    digest = digest_of("completion", body)
-    seed = first_seed(body, asked, digest)
+    _refuse_what_is_not_served(body, prompts)
     num_logprobs = completion_count(body.logprobs)
     max_tokens = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-    # The choices of each prompt have the same seeds: a prompt alone is answered alike.
-    seeds = [seed_of(seed, index % count) for index in range(total)]
-    chats = tuple(
-        replace(
-            chat_request(
-                body,
-                asked,
-                index=index,
-                digest=digest,
-                sampling=replace(
-                    sampling_params(body, max_tokens, seeds[index]), num_logprobs=num_logprobs
-                ),
-                position=had[index],
-                provisional=is_streamed and bool(options.provisional),
-            ),
-            raw_prompt=prompts[index // count],
-        )
-        for index in range(total)
-    )
-    writer = OpenAiWriter(
+    return plan_choices(
+        "completion",
+        body,
+        asked,
         CompletionShape(num_logprobs),
-        [
-            Choice(
-                index,
-                seeds[index],
-                had[index],
-                _echoed(body, prompts[index // count]),
-                keeps=not is_streamed,
-            )
-            for index in range(total)
-        ],
-        asked.now_s,
-        is_streamed=is_streamed,
-        includes_usage=bool(options.include_usage),
-        has_ids=bool(asked.idempotency_key),
-        num_per_prompt=count,
+        replace(sampling_params(body, max_tokens), num_logprobs=num_logprobs),
+        [Prompt(partial(_about, it), _echoed(body, it)) for it in prompts],
+        user=body.user or "",
     )
-    return PlannedReply(chats, writer, is_streamed, body.user or "")
 
 
 API: Final = ChatApi(plan, error_body)
@@ -237,17 +189,23 @@ def _ids(prompt: object) -> tuple[int, ...]:
     return tuple(prompt)
 
 
+def _about(prompt: RawPrompt, chat: ChatRequest) -> ChatRequest:
+    return replace(chat, raw_prompt=prompt)
+
+
 def _echoed(body: CompletionRequest, prompt: RawPrompt) -> str:
     return prompt if body.echo and isinstance(prompt, str) else ""
 
 
-def _refuse_what_is_not_served(
-    body: CompletionRequest, prompts: Sequence[RawPrompt], count: int
-) -> None:
+def _refuse_what_is_not_served(body: CompletionRequest, prompts: Sequence[RawPrompt]) -> None:
     """Raises InvalidRequestError for fields that would change the reply and cannot be heeded."""
     if body.suffix:
         raise refused("suffix", "suffix is not served; models here go on a text, to its end")
-    if body.best_of not in (None, count):
+    if body.best_of not in (None, 1 if body.n is None else body.n):
         raise refused("best_of", "best_of is not served; ask for n choices")
     if body.echo and not all(isinstance(prompt, str) for prompt in prompts):
         raise refused("echo", "echo is for prompts of text; send text, or leave it out")
+    if body.echo and body.logprobs is not None:
+        raise refused(
+            "echo", "log probabilities of a prompt are not told here; leave echo or logprobs out"
+        )

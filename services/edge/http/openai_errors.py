@@ -28,7 +28,6 @@ _TYPES: Final = {
 _NAME: Final = re.compile(r"[a-z_]+(?= )")
 _FIELDS: Final = {it.name for it in dataclasses.fields(SamplingParams)} - {"grammar"}
 """Sampling values that the API has by the same names."""
-_PATH: Final = re.compile(r" - at `\$\.?(.*)`$")
 
 
 class OpenAiError(msgspec.Struct, kw_only=True):
@@ -74,17 +73,3 @@ def _sampling_name(error: OutriderError) -> str | None:
 def refused(param: str, message: str) -> InvalidRequestError:
     """An error that blames one field of the request."""
     return InvalidRequestError(message, metadata={"param": param})
-
-
-def unreadable(error: msgspec.MsgspecError | RecursionError) -> InvalidRequestError:
-    """For a body that is not JSON, or not of the shape that is asked for."""
-    if isinstance(error, RecursionError):
-        return InvalidRequestError("the body is nested too deeply; send simpler JSON")
-    if not isinstance(error, msgspec.ValidationError):
-        return InvalidRequestError(f"the body is not valid JSON: {error}")
-    text = str(error)
-    path = _PATH.search(text)
-    if path is None:
-        return InvalidRequestError(f"the body is not what it has to be: {text}")
-    where = path.group(1)
-    return refused(where, f"{where or 'the body'}: {text[: path.start()]}")

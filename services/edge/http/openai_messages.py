@@ -20,7 +20,7 @@ from outrider.models.tools import (
 from services.edge.http.openai_errors import refused
 
 _ROLES: Final = ("system", "developer", "user", "assistant", "tool")
-_TEXT_PARTS: Final = ("text", "input_text", "output_text")
+TEXT_PARTS: Final = ("text", "input_text", "output_text")
 _PART_SEPARATOR: Final = "\n"
 _MAX_NAME_CHARS: Final = 64
 
@@ -138,15 +138,20 @@ def _call(where: str, call: MessageToolCall) -> ToolCall:
     return ToolCall(call.id, call.function.name, call.function.arguments)
 
 
-def text_of(where: str, content: str | Sequence[ContentPart] | None) -> str:
-    """The text of a field, which may be in parts. Raises InvalidRequestError."""
+def text_of(
+    where: str,
+    content: str | Sequence[ContentPart] | None,
+    text_parts: Sequence[str] = TEXT_PARTS,
+) -> str:
+    """The text of a field, which may be in parts; `text_parts`: the types of those that are text.
+    Raises InvalidRequestError."""
     if content is None or isinstance(content, str):
         return content or ""
-    return _PART_SEPARATOR.join(_text(where, part) for part in content)
+    return _PART_SEPARATOR.join(_text(where, part, text_parts) for part in content)
 
 
-def _text(where: str, part: ContentPart) -> str:
-    if part.type in _TEXT_PARTS:
+def _text(where: str, part: ContentPart, text_parts: Sequence[str]) -> str:
+    if part.type in text_parts:
         return part.text or ""
     if part.type == "refusal":
         return part.refusal or ""

@@ -161,17 +161,18 @@ class Choice:
         done: Done | None = None,
     ) -> None:
         """`had` and `from_start`: as ReplyContent has them; `keeps`: all of the reply is wanted at
-        the end; `prefix`: text that goes before the reply's."""
+        the end; `prefix`: text that goes before the reply's, with the first piece of it."""
         self.index = index
         self.seed = seed
         self.prefix = prefix
         self.content = ReplyContent(had, from_start=from_start, keeps=keeps)
-        self.offsets = CompletionOffsets(len(prefix) + (0 if from_start else had.num_chars))
+        self.offsets = CompletionOffsets(had.num_chars)
         self._keeps = keeps
         self.logprobs: list[TokenLogprobs] = []
         """All of them, where they are kept."""
-        self.begun = bool(had.num_chars)
+        self.begun = had != Position()
         """Whether the client has its beginning."""
+        self._untold = "" if self.begun else prefix
         self.last = Piece()
         """What came of its content at its end."""
         self.done = done
@@ -181,12 +182,16 @@ class Choice:
         growth = self.content.take(commit)
         if self._keeps:
             self.logprobs += growth.logprobs
-        return piece_of(growth.new, growth.logprobs)
+        return self._with_prefix(piece_of(growth.new, growth.logprobs))
 
-    @property
-    def has_calls(self) -> bool:
-        """Whether a tool was called, be the call whole or not."""
-        return any(it.kind is PartKind.CALL for it in self.content.reader.parts)
+    def end(self, done: Done) -> None:
+        """The chat has ended."""
+        self.last = self._with_prefix(piece_of(self.content.finish()))
+        self.done = done
+
+    def _with_prefix(self, piece: Piece) -> Piece:
+        piece.text, self._untold = self._untold + piece.text, ""
+        return piece
 
     @property
     def finish_reason(self) -> str | None:
@@ -194,7 +199,8 @@ class Choice:
         if self.done is None:
             return None
         reason = self.done.finish_reason
-        if reason is FinishReason.STOP and self.has_calls:
+        # A call that broke off is text: nobody is to answer it.
+        if reason is FinishReason.STOP and self.content.reader.has_calls:
             return "tool_calls"
         return _FINISH_REASONS[reason]
 
@@ -306,8 +312,7 @@ class OpenAiWriter:
                 return self._commit(choice, event)
             case Done():
                 # In one event with the end: a client that has the id of an event has all of it.
-                choice.last = piece_of(choice.content.finish())
-                choice.done = event
+                choice.end(event)
                 if self._is_streamed:
                     begin = self._begin(choice)
                     return begin + self._event(self._shape.ending(self._reply, choice))
@@ -350,10 +355,7 @@ class OpenAiWriter:
             return b""
         choice.begun = True
         first = self._shape.opening(self._reply, choice)
-        begin = b"" if first is None else self._event(first)
-        if choice.prefix:
-            begin += self._event(self._shape.piece(self._reply, choice, Piece(choice.prefix)))
-        return begin
+        return b"" if first is None else self._event(first)
 
     def _provisional(self, choice: Choice, erase_to: int, text: str, stability: float) -> bytes:
         shown = ProvisionalText(

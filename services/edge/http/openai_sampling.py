@@ -71,7 +71,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     """Ours: the regions in which the prompt may be computed."""
 
 
-def sampling_params(fields: SamplingFields, max_tokens: int, seed: int) -> SamplingParams:
+def sampling_params(fields: SamplingFields, max_tokens: int, seed: int = 0) -> SamplingParams:
     """Raises InvalidSamplingError. The API's defaults: temperature 1, everything else off."""
     stop = fields.stop
     return SamplingParams(

@@ -31,14 +31,14 @@ async def serve_reply(api: ChatApi, exchange: Exchange) -> None:
     """Answer one request. Raises OutriderError for one that cannot be answered, unless its answer
     has begun, and ClientLeft."""
     exchange.door.check_draining()
-    asked = await _asked(exchange)
-    planned = api.plan(asked)
+    # The body is not kept while the reply is under way: it counts in no budget any more.
+    planned = api.plan(await _asked(exchange))
+    exchange.release()
     identity = exchange.admit(planned.user) if planned.user else exchange.identity
     assert identity is not None
-    exchange.release()
     config, replies = exchange.door.config, exchange.door.replies
     reply = RunningReply(planned.writer, len(planned.chats), exchange, config.max_unsent_bytes)
-    may_return = bool(asked.idempotency_key)
+    may_return = bool(exchange.headers.get("idempotency-key"))
     watch = asyncio.create_task(exchange.left())
     watch.add_done_callback(lambda task: _left(task, reply, may_return=may_return))
     replies.add(reply)

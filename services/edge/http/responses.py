@@ -10,6 +10,7 @@ from msgspec import UNSET
 
 from outrider.models.chat import check_num_messages
 from services.edge.http.api import Asked, ChatApi, PlannedReply
+from services.edge.http.bodies import read
 from services.edge.http.openai_errors import error_body, refused
 from services.edge.http.openai_logprobs import chat_count
 from services.edge.http.openai_sampling import SamplingFields
@@ -22,19 +23,14 @@ from services.edge.http.responses_input import (
     tool_choice_of,
     tool_definitions,
 )
-from services.edge.http.responses_reply import (
-    ReasoningConfig,
-    ResponseObject,
-    ResponseShape,
-    TextConfig,
-)
+from services.edge.http.responses_objects import ReasoningConfig, ResponseObject, TextConfig
+from services.edge.http.responses_reply import ResponseShape
 from services.edge.http.translation import (
     Conversation,
     ExtraFields,
     PartWriter,
     conversation,
     plan_chat,
-    read,
 )
 
 _LOGPROBS: Final = "message.output_text.logprobs"

@@ -11,6 +11,7 @@ from outrider.errors import InvalidRequestError
 from outrider.models.chat import Message
 from outrider.models.tools import AUTO, NONE, REQUIRED, ToolCall
 from services.edge.http.openai_errors import refused
+from services.edge.http.openai_messages import TEXT_PARTS, ContentPart, text_of
 
 _ROLES: Final = {
     "system": "system",
@@ -18,18 +19,10 @@ _ROLES: Final = {
     "user": "user",
     "assistant": "assistant",
 }
-_TEXT_PARTS: Final = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
+_THOUGHTS: Final = (*TEXT_PARTS, "summary_text", "reasoning_text")
 _PART_SEPARATOR: Final = "\n"
 _STORED: Final = ("item_reference", "compaction")
 _MAX_NAME_CHARS: Final = 64
-
-
-class InputPart(msgspec.Struct, kw_only=True):
-    """A part of an item's content; parts that are no text are refused."""
-
-    type: str
-    text: str | None = None
-    refusal: str | None = None
 
 
 class InputItem(msgspec.Struct, kw_only=True):
@@ -38,12 +31,12 @@ class InputItem(msgspec.Struct, kw_only=True):
 
     type: str = "message"
     role: str | None = None
-    content: str | list[InputPart] | None = None
-    summary: list[InputPart] | None = None
+    content: str | list[ContentPart] | None = None
+    summary: list[ContentPart] | None = None
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None
-    output: str | list[InputPart] | None = None
+    output: str | list[ContentPart] | None = None
 
 
 class FunctionTool(msgspec.Struct, kw_only=True):
@@ -84,7 +77,7 @@ def messages_of(instructions: str | None, given: str | Sequence[InputItem]) -> t
 def _message(where: str, item: InputItem) -> Message:
     match item.type:
         case "message":
-            return Message(_role(where, item), _text(f"{where}.content", item.content))
+            return Message(_role(where, item), text_of(f"{where}.content", item.content))
         case "function_call":
             if not item.call_id or not item.name:
                 raise refused(where, f"{where}: a function_call has a call_id and a name")
@@ -93,11 +86,13 @@ def _message(where: str, item: InputItem) -> Message:
         case "function_call_output":
             if not item.call_id:
                 raise refused(where, f"{where}: a function_call_output has a call_id")
-            text = _text(f"{where}.output", item.output)
+            text = text_of(f"{where}.output", item.output)
             return Message("tool", text, tool_call_id=item.call_id)
         case "reasoning":
             thought = item.content or item.summary
-            return Message("assistant", "", reasoning=_text(f"{where}.content", thought))
+            return Message(
+                "assistant", "", reasoning=text_of(f"{where}.content", thought, _THOUGHTS)
+            )
         case kind if kind in _STORED:
             raise refused(where, f"{where}: nothing is stored here; send the items themselves")
         case kind:
@@ -117,23 +112,6 @@ def _role(where: str, item: InputItem) -> str:
             f"{', '.join(_ROLES)}",
         )
     return role
-
-
-def _text(where: str, content: str | Sequence[InputPart] | None) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    return _PART_SEPARATOR.join(_part(where, it) for it in content)
-
-
-def _part(where: str, part: InputPart) -> str:
-    if part.type in _TEXT_PARTS:
-        return part.text or ""
-    if part.type == "refusal":
-        return part.refusal or ""
-    raise refused(
-        where,
-        f"{where} has a part of type {part.type[:_MAX_NAME_CHARS]!r}; models here read text alone",
-    )
 
 
 def _joined(first: Message, second: Message) -> Message:

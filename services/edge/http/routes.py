@@ -20,7 +20,7 @@ from services.edge.http import (
     openai_completions,
     openai_models,
     responses,
-    responses_reply,
+    responses_objects,
     token_counting,
     tokenizing,
 )
@@ -119,9 +119,9 @@ ROUTES: Final = (
         "/v1/responses",
         "A response to a conversation (OpenAI); it is not stored.",
         _reply(responses.API),
-        responses_reply.ResponseObject,
+        responses_objects.ResponseObject,
         responses.ResponsesRequest,
-        responses_reply.ResponseEvent,
+        responses_objects.ResponseEvent,
     ),
     Route(
         "POST",

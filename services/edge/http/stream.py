@@ -150,7 +150,10 @@ class RunningReply:
         self._wake()
 
     def fail(self, error: OutriderError) -> None:
-        """It ends, for this reason: so do its chats."""
+        """It ends, for this reason: so do its chats. One whose chats have all ended is whole,
+        though its client may not have all of it yet."""
+        if self.is_over:
+            return
         for stream in self.streams:
             if not stream.is_over:
                 stream.fail(error)

@@ -7,10 +7,10 @@ import msgspec
 
 from services.edge.http import anthropic_messages, responses
 from services.edge.http.anthropic_messages import TokenCount
+from services.edge.http.bodies import read
 from services.edge.http.exchange import Exchange
 from services.edge.http.responses import InputTokens
 from services.edge.http.tokenizing import num_prompt_tokens
-from services.edge.http.translation import read
 
 
 async def serve_count_tokens(exchange: Exchange) -> None:

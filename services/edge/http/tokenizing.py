@@ -24,8 +24,9 @@ from outrider.tokenization.pool.pool import (
 )
 from services.edge.access.limiter import Allowance
 from services.edge.context import EdgeContext
+from services.edge.http.bodies import read
 from services.edge.http.exchange import Exchange
-from services.edge.http.openai_errors import refused, unreadable
+from services.edge.http.openai_errors import refused
 from services.edge.http.openai_messages import ChatMessage, Tool, messages_of, tools_of
 from services.edge.models.choice import choose
 from services.edge.models.served import ServedModel
@@ -82,10 +83,7 @@ _decode_detokenize: Final = msgspec.json.Decoder(DetokenizeRequest).decode
 
 async def serve_tokenize(exchange: Exchange) -> None:
     """Answer one request. Raises OutriderError."""
-    try:
-        asked = _decode_tokenize(await exchange.body())
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise unreadable(error) from None
+    asked = read(_decode_tokenize, await exchange.body())
     _check(asked)
     tools = tools_of(asked.tools or ())
     async with _using_model(exchange, asked.model) as model:
@@ -105,10 +103,7 @@ async def serve_tokenize(exchange: Exchange) -> None:
 
 async def serve_detokenize(exchange: Exchange) -> None:
     """Answer one request. Raises OutriderError."""
-    try:
-        asked = _decode_detokenize(await exchange.body())
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise unreadable(error) from None
+    asked = read(_decode_detokenize, await exchange.body())
     async with _using_model(exchange, asked.model) as model:
         longest = model.offer.max_context_tokens
         if len(asked.tokens) > longest:

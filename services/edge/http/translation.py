@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -21,7 +21,7 @@ from outrider.sampling.grammar import Grammar, from_response_format
 from outrider.session_types import TokenLogprobs
 from services.edge.http import sse
 from services.edge.http.api import Asked
-from services.edge.http.openai_errors import refused, unreadable
+from services.edge.http.openai_errors import refused
 from services.edge.http.openai_reply import ProvisionalText
 from services.edge.http.openai_sampling import (
     UNLIMITED_TOKENS,
@@ -53,7 +53,6 @@ from services.edge.session.events import (
 
 _UNDIGESTED: Final = frozenset({"model", "stream", "stream_options", "deadline_ms", "metadata"})
 """What may differ when the same request is sent again, and what is looked at apart."""
-_Body = TypeVar("_Body")
 
 
 class ExtraFields(msgspec.Struct, kw_only=True):
@@ -72,14 +71,6 @@ class ExtraFields(msgspec.Struct, kw_only=True):
     """on, region_only or off."""
     residency: list[str] | None = None
     """The regions in which the prompt may be computed."""
-
-
-def read(decode: Callable[[bytes], _Body], data: bytes) -> _Body:
-    """A request's body. Raises InvalidRequestError."""
-    try:
-        return decode(data)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise unreadable(error) from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,20 +123,19 @@ Action: TypeAlias = SendHeaders | SendData | SendTrailers | Reset | StopReading
 class Exchange:
     """Times in seconds on the clock of `now`."""
 
-    def __init__(self, request: Request, *, has_ended: bool, max_body_bytes: int) -> None:
-        """`has_ended`: the request has no body."""
+    def __init__(self, request: Request, *, has_ended: bool) -> None:
+        """`has_ended`: the request has no body. How long one may be is the application's to say;
+        what it does not read gives the client no room for more."""
         self.request = request
         self.phase = Phase.AWAITED
         self.waited_s = 0.0
         """How long the application has waited for the body."""
         self.num_unread_bytes = 0
         """Of the body, came and not read by the application."""
-        self._max_body_bytes = max_body_bytes
         self._body: deque[bytes] = deque()
         self._has_ended = has_ended
         self._is_read = False
         """The application has all of the request."""
-        self._num_body_bytes = 0
         self._waits_since: float | None = None
         self._headers: Headers = []
         self._trailers: Headers = []
@@ -152,21 +151,15 @@ class Exchange:
 
     # From the client.
 
-    def body_came(self, data: bytes, has_ended: bool, now: float) -> list[Action]:
+    def body_came(self, data: bytes, has_ended: bool, now: float) -> None:
         """Some of the request's body, and whether that is all."""
         if self.is_over:
-            return []
+            return
         self.stop_waiting(now)
-        self._num_body_bytes += len(data)
         self._has_ended = has_ended
-        if self._num_body_bytes > self._max_body_bytes:
-            return self.refuse(
-                Refusal(413, f"the body is too long; send at most {self._max_body_bytes} bytes")
-            )
         if data:
             self._body.append(data)
             self.num_unread_bytes += len(data)
-        return []
 
     def client_gone(self) -> None:
         """The client gave the request or the response up, or its connection was lost."""

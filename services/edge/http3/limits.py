@@ -12,7 +12,6 @@ _POSITIVE: Final = (
     "max_requests_per_connection",
     "max_header_bytes",
     "max_headers",
-    "max_body_bytes",
     "max_unsent_bytes",
     "header_timeout_s",
     "body_timeout_s",
@@ -37,8 +36,6 @@ class Http3Limits:
     section 4.2.2). Clients are told; a larger one is answered with 431."""
     max_headers: int = 100
     """Fields of a header section."""
-    max_body_bytes: int = 8 << 20
-    """A longer request body is answered with 413, whatever the application would allow."""
     max_unsent_bytes: int = 256 << 10
     """Of a response. The application waits when its client has left so much unread."""
     header_timeout_s: float = 10.0

@@ -55,7 +55,6 @@ class Request:
     query_string: bytes
     headers: Headers
     """With `host` first, in lower case."""
-    content_length: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +88,7 @@ def section_bytes(headers: Headers) -> int:
     return sum(len(name) + len(value) + FIELD_OVERHEAD_BYTES for name, value in headers)
 
 
-def read_request(headers: Headers, max_body_bytes: int) -> Request | Refusal:
+def read_request(headers: Headers) -> Request | Refusal:
     """The request of this header section. Raises MalformedFrameError: the stream is to be reset
     (RFC 9114, section 4.1.2)."""
     pseudo, fields = _split(headers)
@@ -107,9 +106,7 @@ def read_request(headers: Headers, max_body_bytes: int) -> Request | Refusal:
         return Refusal(501, "name a path")
     _check(_PATH.fullmatch(target), ":path is no path")
     raw_path, _, query = target.partition(b"?")
-    length = _content_length(fields)
-    if length is not None and length > max_body_bytes:
-        return Refusal(413, f"the body is too long; send at most {max_body_bytes} bytes")
+    _content_length(fields)
     return Request(
         method=method.decode(),
         scheme=scheme.decode(),
@@ -117,7 +114,6 @@ def read_request(headers: Headers, max_body_bytes: int) -> Request | Refusal:
         raw_path=raw_path,
         query_string=query,
         headers=[(b"host", authority), *_with_one_cookie(fields)],
-        content_length=length,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 import types
 from collections import deque
@@ -34,6 +35,8 @@ _EXCESSIVE_LOAD: Final[int] = H3Code.EXCESSIVE_LOAD.value
 _NO_ERROR: Final[int] = H3Code.NO_ERROR.value
 _UNBOUNDED: Final = 1 << 62
 _CHECKS_PER_TIMEOUT: Final = 10
+_END_S: Final = 1.0
+"""How long, when the edge stops, applications may take to end and responses to arrive."""
 _MAX_CHECK_S: Final = 1.0
 
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
@@ -70,6 +73,9 @@ class Http3Service:
         self._is_scheduled = False
         self._is_idle = asyncio.Event()
         self._is_idle.set()
+        self._connections: set[Http3Connection] = set()
+        self._progressed = asyncio.Event()
+        """A client acknowledged something, or is gone."""
         self._date = -1, b""
 
     @property
@@ -79,7 +85,15 @@ class Http3Service:
 
     def open(self, connection: Connection) -> Http3Connection:
         """Serve a connection."""
-        return Http3Connection(self, connection)
+        opened = Http3Connection(self, connection)
+        self._connections.add(opened)
+        return opened
+
+    def progressed(self, connection: Http3Connection, *, has_ended: bool) -> None:
+        """Its client acknowledged something, or is gone."""
+        if has_ended:
+            self._connections.discard(connection)
+        self._progressed.set()
 
     def close_code(self, code: CloseCode) -> int:
         """As ApplicationService."""
@@ -111,7 +125,14 @@ class Http3Service:
         await self._is_idle.wait()
 
     async def stop(self) -> None:
-        """Cancel those that are."""
+        """Give applications that were told to end, and responses on their way, a moment; then
+        cancel what is still at work."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_END_S):
+                await self.idle()
+                while not all(connection.is_idle for connection in self._connections):
+                    self._progressed.clear()
+                    await self._progressed.wait()
         self._waiting.clear()
         tasks = list(self._tasks)
         for task in tasks:
@@ -181,6 +202,7 @@ class Http3Connection:
         """As StreamService."""
         if not self._has_ended:
             self._session.acknowledged(self._loop.time())
+            self._service.progressed(self, has_ended=False)
 
     def drain(self) -> None:
         """As StreamService."""
@@ -197,6 +219,7 @@ class Http3Connection:
             request.budget.close()
             self._loop.call_later(self._limits.cancel_grace_s, request.cancel)
         self._session.lost()
+        self._service.progressed(self, has_ended=True)
 
     # For the session.
 

@@ -305,11 +305,13 @@ class Http3Session:
                 except MalformedFrameError:
                     self._abort(stream, H3Code.MESSAGE_ERROR, now)
                 else:
-                    self._body(stream, stream.exchange, b"", has_ended, now)
+                    stream.exchange.body_came(b"", has_ended, now)
+                    stream.wake()
             case Body(data, has_ended):
                 assert stream.exchange is not None
                 stream.num_body_bytes += len(data)
-                self._body(stream, stream.exchange, data, has_ended, now)
+                stream.exchange.body_came(data, has_ended, now)
+                stream.wake()
             case Malformed():
                 self._abort(stream, H3Code.MESSAGE_ERROR, now)
             case TooManyFields():
@@ -320,7 +322,7 @@ class Http3Session:
 
     def _begin(self, stream: RequestStream, headers: Headers, has_ended: bool, now: float) -> None:
         try:
-            request = read_request(headers, self._limits.max_body_bytes)
+            request = read_request(headers)
         except MalformedFrameError:
             self._abort(stream, H3Code.MESSAGE_ERROR, now)
             return
@@ -332,17 +334,9 @@ class Http3Session:
             has_body = (b":method", b"HEAD") not in headers
             self._refuse(stream, request, now, has_body=has_body)
             return
-        stream.exchange = Exchange(
-            request, has_ended=has_ended, max_body_bytes=self._limits.max_body_bytes
-        )
+        stream.exchange = Exchange(request, has_ended=has_ended)
         stream.is_running = True
         self._host.begin(stream)
-
-    def _body(
-        self, stream: RequestStream, exchange: Exchange, data: bytes, has_ended: bool, now: float
-    ) -> None:
-        self._perform(stream, exchange.body_came(data, has_ended, now), now)
-        stream.wake()
 
     def _refuse(
         self, stream: RequestStream, refusal: Refusal, now: float, *, has_body: bool

@@ -9,7 +9,7 @@ import pytest
 
 from outrider.errors import EmptyPromptError, InvalidRequestError
 from services.edge.http.openai_completions import API
-from tests.edge.http.asking import chat_of, objects_of, planned, told
+from tests.edge.http.asking import chat_of, events_of, objects_of, planned, told
 
 
 def body(prompt: object = "once", **fields: Any) -> dict[str, Any]:
@@ -54,6 +54,7 @@ def test_empty_prompts_are_refused(prompt: object) -> None:
         {"suffix": "x"},
         {"best_of": 2},
         {"echo": True, "prompt": [1]},
+        {"echo": True, "logprobs": 0},
     ],
 )
 def test_what_cannot_be_heeded_is_refused(fields: dict[str, Any]) -> None:
@@ -81,5 +82,21 @@ def test_an_echo_comes_before_the_text() -> None:
     whole = json.loads(told(planned(API, body(echo=True)), chat_of("!")))
     assert whole["choices"][0]["text"] == "once!"
     stream = told(planned(API, body(echo=True, stream=True)), chat_of("!"))
-    assert [it["choices"][0]["text"] for it in objects_of(stream)] == ["once", "!", ""]
+    assert [it["choices"][0]["text"] for it in objects_of(stream)] == ["once!", ""]
     assert objects_of(stream)[-1]["choices"][0]["finish_reason"] == "stop"
+    empty = told(planned(API, body(echo=True, stream=True)), chat_of())
+    assert [it["choices"][0]["text"] for it in objects_of(empty)] == ["once"]
+
+
+def test_an_echo_is_told_once_however_often_its_client_comes_back() -> None:
+    asked = {"idempotency_key": "k"}
+    first = told(planned(API, body(echo=True, stream=True), **asked), chat_of("", "a", "b"))
+    blocks = [it for it in events_of(first) if it["data"] != "[DONE]"]
+    for at, block in enumerate(blocks[:-1]):
+        again = planned(API, body(echo=True, stream=True), **asked, last_event_id=block["id"])
+        (chat,) = again.chats
+        rest = chat_of("", "a", "b")
+        del rest[1 : 1 + chat.resume.upto]  # as the edge leaves out what the client has
+        had = [json.loads(it["data"]) for it in blocks[: at + 1]]
+        texts = [it["choices"][0]["text"] for it in [*had, *objects_of(told(again, rest))]]
+        assert "".join(texts) == "onceab"

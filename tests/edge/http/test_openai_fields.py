@@ -142,10 +142,10 @@ def test_a_chat_tells_each_tokens_log_probability() -> None:
 
 
 def test_a_completion_tells_them_in_lists() -> None:
-    reply = planned(openai_completions.API, COMPLETION | {"logprobs": 1, "echo": True})
+    reply = planned(openai_completions.API, COMPLETION | {"logprobs": 1})
     assert reply.chats[0].sampling.num_logprobs == 1
     whole = json.loads(told(reply, scored_chat()))["choices"][0]
-    assert whole["text"] == "helloh€!"
+    assert whole["text"] == "h€!"
     assert whole["logprobs"] == {
         "tokens": ["h", "bytes:\\xe2\\x82", "bytes:\\xac\\x21"],
         "token_logprobs": [-1.5] * 3,
@@ -154,7 +154,7 @@ def test_a_completion_tells_them_in_lists() -> None:
             {"y": 0.0, "bytes:\\xe2\\x82": -1.5},
             {"z": 0.0, "bytes:\\xac\\x21": -1.5},
         ],
-        "text_offset": [5, 6, 6],
+        "text_offset": [0, 1, 1],
     }
     bare = planned(openai_completions.API, COMPLETION | {"logprobs": 0, "stream": True})
     pieces = [it["choices"][0]["logprobs"] for it in objects_of(told(bare, scored_chat()))]
@@ -246,6 +246,18 @@ def test_a_reply_that_calls_nothing_or_breaks_off_says_so() -> None:
         assert ("tool_calls" in whole["message"]) == (word == "length")
         if word == "stop":
             assert whole["message"]["content"] == text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_reply_whose_only_call_breaks_off_does_not_say_that_it_calls(stream: bool) -> None:
+    begun = CALLING[CALLING.index("<tool") :]
+    text = begun[: begun.index(ONE) + 3]
+    sent = told(chat(tools=[TOOL], stream=stream), committed(text, []))
+    last = objects_of(sent)[-1] if stream else json.loads(sent)
+    assert last["choices"][0]["finish_reason"] == "stop"
+    if not stream:
+        message = last["choices"][0]["message"]
+        assert message["content"] == text and "tool_calls" not in message
 
 
 @given(st.lists(st.integers(1, len(CALLING)), max_size=12))

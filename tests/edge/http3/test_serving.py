@@ -264,6 +264,22 @@ async def test_an_edge_that_stops_finishes_requests_and_rejects_new_ones(
         assert client.closed is not None and client.closed.error_code == ErrorCode.H3_NO_ERROR
 
 
+async def test_a_response_on_its_way_arrives_though_the_edge_stops(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    lab = Lab()
+    async with serving(words, tmp_path, lab) as mesh, client_of(mesh) as client:
+        body = bytes(200_000)  # the application is done with it long before its client is
+        asked = client.ask("POST", "/gated-echo", body)
+        await eventually(lambda: lab.began == ["/gated-echo"])
+        stopping = asyncio.create_task(mesh.edge.listener.stop(30.0))
+        await eventually(lambda: mesh.edge.listener.is_draining)
+        lab.gate.set()
+        response = await asked.whole()
+        assert response.body == body and response.reset_code is None
+        await stopping
+
+
 async def test_requests_that_do_not_end_in_time_are_cancelled(
     words: Vocabulary, tmp_path: Path
 ) -> None:

@@ -55,6 +55,9 @@ async def test_every_error_is_in_that_apis_shape(words: Vocabulary, tmp_path: Pa
             assert answer.headers["cache-control"] == "no-store"
         allowed = await client.get("/v1/chat/completions")
         assert allowed.headers["allow"] == "POST"
+        allowed = await client.delete("/v1/models/small")
+        assert allowed.headers["allow"] == "GET, HEAD"
+        assert (await client.head("/v1/models/small")).status_code == 200
         named = await client.get("/v1/models", headers={"x-request-id": "mine"})
         assert named.headers["x-request-id"] == "mine"
         for route, code in (

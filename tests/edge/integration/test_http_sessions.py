@@ -22,6 +22,7 @@ from outrider.telemetry.metrics import Metrics
 from outrider.testing import eventually
 from services.edge.app import Edge
 from services.edge.chat import Chat
+from services.edge.http.api import Asked
 from services.edge.http.config import HttpConfig
 from services.edge.http.exchange import Exchange
 from services.edge.http.openai_reply import OpenAiWriter
@@ -231,6 +232,18 @@ async def test_what_a_chat_held_is_freed_without_the_collector(
             await eventually(lambda: not alive)
         finally:
             gc.enable()
+
+
+async def test_the_body_of_a_request_is_not_kept_while_its_reply_is_under_way(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    async with serving_http(words, tmp_path, REPLY) as mesh:
+        mesh.region.stop_after = 4
+        request = await RawRequest.chat(mesh)
+        await eventually(lambda: len(mesh.region.live) == 1)
+        assert not [it for it in gc.get_objects() if isinstance(it, Asked)]
+        request.close()
+        await mesh.settled()
 
 
 def _noted(made: Callable[..., None], alive: weakref.WeakSet[object]) -> Callable[..., None]:
