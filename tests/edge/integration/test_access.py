@@ -4,6 +4,7 @@ does not."""
 from __future__ import annotations
 
 import asyncio
+import json
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from outrider.access.api_keys import Scope
-from outrider.client import Client, Message
+from outrider.client import Client, Message, connect
 from outrider.errors import (
     OutriderError,
     PermissionDeniedError,
@@ -193,6 +194,28 @@ async def test_what_one_tenant_was_given_is_not_anothers(words: Vocabulary, tmp_
             assert first.cache_salt != second.cache_salt and first.request_id != second.request_id
             async with acme.resume(chat.resume_token) as mine:
                 assert (await mine.result()).text
+        await mesh.settled()
+
+
+async def test_the_key_of_a_mesh_here_goes_to_its_only_edge(
+    words: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    monkeypatch.setenv("OUTRIDER_STATE_DIR", str(state))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "none"))
+    monkeypatch.delenv("OUTRIDER_API_KEY", raising=False)
+    async with running(words, tmp_path, REPLY, anonymous=False, keys=KEYS) as mesh:
+        port = mesh.ports.main
+        services = [{"name": "edge", "port": port}]
+        (state / "mesh.json").write_text(json.dumps({"services": services}))
+        (state / "development.key").write_text(text_of("acme"))
+        async with connect("127.0.0.1", port, ca=mesh.ca) as client:
+            assert await told(client)
+        elsewhere = ("quic://127.0.0.1:9",)
+        async with connect("127.0.0.1", port, ca=mesh.ca, others=elsewhere) as client:
+            with pytest.raises(UnauthenticatedError, match="send one"):
+                await told(client)
         await mesh.settled()
 
 
