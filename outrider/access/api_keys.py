@@ -28,6 +28,11 @@ MAX_KEYS: Final = 10_000
 MAX_LISTED: Final = 256
 """Models or regions that one key or tenant may name."""
 MAX_NAME_CHARS: Final = 128
+DEAD_KEPT_S: Final = 90 * 86_400.0
+"""Keys that expired or were revoked are kept so long, to be listed and told apart from unknown
+ones; then they make room."""
+_LATEST: Final = 95_617_584_000.0
+"""The year 5000: later times are mistakes."""
 ID_CHARS: Final = 12
 SECRET_BYTES: Final = 32
 _FORM: Final = re.compile(rf"or_([0-9a-f]{{{ID_CHARS}}})_[0-9a-f]{{{2 * SECRET_BYTES}}}")
@@ -111,6 +116,9 @@ class ApiKey:
             raise ConfigError(f"{where}: its digest is a SHA-256 in 64 small hexadecimal digits")
         for what, text in (("name", self.name), ("tenant", self.tenant)):
             check_label(text, f"{where}: its {what}")
+        for what, at in (("created", self.created), ("expires", self.expires)):
+            if at is not None and not 0 <= at < _LATEST:
+                raise ConfigError(f"{where}: {what} is a time before the year 5000, or none")
         if not self.scopes:
             raise ConfigError(f"{where} has no scope, and is good for nothing; revoke it instead")
         check_listed(self.models, f"{where}: its models")
@@ -167,7 +175,10 @@ class KeyTable:
                 raise ConfigError(f"two keys have the id {key.id}; revoke one and make another")
             self._by_id[key.id] = key
         if len(self._by_id) > MAX_KEYS:
-            raise ConfigError(f"there are {len(self._by_id)} keys, at most {MAX_KEYS} are kept")
+            raise ConfigError(
+                f"there are {len(self._by_id)} keys, at most {MAX_KEYS} are kept; those that were "
+                f"revoked or expired go after {DEAD_KEPT_S / 86_400:.0f} days"
+            )
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -189,6 +200,14 @@ class KeyTable:
         if key is None:
             raise UnauthenticatedError(UNKNOWN)
         _check_good(key, now)
+
+
+def without_long_dead(keys: Iterable[ApiKey], now: float) -> list[ApiKey]:
+    """The keys but for those that have been good for nothing for DEAD_KEPT_S."""
+    since = now - DEAD_KEPT_S
+    return [
+        key for key in keys if all(end is None or end > since for end in (key.revoked, key.expires))
+    ]
 
 
 def _check_good(key: ApiKey, now: float) -> None:
@@ -271,7 +290,7 @@ def _time(row: Mapping[object, object], name: str, where: str) -> float | None:
     value = row.get(name)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e11:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < _LATEST:
         raise ConfigError(f"{where}: {name} is a time in seconds since 1970, or null")
     return float(value)
 

@@ -28,6 +28,7 @@ from outrider.access.api_keys import (
     check_label,
     digest_of,
     scopes_of,
+    without_long_dead,
 )
 from outrider.cli.local.mesh import KEYS_FILE
 from outrider.cli.local.state import StateDir, default_state_dir, running_mesh
@@ -323,7 +324,8 @@ def _change(file: Path | None, state_dir: Path | None, edit: keys_file.Edit) -> 
     that file. Raises ConfigError, UnavailableError."""
     folder = _folder(state_dir)
     path = _file(file, folder)
-    stored = keys_file.change(path, edit)
+    now = time.time()
+    stored = keys_file.change(path, lambda keys: without_long_dead(edit(keys), now))
     mesh = running_mesh(folder)
     if mesh is None or path.resolve() != _file(None, folder).resolve():
         return

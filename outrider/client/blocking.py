@@ -14,9 +14,10 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from concurrent.futures import CancelledError
 from contextlib import AbstractAsyncContextManager, contextmanager
 from types import TracebackType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 from outrider.client.chat import Chat
 from outrider.client.client import Client, Typing, connect
@@ -26,6 +27,7 @@ from outrider.models.chat import Message
 
 T = TypeVar("T")
 P = ParamSpec("P")
+_LEFT: Final = "the client was left: connect again"
 
 
 class _LoopThread:
@@ -33,23 +35,31 @@ class _LoopThread:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
+        self._lock = threading.Lock()
+        self._is_left = False
+        """No more work is taken: what is taken before is begun before the loop stops."""
         self._thread = threading.Thread(target=self._run, name="outrider-client", daemon=True)
         self._thread.start()
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
         """Do this in the loop; returns what it returns, and raises what it raises."""
-        if self._loop.is_closed():
-            work.close()
-            raise UnavailableError("the client was left: connect again")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        with self._lock:
+            if self._is_left:
+                work.close()
+                raise UnavailableError(_LEFT)
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
+        except CancelledError:
+            raise UnavailableError(_LEFT) from None
         except BaseException:
             future.cancel()
             raise
 
     def close(self) -> None:
-        """End the loop and its thread."""
+        """End the loop and its thread; whoever waits in another thread gets UnavailableError."""
+        with self._lock:
+            self._is_left = True
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 
@@ -57,9 +67,18 @@ class _LoopThread:
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_forever()
+            self._loop.run_until_complete(_cancel_all())
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         finally:
             self._loop.close()
+
+
+async def _cancel_all() -> None:
+    """Nothing that another thread waits for stays without an answer."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
 
 
 async def _called(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -79,7 +98,7 @@ class BlockingClient:
         """As Client.secret."""
         return self._client.secret
 
-    def chat(self, messages: Iterable[Message | Mapping[str, str]], **options: Any) -> BlockingChat:
+    def chat(self, messages: Iterable[Message | Mapping[str, Any]], **options: Any) -> BlockingChat:
         """A chat, sent when it is entered: `with client.chat(...) as chat`; options are those of
         Client.chat."""
         asked = list(messages)
@@ -92,10 +111,15 @@ class BlockingClient:
         return BlockingChat(self._thread.wait(made), self._thread)
 
     def typing(
-        self, before: Iterable[Message | Mapping[str, str]] = (), *, model: str = ""
+        self,
+        before: Iterable[Message | Mapping[str, Any]] = (),
+        *,
+        model: str = "",
+        tools: Iterable[Mapping[str, Any] | str] = (),
     ) -> BlockingTyping:
         """As Client.typing."""
-        made = self._thread.wait(_called(self._client.typing, list(before), model=model))
+        typing = _called(self._client.typing, list(before), model=model, tools=list(tools))
+        made = self._thread.wait(typing)
         return BlockingTyping(made, self._thread)
 
     def describe(self) -> EdgeInfo:

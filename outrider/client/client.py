@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from outrider.access.client_key import found_key
+from outrider.access.client_key import configured_key, found_key
 from outrider.client.chat import Chat
 from outrider.client.connection import ClientConnection
 from outrider.client.events import EdgeInfo
@@ -175,19 +177,21 @@ async def connect(
     shares nothing with others but for these; it has a random `client_secret` of its own, and may be
     given that of an earlier one, 16 to 64 bytes, to be the same client again. A key goes to no edge
     that is not trusted by its certificate. `key` None: that of OUTRIDER_API_KEY, else that of
-    ~/.config/outrider/config.toml, else that of the mesh of `outrider up` on this machine; "":
-    none.
+    ~/.config/outrider/config.toml, else that of the mesh of `outrider up` on this machine where it
+    is the only edge; "": none.
     """
     if key and insecure:
         raise ConfigError("a key is not for whoever answers: name the certificate to trust as `ca`")
     first = _address(host, port, ca, insecure, server_name)
-    if key is None:
-        key = "" if insecure else await asyncio.to_thread(found_key, first.host, first.port)
+    if key is None and not insecure:
+        # The key of a mesh on this machine is for its own edge: not where there are others.
+        find = partial(found_key, first.host, first.port) if not others else configured_key
+        key = await asyncio.to_thread(find, os.environ)
     if user and not key:
         raise ConfigError("a user is one of a tenant's: give its key too")
     if client_secret and not 16 <= len(client_secret) <= 64:
         raise ConfigError(f"client_secret has 16 to 64 bytes, not {len(client_secret)}")
-    credential = Credential(key, user, client_secret or secrets.token_bytes(32))
+    credential = Credential(key or "", user, client_secret or secrets.token_bytes(32))
     link = await open_link(
         (first, *(_address(other, None, ca, insecure, server_name) for other in others)),
         timeout_s,

@@ -27,6 +27,12 @@ _GUIDANCE: Final = {
     "key_separator": ": ",
 }
 """One way to write JSON: that of the models' training data."""
+_ANNOTATIONS: Final = ("title", "description", "$comment")
+"""For the model, which reads them in its prompt; a grammar may be so long and no longer."""
+_VALUES: Final = ("const", "enum", "default", "examples")
+"""Keywords behind which stand values, and no schemas."""
+_BY_NAME: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+"""Keywords behind which stand schemas by name: a property may be called description."""
 _ANY_OBJECT: Final[dict[str, Any]] = {"type": "object"}
 
 
@@ -115,13 +121,20 @@ def _parameters(tool: dict[str, Any], place: str) -> Any:
     return _ANY_OBJECT | _moved(tool.get("parameters") or {}, place)
 
 
-def _moved(value: Any, place: str) -> Any:
-    if isinstance(value, list):
-        return [_moved(inner, place) for inner in value]
-    if not isinstance(value, dict):
-        return value
-    moved = {key: _moved(inner, place) for key, inner in value.items()}
-    reference = value.get("$ref")
+def _moved(schema: Any, place: str) -> Any:
+    if isinstance(schema, list):
+        return [_moved(inner, place) for inner in schema]
+    if not isinstance(schema, dict):
+        return schema
+    moved: dict[str, Any] = {}
+    for key, inner in schema.items():
+        if key in _VALUES:
+            moved[key] = inner
+        elif key in _BY_NAME and isinstance(inner, dict):
+            moved[key] = {name: _moved(one, place) for name, one in inner.items()}
+        elif key not in _ANNOTATIONS:
+            moved[key] = _moved(inner, place)
+    reference = schema.get("$ref")
     if isinstance(reference, str) and reference.startswith("#"):
         moved["$ref"] = place + reference[1:]
     return moved

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from outrider.errors import InvalidSamplingError
+from outrider.sampling import grammar_cost
 
 MAX_GRAMMAR_BYTES = 1 << 16
 """Longest text of a grammar, in UTF-8. It is sent with the request, and again when a chat moves."""
@@ -55,6 +56,10 @@ class Grammar:
             raise InvalidSamplingError("the text of the grammar has a NUL character; remove it")
         if self.kind is GrammarKind.JSON_SCHEMA:
             _check_schema(self.text)
+        elif self.kind is GrammarKind.LARK:
+            grammar_cost.check_lark(self.text)
+        else:
+            grammar_cost.check_regex(self.text)
 
     def _num_bytes(self) -> int:
         try:
@@ -122,6 +127,7 @@ def _check_schema(text: str) -> None:
     for _ in range(MAX_SCHEMA_DEPTH):
         level = [inner for value in level for inner in _within(value)]
         if not level:
+            grammar_cost.check_schema(schema)
             return
     raise InvalidSamplingError(
         f"the schema is nested more than {MAX_SCHEMA_DEPTH} deep; use $defs and $ref"

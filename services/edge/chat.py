@@ -96,7 +96,11 @@ class Chat:
         self._leave = leave
         self._allowance = allowance
         self._num_charged = len(request.resume.ids)
-        """Tokens of the reply that its tenant has paid for: here, or in an earlier run."""
+        """Tokens of the reply that its tenant has paid for as output: here, or in an earlier
+        run."""
+        self._num_resumed = len(request.resume.ids)
+        """Tokens of the reply that the client brings: a region computes them as it does a prompt,
+        and takes the client's word for them, so they count as input."""
         self._is_prompt_charged = not request.thin
         self._token = ResumeToken()
         self._channel = ClientChannel(stream, self._token, cursor)
@@ -139,9 +143,9 @@ class Chat:
         asked = ChatAsked(self._request, waited_s)
         raw = self._request.raw_prompt
         if self._request.thin:  # the region will say how long the prompt is
-            self._allowance.ask(0, partial(self._allowed, asked))
+            self._allowance.ask(self._num_resumed, partial(self._allowed, asked))
         elif isinstance(raw, tuple):
-            self._allowance.ask(len(raw), partial(self._allowed, asked))
+            self._allowance.ask(len(raw) + self._num_resumed, partial(self._allowed, asked))
         else:
             self.feed(asked)
 
@@ -307,7 +311,7 @@ class Chat:
             self._ready(PromptReady(outcome))
 
     def _ready(self, item: PromptReady) -> None:
-        self._allowance.ask(len(item.ids), partial(self._allowed, item))
+        self._allowance.ask(len(item.ids) + self._num_resumed, partial(self._allowed, item))
 
     def _allowed(self, item: ChatAsked | PromptReady, refusal: OutriderError | None) -> None:
         """Go on with this, unless the tenant has used up what it may use."""

@@ -109,7 +109,7 @@ def _is_joined(asked: AskedChat, context: EdgeContext) -> bool:
     """Go on with the chat that the request is about, if it is here: with its own model, whatever is
     served by now. Raises OutriderError."""
     resumable, stream = context.resumable, asked.stream
-    entry = resumable.find(asked.request, asked.identity.owner)
+    entry = resumable.find(asked.request, asked.identity)
     if entry is None:
         return False
     if entry.chat is None:

@@ -16,7 +16,7 @@ from outrider.session_types import Priority, Speculation
 from outrider.tokenization.pool.pool import TokenizationJob, TokenizationResult
 from outrider.v1 import inference_pb2
 from services.edge.context import EdgeContext
-from services.edge.identity import UNIDENTIFIED
+from services.edge.identity import UNIDENTIFIED, Credential
 from services.edge.models.choice import choose
 from services.edge.models.keys import ModelKey
 from services.edge.models.served import ServedModel
@@ -25,7 +25,7 @@ from services.edge.session.events import ChatRequest, Input, OpenRegion
 from services.edge.session.typeahead_plan import TypeaheadPlan
 from services.edge.stream import RequestStream
 from services.edge.upstream.link import RouterLink
-from services.edge.wire.client import TypedText, read_typed_text
+from services.edge.wire.client import read_typed_text
 from services.edge.wire.region import RegionWire, cancel
 
 log = structlog.get_logger()
@@ -82,9 +82,7 @@ class TypeaheadPrefill:
             if not self._spend(Rate.TYPED_BYTES, len(payload)):
                 self._close()  # the conversation before the text may have been in this frame
                 return
-            typed = read_typed_text(payload)
-            if self._identity is UNIDENTIFIED:
-                self._admit(typed)
+            typed = read_typed_text(payload, self._admit)
             self._before = typed.before or self._before
             self._tools = typed.tools or self._tools
             messages = (*self._before, Message("user", typed.text))
@@ -102,15 +100,17 @@ class TypeaheadPrefill:
     def _spend(self, rate: Rate, amount: int) -> bool:
         return self._stream.spend(rate, amount, self._identity.client)
 
-    def _admit(self, typed: TypedText) -> None:
-        """Find out whose text it is, and for which model. Raises UnauthenticatedError,
-        PermissionDeniedError, InvalidRequestError, UnknownModelError."""
+    def _admit(self, credential: Credential, model: str) -> None:
+        """Find out whose text it is, and for which model; of the first frame. Raises
+        UnauthenticatedError, PermissionDeniedError, InvalidRequestError, UnknownModelError."""
+        if self._identity is not UNIDENTIFIED:
+            return
         stream, fresh = self._stream, secrets.token_bytes(16)
         secret, address = stream.connection_secret, stream.address
-        identity = self._context.identities.of(typed.credential, secret, fresh, address)
+        identity = self._context.identities.of(credential, secret, fresh, address)
         identity.require(Scope.CHAT)
         self._residency = identity.residency(())
-        self._name = choose(typed.model, self._context.models.names, identity.models)
+        self._name = choose(model, self._context.models.names, identity.models)
         self._identity = identity
         self._context.keyed_chats.add(self, identity)
         # Without a trust group the chat has a cache salt of its own and cannot hit the prefix.

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from outrider.access.api_keys import ApiKey, KeyTable, Scope
+from outrider.access.api_keys import DEAD_KEPT_S, ApiKey, KeyTable, Scope
 from outrider.access.keys_file import read
 from outrider.cli.keys import make, moment
 from outrider.cli.local import development_key
@@ -98,6 +98,8 @@ def test_what_a_key_is_for(keys: Keys) -> None:
         (("create", "x", "--scope", "root"), "no scope 'root'"),
         (("create", "x", "--expires", "soon"), "is no time"),
         (("create", "x", "--expires", "2001-01-01"), "is past"),
+        (("create", "x", "--expires", "9999-12-31"), "before the year 5000"),
+        (("create", "x", "--expires", "999999w"), "before the year 5000"),
         (("create", "x", "--max-priority", "top"), "low, medium or high"),
         (("create", "x", "--tenant", "\n"), "its tenant"),
         (("revoke", "x"), "no live key"),
@@ -118,6 +120,19 @@ def test_a_name_is_one_live_keys(keys: Keys) -> None:
     keys("create", "web")
     assert len(keys.stored) == 2 and len(keys("list").splitlines()) == 1
     assert len(keys("list", "--all").splitlines()) == 2
+
+
+def test_keys_that_are_long_dead_make_room(keys: Keys) -> None:
+    keys("create", "live")
+    keys("create", "ended", "--expires", "1d")
+    keys("create", "ended-lately", "--expires", "1d")
+    rows = json.loads(keys.file.read_text())
+    now = time.time()
+    rows["keys"][1]["expires"] = now - DEAD_KEPT_S - 10
+    rows["keys"][2]["revoked"] = now - DEAD_KEPT_S + 1000
+    keys.file.write_text(json.dumps(rows))
+    keys("create", "another")
+    assert [key.name for key in keys.stored] == ["live", "ended-lately", "another"]
 
 
 @pytest.mark.parametrize("by", ["id", "prefix", "name"])

@@ -65,6 +65,33 @@ def test_several_tools_are_alternatives_whose_references_lead_home() -> None:
     assert properties == {"city": {"$ref": f"{home}/$defs/City"}, "all": {"$ref": home}}
 
 
+def test_a_grammar_has_no_descriptions_and_values_as_they_are() -> None:
+    value = {"description": "kept", "$ref": "#/kept"}
+    parameters = {
+        "title": "left out",
+        "properties": {
+            "description": {"type": "string", "description": "left out? *Yes*."},
+            "enum": {"$ref": "#/$defs/enum"},
+            "fixed": {"const": value, "enum": [value], "$comment": "left out"},
+        },
+        "$defs": {"enum": {"enum": ["a"], "description": "left out"}},
+    }
+    tool = tool_text({"name": "t", "description": "left out", "parameters": parameters})
+    rules = grammar(CallSyntax.HERMES, [tool], parallel=False)
+    assert "left out" not in rules["body"]
+    schema = schema_of(rules["body"])
+    assert isinstance(schema["properties"], dict)
+    assert schema["properties"]["arguments"] == {
+        "type": "object",
+        "properties": {
+            "description": {"type": "string"},
+            "enum": {"$ref": "#/properties/arguments/$defs/enum"},
+            "fixed": {"const": value, "enum": [value]},
+        },
+        "$defs": {"enum": {"enum": ["a"]}},
+    }
+
+
 def test_llama_calls_once_with_parameters() -> None:
     rules = grammar(CallSyntax.LLAMA3_JSON, [GET])
     assert rules["start"] == "body"

@@ -72,7 +72,7 @@ class Limiter:
             return UNLIMITED_CHAT
         now = self._clock()
         self._usage.of(identity.tenant, identity.limits, now).begin(now)
-        return _Limited(self, identity)
+        return _Limited(self, identity.tenant)
 
     def states(self, identity: Identity) -> RateStates:
         """What is left of each limit of its tenant; nothing where there are no limits."""
@@ -88,77 +88,87 @@ class Limiter:
 
     # For the allowances.
 
-    def take_input(self, identity: Identity, num_tokens: int) -> None:
+    def take_input(self, tenant: str, num_tokens: int) -> None:
         """Raises RateLimitedError."""
         now = self._clock()
-        self._of(identity, now).take_input(num_tokens, now)
+        self._under_way(tenant).take_input(num_tokens, now)
 
-    def ask_shared(self, identity: Identity, num_input_tokens: int, decided: Decided) -> None:
+    def ask_shared(self, tenant: str, num_input_tokens: int, decided: Decided) -> None:
         """Ask for all edges together, where they share a Redis."""
         if self._shared is None:
             decided(None)
             return
 
         def answered(answer: SharedAnswer | None) -> None:
-            decided(None if answer is None else self._answered(identity, answer))
+            decided(None if answer is None else self._answered(tenant, answer))
 
-        num_sessions = self._usage.num_sessions(identity.tenant)
+        usage = self._under_way(tenant)
         self._shared.ask(
-            SharedAsk(identity.tenant, identity.limits, num_sessions, 1, num_input_tokens), answered
+            SharedAsk(tenant, usage.limits, usage.num_sessions, 1, num_input_tokens), answered
         )
 
-    def charge(self, identity: Identity, input_tokens: int, output_tokens: int) -> None:
+    def charge(self, tenant: str, input_tokens: int, output_tokens: int) -> None:
         """Tokens that were computed."""
         now = self._clock()
-        usage = self._of(identity, now)
+        usage = self._under_way(tenant)
         usage.charge(Limited.INPUT, input_tokens, now)
         usage.charge(Limited.OUTPUT, output_tokens, now)
         if self._shared is not None:
-            self._shared.charge(identity.tenant, identity.limits, input_tokens, output_tokens)
+            self._shared.charge(tenant, usage.limits, input_tokens, output_tokens)
 
-    def ended(self, identity: Identity) -> None:
+    def ended(self, tenant: str) -> None:
         """A chat has ended."""
-        self._usage.ended(identity.tenant)
+        usage = self._under_way(tenant)
+        usage.end()
         if self._shared is not None:
-            num_sessions = self._usage.num_sessions(identity.tenant)
-            self._shared.sessions(identity.tenant, identity.limits, num_sessions)
+            self._shared.sessions(tenant, usage.limits, usage.num_sessions)
 
-    def _answered(self, identity: Identity, answer: SharedAnswer) -> RateLimitedError | None:
+    def _answered(self, tenant: str, answer: SharedAnswer) -> RateLimitedError | None:
+        usage = self._usage.known(tenant)
+        if usage is None:  # its chats ended before the answer came
+            return None
         now = self._clock()
-        usage = self._of(identity, now)
         usage.correct(answer.levels, now)
         if answer.refused is None:
             return None
         return usage.refused(answer.refused, answer.wait_s, now)
 
-    def _of(self, identity: Identity, now: float) -> TenantUsage:
-        return self._usage.of(identity.tenant, identity.limits, now)
+    def _under_way(self, tenant: str) -> TenantUsage:
+        """Of a tenant with a chat. The limits are those of the chat that began last: one that goes
+        on from before they were changed does not bring the old ones back."""
+        usage = self._usage.known(tenant)
+        assert usage is not None, "a tenant with a chat under way is not forgotten"
+        return usage
 
 
 class _Limited:
     """Of a chat whose tenant has limits."""
 
-    def __init__(self, limiter: Limiter, identity: Identity) -> None:
+    def __init__(self, limiter: Limiter, tenant: str) -> None:
         self._limiter = limiter
-        self._identity = identity
+        self._tenant = tenant
         self._is_closed = False
 
     def ask(self, num_input_tokens: int, decided: Decided) -> None:
         """As Allowance.ask."""
+        if self._is_closed:  # nothing is computed for it any more
+            decided(None)
+            return
         try:
             if num_input_tokens:
-                self._limiter.take_input(self._identity, num_input_tokens)
+                self._limiter.take_input(self._tenant, num_input_tokens)
         except RateLimitedError as error:
             decided(error)
             return
-        self._limiter.ask_shared(self._identity, num_input_tokens, decided)
+        self._limiter.ask_shared(self._tenant, num_input_tokens, decided)
 
     def charge(self, *, input_tokens: int = 0, output_tokens: int = 0) -> None:
         """As Allowance.charge."""
-        self._limiter.charge(self._identity, input_tokens, output_tokens)
+        if not self._is_closed:
+            self._limiter.charge(self._tenant, input_tokens, output_tokens)
 
     def close(self) -> None:
         """As Allowance.close."""
         if not self._is_closed:
             self._is_closed = True
-            self._limiter.ended(self._identity)
+            self._limiter.ended(self._tenant)

@@ -266,16 +266,9 @@ class Usage:
         self._tenants.move_to_end(tenant)
         return usage
 
-    def ended(self, tenant: str) -> None:
-        """A chat of the tenant has ended, whatever its limits are by now."""
-        usage = self._tenants.get(tenant)
-        if usage is not None:
-            usage.end()
-
-    def num_sessions(self, tenant: str) -> int:
-        """Chats of a tenant that are under way."""
-        usage = self._tenants.get(tenant)
-        return 0 if usage is None else usage.num_sessions
+    def known(self, tenant: str) -> TenantUsage | None:
+        """What a tenant uses, whatever its limits are by now; None: it is not remembered."""
+        return self._tenants.get(tenant)
 
     def _make_room(self) -> None:
         if len(self._tenants) < self._max_tenants:

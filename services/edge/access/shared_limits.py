@@ -42,7 +42,8 @@ _MAX_QUEUED: Final = 1024
 _BATCH: Final = 64
 """Asks in one round trip."""
 _KEEP_S: Final = 120
-"""After so long every bucket is full again."""
+"""What a tenant without a chat has used is kept so long: its buckets are full again by then. Those
+of replies that went below zero are kept until they are, for a day at most."""
 
 SCRIPT: Final = """
 -- KEYS: buckets, sessions of a tenant. ARGV: 1 to decide or 0 to note, edge, its sessions,
@@ -90,16 +91,19 @@ if tonumber(ARGV[4]) > 0 then
     end
   end
 end
+local keep = tonumber(ARGV[6])
 for i = 0, 2 do
-  if tonumber(ARGV[7 + 2 * i]) > 0 then
+  local limit = tonumber(ARGV[7 + 2 * i])
+  if limit > 0 then
     if refused < 0 then levels[i] = levels[i] - tonumber(ARGV[8 + 2 * i]) end
+    keep = math.max(keep, (limit - levels[i]) * 60 / limit)
     redis.call('HSET', KEYS[1], tostring(i), string.format('%.6f', levels[i]))
   else
     redis.call('HDEL', KEYS[1], tostring(i))
   end
 end
 redis.call('HSET', KEYS[1], 'at', string.format('%.6f', now))
-redis.call('EXPIRE', KEYS[1], ARGV[6])
+redis.call('EXPIRE', KEYS[1], math.ceil(math.min(keep, 86400)))
 return {refused, string.format('%.6f', wait), string.format('%.6f', levels[0]),
   string.format('%.6f', levels[1]), string.format('%.6f', levels[2])}
 """
@@ -203,13 +207,12 @@ class SharedLimits:
         """Ask for a chat; `answered` is called once: with None if this edge has to decide."""
         with self._changed:
             is_allowed = len(self._asks) < _MAX_QUEUED and self._breaker.allows(time.monotonic())
+        self._hold(ask.tenant, ask.limits, ask.num_sessions)
         if not is_allowed or self._is_closed:
             answered(None)
             return
         waiting = _Waiting(ask, answered)
         waiting.timer = self._loop.call_later(self._timeout_s, self._answer, waiting, None)
-        if ask.limits.max_sessions:
-            self._held[ask.tenant] = SharedAsk(ask.tenant, ask.limits, ask.num_sessions)
         with self._changed:
             self._asks.append(waiting)
             self._changed.notify()
@@ -227,12 +230,9 @@ class SharedLimits:
 
     def sessions(self, tenant: str, limits: TenantLimits, num_sessions: int) -> None:
         """A tenant has so many chats under way here."""
-        if not limits.max_sessions:
-            return
-        self._notes[tenant] = replace(self._note(tenant, limits), num_sessions=num_sessions)
-        self._held[tenant] = SharedAsk(tenant, limits, num_sessions)
-        if not num_sessions:
-            del self._held[tenant]
+        if limits.max_sessions:
+            self._notes[tenant] = self._note(tenant, limits)
+        self._hold(tenant, limits, num_sessions)
 
     async def close(self) -> None:
         """Tell what is left to tell, and end."""
@@ -244,6 +244,17 @@ class SharedLimits:
             self._changed.notify()
         await asyncio.to_thread(self._thread.join)
         self._client.close()
+
+    def _hold(self, tenant: str, limits: TenantLimits, num_sessions: int) -> None:
+        """A tenant has so many chats under way here: told again and again until it has none. What
+        waits to be told says so too, for it may reach Redis behind what is asked now."""
+        if limits.max_sessions and num_sessions:
+            self._held[tenant] = SharedAsk(tenant, limits, num_sessions)
+        else:
+            self._held.pop(tenant, None)
+        if tenant in self._notes:
+            note = self._notes[tenant]
+            self._notes[tenant] = replace(note, limits=limits, num_sessions=num_sessions)
 
     def _note(self, tenant: str, limits: TenantLimits) -> SharedAsk:
         held = self._held.get(tenant)

@@ -6,7 +6,8 @@ import asyncio
 import secrets
 from typing import Protocol, TypeAlias
 
-from outrider.errors import KeyReusedError, UnknownChatError
+from outrider.access.api_keys import is_allowed
+from outrider.errors import KeyReusedError, UnknownChatError, UnknownModelError
 from outrider.session_types import FinishReason
 from services.edge.identity import Identity
 from services.edge.resumption.eviction import EvictionKey
@@ -46,12 +47,12 @@ class ResumableChats:
         self._is_closed = False
         self.window_s = limits.window_s
 
-    def find(self, request: ChatRequest, owner: bytes) -> Entry | None:
+    def find(self, request: ChatRequest, identity: Identity) -> Entry | None:
         """The owner's chat that a request goes on with or repeats, which has another resume token
         from now on; None if it is to begin. Raises KeyReusedError for another request, or another
-        model where it names one, and UnknownChatError for a token without a request that is not
-        known."""
-        token = request.resume.token
+        model where it names one, UnknownModelError for one that this credential of the owner is not
+        for, and UnknownChatError for a token without a request that is not known."""
+        token, owner = request.resume.token, identity.owner
         entry = None
         if token:
             digest = request.digest if request.has_prompt else None
@@ -60,7 +61,7 @@ class ResumableChats:
             raise UnknownChatError("this edge does not hold that chat; send the whole request")
         entry = entry or self._table.find(ChatKey(owner, request.request_id), request.digest)
         if entry is not None:
-            _check_model(request, entry)
+            _check_model(request, entry, identity.models)
             self._table.renew(entry, token, _new_token())
         return entry
 
@@ -139,8 +140,13 @@ class ResumableChats:
         self._give_up(self._table.expire(self._loop.time()))
 
 
-def _check_model(request: ChatRequest, entry: Entry) -> None:
+def _check_model(request: ChatRequest, entry: Entry, allowed: tuple[str, ...]) -> None:
     """A request that names no model is about the chat's own, whichever is the default by now."""
+    if not is_allowed(entry.model, allowed):
+        raise UnknownModelError(
+            "this chat is with a model that this credential is not for; use another one, or begin "
+            "another chat"
+        )
     if request.model not in ("", entry.model):
         raise KeyReusedError(
             f"this chat is with the model {entry.model}; ask for that one, or take a new key for "

@@ -102,16 +102,21 @@ def is_typed_text(payload: bytes) -> bool:
     return payload[:1] == _TYPED_TAG
 
 
-def read_typed_text(payload: bytes) -> TypedText:
-    """Raises MalformedFrameError and InvalidRequestError."""
+def read_typed_text(
+    payload: bytes, admit: Callable[[Credential, str], None] = lambda credential, model: None
+) -> TypedText:
+    """`admit` is called with the credential and the model before anything else is read, and raises
+    for a client that is refused. Raises MalformedFrameError and InvalidRequestError."""
     try:
         typed = edge_pb2.ClientFrame.FromString(payload).typed
     except DecodeError as error:
         raise MalformedFrameError("a frame is no ClientFrame; check that text is UTF-8") from error
+    credential = _credential(typed.credential)
+    admit(credential, typed.model)
     check_num_messages(len(typed.before) + 1)
     before = tuple(map(message_from_proto, typed.before))
     tools = check_tools(typed.tools)
-    return TypedText(before, typed.text, _credential(typed.credential), typed.model, tools)
+    return TypedText(before, typed.text, credential, typed.model, tools)
 
 
 def write(event: ClientEvent, edge: str, token: str = "") -> bytes:

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final, Protocol, TypeAlias
 
+import structlog
+
 from outrider.codec.tokens import TokenCodec
 from outrider.errors import (
     DuplicateSessionError,
@@ -43,6 +45,7 @@ OVERLOAD_LEVEL: Final = "outrider.overload.level"
 FREE_BLOCKS: Final = "outrider.kv.free_blocks"
 DRAFTS_DROPPED: Final = "outrider.draft.dropped_frames"
 
+_log = structlog.get_logger()
 _DRAIN_RETRY_MS = 1000
 _MAX_EARLY_DRAFTS = 64
 """Frames of drafts kept of a session whose grammar is being compiled."""
@@ -279,6 +282,10 @@ class SessionTable:
         except OutriderError as error:
             self._refused.note(error.reason)
             self._end(session, error)
+        except Exception as failure:
+            # A defect ends this session, and no other one waits for it.
+            _log.exception("grammar_failed", kind=grammar.kind)
+            self._end(session, EngineError(f"its grammar failed: {type(failure).__name__}"))
         if number not in self._live:
             self._awaiting_usage.pop(number, None)  # the model thread will report none
             return

@@ -206,18 +206,42 @@ def test_limits_that_change_count_from_then_on() -> None:
         held.of("a", TenantLimits(2, max_sessions=2), 0.0).begin(0.0)
 
 
+def test_a_chat_from_before_a_change_brings_no_old_limits_back() -> None:
+    limiter = Limiter(lambda: 0.0)
+    before = Identity(tenant="a", limits=TenantLimits(10, 1000, 100))
+    after = Identity(tenant="a", limits=TenantLimits(1, 1000, 200))
+    old = limiter.begin(before)
+    new = limiter.begin(after)
+    new.charge(output_tokens=150)
+    told: list[Any] = []
+    old.ask(600, told.append)
+    old.charge(output_tokens=50)
+    assert told == [None]
+    states = limiter.states(after)
+    assert states[Limited.REQUESTS].remaining == 0
+    assert states[Limited.INPUT].remaining == 400
+    assert states[Limited.OUTPUT].remaining == 0, "each of the two has used of one bucket"
+    with pytest.raises(RateLimitedError):
+        limiter.begin(after)
+    old.close()
+    old.ask(10**6, told.append)
+    old.charge(output_tokens=100)
+    assert told == [None, None], "a chat that has ended asks for nothing"
+
+
 def test_so_many_tenants_are_remembered() -> None:
     held = Usage(max_tenants=2)
     held.of("a", LIMITS, 0.0).begin(0.0)
     held.of("b", LIMITS, 0.0)
     held.of("c", LIMITS, 0.0).begin(0.0)
-    assert len(held) == 2 and held.num_sessions("b") == 0, "the one without a chat has gone"
+    assert len(held) == 2 and held.known("b") is None, "the one without a chat has gone"
     with pytest.raises(OverloadedError):
         held.of("d", LIMITS, 0.0)
-    held.ended("a")
+    first = held.known("a")
+    assert first is not None
+    first.end()
     held.of("d", LIMITS, 0.0)
-    held.ended("a")  # it is not known any more
-    assert held.num_sessions("c") == 1
+    assert held.known("a") is None and held.known("c") is not None
 
 
 @pytest.mark.parametrize(

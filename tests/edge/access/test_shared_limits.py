@@ -127,6 +127,50 @@ async def test_sessions_are_those_of_all_edges(server: RedisServer) -> None:
             pass
 
 
+async def test_the_end_of_one_chat_does_not_hide_the_next(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An end waits a moment to be told; a chat is asked for at once, and so told of before."""
+    monkeypatch.setattr(shared_limits, "_FLUSH_S", 3600.0)
+    who = tenant(max_sessions=1)
+    async with edge(server) as one, edge(server) as two:
+        first = one.begin(who)
+        assert await asked(first) is None
+        first.close()
+        second = one.begin(who)
+        assert await asked(second) is None
+        shared = one._shared
+        assert shared is not None
+        shared._hand_over()
+        # Behind what waited, so that it was told before this is asked for.
+        assert await asked(one.begin(tenant("other", requests_per_minute=1))) is None
+        error = await asked(two.begin(who))
+        assert isinstance(error, RateLimitedError) and error.metadata["limited"] == "sessions"
+
+
+async def test_what_is_held_is_forgotten_with_its_limit(server: RedisServer) -> None:
+    async with edge(server) as one:
+        shared = one._shared
+        assert shared is not None
+        chat = one.begin(tenant(max_sessions=2))
+        assert await asked(chat) is None and len(shared._held) == 1
+        one.begin(tenant(requests_per_minute=9))
+        chat.close()
+        assert not shared._held, "nothing of it is told for ever"
+
+
+async def test_what_was_used_beyond_a_limit_is_not_forgotten(server: RedisServer) -> None:
+    who = tenant(output_tokens_per_minute=60)
+    async with edge(server) as one:
+        chat = one.begin(who)
+        assert await asked(chat) is None
+        chat.charge(output_tokens=60 * 10)
+    client = redis.Redis(port=server.port)
+    (key,) = [key for key in client.scan_iter() if key.endswith(b":rates")]
+    assert 595 <= client.ttl(key) <= 601, "until the bucket is full again"
+    client.close()
+
+
 async def test_an_edge_that_was_killed_holds_nothing_for_long(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

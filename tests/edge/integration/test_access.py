@@ -4,6 +4,7 @@ does not."""
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from outrider.access.api_keys import Scope
-from outrider.client import Client, Message
+from outrider.client import Client, Message, connect
 from outrider.errors import (
     OutriderError,
     PermissionDeniedError,
@@ -23,11 +24,12 @@ from outrider.models.vocabulary import Vocabulary
 from outrider.session_types import Priority
 from outrider.testing import eventually
 from services.edge.access.config import JwtConfig, SharedLimitsConfig
-from services.edge.identity import TenantConfig
+from services.edge.access.limits import Limited
+from services.edge.identity import Credential, TenantConfig
 from tests.api_keys import key_of, text_of, write_keys
 from tests.edge.access.issuer import AUDIENCE, ISSUER, jwk, key_set, token
 from tests.edge.integration.running import Running, running
-from tests.edge.integration.trouble import REPLY, start, whole
+from tests.edge.integration.trouble import REPLY, cut, start, whole
 from tests.redis_server import RedisServer, redis_server
 
 ASK = [Message("user", "Who may come in?")]
@@ -107,6 +109,74 @@ async def test_a_key_is_good_for_what_it_was_made_for(words: Vocabulary, tmp_pat
             asked = [list(it.residency) for it in mesh.region.opened]
             assert asked[:2] == [["eu-west", "eu-north"], ["eu-north"]]
             assert all(it == ["eu-west", "eu-north"] for it in asked[2:]), "typed text too"
+        await mesh.settled()
+
+
+async def test_the_key_of_a_mesh_here_goes_to_its_only_edge(
+    words: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    monkeypatch.setenv("OUTRIDER_STATE_DIR", str(state))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "none"))
+    monkeypatch.delenv("OUTRIDER_API_KEY", raising=False)
+    async with running(words, tmp_path, REPLY, anonymous=False, keys=(key_of("acme"),)) as mesh:
+        port = mesh.ports.main
+        services = [{"name": "edge", "port": port}]
+        (state / "mesh.json").write_text(json.dumps({"services": services}))
+        (state / "development.key").write_text(text_of("acme"))
+        async with connect("127.0.0.1", port, ca=mesh.ca) as client:
+            assert await told(client)
+        elsewhere = ("quic://127.0.0.1:9",)
+        async with connect("127.0.0.1", port, ca=mesh.ca, others=elsewhere) as client:
+            with pytest.raises(UnauthenticatedError, match="send one"):
+                await told(client)
+        await mesh.settled()
+
+
+async def test_a_key_resumes_no_chat_with_a_model_that_it_is_not_for(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    keys = (key_of("acme"), key_of("narrow", "acme", models=("elsewhere",)))
+    async with running(words, tmp_path, REPLY, anonymous=False, keys=keys) as mesh:
+        async with (
+            mesh.client(key=text_of("acme")) as wide,
+            mesh.client(key=text_of("narrow")) as narrow,
+        ):
+            chat = await start(wide)
+            await whole(chat)
+            async with narrow.resume(chat.resume_token) as again:
+                with pytest.raises(UnknownModelError):
+                    await again.result()
+            async with wide.resume(chat.resume_token) as mine:
+                assert (await mine.result()).text, "its token is still good"
+        await mesh.settled()
+
+
+async def test_what_a_client_brings_of_a_reply_counts_as_input(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    tenants = (TenantConfig("acme", input_tokens_per_minute=10_000),)
+    options = {"tenants": tenants, "cache_salt_key": "key", "keys": (key_of("acme"),)}
+    async with running(words, tmp_path, REPLY, anonymous=False, **options) as mesh:
+
+        def num_used() -> int:
+            identity = mesh.edge._identities.of(Credential(text_of("acme")), b"c" * 16, b"d" * 16)
+            return 10_000 - mesh.edge._limiter.states(identity)[Limited.INPUT].remaining
+
+        async with mesh.client(key=text_of("acme")) as client:
+            mesh.region.hold_at = 6
+            mesh.region.gate.clear()
+            chat = await start(client)
+            num_prompt = mesh.region.opened[0].ids.tail.count
+            await mesh.restart()
+            mesh.region.gate.set()
+            cut(client)
+            await whole(chat)
+            num_brought = mesh.region.opened[1].resume.count
+            assert num_brought > 0
+            # Some of it has filled again meanwhile.
+            assert num_prompt < num_used() <= num_prompt + num_brought
         await mesh.settled()
 
 

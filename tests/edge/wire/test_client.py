@@ -175,6 +175,11 @@ def test_a_credential_is_looked_at_before_anything_else_and_is_no_part_of_the_re
     (typed,) = FrameDecoder().feed(typed_frame([], "hello", claimed, "m"))
     read = wire.read_typed_text(typed)
     assert (read.credential, read.model) == (seen[0], "m")
+    (typed,) = FrameDecoder().feed(typed_frame([], "hello", claimed, "m", ("no JSON",)))
+    with pytest.raises(UnauthenticatedError):
+        wire.read_typed_text(typed, lambda credential, model: refuse(credential))
+    with pytest.raises(InvalidRequestError):
+        wire.read_typed_text(typed)
     many = [Message("user", "hello")] * MAX_MESSAGES
     (typed,) = FrameDecoder().feed(typed_frame(many, "hello", claimed))
     with pytest.raises(InvalidRequestError, match="513 messages"):

@@ -119,6 +119,11 @@ HOSTILE = {
             | {"properties": {}}
         ).replace('"#/$defs/d1500"', '"#/$defs/d0"'),
     ),
+    "a chain of rules": (
+        LARK,
+        "start: r0\n" + "".join(f"r{n}: r{n + 1}\n" for n in range(997)) + 'r997: "a"',
+    ),
+    "parts that may be empty": (REGEX, r"\w*" * 500),
     "itself": (SCHEMA, '{"allOf": [{"$ref": "#"}]}'),
     "left recursion": (LARK, 'start: start start | start | "a" | ""'),
     "empty loops": (LARK, 'start: (("a"?)*)* (("b"?)*)*'),

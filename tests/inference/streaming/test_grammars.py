@@ -149,6 +149,22 @@ async def test_a_session_that_is_cancelled_before_its_grammar_is_compiled() -> N
         assert done.finish_reason == finish_reason_to_proto(FinishReason.CANCELLED)
 
 
+async def test_a_grammar_that_fails_ends_its_session_alone() -> None:
+    class Failing(Slow):
+        async def constraint(self, group: bytes, grammar: Grammar) -> Constraint:
+            raise RuntimeError("a defect, with text of the grammar")
+
+    async with running() as it:
+        Failing(it)
+        peer = it.peer()
+        await peer.open(1, PROMPT, SAMPLING)
+        error = (await peer.finish(1)).error
+        assert type(error) is errors.EngineError and "text of" not in error.message
+        await peer.open(2, PROMPT, SamplingParams(max_tokens=5))
+        assert (await peer.finish(2)).done is not None
+        assert not it.replica.table._awaiting_usage
+
+
 async def test_a_peer_that_is_gone_before_its_grammar_is_compiled_leaves_nothing() -> None:
     async with running() as it:
         slow, peer = Slow(it), it.peer()
