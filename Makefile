@@ -29,9 +29,10 @@ test: setup check  ## Every check and every test
 	@echo "Property tests on new examples: what fails is a finding, not a failure of this run;"
 	@echo "to have the same again: make test SEED=$(SEED)"
 	-$(PY) -m pytest -n 2 -m hypothesis --hypothesis-profile fresh --hypothesis-seed $(SEED) \
-		--timeout 60 --session-timeout 100 $$(grep -rl hypothesis tests --include='test_*.py')
+		--timeout 60 --session-timeout 60 $$(grep -rl hypothesis tests --include='test_*.py')
 
-check: setup lint types imports protos-check deploy-check  ## Static checks only
+check: setup  ## Static checks only
+	@$(MAKE) --no-print-directory -j 2 types lint imports protos-check deploy-check
 
 lint:
 	$(BIN)/ruff check .

@@ -23,6 +23,7 @@ from outrider.client import (
     SamplingParams,
     connect,
 )
+from outrider.client.wire import SpeculationName
 from outrider.engines.cpu_features import cpu_flags
 from outrider.engines.openvino.convert import derived_name
 from outrider.engines.openvino.layouts import DEFAULT_LAYOUT
@@ -79,11 +80,13 @@ class SmallMesh:
     async def ask(self, *, kills: bool = False) -> ChatResult:
         """A chat; with `kills`, its replica is lost in the middle of the reply."""
         sampling = SamplingParams(max_tokens=self.num_tokens, ignore_eos=True)
-        async with self.client.chat(ASK, sampling=sampling) as chat:
+        # What drafts know from the chat before would end the reply before its replica is killed.
+        drafts: SpeculationName = "off" if kills else "on"
+        async with self.client.chat(ASK, sampling=sampling, speculation=drafts) as chat:
             async for event in chat:
                 if kills and isinstance(event, Committed) and event.upto >= _BEGUN_TOKENS:
                     kills = False
-                    await self._kill_busiest()
+                    await self._kill_serving()
             return await chat.result()
 
     async def allow_inexact(self) -> None:
@@ -99,10 +102,17 @@ class SmallMesh:
             while any(it.state != router_pb2.REPLICA_STATE_READY for it in await self.listed()):
                 pass
 
-    async def _kill_busiest(self) -> None:
-        serving = max(await self.listed(), key=lambda replica: replica.sessions)
-        assert serving.sessions == 1, "the chat was over too soon"
-        next(it for it in self.replicas if it.name == serving.name).kill()
+    async def _kill_serving(self) -> None:
+        serving = await self._serving()
+        # On a busy machine a chat may have moved, and the replica that it left still ends its run.
+        while len(serving) > 1:
+            serving = await self._serving()
+        assert serving, "the chat was over too soon"
+        next(it for it in self.replicas if it.name == serving[0]).kill()
+
+    async def _serving(self) -> list[str]:
+        """The replicas that have sessions."""
+        return [replica.name for replica in await self.listed() if replica.sessions]
 
     def end_router(self) -> None:
         self.router.end()
@@ -124,7 +134,7 @@ def router_of(
 
 @asynccontextmanager
 async def small_mesh(
-    folder: Path, *kinds: Kind, model: str = "", num_tokens: int = 600
+    folder: Path, *kinds: Kind, model: str = "", num_tokens: int = 1000
 ) -> AsyncIterator[SmallMesh]:
     """A replica of each kind; `model` is served, the default one if it is empty."""
     replicas = tuple(

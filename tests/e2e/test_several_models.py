@@ -150,7 +150,10 @@ async def test_a_model_joins_runs_crashes_and_leaves_and_the_other_does_not_noti
     """Small models: that the real one says what it should is seen in `test_exactness`."""
     first, second = truths
     own, tiny = map(str, tinies)
-    with local_mesh(regions="here", settings=FEW, model=own) as mesh:
+    # A chat that begins while the only replica of its model is down waits for it, as long as this:
+    # by default 2 s, in which a busy machine starts no process.
+    patient = (*FEW, "router.return_s=90")
+    with local_mesh(regions="here", settings=patient, model=own) as mesh:
         host, port = mesh.edge
         async with connect(host, port, ca=mesh.ca, reconnect=PATIENT) as client:
             staying = Chatting(client, first)

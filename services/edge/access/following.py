@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ssl
-import time
 from collections.abc import AsyncIterator, Callable
 from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
-from urllib.request import HTTPRedirectHandler, HTTPSHandler, build_opener
 
 import structlog
 
@@ -30,7 +27,6 @@ KEYS_POLL_S: Final = 0.25
 """Time between two looks at the file of API keys; a change counts when two looks find the same."""
 _FILE_REFRESH_S: Final = 1.0
 _RETRY_S: Final = 5.0
-_CHUNK: Final = 16 << 10
 
 
 class _KeysSource(ConfigSource[StoredKeys]):
@@ -158,31 +154,23 @@ def _verifier(config: JwtConfig, want: Callable[[], None]) -> TokenVerifier:
     return TokenVerifier(policy, want)
 
 
-class _NoRedirects(HTTPRedirectHandler):
-    def redirect_request(self, *args: object, **kwargs: object) -> None:
-        """Keys come from where the configuration says, or not at all."""
-
-
 def fetch(config: JwtConfig) -> bytes:
-    """The issuer's JWK set; blocks, but no longer than for its timeout and one more piece. Raises
-    UnavailableError."""
+    """The issuer's JWK set; blocks, but no longer than for its timeout. Raises UnavailableError."""
+    from services.edge.access.bounded_http import read_url
     from services.edge.access.key_set import MAX_SET_BYTES
 
+    where = config.jwks_file or config.jwks_url
     try:
         if config.jwks_file is not None:
             with config.jwks_file.open("rb") as file:
                 return file.read(MAX_SET_BYTES + 1)
-        limit = time.monotonic() + config.timeout_s
-        ca = None if config.jwks_ca is None else str(config.jwks_ca)
-        context = ssl.create_default_context(cafile=ca)
-        opener = build_opener(_NoRedirects, HTTPSHandler(context=context))
-        text = b""
-        with opener.open(config.jwks_url, timeout=config.timeout_s) as answer:
-            while len(text) <= MAX_SET_BYTES and (piece := answer.read1(_CHUNK)):
-                text += piece
-                if time.monotonic() > limit:
-                    raise UnavailableError(f"{config.jwks_url} took too long")
-        return text
+        return read_url(
+            config.jwks_url,
+            ca=config.jwks_ca,
+            timeout_s=config.timeout_s,
+            max_bytes=MAX_SET_BYTES + 1,
+        )
+    except TimeoutError as error:
+        raise UnavailableError(f"{where} took too long") from error
     except (OSError, HTTPException, ValueError) as error:
-        where = config.jwks_file or config.jwks_url
         raise UnavailableError(f"cannot read {where}: {error}") from error

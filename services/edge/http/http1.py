@@ -119,4 +119,8 @@ class _Turn:
         else:
             self._connection.receive_data(data)
             if len(self._connection.trailing_data[0]) > self._max_waiting_bytes:
-                raise ClientClosed
+                if self._connection.our_state is not h11.DONE:
+                    raise ClientClosed
+                # The client has the whole answer, and sends its next request: its turn comes as
+                # soon as the task that answered has run to its end.
+                await self._event.wait()

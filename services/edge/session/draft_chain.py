@@ -197,7 +197,8 @@ class DraftChain:
 
     def take_unsent(self) -> SendDraft | None:
         """The drafts not sent so far as one frame; they count as sent."""
-        resend = self._resend and self._sent_to is not None
+        # What the region dropped may have been committed meanwhile, and more.
+        resend = self._resend and self._sent_to is not None and self.committed <= self._reach
         self._resend = False
         start = self.committed + (0 if resend else self.num_sent)
         ids = self.ids[start - self.committed : self._max_lead]

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import grpc.aio
@@ -110,12 +111,15 @@ class Region(router_pb2_grpc.RouterServiceServicer):
         self.calls: set[Any] = set()
         self.others: dict[str, Region] = {}
         """Who answers for models of these names, each in a vocabulary of its own."""
+        self.faults: list[Exception] = []
+        """What the edge did that no region may be sent; `running` fails with the first."""
 
     async def Route(
         self, request_iterator: Any, context: Any
     ) -> AsyncIterator[router_pb2.RouteResponse]:
         outbox = Outbox[router_pb2.RouteResponse](10_000)
         reader = asyncio.create_task(self._read(request_iterator, outbox))
+        reader.add_done_callback(partial(self._ended, outbox))
         self.calls.add(outbox)
         try:
             async for response in outbox:
@@ -183,6 +187,7 @@ class Region(router_pb2_grpc.RouterServiceServicer):
             session.committed = session.begin = len(had)
         self.live[number] = session
         session.task = asyncio.create_task(self._run(number, session, outbox))
+        session.task.add_done_callback(partial(self._ended, outbox))
 
     def _draft(self, session: RegionSession, draft: inference_pb2.Draft) -> None:
         ids = self.coder.decode(token_block_from_proto(draft.ids), max_count=1000)
@@ -191,8 +196,20 @@ class Region(router_pb2_grpc.RouterServiceServicer):
         if draft.epoch != session.epoch:
             assert draft.epoch > session.epoch
             session.epoch, session.begin, session.drafts = draft.epoch, draft.base, []
-        assert draft.base == session.begin + len(session.drafts), "frames are contiguous"
-        session.drafts += ids
+        # Those that a frame brings again, because the edge learnt of `max_lead` after it had sent
+        # more: a region may have dropped them.
+        again = session.drafts[max(0, draft.base - session.begin) :]
+        assert session.begin <= draft.base <= session.begin + len(session.drafts), "no gaps"
+        assert again[: len(ids)] == list(ids[: len(again)]), "the same drafts"
+        session.drafts += ids[len(again) :]
+
+    def _ended(self, outbox: Outbox[Any], task: asyncio.Task[None]) -> None:
+        """Whoever waits for an answer is told at once that none will come."""
+        if task.cancelled():
+            return
+        if isinstance(fault := task.exception(), AssertionError | OutriderError):
+            self.faults.append(fault)
+            outbox.close()
 
     async def _run(self, number: int, session: RegionSession, outbox: Outbox[Any]) -> None:
         opened = self._opened(session)

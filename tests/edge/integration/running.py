@@ -154,4 +154,7 @@ async def running(
         finally:
             await mesh.edge.stop()
             metrics.close()
+            faults = [it for each in (region, *region.others.values()) for it in each.faults]
+            if faults:
+                raise faults[0]
         assert mesh.edge.telemetry.num_chats == 0

@@ -207,6 +207,26 @@ def test_drafts_beyond_the_regions_lead_go_up_again_in_the_same_epoch() -> None:
     assert num_accepted == [2] * 12
 
 
+def test_drafts_are_not_sent_again_once_the_reply_is_past_them() -> None:
+    """A region finds no gap within an epoch: it would take no more drafts of it."""
+    drafts = chain(list(range(1, 60)), confidence=1.0, max_lead=8)
+    region = EdgeChain(0, max_lead=8)
+    drafts.advance(LEAD)
+    first = drafts.take_unsent()
+    assert first is not None and first.ids == tuple(range(1, 9))
+    region.receive(Drafts(first.epoch, first.base, first.ids, first.continues), [])
+    drafts.commit(0, 0, 2, [])
+    drafts.limit_lead(3)
+    drafts.commit(0, 2, 6, [9])
+    drafts.advance(LEAD)
+    frame = drafts.take_unsent()
+    assert frame is not None and (frame.base, frame.ids) == (9, (10, 11, 12))
+    reply = list(range(1, 10))
+    assert region.advance(reply) == 8
+    region.receive(Drafts(frame.epoch, frame.base, frame.ids, frame.continues), reply)
+    assert region.ids == [10, 11, 12]
+
+
 def test_a_long_prompt_is_learnt_in_slices() -> None:
     drafter = ScriptedDrafter(SCRIPT)
     drafter.prompt_tokens = 40
@@ -239,8 +259,8 @@ def test_drafts_that_were_not_sent_cannot_be_accepted() -> None:
 
 
 class KeepingRegion:
-    """The region's view of the protocol, kept naively: contiguous frames per epoch, a chain that
-    is compared with the truth."""
+    """The region's view of the protocol, kept naively: frames of an epoch that continue each other
+    or begin again further back, a chain that is compared with the truth."""
 
     def __init__(self, truth: list[int]) -> None:
         self.truth = truth
@@ -251,8 +271,10 @@ class KeepingRegion:
         if frame.epoch != self.epoch:
             assert frame.epoch > self.epoch
             self.epoch, self.begin, self.received = frame.epoch, frame.base, []
-        assert frame.base == self.begin + len(self.received)
-        self.received += frame.ids
+        again = self.received[max(0, frame.base - self.begin) :]
+        assert self.begin <= frame.base <= self.begin + len(self.received)
+        assert list(frame.ids[: len(again)]) == again[: len(frame.ids)]
+        self.received += frame.ids[len(again) :]
 
     def num_accepted(self, base: int) -> int:
         """Drafts from `base` on that are the truth, if all before them were."""
@@ -288,3 +310,5 @@ def test_against_a_region_that_keeps_every_draft(seed: int) -> None:
             if accepted + len(ids):
                 resolved += drafts.commit(region.epoch, base, accepted, ids).ids
                 assert resolved == truth[: len(resolved)]
+                if rng.random() < 0.2:
+                    drafts.limit_lead(rng.randint(1, 8))
