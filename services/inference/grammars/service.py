@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from outrider.errors import InvalidSamplingError, OverloadedError
+from outrider.errors import OverloadedError
 from outrider.sampling.constraint import Constraint
 from outrider.sampling.grammar import Grammar
 from services.inference.grammars.compiler import CompiledGrammar, compile_grammar
@@ -24,8 +24,8 @@ MAX_WAITING = 32
 MAX_WAITING_OF_GROUP = 4
 """Of these, of one trust group."""
 COMPILE_S = 5.0
-"""After so many seconds a session is told that its grammar is too complex. Its thread goes on until
-it comes to the limits' end."""
+"""After so many seconds, most of them spent waiting for a thread, a session is told to come back.
+The thread goes on, and what it compiles is kept: a busy machine makes no grammar invalid."""
 _NUM_THREADS = 2
 _RETRY_MS = 200
 
@@ -59,6 +59,9 @@ class Grammars:
         entry = self._kept.get((group, grammar))
         if entry is None:
             return None
+        if entry.compiled.is_worn_out:
+            del self._kept[group, grammar]
+            return None
         self._kept.move_to_end((group, grammar))
         entry.num_uses += 1
         if entry.num_uses >= MAX_USES:
@@ -67,7 +70,7 @@ class Grammars:
 
     async def constraint(self, group: bytes, grammar: Grammar) -> Constraint:
         """For one reply. Raises InvalidSamplingError for a grammar that is none or costs too much,
-        and OverloadedError where too many are being compiled."""
+        and OverloadedError where others' have to be compiled before it."""
         key = group, grammar
         compiling = self._compiling.get(key)
         if compiling is None:
@@ -79,8 +82,8 @@ class Grammars:
             async with asyncio.timeout(COMPILE_S):
                 compiled = await asyncio.shield(compiling)
         except TimeoutError:
-            raise InvalidSamplingError(
-                f"the grammar takes more than {COMPILE_S:g} s to compile; simplify it"
+            raise OverloadedError(
+                "the grammar is not compiled yet; come back later", retry_delay_ms=_RETRY_MS
             ) from None
         return compiled.constraint()
 
