@@ -39,7 +39,6 @@ _DURATION = re.compile(r"P(?!$)(\d+Y)?(\d+M)?(\d+W)?(\d+D)?(T(?=\d)(\d+H)?(\d+M)
 _FORMATS = jsonschema.FormatChecker(("date", "email", "ipv4", "uuid"))
 
 
-@_FORMATS.checks("date-time", raises=ValueError)
 def _is_moment(value: object) -> bool:
     """RFC 3339; Python knows no leap seconds."""
     if isinstance(value, str):
@@ -47,14 +46,17 @@ def _is_moment(value: object) -> bool:
     return not isinstance(value, str) or re.search(r"[zZ]|[+-]\d\d:\d\d$", value) is not None
 
 
-@_FORMATS.checks("time", raises=ValueError)
 def _is_time(value: object) -> bool:
     return not isinstance(value, str) or _is_moment(f"2000-01-01T{value}")
 
 
-@_FORMATS.checks("duration")
 def _is_duration(value: object) -> bool:
     return not isinstance(value, str) or _DURATION.fullmatch(value) is not None
+
+
+_FORMATS.checks("date-time", raises=ValueError)(_is_moment)
+_FORMATS.checks("time", raises=ValueError)(_is_time)
+_FORMATS.checks("duration")(_is_duration)
 
 
 @dataclass(frozen=True, slots=True)
