@@ -4,7 +4,8 @@ The held-out prompts, documents left out, are answered one at a time (or `--conc
 one scheduler and engine in this process: without a prediction, and with one that is the reply's
 text, that text with edits (in every stretch of 30 words one is replaced, one left out or two
 inserted), and the text of another prompt's reply. Predictions are texts, tokenized as an edge does.
-The replies have to be equal. Rounds take turns; speeds are medians.
+The replies have to be equal. Each block of prompts is answered with predictions of every kind, by
+turns; speeds are medians over blocks.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ KINDS = ("none", "right", "edited", "another reply")
 MAX_TOKENS = 160
 _STRETCH = 30
 """Words between two edits."""
+_BLOCK = 4
+"""Prompts whose replies are timed together; as many as are answered at once, if these are more."""
 
 
 @dataclass(slots=True)
@@ -66,7 +69,6 @@ def main() -> int:
     flags = parser("prediction", __doc__ or "")
     flags.add_argument("--concurrency", type=int, default=1)
     flags.add_argument("--temperature", type=float, default=0.0)
-    flags.add_argument("--rounds", type=int, help="default 3, quick 1")
     arguments = flags.parse_args()
     run = start("prediction", arguments)
     vocabulary = load_vocabulary(DEFAULT_MODEL, ModelStore(default_root()))
@@ -87,20 +89,25 @@ def main() -> int:
         "edited": [edited(text, rng) for text in truth],
         "another reply": [*truth[1:], truth[0]],
     }
-    rounds: list[dict[str, Outcome]] = []
-    for turn in range(arguments.rounds or (1 if run.quick else 3)):
-        order = KINDS[turn % 4 :] + KINDS[: turn % 4]
-        rounds.append({kind: bench.answer(ids, predictions[kind]) for kind in order})
-        print(f"round {turn + 1}", file=sys.stderr)
-    report(run, rounds, arguments.concurrency, arguments.temperature)
+    blocks: list[dict[str, Outcome]] = []
+    size = max(_BLOCK, arguments.concurrency)
+    for begin in range(0, len(ids), size):
+        part, turn = slice(begin, begin + size), len(blocks) % len(KINDS)
+        order = KINDS[turn:] + KINDS[:turn]
+        blocks.append(
+            {kind: bench.answer(ids[part], predictions[kind][part], begin) for kind in order}
+        )
+        print(f"{min(begin + size, len(ids))} of {len(ids)} prompts", file=sys.stderr)
+    num_changed = report(run, blocks, arguments.concurrency, arguments.temperature)
     run.finish()
-    return 0
+    return 1 if num_changed else 0
 
 
 def report(
-    run: Run, rounds: Sequence[dict[str, Outcome]], concurrency: int, temperature: float
-) -> None:
-    """One row for each kind of prediction."""
+    run: Run, blocks: Sequence[dict[str, Outcome]], concurrency: int, temperature: float
+) -> int:
+    """One row for each kind of prediction; returns how many replies a prediction changed."""
+    num_changed = 0
     table = run.table(
         f"Predictions: temperature {temperature:g}, {concurrency} chats at once",
         "prediction",
@@ -111,10 +118,10 @@ def report(
         "copied drafts accepted, %",
         "replies changed",
     )
-    table.note("n: replies, of all rounds. Speeds are medians over rounds.")
-    alone = [by_kind["none"] for by_kind in rounds]
+    table.note("n: replies. Speeds are medians over blocks of prompts.")
+    alone = [by_kind["none"] for by_kind in blocks]
     for kind in KINDS:
-        done = [by_kind[kind] for by_kind in rounds]
+        done = [by_kind[kind] for by_kind in blocks]
         speeds = [one.num_tokens / one.seconds for one in done]
         ratios = [a / (b.num_tokens / b.seconds) for a, b in zip(speeds, alone, strict=True)]
         per_call = sum(one.num_tokens for one in done) / sum(one.num_commits for one in done)
@@ -125,6 +132,7 @@ def report(
             for one, other in zip(done, alone, strict=True)
             for a, b in zip(one.replies, other.replies, strict=True)
         )
+        num_changed += changed
         table.add(
             kind,
             sum(len(one.replies) for one in done),
@@ -144,6 +152,7 @@ def report(
             "tried": tried,
             "changed": changed,
         }
+    return num_changed
 
 
 class Bench:
@@ -157,8 +166,10 @@ class Bench:
         self._concurrency = concurrency
         self._temperature = temperature
 
-    def answer(self, prompts: Sequence[Sequence[int]], predictions: Sequence[str]) -> Outcome:
-        """All prompts, so many at a time, each with its prediction."""
+    def answer(
+        self, prompts: Sequence[Sequence[int]], predictions: Sequence[str], first: int = 0
+    ) -> Outcome:
+        """All prompts, so many at a time, each with its prediction; seeds count from `first`."""
         limits = SchedulerLimits(max_sessions=self._concurrency)
         prior = shipped_prior(self._vocabulary.tokens_digest)
         scheduler = Scheduler(self._engine.info, limits, self._new_reply, prior)
@@ -168,7 +179,7 @@ class Bench:
             OpenRequest(
                 number,
                 tuple(ids),
-                SamplingParams(self._temperature, seed=number, max_tokens=MAX_TOKENS),
+                SamplingParams(self._temperature, seed=first + number, max_tokens=MAX_TOKENS),
                 prediction=prediction,
             )
             for number, (ids, prediction) in enumerate(zip(prompts, texts, strict=True))

@@ -113,7 +113,7 @@ _ALL = (
         "frontier", "bench.wan.frontier", sources=(*SERVICES, "bench/relay", "bench/data/tuning"),
         minutes=20.0,
     ),
-    Bench("structured", "bench.structured", minutes=25.0),
+    Bench("structured", "bench.structured", minutes=12.0),
     Bench("policy", "bench.policy"),
     Bench(
         "learning", "bench.learning",

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import json
 import os
+import re
 import signal
 import time
+import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import jsonschema
 
 from bench.harness.local_mesh import LocalMesh
-from bench.structured.schemas import Task
+from bench.structured.schemas import NUM_SHAPES, Task
 from outrider.client import ReconnectPolicy, connect
 from outrider.client.wire import SpeculationName
 from outrider.engines.factory import create_engine
@@ -32,6 +35,28 @@ from services.inference.reference import generate
 
 MAX_TOKENS = 400
 _PATIENCE_S = 120.0
+_DURATION = re.compile(r"P(?!$)(\d+Y)?(\d+M)?(\d+W)?(\d+D)?(T(?=\d)(\d+H)?(\d+M)?(\d+S)?)?")
+_FORMATS = jsonschema.FormatChecker(("date", "email", "ipv4", "uuid"))
+
+
+def _is_moment(value: object) -> bool:
+    """RFC 3339; Python knows no leap seconds."""
+    if isinstance(value, str):
+        datetime.datetime.fromisoformat(value.upper().replace(":60", ":59"))
+    return not isinstance(value, str) or re.search(r"[zZ]|[+-]\d\d:\d\d$", value) is not None
+
+
+def _is_time(value: object) -> bool:
+    return not isinstance(value, str) or _is_moment(f"2000-01-01T{value}")
+
+
+def _is_duration(value: object) -> bool:
+    return not isinstance(value, str) or _DURATION.fullmatch(value) is not None
+
+
+_FORMATS.checks("date-time", raises=ValueError)(_is_moment)
+_FORMATS.checks("time", raises=ValueError)(_is_time)
+_FORMATS.checks("duration")(_is_duration)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,21 +71,25 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """All tasks, asked once."""
+    """Some tasks, asked once."""
 
     replies: tuple[Said, ...]
     seconds: float
-    accepted_share: float
-    """Of the tokens, those that were drafts."""
+    num_accepted: int
+    """Tokens that were drafts."""
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(said.ids) for said in self.replies)
 
     @property
     def tokens_per_s(self) -> float:
-        return sum(len(said.ids) for said in self.replies) / self.seconds
+        return self.num_tokens / self.seconds
 
 
 def sampling(task: Task, number: int) -> SamplingParams:
-    """Every second one is sampled."""
-    temperature = 0.8 * (number % 2)
+    """Every second one is sampled, of every shape half of them."""
+    temperature = 0.8 * ((number + number // NUM_SHAPES) % 2)
     return SamplingParams(
         temperature=temperature,
         top_p=0.95,
@@ -76,14 +105,15 @@ def without_schema(params: SamplingParams, num_tokens: int) -> SamplingParams:
 
 
 def is_valid(task: Task, said: Said) -> bool:
-    """Whether the reply is JSON, whole, and what the schema says."""
+    """Whether the reply is JSON, whole, and what the schema says: judged by the package jsonschema,
+    formats by Python's own parsers. Neither knows llguidance."""
     if not said.is_whole:
         return False
+    judge = jsonschema.Draft202012Validator(task.schema, format_checker=_FORMATS)
     try:
-        jsonschema.validate(json.loads(said.text), task.schema)
-    except (ValueError, jsonschema.ValidationError):
+        return bool(judge.is_valid(json.loads(said.text)))
+    except ValueError:
         return False
-    return True
 
 
 def references(tasks: Sequence[Task]) -> list[Said]:
@@ -120,8 +150,8 @@ async def ask(
     speculation: SpeculationName,
     kill_after: int = 0,
 ) -> Round:
-    """All of them, so many at a time; when `kill_after` replies are there, a replica that has chats
-    is killed (SIGKILL)."""
+    """All of them, so many at a time; when `kill_after` replies are there, the replica that gave
+    the last one is killed (SIGKILL)."""
     host, port = mesh.edge
     gate = asyncio.Semaphore(parallel)
     num_done = num_accepted = 0
@@ -146,12 +176,20 @@ async def ask(
         pairs = zip(tasks, params, strict=True)
         replies = await asyncio.gather(*(one(task, how) for task, how in pairs))
         seconds = time.perf_counter() - begin
-    num_tokens = sum(len(said.ids) for said in replies)
-    return Round(tuple(replies), seconds, num_accepted / max(1, num_tokens))
+    return Round(tuple(replies), seconds, num_accepted)
+
+
+def num_moved(mesh: LocalMesh) -> int:
+    """Replies that the router had go on at another replica."""
+    (router,) = mesh.services("router")
+    url = f"http://{mesh.state.host}:{router['admin_port']}/metrics"
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    moves = [line for line in lines if line.startswith("outrider_router_moves_total")]
+    return round(sum(float(line.split()[-1]) for line in moves))
 
 
 def _kill(mesh: LocalMesh, replica: str) -> None:
     """The mesh's supervisor starts another."""
-    rows = mesh.services("inference")
-    named = [row for row in rows if row["name"] in replica or replica in row["name"]]
-    os.kill((named or rows)[0]["pid"], signal.SIGKILL)
+    (row,) = (row for row in mesh.services("inference") if row["name"] == replica)
+    os.kill(row["pid"], signal.SIGKILL)

@@ -1,12 +1,13 @@
-"""Two hundred JSON schemas, the same in every run.
+"""Two hundred different JSON schemas, the same in every run.
 
 Of the shapes that JSONSchemaBench (arXiv 2501.10868) collected from function calls, settings and
-web services, made here: each shape in as many variations as the number asks for. Every text and
-list in them is bounded, so that a model which never stops by itself comes to an end.
+web services, made here: each shape in as many variations as the number asks for. Texts and lists
+in them are bounded, and what holds itself need not go on, so that a reply comes to an end.
 """
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -44,12 +45,20 @@ class Task:
 
 
 def tasks(count: int = NUM_SCHEMAS) -> list[Task]:
-    """The first `count`; every shape has its turn."""
-    return [_task(number) for number in range(count)]
+    """The first `count`; every shape has its turn, no two schemas are alike."""
+    seen, found = set[str](), list[Task]()
+    for number in range(count):
+        task = _task(number, random.Random(number))
+        again = 0
+        while (text := json.dumps(task.schema)) in seen:
+            again += 1
+            task = _task(number, random.Random(f"{number}, {again}"))
+        seen.add(text)
+        found.append(task)
+    return found
 
 
-def _task(number: int) -> Task:
-    chance = random.Random(number)
+def _task(number: int, chance: random.Random) -> Task:
     shape = _SHAPES[number % len(_SHAPES)]
     topic = _TOPICS[number % len(_TOPICS)]
     name = f"{shape.__name__.removeprefix('_')}-{number}"
@@ -155,10 +164,75 @@ def _referenced(chance: random.Random) -> Schema:
 
 
 def _tree(chance: random.Random) -> Schema:
-    """That holds itself, two deep at most: the inner one has no list any more."""
-    leaf = _object({"label": {"enum": chance.sample(_WORDS, 2)}})
-    children = {"type": "array", "items": leaf, "maxItems": 2}
-    return _object({"label": _leaf(chance), "children": children})
+    """Lists in lists, each level by a reference: one that held itself a small model would go on
+    with for ever."""
+    label = {"enum": chance.sample(_WORDS, 3)}
+
+    def level(inner: str) -> Schema:
+        children = {"type": "array", "items": {"$ref": f"#/$defs/{inner}"}, "maxItems": 2}
+        return _object({"label": label, "children": children})
+
+    levels = {"node": level("twig"), "twig": level("leaf"), "leaf": _object({"label": label})}
+    return {"$ref": "#/$defs/node", "$defs": levels}
+
+
+def _chain(chance: random.Random) -> Schema:
+    """What follows, or nothing, by references."""
+    value = {"enum": chance.sample(_WORDS, 3)}
+
+    def link(following: str) -> Schema:
+        choice = {"anyOf": [{"type": "null"}, {"$ref": f"#/$defs/{following}"}]}
+        return _object({"value": value, "next": choice})
+
+    links = {"first": link("second"), "second": link("last"), "last": _object({"value": value})}
+    return _object({"head": {"$ref": "#/$defs/first"}}) | {"$defs": links}
+
+
+def _expression(chance: random.Random) -> Schema:
+    """That holds itself: a value, or an operator with such an expression."""
+    low = chance.randrange(0, 50)
+    number = {"type": "integer", "minimum": low, "maximum": low + 9}
+    operator = {"enum": chance.sample(("+", "-", "*", "/", "and", "or"), 3)}
+    inner = {"anyOf": [number, {"$ref": "#/$defs/sum"}]}
+    both = _object({"op": operator, "left": number, "right": inner})
+    return {"anyOf": [number, {"$ref": "#/$defs/sum"}], "$defs": {"sum": both}}
+
+
+def _numbers(chance: random.Random) -> Schema:
+    """Fractions within bounds, of few digits."""
+    low = chance.randrange(-9, 9)
+    return _object(
+        {
+            "ratio": {"type": "number", "minimum": 0, "maximum": 1, "multipleOf": 0.01},
+            "degrees": {"type": "number", "minimum": low, "maximum": low + 5, "multipleOf": 0.5},
+            "count": {"type": "integer", "exclusiveMinimum": low, "maximum": low + 77},
+        }
+    )
+
+
+def _matrix(chance: random.Random) -> Schema:
+    size = chance.randrange(2, 4)
+    low = chance.randrange(0, 5)
+    cell = {"type": "integer", "minimum": low, "maximum": low + chance.choice((1, 9, 30))}
+    row = {"type": "array", "items": cell, "minItems": size, "maxItems": size}
+    return {"type": "array", "items": row, "minItems": 2, "maxItems": size}
+
+
+def _open(chance: random.Random) -> Schema:
+    """With properties that it names, and others of one kind."""
+    named = _object({name: _leaf(chance) for name in _named(chance, 2)})
+    kind = chance.choice(({"type": "boolean"}, {"enum": chance.sample(_WORDS, 2)}))
+    return named | {"additionalProperties": kind, "maxProperties": 3}
+
+
+def _annotated(chance: random.Random) -> Schema:
+    """As people write them: with words that mean nothing to a grammar."""
+    properties = {
+        name: _leaf(chance) | {"title": name.title(), "description": f"The {name} of it."}
+        for name in _named(chance, 3)
+    }
+    dialect = "https://json-schema.org/draft/2020-12/schema"
+    return {"$schema": dialect, "title": chance.choice(_NAMES)} | _object(properties)
 
 
 def _map(chance: random.Random) -> Schema:
@@ -207,5 +281,7 @@ def _bounds(chance: random.Random) -> Schema:
 
 _SHAPES: Final[tuple[Callable[[random.Random], Schema], ...]] = (
     _flat, _optional, _nested, _array, _records, _tuple, _formats, _patterns, _any_of, _tagged,
-    _referenced, _tree, _map, _function_call, _long_names, _reasoned, _bounds, _merged,
+    _referenced, _tree, _map, _function_call, _long_names, _reasoned, _bounds, _merged, _chain,
+    _expression, _numbers, _matrix, _open, _annotated,
 )  # fmt: skip
+NUM_SHAPES: Final = len(_SHAPES)

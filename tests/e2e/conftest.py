@@ -15,7 +15,7 @@ from tests.e2e.tiny_models import write_tiny
 def mesh() -> Iterator[LocalMesh]:
     # Few sizes of calls, so that it starts in seconds; they change no text.
     few = ("inference.max_fixed_rows=4", "inference.warm_up_rows=16")
-    with local_mesh(settings=few) as running:
+    with local_mesh(settings=few, http=True) as running:
         yield running
 
 

@@ -1,4 +1,4 @@
-"""An edge killed in the middle of replies (SIGKILL), another in its place: the text is exact."""
+"""An edge or a replica killed in the middle of replies (SIGKILL): the text is exact."""
 
 from __future__ import annotations
 
@@ -6,15 +6,20 @@ import asyncio
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import jsonschema
 import pytest
+from openai import AsyncOpenAI
 
 from bench.harness.local_mesh import LocalMesh, local_mesh, outrider
+from outrider.cli import operator
+from outrider.cli.local import development_key
 from outrider.cli.local.certificates import of_process
 from outrider.cli.local.mesh import ProcessSpec, completed, to_toml
 from outrider.client import (
@@ -27,7 +32,10 @@ from outrider.client import (
     connect,
 )
 from outrider.process import read_ports
+from outrider.rpc import make_channel
 from outrider.testing import free_udp_port
+from outrider.tls import Role
+from outrider.v1 import router_pb2, router_pb2_grpc
 from tests.cli.prompting.terminal import terminal
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -115,6 +123,103 @@ async def test_a_killed_edge_costs_a_pause_and_no_byte(edge: KillableEdge) -> No
     assert kills == 1
     assert {Interrupted, Resumed} <= seen
     assert (result.text, list(result.ids)) == (truth["text"], truth["ids"])
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "colours": {
+            "type": "array", "items": {"enum": ["blue", "red"]}, "minItems": 9, "maxItems": 12,
+        },
+        "reason": {"type": "string", "minLength": 120, "maxLength": 200},
+        "is_certain": {"type": "boolean"},
+    },
+    "required": ["colours", "reason", "is_certain"],
+    "additionalProperties": False,
+}  # fmt: skip
+
+
+@pytest.mark.model
+async def test_a_reply_by_a_schema_goes_on_at_another_replica(
+    mesh: LocalMesh, tmp_path: Path
+) -> None:
+    """Asked over HTTP; its replica is killed, and the text is the reference's, and valid."""
+    file = tmp_path / "schema.json"
+    file.write_text(json.dumps(SCHEMA), encoding="utf-8")
+    flags = ("--prompt", PROMPT, "--max-tokens", "300", "--seed", "5", "--temperature", "0.8")
+    done = await asyncio.to_thread(
+        outrider, "reference", *flags, "--json-schema", str(file), "--json"
+    )
+    truth = json.loads(done.stdout)
+    port = mesh.state.service("edge")["http_port"]
+    said, killed, finish = "", "", None
+    async with (
+        Router(mesh) as router,
+        AsyncOpenAI(
+            base_url=f"http://{mesh.state.host}:{port}/v1",
+            api_key=development_key.read(mesh.state_dir),
+            max_retries=0,
+            timeout=LIMIT_S,
+        ) as client,
+    ):
+        stream = await client.chat.completions.create(
+            model=mesh.state.models[0]["name"],
+            messages=[{"role": "user", "content": PROMPT}],
+            max_completion_tokens=300,
+            seed=5,
+            temperature=0.8,
+            response_format={
+                "type": "json_schema",
+                "json_schema": {"name": "sky", "schema": SCHEMA, "strict": True},
+            },
+            stream=True,
+        )
+        async for chunk in stream:
+            said += chunk.choices[0].delta.content or ""
+            finish = chunk.choices[0].finish_reason or finish
+            if len(said) > 30 and not killed:
+                assert len(said) < len(truth["text"]) / 2
+                killed = await router.latest_replica()
+                os.kill(mesh.state.service(killed)["pid"], signal.SIGKILL)
+        assert killed and said == truth["text"]
+        assert finish == "stop" == truth["finish_reason"]
+        jsonschema.Draft202012Validator(SCHEMA).validate(json.loads(said))
+        assert await router.latest_replica() != killed, "it went on elsewhere"
+        await router.is_whole()  # for those who use the mesh next
+
+
+class Router:
+    """A mesh's router, asked by an operator."""
+
+    def __init__(self, mesh: LocalMesh) -> None:
+        tls = operator.of_mesh(mesh.state_dir)
+        self._channel = make_channel(mesh.address("router"), tls=tls, role=Role.ROUTER)
+        self._stub: router_pb2_grpc.RouterServiceAsyncStub = router_pb2_grpc.RouterServiceStub(
+            self._channel
+        )
+
+    async def __aenter__(self) -> Router:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._channel.close()
+
+    async def latest_replica(self) -> str:
+        """Where it sent the latest session."""
+        answer = await self._stub.Explain(router_pb2.ExplainRequest(max_placements=1))
+        return answer.placements[0].chosen.replica
+
+    async def is_whole(self) -> None:
+        """Return when all replicas serve."""
+
+        async def are_ready() -> bool:
+            listed = await self._stub.ListReplicas(router_pb2.ListReplicasRequest())
+            states = {row.state for row in listed.replicas}
+            return states == {router_pb2.REPLICA_STATE_READY}
+
+        async with asyncio.timeout(LIMIT_S):
+            while not await are_ready():
+                pass
 
 
 # No drafter in the mesh's own edge: it would take seconds to start, and has no part in this.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from typing import Any, Final
 
 import structlog
@@ -75,31 +76,62 @@ _KEYWORDS: Final = (
 """JSON Schema's own words, which an error may name."""
 
 
-class CompiledGrammar:
-    """A grammar over one vocabulary. Immutable, but for what its matchers learn of the lexer."""
+MOST_ALONE_S: Final = 0.05
+"""CPU time of a compilation that the model's thread does again for one reply, and lets the others
+of its call wait for. Most take 4 ms."""
 
-    def __init__(self, table: TokenTable, fresh: LLMatcher) -> None:
+
+class CompiledGrammar:
+    """A grammar over one vocabulary, for the replies of one trust group. Their matchers share a
+    lexer, which learns from each of them, and is worn out for all once it came to its limits."""
+
+    def __init__(self, table: TokenTable, text: str) -> None:
+        """`text`: as `definition` has it. Raises as compile_grammar."""
         self._table = table
-        self._fresh = fresh
-        self._can_roll_back = _can_roll_back(table, fresh)
+        self._text = text
+        begin = time.thread_time()
+        self._fresh = self._made()
+        self._took_s = time.thread_time() - begin
+        if self._fresh.is_error():
+            raise _Refused(self._fresh.get_error())
+        self._can_roll_back = _can_roll_back(table, self._fresh)
+        self.is_worn_out = False
+        """A reply found the shared lexer at its limits: new replies need the grammar anew."""
 
     def constraint(self) -> GrammarMatcher:
         """For one reply; takes some ten microseconds."""
-        return GrammarMatcher(self._table, self._fresh, can_roll_back=self._can_roll_back)
+        return GrammarMatcher(self._table, self, can_roll_back=self._can_roll_back)
+
+    def sharing(self) -> LLMatcher:
+        """As FreshMatchers."""
+        return self._fresh.deep_copy()
+
+    def alone(self) -> LLMatcher | None:
+        """As FreshMatchers."""
+        self.is_worn_out = True
+        return self._made() if self._took_s <= MOST_ALONE_S else None
+
+    def _made(self) -> LLMatcher:
+        return LLMatcher(self._table.tokenizer, self._text, log_level=0, limits=LIMITS)
+
+
+class _Refused(Exception):
+    """llguidance's own words, which quote the grammar."""
 
 
 def compile_grammar(table: TokenTable, grammar: Grammar) -> CompiledGrammar:
-    """Takes milliseconds, up to a tenth of a second where the limits are reached, and releases
+    """Takes milliseconds, up to two seconds for schemas of thousands of properties, and releases
     Python's lock meanwhile. Raises InvalidSamplingError, whose message has nothing of the text."""
-    tokenizer, text = table.tokenizer, definition(table, grammar)
+    text = definition(table, grammar)
     try:
-        fresh = LLMatcher(tokenizer, text, log_level=0, limits=LIMITS)
+        compiled = CompiledGrammar(table, text)
+    except _Refused as refused:
+        raise InvalidSamplingError(problem(grammar.kind, str(refused))) from None
+    except InvalidSamplingError:
+        raise
     except BaseException as panic:  # llguidance's panics are no Exceptions
         _log.error("grammar_panic", kind=grammar.kind, error=type(panic).__name__)
         raise InvalidSamplingError("the grammar cannot be compiled; simplify it") from None
-    if fresh.is_error():
-        raise InvalidSamplingError(problem(grammar.kind, fresh.get_error()))
-    compiled = CompiledGrammar(table, fresh)
     compiled.constraint().allowed()
     return compiled
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 from llguidance import LLMatcher
@@ -18,6 +19,19 @@ looked at, so the other sessions of the call wait for one of them only."""
 _SMOOTHING = 0.1
 
 
+class FreshMatchers(Protocol):
+    """Where matchers of one grammar come from, which have seen nothing (CompiledGrammar)."""
+
+    def sharing(self) -> LLMatcher:
+        """One with the lexer of all others: what they learnt and spent is learnt and spent."""
+        ...
+
+    def alone(self) -> LLMatcher | None:
+        """One with a lexer of its own, since the shared one is worn out; None where it would take
+        so long to make that others had to wait for it."""
+        ...
+
+
 class GrammarMatcher:
     """A Constraint (outrider.sampling.constraint). One thread uses it.
 
@@ -25,13 +39,17 @@ class GrammarMatcher:
     model's own way to write it; else all whose bytes the grammar allows. They depend on the
     committed ids alone. Looking at drafts moves the matcher and rolls it back; where that fails, a
     fresh one is given the committed ids, and no drafts are looked at any more.
+
+    Replies that share a compiled grammar share llguidance's lexer, which never comes back from an
+    error: a draft of this reply, or another reply, may have taken it to its limits. So a reply
+    fails only where a lexer that it has for itself fails too.
     """
 
-    def __init__(self, table: TokenTable, fresh: LLMatcher, *, can_roll_back: bool) -> None:
-        """`fresh` has seen nothing, and is not changed."""
+    def __init__(self, table: TokenTable, fresh: FreshMatchers, *, can_roll_back: bool) -> None:
         self._table = table
         self._fresh = fresh
-        self._matcher = fresh.deep_copy()
+        self._matcher = fresh.sharing()
+        self._is_alone = False
         self._looks_ahead = can_roll_back
         self._ids: list[int] = []
         """The committed ones, but for the end."""
@@ -47,8 +65,10 @@ class GrammarMatcher:
         """As Constraint."""
         if self._num_taken >= len(self._masks):
             self._compute(())
+            if not self._masks and self._goes_alone():
+                self._compute(())
             if not self._masks:
-                raise InvalidSamplingError(_cost_problem(self._matcher, len(self._ids)))
+                raise InvalidSamplingError(_problem(self._matcher, len(self._ids)))
         return self._masks[self._num_taken]
 
     def advance(self, token: int) -> None:
@@ -60,9 +80,12 @@ class GrammarMatcher:
             return
         was_complete = self._is_complete()
         if not self._matcher.consume_token(token):
-            if was_complete or "satisfy the grammar" in self._matcher.get_error():
+            if was_complete or self._is_not_allowed():
                 raise _not_allowed(len(self._ids))
-            raise InvalidSamplingError(_cost_problem(self._matcher, len(self._ids)))
+            if not (self._goes_alone() and self._matcher.consume_token(token)):
+                if self._is_not_allowed():
+                    raise _not_allowed(len(self._ids))
+                raise InvalidSamplingError(_problem(self._matcher, len(self._ids)))
         self._ids.append(token)
         if self._drafts[self._num_taken : self._num_taken + 1] == (token,):
             self._num_taken += 1
@@ -106,6 +129,10 @@ class GrammarMatcher:
         """Whether drafts may be looked at."""
         return self._looks_ahead and self._mask_s <= SLOW_MASK_S
 
+    def _is_not_allowed(self) -> bool:
+        """Whether it broke since the grammar has no such id there."""
+        return "satisfy the grammar" in self._matcher.get_error()
+
     def _is_complete(self) -> bool:
         """Whether nothing but the end can come."""
         return self._matcher.is_stopped() and not self._matcher.is_error()
@@ -146,12 +173,26 @@ class GrammarMatcher:
         """Whether looking at drafts broke the matcher; a fresh one is in its place then."""
         if not self._matcher.is_error():
             return False
+        self._restart(self._fresh.sharing())
+        return True
+
+    def _goes_alone(self) -> bool:
+        """Whether a matcher that broke by its cost was replaced by one that shares nothing."""
+        if self._is_alone or _cannot_be_written(self._matcher.get_error()):
+            return False
+        self._is_alone = True
+        fresh = self._fresh.alone()
+        if fresh is None:
+            return False
+        self._restart(fresh)
+        return not self._matcher.is_error()
+
+    def _restart(self, fresh: LLMatcher) -> None:
         self._looks_ahead = False
         self._forget_masks()
-        self._matcher = self._fresh.deep_copy()
+        self._matcher = fresh
         if self._ids:
             self._matcher.consume_tokens(self._ids)
-        return True
 
 
 def _not_allowed(num_tokens: int) -> InvalidRequestError:
@@ -161,10 +202,13 @@ def _not_allowed(num_tokens: int) -> InvalidRequestError:
     )
 
 
-def _cost_problem(matcher: LLMatcher, num_tokens: int) -> str:
+def _cannot_be_written(message: str) -> bool:
+    return "NoExtension" in message or UNWRITABLE in message
+
+
+def _problem(matcher: LLMatcher, num_tokens: int) -> str:
     """llguidance's own message has parts of the grammar and of the reply."""
-    message = matcher.get_error()
-    if "NoExtension" in message or UNWRITABLE in message:
+    if _cannot_be_written(matcher.get_error()):
         return (
             f"after {num_tokens} tokens of the reply no token of this model's vocabulary can go on "
             "in the grammar; allow other characters there"

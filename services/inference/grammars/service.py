@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from outrider.errors import InvalidSamplingError, OverloadedError
+from outrider.errors import OverloadedError
 from outrider.sampling.constraint import Constraint
 from outrider.sampling.grammar import Grammar
 from services.inference.grammars.compiler import CompiledGrammar, compile_grammar
@@ -22,10 +22,14 @@ MAX_USES = 256
 MAX_WAITING = 32
 """Compilations that wait or run."""
 MAX_WAITING_OF_GROUP = 4
+"""Of these, of one trust group: others wait behind no more of it."""
+MAX_QUEUED = 256
+"""Sessions that wait until their group has fewer compilations."""
+MAX_QUEUED_OF_GROUP = 64
 """Of these, of one trust group."""
 COMPILE_S = 5.0
-"""After so many seconds a session is told that its grammar is too complex. Its thread goes on until
-it comes to the limits' end."""
+"""After so many seconds, most of them spent waiting for a thread, a session is told to come back.
+The thread goes on, and what it compiles is kept: a busy machine makes no grammar invalid."""
 _NUM_THREADS = 2
 _RETRY_MS = 200
 
@@ -48,6 +52,8 @@ class Grammars:
         self._compiling: dict[Key, asyncio.Future[CompiledGrammar]] = {}
         self._waiting: Counter[bytes] = Counter()
         """Compilations by trust group."""
+        self._queued: Counter[bytes] = Counter()
+        """Sessions by trust group that wait for its turn."""
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="grammar")
 
     def close(self) -> None:
@@ -59,6 +65,9 @@ class Grammars:
         entry = self._kept.get((group, grammar))
         if entry is None:
             return None
+        if entry.compiled.is_worn_out:
+            del self._kept[group, grammar]
+            return None
         self._kept.move_to_end((group, grammar))
         entry.num_uses += 1
         if entry.num_uses >= MAX_USES:
@@ -67,36 +76,42 @@ class Grammars:
 
     async def constraint(self, group: bytes, grammar: Grammar) -> Constraint:
         """For one reply. Raises InvalidSamplingError for a grammar that is none or costs too much,
-        and OverloadedError where too many are being compiled."""
-        key = group, grammar
-        compiling = self._compiling.get(key)
-        if compiling is None:
-            found = self.kept(group, grammar)
-            if found is not None:
-                return found
-            compiling = self._compile(key)
+        and OverloadedError where others' have to be compiled before it."""
         try:
             async with asyncio.timeout(COMPILE_S):
-                compiled = await asyncio.shield(compiling)
+                while (found := self.kept(group, grammar)) is None:
+                    compiling = self._compiling.get((group, grammar))
+                    if compiling is not None:
+                        return (await asyncio.shield(compiling)).constraint()
+                    if self._waiting[group] < MAX_WAITING_OF_GROUP:
+                        self._compile((group, grammar))
+                    else:
+                        await self._turn(group)
+                return found
         except TimeoutError:
-            raise InvalidSamplingError(
-                f"the grammar takes more than {COMPILE_S:g} s to compile; simplify it"
-            ) from None
-        return compiled.constraint()
+            raise _overloaded("the grammar is not compiled yet") from None
 
-    def _compile(self, key: Key) -> asyncio.Future[CompiledGrammar]:
+    async def _turn(self, group: bytes) -> None:
+        """Return when one of the group's compilations is over."""
+        if self._queued[group] >= MAX_QUEUED_OF_GROUP or self._queued.total() >= MAX_QUEUED:
+            raise _overloaded("too many grammars are being compiled")
+        running = [done for key, done in self._compiling.items() if key[0] == group]
+        self._queued[group] += 1
+        try:
+            await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._queued[group] -= 1
+            self._queued += Counter()
+
+    def _compile(self, key: Key) -> None:
         group, grammar = key
-        full = self._waiting[group] >= MAX_WAITING_OF_GROUP
-        if full or self._waiting.total() >= MAX_WAITING:
-            raise OverloadedError(
-                "too many grammars are being compiled; come back later", retry_delay_ms=_RETRY_MS
-            )
+        if self._waiting.total() >= MAX_WAITING:
+            raise _overloaded("too many grammars are being compiled")
         loop = asyncio.get_running_loop()
         compiling = loop.run_in_executor(self._threads, compile_grammar, self._table, grammar)
         self._compiling[key] = compiling
         self._waiting[group] += 1
         compiling.add_done_callback(lambda done: self._compiled(key, done))
-        return compiling
 
     def _compiled(self, key: Key, done: asyncio.Future[CompiledGrammar]) -> None:
         del self._compiling[key]
@@ -107,3 +122,7 @@ class Grammars:
         self._kept[key] = _Kept(done.result())
         if len(self._kept) > MAX_KEPT:
             self._kept.popitem(last=False)
+
+
+def _overloaded(why: str) -> OverloadedError:
+    return OverloadedError(f"{why}; come back later", retry_delay_ms=_RETRY_MS)

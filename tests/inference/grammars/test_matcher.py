@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from llguidance import LLParserLimits
 
 from outrider.errors import InvalidRequestError, InvalidSamplingError
 from outrider.sampling.grammar import Grammar, GrammarKind
-from services.inference.grammars.compiler import compile_grammar
+from services.inference.grammars import compiler
+from services.inference.grammars.compiler import CompiledGrammar, compile_grammar
 from services.inference.grammars.matcher import GrammarMatcher
 from tests.inference.grammars.finite import (
     ENDS,
@@ -204,3 +208,80 @@ def test_forced_text_is_cut_into_its_own_bytes(table: object, text: str) -> None
     ids = tokenizer.tokenize_str(text)
     said = b"".join(PIECES.words[i] for i in ids)
     assert said == text.encode()
+
+
+WIDE = Grammar(GrammarKind.REGEX, "c{5}|[ab]*a[ab]{40}c")
+"""Each way through its second part takes the lexer to states of its own."""
+A, B, C = (PIECES.words.index(piece) for piece in (b"a", b"b", b"c"))
+
+
+@pytest.fixture
+def wide(monkeypatch: pytest.MonkeyPatch) -> CompiledGrammar:
+    limits = LLParserLimits(max_lexer_states=400, verbose_errors=False)
+    monkeypatch.setattr(compiler, "LIMITS", limits)
+    return compile_grammar(TABLE, WIDE)
+
+
+def wear_out(compiled: CompiledGrammar) -> int:
+    """One reply that is too long for the lexer; the number of its tokens."""
+    matcher, chance, count = compiled.constraint(), random.Random(1), 0
+    with pytest.raises(InvalidSamplingError, match="costs more"):
+        while count < 2000:
+            assert matcher.allowed()[[A, B]].all()
+            matcher.advance(chance.choice((A, B)))
+            count += 1
+    return count
+
+
+def test_a_reply_that_costs_too_much_takes_no_other_with_it(wide: CompiledGrammar) -> None:
+    begun = wide.constraint()
+    begun.advance(C)
+    assert wear_out(wide) > 40
+    assert wide.is_worn_out
+    for matcher, said in ((begun, 1), (wide.constraint(), 0)):
+        for _ in range(said, 5):
+            assert matcher.allowed()[C]
+            matcher.advance(C)
+        assert allowed_ids(matcher) == list(ENDS)
+
+
+def test_where_others_wore_the_lexer_out_ids_are_still_told_apart(wide: CompiledGrammar) -> None:
+    right, wrong = wide.constraint(), wide.constraint()
+    wear_out(wide)
+    right.advance(C)
+    assert allowed_ids(right) == allowed_ids(compile_at(WIDE, [C]))
+    with pytest.raises(InvalidRequestError, match="none that its grammar allows"):
+        wrong.advance(PIECES.words.index(b"1"))
+
+
+def test_who_would_let_the_others_wait_gets_no_lexer_of_its_own(
+    wide: CompiledGrammar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiler, "MOST_ALONE_S", 0.0)
+    wear_out(wide)
+    assert wide.is_worn_out, "the next replies get the grammar anew"
+    with pytest.raises(InvalidSamplingError, match="costs more"):
+        wide.constraint().allowed()
+
+
+def test_drafts_that_cost_too_much_end_no_reply(wide: CompiledGrammar) -> None:
+    matcher, chance = wide.constraint(), random.Random(2)
+    matcher.advance(C)
+    expected = allowed_ids(compile_at(WIDE, [C]))
+    others = [wide.constraint() for _ in range(20)]
+    for other in others:
+        drafts = [chance.choice((A, B)) for _ in range(60)]
+        other.prepare(drafts)
+        assert other.num_valid(drafts) <= len(drafts)
+        assert other.forced(4) == ()
+    assert not others[-1]._looks_ahead
+    assert allowed_ids(others[-1]) == allowed_ids(compile_at(WIDE, []))
+    assert allowed_ids(matcher) == expected
+
+
+def compile_at(grammar: Grammar, ids: list[int]) -> GrammarMatcher:
+    """At this place, with a lexer that knows nothing else."""
+    matcher = compile_grammar(TABLE, grammar).constraint()
+    for token in ids:
+        matcher.advance(token)
+    return matcher
