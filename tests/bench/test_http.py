@@ -97,7 +97,7 @@ async def test_all_questions_are_asked_once() -> None:
 def test_errors_are_counted_and_told(capsys: pytest.CaptureFixture[str]) -> None:
     run = Run("http", quick=True, command="")
     outcomes = Outcomes()
-    good = Stream(0.0, [0.1, 0.2], 2)
+    good = Stream(0.0, [0.1, 0.2], num_tokens=2)
     outcomes.add("us", 8, Round(1.0, (good, Stream(0.0, error="it broke"))))
     load.report(run, outcomes)
     assert run.figures["errors"] == 1

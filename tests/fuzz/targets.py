@@ -258,7 +258,7 @@ def _http3_request(data: bytes) -> object:
         _, headers = pylsqpack.Decoder(0, 0).feed_header(0, data)
     except (pylsqpack.DecompressionFailed, pylsqpack.StreamBlocked):
         return None
-    return read_request(headers, 1000)
+    return read_request(headers)
 
 
 def _header_sections() -> list[bytes]:

@@ -10,7 +10,7 @@ from typing import Any, Final
 import structlog
 from llguidance import LLMatcher, LLParserLimits
 
-from outrider.errors import InvalidSamplingError
+from outrider.errors import InvalidSamplingError, OutriderError
 from outrider.sampling.grammar import Grammar, GrammarKind
 from services.inference.grammars.matcher import GrammarMatcher
 from services.inference.grammars.token_table import TokenTable
@@ -125,14 +125,14 @@ def compile_grammar(table: TokenTable, grammar: Grammar) -> CompiledGrammar:
     text = definition(table, grammar)
     try:
         compiled = CompiledGrammar(table, text)
+        compiled.constraint().allowed()
     except _Refused as refused:
         raise InvalidSamplingError(problem(grammar.kind, str(refused))) from None
-    except InvalidSamplingError:
+    except OutriderError:
         raise
     except BaseException as panic:  # llguidance's panics are no Exceptions
         _log.error("grammar_panic", kind=grammar.kind, error=type(panic).__name__)
         raise InvalidSamplingError("the grammar cannot be compiled; simplify it") from None
-    compiled.constraint().allowed()
     return compiled
 
 
