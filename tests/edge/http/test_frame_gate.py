@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from outrider.errors import FrameTooLargeError, HeadTooLargeError, OutriderError, OverloadedError
 from services.edge.http.frame_gate import (
+    HTTP1_PIECE_BYTES,
     MAX_FRAME_BYTES,
     PIECE_WEIGHT,
     PREFACE,
@@ -234,3 +235,11 @@ def test_garbage_passes_or_is_refused(data: bytes) -> None:
         assert b"".join(passed(gate, data)) == data
     except OutriderError as error:
         assert str(error)
+
+
+def test_http1_passes_in_pieces_and_whole() -> None:
+    data = b"POST / HTTP/1.1\r\n\r\n" + 10_000 * b"1\r\na\r\n"
+    gate = FrameGate(LIMITS, 0.0)
+    pieces = passed(gate, data)
+    assert b"".join(pieces) == data
+    assert len(pieces) > 5 and max(map(len, pieces)) == HTTP1_PIECE_BYTES
