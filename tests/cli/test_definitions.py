@@ -145,7 +145,7 @@ def test_what_is_forgotten_stays_in_the_store(weights: Path, store: ModelStore) 
         (("add", "mine", "m"), 2, "write pypi:"),
         (("add", "mine", "./gone.gguf"), 3, "is not there"),
         (("add", "mine", "file:/m", "--sha256", "ab"), 2, "64 lower-case"),
-        (("add", "mine", "file:/m", "--context", "-1"), 2, "max_context_tokens"),
+        (("add", "mine", "file:/m", "--context", "-1"), 2, "'--context'"),
         (("add", "mine", "file:/m", "--draft", "who"), 2, "'who', the draft of mine"),
         (("add", "mine", "file:/m", "--draft", "/d.gguf"), 2, "cannot name a model"),
         (("add", "mine", "file:/m", "--stop", ""), 2, "stop_tokens"),

@@ -173,7 +173,7 @@ def test_a_mesh_is_asked_by_names_only(weights: Path, tmp_path: Path) -> None:
             app, ["chat", "--edge", "localhost:1", "--model", model, "hello"]
         )
         assert isinstance(result.exception, InvalidRequestError)
-        assert "takes a name" in str(result.exception)
+        assert "a model is named" in str(result.exception)
 
 
 def test_up_fetches_model_and_draft_and_pins_them(

@@ -257,7 +257,7 @@ def test_the_command_says_that_it_was_interrupted_and_goes_on(
             assert process.returncode == 0
         # As text, like the other one: what the fake engine says has bare carriage returns.
         assert io.TextIOWrapper(io.BytesIO(begun + shown), encoding="utf-8").read() == truth
-        assert b"outrider: interrupted; reconnecting\n" in said
+        assert b"outrider: interrupted: " in said and b"(trying until " in said
         assert b"outrider: back after " in said
     finally:
         edge.kill()
@@ -269,15 +269,15 @@ def test_a_conversation_at_a_terminal_goes_on(fake_mesh: LocalMesh, tmp_path: Pa
     where = ("--edge", f"127.0.0.1:{edge.port}", "--ca", str(edge.ca))
     try:
         with terminal("chat", *where, "--max-tokens", "2000") as user:
-            user.until("> ")
-            user.type("tell me all\n")
-            user.until("\n")  # the echo
+            user.prompted()
+            user.type("tell me all\r")
+            user.until("\r\n")  # what was typed stands there
             user.until(" ")  # the first words
             edge.kill()
-            user.until("interrupted; reconnecting")
+            user.until("[interrupted: ")
             edge.start()
-            user.until("· length")
-            user.type("/bye\n")
+            user.until("stopped at the length limit")
+            user.type("/bye\r")
             assert user.ended() == 0
             assert "Traceback" not in user.shown
     finally:

@@ -22,6 +22,7 @@ from outrider.models.vocabulary import Vocabulary
 from outrider.reply_parsing.formats import CallSyntax, ReplyFormat
 from outrider.reply_parsing.grammar import call_grammar
 from outrider.testing import eventually
+from tests.cli.prompting.terminal import terminal
 from tests.e2e.calling_model import STOP_TOKENS, own_template
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(600)]
@@ -141,9 +142,12 @@ class WithTools:
         assert 'calls get_weather({"city": "Paris"})' in shown.stderr
         assert truth["text"] in shown.stdout
         talk = ("chat", *here, *self.flags[:2], "--max-tokens", "60")
-        given = "Is it cold in Paris?\nyes, -3 degrees\n"
-        talked = outrider(*talk, given=given)
-        assert "calls get_weather(" in talked.stderr and talked.stderr.count("tokens/s") >= 2
+        with terminal(*talk) as user:
+            user.prompted()
+            user.type("Is it cold in Paris?\r")
+            assert "calls get_weather(" in user.prompted()
+            user.type("yes, -3 degrees\r")
+            user.until("tokens/s")
 
 
 def test_a_mesh_of_a_definition_that_calls_tools(

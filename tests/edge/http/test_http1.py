@@ -27,6 +27,9 @@ class Sent:
             await asyncio.Event().wait()
         return self._pieces.pop(0)
 
+    async def turn(self) -> None:
+        """At once."""
+
 
 def serving() -> h11.Connection:
     """A connection whose first request is being answered."""
