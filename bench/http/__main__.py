@@ -128,7 +128,7 @@ def main() -> int:
     arguments = flags.parse_args()
     run = start("http", arguments)
     added_ttft(run)
-    num_rounds, per_stream = (1, 1) if run.quick else (5, 4)
+    num_rounds, per_stream = (1, 1) if run.quick else (3, 4)
     with_aiperf = arguments.aiperf or not run.quick
     asyncio.run(beside_others(run, num_rounds, per_stream, with_aiperf=with_aiperf))
     run.finish()
