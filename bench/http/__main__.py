@@ -55,7 +55,12 @@ async def peers(stack: contextlib.AsyncExitStack, run: Run) -> list[Server]:
     servers = []
     for name in (LLAMACPP_Q4_1, LLAMACPP_Q4_0):
         model = llamacpp.same_model() if name == LLAMACPP_Q4_1 else llamacpp.BEST_MODEL
-        system = await stack.enter_async_context(llama_server(model, setups[name]))
+        try:
+            system = await stack.enter_async_context(llama_server(model, setups[name]))
+        except RuntimeError as error:
+            print(f"{name} took no part: {error}", file=sys.stderr)
+            run.setting(name, took_no_part=str(error))
+            continue
         assert isinstance(system, LlamaServer)
         run.setting(name, **system.settings)
         servers.append(Server(name, "127.0.0.1", system.port))
