@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -42,6 +43,10 @@ _OPTIONS = (
     *("LLAMA_BUILD_TESTS=OFF", "LLAMA_BUILD_EXAMPLES=OFF", "LLAMA_BUILD_APP=OFF"),
     *("LLAMA_BUILD_UI=OFF", "LLAMA_USE_PREBUILT_UI=OFF", "LLAMA_OPENSSL=OFF"),
 )
+_WITHOUT_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
+"""For compilers of x86-64: this llama.cpp's kernels for AMX end the server with a general
+protection fault at its first call (github.com/ggml-org/llama.cpp/pull/26954 names the cause), so
+that it computes with AVX-512 on CPUs that have AMX."""
 
 
 def installed() -> bool:
@@ -92,6 +97,8 @@ def _build(source: Path, out: Path, tools: Path, jobs: int) -> None:
     environ = {**os.environ, "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"}
     cmake = str(tools / "cmake")
     settings = [f"-D{option}" for option in _OPTIONS]
+    if platform.machine() == "x86_64":
+        settings += [f"-DCMAKE_{language}_FLAGS={_WITHOUT_AMX}" for language in ("C", "CXX")]
     configure = [cmake, "-S", str(source), "-B", str(out), "-G", "Ninja", *settings]
     subprocess.run(configure, check=True, env=environ, stdout=subprocess.DEVNULL)
     names = [SERVER.name, QUANTIZE.name]
