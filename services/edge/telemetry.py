@@ -114,7 +114,8 @@ class EdgeTelemetry:
         self._metrics.counter(RETRIES).add(1)
 
     def refused(self, reason: str, **details: str) -> None:
-        """Something was refused. One log line tells of all in an interval; `details` are of the
+        """Something was refused: by an error's reason a request that did not become a chat, else
+        what came before a request. One log line tells of all in an interval; `details` are of the
         last one."""
         self._metrics.counter(REFUSED).add(1, {"reason": reason})
         self._refused.note(reason, **details)
@@ -195,19 +196,18 @@ class EdgeTelemetry:
         if not sent:
             self._metrics.counter(DRAFTS_DROPPED).add(1)
 
-    def record(self, session: ChatSession, span: Span, now: float) -> None:
-        """Record a chat that ended at `now`."""
+    def record(self, session: ChatSession, asked: ChatRequest, span: Span, now: float) -> None:
+        """Record a chat that ended at `now`; `asked` is what the session was to be asked, which a
+        limit may have prevented."""
         span.set(**{names.OUTPUT_TOKENS: session.num_tokens - session.num_resumed})
         span.end(session.error)
-        metrics, times, request = self._metrics, session.milestones, session.request
-        if times.asked is None or request is None:
-            return
-        reason = session.error.reason if session.error else None
-        _log_end(session, span.trace_id, now - times.asked)
-        labels = self._record_chat(request.model, now - times.asked, reason)
+        metrics, times = self._metrics, session.milestones
+        asked_at = now if times.asked is None else times.asked
+        _log_end(session, asked, span.trace_id, now - asked_at)
+        labels = self._record_chat(asked.model, now - asked_at, session.error_reason)
         num_tokens = session.num_tokens - session.num_resumed
         metrics.counter(TOKENS).add(num_tokens, labels)
-        self._record_ttft(times.asked, times.provisional, times.committed, labels)
+        self._record_ttft(asked_at, times.provisional, times.committed, labels)
         if session.reply is not None:
             metrics.record_usage(session.num_prompt_tokens, num_tokens, labels[MODEL_LABEL])
             self._record_display(session.reply.display, labels)
@@ -218,7 +218,7 @@ class EdgeTelemetry:
         self._record_chat(request.model, waited_s, error.reason)
         log.info(
             "chat ended",
-            request_id="",
+            request_id=request.request_id,
             model=request.model,
             outcome=error.reason,
             total_ms=round(waited_s * 1000, 1),
@@ -276,13 +276,13 @@ class EdgeTelemetry:
             self._metrics.counter(COMMITTED_CHATS).add(1, labels)
 
 
-def _log_end(session: ChatSession, trace_id: str, total_s: float) -> None:
+def _log_end(session: ChatSession, asked: ChatRequest, trace_id: str, total_s: float) -> None:
     log.info(
         "chat ended",
-        request_id=session.request.request_id if session.request else "",
-        model=session.request.model if session.request else "",
+        request_id=asked.request_id,
+        model=asked.model,
         trace_id=trace_id,
-        outcome=session.error.reason if session.error else "OK",
+        outcome=session.error_reason or "OK",
         num_prompt_tokens=session.num_prompt_tokens,
         num_tokens=session.num_tokens,
         total_ms=round(total_s * 1000, 1),

@@ -144,11 +144,19 @@ class SessionTelemetry:
         if not isinstance(error, CancelledError):
             self._refused.add(error.reason)
 
-    def ended(self, router_session_id: int, error: OutriderError | None, now: float) -> None:
-        """A session is over."""
+    def ended(
+        self,
+        router_session_id: int,
+        error: OutriderError | None,
+        now: float,
+        *,
+        cut_short: str | None = None,
+    ) -> None:
+        """A session is over. `cut_short`: the reason, as of an error, of one that ended without an
+        error and without a whole reply."""
         opened = self._spans.pop(router_session_id)
         opened.span.end(error)
-        reason = error.reason if error else None
+        reason = error.reason if error else cut_short
         if error is not None and not opened.model:
             self.refused(error)
         self._metrics.record_request(now - opened.opened_at, opened.model, reason)
