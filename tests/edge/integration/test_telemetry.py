@@ -74,10 +74,10 @@ async def test_metrics_of_good_and_bad_chats(words: Vocabulary, tmp_path: Path) 
             float(lines['outrider_edge_erased_chars_total{model="small"}']) == result.erased_chars
         )
         assert float(lines['outrider_edge_shown_chars_total{model="small"}']) >= result.erased_chars
-        rtt_ms = float(lines['outrider_edge_region_rtt_ms{model="small"}'])
+        rtt_ms = float(lines['outrider_edge_region_rtt_seconds{model="small"}']) * 1e3
         assert rtt_ms == pytest.approx(stats.rtt_ms, rel=1e-3)
         assert rtt_ms > 0
-        assert "ttft_ms_count" in page
+        assert "outrider_ttft_seconds_count" in page
 
 
 @pytest.mark.parametrize("how", ["CANCELLED by word", "CANCELLED by leaving", "DEADLINE"])
@@ -140,8 +140,8 @@ async def test_text_shown_before_it_is_final_is_timed(words: Vocabulary, tmp_pat
         await mesh.settled()
         assert mesh.region.gate.is_set(), "something was shown early"
         took_ms = (time.monotonic() - asked) * 1e3
-        early_ms = mesh.of_model("outrider_edge_provisional_ttft_ms_total")
-        final_ms = mesh.of_model("outrider_edge_committed_ttft_ms_total")
+        early_ms = mesh.of_model("outrider_edge_provisional_ttft_seconds_total") * 1e3
+        final_ms = mesh.of_model("outrider_edge_committed_ttft_seconds_total") * 1e3
         assert 0 < early_ms < final_ms < took_ms
         assert mesh.of_model("outrider_edge_provisional_chats_total") == 1
         assert mesh.of_model("outrider_edge_committed_chats_total") == 1
