@@ -39,6 +39,12 @@ class FinishReason(StrEnum):
     CANCELLED = "cancelled"
     DEADLINE = "deadline"
 
+    @property
+    def error_reason(self) -> str | None:
+        """The `reason` of the error that stands for the same in logs and metrics; None if the reply
+        is whole."""
+        return self.name if self in (FinishReason.CANCELLED, FinishReason.DEADLINE) else None
+
 
 MIN_LOGPROB: Final = -9999.0
 """Stands for everything below, minus infinity too (as in OpenAI's API): every value is a number."""

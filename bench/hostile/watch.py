@@ -44,9 +44,9 @@ class Reading:
     pid: int
     rss_mb: float
     lag_ms_max: float
-    """Longest lag of its event loop within the last seconds (names.LOOP_LAG_MAX_MS)."""
+    """Longest lag of its event loop within the last seconds (names.LOOP_LAG_MAX)."""
     blocked_ms_max: float
-    """Longest time that the loop's own thread computed at a stretch (names.LOOP_BLOCKED_MAX_MS)."""
+    """Longest time that the loop's own thread computed at a stretch (names.LOOP_BLOCKED_MAX)."""
     held: Mapping[str, int]
     """By kind: tasks, files, sessions, connections."""
 
@@ -71,13 +71,13 @@ def _read(pid: int, admin_port: int) -> Reading | None:
     except OSError:
         return None
     held = dict.fromkeys(_HELD.values(), 0)
-    late = {names.LOOP_LAG_MAX_MS: 0.0, names.LOOP_BLOCKED_MAX_MS: 0.0}
+    late: dict[str, float] = {names.LOOP_LAG_MAX: 0.0, names.LOOP_BLOCKED_MAX: 0.0}
     for family in text_string_to_metric_families(text):
         if family.name in _HELD:
             held[_HELD[family.name]] += int(sum(sample.value for sample in family.samples))
         elif family.name in late:
-            late[family.name] = family.samples[0].value
-    late_ms, blocked_ms = late[names.LOOP_LAG_MAX_MS], late[names.LOOP_BLOCKED_MAX_MS]
+            late[family.name] = family.samples[0].value * 1e3
+    late_ms, blocked_ms = late[names.LOOP_LAG_MAX], late[names.LOOP_BLOCKED_MAX]
     return Reading(pid, rss_mb, late_ms, blocked_ms, held)
 
 

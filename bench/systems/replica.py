@@ -154,8 +154,8 @@ def _tick_overhead(url: str) -> tuple[float, float]:
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
-    name = names.TICK_OVERHEAD_MS
-    return found.get(f"{name}_count", 0.0), found.get(f"{name}_sum", 0.0)
+    name = names.TICK_OVERHEAD
+    return found.get(f"{name}_count", 0.0), found.get(f"{name}_sum", 0.0) * 1e3
 
 
 def reference(

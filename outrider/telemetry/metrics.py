@@ -6,8 +6,10 @@ Recording costs a few microseconds; all methods may be called from any thread.
 
 from __future__ import annotations
 
+import platform
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from enum import IntEnum
 
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
 from opentelemetry.metrics import CallbackOptions, Counter, Histogram, Observation
@@ -15,7 +17,9 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.resources import Resource
 from prometheus_client import CollectorRegistry
 
+from outrider import __version__
 from outrider.telemetry import names
+from outrider.telemetry.families import Family
 
 
 class Gauge:
@@ -47,6 +51,15 @@ class GaugeTable:
     def observe(self, _: CallbackOptions) -> Iterable[Observation]:
         """What a scrape sees."""
         return self._rows
+
+
+def state_rows(
+    state: IntEnum, labels: Mapping[str, str]
+) -> Iterator[tuple[float, Mapping[str, str]]]:
+    """Rows of a GaugeTable, by the label `state`: 1 for the state that something is in, 0 for the
+    others that there are."""
+    for each in type(state):
+        yield float(each is state), {**labels, "state": each.name.lower()}
 
 
 class ShareWindow:
@@ -85,40 +98,41 @@ class Metrics:
         self._rejected = ShareWindow(horizon=2_000)
         self._reused = ShareWindow(horizon=100_000)
         self._make_histograms()
+        versions = {
+            "service": service,
+            "version": __version__,
+            "python_version": platform.python_version(),
+        }
+        self.table(names.BUILD_INFO).set([(1, versions)])
 
     def _make_histograms(self) -> None:
-        self._ttft_ms = self._histogram(names.TTFT_MS, "", names.MS_BOUNDARIES)
-        self._token_ms = self._histogram(names.TOKEN_LATENCY_MS, "", names.MS_BOUNDARIES)
-        self._overhead_ms = self._histogram(
-            names.TICK_OVERHEAD_MS, "", names.OVERHEAD_MS_BOUNDARIES
-        )
-        self._ttft_s = self._histogram(names.GEN_AI_TTFT, "s", names.TTFT_BOUNDARIES_S)
-        self._per_token_s = self._histogram(
-            names.GEN_AI_TIME_PER_TOKEN, "s", names.TIME_PER_TOKEN_BOUNDARIES_S
-        )
-        self._duration_s = self._histogram(
-            names.GEN_AI_REQUEST_DURATION, "s", names.REQUEST_BOUNDARIES_S
-        )
-        self._usage = self._histogram(names.GEN_AI_TOKEN_USAGE, "", names.TOKEN_BOUNDARIES)
+        make = self._histogram
+        self._ttft = make(names.TTFT, names.LATENCY_BOUNDARIES_S)
+        self._token_latency = make(names.TOKEN_LATENCY, names.LATENCY_BOUNDARIES_S)
+        self._overhead = make(names.TICK_OVERHEAD, names.OVERHEAD_BOUNDARIES_S)
+        self._gen_ai_ttft = make(names.GEN_AI_TTFT, names.TTFT_BOUNDARIES_S)
+        self._per_token = make(names.GEN_AI_TIME_PER_TOKEN, names.TIME_PER_TOKEN_BOUNDARIES_S)
+        self._duration = make(names.GEN_AI_REQUEST_DURATION, names.REQUEST_BOUNDARIES_S)
+        self._usage = make(names.GEN_AI_TOKEN_USAGE, names.TOKEN_BOUNDARIES)
 
-    def _histogram(self, name: str, unit: str, boundaries: tuple[float, ...]) -> Histogram:
+    def _histogram(self, family: Family, boundaries: tuple[float, ...]) -> Histogram:
         return self._meter.create_histogram(
-            name, unit=unit, explicit_bucket_boundaries_advisory=boundaries
+            family, description=family.help, explicit_bucket_boundaries_advisory=boundaries
         )
 
     def record_ttft(self, ms: float, model: str) -> None:
         """Time from a session's arrival to its first committed (edge: shown) token."""
         attributes = _attributes(model)
-        self._ttft_ms.record(ms, attributes)
-        self._ttft_s.record(ms / 1000.0, attributes)
+        self._ttft.record(ms / 1e3, attributes)
+        self._gen_ai_ttft.record(ms / 1e3, attributes)
 
     def record_token_latency(self, ms: float, model: str) -> None:
         """Time between two commits over the tokens of the later one; called for each commit."""
-        self._token_ms.record(ms, _attributes(model))
+        self._token_latency.record(ms / 1e3, _attributes(model))
 
     def record_time_per_token(self, seconds: float, model: str) -> None:
         """(duration - TTFT) / (reply tokens after the first); called once for each session."""
-        self._per_token_s.record(seconds, _attributes(model))
+        self._per_token.record(seconds, _attributes(model))
 
     def set_batch_utilization(self, share: float) -> None:
         """Sessions in the last engine call over the sessions it may have, 0..1."""
@@ -126,28 +140,28 @@ class Metrics:
 
     def record_tick_overhead(self, ms: float) -> None:
         """CPU time the model thread spent outside the engine around one engine call."""
-        self._overhead_ms.record(ms)
+        self._overhead.record(ms / 1e3)
 
     def record_lossy(self, count: int) -> None:
         """Count tokens that acceptance_threshold let through."""
         self.counter(names.LOSSY_TOKENS).add(count)
 
     def record_verification(self, drafted: int, accepted: int) -> None:
-        """Count drafted and accepted tokens; drives `rejection_rate`. A token let through by
+        """Count drafted and accepted tokens; drives REJECTION_RATIO. A token let through by
         acceptance_threshold is an accepted one."""
         if drafted <= 0:
             return
         with self._lock:
             rate = self._rejected.add(drafted, drafted - accepted)
-        self.gauge(names.REJECTION_RATE).set(rate)
+        self.gauge(names.REJECTION_RATIO).set(rate)
         self.counter(names.DRAFTED_TOKENS).add(drafted)
         self.counter(names.ACCEPTED_TOKENS).add(accepted)
 
     def record_prefix(self, prompt_tokens: int, cached_tokens: int) -> None:
-        """Count a prompt's tokens, and those whose KV was there; drives `prefix_hit_rate`."""
+        """Count a prompt's tokens, and those whose KV was there; drives PREFIX_HIT_RATIO."""
         with self._lock:
             rate = self._reused.add(prompt_tokens, cached_tokens)
-        self.gauge(names.PREFIX_HIT_RATE).set(rate)
+        self.gauge(names.PREFIX_HIT_RATIO).set(rate)
         self.counter(names.PROMPT_TOKENS).add(prompt_tokens)
         self.counter(names.REUSED_TOKENS).add(cached_tokens)
 
@@ -156,52 +170,61 @@ class Metrics:
         attributes = _attributes(model)
         if error_type is not None:
             attributes[names.ERROR_TYPE] = error_type
-        self._duration_s.record(seconds, attributes)
+        self._duration.record(seconds, attributes)
 
     def record_usage(self, input_tokens: int, output_tokens: int, model: str) -> None:
         """Tokens of one finished session."""
         self._usage.record(input_tokens, _attributes(model) | {names.TOKEN_TYPE: "input"})
         self._usage.record(output_tokens, _attributes(model) | {names.TOKEN_TYPE: "output"})
 
-    def gauge(self, name: str) -> Gauge:
+    def gauge(self, family: Family) -> Gauge:
         """The gauge of this name, made on first use."""
-        gauge = self._gauges.get(name)
+        gauge = self._gauges.get(family)
         if gauge is None:
             with self._lock:
-                gauge = self._gauges.get(name) or self._make_gauge(name)
+                gauge = self._gauges.get(family) or self._make_gauge(family)
         return gauge
 
-    def _make_gauge(self, name: str) -> Gauge:
-        gauge = self._gauges[name] = Gauge()
-        self._meter.create_observable_gauge(name, callbacks=[gauge.observe])
+    def _make_gauge(self, family: Family) -> Gauge:
+        gauge = self._gauges[family] = Gauge()
+        self._observe(family, gauge)
         return gauge
 
-    def table(self, name: str) -> GaugeTable:
+    def table(self, family: Family) -> GaugeTable:
         """The gauges of this name, by labels, made on first use."""
         with self._lock:
-            table = self._tables.get(name)
+            table = self._tables.get(family)
             if table is None:
-                table = self._tables[name] = GaugeTable()
-                self._meter.create_observable_gauge(name, callbacks=[table.observe])
+                table = self._tables[family] = GaugeTable()
+                self._observe(family, table)
         return table
 
-    def histogram(self, name: str, boundaries: tuple[float, ...]) -> Histogram:
+    def _observe(self, family: Family, gauge: Gauge | GaugeTable) -> None:
+        self._meter.create_observable_gauge(
+            family, callbacks=[gauge.observe], description=family.help
+        )
+
+    def histogram(self, family: Family, boundaries: tuple[float, ...]) -> Histogram:
         """The histogram of this name, made on first use with these boundaries:
         `.record(value, {"label": "value"})`."""
         with self._lock:
-            histogram = self._histograms.get(name)
+            histogram = self._histograms.get(family)
             if histogram is None:
-                histogram = self._histograms[name] = self._histogram(name, "", boundaries)
+                histogram = self._histograms[family] = self._histogram(family, boundaries)
         return histogram
 
-    def counter(self, name: str) -> Counter:
+    def counter(self, family: Family) -> Counter:
         """The counter of this name, made on first use: `.add(n, {"label": "value"})`."""
-        counter = self._counters.get(name)
+        counter = self._counters.get(family)
         if counter is None:
             with self._lock:
-                counter = self._counters.get(name)
-                if counter is None:
-                    counter = self._counters[name] = self._meter.create_counter(name)
+                counter = self._counters.get(family) or self._make_counter(family)
+        return counter
+
+    def _make_counter(self, family: Family) -> Counter:
+        counter = self._counters[family] = self._meter.create_counter(
+            family, description=family.help
+        )
         return counter
 
     def close(self) -> None:

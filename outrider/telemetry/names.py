@@ -1,73 +1,179 @@
 """Names that several services record: metrics, spans, attributes and their values; and histogram
 boundaries. Names that one module alone records are declared there (services.edge.telemetry).
 
-A new metric is called `outrider.AREA.WHAT`; Prometheus shows the dots as underscores.
-The `gen_ai.*` names, units and boundaries are those of the OpenTelemetry GenAI semantic
-conventions (status: development); they have none for speculative decoding, so those are ours.
+A new metric is called `outrider_AREA_WHAT`, by the conventions of Prometheus
+(outrider.telemetry.families). The `gen_ai_*` names, units and boundaries are those of the
+OpenTelemetry GenAI semantic conventions (status: development); they have none for speculative
+decoding, so those are ours.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-# Instruments that keep their name in Prometheus: no OpenTelemetry unit, the name has it.
-TTFT_MS: Final = "ttft_ms"
-TOKEN_LATENCY_MS: Final = "token_latency_ms"
-BATCH_UTILIZATION: Final = "batch_utilization"
-REJECTION_RATE: Final = "rejection_rate"
-PREFIX_HIT_RATE: Final = "prefix_hit_rate"
-TICK_OVERHEAD_MS: Final = "tick_overhead_ms"
-DRAFTED_TOKENS: Final = "outrider.draft.proposed_tokens"
-ACCEPTED_TOKENS: Final = "outrider.draft.accepted_tokens"
-LOSSY_TOKENS: Final = "outrider.draft.lossy_tokens"
-PROMPT_TOKENS: Final = "outrider.prefix.prompt_tokens"
-REUSED_TOKENS: Final = "outrider.prefix.cached_tokens"
-INSTANCE_SESSIONS: Final = "outrider.instance.sessions"
+from outrider.telemetry.families import Family
 
-# Gauges of the process, made by Prometheus's own client: its names have no dots.
-PROCESS_TASKS: Final = "outrider_process_tasks"
-PROCESS_THREADS: Final = "outrider_process_threads"
-PROCESS_FILES: Final = "outrider_process_files"
+BUILD_INFO: Final = Family(
+    "outrider_build_info", "1, with the service, the version of Outrider and that of Python."
+)
+
+TTFT: Final = Family(
+    "outrider_ttft_seconds",
+    "From the arrival of a session to its first token: final at a replica, shown at an edge.",
+)
+TOKEN_LATENCY: Final = Family(
+    "outrider_token_latency_seconds",
+    "Time between two commits, per token of the later one.",
+)
+BATCH_UTILIZATION: Final = Family(
+    "outrider_batch_utilization_ratio",
+    "Sessions in the last engine call over those it may have, 0 to 1.",
+)
+REJECTION_RATIO: Final = Family(
+    "outrider_draft_rejection_ratio",
+    "Share of recent draft tokens that the model did not accept, 0 to 1.",
+)
+PREFIX_HIT_RATIO: Final = Family(
+    "outrider_prefix_hit_ratio",
+    "Share of recent prompt tokens whose KV was there already, 0 to 1.",
+)
+TICK_OVERHEAD: Final = Family(
+    "outrider_tick_overhead_seconds",
+    "CPU time of the model thread outside the engine, around one engine call.",
+)
+DRAFTED_TOKENS: Final = Family(
+    "outrider_draft_proposed_tokens",
+    "Draft tokens that the model checked.",
+)
+ACCEPTED_TOKENS: Final = Family(
+    "outrider_draft_accepted_tokens",
+    "Draft tokens that the model accepted.",
+)
+LOSSY_TOKENS: Final = Family(
+    "outrider_draft_lossy_tokens",
+    "Draft tokens let through by acceptance_threshold alone.",
+)
+PROMPT_TOKENS: Final = Family("outrider_prefix_prompt_tokens", "Tokens of prompts.")
+REUSED_TOKENS: Final = Family(
+    "outrider_prefix_cached_tokens",
+    "Tokens of prompts whose KV was there already.",
+)
+INSTANCE_SESSIONS: Final = Family(
+    "outrider_instance_sessions",
+    "Sessions opened, by instance of the replica.",
+)
+
+# Gauges of the process, made by Prometheus's own client.
+PROCESS_TASKS: Final = Family("outrider_process_tasks", "asyncio tasks.")
+PROCESS_THREADS: Final = Family("outrider_process_threads", "Threads of the process.")
+PROCESS_FILES: Final = Family(
+    "outrider_process_files",
+    "Files and sockets that the process has open.",
+)
 
 # Of the event loop and of what comes before every chat; made by Prometheus's own client too.
-LOOP_LAG_MS: Final = "outrider_loop_lag_ms"
-LOOP_LAG_MAX_MS: Final = "outrider_loop_lag_ms_max"
-LOOP_BLOCKED_MAX_MS: Final = "outrider_loop_blocked_ms_max"
-LOOP_STALLS: Final = "outrider_loop_stalls"
-TOKENIZATION_MS: Final = "outrider_tokenization_ms"
-TOKENIZATION_TEXTS: Final = "outrider_tokenization_cache_texts"
-TOKENIZATION_HITS: Final = "outrider_tokenization_cache_hits"
-TOKENIZATION_CHARS: Final = "outrider_tokenization_cache_chars"
-TOKENIZATION_HIT_CHARS: Final = "outrider_tokenization_cache_hit_chars"
-TOKENIZATION_CACHE_BYTES: Final = "outrider_tokenization_cache_bytes"
-TOKENIZATION_CACHE_ENTRIES: Final = "outrider_tokenization_cache_entries"
-TOKENIZATION_BACKEND: Final = "outrider_tokenization_backend"
-SHARED_CACHE_TEXTS: Final = "outrider_tokenization_shared_cache_texts"
-SHARED_CACHE_FAILURES: Final = "outrider_tokenization_shared_cache_failures"
-SHARED_CACHE_UP: Final = "outrider_tokenization_shared_cache_up"
-TOKENIZATION_SHORTENED: Final = "outrider_tokenization_shortened_chats"
-TOKENIZATION_OMITTED: Final = "outrider_tokenization_omitted_tokens"
-TOKENIZATION_CHECKED: Final = "outrider_tokenization_shadow_texts"
-TOKENIZATION_MISMATCHES: Final = "outrider_tokenization_shadow_mismatches"
+LOOP_LAG: Final = Family("outrider_loop_lag_seconds", "How late the event loop called back.")
+LOOP_LAG_MAX: Final = Family(
+    "outrider_loop_lag_max_seconds",
+    "The latest that the event loop called back within the last seconds.",
+)
+LOOP_BLOCKED_MAX: Final = Family(
+    "outrider_loop_blocked_max_seconds",
+    "The same, as far as the loop's own thread computed meanwhile: not waiting for a core.",
+)
+LOOP_STALLS: Final = Family(
+    "outrider_loop_stalls",
+    "Delays of the event loop of 5 ms or more, by what went on meanwhile.",
+)
+TOKENIZATION: Final = Family(
+    "outrider_tokenization_seconds",
+    "From a chat's submission to its ids, by tier.",
+)
+TOKENIZATION_TEXTS: Final = Family(
+    "outrider_tokenization_cache_texts",
+    "Texts looked up in the cache, by class of text.",
+)
+TOKENIZATION_HITS: Final = Family(
+    "outrider_tokenization_cache_hits",
+    "Texts found in the cache, by class of text.",
+)
+TOKENIZATION_CHARS: Final = Family(
+    "outrider_tokenization_cache_chars",
+    "Characters of texts looked up in the cache, by class of text.",
+)
+TOKENIZATION_HIT_CHARS: Final = Family(
+    "outrider_tokenization_cache_hit_chars",
+    "Characters of texts found in the cache, by class of text.",
+)
+TOKENIZATION_CACHE_BYTES: Final = Family(
+    "outrider_tokenization_cache_bytes",
+    "Memory of the texts kept.",
+)
+TOKENIZATION_CACHE_ENTRIES: Final = Family("outrider_tokenization_cache_entries", "Texts kept.")
+TOKENIZATION_BACKEND: Final = Family(
+    "outrider_tokenization_backend",
+    "1 for each backend in use, and why.",
+)
+SHARED_CACHE_TEXTS: Final = Family(
+    "outrider_tokenization_shared_cache_texts",
+    "Texts, by outcome of their lookup or write.",
+)
+SHARED_CACHE_FAILURES: Final = Family(
+    "outrider_tokenization_shared_cache_failures",
+    "Reads and writes that failed or timed out.",
+)
+SHARED_CACHE_UP: Final = Family(
+    "outrider_tokenization_shared_cache_up",
+    "1 while Redis is used, 0 while the circuit breaker is open.",
+)
+TOKENIZATION_SHORTENED: Final = Family(
+    "outrider_tokenization_shortened_chats",
+    "Chats made shorter to fit the context.",
+)
+TOKENIZATION_OMITTED: Final = Family(
+    "outrider_tokenization_omitted_tokens",
+    "Tokens by which chats were made shorter.",
+)
+TOKENIZATION_CHECKED: Final = Family(
+    "outrider_tokenization_shadow_texts",
+    "Texts encoded by the reference too.",
+)
+TOKENIZATION_MISMATCHES: Final = Family(
+    "outrider_tokenization_shadow_mismatches",
+    "Texts on which the fast backend failed or differed from the reference.",
+)
 
 # GenAI conventions; seconds unless said otherwise.
-GEN_AI_TTFT: Final = "gen_ai.server.time_to_first_token"
-GEN_AI_TIME_PER_TOKEN: Final = "gen_ai.server.time_per_output_token"
-GEN_AI_REQUEST_DURATION: Final = "gen_ai.server.request.duration"
-GEN_AI_TOKEN_USAGE: Final = "gen_ai.client.token.usage"
-
-MS_BOUNDARIES: Final = (
-    *(1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 60.0, 80.0, 100.0, 150.0, 250.0),
-    *(400.0, 600.0, 1000.0, 2500.0, 5000.0, 10000.0, 30000.0),
+GEN_AI_TTFT: Final = Family(
+    "gen_ai_server_time_to_first_token_seconds",
+    "Time to first token, by the OpenTelemetry GenAI conventions.",
 )
-OVERHEAD_MS_BOUNDARIES: Final = (
-    *(0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0, 50.0),
+GEN_AI_TIME_PER_TOKEN: Final = Family(
+    "gen_ai_server_time_per_output_token_seconds",
+    "Mean time per token after the first, one value a session.",
+)
+GEN_AI_REQUEST_DURATION: Final = Family(
+    "gen_ai_server_request_duration_seconds",
+    "Duration of sessions; error_type says why there was no whole reply.",
+)
+GEN_AI_TOKEN_USAGE: Final = Family(
+    "gen_ai_client_token_usage",
+    "Tokens of finished sessions, by type: input or output.",
+)
+
+LATENCY_BOUNDARIES_S: Final = (
+    *(0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25),
+    *(0.4, 0.6, 1.0, 2.5, 5.0, 10.0, 30.0),
+)
+OVERHEAD_BOUNDARIES_S: Final = (
+    *(0.0001, 0.0002, 0.0003, 0.0004, 0.0005, 0.0006, 0.0007, 0.0008, 0.0009),
+    *(0.001, 0.0012, 0.0015, 0.002, 0.003, 0.005, 0.01, 0.05),
 )
 LOOP_LAG_MAX_WINDOW_S: Final = 2.0
-"""How far back LOOP_LAG_MAX_MS and LOOP_BLOCKED_MAX_MS look: so long at least, and less than twice
+"""How far back LOOP_LAG_MAX and LOOP_BLOCKED_MAX look: so long at least, and less than twice
 as long."""
-LOOP_LAG_MS_BOUNDARIES: Final = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 500.0)
-TOKENIZATION_MS_BOUNDARIES: Final = (0.1, 0.5, 1.0, 5.0, 10.0, 50.0, 100.0)
+LOOP_LAG_BOUNDARIES_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5)
+TOKENIZATION_BOUNDARIES_S: Final = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1)
 TTFT_BOUNDARIES_S: Final = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1),
     *(0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),

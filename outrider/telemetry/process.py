@@ -27,11 +27,11 @@ class ProcessCollector(Collector):
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Counted when asked for, the asking included. From any thread."""
         num_tasks = len(asyncio.all_tasks(self._loop))
-        yield GaugeMetricFamily(names.PROCESS_TASKS, "asyncio tasks", num_tasks)
+        yield GaugeMetricFamily(names.PROCESS_TASKS, names.PROCESS_TASKS.help, num_tasks)
         num_threads = _num_entries("task") or threading.active_count()
-        yield GaugeMetricFamily(names.PROCESS_THREADS, "threads of the process", num_threads)
+        yield GaugeMetricFamily(names.PROCESS_THREADS, names.PROCESS_THREADS.help, num_threads)
         if num_files := _num_entries("fd"):
-            yield GaugeMetricFamily(names.PROCESS_FILES, "files and sockets open", num_files)
+            yield GaugeMetricFamily(names.PROCESS_FILES, names.PROCESS_FILES.help, num_files)
 
 
 def _num_entries(folder: str) -> int:
@@ -84,29 +84,20 @@ class StallMonitor:
         self._registry = registry
         self._cause = cause or (lambda since: OTHER)
         self._interval_s = interval_s
-        self._lag_ms = Histogram(
-            names.LOOP_LAG_MS,
-            "how late the event loop called back",
-            buckets=names.LOOP_LAG_MS_BOUNDARIES,
+        self._lag = Histogram(
+            names.LOOP_LAG,
+            names.LOOP_LAG.help,
+            buckets=names.LOOP_LAG_BOUNDARIES_S,
             registry=registry,
         )
         self._recent_lag = RecentMaximum(names.LOOP_LAG_MAX_WINDOW_S)
         self._recent_blocked = RecentMaximum(names.LOOP_LAG_MAX_WINDOW_S)
-        self._lag_max_ms = Gauge(
-            names.LOOP_LAG_MAX_MS,
-            "the latest that the event loop called back within the last seconds",
-            registry=registry,
-        )
-        self._blocked_max_ms = Gauge(
-            names.LOOP_BLOCKED_MAX_MS,
-            "the same, as far as the loop's own thread computed meanwhile: not waiting for a core",
-            registry=registry,
+        self._lag_max = Gauge(names.LOOP_LAG_MAX, names.LOOP_LAG_MAX.help, registry=registry)
+        self._blocked_max = Gauge(
+            names.LOOP_BLOCKED_MAX, names.LOOP_BLOCKED_MAX.help, registry=registry
         )
         self._stalls = Counter(
-            names.LOOP_STALLS,
-            f"delays of {STALL_MS:g} ms or more, and what went on meanwhile",
-            ["during"],
-            registry=registry,
+            names.LOOP_STALLS, names.LOOP_STALLS.help, ["during"], registry=registry
         )
         self._timer: asyncio.TimerHandle | None = None
 
@@ -121,9 +112,9 @@ class StallMonitor:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-            self._registry.unregister(self._lag_ms)
-            self._registry.unregister(self._lag_max_ms)
-            self._registry.unregister(self._blocked_max_ms)
+            self._registry.unregister(self._lag)
+            self._registry.unregister(self._lag_max)
+            self._registry.unregister(self._blocked_max)
             self._registry.unregister(self._stalls)
 
     def _called(self, loop: asyncio.AbstractEventLoop, due: float, computed_s: float) -> None:
@@ -135,9 +126,10 @@ class StallMonitor:
         """The loop was `lag_ms` late; it was on time at `since`, and its thread has computed for
         `computed_ms` since then."""
         lag_ms = max(0.0, lag_ms)
-        self._lag_ms.observe(lag_ms)
+        self._lag.observe(lag_ms / 1e3)
         now = since + lag_ms / 1e3
-        self._lag_max_ms.set(self._recent_lag.add(lag_ms, now))
-        self._blocked_max_ms.set(self._recent_blocked.add(min(lag_ms, computed_ms), now))
+        self._lag_max.set(self._recent_lag.add(lag_ms / 1e3, now))
+        blocked_s = min(lag_ms, computed_ms) / 1e3
+        self._blocked_max.set(self._recent_blocked.add(blocked_s, now))
         if lag_ms >= STALL_MS:
             self._stalls.labels(self._cause(since)).inc()

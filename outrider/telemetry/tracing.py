@@ -17,13 +17,14 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
+import structlog
 from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
-from outrider.errors import ConfigError, OutriderError
+from outrider.errors import OutriderError
 from outrider.telemetry import names
 
 TYPE_CHECKING = False
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 TraceParent = tuple[str, str]
 """W3C `traceparent` and `tracestate`; ("", "") where there is no trace."""
+
+log = structlog.get_logger()
 
 OTLP_ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 
@@ -49,14 +52,14 @@ def configure_tracing(service: str, *processors: SpanProcessor) -> None:
     """Record spans in this process under `service`; a later call replaces an earlier one.
 
     Spans go to `processors`, and by OTLP over HTTP when OTEL_EXPORTER_OTLP_ENDPOINT is set; with
-    neither they are not recorded. Raises ConfigError when it is set and the extra `otlp` is not
-    installed.
+    neither they are not recorded. When it is set and the extra `otlp` is not installed, a warning
+    says so and nothing else changes: chats matter more than their traces.
     """
     global _tracer, _provider, _begins_traces
     shutdown_tracing()
     takers = list(processors)
-    if os.environ.get(OTLP_ENDPOINT):
-        takers.append(_otlp_processor())
+    if os.environ.get(OTLP_ENDPOINT) and (otlp := _otlp_processor()) is not None:
+        takers.append(otlp)
     if takers:
         _provider = _make_provider(service, takers)
         _tracer = _provider.get_tracer("outrider")
@@ -83,15 +86,20 @@ def _make_provider(service: str, processors: list[SpanProcessor]) -> TracerProvi
     return provider
 
 
-def _otlp_processor() -> SpanProcessor:
+def _otlp_processor() -> SpanProcessor | None:
+    """None where its package is not installed."""
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ImportError as error:
-        raise ConfigError(
-            f"{OTLP_ENDPOINT} is set but the exporter is missing: pip install 'outrider[otlp]'"
-        ) from error
+        log.warning(
+            "traces are not exported",
+            why=f"{OTLP_ENDPOINT} is set, and the exporter is not installed",
+            missing=error.name,
+            action="pip install 'outrider[otlp]', or unset it",
+        )
+        return None
     return BatchSpanProcessor(OTLPSpanExporter())
 
 

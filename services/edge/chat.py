@@ -356,7 +356,9 @@ class Chat:
         telemetry = self._context.telemetry
         telemetry.chat_closed()
         # The last event is sent in this turn of the loop, the records are made in another.
-        record = partial(telemetry.record, self._session, self._span, self._loop.time())
+        record = partial(
+            telemetry.record, self._session, self._request, self._span, self._loop.time()
+        )
         self._context.time_slicer.defer(record)
 
     def _arm(self) -> None:

@@ -15,9 +15,6 @@ from outrider.errors import (
     CancelledError,
     MalformedFrameError,
     OutriderError,
-    PermissionDeniedError,
-    RateLimitedError,
-    UnauthenticatedError,
 )
 from outrider.session_types import FinishReason, Timings, Usage
 from services.edge.chat import Chat
@@ -61,17 +58,13 @@ def identify(
     """Whose a request is; found out before anything else of it is looked at. `needs_key`: nobody
     comes in here without one. Raises UnauthenticatedError, PermissionDeniedError and
     InvalidRequestError."""
-    try:
-        return context.identities.of(
-            credential,
-            peer.connection_secret,
-            secrets.token_bytes(16),
-            peer.address,
-            needs_key=needs_key,
-        )
-    except (UnauthenticatedError, PermissionDeniedError) as error:
-        context.telemetry.refused(error.reason)
-        raise
+    return context.identities.of(
+        credential,
+        peer.connection_secret,
+        secrets.token_bytes(16),
+        peer.address,
+        needs_key=needs_key,
+    )
 
 
 def open_chat(
@@ -80,16 +73,12 @@ def open_chat(
     """Serve a stream on which `request` came: with a chat that is here already, if the request
     repeats it or goes on with it, otherwise with a new one, which may have to wait for its model.
     Raises OutriderError for a request that cannot be served."""
-    try:
-        identity.require(Scope.CHAT)
-        request = replace(
-            request,
-            priority=identity.class_of(request.priority),
-            residency=identity.residency(request.residency),
-        )
-    except PermissionDeniedError as error:
-        context.telemetry.refused(error.reason)
-        raise
+    identity.require(Scope.CHAT)
+    request = replace(
+        request,
+        priority=identity.class_of(request.priority),
+        residency=identity.residency(request.residency),
+    )
     asked = AskedChat(stream, request, identity)
     if _is_joined(asked, context):
         return
@@ -138,11 +127,7 @@ def _start(
     try:
         context.identities.check(asked.identity)  # it may have waited for its model
         request = model.tool_calling.applied(model.offer.fitted(asked.request))
-        try:
-            allowance = context.limiter.begin(asked.identity)
-        except RateLimitedError as error:
-            context.telemetry.refused(error.reason)
-            raise
+        allowance = context.limiter.begin(asked.identity)
         held.callback(allowance.close)
         chat = Chat(
             *(asked.stream, request, asked.identity, asked.cursor),

@@ -10,6 +10,7 @@ import structlog
 
 from outrider.errors import OutriderError
 from outrider.telemetry import names
+from outrider.telemetry.families import Family
 from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.refusals import RefusalLog
 from outrider.telemetry.tracing import NO_TRACE, Span, start_span
@@ -21,59 +22,129 @@ from services.edge.session.reply import ReplyFlow
 
 log = structlog.get_logger()
 
-API_KEYS: Final = "outrider.edge.api_keys"
-KEYS_REVISION: Final = "outrider.edge.keys_revision"
-"""Of the file of API keys that counts now."""
-OPEN_CHATS: Final = "outrider.edge.open_chats"
-OPEN_CONNECTIONS: Final = "outrider.edge.open_connections"
-CHATS: Final = "outrider.edge.chats"
-TOKENS: Final = "outrider.edge.tokens"
-RETRACTIONS: Final = "outrider.edge.retractions"
-SHOWN_CHARS: Final = "outrider.edge.shown_chars"
-"""Code points sent as provisional text."""
-ERASED_CHARS: Final = "outrider.edge.erased_chars"
-"""Those of SHOWN_CHARS that were taken back."""
-FIRST_WORDS: Final = "outrider.edge.first_words"
-"""First words shown, one a chat, by fate: "stayed" or "erased"."""
-RESUMED_CHATS: Final = "outrider.edge.resumed_chats"
-DETACHED_CHATS: Final = "outrider.edge.detached_chats"
-PREFILLED_TOKENS: Final = "outrider.edge.prefilled_tokens"
-EARLY_BYTES: Final = "outrider.edge.early_bytes"
-HALF_OPEN: Final = "outrider.edge.half_open_handshakes"
-RETRIES: Final = "outrider.edge.retries"
-"""First packets answered with a Retry."""
-REFUSED: Final = "outrider.edge.refused"
-"""Connections, streams, chats, typed text and credentials that were refused, by reason."""
-HTTP_ANSWERS: Final = "outrider.edge.http_answers"
-"""Answers over HTTP, by route and status; 499: the client left before."""
-DRAFTS_DROPPED: Final = "outrider.edge.dropped_draft_frames"
-SHOWN_TOKENS: Final = "outrider.edge.shown_tokens"
-"""Shown before they were final; with TOKENS the share shown early."""
-ERASED_TOKENS: Final = "outrider.edge.erased_tokens"
-"""Shown and taken back; with TOKENS the normalised erasure."""
-DRAFTS: Final = "outrider.edge.drafts"
-COMMITS: Final = "outrider.edge.commits"
-MODE_CHATS: Final = "outrider.edge.mode_chats"
-MODE_SWITCHES: Final = "outrider.edge.mode_switches"
-SERVED_MODELS: Final = "outrider.edge.served_models"
-LOADED_MODELS: Final = "outrider.edge.loaded_models"
-WAITING_CHATS: Final = "outrider.edge.waiting_chats"
-"""Chats that wait for a model to be loaded."""
-MODEL_LOADS: Final = "outrider.edge.model_loads"
-FAILED_MODEL_LOADS: Final = "outrider.edge.failed_model_loads"
-MODEL_EVICTIONS: Final = "outrider.edge.model_evictions"
-"""Models that were unloaded to make room for others."""
+API_KEYS: Final = Family("outrider_edge_api_keys", "API keys in the file that counts now.")
+KEYS_REVISION: Final = Family(
+    "outrider_edge_keys_revision",
+    "Revision of the file of API keys that counts now.",
+)
+OPEN_CHATS: Final = Family(
+    "outrider_edge_open_chats",
+    "Chats under way, those that wait for their model too.",
+)
+OPEN_CONNECTIONS: Final = Family("outrider_edge_open_connections", "Connections of clients.")
+CHATS: Final = Family(
+    "outrider_edge_chats",
+    "Chats that ended, by outcome: OK, or the reason of an error; CANCELLED and DEADLINE too.",
+)
+TOKENS: Final = Family("outrider_edge_tokens", "Final tokens of replies.")
+RETRACTIONS: Final = Family("outrider_edge_retractions", "How often shown text was taken back.")
+SHOWN_CHARS: Final = Family("outrider_edge_shown_chars", "Code points sent as provisional text.")
+ERASED_CHARS: Final = Family(
+    "outrider_edge_erased_chars",
+    "Code points of provisional text that were taken back.",
+)
+FIRST_WORDS: Final = Family(
+    "outrider_edge_first_words",
+    "First words shown, one a chat, by fate: stayed or erased.",
+)
+RESUMED_CHATS: Final = Family(
+    "outrider_edge_resumed_chats",
+    "Chats that clients or the edge went on with, by how.",
+)
+DETACHED_CHATS: Final = Family(
+    "outrider_edge_detached_chats",
+    "Chats that go on without their clients.",
+)
+PREFILLED_TOKENS: Final = Family(
+    "outrider_edge_prefilled_tokens",
+    "Tokens of prompts that regions were asked to compute while they were typed.",
+)
+EARLY_BYTES: Final = Family("outrider_edge_early_bytes", "Data that came in 0-RTT.")
+HALF_OPEN: Final = Family("outrider_edge_half_open_handshakes", "QUIC handshakes under way.")
+RETRIES: Final = Family("outrider_edge_retries", "First packets answered with a Retry.")
+REFUSED: Final = Family(
+    "outrider_edge_refused",
+    "Connections, streams, requests and typed text that were refused, by reason.",
+)
+HTTP_ANSWERS: Final = Family(
+    "outrider_edge_http_answers",
+    "Answers over HTTP, by route and status; 499: the client left before.",
+)
+DRAFTS_DROPPED: Final = Family(
+    "outrider_edge_dropped_draft_frames",
+    "Frames of drafts dropped because the router did not read.",
+)
+SHOWN_TOKENS: Final = Family("outrider_edge_shown_tokens", "Tokens shown before they were final.")
+ERASED_TOKENS: Final = Family("outrider_edge_erased_tokens", "Tokens shown and taken back.")
+DRAFTS: Final = Family(
+    "outrider_edge_drafts",
+    "Draft tokens, by fate: drafted, sent, checked, right.",
+)
+COMMITS: Final = Family(
+    "outrider_edge_commits",
+    "Commits that came, by whether drafts were uploaded at the time.",
+)
+MODE_CHATS: Final = Family(
+    "outrider_edge_mode_chats",
+    "Chats that ended, by their last mode of speculation.",
+)
+MODE_SWITCHES: Final = Family(
+    "outrider_edge_mode_switches",
+    "Changes of the mode of speculation within chats.",
+)
+SERVED_MODELS: Final = Family(
+    "outrider_edge_served_models",
+    "1 for each model that is served, loaded or not.",
+)
+LOADED_MODELS: Final = Family("outrider_edge_loaded_models", "Models that are loaded.")
+WAITING_CHATS: Final = Family(
+    "outrider_edge_waiting_chats",
+    "Chats that wait for a model to be loaded.",
+)
+MODEL_LOADS: Final = Family("outrider_edge_model_loads", "Models that were loaded.")
+FAILED_MODEL_LOADS: Final = Family(
+    "outrider_edge_failed_model_loads",
+    "Models that could not be loaded.",
+)
+MODEL_EVICTIONS: Final = Family(
+    "outrider_edge_model_evictions",
+    "Models that were unloaded to make room for others.",
+)
 # Gauges of the chat that ended last, of each model.
-RTT: Final = "outrider.edge.region_rtt_ms"
-INTERVAL: Final = "outrider.edge.commit_interval_ms"
-LEAD: Final = "outrider.edge.lead"
-ACCEPTANCE: Final = "outrider.edge.acceptance"
-PREDICTED_GAIN: Final = "outrider.edge.predicted_gain"
-# Sums of milliseconds over the chats that had one; divide by the count for the mean.
-PROVISIONAL_TTFT: Final = "outrider.edge.provisional_ttft_ms"
-PROVISIONAL_CHATS: Final = "outrider.edge.provisional_chats"
-COMMITTED_TTFT: Final = "outrider.edge.committed_ttft_ms"
-COMMITTED_CHATS: Final = "outrider.edge.committed_chats"
+RTT: Final = Family(
+    "outrider_edge_region_rtt_seconds",
+    "Round trip to the region, of the chat that ended last.",
+)
+INTERVAL: Final = Family(
+    "outrider_edge_commit_interval_seconds",
+    "Time between commits, of the chat that ended last.",
+)
+LEAD: Final = Family(
+    "outrider_edge_lead_tokens",
+    "Tokens that drafts were ahead of commits, of the chat that ended last.",
+)
+ACCEPTANCE: Final = Family(
+    "outrider_edge_acceptance_ratio",
+    "Share of checked drafts that were right, of the chat that ended last, 0 to 1.",
+)
+PREDICTED_GAIN: Final = Family(
+    "outrider_edge_predicted_gain_ratio",
+    "Predicted pace with uploaded drafts over that without, of the chat that ended last.",
+)
+PROVISIONAL_TTFT: Final = Family(
+    "outrider_edge_provisional_ttft_seconds",
+    "Sum of the times to the first provisional text; divide by "
+    "outrider_edge_provisional_chats_total.",
+)
+PROVISIONAL_CHATS: Final = Family(
+    "outrider_edge_provisional_chats",
+    "Chats that had provisional text.",
+)
+COMMITTED_TTFT: Final = Family(
+    "outrider_edge_committed_ttft_seconds",
+    "Sum of the times to the first final text; divide by outrider_edge_committed_chats_total.",
+)
+COMMITTED_CHATS: Final = Family("outrider_edge_committed_chats", "Chats that had final text.")
 
 
 class EdgeTelemetry:
@@ -114,7 +185,8 @@ class EdgeTelemetry:
         self._metrics.counter(RETRIES).add(1)
 
     def refused(self, reason: str, **details: str) -> None:
-        """Something was refused. One log line tells of all in an interval; `details` are of the
+        """Something was refused: by an error's reason a request that did not become a chat, else
+        what came before a request. One log line tells of all in an interval; `details` are of the
         last one."""
         self._metrics.counter(REFUSED).add(1, {"reason": reason})
         self._refused.note(reason, **details)
@@ -195,19 +267,18 @@ class EdgeTelemetry:
         if not sent:
             self._metrics.counter(DRAFTS_DROPPED).add(1)
 
-    def record(self, session: ChatSession, span: Span, now: float) -> None:
-        """Record a chat that ended at `now`."""
+    def record(self, session: ChatSession, asked: ChatRequest, span: Span, now: float) -> None:
+        """Record a chat that ended at `now`; `asked` is what the session was to be asked, which a
+        limit may have prevented."""
         span.set(**{names.OUTPUT_TOKENS: session.num_tokens - session.num_resumed})
         span.end(session.error)
-        metrics, times, request = self._metrics, session.milestones, session.request
-        if times.asked is None or request is None:
-            return
-        reason = session.error.reason if session.error else None
-        _log_end(session, span.trace_id, now - times.asked)
-        labels = self._record_chat(request.model, now - times.asked, reason)
+        metrics, times = self._metrics, session.milestones
+        asked_at = now if times.asked is None else times.asked
+        _log_end(session, asked, span.trace_id, now - asked_at)
+        labels = self._record_chat(asked.model, now - asked_at, session.error_reason)
         num_tokens = session.num_tokens - session.num_resumed
         metrics.counter(TOKENS).add(num_tokens, labels)
-        self._record_ttft(times.asked, times.provisional, times.committed, labels)
+        self._record_ttft(asked_at, times.provisional, times.committed, labels)
         if session.reply is not None:
             metrics.record_usage(session.num_prompt_tokens, num_tokens, labels[MODEL_LABEL])
             self._record_display(session.reply.display, labels)
@@ -218,7 +289,7 @@ class EdgeTelemetry:
         self._record_chat(request.model, waited_s, error.reason)
         log.info(
             "chat ended",
-            request_id="",
+            request_id=request.request_id,
             model=request.model,
             outcome=error.reason,
             total_ms=round(waited_s * 1000, 1),
@@ -254,8 +325,8 @@ class EdgeTelemetry:
         metrics.counter(MODE_CHATS).add(1, {**labels, "mode": controller.mode.value})
         metrics.counter(MODE_SWITCHES).add(stats.switches, labels)
         if stats.rtt_ms:
-            gauge(RTT, labels, stats.rtt_ms)
-            gauge(INTERVAL, labels, stats.commit_interval_ms)
+            gauge(RTT, labels, stats.rtt_ms / 1e3)
+            gauge(INTERVAL, labels, stats.commit_interval_ms / 1e3)
             gauge(LEAD, labels, controller.lead)
         if stats.checked_tokens:
             gauge(ACCEPTANCE, labels, stats.right_tokens / stats.checked_tokens)
@@ -269,20 +340,20 @@ class EdgeTelemetry:
         if shown:
             self._metrics.record_ttft((min(shown) - asked) * 1000, labels[MODEL_LABEL])
         if provisional is not None:
-            self._metrics.counter(PROVISIONAL_TTFT).add((provisional - asked) * 1000, labels)
+            self._metrics.counter(PROVISIONAL_TTFT).add(provisional - asked, labels)
             self._metrics.counter(PROVISIONAL_CHATS).add(1, labels)
         if committed is not None:
-            self._metrics.counter(COMMITTED_TTFT).add((committed - asked) * 1000, labels)
+            self._metrics.counter(COMMITTED_TTFT).add(committed - asked, labels)
             self._metrics.counter(COMMITTED_CHATS).add(1, labels)
 
 
-def _log_end(session: ChatSession, trace_id: str, total_s: float) -> None:
+def _log_end(session: ChatSession, asked: ChatRequest, trace_id: str, total_s: float) -> None:
     log.info(
         "chat ended",
-        request_id=session.request.request_id if session.request else "",
-        model=session.request.model if session.request else "",
+        request_id=asked.request_id,
+        model=asked.model,
         trace_id=trace_id,
-        outcome=session.error.reason if session.error else "OK",
+        outcome=session.error_reason or "OK",
         num_prompt_tokens=session.num_prompt_tokens,
         num_tokens=session.num_tokens,
         total_ms=round(total_s * 1000, 1),

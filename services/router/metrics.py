@@ -13,39 +13,82 @@ import structlog
 from outrider.cost import NANOS
 from outrider.model_identity import short_form
 from outrider.session_types import Priority
-from outrider.telemetry.metrics import Metrics
+from outrider.telemetry.families import Family
+from outrider.telemetry.metrics import Metrics, state_rows
 from services.router.admission.admission import Admission
 from services.router.admission.routing import LiveFleetView
 from services.router.autoscale.advisor import AutoscaleAdvisor, FleetKey, ScalingAdvice, fleet_usage
 from services.router.fleet.registry import Registry
 from services.router.relay.intake import Intake
 
-REPLICA_STATE: Final = "outrider.router.replica_state"
-"""The number of its `PeerState`, by replica and region."""
-REPLICA_RTT: Final = "outrider.router.replica_rtt_ms"
-"""Smoothed round trip, where it was measured."""
-REPLICA_QUARANTINES: Final = "outrider.router.replica_quarantines"
-REPLICA_INCONSISTENT: Final = "outrider.router.replica_inconsistent"
-"""1 where sessions are opened as of another model identity than is reported, else 0."""
-TRANSITIONS: Final = "outrider.router.replica_transitions"
+REPLICA_STATE: Final = Family(
+    "outrider_router_replica_state",
+    "1 for the state that a replica is in, 0 for the others.",
+)
+REPLICA_RTT: Final = Family(
+    "outrider_router_replica_rtt_seconds",
+    "Smoothed round trip to a replica, where it was measured.",
+)
+REPLICA_QUARANTINES: Final = Family(
+    "outrider_router_replica_quarantines",
+    "How often in a row a replica was put into quarantine.",
+)
+REPLICA_INCONSISTENT: Final = Family(
+    "outrider_router_replica_inconsistent",
+    "1 where sessions are opened as of another model identity than is reported, else 0.",
+)
+TRANSITIONS: Final = Family(
+    "outrider_router_replica_transitions",
+    "Changes of state of replicas, by the new state.",
+)
 
-WAITING: Final = "outrider.router.waiting_sessions"
-WAIT_MS: Final = "outrider.router.wait_ms"
-REFUSED: Final = "outrider.router.refused"
-SPILLED: Final = "outrider.router.spilled"
-TENANT_SESSIONS: Final = "outrider.router.tenant_sessions"
-TENANT_TOKENS: Final = "outrider.router.tenant_tokens"
-TENANT_COST: Final = "outrider.router.tenant_cost"
+WAITING: Final = Family("outrider_router_waiting_sessions", "Sessions that wait for a place.")
+WAIT: Final = Family(
+    "outrider_router_wait_seconds",
+    "How long sessions waited for a place; 0 without a wait.",
+)
+REFUSED: Final = Family("outrider_router_refused", "Sessions that were refused, by cause.")
+SPILLED: Final = Family(
+    "outrider_router_spilled",
+    "Sessions sent to another region than their own, by cause.",
+)
+TENANT_SESSIONS: Final = Family(
+    "outrider_router_tenant_sessions",
+    "Sessions of tenants, by outcome: admitted or refused.",
+)
+TENANT_TOKENS: Final = Family(
+    "outrider_router_tenant_tokens",
+    "Tokens of tenants, prompts and replies.",
+)
+TENANT_COST: Final = Family(
+    "outrider_router_tenant_cost",
+    "What the sessions of tenants cost, in units of the configured currency.",
+)
 
-DESIRED: Final = "outrider.router.desired_replicas"
-SERVING: Final = "outrider.router.serving_replicas"
-LATE_SHARE: Final = "outrider.router.late_share"
-WINDOW_REQUESTS: Final = "outrider.router.window_requests"
-UTILIZATION: Final = "outrider.router.utilization"
+DESIRED: Final = Family(
+    "outrider_router_desired_replicas",
+    "Replicas that a region should have for a model.",
+)
+SERVING: Final = Family(
+    "outrider_router_serving_replicas",
+    "Replicas that a region has for a model.",
+)
+LATE_SHARE: Final = Family(
+    "outrider_router_late_share",
+    "Share of recent requests whose first token came later than the objective, 0 to 1.",
+)
+WINDOW_REQUESTS: Final = Family(
+    "outrider_router_window_requests",
+    "Recent requests that the share of late ones is of.",
+)
+UTILIZATION: Final = Family(
+    "outrider_router_utilization",
+    "Share of the capacity of a region that is used, 0 to 1; more with those that wait.",
+)
 
-WAIT_BOUNDARIES_MS: Final = (
-    *(0.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0),
-    *(1000.0, 2500.0, 5000.0, 10000.0, 20000.0, 60000.0),
+WAIT_BOUNDARIES_S: Final = (
+    *(0.0, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.5, 5.0, 10.0, 20.0, 60.0),
 )
 _REPLICA_INTERVAL_S: Final = 1.0
 _REVIEW_INTERVAL_S: Final = 1.0
@@ -96,9 +139,9 @@ class ReplicaMetrics:
         self._log_inconsistent(registry)
         rows = [(it, {"replica": it.name, "region": it.region}) for it in registry]
         table = self._metrics.table
-        table(REPLICA_STATE).set((it.state, labels) for it, labels in rows)
+        table(REPLICA_STATE).set(row for it, labels in rows for row in state_rows(it.state, labels))
         table(REPLICA_RTT).set(
-            (it.rtt.smoothed_ms, labels) for it, labels in rows if it.rtt.is_measured
+            (it.rtt.smoothed_ms / 1e3, labels) for it, labels in rows if it.rtt.is_measured
         )
         table(REPLICA_QUARANTINES).set((it.health.quarantine.count, labels) for it, labels in rows)
         table(REPLICA_INCONSISTENT).set((float(it.is_inconsistent), labels) for it, labels in rows)
@@ -121,9 +164,9 @@ class AdmissionMetrics:
             for (model, priority), count in waiting.items()
         )
         stats = self._admission.stats.take()
-        waits = self._metrics.histogram(WAIT_MS, WAIT_BOUNDARIES_MS)
+        waits = self._metrics.histogram(WAIT, WAIT_BOUNDARIES_S)
         for priority, model, wait_ms in stats.waits_ms:
-            waits.record(wait_ms, {"priority": priority.name, "model": model})
+            waits.record(wait_ms / 1e3, {"priority": priority.name, "model": model})
         self._count(REFUSED, stats.refused, ("priority", "cause", "model"))
         self._count(SPILLED, stats.spilled, ("home", "region", "cause"))
         self._count(TENANT_SESSIONS, stats.sessions, ("tenant", "outcome"))
@@ -132,7 +175,7 @@ class AdmissionMetrics:
         self._count(TENANT_COST, costs, ("tenant", "model"))
 
     def _count(
-        self, name: str, counts: Mapping[tuple[str, ...], float], labels: tuple[str, ...]
+        self, name: Family, counts: Mapping[tuple[str, ...], float], labels: tuple[str, ...]
     ) -> None:
         counter = self._metrics.counter(name)
         for values, count in counts.items():

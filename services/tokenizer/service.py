@@ -16,6 +16,7 @@ import structlog
 from outrider.errors import OutriderError, OverloadedError
 from outrider.rpc import Outbox, incoming
 from outrider.telemetry import names
+from outrider.telemetry.families import Family
 from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import span
 from outrider.tokenization.pool.metrics import TokenizationMetrics
@@ -29,8 +30,11 @@ from services.tokenizer.threads import RequestThreads
 from services.tokenizer.vocabularies import ServedVocabulary
 from services.tokenizer.vocabulary_sending import send_vocabulary
 
-REQUESTS: Final = "outrider.tokenizer.requests"
-TOKENS: Final = "outrider.tokenizer.tokens"
+REQUESTS: Final = Family("outrider_tokenizer_requests", "Requests answered.")
+TOKENS: Final = Family(
+    "outrider_tokenizer_tokens",
+    "Tokens encoded, decoded or counted, by operation.",
+)
 
 Context = grpc.aio.ServicerContext[Any, Any]
 RequestT = TypeVar("RequestT", tokenizer_pb2.EncodeRequest, tokenizer_pb2.DecodeRequest)

@@ -125,7 +125,7 @@ class _SharedCacheMetrics(Collector):
         stats = self._store.stats
         texts = CounterMetricFamily(
             names.SHARED_CACHE_TEXTS,
-            "texts by outcome of their lookup or write",
+            names.SHARED_CACHE_TEXTS.help,
             labels=["outcome"],
         )
         for outcome in ("asked", "found", "skipped", "damaged", "written", "dropped"):
@@ -133,12 +133,12 @@ class _SharedCacheMetrics(Collector):
         yield texts
         yield CounterMetricFamily(
             names.SHARED_CACHE_FAILURES,
-            "reads and writes that failed or timed out",
+            names.SHARED_CACHE_FAILURES.help,
             stats.num_failures,
         )
         is_up = 0 if stats.is_open else 1
         yield GaugeMetricFamily(
             names.SHARED_CACHE_UP,
-            "1 while Redis is used, 0 while the circuit breaker is open",
+            names.SHARED_CACHE_UP.help,
             is_up,
         )

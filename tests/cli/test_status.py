@@ -13,6 +13,7 @@ from outrider.cli.main import app
 from outrider.errors import ConfigError, UnavailableError
 from outrider.telemetry.admin import AdminServer
 from outrider.telemetry.config import AdminConfig
+from outrider.telemetry.families import Family
 from outrider.telemetry.metrics import Metrics
 from outrider.testing import free_tcp_port
 from outrider.v1 import router_pb2
@@ -94,7 +95,7 @@ async def test_it_reads_what_metrics_say() -> None:
     metrics = Metrics("router")
     for name, value in EXPECTED.items():
         if isinstance(value, float):
-            metrics.table(f"outrider.router.{name}").set([(value, LABELS)])
+            metrics.table(Family(f"outrider_router_{name}", "A figure.")).set([(value, LABELS)])
     admin = AdminServer(AdminConfig(), ready=lambda: (True, ""), registry=metrics.registry)
     port = await admin.start()
     try:

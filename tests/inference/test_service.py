@@ -229,12 +229,12 @@ async def test_health_and_metrics() -> None:
             "gen_ai_provider_name": "outrider",
             "gen_ai_request_model": "letters",
         }
-        assert value("ttft_ms_count", labels) == 1
-        assert (value("token_latency_ms_count", labels) or 0) > 1
-        assert (value("batch_utilization") or 0) == pytest.approx(1 / 16)
-        assert (value("tick_overhead_ms_count") or 0) > 1
-        assert (value("tick_overhead_ms_sum") or 0) > 0
-        assert 0 <= (value("rejection_rate") or 0) <= 1
+        assert value("outrider_ttft_seconds_count", labels) == 1
+        assert (value("outrider_token_latency_seconds_count", labels) or 0) > 1
+        assert (value("outrider_batch_utilization_ratio") or 0) == pytest.approx(1 / 16)
+        assert (value("outrider_tick_overhead_seconds_count") or 0) > 1
+        assert (value("outrider_tick_overhead_seconds_sum") or 0) > 0
+        assert 0 <= (value("outrider_draft_rejection_ratio") or 0) <= 1
         assert (
             value("gen_ai_client_token_usage_sum", labels | {"gen_ai_token_type": "output"}) == 90
         )
@@ -294,7 +294,7 @@ async def test_the_share_of_reused_prompt_tokens_is_measured() -> None:
         value = it.metrics.registry.get_sample_value
         assert value("outrider_prefix_prompt_tokens_total") == 100
         assert value("outrider_prefix_cached_tokens_total") == 48
-        assert value("prefix_hit_rate") == pytest.approx(0.48, abs=0.01)
+        assert value("outrider_prefix_hit_ratio") == pytest.approx(0.48, abs=0.01)
 
 
 async def test_what_was_generated_elsewhere_is_not_counted_again() -> None:
@@ -316,7 +316,9 @@ async def test_what_was_generated_elsewhere_is_not_counted_again() -> None:
         }
         output = labels | {"gen_ai_token_type": "output"}
         assert value("gen_ai_client_token_usage_sum", output) == 10
-        assert value("ttft_ms_count", labels) is None, "its first token was not this one"
+        assert value("outrider_ttft_seconds_count", labels) is None, (
+            "its first token was not this one"
+        )
         per_token = value("gen_ai_server_time_per_output_token_seconds_sum", labels)
         assert per_token is not None
         decode_s = (reply.done.timings.total_ms - reply.done.timings.ttft_ms) / 1e3

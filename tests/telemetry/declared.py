@@ -9,7 +9,6 @@ from typing import Final
 
 import outrider
 import services
-from outrider.peers.health import PeerState
 from outrider.telemetry import names
 from services.edge.drafter import metrics as drafter
 from services.edge.telemetry import (
@@ -61,7 +60,9 @@ from services.router.relay import telemetry as router_sessions
 from services.tokenizer import service as tokenizer
 from services.tokenizer.long_texts import processes, worker_pool
 
-_CONSTANT: Final = re.compile(r'^[A-Z_]+: Final = "([a-z][a-z0-9_.]*[a-z0-9_])"$', re.MULTILINE)
+_CONSTANT: Final = re.compile(
+    r'^[A-Z_]+: Final = (?:Family\(\s*)?"([a-z][a-z0-9_.]*[a-z0-9_])"(?:,|$)', re.MULTILINE
+)
 _OURS: Final = ("outrider.", "outrider_")
 
 
@@ -78,37 +79,25 @@ def _constants() -> Iterator[str]:
             yield from _CONSTANT.findall(path.read_text())
 
 
-def family(name: str) -> str:
-    """What Prometheus calls a metric: those in seconds say so."""
-    in_seconds = (names.GEN_AI_TTFT, names.GEN_AI_TIME_PER_TOKEN, names.GEN_AI_REQUEST_DURATION)
-    return name.replace(".", "_") + ("_seconds" if name in in_seconds else "")
-
-
-def families(name: str) -> set[str]:
-    """The same, of names that stand for one metric per state of a peer too."""
-    if name in (router_sessions.REPLICAS, edge_routers.ROUTERS):
-        return {family(f"{name}.{state.name.lower()}") for state in PeerState}
-    return {family(name)}
-
-
 COUNTED: Final = frozenset({
-    *(names.TTFT_MS, names.TOKEN_LATENCY_MS, names.TICK_OVERHEAD_MS, names.LOOP_LAG_MS),
+    *(names.TTFT, names.TOKEN_LATENCY, names.TICK_OVERHEAD, names.LOOP_LAG),
     *(names.DRAFTED_TOKENS, names.ACCEPTED_TOKENS, names.INSTANCE_SESSIONS),
     *(names.PROMPT_TOKENS, names.REUSED_TOKENS),
     *(names.GEN_AI_TTFT, names.GEN_AI_TIME_PER_TOKEN, names.GEN_AI_REQUEST_DURATION),
-    *(names.GEN_AI_TOKEN_USAGE, names.TOKENIZATION_MS, names.TOKENIZATION_TEXTS),
+    *(names.GEN_AI_TOKEN_USAGE, names.TOKENIZATION, names.TOKENIZATION_TEXTS),
     *(names.TOKENIZATION_HITS, names.TOKENIZATION_CHARS, names.TOKENIZATION_HIT_CHARS),
     *(CHATS, TOKENS, PREFILLED_TOKENS, DRAFTS, COMMITS, MODE_CHATS),
     *(COMMITTED_TTFT, COMMITTED_CHATS),
-    *(router_sessions.PLACEMENTS, router_sessions.DECISION_MS, router_sessions.FRAMES),
+    *(router_sessions.PLACEMENTS, router_sessions.DECISION_TIME, router_sessions.FRAMES),
     *(router.TRANSITIONS,),
-    *(router.WAIT_MS, router.TENANT_SESSIONS, router.TENANT_TOKENS),
+    *(router.WAIT, router.TENANT_SESSIONS, router.TENANT_TOKENS),
     *(router.TENANT_COST, tokenizer.REQUESTS, tokenizer.TOKENS),
 })  # fmt: skip
 """Counters and histograms that the scripted chats move."""
 
 SHOWN: Final = frozenset({
-    *(names.BATCH_UTILIZATION, names.REJECTION_RATE, names.PREFIX_HIT_RATE),
+    *(names.BATCH_UTILIZATION, names.REJECTION_RATIO, names.PREFIX_HIT_RATIO),
+    *(names.BUILD_INFO,),
     *(names.PROCESS_TASKS, names.PROCESS_THREADS, names.PROCESS_FILES),
     *(names.TOKENIZATION_CACHE_ENTRIES, names.TOKENIZATION_CACHE_BYTES),
     *(names.TOKENIZATION_BACKEND,),
@@ -134,11 +123,11 @@ _SHARED_CACHE: Final = "tests/tokenizer/test_shared_cache.py"
 _FAILOVER: Final = "tests/router/relay/test_failover.py"
 _OVERLOAD: Final = "tests/router/integration/test_overload.py"
 
-ELSEWHERE: Final = {
+ELSEWHERE: Final[dict[str, str]] = {
     names.LOSSY_TOKENS: "tests/inference/test_service.py",
     names.LOOP_STALLS: "tests/telemetry/test_process.py",
-    names.LOOP_LAG_MAX_MS: "tests/telemetry/test_process.py",
-    names.LOOP_BLOCKED_MAX_MS: "tests/telemetry/test_process.py",
+    names.LOOP_LAG_MAX: "tests/telemetry/test_process.py",
+    names.LOOP_BLOCKED_MAX: "tests/telemetry/test_process.py",
     names.SHARED_CACHE_TEXTS: _SHARED_CACHE,
     names.SHARED_CACHE_FAILURES: _SHARED_CACHE,
     names.SHARED_CACHE_UP: _SHARED_CACHE,
@@ -164,7 +153,7 @@ ELSEWHERE: Final = {
     drafter.DROPPED: _DRAFTER,
     drafter.CALLS: _DRAFTER,
     drafter.ROWS: _DRAFTER,
-    drafter.CALL_MS: _DRAFTER,
+    drafter.CALL_TIME: _DRAFTER,
     drafter.REFUSED: _DRAFTER,
     drafter.EVICTED: _DRAFTER,
     drafter.BRANCHES: _DRAFTER,
@@ -172,7 +161,7 @@ ELSEWHERE: Final = {
     drafter.DRAFTED: _DRAFTER,
     drafter.ACCEPTED: _DRAFTER,
     router_sessions.MOVES: _FAILOVER,
-    router_sessions.MOVE_MS: _FAILOVER,
+    router_sessions.MOVE_TIME: _FAILOVER,
     router_sessions.INEXACT_MOVES: "tests/router/relay/test_model_identity.py",
     router_sessions.DRAFTS_DROPPED: "tests/router/relay/test_bad_edges.py",
     router.REFUSED: _OVERLOAD,

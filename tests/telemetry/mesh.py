@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -19,6 +18,8 @@ from outrider.codec.tokens import TokenCoder
 from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.models.vocabulary import Vocabulary
 from outrider.process import Ports
+from outrider.telemetry.admin import AdminServer
+from outrider.telemetry.config import AdminConfig
 from outrider.telemetry.metrics import Metrics
 from outrider.testing import eventually
 from services.edge.app import Edge
@@ -72,10 +73,24 @@ class WholeMesh:
 
     async def scraped(self) -> list[Metric]:
         """What every service has recorded, by family."""
-        admins = (self.edge_ports.admin, self.router.ports.admin, self.tokenizer.ports.admin)
-        pages = [await _page(port) for port in admins]
-        pages.append(generate_latest(self.replica_metrics.registry).decode())
+        pages = (await self.pages()).values()
         return [family for page in pages for family in text_string_to_metric_families(page)]
+
+    async def pages(self) -> dict[str, str]:
+        """What /metrics says, by role."""
+        registry = self.replica_metrics.registry
+        replica = AdminServer(AdminConfig(), ready=lambda: (True, ""), registry=registry)
+        replica_admin = await replica.start()
+        try:
+            admins = {
+                "edge": self.edge_ports.admin,
+                "router": self.router.ports.admin,
+                "tokenizer": self.tokenizer.ports.admin,
+                "inference": replica_admin,
+            }
+            return {role: await _page(port) for role, port in admins.items()}
+        finally:
+            await replica.stop()
 
 
 async def _page(admin_port: int) -> str:

@@ -57,7 +57,7 @@ async def test_metrics(running: Running) -> None:
     assert status == 200
     assert fields["Content-Type"].startswith("text/plain")
     assert int(fields["Content-Length"]) == len(body)
-    assert b"ttft_ms_bucket" in body
+    assert b"outrider_ttft_seconds_bucket" in body
 
 
 def _values(body: bytes) -> dict[str, float]:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.exposition import generate_latest
 
+from outrider.telemetry.families import Family
 from outrider.telemetry.metrics import Metrics, ShareWindow
 
 LABELS = {
@@ -28,9 +29,9 @@ def test_histograms_have_our_names_and_the_conventions_names() -> None:
     metrics.record_request(0.5, "m", None)
     metrics.record_request(0.7, "m", "DEADLINE")
     metrics.record_usage(10, 20, "m")
-    assert _value(metrics, "ttft_ms_bucket", le="15.0") == 1
-    assert _value(metrics, "ttft_ms_bucket", le="10.0") == 0
-    assert _value(metrics, "token_latency_ms_sum") == 30
+    assert _value(metrics, "outrider_ttft_seconds_bucket", le="0.015") == 1
+    assert _value(metrics, "outrider_ttft_seconds_bucket", le="0.01") == 0
+    assert _value(metrics, "outrider_token_latency_seconds_sum") == 0.03
     assert _value(metrics, "gen_ai_server_time_to_first_token_seconds_bucket", le="0.02") == 1
     assert _value(metrics, "gen_ai_server_time_per_output_token_seconds_sum") == 0.03
     assert _value(metrics, "gen_ai_server_request_duration_seconds_count", error_type="") == 1
@@ -43,21 +44,24 @@ def test_histograms_have_our_names_and_the_conventions_names() -> None:
 
 def test_gauges_are_absent_until_set() -> None:
     metrics = Metrics("inference")
-    assert metrics.registry.get_sample_value("batch_utilization") is None
+    assert metrics.registry.get_sample_value("outrider_batch_utilization_ratio") is None
     metrics.set_batch_utilization(0.75)
-    metrics.gauge("kv_blocks_free").set(3)
-    assert metrics.registry.get_sample_value("batch_utilization") == 0.75
-    assert metrics.registry.get_sample_value("kv_blocks_free") == 3
-    assert metrics.gauge("kv_blocks_free") is metrics.gauge("kv_blocks_free")
+    free = Family("outrider_kv_blocks_free", "Blocks that are free.")
+    metrics.gauge(free).set(3)
+    assert metrics.registry.get_sample_value("outrider_batch_utilization_ratio") == 0.75
+    assert metrics.registry.get_sample_value("outrider_kv_blocks_free") == 3
+    assert metrics.gauge(free) is metrics.gauge(free)
     metrics.close()
 
 
 def test_verifications_drive_the_rejection_rate() -> None:
     metrics = Metrics("inference")
     metrics.record_verification(0, 0)
-    assert metrics.registry.get_sample_value("rejection_rate") is None
+    assert metrics.registry.get_sample_value("outrider_draft_rejection_ratio") is None
     metrics.record_verification(4, 1)
-    assert metrics.registry.get_sample_value("rejection_rate") == pytest.approx(0.75)
+    assert metrics.registry.get_sample_value("outrider_draft_rejection_ratio") == pytest.approx(
+        0.75
+    )
     assert metrics.registry.get_sample_value("outrider_draft_proposed_tokens_total") == 4
     assert metrics.registry.get_sample_value("outrider_draft_accepted_tokens_total") == 1
     metrics.close()
@@ -91,7 +95,7 @@ def test_the_prefix_hit_rate_is_that_of_tokens() -> None:
     metrics.record_prefix(300, 0)
     metrics.record_prefix(100, 100)
     value = metrics.registry.get_sample_value
-    assert value("prefix_hit_rate") == pytest.approx(0.25, abs=0.01)
+    assert value("outrider_prefix_hit_ratio") == pytest.approx(0.25, abs=0.01)
     assert value("outrider_prefix_prompt_tokens_total") == 400
     assert value("outrider_prefix_cached_tokens_total") == 100
     metrics.close()
@@ -99,7 +103,7 @@ def test_the_prefix_hit_rate_is_that_of_tokens() -> None:
 
 def test_two_services_in_one_process_do_not_meet() -> None:
     first, second = Metrics("edge"), Metrics("router")
-    first.counter("outrider.things").add(2, {"kind": "a"})
+    first.counter(Family("outrider_things", "Things.")).add(2, {"kind": "a"})
     assert second.registry.get_sample_value("outrider_things_total", {"kind": "a"}) is None
     assert first.registry.get_sample_value("outrider_things_total", {"kind": "a"}) == 2
     assert b'service_name="edge"' in generate_latest(first.registry)

@@ -61,7 +61,7 @@ def _is_told(name: str, text: str) -> bool:
         if value == name
     }
     by_constant = any(module in text and constant in text for module, constant in constants)
-    return table.family(name) in text or by_constant
+    return name in text or by_constant
 
 
 async def test_scripted_chats_record_what_is_declared_and_nothing_else(
@@ -74,7 +74,7 @@ async def test_scripted_chats_record_what_is_declared_and_nothing_else(
             await type_ahead(mesh, client)
             await talk(client)
         await talk_to_the_router(mesh)
-        found = await scraped_once_moved(mesh, _families(table.COUNTED | table.SHOWN))
+        found = await scraped_once_moved(mesh, set(table.COUNTED | table.SHOWN))
     check_metrics(found)
     check_spans(spans.get_finished_spans())
 
@@ -85,7 +85,7 @@ async def type_ahead(mesh: WholeMesh, client: Client) -> None:
     text = "Which of these trains leaves first, and which of them is the fastest? " * 2
     for end in range(8, len(text), 8):
         typing.update(text[:end])
-    counted = f"{table.family(PREFILLED_TOKENS)}_total"
+    counted = f"{PREFILLED_TOKENS}_total"
     sample = mesh.edge_metrics.registry.get_sample_value
     await eventually(lambda: bool(sample(counted, {"model": MODEL})))
     typing.close()
@@ -126,7 +126,7 @@ async def scraped_once_moved(mesh: WholeMesh, wanted: set[str]) -> list[Metric]:
     found = await mesh.scraped()
     with suppress(TimeoutError):
         async with asyncio.timeout(20):
-            while wanted - _recorded(found) or _families(table.COUNTED) - _moved(found):
+            while wanted - _recorded(found) or table.COUNTED - _moved(found):
                 await asyncio.sleep(0.05)
                 found = await mesh.scraped()
     return found
@@ -134,9 +134,9 @@ async def scraped_once_moved(mesh: WholeMesh, wanted: set[str]) -> list[Metric]:
 
 def check_metrics(found: Sequence[Metric]) -> None:
     """Every name in the tables, the right way round."""
-    assert sorted(_families(table.COUNTED) - _moved(found)) == [], "never counted"
-    assert sorted(_families(table.SHOWN) - _recorded(found)) == [], "never shown"
-    known = _families(table.COUNTED | table.SHOWN | set(table.ELSEWHERE))
+    assert sorted(table.COUNTED - _moved(found)) == [], "never counted"
+    assert sorted(table.SHOWN - _recorded(found)) == [], "never shown"
+    known = table.COUNTED | table.SHOWN | set(table.ELSEWHERE)
     assert sorted(_recorded(found) - known) == [], "recorded, but not in the tables"
     labels = {label for family in found for sample in family.samples for label in sample.labels}
     assert not {name.replace(".", "_") for name in table.LABELS} - labels, "never a label"
@@ -155,10 +155,6 @@ def check_spans(found: Sequence[ReadableSpan]) -> None:
     assert not table.ATTRIBUTES - attributes, "never set"
     other = {name for name in attributes if name.startswith("gen_ai.")} - table.ATTRIBUTES
     assert not other, "set, but not in the tables"
-
-
-def _families(of: Iterable[str]) -> set[str]:
-    return {family for name in of for family in table.families(name)}
 
 
 def _recorded(found: Iterable[Metric]) -> set[str]:

@@ -18,7 +18,7 @@ def test_only_long_delays_are_stalls() -> None:
     for since, lag_ms in ((1.0, 0.4), (2.0, 6.0), (7.0, 30.0), (8.0, -0.1)):
         monitor.late(since, lag_ms)
     stalls = "outrider_loop_stalls_total"
-    assert registry.get_sample_value("outrider_loop_lag_ms_count") == 4
+    assert registry.get_sample_value("outrider_loop_lag_seconds_count") == 4
     assert registry.get_sample_value(stalls, {"during": "tokens"}) == 1
     assert registry.get_sample_value(stalls, {"during": "other"}) == 1
 
@@ -39,8 +39,8 @@ def test_a_loop_is_held_for_as_long_as_its_thread_computes() -> None:
     monitor = StallMonitor(registry)
     for since, lag_ms, computed_ms in ((0.0, 80.0, 12.0), (0.1, 30.0, 45.0), (0.2, -1.0, 5.0)):
         monitor.late(since, lag_ms, computed_ms)
-    assert registry.get_sample_value("outrider_loop_lag_ms_max") == 80.0
-    assert registry.get_sample_value("outrider_loop_blocked_ms_max") == 30.0
+    assert registry.get_sample_value("outrider_loop_lag_max_seconds") == 0.08
+    assert registry.get_sample_value("outrider_loop_blocked_max_seconds") == 0.03
 
 
 async def test_a_loop_that_is_held_up_is_seen() -> None:
@@ -50,11 +50,11 @@ async def test_a_loop_that_is_held_up_is_seen() -> None:
     time.sleep(0.03)  # noqa: ASYNC251  (what must never be done is what is looked for)
     await asyncio.sleep(0.01)
     assert registry.get_sample_value("outrider_loop_stalls_total", {"during": "other"})
-    largest_ms = registry.get_sample_value("outrider_loop_lag_ms_max")
-    assert largest_ms is not None and largest_ms >= 25.0
-    blocked_ms = registry.get_sample_value("outrider_loop_blocked_ms_max")
-    assert blocked_ms is not None and blocked_ms < 25.0, (
+    largest_s = registry.get_sample_value("outrider_loop_lag_max_seconds")
+    assert largest_s is not None and largest_s >= 0.025
+    blocked_s = registry.get_sample_value("outrider_loop_blocked_max_seconds")
+    assert blocked_s is not None and blocked_s < 0.025, (
         "it slept: the loop was late, and nobody computed"
     )
     monitor.stop()
-    assert registry.get_sample_value("outrider_loop_lag_ms_count") is None
+    assert registry.get_sample_value("outrider_loop_lag_seconds_count") is None

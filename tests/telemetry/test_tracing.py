@@ -11,8 +11,9 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
+from structlog.types import EventDict
 
-from outrider.errors import ConfigError, DeadlineError
+from outrider.errors import DeadlineError
 from outrider.telemetry import tracing
 
 PARENT = ("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "vendor=1")
@@ -138,12 +139,17 @@ def test_without_a_valid_parent_a_trace_begins_though_nobody_takes_it(bad: tuple
     assert tracing.start_span("next", parent=span.context).context == span.context
 
 
-def test_an_endpoint_without_the_exporter_is_a_config_error(
-    monkeypatch: pytest.MonkeyPatch,
+def test_an_endpoint_without_the_exporter_is_a_warning_and_the_service_goes_on(
+    monkeypatch: pytest.MonkeyPatch, logs: list[EventDict]
 ) -> None:
     monkeypatch.setenv(tracing.OTLP_ENDPOINT, "http://127.0.0.1:4318")
     monkeypatch.setitem(
         __import__("sys").modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None
     )
-    with pytest.raises(ConfigError, match=r"outrider\[otlp\]"):
-        tracing.configure_tracing("test")
+    tracing.configure_tracing("test")
+    (told,) = logs
+    assert told["log_level"] == "warning" and "outrider[otlp]" in told["action"]
+    span = tracing.start_span("work", parent=PARENT)
+    assert not span.is_recorded
+    assert span.context == PARENT, "it is handed on"
+    tracing.shutdown_tracing()

@@ -41,19 +41,19 @@ class TokenizationMetrics(Collector):
         self._retired: Counts[tuple[str, str]] = Counts()
         """By content and field, what encoders had counted that are given up: counters never go
         back."""
-        self._ms = Histogram(
-            names.TOKENIZATION_MS,
-            "from a chat's submission to its ids",
+        self._took = Histogram(
+            names.TOKENIZATION,
+            names.TOKENIZATION.help,
             ["tier"],
-            buckets=names.TOKENIZATION_MS_BOUNDARIES,
+            buckets=names.TOKENIZATION_BOUNDARIES_S,
             registry=registry,
         )
-        self._ms_by_tier = {tier: self._ms.labels(tier) for tier in Tier}
+        self._took_by_tier = {tier: self._took.labels(tier) for tier in Tier}
         self._shortened = Counter(
-            names.TOKENIZATION_SHORTENED, "chats made shorter to fit", registry=registry
+            names.TOKENIZATION_SHORTENED, names.TOKENIZATION_SHORTENED.help, registry=registry
         )
         self._omitted = Counter(
-            names.TOKENIZATION_OMITTED, "tokens by which they were made shorter", registry=registry
+            names.TOKENIZATION_OMITTED, names.TOKENIZATION_OMITTED.help, registry=registry
         )
         self._ended_at = {IN_LOOP: 0.0, IN_THREADS: 0.0}
         registry.register(self)
@@ -63,7 +63,7 @@ class TokenizationMetrics(Collector):
         """Unregister, so that another instance may use the registry. May be called twice."""
         registry, self._registry = self._registry, None
         if registry is not None:
-            for collector in (self._ms, self._shortened, self._omitted, self):
+            for collector in (self._took, self._shortened, self._omitted, self):
                 registry.unregister(collector)
 
     def retire(self, encoder: CachingEncoder) -> None:
@@ -78,7 +78,7 @@ class TokenizationMetrics(Collector):
     def record(self, tier: Tier, ms: float) -> None:
         """A chat was tokenized in `tier`, `ms` milliseconds after it was submitted; called from
         any thread."""
-        self._ms_by_tier[tier].observe(ms)
+        self._took_by_tier[tier].observe(ms / 1e3)
         self._ended_at[IN_LOOP if tier in _LOOP_TIERS else IN_THREADS] = time.monotonic()
 
     def shortened(self, before: int, after: int) -> None:
@@ -98,7 +98,7 @@ class TokenizationMetrics(Collector):
         yield from self._cache(encoders)
         in_use = GaugeMetricFamily(
             names.TOKENIZATION_BACKEND,
-            "the backends in use, and why",
+            names.TOKENIZATION_BACKEND.help,
             labels=["backend", "reason"],
         )
         backends = [encoder.backend for encoder in encoders]
@@ -110,22 +110,26 @@ class TokenizationMetrics(Collector):
         num_checked = sum(one.num_checked for one in checks)
         num_checked += retired["", "num_checked"]
         yield CounterMetricFamily(
-            names.TOKENIZATION_CHECKED, "texts encoded by the reference too", num_checked
+            names.TOKENIZATION_CHECKED, names.TOKENIZATION_CHECKED.help, num_checked
         )
         num_mismatches = sum(one.num_mismatches + one.num_failures for one in checks)
         num_mismatches += retired["", "num_mismatches"]
         yield CounterMetricFamily(
-            names.TOKENIZATION_MISMATCHES, "texts the fast backend failed on", num_mismatches
+            names.TOKENIZATION_MISMATCHES, names.TOKENIZATION_MISMATCHES.help, num_mismatches
         )
 
     def _cache(self, encoders: Sequence[CachingEncoder]) -> Iterator[Metric]:
         sizes = [encoder.size for encoder in encoders]
         num_entries = sum(size[0] for size in sizes)
         num_bytes = sum(size[1] for size in sizes)
-        yield GaugeMetricFamily(names.TOKENIZATION_CACHE_ENTRIES, "texts kept", num_entries)
-        yield GaugeMetricFamily(names.TOKENIZATION_CACHE_BYTES, "memory of texts kept", num_bytes)
+        yield GaugeMetricFamily(
+            names.TOKENIZATION_CACHE_ENTRIES, names.TOKENIZATION_CACHE_ENTRIES.help, num_entries
+        )
+        yield GaugeMetricFamily(
+            names.TOKENIZATION_CACHE_BYTES, names.TOKENIZATION_CACHE_BYTES.help, num_bytes
+        )
         for name, field in _LOOKUP_FIELDS.items():
-            family = CounterMetricFamily(name, f"{field} of lookups", labels=["content"])
+            family = CounterMetricFamily(name, name.help, labels=["content"])
             for content in ContentClass:
                 found = sum(getattr(e.lookups[content], field) for e in encoders)
                 family.add_metric([content], found + self._retired[content, field])

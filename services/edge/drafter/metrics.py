@@ -6,26 +6,56 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import Final
 
+from outrider.telemetry.families import Family
+from outrider.telemetry.metrics import state_rows
 from services.edge.drafter.counters import DrafterCounters
 from services.edge.drafter.protocol import DrafterStats, DraftSource
 from services.edge.models.labels import ModelLabels
 
-STATE: Final = "outrider.edge.drafter.state"
-SESSIONS: Final = "outrider.edge.drafter.sessions"
-MODELLED: Final = "outrider.edge.drafter.modelled_sessions"
-RESTARTS: Final = "outrider.edge.drafter.restarts"
-DROPPED: Final = "outrider.edge.drafter.dropped_frames"
-CALLS: Final = "outrider.edge.drafter.calls"
-ROWS: Final = "outrider.edge.drafter.rows"
-CALL_MS: Final = "outrider.edge.drafter.call_ms"
-"""The sum over all calls; divide by their number for the mean."""
-REFUSED: Final = "outrider.edge.drafter.refused_sessions"
-EVICTED: Final = "outrider.edge.drafter.evicted_sessions"
-BRANCHES: Final = "outrider.edge.drafter.alternatives"
-"""Alternative tokens drafted beside a chain of drafts."""
-PROMOTED: Final = "outrider.edge.drafter.accepted_alternatives"
-DRAFTED: Final = "outrider.edge.drafter.drafted_tokens"
-ACCEPTED: Final = "outrider.edge.drafter.accepted_tokens"
+STATE: Final = Family(
+    "outrider_edge_drafter_state",
+    "1 for the state that a model's drafter is in, 0 for the others.",
+)
+SESSIONS: Final = Family("outrider_edge_drafter_sessions", "Sessions open at the drafter.")
+MODELLED: Final = Family(
+    "outrider_edge_drafter_modelled_sessions",
+    "Sessions that the draft model drafts for.",
+)
+RESTARTS: Final = Family(
+    "outrider_edge_drafter_restarts",
+    "How often the process of the drafter ended and was to be started again.",
+)
+DROPPED: Final = Family(
+    "outrider_edge_drafter_dropped_frames",
+    "Frames dropped because the process did not read.",
+)
+CALLS: Final = Family("outrider_edge_drafter_calls", "Calls of the draft model.")
+ROWS: Final = Family("outrider_edge_drafter_rows", "Rows of all calls of the draft model.")
+CALL_TIME: Final = Family(
+    "outrider_edge_drafter_call_seconds",
+    "Time in calls of the draft model; divide by outrider_edge_drafter_calls_total.",
+)
+REFUSED: Final = Family(
+    "outrider_edge_drafter_refused_sessions",
+    "Sessions for which the drafter had no room.",
+)
+EVICTED: Final = Family(
+    "outrider_edge_drafter_evicted_sessions",
+    "Sessions that gave way to others.",
+)
+BRANCHES: Final = Family(
+    "outrider_edge_drafter_alternatives",
+    "Alternative tokens drafted beside a chain of drafts.",
+)
+PROMOTED: Final = Family(
+    "outrider_edge_drafter_accepted_alternatives",
+    "Alternative tokens that turned out right.",
+)
+DRAFTED: Final = Family("outrider_edge_drafter_drafted_tokens", "Tokens drafted, by source.")
+ACCEPTED: Final = Family(
+    "outrider_edge_drafter_accepted_tokens",
+    "Drafted tokens that were right, by source.",
+)
 
 
 class DrafterState(IntEnum):
@@ -53,7 +83,8 @@ class DrafterMetrics:
 
     def state(self, state: DrafterState) -> None:
         """The state changed."""
-        self._gauge(STATE, self._labels, state)
+        for value, labels in state_rows(state, self._labels):
+            self._gauge(STATE, labels, value)
         if state is not DrafterState.READY:
             self._gauge(SESSIONS, self._labels, 0)
             self._gauge(MODELLED, self._labels, 0)
@@ -73,7 +104,7 @@ class DrafterMetrics:
         self._gauge(MODELLED, self._labels, stats.num_modelled)
         self._add(CALLS, stats.num_calls - last.num_calls)
         self._add(ROWS, stats.num_rows - last.num_rows)
-        self._add(CALL_MS, (stats.call_us - last.call_us) / 1000)
+        self._add(CALL_TIME, (stats.call_us - last.call_us) / 1e6)
         self._add(REFUSED, stats.num_refused - last.num_refused)
         self._add(EVICTED, stats.num_evicted - last.num_evicted)
         self._add(BRANCHES, stats.num_branches - last.num_branches)
@@ -81,13 +112,13 @@ class DrafterMetrics:
         self._add_by_source(DRAFTED, stats.drafted, last.drafted)
         self._add_by_source(ACCEPTED, stats.accepted, last.accepted)
 
-    def _add_by_source(self, name: str, counts: Sequence[int], last: Sequence[int]) -> None:
+    def _add_by_source(self, name: Family, counts: Sequence[int], last: Sequence[int]) -> None:
         for source, count, before in zip(DraftSource, counts, last, strict=True):
             if count > before:
                 labels = {**self._labels, "source": source.name.lower()}
                 self._metrics.counter(name).add(count - before, labels)
 
-    def _add(self, name: str, amount: float) -> None:
+    def _add(self, name: Family, amount: float) -> None:
         if amount > 0:
             self._metrics.counter(name).add(amount, self._labels)
 

@@ -121,6 +121,8 @@ class _Gate:
             await self._answer(exchange, OutriderError(why))
 
     async def _answer(self, exchange: Exchange, error: OutriderError) -> None:
+        if not exchange.has_chats:  # chats are counted, and refused, each by itself
+            self._door.context.telemetry.refused(error.reason)
         if exchange.has_begun:
             exchange.abort()  # whatever came of the answer, the client must not take it for whole
             return

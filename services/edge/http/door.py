@@ -44,11 +44,7 @@ class HttpDoor:
 
     def begin_chat(self, prefix: str, client: bytes, now: float) -> Callable[[], None]:
         """As ListenerQuotas.hold_chat. Raises OverloadedError."""
-        try:
-            return self.limits.hold_chat(prefix, client, now)
-        except OutriderError:
-            self.context.telemetry.refused("chats")
-            raise
+        return self.limits.hold_chat(prefix, client, now)
 
     def fail_replies(self, error: OutriderError) -> None:
         """End all that are under way."""

@@ -65,6 +65,8 @@ class Exchange:
         """As the route has them."""
         self.status = 0
         """Of the answer; 0: its head was not sent yet."""
+        self.has_chats = False
+        """Whether chats of it were begun: from then on it is they that are refused."""
         self._receive = receive
         self._send = send
         self._held_bytes = 0

@@ -43,6 +43,7 @@ async def serve_reply(api: ChatApi, exchange: Exchange) -> None:
     watch.add_done_callback(lambda task: _left(task, reply, may_return=may_return))
     replies.add(reply)
     try:
+        exchange.has_chats = True
         _begin(reply, planned, identity, exchange.door.context)
         await _send(exchange, reply, planned)
     finally:
@@ -86,6 +87,7 @@ def _open(
     try:
         open_chat(stream, request, identity, context)
     except OutriderError as error:
+        context.telemetry.refused(error.reason)
         stream.end(Failed(error.bare()))
     except Exception as failure:
         log.exception("chat failed")

@@ -14,7 +14,6 @@ from outrider.errors import (
     InvalidRequestError,
     OutriderError,
     PromptTooLongError,
-    RateLimitedError,
 )
 from outrider.models.chat import MAX_CHAT_CHARS, Message
 from outrider.tokenization.pool.pool import (
@@ -235,13 +234,9 @@ async def _using_model(exchange: Exchange, asked: str | None) -> AsyncIterator[S
         held.callback(exchange.begin_chat(identity.client))
         model = context.models.use(name) or await _wait_for(name, context)
         held.callback(context.models.release, model)
-        try:
-            allowance = context.limiter.begin(identity)
-            held.callback(allowance.close)
-            await _allowed(allowance)
-        except RateLimitedError as error:
-            context.telemetry.refused(error.reason)
-            raise
+        allowance = context.limiter.begin(identity)
+        held.callback(allowance.close)
+        await _allowed(allowance)
         yield model
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from typing import Final, TypeAlias
 
+from outrider.telemetry.families import Family
 from outrider.telemetry.metrics import Metrics
 
 MODEL_LABEL: Final = "model"
@@ -23,8 +25,8 @@ class ModelLabels:
         self.metrics = metrics
         self._lock = threading.Lock()
         self._known: set[str] = set()
-        self._gauges: dict[str, dict[str, float]] = {}
-        """By metric and model."""
+        self._gauges: dict[Family, dict[str, dict[tuple[tuple[str, str], ...], float]]] = {}
+        """By metric, model and all labels."""
 
     def of(self, model: str) -> Labels:
         """The labels of a model."""
@@ -35,10 +37,11 @@ class ModelLabels:
                 self._known.add(model)
         return {MODEL_LABEL: model}
 
-    def gauge(self, name: str, labels: Labels, value: float) -> None:
-        """Set the gauge of a model."""
+    def gauge(self, name: Family, labels: Mapping[str, str], value: float) -> None:
+        """Set the gauge of a model, and of further labels if there are any."""
         with self._lock:
-            self._gauges.setdefault(name, {})[labels[MODEL_LABEL]] = value
+            rows = self._gauges.setdefault(name, {}).setdefault(labels[MODEL_LABEL], {})
+            rows[tuple(labels.items())] = value
             self._show(name)
 
     def forget(self, model: str) -> None:
@@ -48,6 +51,8 @@ class ModelLabels:
                 if rows.pop(model, None) is not None:
                     self._show(name)
 
-    def _show(self, name: str) -> None:
-        rows = self._gauges[name].items()
-        self.metrics.table(name).set((value, {MODEL_LABEL: model}) for model, value in rows)
+    def _show(self, name: Family) -> None:
+        models = self._gauges[name].values()
+        self.metrics.table(name).set(
+            (value, dict(labels)) for rows in models for labels, value in rows.items()
+        )

@@ -196,11 +196,7 @@ class EdgeConnection(ConnectionProtocol):
 
     def begin_chat(self, client: bytes) -> Callable[[], None]:
         """As ListenerQuotas.hold_chat, from this connection's address. Raises OverloadedError."""
-        try:
-            return self._shared.hold_chat(self.prefix, client, self._loop.time())
-        except OverloadedError:
-            self.context.telemetry.refused("chats")
-            raise
+        return self._shared.hold_chat(self.prefix, client, self._loop.time())
 
     def spend(self, rate: Rate, amount: int, client: bytes) -> bool:
         """Use so much of the quotas of a client and its address prefix; False if that is too
@@ -256,6 +252,7 @@ class EdgeConnection(ConnectionProtocol):
         service = self._services.get(self.quic.application_protocol)
         if not self._shared.admit():
             early.take()
+            self.context.telemetry.refused("connections")
             self.close_for(CloseCode.OVERLOADED, "this edge has all the connections it takes")
             return
         if service is not None:
@@ -320,6 +317,7 @@ class EdgeConnection(ConnectionProtocol):
         self.context.telemetry.early_data(len(data))
         if not early.keep(stream_id, data, end):
             early.take()
+            self.context.telemetry.refused("early data")
             self.close_for(CloseCode.OVERLOADED, "too much data before the handshake was complete")
 
     def _open_stream(self, stream_id: int) -> EdgeStream | None:

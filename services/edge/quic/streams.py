@@ -315,7 +315,11 @@ class PendingRequest:
         if self.closed:
             return
         self.client_lost()
-        self._stream.end(Failed(item.error.bare()) if isinstance(item, ClientFailed) else None)
+        if isinstance(item, ClientFailed):
+            self._context.telemetry.refused(item.error.reason)
+            self._stream.end(Failed(item.error.bare()))
+        else:
+            self._stream.end()
 
     def client_lost(self) -> None:
         """The client's connection was lost, or another handler has the stream."""

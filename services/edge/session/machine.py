@@ -167,6 +167,9 @@ class ChatSession:
         """Final tokens of earlier runs, once they have been taken over."""
         self.error: OutriderError | None = None
         """Why the chat failed."""
+        self.error_reason: str | None = None
+        """Why there is no whole reply: the error's reason, or that of the error that stands for a
+        cancel or a deadline, by which a chat ends without an error."""
 
     @property
     def request(self) -> ChatRequest | None:
@@ -314,6 +317,7 @@ class ChatSession:
         return [*self._leave("the client cancelled"), *events, done, Finish()]
 
     def _client_gone(self, chat: object, item: ClientGone, now: float) -> Actions:
+        self.error_reason = FinishReason.CANCELLED.error_reason
         return [*self._leave("the client is gone"), Finish()]
 
     def _client_changed(
@@ -381,6 +385,7 @@ class ChatSession:
     def _done(self, reason: FinishReason, usage: Usage, timings: Timings, now: float) -> Done:
         chat = self._chat
         opened = chat if isinstance(chat, _OpenedChat) else None
+        self.error_reason = reason.error_reason
         return Done(
             finish_reason=reason,
             upto=self.num_tokens,
@@ -396,6 +401,7 @@ class ChatSession:
 
     def _fail(self, error: OutriderError) -> Actions:
         self.error = error.bare()
+        self.error_reason = error.reason
         return [*self._leave(error.reason), Failed(error), Finish()]
 
     def _leave(self, reason: str) -> Actions:

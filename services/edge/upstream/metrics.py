@@ -6,14 +6,23 @@ from typing import Final
 
 import structlog
 
-from outrider.telemetry.metrics import Metrics
+from outrider.telemetry.families import Family
+from outrider.telemetry.metrics import Metrics, state_rows
 from services.edge.upstream.table import RouterTable, RouterTransition
 
-ROUTERS: Final = "outrider.edge.routers"
-ROUTER_STATE: Final = "outrider.edge.router_state"
-"""The number of its `PeerState`, by router and region."""
-ROUTER_RTT: Final = "outrider.edge.router_rtt_ms"
-ROUTER_QUARANTINES: Final = "outrider.edge.router_quarantines"
+ROUTERS: Final = Family("outrider_edge_routers", "Routers, by state.")
+ROUTER_STATE: Final = Family(
+    "outrider_edge_router_state",
+    "1 for the state that a router is in, 0 for the others.",
+)
+ROUTER_RTT: Final = Family(
+    "outrider_edge_router_rtt_seconds",
+    "Smoothed round trip to a router, where it was measured.",
+)
+ROUTER_QUARANTINES: Final = Family(
+    "outrider_edge_router_quarantines",
+    "How often in a row a router was put into quarantine.",
+)
 
 log = structlog.get_logger()
 
@@ -34,12 +43,17 @@ class RouterMetrics:
                 after=it.after.name,
                 why=it.why,
             )
-        for state, count in table.count().items():
-            self._metrics.gauge(f"{ROUTERS}.{state.name.lower()}").set(count)
+        self._metrics.table(ROUTERS).set(
+            (count, {"state": state.name.lower()}) for state, count in table.count().items()
+        )
         rows = [(router, {"router": router.address, "region": router.region}) for router in table]
-        self._metrics.table(ROUTER_STATE).set((router.state, labels) for router, labels in rows)
+        self._metrics.table(ROUTER_STATE).set(
+            row for router, labels in rows for row in state_rows(router.state, labels)
+        )
         self._metrics.table(ROUTER_RTT).set(
-            (router.rtt.smoothed_ms, labels) for router, labels in rows if router.rtt.is_measured
+            (router.rtt.smoothed_ms / 1e3, labels)
+            for router, labels in rows
+            if router.rtt.is_measured
         )
         self._metrics.table(ROUTER_QUARANTINES).set(
             (router.health.quarantine.count, labels) for router, labels in rows

@@ -21,7 +21,8 @@ from outrider.errors import (
 )
 from outrider.sampling.constraint import Constraint
 from outrider.sampling.grammar import Grammar
-from outrider.telemetry.metrics import Metrics
+from outrider.telemetry.families import Family
+from outrider.telemetry.metrics import Metrics, state_rows
 from outrider.telemetry.refusals import RefusalLog
 from outrider.v1 import inference_pb2
 from services.inference.runner import ModelTick
@@ -34,16 +35,23 @@ from services.inference.scheduler.types import (
     Load,
     Opened,
     OpenRequest,
+    OverloadLevel,
 )
 from services.inference.streaming import wire
 from services.inference.streaming.telemetry import SessionTelemetry
 
-RUNNING: Final = "outrider.sessions.running"
-QUEUED: Final = "outrider.sessions.queued"
-PAUSED: Final = "outrider.sessions.paused"
-OVERLOAD_LEVEL: Final = "outrider.overload.level"
-FREE_BLOCKS: Final = "outrider.kv.free_blocks"
-DRAFTS_DROPPED: Final = "outrider.draft.dropped_frames"
+RUNNING: Final = Family("outrider_sessions_running", "Sessions that run.")
+QUEUED: Final = Family("outrider_sessions_queued", "Sessions that wait for room.")
+PAUSED: Final = Family("outrider_sessions_paused", "Sessions that gave way to others for a while.")
+OVERLOAD_LEVEL: Final = Family(
+    "outrider_overload_level",
+    "1 for the level of overload that the replica is at, 0 for the others.",
+)
+FREE_BLOCKS: Final = Family("outrider_kv_free_blocks", "Blocks of the KV cache that are free.")
+DRAFTS_DROPPED: Final = Family(
+    "outrider_draft_dropped_frames",
+    "Frames of drafts that came too late or too many.",
+)
 
 _log = structlog.get_logger()
 _DRAIN_RETRY_MS = 1000
@@ -183,7 +191,9 @@ class SessionTable:
         self._running_gauge = metrics.gauge(RUNNING)
         self._queued_gauge = metrics.gauge(QUEUED)
         self._paused_gauge = metrics.gauge(PAUSED)
-        self._overload_gauge = metrics.gauge(OVERLOAD_LEVEL)
+        self._overload_level = OverloadLevel.NORMAL
+        self._overload_gauge = metrics.table(OVERLOAD_LEVEL)
+        self._overload_gauge.set(state_rows(self._overload_level, {}))
         self._free_blocks_gauge = metrics.gauge(FREE_BLOCKS)
         self._max_sessions = max_sessions
         self._live: dict[int, LiveSession] = {}
@@ -436,5 +446,7 @@ class SessionTable:
         self._running_gauge.set(load.running_sessions)
         self._queued_gauge.set(load.queued_sessions)
         self._paused_gauge.set(load.paused_sessions)
-        self._overload_gauge.set(load.overload_level)
+        if load.overload_level != self._overload_level:
+            self._overload_level = OverloadLevel(load.overload_level)
+            self._overload_gauge.set(state_rows(self._overload_level, {}))
         self._free_blocks_gauge.set(load.kv_blocks_free)

@@ -6,13 +6,11 @@ import time
 from collections.abc import Callable
 
 from outrider.errors import OutriderError
-from outrider.session_types import FinishReason, Timings
+from outrider.session_types import Timings
 from outrider.telemetry import names
 from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import Span, TraceParent, start_span
 from services.inference.scheduler.types import Committed, Finished
-
-_UNFINISHED = {FinishReason.CANCELLED: "CANCELLED", FinishReason.DEADLINE: "DEADLINE"}
 
 
 class SessionTelemetry:
@@ -59,7 +57,7 @@ class SessionTelemetry:
     def finished(self, event: Finished) -> None:
         """The session ended by itself, by a cancel or by its deadline."""
         self.record_usage(event)
-        self._request(_UNFINISHED.get(event.reason))
+        self._request(event.reason.error_reason)
         self._phases(event.timings)
         usage = event.usage
         attributes: dict[str, int | tuple[str, ...]] = {

@@ -13,14 +13,16 @@ from typing import Final, TypeAlias
 from outrider.codec import varint
 from outrider.cost import Cost
 from outrider.errors import CancelledError, DeadlineError
+from outrider.session_types import FinishReason
 from outrider.v1 import common_pb2, inference_pb2, router_pb2
-from outrider.wire import set_cost
+from outrider.wire import finish_reason_to_proto, set_cost
 from services.router.relay.sessions import Session
 
 Up: TypeAlias = router_pb2.RouteRequest
 Down: TypeAlias = router_pb2.RouteResponse
 RelayedSession: TypeAlias = Session[Up]
 
+_CUT_SHORT: Final = {finish_reason_to_proto(it): it.error_reason for it in FinishReason}
 _RESUMED_TAG: Final = varint.encode(inference_pb2.OpenSession.RESUMED_FIELD_NUMBER << 3 | 2)
 """Protocol Buffers, encoding: field number and wire type LEN."""
 
@@ -131,6 +133,14 @@ def complete_done(
     if session.num_moves and session.first_token_at is not None:
         done.timings.ttft_ms = (session.first_token_at - session.opened_at) * 1e3
         done.timings.total_ms = (now - session.opened_at) * 1e3
+
+
+def cut_short(response: Down | None) -> str | None:
+    """The reason, as of an error, by which a replica ended a session before its reply was whole:
+    CANCELLED or DEADLINE. None for any other frame."""
+    if response is None or response.frame.WhichOneof("kind") != "done":
+        return None
+    return _CUT_SHORT.get(response.frame.done.finish_reason)
 
 
 def cancelled(why: str = "The session was cancelled.") -> CancelledError:

@@ -345,12 +345,18 @@ class Switch:
             if action in (SessionAction.ANSWER, SessionAction.CANCEL_AND_ANSWER):
                 self._answer(session.edge_stream, session.edge_session_id, error)
         if has_ended:
-            self._ended(session, error, now)
+            self._ended(session, error, frames.cut_short(down), now)
 
-    def _ended(self, session: RelayedSession, error: OutriderError | None, now: float) -> None:
+    def _ended(
+        self,
+        session: RelayedSession,
+        error: OutriderError | None,
+        cut_short: str | None,
+        now: float,
+    ) -> None:
         self._failover.forget(session)
         self._intake.ended(session, now)
-        self._telemetry.ended(session.router_session_id, error, now)
+        self._telemetry.ended(session.router_session_id, error, now, cut_short=cut_short)
         self._close_if_over(session.edge_stream)
         if self._intake.num_waiting:
             self._schedule_retry()

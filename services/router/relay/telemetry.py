@@ -16,6 +16,7 @@ from outrider.errors import CancelledError, OutriderError
 from outrider.model_identity import short_form
 from outrider.peers.health import PeerState
 from outrider.telemetry import names
+from outrider.telemetry.families import Family
 from outrider.telemetry.log_aggregation import EventAggregator
 from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import Span, start_span
@@ -25,16 +26,31 @@ from services.router.placement.types import Candidate, Decision, PlacementReques
 
 log = structlog.get_logger()
 
-PLACEMENTS: Final = "outrider.router.placements"
-DECISION_MS: Final = "outrider.router.decision_ms"
-FRAMES: Final = "outrider.router.frames"
-DRAFTS_DROPPED: Final = "outrider.router.drafts_dropped"
-MOVES: Final = "outrider.router.moves"
-MOVE_MS: Final = "outrider.router.move_ms"
-INEXACT_MOVES: Final = "outrider.router.inexact_moves"
-"""Replies that went on at a replica that computes differently, by that replica."""
-SESSIONS: Final = "outrider.router.sessions"
-REPLICAS: Final = "outrider.router.replicas"
+PLACEMENTS: Final = Family("outrider_router_placements", "Sessions placed, by replica.")
+DECISION_TIME: Final = Family(
+    "outrider_router_decision_seconds",
+    "Time spent on choosing replicas; divide by outrider_router_placements_total.",
+)
+FRAMES: Final = Family("outrider_router_frames", "Frames relayed, by direction.")
+DRAFTS_DROPPED: Final = Family(
+    "outrider_router_drafts_dropped",
+    "Frames of drafts that were dropped.",
+)
+MOVES: Final = Family(
+    "outrider_router_moves",
+    "Sessions that went on at another replica, by that replica.",
+)
+MOVE_TIME: Final = Family(
+    "outrider_router_move_seconds",
+    "Pauses of sessions that moved, from the loss of the replica before; divide by "
+    "outrider_router_moves_total.",
+)
+INEXACT_MOVES: Final = Family(
+    "outrider_router_inexact_moves",
+    "Replies that went on at a replica that computes differently, by that replica.",
+)
+SESSIONS: Final = Family("outrider_router_sessions", "Sessions under way.")
+REPLICAS: Final = Family("outrider_router_replicas", "Replicas, by state.")
 PLACED: Final = "outrider.placed"
 """Event on a session's span."""
 
@@ -144,11 +160,19 @@ class SessionTelemetry:
         if not isinstance(error, CancelledError):
             self._refused.add(error.reason)
 
-    def ended(self, router_session_id: int, error: OutriderError | None, now: float) -> None:
-        """A session is over."""
+    def ended(
+        self,
+        router_session_id: int,
+        error: OutriderError | None,
+        now: float,
+        *,
+        cut_short: str | None = None,
+    ) -> None:
+        """A session is over. `cut_short`: the reason, as of an error, of one that ended without an
+        error and without a whole reply."""
         opened = self._spans.pop(router_session_id)
         opened.span.end(error)
-        reason = error.reason if error else None
+        reason = error.reason if error else cut_short
         if error is not None and not opened.model:
             self.refused(error)
         self._metrics.record_request(now - opened.opened_at, opened.model, reason)
@@ -161,8 +185,9 @@ class SessionTelemetry:
         if (inexact := self._inexact.due(self._clock())) is not None:
             log.warning("inexact_moves", num_by_identities=inexact)
         self._metrics.gauge(SESSIONS).set(num_sessions)
-        for state, count in replicas.items():
-            self._metrics.gauge(f"{REPLICAS}.{state.name.lower()}").set(count)
+        self._metrics.table(REPLICAS).set(
+            (count, {"state": state.name.lower()}) for state, count in replicas.items()
+        )
         self._flush_frames()
         self._flush_placements()
 
@@ -185,7 +210,7 @@ class SessionTelemetry:
         for replica, count in self._inexact_moves.items():
             self._metrics.counter(INEXACT_MOVES).add(count, {"replica": replica})
         self._inexact_moves.clear()
-        self._metrics.counter(MOVE_MS).add(self._move_ms)
+        self._metrics.counter(MOVE_TIME).add(self._move_ms / 1e3)
         self._move_ms = 0.0
-        self._metrics.counter(DECISION_MS).add(self._decision_ms)
+        self._metrics.counter(DECISION_TIME).add(self._decision_ms / 1e3)
         self._decision_ms = 0.0

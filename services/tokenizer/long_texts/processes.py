@@ -10,9 +10,13 @@ from typing import Final
 
 import structlog
 
+from outrider.telemetry.families import Family
 from outrider.telemetry.metrics import Metrics
 
-RESTARTS: Final = "outrider.tokenizer.worker.restarts"
+RESTARTS: Final = Family(
+    "outrider_tokenizer_worker_restarts",
+    "How often a worker process ended and was started again.",
+)
 
 _WORKER: Final = (sys.executable, "-m", "services.tokenizer.long_texts.worker")
 _FIRST_BACKOFF_S: Final = 0.1

@@ -12,16 +12,26 @@ import structlog
 
 from outrider.errors import InvalidRequestError, OutriderError, UnavailableError
 from outrider.rpc import Outbox, incoming
+from outrider.telemetry.families import Family
 from outrider.telemetry.metrics import Metrics
 from outrider.v1 import common_pb2, tokenizer_pb2
 from outrider.wire import error_from_proto
 from services.tokenizer.long_texts.jobs import DispatcherLimits, PartDispatcher, PartId, TextJob
 
-QUEUED: Final = "outrider.tokenizer.parts.queued"
-SLOTS: Final = "outrider.tokenizer.worker.slots"
-SLOTS_IN_USE: Final = "outrider.tokenizer.worker.slots_in_use"
-WORKERS: Final = "outrider.tokenizer.workers"
-REASSIGNED: Final = "outrider.tokenizer.parts.reassigned"
+QUEUED: Final = Family(
+    "outrider_tokenizer_parts_queued",
+    "Parts of long texts that wait for a worker.",
+)
+SLOTS: Final = Family(
+    "outrider_tokenizer_worker_slots",
+    "Parts that all workers together may hold.",
+)
+SLOTS_IN_USE: Final = Family("outrider_tokenizer_worker_slots_in_use", "Parts that workers hold.")
+WORKERS: Final = Family("outrider_tokenizer_workers", "Workers that are connected.")
+REASSIGNED: Final = Family(
+    "outrider_tokenizer_parts_reassigned",
+    "Parts given to another worker because the first was lost, since the start.",
+)
 
 MAX_SLOTS: Final = 64
 _TICK_S: Final = 0.5

@@ -66,10 +66,13 @@ class Linked:
         return self.link.open(wanted(*prompt), self.heard.append)
 
     def sample(self, name: str) -> float:
-        plain = name.replace(".", "_")
         sample = self._metrics.registry.get_sample_value
         labels = {"model": "m"}
-        return sample(plain, labels) or sample(f"{plain}_total", labels) or 0.0
+        return sample(name, labels) or sample(f"{name}_total", labels) or 0.0
+
+    def is_shown(self, state: DrafterState) -> bool:
+        labels = {"model": "m", "state": state.name.lower()}
+        return self._metrics.registry.get_sample_value(STATE, labels) == 1.0
 
 
 @asynccontextmanager
@@ -257,7 +260,7 @@ async def test_an_unfit_one_says_why_and_is_not_tried_again() -> None:
         assert "no-such-model" in mesh.link.reason
         mesh.open(1)
         await asyncio.sleep(0)
-        assert mesh.sample(STATE) == DrafterState.UNUSABLE and mesh.sample(RESTARTS) == 0
+        assert mesh.is_shown(DrafterState.UNUSABLE) and mesh.sample(RESTARTS) == 0
 
 
 def test_one_that_can_never_have_its_memory_says_so(tmp_path: Path) -> None:
@@ -312,7 +315,7 @@ async def test_one_that_lacks_memory_is_tried_again_and_given_up_in_the_end() ->
         await eventually(lambda: mesh.link.state is DrafterState.UNUSABLE, timeout_s=3 * START_S)
         assert len(waits) == MAX_MEMORY_TRIES - 1 == mesh.sample(RESTARTS)
         assert "too little memory" in mesh.link.reason and "drafter.model" in mesh.link.reason
-        assert mesh.sample(STATE) == DrafterState.UNUSABLE
+        assert mesh.is_shown(DrafterState.UNUSABLE)
 
 
 async def test_one_that_is_ready_is_given_time_to_save(tmp_path: Path) -> None:

@@ -24,13 +24,12 @@ def metrics() -> Iterator[Metrics]:
 
 
 def counted(metrics: Metrics, name: str, **labels: str) -> float:
-    plain = name.replace(".", "_")
-    return metrics.registry.get_sample_value(f"{plain}_total", {"model": "m", **labels}) or 0.0
+    return metrics.registry.get_sample_value(f"{name}_total", {"model": "m", **labels}) or 0.0
 
 
 def plain_counts(metrics: Metrics) -> list[float]:
     names = (
-        *(told.CALLS, told.ROWS, told.CALL_MS, told.REFUSED),
+        *(told.CALLS, told.ROWS, told.CALL_TIME, told.REFUSED),
         *(told.EVICTED, told.BRANCHES, told.PROMOTED),
     )
     return [counted(metrics, name) for name in names]
@@ -40,13 +39,13 @@ def test_reports_add_up_within_a_process_and_over_its_restarts(metrics: Metrics)
     edge = DrafterMetrics(ModelLabels(metrics), "m")
     edge.state(DrafterState.STARTING)
     edge.record(FIRST)
-    assert plain_counts(metrics) == [10, 40, 30.0, 3, 2, 9, 6]
+    assert plain_counts(metrics) == [10, 40, 0.03, 3, 2, 9, 6]
     edge.record(SECOND)
-    assert plain_counts(metrics) == [15, 70, 36.0, 4, 7, 19, 7]
+    assert plain_counts(metrics) == [15, 70, 0.036, 4, 7, 19, 7]
     edge.state(DrafterState.RESTARTING)
     edge.state(DrafterState.STARTING)
     edge.record(FIRST)
-    assert plain_counts(metrics) == [25, 110, 66.0, 7, 9, 28, 13]
+    assert plain_counts(metrics) == [25, 110, 0.066, 7, 9, 28, 13]
     assert counted(metrics, told.RESTARTS) == 1
 
 
@@ -64,7 +63,10 @@ def test_sessions_are_those_of_the_process_that_runs(metrics: Metrics) -> None:
     gauge = metrics.registry.get_sample_value
     edge.state(DrafterState.READY)
     edge.record(SECOND)
-    assert gauge("outrider_edge_drafter_state", {"model": "m"}) == DrafterState.READY
+    assert [
+        gauge("outrider_edge_drafter_state", {"model": "m", "state": it.name.lower()})
+        for it in DrafterState
+    ] == [0, 0, 1, 0, 0]
     assert gauge("outrider_edge_drafter_sessions", {"model": "m"}) == 6
     assert gauge("outrider_edge_drafter_modelled_sessions", {"model": "m"}) == 3
     edge.state(DrafterState.RESTARTING)

@@ -146,7 +146,7 @@ async def test_a_missing_model_costs_nothing_but_its_drafts(
         mesh.client() as client,
     ):
         assert await text(client) == REPLY
-        assert mesh.of_model("outrider_edge_drafter_state", DEFAULT_MODEL.name) == unusable
+        assert mesh.of_model("outrider_edge_drafter_state", DEFAULT_MODEL.name, state="unusable")
         assert draft_model in mesh.model.drafter.reason
 
 

@@ -75,6 +75,9 @@ async def test_what_cannot_be_served_is_refused_without_the_region(
             assert type(caught.value) is error
         assert len(mesh.region.opened) == 1, "only the bystander"
         await mesh.settled()
+        counted = mesh.sample("outrider_edge_refused_total", reason=error.reason)
+        counted += mesh.of_model("outrider_edge_chats_total", outcome=error.reason)
+        assert counted == 1, "before it was a chat, or as one"
 
 
 def resuming(**point: Any) -> bytes:

@@ -126,9 +126,10 @@ def names(mesh: Running) -> set[str]:
     return {key.name for key in mesh.edge.models._loaded}
 
 
-def drafter_state(mesh: Running, model: str) -> float | None:
+def drafter_is_off(mesh: Running, model: str) -> float | None:
     """The gauge; None: there is none."""
-    return mesh.metrics.registry.get_sample_value("outrider_edge_drafter_state", {"model": model})
+    labels = {"model": model, "state": "off"}
+    return mesh.metrics.registry.get_sample_value("outrider_edge_drafter_state", labels)
 
 
 async def test_each_model_has_a_vocabulary_of_its_own(tmp_path: Path) -> None:
@@ -169,7 +170,7 @@ async def test_a_model_gives_way_and_is_loaded_again(tmp_path: Path) -> None:
         assert mesh.of_model("outrider_edge_model_evictions_total", "a") == 1
         assert mesh.of_model("outrider_edge_model_evictions_total", "c") == 1
         assert mesh.of_model("outrider_edge_model_loads_total", "a") == 2
-        assert [drafter_state(mesh, name) for name in "abc"] == [0, 0, None], "c has no drafter"
+        assert [drafter_is_off(mesh, name) for name in "abc"] == [1, 1, None], "c has no drafter"
         await settled(mesh)
 
 
@@ -352,7 +353,7 @@ async def test_a_definition_that_changed_is_for_new_chats(tmp_path: Path) -> Non
         first.gate.set()
         assert await running_chat == REPLIES["b"]
         await eventually(lambda: len(mesh.edge.models._loaded) == 2)
-        assert drafter_state(mesh, "b") == 0, "of the new definition"
+        assert drafter_is_off(mesh, "b") == 1, "of the new definition"
         models = (await client.describe()).models
         assert models[1].vocabulary_digest == new.digest
         await settled(mesh)

@@ -10,14 +10,17 @@ from pathlib import Path
 import pytest
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from structlog.types import EventDict
 
 from outrider import errors
-from outrider.client import Message, Provisional
+from outrider.client import Committed, Message, Provisional
+from outrider.codec.frames import encode_frame
 from outrider.models.vocabulary import Vocabulary
 from outrider.telemetry import names, tracing
 from outrider.testing import eventually
+from outrider.v1 import common_pb2, inference_pb2
 from tests.edge.integration.running import Running, running
-from tests.edge.integration.trouble import ASK, REPLY
+from tests.edge.integration.trouble import ASK, REPLY, RawStream, raw
 
 
 @pytest.fixture
@@ -71,10 +74,57 @@ async def test_metrics_of_good_and_bad_chats(words: Vocabulary, tmp_path: Path) 
             float(lines['outrider_edge_erased_chars_total{model="small"}']) == result.erased_chars
         )
         assert float(lines['outrider_edge_shown_chars_total{model="small"}']) >= result.erased_chars
-        rtt_ms = float(lines['outrider_edge_region_rtt_ms{model="small"}'])
+        rtt_ms = float(lines['outrider_edge_region_rtt_seconds{model="small"}']) * 1e3
         assert rtt_ms == pytest.approx(stats.rtt_ms, rel=1e-3)
         assert rtt_ms > 0
-        assert "ttft_ms_count" in page
+        assert "outrider_ttft_seconds_count" in page
+
+
+@pytest.mark.parametrize("how", ["CANCELLED by word", "CANCELLED by leaving", "DEADLINE"])
+async def test_a_chat_that_was_cut_short_is_not_ok(
+    how: str, words: Vocabulary, tmp_path: Path, logs: list[EventDict]
+) -> None:
+    def cut_off(frame: inference_pb2.SessionDown) -> None:
+        if frame.HasField("done"):
+            frame.done.finish_reason = common_pb2.FINISH_REASON_DEADLINE
+
+    outcome = how.split()[0]
+    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+        if outcome == "DEADLINE":
+            mesh.region.mangle = cut_off
+        else:
+            mesh.region.stop_after = 4
+        async with client.chat(ASK) as chat:
+            if outcome == "CANCELLED":
+                async for event in chat:
+                    if isinstance(event, Committed):
+                        break
+            if how == "CANCELLED by word":
+                chat.cancel()
+            if how != "CANCELLED by leaving":
+                assert (await chat.result()).finish_reason == outcome.lower()
+        await mesh.settled()
+        await eventually(lambda: mesh.of_model("outrider_edge_chats_total", outcome=outcome) == 1)
+        assert mesh.of_model("outrider_edge_chats_total", outcome="OK") == 0
+    (told,) = [line for line in logs if line["event"] == "chat ended"]
+    assert told["outcome"] == outcome
+
+
+async def test_a_refusal_at_the_border_counts(
+    words: Vocabulary, tmp_path: Path, logs: list[EventDict]
+) -> None:
+    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+        async with client.chat(ASK, model="no such model") as chat:
+            with pytest.raises(errors.UnknownModelError):
+                await chat.result()
+        async with raw(mesh) as connection:
+            stream = RawStream(connection, encode_frame(b"\xff"))
+            reason = (await stream.error()).reason
+        await mesh.settled()
+        assert mesh.sample("outrider_edge_refused_total", reason="UNKNOWN_MODEL") == 1
+        assert mesh.sample("outrider_edge_refused_total", reason=reason) == 1
+    told = [line["num_by_reason"] for line in logs if line["event"] == "refused"]
+    assert told[0] == {"UNKNOWN_MODEL": 1}
 
 
 async def test_text_shown_before_it_is_final_is_timed(words: Vocabulary, tmp_path: Path) -> None:
@@ -90,8 +140,8 @@ async def test_text_shown_before_it_is_final_is_timed(words: Vocabulary, tmp_pat
         await mesh.settled()
         assert mesh.region.gate.is_set(), "something was shown early"
         took_ms = (time.monotonic() - asked) * 1e3
-        early_ms = mesh.of_model("outrider_edge_provisional_ttft_ms_total")
-        final_ms = mesh.of_model("outrider_edge_committed_ttft_ms_total")
+        early_ms = mesh.of_model("outrider_edge_provisional_ttft_seconds_total") * 1e3
+        final_ms = mesh.of_model("outrider_edge_committed_ttft_seconds_total") * 1e3
         assert 0 < early_ms < final_ms < took_ms
         assert mesh.of_model("outrider_edge_provisional_chats_total") == 1
         assert mesh.of_model("outrider_edge_committed_chats_total") == 1

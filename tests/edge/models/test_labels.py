@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from outrider.telemetry.families import Family
 from outrider.telemetry.metrics import Metrics
 from services.edge.models.labels import MAX_LABELS, ModelLabels
 
@@ -15,7 +16,7 @@ def test_names_beyond_the_bound_share_a_label_and_gauges_can_be_forgotten() -> N
         assert labels.of("more") == {"model": "other"}
         assert labels.of("m0") == {"model": "m0"}
         for name in ("m0", "m1"):
-            labels.gauge("outrider.test.gauge", labels.of(name), 3.0)
+            labels.gauge(Family("outrider_test_gauge", "A test."), labels.of(name), 3.0)
         labels.forget("m0")
         sample = metrics.registry.get_sample_value
         assert sample("outrider_test_gauge", {"model": "m0"}) is None

@@ -134,6 +134,24 @@ def test_every_state_and_input(state: SessionState, kind: type[Input]) -> None:
         assert all(chat.handle(item, 1.0) == [] for item in INPUTS.values())
 
 
+@pytest.mark.parametrize(
+    ("item", "reason"),
+    [
+        (RegionDone(FinishReason.STOP, 0), None),
+        (RegionDone(FinishReason.LENGTH, 0), None),
+        (RegionDone(FinishReason.DEADLINE, 0), "DEADLINE"),
+        (RegionDone(FinishReason.CANCELLED, 0), "CANCELLED"),
+        (CancelAsked(), "CANCELLED"),
+        (ClientGone(), "CANCELLED"),
+        (ClientFailed(OverloadedError("full")), "OVERLOADED"),
+    ],
+)
+def test_it_knows_why_there_is_no_whole_reply(item: Input, reason: str | None) -> None:
+    chat = in_state(SessionState.STREAMING)
+    chat.handle(item, 0.0)
+    assert chat.error_reason == reason
+
+
 def test_a_whole_chat() -> None:
     drafter = ScriptedDrafter([1, 2, 3, EOS])
     drafter.prompt_tokens = len(PROMPT)

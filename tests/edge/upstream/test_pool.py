@@ -260,10 +260,12 @@ async def test_operators_see_the_routers() -> None:
         await ready(it, router)
         labels = {"router": router.address, "region": "x"}
 
-        def sample(name: str) -> float | None:
-            return metrics.registry.get_sample_value(f"outrider_edge_router_{name}", labels)
+        def sample(name: str, **state: str) -> float | None:
+            name = f"outrider_edge_router_{name}"
+            return metrics.registry.get_sample_value(name, labels | state)
 
-        await eventually(lambda: sample("state") == PeerState.READY)
-        assert 0.0 < (sample("rtt_ms") or 0.0) < 10_000.0
+        await eventually(lambda: sample("state", state="ready") == 1.0)
+        assert sample("state", state="down") == 0.0
+        assert 0.0 < (sample("rtt_seconds") or 0.0) < 10.0
         assert sample("quarantines") == 0.0
-        assert metrics.registry.get_sample_value("outrider_edge_routers_ready") == 1.0
+        assert metrics.registry.get_sample_value("outrider_edge_routers", {"state": "ready"}) == 1.0

@@ -207,6 +207,6 @@ async def test_serve_loads_says_ready_and_stops(vocabulary: Vocabulary) -> None:
             opening = _opening(vocabulary, [5, 6], SamplingParams(max_tokens=3), 1)
             (seen,) = await Conversation(stub, vocabulary).run([opening])
             assert len(seen) == 3
-        assert b"ttft_ms_bucket" in await asyncio.to_thread(get, "/metrics")
+        assert b"outrider_ttft_seconds_bucket" in await asyncio.to_thread(get, "/metrics")
         stop.set()
         await serving

@@ -75,7 +75,7 @@ async def test_the_admin_port_tells_readiness_and_metrics(near: Replica) -> None
                 pass
         metrics = await get(router.ports.admin, "/metrics")
         assert "outrider_router_placements_total" in metrics
-        assert "outrider_router_replicas_ready 1.0" in metrics
+        assert 'outrider_router_replicas{state="ready"} 1.0' in metrics
     async with running_router(replicas=(unreachable,)) as router:
         assert "503" in await get(router.ports.admin, "/ready")
 

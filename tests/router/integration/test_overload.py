@@ -48,7 +48,7 @@ async def test_operators_see_the_queue_and_the_replicas_there_should_be(near: Re
             'outrider_router_desired_replicas{model="m",region="us"} 1.0',
             'outrider_router_serving_replicas{model="m",region="us"} 1.0',
             'outrider_router_waiting_sessions{model="m",priority="HIGH"} 0.0',
-            'outrider_router_wait_ms_count{model="m",priority="MEDIUM"} 1.0',
+            'outrider_router_wait_seconds_count{model="m",priority="MEDIUM"} 1.0',
             'outrider_router_tenant_sessions_total{outcome="admitted",tenant="*"} 1.0',
         )
         async with asyncio.timeout(10):

@@ -116,5 +116,5 @@ async def test_counters_of_frames_and_placements(mesh: Mesh) -> None:
     assert registry.get_sample_value(frames, {"direction": "down"}) == 3.0
     labels = {"replica": "near", "region": "us"}
     assert registry.get_sample_value("outrider_router_placements_total", labels) == 1.0
-    assert registry.get_sample_value("outrider_router_replicas_ready") == 2.0
+    assert registry.get_sample_value("outrider_router_replicas", {"state": "ready"}) == 2.0
     assert registry.get_sample_value("outrider_router_sessions") == 0.0

@@ -13,7 +13,7 @@ from structlog.types import EventDict
 from outrider.telemetry import names, tracing
 from outrider.v1 import common_pb2
 from services.router.relay.telemetry import PLACED
-from tests.router.relay.mesh import Mesh, commit, done, opening
+from tests.router.relay.mesh import Mesh, cancel, commit, done, opening
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -71,6 +71,43 @@ async def test_a_failed_session_ends_its_span_with_the_reason(
         names.ERROR_TYPE.replace(".", "_"): "UNKNOWN_MODEL",
     }
     assert sample("gen_ai_server_request_duration_seconds_count", labels) == 1.0
+    mesh.metrics.close()
+
+
+@pytest.mark.parametrize(
+    ("finish_reason", "reason"),
+    [
+        (common_pb2.FINISH_REASON_STOP, ""),
+        (common_pb2.FINISH_REASON_UNSPECIFIED, ""),
+        (common_pb2.FINISH_REASON_CANCELLED, "CANCELLED"),
+        (common_pb2.FINISH_REASON_DEADLINE, "DEADLINE"),
+    ],
+)
+async def test_a_session_that_was_cut_short_is_counted_as_such(
+    finish_reason: common_pb2.FinishReason.ValueType, reason: str
+) -> None:
+    mesh = Mesh()
+    edge = mesh.edge()
+    mesh.send(edge, opening(1))
+    (sent,) = await mesh.at_replica("near")
+    if reason == "CANCELLED":
+        mesh.send(edge, cancel(1))
+    last = done(sent.session)
+    last.done.finish_reason = finish_reason
+    mesh.reply("near", last)
+    labels = {
+        names.OPERATION.replace(".", "_"): "chat",
+        names.PROVIDER.replace(".", "_"): "outrider",
+        names.MODEL.replace(".", "_"): "m",
+        names.ERROR_TYPE.replace(".", "_"): reason,
+    }
+    sample = mesh.metrics.registry.get_sample_value
+    count = sample("gen_ai_server_request_duration_seconds_count", labels)
+    without = sample(
+        "gen_ai_server_request_duration_seconds_count",
+        {name: value for name, value in labels.items() if value},
+    )
+    assert (count or without) == 1.0
     mesh.metrics.close()
 
 

@@ -85,8 +85,8 @@ def test_chats_are_timed_by_tier_and_what_was_left_out_is_summed(encoder: Cachin
     metrics.shortened(500, 300)
     metrics.shortened(301, 300)
     value = registry.get_sample_value
-    assert value("outrider_tokenization_ms_sum", {"tier": "thread"}) == 10.0
-    assert value("outrider_tokenization_ms_count", {"tier": "cache"}) == 1
+    assert value("outrider_tokenization_seconds_sum", {"tier": "thread"}) == 0.01
+    assert value("outrider_tokenization_seconds_count", {"tier": "cache"}) == 1
     assert value("outrider_tokenization_shortened_chats_total") == 2
     assert value("outrider_tokenization_omitted_tokens_total") == 201
     metrics.close()
