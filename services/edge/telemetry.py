@@ -121,7 +121,7 @@ INTERVAL: Final = Family(
 )
 LEAD: Final = Family(
     "outrider_edge_lead_tokens",
-    "Tokens that drafts were ahead of commits, of the chat that ended last.",
+    "Most drafts wanted ahead of the commits, of the chat that ended last.",
 )
 ACCEPTANCE: Final = Family(
     "outrider_edge_acceptance_ratio",
@@ -129,7 +129,7 @@ ACCEPTANCE: Final = Family(
 )
 PREDICTED_GAIN: Final = Family(
     "outrider_edge_predicted_gain_ratio",
-    "Predicted pace with uploaded drafts over that without, of the chat that ended last.",
+    "Share of the time per token that drafts are predicted to save, chat that ended last.",
 )
 PROVISIONAL_TTFT: Final = Family(
     "outrider_edge_provisional_ttft_seconds",

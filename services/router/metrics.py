@@ -31,7 +31,7 @@ REPLICA_RTT: Final = Family(
 )
 REPLICA_QUARANTINES: Final = Family(
     "outrider_router_replica_quarantines",
-    "How often in a row a replica was put into quarantine.",
+    "How often a replica was put into quarantine.",
 )
 REPLICA_INCONSISTENT: Final = Family(
     "outrider_router_replica_inconsistent",
@@ -75,15 +75,15 @@ SERVING: Final = Family(
 )
 LATE_SHARE: Final = Family(
     "outrider_router_late_share",
-    "Share of recent requests whose first token came later than the objective, 0 to 1.",
+    "Share of the requests of the window whose first token was late, 0 to 1.",
 )
 WINDOW_REQUESTS: Final = Family(
     "outrider_router_window_requests",
-    "Recent requests that the share of late ones is of.",
+    "Requests that had their first token within the window.",
 )
 UTILIZATION: Final = Family(
     "outrider_router_utilization",
-    "Share of the capacity of a region that is used, 0 to 1; more with those that wait.",
+    "Sessions over slots, or queued work over the objective: the larger; mean of the window.",
 )
 
 WAIT_BOUNDARIES_S: Final = (

@@ -33,7 +33,7 @@ from services.tokenizer.vocabulary_sending import send_vocabulary
 REQUESTS: Final = Family("outrider_tokenizer_requests", "Requests answered.")
 TOKENS: Final = Family(
     "outrider_tokenizer_tokens",
-    "Tokens encoded, decoded or counted, by operation.",
+    "Token ids made or read, by operation.",
 )
 
 Context = grpc.aio.ServicerContext[Any, Any]

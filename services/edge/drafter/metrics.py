@@ -37,7 +37,7 @@ CALL_TIME: Final = Family(
 )
 REFUSED: Final = Family(
     "outrider_edge_drafter_refused_sessions",
-    "Sessions for which the drafter had no room.",
+    "Sessions that the drafter refused for want of a place or of KV blocks.",
 )
 EVICTED: Final = Family(
     "outrider_edge_drafter_evicted_sessions",

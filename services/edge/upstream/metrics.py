@@ -21,7 +21,7 @@ ROUTER_RTT: Final = Family(
 )
 ROUTER_QUARANTINES: Final = Family(
     "outrider_edge_router_quarantines",
-    "How often in a row a router was put into quarantine.",
+    "How often a router was put into quarantine.",
 )
 
 log = structlog.get_logger()

@@ -50,7 +50,7 @@ OVERLOAD_LEVEL: Final = Family(
 FREE_BLOCKS: Final = Family("outrider_kv_free_blocks", "Blocks of the KV cache that are free.")
 DRAFTS_DROPPED: Final = Family(
     "outrider_draft_dropped_frames",
-    "Frames of drafts that came too late or too many.",
+    "Frames of drafts that were dropped: too many at once.",
 )
 
 _log = structlog.get_logger()
