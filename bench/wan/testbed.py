@@ -293,10 +293,10 @@ async def settled(host: str, admin_port: int) -> DrafterState:
 def _state(url: str) -> DrafterState:
     with urllib.request.urlopen(url, timeout=10) as answer:
         text = answer.read().decode()
-    values = [
-        sample.value
+    states = [
+        sample.labels["state"]
         for family in text_string_to_metric_families(text)
         for sample in family.samples
-        if sample.name == STATE.replace(".", "_")
+        if sample.name == STATE and sample.value
     ]
-    return DrafterState(int(values[0])) if values else DrafterState.OFF
+    return DrafterState[states[0].upper()] if states else DrafterState.OFF
