@@ -56,6 +56,11 @@ def explain(
     flags = (certificate, private_key, ca, trust_domain, plaintext)
     tls = operator.of_flags(*flags) if router else operator.of_mesh(folder)
     answer = asyncio.run(_ask(address, _asked(text, request, last, name), tls))
+    if request and not answer.placements:
+        raise InvalidRequestError(
+            f"the router knows no request {request!r}: it remembers the latest ones only, and "
+            "`outrider chat --json` prints a chat's request_id"
+        )
     if as_json:
         # Imported here, as grpc is below: `outrider --help` needs neither.
         from google.protobuf.json_format import MessageToJson
@@ -63,7 +68,7 @@ def explain(
         print(MessageToJson(answer, preserving_proto_field_name=True, indent=None))
         return
     if not answer.placements:
-        print("no such placement is known; routers remember the latest ones only")
+        print("no placement is known yet; routers remember the latest ones only")
     for placement in answer.placements:
         print("\n".join(lines(placement)))
 

@@ -12,6 +12,7 @@ from outrider.cli import definitions, keys, models, serve
 from outrider.cli.doctor import doctor
 from outrider.cli.explain import explain
 from outrider.cli.local import mesh_models, up
+from outrider.cli.local.logs import logs
 from outrider.cli.local.status import status
 from outrider.cli.prompting.chat import chat
 from outrider.cli.prompting.reference import reference
@@ -52,6 +53,7 @@ def _outrider(
 app.command()(up.up)
 app.command()(up.down)
 app.command()(status)
+app.command()(logs)
 app.command()(chat)
 app.command()(reference)
 app.command()(serve.serve)
