@@ -95,11 +95,14 @@ async def test_whoever_is_killed_is_started_again_where_it_was() -> None:
         assert all(row["is_up"] for row in after.values())
         for name, row in before.items():
             assert after[name]["pid"] != row["pid"]
+            end = after[name]["last_end"]
+            assert end["why"] == "killed (signal 9)"
+            assert end["at_s"] < end["back_at_s"]
             for key in ("port", "admin_port", "log"):
                 assert after[name][key] == row[key]
         said = (mesh.state_dir / "up.log").read_text(encoding="utf-8")
         for name in before:
-            assert f"{name} ended with status -9; it is started again in 0.5 s" in said
+            assert f"{name} killed (signal 9); it is started again in 0.5 s" in said
             assert f"{name} is up again" in said
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import time
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
@@ -160,6 +161,8 @@ def _as_dict(replica: router_pb2.Replica) -> dict[str, Any]:
 
 def _service_line(row: dict[str, Any], host: str, width: int) -> str:
     told = "" if row["is_up"] else "  DOWN, is started again"
+    if row["last_end"] is not None:
+        told += f"  {last_end_text(row['last_end'])}"
     if row["restarts"]:
         told += f"  restarts {row['restarts']}"
     model = f"  {row['model']}" if "model" in row else ""
@@ -167,6 +170,16 @@ def _service_line(row: dict[str, Any], host: str, width: int) -> str:
         f"{row['name']:<{width}} {row['role']:<10} pid {row['pid']:<8} port {row['port']:<6} "
         f"admin http://{host}:{row['admin_port']}/metrics{model}{told}"
     )
+
+
+def last_end_text(end: dict[str, Any]) -> str:
+    """`killed (signal 9) 14:38, back 14:39`, in local time."""
+    text = f"{end['why']} {_clock(end['at_s'])}"
+    return text if end["back_at_s"] is None else f"{text}, back {_clock(end['back_at_s'])}"
+
+
+def _clock(at_s: float) -> str:
+    return time.strftime("%H:%M", time.localtime(at_s))
 
 
 def _replica_line(replica: dict[str, Any]) -> str:

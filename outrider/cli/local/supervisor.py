@@ -35,6 +35,16 @@ _POLL_S = 0.05
 _PR_SET_PDEATHSIG = 1
 
 
+@dataclass(slots=True)
+class LastEnd:
+    """How a process last ended that was to run on. Times in seconds since 1970."""
+
+    why: str
+    at_s: float
+    back_at_s: float | None = None
+    """When another was ready in its place; None until then."""
+
+
 @dataclass(slots=True, eq=False)
 class Child:
     """A process of the mesh."""
@@ -50,6 +60,7 @@ class Child:
     log: Path
     restarts: Restarts
     is_up: bool = True
+    last_end: LastEnd | None = None
     keeper: asyncio.Task[None] | None = None
     """Starts it again whenever it dies."""
 
@@ -249,6 +260,7 @@ class Supervisor:
                 "log": str(child.log),
                 "is_up": child.is_up,
                 "restarts": child.restarts.count,
+                "last_end": None if child.last_end is None else asdict(child.last_end),
             }
             | ({"model": child.spec.values["model"]} if child.spec.role == "inference" else {})
             | ({"http_port": child.ports.http} if child.ports.http else {})
@@ -286,7 +298,8 @@ class Supervisor:
         name = child.spec.name
         while True:
             status = await child.process.wait()
-            why = f"ended with status {status}"
+            why = ending(status)
+            end = child.last_end = LastEnd(why, time.time())
             child.is_up, was_ready = False, True
             while not child.is_up:
                 await self._pause(child, why, was_ready=was_ready)
@@ -296,6 +309,7 @@ class Supervisor:
                     child.is_up = True
                 except UnavailableError as error:
                     why = error.message.partition(":\n")[0].removeprefix(f"{name} ")
+            end.back_at_s = time.time()
             self.publish()
             self._say(f"{name} is up again, on port {child.ports.main}")
 
@@ -377,6 +391,11 @@ def _is_ready(host: str, admin_port: int) -> bool:
             return bool(reply.status == 200)
     except OSError:
         return False
+
+
+def ending(status: int) -> str:
+    """How a process ended, from what wait(2) says: below 0 is the signal that killed it."""
+    return f"killed (signal {-status})" if status < 0 else f"ended with status {status}"
 
 
 def tail(log: Path, num_lines: int = 20) -> str:
