@@ -6,8 +6,8 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
-import time
 import re
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
