@@ -158,6 +158,8 @@ ELSEWHERE: Final[dict[str, str]] = {
     drafter.EVICTED: _DRAFTER,
     drafter.BRANCHES: _DRAFTER,
     drafter.PROMOTED: _DRAFTER,
+    drafter.PAUSES: _DRAFTER,
+    drafter.PAUSED: _DRAFTER,
     drafter.DRAFTED: _DRAFTER,
     drafter.ACCEPTED: _DRAFTER,
     router_sessions.MOVES: _FAILOVER,

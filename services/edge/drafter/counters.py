@@ -29,6 +29,8 @@ class DrafterCounters:
     num_evicted: int = 0
     num_branches: int = 0
     num_promoted: int = 0
+    num_pauses: int = 0
+    paused_us: int = 0
     drafted: list[int] = field(default_factory=_by_source)
     accepted: list[int] = field(default_factory=_by_source)
 
@@ -39,6 +41,11 @@ class DrafterCounters:
         self.call_us += round(took_us)
         before = self.recent_call_us or took_us
         self.recent_call_us = round(before + _SMOOTHING * (took_us - before))
+
+    def record_pause(self, pause_s: float) -> None:
+        """The model pauses for so long."""
+        self.num_pauses += 1
+        self.paused_us += round(pause_s * 1e6)
 
     def record_prefill(self, num_rows: int, took_s: float) -> None:
         """A call of `num_rows` tokens was mostly prefill."""
@@ -58,6 +65,8 @@ class DrafterCounters:
             num_evicted=self.num_evicted,
             num_branches=self.num_branches,
             num_promoted=self.num_promoted,
+            num_pauses=self.num_pauses,
+            paused_us=self.paused_us,
             prompt_token_us=round(self.prompt_token_us),
             drafted=(self.drafted[0], self.drafted[1], self.drafted[2]),
             accepted=(self.accepted[0], self.accepted[1], self.accepted[2]),

@@ -158,10 +158,13 @@ class Drafter:
 
     # Calls of the model.
 
-    def schedule(self, now: float) -> EngineCall | None:
-        """The next call; None if there is nothing to compute. `apply` follows before the next."""
+    def schedule(self, now: float, *, is_paused: bool = False) -> EngineCall | None:
+        """The next call; None if there is nothing to compute. `apply` follows before the next.
+        `is_paused`: the model is only asked for the first tokens of replies."""
         self._in_call.clear()
         for session in self._sessions.values():
+            if session.pause(is_paused):
+                self._free_dropped(session)
             session.grow(session.main)
         scheduled = self._steps(now)
         chunks = self._chunks(now, is_idle=not scheduled)
@@ -241,7 +244,7 @@ class Drafter:
         grow, or beside the chains where their rows cost next to nothing. `least`: how likely
         an alternative has to be needed."""
         for session in self._sessions.values():
-            if session.alternative is None and session.is_modelled:
+            if session.alternative is None and session.asks_alternatives:
                 self._open_alternative(session, least)
             branch = session.alternative
             if branch is None:

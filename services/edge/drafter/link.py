@@ -243,7 +243,7 @@ class DrafterLink:
                 status = await self._run_once()
             except Exception:
                 # A defect here costs drafts; chats go on without.
-                log.exception("drafter failed")
+                log.exception("drafter_failed")
             if self.state is DrafterState.UNUSABLE:
                 return
             wait_s = backoff.ended(
@@ -276,7 +276,7 @@ class DrafterLink:
                 self._command, self._settings, self._received, _MAX_UNSENT_BYTES
             )
         except OSError as error:
-            log.warning("drafter cannot be started", error=str(error))
+            log.warning("drafter_not_started", error=str(error))
             return None
         self._process = self._ending = process
         try:
@@ -290,7 +290,7 @@ class DrafterLink:
             status = await (process.finish() if is_saving else process.end())
         self._ending = None
         if self.state is not DrafterState.UNUSABLE:
-            log.warning("drafter ended", status=status, error=str(self._error or ""))
+            log.warning("drafter_ended", status=status, error=str(self._error or ""))
         return status
 
     async def _until_ended(self, process: DrafterProcess) -> None:
@@ -301,10 +301,10 @@ class DrafterLink:
             await _in_time(pipe.changed)
             pipe.changed.clear()
             if not await _in_time(pipe.writable):
-                log.warning("drafter does not read; it is killed", seconds=STUCK_S)
+                log.warning("drafter_stuck", seconds=STUCK_S)
                 return
             if self.state is DrafterState.READY and loop.time() - self._received_at >= STUCK_S:
-                log.warning("drafter sends nothing; it is killed", seconds=STUCK_S)
+                log.warning("drafter_silent", seconds=STUCK_S)
                 return
             if not pipe.closed.is_set():
                 self._send_missing()
@@ -365,12 +365,12 @@ class DrafterLink:
                     self._prompt_token_s = message.prompt_token_us / 1e6
             case DrafterReady(model):
                 self._set(DrafterState.READY)
-                log.info("drafter ready", model=model, pid=self.pid)
+                log.info("drafter_ready", model=model, pid=self.pid)
                 self._send_missing()
             case DrafterUnusable(reason):
                 self.reason = reason
                 self._set(DrafterState.UNUSABLE)
-                log.warning("no drafts by a model", reason=reason)
+                log.warning("drafts_without_model", reason=reason)
 
 
 def first_draft_limit_s(num_prompt_tokens: int, prompt_token_s: float) -> float:

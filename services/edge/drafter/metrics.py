@@ -51,6 +51,14 @@ PROMOTED: Final = Family(
     "outrider_edge_drafter_accepted_alternatives",
     "Alternative tokens that turned out right.",
 )
+PAUSES: Final = Family(
+    "outrider_edge_drafter_pauses",
+    "How often the draft model paused because others needed the cores.",
+)
+PAUSED: Final = Family(
+    "outrider_edge_drafter_paused_seconds",
+    "Time for which the draft model paused, counted when a pause begins.",
+)
 DRAFTED: Final = Family("outrider_edge_drafter_drafted_tokens", "Tokens drafted, by source.")
 ACCEPTED: Final = Family(
     "outrider_edge_drafter_accepted_tokens",
@@ -109,6 +117,8 @@ class DrafterMetrics:
         self._add(EVICTED, stats.num_evicted - last.num_evicted)
         self._add(BRANCHES, stats.num_branches - last.num_branches)
         self._add(PROMOTED, stats.num_promoted - last.num_promoted)
+        self._add(PAUSES, stats.num_pauses - last.num_pauses)
+        self._add(PAUSED, (stats.paused_us - last.paused_us) / 1e6)
         self._add_by_source(DRAFTED, stats.drafted, last.drafted)
         self._add_by_source(ACCEPTED, stats.accepted, last.accepted)
 

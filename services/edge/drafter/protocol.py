@@ -122,6 +122,10 @@ class DrafterStats:
     """Alternatives drafted beside a chain."""
     num_promoted: int
     """Of these, how many turned out right."""
+    num_pauses: int
+    """How often the model paused because others needed the cores."""
+    paused_us: int
+    """Microseconds of these pauses, each counted as a whole when it begins."""
     prompt_token_us: int
     """Recent prefill time per prompt token, microseconds; 0: no prompt was read yet."""
     drafted: tuple[int, int, int]
@@ -136,7 +140,7 @@ FromDrafter: TypeAlias = DraftUpdate | DrafterReady | DrafterUnusable | DrafterS
 _SESSION: Final = struct.Struct("<BI")
 _SAMPLING: Final = struct.Struct("<7dQIIB")
 _UPDATE: Final = struct.Struct("<BIII")
-_STATS: Final = struct.Struct("<B16Q")
+_STATS: Final = struct.Struct("<B18Q")
 _COUNT: Final = struct.Struct("<I")
 _LEAD: Final = struct.Struct("<H")
 _LEAD_AND_LASTS: Final = struct.Struct("<HB")
@@ -339,6 +343,8 @@ def _stats(stats: DrafterStats) -> bytes:
         stats.num_evicted,
         stats.num_branches,
         stats.num_promoted,
+        stats.num_pauses,
+        stats.paused_us,
         stats.prompt_token_us,
         *stats.drafted,
         *stats.accepted,
@@ -357,7 +363,9 @@ def _read_stats(fields: _Fields) -> DrafterStats:
         num_evicted=counts[6],
         num_branches=counts[7],
         num_promoted=counts[8],
-        prompt_token_us=counts[9],
-        drafted=(counts[10], counts[11], counts[12]),
-        accepted=(counts[13], counts[14], counts[15]),
+        num_pauses=counts[9],
+        paused_us=counts[10],
+        prompt_token_us=counts[11],
+        drafted=(counts[12], counts[13], counts[14]),
+        accepted=(counts[15], counts[16], counts[17]),
     )

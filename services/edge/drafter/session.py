@@ -53,6 +53,7 @@ class DraftSession:
         """Another token in the place of one of `main`, and drafts behind it."""
         self.is_modelled = True
         """Whether the model is asked for this session."""
+        self._is_paused = False
         self.dropped: list[KvSequence] = []
         """KV that nothing refers to any more, to be freed by the caller."""
         self.touched_at = now
@@ -85,6 +86,22 @@ class DraftSession:
         shared = main.chain[at - known : max(0, min(end, branch.begin) - known)]
         own = branch.chain[max(0, at - branch.begin) : max(0, end - branch.begin)]
         return ids + [draft.token for draft in (*shared, *own)]
+
+    @property
+    def asks_alternatives(self) -> bool:
+        """Whether the model may be asked for other tokens than the likeliest."""
+        return self.is_modelled and not self._is_paused
+
+    def pause(self, is_paused: bool) -> bool:
+        """Whether the model is only asked for the reply's first tokens, which the reader waits for;
+        copies of the text go on. Says whether that is a change."""
+        if is_paused == self._is_paused:
+            return False
+        self._is_paused = is_paused
+        self.main.reconsider()
+        if is_paused:
+            self.drop_alternative()
+        return True
 
     # Commits.
 
@@ -194,7 +211,7 @@ class DraftSession:
             return
         while self._has_room(branch):
             copied = self._copied(branch)
-            if branch.proposal is None and self.is_modelled and not self._is_sure(branch, copied):
+            if branch.proposal is None and self._asks_model(branch, copied):
                 branch.wants_row = True
                 branch.is_settled = True
                 return
@@ -286,6 +303,13 @@ class DraftSession:
             branch.copied = TokenEstimate(found.ids[0], found.survival[0]) if found.ids else None
             branch.asked_copy = True
         return branch.copied
+
+    def _asks_model(self, branch: DraftBranch, copied: TokenEstimate | None) -> bool:
+        """Whether a row of the model is worth waiting for."""
+        position = branch.end - self._num_prompt
+        if not self.is_modelled or (self._is_paused and position >= self._limits.first_tokens):
+            return False
+        return not self._is_sure(branch, copied)
 
     def _is_sure(self, branch: DraftBranch, copied: TokenEstimate | None) -> bool:
         """Whether the copy is taken without asking the model."""

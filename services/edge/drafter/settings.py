@@ -76,6 +76,10 @@ class DrafterConfig:
     """Threads of the process."""
     niceness: int = 10
     """Niceness of the process: serving comes first."""
+    max_wait_share: float = 0.5
+    """The model pauses, but for the first tokens of replies, while the process waits for a core
+    for more than this share of the time that it could run: it would slow down what the cores are
+    needed for. 1: it never pauses."""
     kv_bytes: int = 64 << 20
     """Size of its KV pool; memory is touched only as it fills."""
     max_sessions: int = 64
@@ -85,6 +89,10 @@ class DrafterConfig:
         for name in ("threads", "kv_bytes", "max_sessions"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"drafter.{name} is {getattr(self, name)}: set it above 0.")
+        if not 0.0 <= self.max_wait_share <= 1.0:
+            raise ConfigError(
+                f"drafter.max_wait_share is {self.max_wait_share}: set it between 0 and 1."
+            )
         if self.niceness < 0:
             raise ConfigError(f"drafter.niceness is {self.niceness}: it cannot be negative.")
 

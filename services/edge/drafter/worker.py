@@ -12,6 +12,7 @@ import signal
 import socket
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 from typing import Final
@@ -42,6 +43,12 @@ from outrider.speculation.learnt_files import LearntKeeper
 from outrider.speculation.shipped import shipped_calibrations, shipped_prior
 from outrider.telemetry.logs import configure_logging
 from services.edge.drafter.calibration import GroupLearning
+from services.edge.drafter.contention import (
+    ContentionLimits,
+    CoreContention,
+    CpuTime,
+    parse_schedstat,
+)
 from services.edge.drafter.drafter import Drafter, run
 from services.edge.drafter.protocol import (
     MAX_FRAME_BYTES,
@@ -76,6 +83,8 @@ _READ_BYTES: Final = 1 << 16
 _MAX_UNSENT_BYTES: Final = 1 << 18
 """While the edge leaves so much unread it is sent nothing new."""
 _STATS_INTERVAL_S: Final = 1.0
+_CPU_TIME_INTERVAL_S: Final = 0.02
+"""Reading the CPU time of some ten threads takes a tenth of a millisecond."""
 _WARM_ROWS: Final = 128
 _SAVE_S: Final = 1.0
 """Time for a last saving: the edge, which stops, waits a little longer for this process."""
@@ -96,7 +105,7 @@ def main(settings: DrafterSettings, connection: socket.socket, edge_pid: int) ->
     except InsufficientMemoryError as error:
         reason = unfit_for_ever(error, limit_bytes())
         if not reason:
-            log.warning("draft model does not fit", error=error.message)
+            log.warning("draft_model_too_large", error=error.message)
             return LACKS_MEMORY
         channel.send([DrafterUnusable(reason)])
         channel.flush(wait=True)
@@ -105,7 +114,7 @@ def main(settings: DrafterSettings, connection: socket.socket, edge_pid: int) ->
         channel.send([DrafterUnusable(error.message)])
         channel.flush(wait=True)
         return 0
-    log.info("draft model loaded", model=draft.name, pool=draft.engine.info.pool_reason)
+    log.info("draft_model_loaded", model=draft.name, pool=draft.engine.info.pool_reason)
     spec = lookup(settings.model)
     vocabulary = load_vocabulary(spec, _store(settings))
     tokens = vocabulary.tokens_digest
@@ -123,7 +132,8 @@ def main(settings: DrafterSettings, connection: socket.socket, edge_pid: int) ->
     drafter = Drafter(info, settings.limits, draft.calibration, learning, keeper.kept.admit)
     saver = LearntSaver(keeper, learning, settings.learnt.save_interval_s)
     channel.send([DrafterReady(draft.name)])
-    Worker(channel, drafter, draft.engine, saver).work()
+    contention = CoreContention(ContentionLimits(settings.drafter.max_wait_share))
+    Worker(channel, drafter, draft.engine, saver, contention).work()
     saver.finish(monotonic() + _SAVE_S)
     return 0
 
@@ -159,6 +169,16 @@ def _load(settings: DrafterSettings) -> DraftModel:
     draft = load_draft(settings.drafter.model, lookup(settings.model), _store(settings), config)
     warm_up(draft.engine, _WARM_ROWS)
     return draft
+
+
+def cpu_time() -> CpuTime:
+    """Of all threads of this process that there are now."""
+    times = [CpuTime(0.0, 0.0)]
+    for thread in os.listdir("/proc/self/task"):
+        with suppress(OSError):  # it ended meanwhile
+            stat = Path("/proc/self/task", thread, "schedstat").read_text()
+            times.append(parse_schedstat(stat))
+    return CpuTime(sum(it.ran_ms for it in times), sum(it.waited_ms for it in times))
 
 
 class Channel:
@@ -254,24 +274,33 @@ class Worker:
     """Feeds a drafter from the channel and runs its calls."""
 
     def __init__(
-        self, channel: Channel, drafter: Drafter, engine: Engine, saver: LearntSaver
+        self,
+        channel: Channel,
+        drafter: Drafter,
+        engine: Engine,
+        saver: LearntSaver,
+        contention: CoreContention,
     ) -> None:
         self._channel = channel
         self._saver = saver
         self._drafter = drafter
         self._engine = engine
+        self._contention = contention
         self._stats_at = monotonic() + _STATS_INTERVAL_S
+        self._cpu_time_at = monotonic()
 
     def work(self) -> None:
         """Until the edge closes the connection. Raises EngineError, and MalformedFrameError for an
         edge of another release."""
         while self._channel.is_open:
             self._receive()
-            call = self._drafter.schedule(monotonic())
+            now = monotonic()
+            call = self._drafter.schedule(now, is_paused=self._contention.is_paused(now))
             if call is not None:
                 began = monotonic()
                 rows = run(self._engine, call, self._receive)
                 self._drafter.apply(call, rows, monotonic() - began)
+                self._pause_if_cores_are_taken()
             self._send()
             if self._channel.is_open:
                 self._saver.save_due(monotonic(), is_idle=call is None)
@@ -286,7 +315,16 @@ class Worker:
             except InvalidRequestError as error:
                 if isinstance(error, MalformedFrameError):
                     raise
-                log.warning("a session cannot be drafted for", error=error.message)
+                log.warning("session_not_drafted", error=error.message)
+
+    def _pause_if_cores_are_taken(self) -> None:
+        now = monotonic()
+        if now < self._cpu_time_at:
+            return
+        self._cpu_time_at = now + _CPU_TIME_INTERVAL_S
+        pause_s = self._contention.observe(cpu_time(), now)
+        if pause_s:
+            self._drafter.counters.record_pause(pause_s)
 
     def _handle(self, message: ToDrafter, now: float) -> None:
         match message:

@@ -116,7 +116,7 @@ class _Gate:
         except ClientLeft:
             raise
         except Exception as failure:
-            log.exception("request failed", request_id=exchange.request_id)
+            log.exception("request_failed", request_id=exchange.request_id)
             why = f"the edge failed in this request: {type(failure).__name__}"
             await self._answer(exchange, OutriderError(why))
 

@@ -34,7 +34,7 @@ from services.edge.request_fields import MAX_ID_CHARS, trace
 CONNECTION: Final = "outrider-connection"
 """ASGI extension: what the server says of the connection. All of it is optional: `secret`, 16
 random bytes that its requests share; `budget`, a MemoryBudget for what it sent; `abort`, which
-closes it at once."""
+ends this request at once."""
 EXCHANGE: Final = "outrider-exchange"
 """Key of the ASGI scope under which a request's Exchange is."""
 JSON: Final = "application/json"
@@ -252,7 +252,8 @@ class Exchange:
         await self.write(body, more=False)
 
     def abort(self) -> None:
-        """Close the connection at once."""
+        """End the request at once: its stream over HTTP/2 and HTTP/3, its connection over
+        HTTP/1.1."""
         self._abort()
 
     async def _send_in_time(self, message: dict[str, Any]) -> None:

@@ -39,6 +39,7 @@ from services.edge.http.door import HttpDoor
 from services.edge.http.exchange import CONNECTION
 from services.edge.http.frame_gate import BURST_S, FrameGate, FrameLimits
 from services.edge.http.http1 import ClientClosed, use_ours
+from services.edge.http.http2_reset import StreamResets
 from services.edge.http.loop_turns import LoopTurns, Meter
 from services.edge.http.paced_stream import PacedStream, SocketStream
 from services.edge.quic import memory
@@ -178,7 +179,7 @@ class HttpListener:
         reason = "broken http" if clients else "http failure"
         self._door.context.telemetry.refused(reason, error=repr(faults[0]))
         if not clients and self._tracebacks.take(1, asyncio.get_running_loop().time()):
-            log.error("http connection failed", exc_info=error)
+            log.error("http_connection_failed", exc_info=error)
 
     def _admit(
         self, prefix: str, limits: ListenerQuotas
@@ -224,6 +225,7 @@ class HttpListener:
         paced = PacedStream(stream, gate, lambda: self._turns.take(meter))
         app = _ConnectionApp(self.app, abort, budget, meter)
         server = _Server(app, self._config, self._context, paced, raw)
+        app.resets = StreamResets(lambda: server.http_protocol, abort)
         await server.run()
         if server.refusal is not None:
             self._refused(meter.prefix, server.refusal)
@@ -264,6 +266,12 @@ class _Server(TCPServer):
         self._raw = raw
         self.refusal: OutriderError | None = None
         """Why the connection was closed, if its frames exceeded a limit."""
+
+    @property
+    def http_protocol(self) -> object:
+        """HTTP/1.1 or HTTP/2, as anycorn has it; None before it is known."""
+        protocol = getattr(self, "protocol", None)
+        return getattr(protocol, "protocol", None)
 
     async def _read_data(self) -> None:
         use_ours(self.protocol, self._paced, self.config.h11_max_incomplete_size)
@@ -313,18 +321,21 @@ class _ConnectionApp:
     ) -> None:
         self.app = app
         self._meter = meter
-        self._connection = {
-            "secret": secrets.token_bytes(16),
-            "abort": abort,
-            "budget": budget,
-        }
+        self._secret = secrets.token_bytes(16)
+        self._budget = budget
+        self.resets = StreamResets(lambda: None, abort)
 
     async def __call__(
         self, scope: Scope, receive: Receive, send: Send, sync_spawn: object, call_soon: object
     ) -> None:
         """Serve one request. What it takes until its answer begins is its client's doing; a chat's
         tokens are not."""
-        scope["extensions"] = {**scope.get("extensions", {}), CONNECTION: self._connection}
+        connection = {
+            "secret": self._secret,
+            "abort": self.resets.abort_of(send),
+            "budget": self._budget,
+        }
+        scope["extensions"] = {**scope.get("extensions", {}), CONNECTION: connection}
         is_answered = False
 
         async def answer(message: Message) -> None:

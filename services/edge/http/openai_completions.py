@@ -25,7 +25,7 @@ from services.edge.http.openai_reply import (
     Piece,
     Reply,
 )
-from services.edge.http.openai_sampling import SamplingFields, sampling_params
+from services.edge.http.openai_sampling import SamplingFields, check_num_prompts, sampling_params
 from services.edge.session.events import ChatRequest, RawPrompt
 
 _DEFAULT_MAX_TOKENS: Final = 16
@@ -141,7 +141,7 @@ _decode: Final = msgspec.json.Decoder(CompletionRequest).decode
 def plan(asked: Asked) -> PlannedReply:
     """The chats that answer a request. Raises InvalidRequestError."""
     body = read(_decode, asked.body)
-    prompts = prompts_of(body.prompt)
+    prompts = prompts_of(body.prompt, asked.max_choices)
     _refuse_what_is_not_served(body, prompts)
     num_logprobs = completion_count(body.logprobs)
     max_tokens = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
@@ -159,7 +159,7 @@ def plan(asked: Asked) -> PlannedReply:
 API: Final = ChatApi(plan, error_body)
 
 
-def prompts_of(given: str | list[str | int | list[int]]) -> list[RawPrompt]:
+def prompts_of(given: str | list[str | int | list[int]], max_prompts: int) -> list[RawPrompt]:
     """Each prompt, as text or as ids. Raises InvalidRequestError."""
     if isinstance(given, str):
         return [_text(given)]
@@ -167,6 +167,8 @@ def prompts_of(given: str | list[str | int | list[int]]) -> list[RawPrompt]:
         raise EmptyPromptError("prompt is empty; send text or token ids")
     if isinstance(given[0], int):
         return [_ids(given)]
+    # Before any is looked at: a body has room for a hundred thousand.
+    check_num_prompts(len(given), max_prompts)
     return [_text(it) if isinstance(it, str) else _ids(it) for it in given]
 
 
@@ -180,11 +182,13 @@ def _text(prompt: str) -> str:
 
 
 def _ids(prompt: object) -> tuple[int, ...]:
-    if not isinstance(prompt, list) or not all(isinstance(it, int) for it in prompt):
+    if not isinstance(prompt, list) or not set(map(type, prompt)) <= {int}:
         raise refused("prompt", "prompt is text, token ids, or a list of either, not a mixture")
     if not prompt:
         raise EmptyPromptError("prompt has no token ids; send at least one")
-    if any(not 0 <= it < 2**31 for it in prompt):
+    if len(prompt) > MAX_CHAT_CHARS:
+        raise refused("prompt", f"a prompt has at most {MAX_CHAT_CHARS} token ids; shorten it")
+    if min(prompt) < 0 or max(prompt) >= 2**31:
         raise refused("prompt", "prompt has a number that is no token id")
     return tuple(prompt)
 

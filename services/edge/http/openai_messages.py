@@ -23,6 +23,8 @@ _ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 TEXT_PARTS: Final = ("text", "input_text", "output_text")
 _PART_SEPARATOR: Final = "\n"
 _MAX_NAME_CHARS: Final = 64
+_MAX_PARTS: Final = 4096
+"""Parts of one message; a body has room for fifty thousand, which would hold the event loop."""
 
 
 def null() -> msgspec.Raw:
@@ -147,6 +149,8 @@ def text_of(
     Raises InvalidRequestError."""
     if content is None or isinstance(content, str):
         return content or ""
+    if len(content) > _MAX_PARTS:
+        raise refused(where, f"{where} has at most {_MAX_PARTS} parts; join texts into one")
     return _PART_SEPARATOR.join(_text(where, part, text_parts) for part in content)
 
 

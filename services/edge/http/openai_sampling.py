@@ -105,15 +105,22 @@ def _stop_ids(fields: SamplingFields) -> tuple[int, ...]:
     return ids
 
 
+def check_num_prompts(num_prompts: int, max_choices: int) -> None:
+    """Raises InvalidRequestError for more than a request may have."""
+    if num_prompts > max_choices:
+        raise refused(
+            "prompt", f"at most {max_choices} prompts are answered at a time; send several requests"
+        )
+
+
 def num_choices(fields: SamplingFields, num_prompts: int, max_choices: int) -> int:
     """Choices for each prompt. Raises InvalidRequestError for more than a request may have."""
+    check_num_prompts(num_prompts, max_choices)
     count = 1 if fields.n is None else fields.n
     if count < 1 or count * num_prompts > max_choices:
         raise refused(
             "n",
-            f"n is 1 to {max_choices // num_prompts}; send several requests for more choices"
-            if num_prompts <= max_choices
-            else f"at most {max_choices} prompts are answered at a time; send several requests",
+            f"n is 1 to {max_choices // num_prompts}; send several requests for more choices",
         )
     return count
 

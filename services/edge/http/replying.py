@@ -90,7 +90,7 @@ def _open(
         context.telemetry.refused(error.reason)
         stream.end(Failed(error.bare()))
     except Exception as failure:
-        log.exception("chat failed")
+        log.exception("chat_failed")
         why = f"the edge failed in this chat: {type(failure).__name__}"
         stream.end(Failed(OutriderError(why)))
 

@@ -61,6 +61,7 @@ class Bench:
         """Final ids by session."""
         self.updates: dict[int, DraftUpdate] = {}
         self.now = 0.0
+        self.is_paused = False
 
     def open(
         self, number: int, prompt: Sequence[int], params: SamplingParams, reply: Sequence[int] = ()
@@ -78,7 +79,7 @@ class Bench:
 
     def turn(self, overlapped_work: Callable[[], None] = lambda: None) -> EngineCall | None:
         """One call, if there is one to make."""
-        call = self.drafter.schedule(self.now)
+        call = self.drafter.schedule(self.now, is_paused=self.is_paused)
         self.now += 0.001
         if call is not None:
             texts = [self._text(part.session, part.slice) for part in call.scheduled]

@@ -242,6 +242,37 @@ def test_a_reply_that_ended_gets_no_more_drafts() -> None:
     assert len(bench.updates[1].ids) == 5
 
 
+def test_a_paused_model_drafts_first_tokens_and_what_the_text_repeats() -> None:
+    bench = Bench(limits=DrafterLimits(first_tokens=4), calibration=CREDULOUS)
+    bench.is_paused = True
+    reply = reply_of(OPTIONS, PROMPT, GREEDY)
+    bench.open(1, PROMPT, GREEDY)
+    bench.settle()
+    ids = bench.updates[1].ids
+    assert list(ids[:4]) == reply[:4] and len(ids) < 32
+    bench.commit(1, reply[:6])
+    assert bench.turn() is None
+    bench.open(2, (1, 2, 3, 4) * 4, GREEDY, reply=(1, 2, 3, 4, 1))
+    assert bench.turn() is None
+    assert bench.updates[2].ids[:3] == (2, 3, 4)
+    bench.is_paused = False
+    bench.settle()
+    ids = bench.updates[1].ids
+    assert bench.updates[1].base == 6 and list(ids) == reply[6 : 6 + len(ids)]
+    assert len(ids) == 32
+
+
+def test_a_pause_ends_alternatives() -> None:
+    bench = Bench(limits=DrafterLimits(min_branch=0.01, min_cheap_branch=0.01))
+    bench.open(1, PROMPT, GREEDY)
+    bench.settle()
+    num_free = bench.drafter.num_free_blocks
+    assert bench.drafter.counters.num_branches > 0
+    bench.is_paused = True
+    assert bench.turn() is None
+    assert bench.drafter.num_free_blocks > num_free
+
+
 def test_no_more_drafts_than_are_wanted() -> None:
     bench = Bench(calibration=CREDULOUS)
     reply = reply_of(OPTIONS, PROMPT, GREEDY)

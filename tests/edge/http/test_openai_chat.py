@@ -143,6 +143,10 @@ def test_what_has_no_effect_is_accepted() -> None:
             "messages[0].content",
         ),
         (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "y"}] * 4097}]},
+            "messages[0].content",
+        ),
+        (
             {"messages": [USER, {"role": "assistant", "tool_calls": [{}]}]},
             "messages[1].tool_calls[0]",
         ),

@@ -32,6 +32,16 @@ def test_prompts_are_text_or_ids_one_or_several(prompt: object, read: list[objec
     assert {chat.sampling.max_tokens for chat in chats} == {16}
 
 
+def test_too_many_prompts_are_refused_before_any_is_looked_at() -> None:
+    with pytest.raises(InvalidRequestError, match="at most 8 prompts"):
+        planned(API, body([""] * 9))
+
+
+def test_a_prompt_of_more_ids_than_any_text_has_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="at most 1048576 token ids"):
+        planned(API, body([1] * (1 << 20) + [1]))
+
+
 @pytest.mark.parametrize("prompt", ["", [], [[]], ["a", ""]])
 def test_empty_prompts_are_refused(prompt: object) -> None:
     with pytest.raises(EmptyPromptError):

@@ -13,7 +13,15 @@ from typing import Any
 
 import pytest
 from h2.connection import H2Connection
-from h2.events import RemoteSettingsChanged
+from h2.errors import ErrorCodes
+from h2.events import (
+    ConnectionTerminated,
+    DataReceived,
+    Event,
+    RemoteSettingsChanged,
+    StreamEnded,
+    StreamReset,
+)
 from h2.settings import SettingCodes
 
 from outrider.errors import ConfigError, OverloadedError
@@ -284,7 +292,44 @@ async def test_a_connection_serves_only_so_many_requests(words: Vocabulary, tmp_
         assert limit.new_value == 3
 
 
-async def test_a_connection_that_takes_nothing_is_closed(words: Vocabulary, tmp_path: Path) -> None:
+async def test_a_stream_that_is_not_read_costs_its_connection_nothing(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    http = HttpConfig(port=0, send_timeout_s=0.05)
+    async with serving_http(words, tmp_path, REPLY, http=http) as mesh:
+        wire = H2Connection()
+        wire.initiate_connection()
+        wire.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 10})
+        connection = await RawRequest.connected(mesh)
+        seen: list[Event] = []
+
+        async def until(kind: type[Event]) -> Event:
+            while not any(isinstance(it, kind) for it in seen):
+                connection.writer.write(wire.data_to_send())
+                seen.extend(wire.receive_data(await connection.some()))
+            return next(it for it in seen if isinstance(it, kind))
+
+        def ask(stream: int, path: str) -> None:
+            fields = {":method": "GET", ":path": path, ":scheme": "http", ":authority": "edge"}
+            wire.send_headers(stream, list(fields.items()), end_stream=True)
+
+        ask(1, "/openapi.json")
+        reset = await until(StreamReset)
+        assert isinstance(reset, StreamReset)
+        assert (reset.stream_id, reset.error_code) == (1, ErrorCodes.INTERNAL_ERROR)
+        seen.clear()
+        ask(3, "/openapi.json")
+        wire.increment_flow_control_window(1 << 20)
+        wire.increment_flow_control_window(1 << 20, 3)
+        await until(StreamEnded)
+        assert not any(isinstance(it, ConnectionTerminated | StreamReset) for it in seen)
+        data = b"".join(it.data for it in seen if isinstance(it, DataReceived))
+        assert json.loads(data)["openapi"]
+
+
+async def test_a_request_whose_answer_cannot_be_sent_is_aborted(
+    words: Vocabulary, tmp_path: Path
+) -> None:
     http = HttpConfig(port=0, send_timeout_s=0.05)
     async with serving_http(words, tmp_path, REPLY, http=http) as mesh:
         assert mesh.edge.http is not None

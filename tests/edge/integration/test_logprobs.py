@@ -89,7 +89,7 @@ async def fleet(words: Vocabulary, state_dir: Path) -> AsyncIterator[Fleet]:
             model = LoadedModel(MODEL, (engine,), coder, words.digest, new_reply, b"m" * 32)
             metrics = Metrics("inference")
             stack.callback(metrics.close)
-            config = InferenceConfig(engine="fake", replica=name, region="us", drain_s=0.0)
+            config = InferenceConfig(engine="fake", port=0, replica=name, region="us", drain_s=0.0)
             replica = Replica(config, model, metrics)
             await replica.start()
             stack.push_async_callback(replica.stop)

@@ -257,7 +257,7 @@ async def test_no_secret_is_logged(words: Vocabulary, tmp_path: Path, logged: St
                 await chat.result()
             assert isinstance(accepted, Accepted)
             secrets = [CLINIC, "ann", "my-idempotency", chat.resume_token]
-        await eventually(lambda: "chat ended" in logged.getvalue())
+        await eventually(lambda: "chat_ended" in logged.getvalue())
         assert accepted.request_id in logged.getvalue(), "the name that everybody may know"
         assert accepted.request_id == mesh.region.opened[0].request_id
         for secret in (*secrets, client.secret.hex()):

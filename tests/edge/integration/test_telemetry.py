@@ -106,7 +106,7 @@ async def test_a_chat_that_was_cut_short_is_not_ok(
         await mesh.settled()
         await eventually(lambda: mesh.of_model("outrider_edge_chats_total", outcome=outcome) == 1)
         assert mesh.of_model("outrider_edge_chats_total", outcome="OK") == 0
-    (told,) = [line for line in logs if line["event"] == "chat ended"]
+    (told,) = [line for line in logs if line["event"] == "chat_ended"]
     assert told["outcome"] == outcome
 
 
