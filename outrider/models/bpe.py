@@ -21,6 +21,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from outrider.errors import ArtifactCorruptError, ConfigError
 from outrider.models.sentencepiece_bpe import SpacePipeline, SpacePrefix, build_space_tokenizer
+from outrider.models.suggested_sampling import SuggestedSampling
 from outrider.models.unigram import UnigramPipeline, build_unigram_tokenizer
 
 GPT2_REGEX: Final = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -70,6 +71,8 @@ class VocabularyDefinition:
     eos_token: str
     chat_template: str
     """Jinja source; empty if the model has none."""
+    sampling: SuggestedSampling | None = None
+    """What the model's makers suggest; not in the digest, since no prompt's ids depend on it."""
 
     def __post_init__(self) -> None:
         size = len(self.tokens)

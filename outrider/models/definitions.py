@@ -21,7 +21,8 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Literal, TypeAlias, TypeGuard, get_args
 
 from outrider.config import toml_literal
-from outrider.errors import ConfigError, UnknownModelError
+from outrider.errors import ConfigError, InvalidSamplingError, UnknownModelError
+from outrider.models.suggested_sampling import SuggestedSampling
 from outrider.reply_parsing.formats import CallSyntax
 
 Precision: TypeAlias = Literal["auto", "bf16", "f32"]
@@ -90,6 +91,8 @@ class ModelSpec:
     anything is."""
     engine: EngineDefaults = field(default_factory=EngineDefaults)
     """Settings of the engine that suit it."""
+    sampling: SuggestedSampling | None = None
+    """What conversations begin with; None: what the model's files suggest."""
     tested: bool = False
     """Whether this file was run with Outrider."""
     defined_in: str = field(default="", compare=False)
@@ -232,6 +235,8 @@ def as_table(spec: ModelSpec) -> dict[str, object]:
         table["stop_tokens"] = list(spec.stop_tokens)
     if given := spec.engine.given():
         table["engine"] = given
+    if spec.sampling is not None:
+        table["sampling"] = spec.sampling.values()
     return table
 
 
@@ -274,6 +279,7 @@ class _Table:
             tool_parser=self._tool_parser(),
             draft=self._draft(),
             engine=self._engine(),
+            sampling=self._sampling(),
             tested=self._flag("tested"),
             defined_in=self._place.name,
         )
@@ -360,6 +366,19 @@ class _Table:
         if bits is not None and (isinstance(bits, bool) or bits not in WEIGHT_BITS):
             raise self._wrong("engine.weight_bits", "4 or 8", bits)
         return EngineDefaults(precision, quantization, rows, bits)
+
+    def _sampling(self) -> SuggestedSampling | None:
+        table = self._table.get("sampling")
+        where = f"{self._where} sampling"
+        if table is None:
+            return None
+        if not isinstance(table, Mapping):
+            raise ConfigError(f"{where}: must be a table; write [models.{self._name}.sampling]")
+        _check_keys(table, [entry.name for entry in fields(SuggestedSampling)], where)
+        try:
+            return SuggestedSampling(**table)
+        except InvalidSamplingError as error:
+            raise ConfigError(f"{where}: {error.message}") from error
 
     def _text(self, key: str, max_chars: int) -> str:
         value = self._table.get(key, "")

@@ -30,6 +30,7 @@ from outrider.models.sources.members import (
     missing_members,
 )
 from outrider.models.strict_json import read_object
+from outrider.models.suggested_sampling import of_generation_config
 from outrider.models.tokenizer_json import ChatParts, read_tokenizer_json
 
 if TYPE_CHECKING:
@@ -189,6 +190,7 @@ def _chat_parts(folder: Path) -> ChatParts:
         bos_token=_token(tokenizer.get("bos_token")),
         eos_token=_token(tokenizer.get("eos_token")),
         stop_ids=sorted(set(stop_ids)),
+        sampling=of_generation_config(_read(folder / GENERATION_CONFIG)),
     )
 
 

@@ -20,6 +20,11 @@ from outrider.models.sentencepiece_bpe import (
     merges_of_scores,
 )
 from outrider.models.stop_tokens import stop_ids_of
+from outrider.models.suggested_sampling import (
+    GGUF_FIELDS,
+    SuggestedSampling,
+    of_generation_config,
+)
 
 T = TypeVar("T")
 
@@ -64,6 +69,7 @@ def read_definition(path: Path) -> VocabularyDefinition:
         bos_token=_text(tokens, fields.get("ggml.bos_token_id", int)),
         eos_token=_text(tokens, fields.get("ggml.eos_token_id", int)),
         chat_template=fields.get("chat_template", str) or "",
+        sampling=fields.sampling(),
     )
 
 
@@ -134,6 +140,11 @@ class _Fields:
         if value is not None and not isinstance(value, kind):
             raise self._wrong(name)
         return value
+
+    def sampling(self) -> SuggestedSampling | None:
+        """What the fields `general.sampling.*` suggest."""
+        values = {name: content_of(self._reader, field) for name, field in GGUF_FIELDS.items()}
+        return of_generation_config(values)
 
     def need(self, name: str, kind: type[T]) -> T:
         """What it holds, or ArtifactCorruptError without it."""

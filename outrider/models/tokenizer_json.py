@@ -29,6 +29,7 @@ from outrider.models.sentencepiece_bpe import (
     lacking_byte,
 )
 from outrider.models.stop_tokens import stop_ids_of
+from outrider.models.suggested_sampling import SuggestedSampling
 from outrider.models.unigram import FORMS, RUNS_OF_SPACES, NormalizerStep, UnigramPipeline
 
 MAX_TOKENS: Final = 1 << 20
@@ -56,6 +57,8 @@ class ChatParts:
     eos_token: str = ""
     stop_ids: Sequence[int] = ()
     """Ids that the generation's settings name as ends of a reply."""
+    sampling: SuggestedSampling | None = None
+    """What they suggest besides."""
 
 
 def read_tokenizer_json(
@@ -99,6 +102,7 @@ def read_tokenizer_json(
         bos_token=chat.bos_token,
         eos_token=chat.eos_token,
         chat_template=chat.template,
+        sampling=chat.sampling,
     )
 
 

@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tokenizers import Tokenizer
 
-from outrider.errors import ArtifactCorruptError, ConfigError, InvalidRequestError
+from outrider.errors import (
+    ArtifactCorruptError,
+    ConfigError,
+    InvalidRequestError,
+    InvalidSamplingError,
+)
 from outrider.models.bpe import VocabularyDefinition, build_tokenizer, vocabulary_digest
 from outrider.models.chat import Message, Segment, check_messages, check_text
 from outrider.models.chat_template import ChatTemplate
@@ -22,6 +27,7 @@ from outrider.models.folder import is_archive, unpacked
 from outrider.models.folder import read_definition as folder_definition
 from outrider.models.overrides import with_overrides
 from outrider.models.sentencepiece_bpe import piece_bytes
+from outrider.models.suggested_sampling import SuggestedSampling
 from outrider.models.tokenizer_json import ChatParts, read_tokenizer_json
 from outrider.reply_parsing.formats import (
     CallSyntax,
@@ -40,7 +46,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 _TOKENIZER_FILE: Final = "tokenizer.json"
 _FACTS_FILE: Final = "vocabulary.json"
-_DERIVED_NAME: Final = "vocabulary-v1"
+_DERIVED_NAME: Final = "vocabulary-v2"
 """Of the derived folder with both; its number rises whenever the files or their meaning change."""
 
 
@@ -55,6 +61,8 @@ class VocabularyFacts:
     chat_template: str
     bos_token: str
     eos_token: str
+    sampling: SuggestedSampling | None = None
+    """What the model's makers suggest."""
 
     @classmethod
     def of(cls, definition: VocabularyDefinition) -> VocabularyFacts:
@@ -67,6 +75,7 @@ class VocabularyFacts:
             chat_template=definition.chat_template,
             bos_token=definition.bos_token,
             eos_token=definition.eos_token,
+            sampling=definition.sampling,
         )
 
     @classmethod
@@ -75,8 +84,10 @@ class VocabularyFacts:
         try:
             values: dict[str, Any] = json.loads(text)
             values |= {name: tuple(values[name]) for name in ("stop_ids", "control_ids")}
+            if values["sampling"] is not None:
+                values["sampling"] = SuggestedSampling(**values["sampling"])
             return cls(**values)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, InvalidSamplingError) as error:
             raise ArtifactCorruptError(f"a vocabulary record is damaged: {error}") from error
 
     def to_json(self) -> str:

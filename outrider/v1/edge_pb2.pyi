@@ -346,25 +346,70 @@ class ModelDescription(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     VOCABULARY_DIGEST_FIELD_NUMBER: _builtins.int
     MAX_CONTEXT_TOKENS_FIELD_NUMBER: _builtins.int
+    SUGGESTED_SAMPLING_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     vocabulary_digest: _builtins.bytes
     """Empty until the edge has loaded it once."""
     max_context_tokens: _builtins.int
     """Tokens of prompt and reply together."""
+    @_builtins.property
+    def suggested_sampling(self) -> Global___SuggestedSampling:
+        """What conversations begin with; unset where nothing is suggested, or known before the model is
+        loaded.
+        """
+
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         vocabulary_digest: _builtins.bytes = ...,
         max_context_tokens: _builtins.int = ...,
+        suggested_sampling: Global___SuggestedSampling | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["suggested_sampling", b"suggested_sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_context_tokens", b"max_context_tokens", "name", b"name", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_context_tokens", b"max_context_tokens", "name", b"name", "suggested_sampling", b"suggested_sampling", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ModelDescription: _TypeAlias = ModelDescription  # noqa: Y015
+
+@_typing.final
+class SuggestedSampling(_message.Message):
+    """As in Sampling."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEMPERATURE_FIELD_NUMBER: _builtins.int
+    TOP_K_FIELD_NUMBER: _builtins.int
+    TOP_P_FIELD_NUMBER: _builtins.int
+    MIN_P_FIELD_NUMBER: _builtins.int
+    REPETITION_PENALTY_FIELD_NUMBER: _builtins.int
+    BY_DEFINITION_FIELD_NUMBER: _builtins.int
+    temperature: _builtins.float
+    top_k: _builtins.int
+    top_p: _builtins.float
+    min_p: _builtins.float
+    repetition_penalty: _builtins.float
+    by_definition: _builtins.bool
+    """By the model's definition at the edge, not by the model's own files."""
+    def __init__(
+        self,
+        *,
+        temperature: _builtins.float = ...,
+        top_k: _builtins.int = ...,
+        top_p: _builtins.float = ...,
+        min_p: _builtins.float = ...,
+        repetition_penalty: _builtins.float = ...,
+        by_definition: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by_definition", b"by_definition", "min_p", b"min_p", "repetition_penalty", b"repetition_penalty", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SuggestedSampling: _TypeAlias = SuggestedSampling  # noqa: Y015
 
 @_typing.final
 class ResumePoint(_message.Message):

@@ -210,7 +210,7 @@ class Chat:
                 self._perform(action)
         except Exception as failure:
             # A defect of the edge ends this chat and no other.
-            log.exception("chat failed", kind=type(item).__name__)
+            log.exception("chat_failed", kind=type(item).__name__)
             error = OutriderError(f"the edge failed in this chat: {type(failure).__name__}")
             if self.closed:
                 self._abandon(error)
@@ -223,7 +223,7 @@ class Chat:
             try:
                 self._perform(action)
             except Exception:
-                log.exception("chat failed", kind=type(action).__name__)
+                log.exception("chat_failed", kind=type(action).__name__)
 
     def _perform(self, action: Action) -> None:
         match action:

@@ -21,6 +21,7 @@ from outrider.errors import (
 from outrider.models.catalog import ModelSpec
 from outrider.models.folder import is_archive, read_definition, read_facts, unpack, unpacked
 from outrider.models.store import ModelStore
+from outrider.models.suggested_sampling import SuggestedSampling
 from outrider.models.vocabulary import load_vocabulary
 from tests.models.test_tokenizer_json import small
 
@@ -317,3 +318,13 @@ def test_a_folder_that_cannot_be_exact_is_refused(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "one", **{"tokenizer.json": json.dumps(spec)})
     with pytest.raises(ConfigError, match="Lowercase"):
         read_definition(folder)
+
+
+def test_what_a_folder_suggests_to_sample_with_is_kept_with_its_vocabulary(
+    tmp_path: Path, store: ModelStore
+) -> None:
+    settings = {"eos_token_id": [256, 3], "temperature": 0.7, "top_k": 20}
+    folder = write_folder(tmp_path / "m", **{"generation_config.json": settings})
+    spec = ModelSpec("m", f"dir:{folder}")
+    for _ in range(2):  # read, and found again in the store
+        assert load_vocabulary(spec, store).facts.sampling == SuggestedSampling(0.7, 20)

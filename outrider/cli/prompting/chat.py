@@ -25,9 +25,11 @@ from outrider.cli.prompting import options
 from outrider.cli.prompting.conversation import Conversation, Settings
 from outrider.cli.prompting.output import ReplyView, report
 from outrider.cli.prompting.painter import Painter
+from outrider.cli.prompting.sampling_choice import SamplingChoice, choose_sampling
 from outrider.cli.prompting.terminal_input import Interrupts, Prompts, typing_hidden
 from outrider.errors import InvalidRequestError, OutriderError, UnavailableError
 from outrider.models.chat import Message
+from outrider.sampling.params import SamplingParams
 
 _PATIENCE_S = 120.0
 """A person sees that it is interrupted, and has Ctrl-C."""
@@ -129,9 +131,9 @@ def chat(
     prompt_file: options.PromptFile = None,
     system: options.System = None,
     model: options.Model = "",
-    temperature: options.Temperature = 0.0,
-    top_p: options.TopP = 1.0,
-    top_k: options.TopK = 0,
+    temperature: options.TemperatureOrSuggested = None,
+    top_p: options.TopPOrSuggested = None,
+    top_k: options.TopKOrSuggested = None,
     seed: options.Seed = 0,
     max_tokens: options.MaxTokens = 256,
     json_schema: options.JsonSchema = None,
@@ -167,8 +169,13 @@ def chat(
     address = _edge_address(edge, ca, insecure, state)
     options.check_logprobs(logprobs, as_json=as_json)
     grammar = options.grammar(json_schema, regex, lark, json_object=json_object)
+    is_sampling_given = any(value is not None for value in (temperature, top_p, top_k))
+    greedy = SamplingParams()
     params = options.sampling(
-        temperature, top_p, top_k, seed, max_tokens, acceptance_threshold, logprobs, grammar
+        greedy.temperature if temperature is None else temperature,
+        greedy.top_p if top_p is None else top_p,
+        greedy.top_k if top_k is None else top_k,
+        *(seed, max_tokens, acceptance_threshold, logprobs, grammar),
     )
     prompts: list[str | options.NoPrompt] = options.read_prompts(text, prompt, prompt_file)
     if not prompts and not sys.stdin.isatty():
@@ -192,7 +199,8 @@ def chat(
     else:
         check = partial(_name_to_ask, edge=edge, state=state)
         kept = state / "chat_history" if history else None
-        asyncio.run(command.converse(settings, check, kept))
+        suggested = not is_sampling_given
+        asyncio.run(command.converse(settings, check, kept, is_suggested=suggested))
 
 
 def _name_to_ask(model: str, edge: str | None, state: Path) -> str:
@@ -309,9 +317,15 @@ class ChatCommand:
         return status
 
     async def converse(
-        self, settings: Settings, check_model: Callable[[str], str], history: Path | None
+        self,
+        settings: Settings,
+        check_model: Callable[[str], str],
+        history: Path | None,
+        *,
+        is_suggested: bool,
     ) -> None:
-        """Talk with the person at the terminal; `history` keeps what was typed."""
+        """Talk with the person at the terminal; `history` keeps what was typed. `is_suggested`:
+        replies are sampled as suits the model, and not as the settings say."""
         prompts = Prompts(history)
         with typing_hidden(), self._interrupts.listening():
             async with self._client() as client:
@@ -323,7 +337,11 @@ class ChatCommand:
                     print(flush=True)
                     return result
 
-                await Conversation(prompts, reply, settings, check_model).run()
+                async def choose(model: str) -> SamplingChoice:
+                    return choose_sampling(model, (await client.describe()).models)
+
+                chosen = choose if is_suggested else None
+                await Conversation(prompts, reply, settings, check_model, chosen).run()
 
     async def _stream(
         self,

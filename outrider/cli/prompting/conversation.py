@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
-from outrider.cli.prompting import commands
+from outrider.cli.prompting import commands, sampling_choice
 from outrider.cli.prompting.commands import Command
 from outrider.cli.prompting.output import closing_lines, in_words, summary
 from outrider.cli.prompting.painter import Painter
+from outrider.cli.prompting.sampling_choice import SamplingChoice
 from outrider.errors import InvalidRequestError, OutriderError
 from outrider.models.chat import Message, check_text
 from outrider.sampling.params import SamplingParams
@@ -35,6 +36,8 @@ class Settings:
     """Empty: the edge's default."""
     system: str | None
     sampling: SamplingParams
+    sampling_source: str = ""
+    """Where the values are from, for people; "" where flags say them."""
 
 
 class Asks(Protocol):
@@ -44,6 +47,8 @@ class Asks(Protocol):
         """None at the end of input."""
 
 
+Choose: TypeAlias = Callable[[str], Awaitable[SamplingChoice]]
+"""How a model, "" being the default, is sampled. Raises OutriderError."""
 Reply: TypeAlias = "Callable[[list[Message], Settings, Painter], Awaitable[ChatResult]]"
 """Asks the mesh, paints the reply as it comes, and returns it whole."""
 
@@ -57,12 +62,16 @@ class Conversation:
         reply: Reply,
         settings: Settings,
         check_model: Callable[[str], str],
+        choose: Choose | None = None,
     ) -> None:
-        """`check_model` gives the name to ask with for what a user calls a model, or raises."""
+        """`check_model` gives the name to ask with for what a user calls a model, or raises.
+        `choose`: None where the settings say how replies are sampled."""
         self._prompts = prompts
         self._reply = reply
         self._settings = settings
         self._check_model = check_model
+        self._choose = choose
+        self._chosen_for: str | None = None
         self._said: list[Message] = []
         self._results: list[ChatResult] = []
         self._shown = ""
@@ -76,6 +85,8 @@ class Conversation:
                 if what == Command("/bye", ""):
                     return
                 if isinstance(what, Command):
+                    if what.name in ("/stats", "/seed"):
+                        await self._choose_sampling()
                     self._tell(self._obey(what))
                 elif what.strip():
                     check_text(what)
@@ -85,6 +96,7 @@ class Conversation:
 
     async def _turn(self, text: str) -> None:
         """Answer a message, and what the tools that the model calls give, as the user types it."""
+        await self._choose_sampling()
         asked = [*self._said, Message("user", text)]
         calls: Sequence[ToolCall] | None = None
         while calls is None or calls:
@@ -105,6 +117,19 @@ class Conversation:
                     return
                 asked.append(Message("tool", answer, tool_call_id=call.id))
         self._said = asked
+
+    async def _choose_sampling(self) -> None:
+        """Sample as suits the model, unless that is done already. Raises OutriderError."""
+        model = self._settings.model
+        if self._choose is None or self._chosen_for == model:
+            return
+        choice = await self._choose(model)
+        self._chosen_for = model if choice.is_final else None
+        self._settings = replace(
+            self._settings,
+            sampling=choice.applied_to(self._settings.sampling),
+            sampling_source=choice.source,
+        )
 
     def _obey(self, command: Command) -> str:
         """Do it, and what to say of it. Raises OutriderError."""
@@ -158,12 +183,8 @@ class Conversation:
 
     def _stats(self) -> str:
         sampling, results = self._settings.sampling, self._results
-        how = (
-            "greedy"
-            if sampling.temperature == 0
-            else f"temperature {sampling.temperature:g}, top_p {sampling.top_p:g}, "
-            f"top_k {sampling.top_k}, seed {sampling.seed}"
-        )
+        source = self._settings.sampling_source
+        how = sampling_choice.in_words(sampling) + (f" (from {source})" if source else "")
         lines = [
             f"asking {self._settings.model or 'the default model'}: {how}, "
             f"at most {sampling.max_tokens} tokens a reply"

@@ -34,6 +34,20 @@ TopP = Annotated[
 TopK = Annotated[
     int, typer.Option(min=0, max=(1 << 31) - 1, help="Keep the k likeliest ids; 0: all.")
 ]
+_IN_CONVERSATION = (
+    "With none of --temperature, --top-p, --top-k, a conversation is sampled as the model's makers "
+    "suggest (/stats tells), and all else is greedy."
+)
+TemperatureOrSuggested = Annotated[
+    float | None, typer.Option(min=0, max=2, help=f"0 is greedy. {_IN_CONVERSATION}")
+]
+TopPOrSuggested = Annotated[
+    float | None,
+    typer.Option(min=0, max=1, help="Keep the likeliest ids up to this probability."),
+]
+TopKOrSuggested = Annotated[
+    int | None, typer.Option(min=0, max=(1 << 31) - 1, help="Keep the k likeliest ids; 0: all.")
+]
 Seed = Annotated[int, typer.Option(min=0, max=(1 << 64) - 1, help="Same seed, same text.")]
 MaxTokens = Annotated[int, typer.Option(min=1, max=(1 << 31) - 1, help="Most tokens of a reply.")]
 JsonSchema = Annotated[

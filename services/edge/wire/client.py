@@ -15,6 +15,7 @@ from outrider.errors import (
 )
 from outrider.model_identity import check_model_identity
 from outrider.models.chat import Message, check_messages, check_num_messages
+from outrider.models.suggested_sampling import SuggestedSampling
 from outrider.models.tools import check_choice, check_tools
 from outrider.reply_parsing.formats import ReplyFormat
 from outrider.v1 import edge_pb2
@@ -135,6 +136,10 @@ class ListedModel:
     vocabulary_digest: bytes
     """Empty until the edge has loaded it once."""
     max_context_tokens: int
+    suggested: SuggestedSampling | None = None
+    """What conversations begin with."""
+    is_suggested_by_definition: bool = False
+    """And not by the model's own files."""
 
 
 def describe(
@@ -149,12 +154,20 @@ def describe(
                 name=model.name,
                 vocabulary_digest=model.vocabulary_digest,
                 max_context_tokens=model.max_context_tokens,
+                suggested_sampling=_suggested(model),
             )
             for model in models
         ],
         resume_window_s=resume_window_s,
     )
     return edge_pb2.EdgeFrame(description=description).SerializeToString()
+
+
+def _suggested(model: ListedModel) -> edge_pb2.SuggestedSampling | None:
+    if model.suggested is None:
+        return None
+    by_definition = model.is_suggested_by_definition
+    return edge_pb2.SuggestedSampling(**model.suggested.values(), by_definition=by_definition)
 
 
 def _credential(wire: edge_pb2.Credential) -> Credential:

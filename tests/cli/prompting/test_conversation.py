@@ -10,9 +10,11 @@ import pytest
 
 from outrider.cli.prompting.conversation import Conversation, Settings
 from outrider.cli.prompting.painter import Painter
+from outrider.cli.prompting.sampling_choice import SamplingChoice
 from outrider.client import ChatResult
 from outrider.errors import UnavailableError, UnknownModelError
 from outrider.models.chat import Message
+from outrider.models.suggested_sampling import OUTRIDERS_OWN, SuggestedSampling
 from outrider.models.tools import ToolCall
 from outrider.sampling.params import SamplingParams
 from tests.cli.prompting.test_output import RESULT
@@ -166,3 +168,27 @@ async def test_what_tools_give_is_asked_for(tmp_path: Path) -> None:
     saved = json.loads(file.read_text("utf-8"))
     assert saved[1]["tool_calls"][0]["function"] == {"name": "get_weather", "arguments": "{}"}
     assert saved[2] == {"role": "tool", "content": "rain", "tool_call_id": "c1"}
+
+
+async def test_replies_are_sampled_as_suits_each_model(capsys: pytest.CaptureFixture[str]) -> None:
+    mesh, asked = Mesh(), list[str]()
+    cool = SuggestedSampling(temperature=0.2, top_p=0.9)
+
+    async def choose(model: str) -> SamplingChoice:
+        asked.append(model)
+        if model == "late":
+            return SamplingChoice(OUTRIDERS_OWN, "guesses", is_final=len(asked) > 2)
+        return SamplingChoice(cool, "the model's definition")
+
+    lines = ("/seed 7", "one", "/stats", "/model late", "two", "three", "four", "/stats")
+    settings = Settings("", None, SamplingParams(max_tokens=9))
+    await Conversation(Typed(lines), mesh.reply, settings, name_of, choose).run()
+    used = [settings.sampling for _, settings in mesh.asked]
+    assert used[0] == SamplingParams(temperature=0.2, top_p=0.9, seed=7, max_tokens=9)
+    own = SamplingParams(**OUTRIDERS_OWN.values(), seed=7, max_tokens=9)
+    assert used[1:] == [own, own, own]
+    assert asked == ["", "late", "late"]  # asked again only until it is known
+    told = capsys.readouterr().err
+    assert "seed 7\n" in told  # and not "without effect"
+    assert "temperature 0.2, top_p 0.9, seed 7 (from the model's definition), at most 9" in told
+    assert "temperature 0.8, top_p 0.95, top_k 40, min_p 0.05, seed 7 (from guesses)" in told

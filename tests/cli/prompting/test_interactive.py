@@ -20,7 +20,8 @@ PASTE = "\x1b[200~{}\x1b[201~"
 """Bracketed paste, as terminals send it."""
 DIM, CLEARED = "\x1b[2m", "\x1b[H\x1b[J"
 ROOM = ("inference.max_context_tokens=16000",)
-ENDLESS = ("--max-tokens", "15000")
+ENDLESS = ("--temperature", "0", "--max-tokens", "15000")
+"""Greedy: of a sampled reply of the fake model hardly a token is drafted, and so shown early."""
 """Longer than anybody waits: a reply that ends by itself before Ctrl-C is seen proves nothing."""
 
 
@@ -149,7 +150,9 @@ def test_what_is_pasted_is_one_message(mesh: LocalMesh, tmp_path: Path) -> None:
 
 
 def test_typing_during_a_reply_waits_for_the_prompt(mesh: LocalMesh) -> None:
-    with terminal("chat", "--max-tokens", "1000", "--state-dir", str(mesh.state_dir)) as user:
+    # Greedy, since this test waits for drafts, which this model's noise would have none of.
+    flags = ("--temperature", "0", "--max-tokens", "1000", "--state-dir", str(mesh.state_dir))
+    with terminal("chat", *flags) as user:
         user.prompted()
         user.type("tell me all\r")
         user.until(DIM)  # the reply has begun

@@ -29,6 +29,7 @@ from outrider.errors import (
     UnauthenticatedError,
 )
 from outrider.models.chat import MAX_MESSAGES, Message
+from outrider.models.suggested_sampling import SuggestedSampling
 from outrider.models.tools import ToolCall
 from outrider.reply_parsing.formats import CallSyntax, ReplyFormat
 from outrider.sampling.params import SamplingParams
@@ -262,9 +263,10 @@ def test_a_token_stands_for_the_messages() -> None:
 
 
 def test_an_edge_says_what_it_is() -> None:
-    listed = [wire.ListedModel("m", b"digest", 64), wire.ListedModel("n", b"", 9)]
+    cool = SuggestedSampling(temperature=0.2, top_p=0.9)
+    listed = [wire.ListedModel("m", b"digest", 64, cool, True), wire.ListedModel("n", b"", 9)]
     info = read_description(wire.describe("e", "r", listed, 30.0))
-    models = ModelInfo("m", b"digest", 64), ModelInfo("n", b"", 9)
+    models = ModelInfo("m", b"digest", 64, cool, True), ModelInfo("n", b"", 9)
     assert info == EdgeInfo("e", "r", models, 30.0)
     assert DESCRIBE == wire.DESCRIBE_STREAM
     for payload_ in (b"\xff", wire.write(events.Retract(1), "e")):
