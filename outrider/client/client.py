@@ -18,6 +18,7 @@ from outrider.client.chat import Chat
 from outrider.client.connection import ClientConnection
 from outrider.client.events import EdgeInfo
 from outrider.client.link import EdgeAddress, Link, open_link
+from outrider.client.messages import read_messages
 from outrider.client.protocol import DEFAULT_PORT
 from outrider.client.recovery import ReconnectPolicy
 from outrider.client.tickets import SessionTickets
@@ -34,7 +35,7 @@ from outrider.client.wire import (
 from outrider.codec.frames import FrameDecoder
 from outrider.errors import ConfigError, OutriderError, UnavailableError
 from outrider.models.chat import Message
-from outrider.models.tools import ToolCall, check_tools, tool_text
+from outrider.models.tools import check_tools, tool_text
 from outrider.sampling.grammar import from_response_format
 from outrider.sampling.params import SamplingParams
 
@@ -101,7 +102,7 @@ class Client:
             tool_choice=tool_choice,
             parallel_tool_calls=parallel_tool_calls,
         )
-        asked = tuple(_message(message) for message in messages)
+        asked = read_messages(messages)
         return Chat(self._link, asked, options, self._credential)
 
     def resume(self, resume_token: str, *, provisional: bool = True) -> Chat:
@@ -122,7 +123,7 @@ class Client:
         """A prompt that is being typed, after the messages `before` it, for a chat with `model` and
         `tools`: tell it all of the text whenever it changes, and the region computes ahead what
         will stay. The chat sent then, on this client, finds that done; it ends the typing."""
-        messages = tuple(_message(message) for message in before)
+        messages = read_messages(before)
         texts = check_tools([tool_text(tool) for tool in tools])
         return Typing(self._link, messages, self._credential, model, texts)
 
@@ -292,30 +293,7 @@ def _address(
     port = DEFAULT_PORT if port is None else port
     if not 0 < port < 1 << 16:
         raise ConfigError(f"port {port} of {host} is none; an edge has one of 1 to 65535")
+    if ca is not None and not isinstance(ca, str | Path):
+        raise ConfigError(f"ca is the path of a PEM file, not {ca!r:.50}")
     trusted = None if ca is None else Path(ca).expanduser()
     return EdgeAddress(host, port, trusted, insecure, server_name)
-
-
-def _message(message: Message | Mapping[str, Any]) -> Message:
-    if isinstance(message, Message):
-        return message
-    try:
-        return Message(
-            message["role"],
-            message.get("content") or "" if "tool_calls" in message else message["content"],
-            tuple(map(_tool_call, message.get("tool_calls") or ())),
-            message.get("tool_call_id") or "",
-            message.get("name") or "",
-            message.get("reasoning") or message.get("reasoning_content") or "",
-        )
-    except (KeyError, TypeError) as error:
-        raise ConfigError(
-            f"a message needs role and content, a tool call an id and a function: {error!r}"
-        ) from error
-
-
-def _tool_call(call: ToolCall | Mapping[str, Any]) -> ToolCall:
-    if isinstance(call, ToolCall):
-        return call
-    function = call["function"]
-    return ToolCall(call["id"], function["name"], function["arguments"])

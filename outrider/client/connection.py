@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
 from typing import Any, Final, Protocol, TypeAlias, cast
 
 from aioquic.asyncio.protocol import QuicConnectionProtocol
@@ -27,6 +28,10 @@ from outrider.errors import OutriderError, UnavailableError
 LIVENESS: Final = LivenessLimits()
 Peer: TypeAlias = tuple[Any, ...]
 """Host, port, and what else an IPv6 address has."""
+
+# What goes wrong with a connection is told by the errors raised; a program that wants aioquic's
+# lines too sets up logging.
+logging.getLogger("quic").addHandler(logging.NullHandler())
 
 
 class StreamReader(Protocol):

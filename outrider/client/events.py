@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from outrider.models.chat import Message
+from outrider.models.suggested_sampling import SuggestedSampling
 from outrider.models.tools import ToolCall
 from outrider.reply_parsing.events import ReplyEvent
 from outrider.reply_parsing.formats import ReplyFormat
@@ -127,6 +128,11 @@ class ModelInfo:
     """Empty until the edge has loaded it once."""
     max_context_tokens: int
     """Prompt and reply together."""
+    suggested_sampling: SuggestedSampling | None = None
+    """What conversations may begin with; None where nothing is suggested, or known before the model
+    is loaded. A chat is asked for with it by `SamplingParams(**suggested_sampling.values())`."""
+    is_suggested_by_definition: bool = False
+    """And not by the model's own files."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ def connection_error(event: ConnectionTerminated, edge: str) -> OutriderError:
         return UnavailableError(f"{edge} does not speak {ALPN}; check that it is an edge")
     if event.frame_type is not None and event.error_code in _CERTIFICATE_ALERTS:
         return UnavailableError(
-            f"the certificate of {edge} is not trusted ({reason}); give its file as `ca`, "
-            "or the name it is for as `server_name`"
+            f"the certificate of {edge} is not trusted ({reason}); give its file as `ca` "
+            "(--ca FILE), or the name it is for as `server_name`"
         )
     return UnavailableError(f"the connection to {edge} ended: {reason}; connect again")

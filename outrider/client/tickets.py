@@ -55,7 +55,7 @@ class SessionTickets:
         try:
             _write(self._file, text)
         except OSError as error:
-            log.warning("session tickets not kept", file=str(self._file), error=str(error))
+            log.warning("session_tickets_not_kept", file=str(self._file), error=str(error))
 
 
 def _write(path: Path, text: str) -> None:

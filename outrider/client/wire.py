@@ -18,10 +18,16 @@ from outrider.client.events import (
     Provisional,
     Retracted,
 )
-from outrider.codec.frames import encode_frame
-from outrider.errors import InvalidRequestError, MalformedFrameError
+from outrider.codec.frames import DEFAULT_MAX_FRAME_BYTES, encode_frame
+from outrider.errors import (
+    InvalidRequestError,
+    InvalidSamplingError,
+    MalformedFrameError,
+    PromptTooLongError,
+)
 from outrider.model_identity import check_model_identity
 from outrider.models.chat import Message
+from outrider.models.suggested_sampling import SuggestedSampling
 from outrider.reply_parsing.formats import CallSyntax, ReplyFormat
 from outrider.sampling.params import SamplingParams
 from outrider.session_types import Priority, Speculation, SpeculationStats
@@ -69,6 +75,8 @@ class Credential:
     """16 to 64 random bytes: the same client again, on whichever connection."""
 
 
+_BYTES_PER_TOKEN: Final = 4
+"""Of English, about."""
 NOBODYS: Final = Credential()
 
 
@@ -124,7 +132,7 @@ def request_frame(
     credential: Credential = NOBODYS,
 ) -> bytes:
     """The first frame of a chat stream; with `progress` the chat goes on after it. Raises
-    InvalidRequestError for values no frame can hold."""
+    InvalidRequestError for values no frame can hold, PromptTooLongError for more than one holds."""
     _check_words(options)
     try:
         chat = edge_pb2.ChatRequest(
@@ -146,9 +154,16 @@ def request_frame(
             tool_choice=options.tool_choice,
             single_tool_call=not options.parallel_tool_calls,
         )
-        return encode_frame(edge_pb2.ClientFrame(chat=chat).SerializeToString())
+        frame = edge_pb2.ClientFrame(chat=chat).SerializeToString()
     except (ValueError, TypeError) as error:
         raise InvalidRequestError(f"the chat cannot be sent: {error}") from error
+    if len(frame) > DEFAULT_MAX_FRAME_BYTES:
+        raise PromptTooLongError(
+            f"the chat is {len(frame):,} bytes; an edge takes {DEFAULT_MAX_FRAME_BYTES:,}, some "
+            f"{DEFAULT_MAX_FRAME_BYTES // _BYTES_PER_TOKEN:,} tokens of English, of which a model "
+            "takes as many as its context has: shorten it"
+        )
+    return encode_frame(frame)
 
 
 def typed_frame(
@@ -277,11 +292,29 @@ def read_description(payload: bytes) -> EdgeInfo:
         name=d.edge,
         region=d.region,
         models=tuple(
-            ModelInfo(model.name, model.vocabulary_digest, model.max_context_tokens)
+            ModelInfo(
+                model.name,
+                model.vocabulary_digest,
+                model.max_context_tokens,
+                _suggested(model),
+                model.suggested_sampling.by_definition,
+            )
             for model in d.models
         ),
         resume_window_s=d.resume_window_s,
     )
+
+
+def _suggested(model: edge_pb2.ModelDescription) -> SuggestedSampling | None:
+    if not model.HasField("suggested_sampling"):
+        return None
+    wire = model.suggested_sampling
+    try:
+        return SuggestedSampling(
+            wire.temperature, wire.top_k, wire.top_p, wire.min_p, wire.repetition_penalty
+        )
+    except InvalidSamplingError as error:
+        raise MalformedFrameError(f"the edge suggests what cannot be: {error.message}") from error
 
 
 def _done(done: edge_pb2.ChatDone) -> Done:

@@ -14,6 +14,7 @@ from outrider.errors import (
     InvalidRequestError,
     InvalidSamplingError,
     OverloadedError,
+    PromptTooLongError,
     UnavailableError,
 )
 from outrider.models.vocabulary import Vocabulary
@@ -145,6 +146,9 @@ async def test_what_no_frame_can_hold(
                 raise AssertionError("sent")
         with pytest.raises(InvalidRequestError):
             async with client.chat([Message("user", "\ud800")]):
+                raise AssertionError("sent")
+        with pytest.raises(PromptTooLongError, match=r"2,000,\d+ bytes; an edge takes 1,048,576"):
+            async with client.chat([Message("user", "x" * 2_000_000)]):
                 raise AssertionError("sent")
         assert mesh.region.opened == []
 

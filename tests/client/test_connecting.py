@@ -45,12 +45,21 @@ async def test_the_certificate_to_trust_may_be_named_as_in_a_shell(
         assert await ask(mesh, "127.0.0.1", **named) == REPLY
 
 
+async def test_a_path_to_trust_is_a_path() -> None:
+    with pytest.raises(ConfigError, match="ca is the path of a PEM file, not 3"):
+        async with connect("127.0.0.1", ca=3):  # type: ignore[arg-type]
+            raise AssertionError("connected")
+
+
 async def test_messages_may_be_mappings(words: Vocabulary, tmp_path: Path) -> None:
     async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
         async with client.chat([{"role": "user", "content": "hello"}]) as chat:
             assert (await chat.result()).text == REPLY
         with pytest.raises(ConfigError, match="content"):
             client.chat([{"role": "user"}])
+        for wrong in ("hello", b"hello", {"role": "user", "content": "hello"}, ASK[0], 5, None):
+            with pytest.raises(ConfigError, match="a conversation is a list of messages, such as"):
+                client.chat(wrong)  # type: ignore[arg-type]
 
 
 async def test_a_question_that_nobody_waits_for_is_given_up(

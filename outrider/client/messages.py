@@ -1,0 +1,66 @@
+"""Messages as programs write them: Message, or the dicts of the OpenAI API (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from outrider.errors import ConfigError
+from outrider.models.chat import Message
+from outrider.models.tools import ToolCall
+
+_EXAMPLE: Final = '[{"role": "user", "content": "hello"}]'
+
+
+def read_messages(given: Iterable[Message | Mapping[str, Any]]) -> tuple[Message, ...]:
+    """A conversation. Raises ConfigError, which says which message is none and why."""
+    if isinstance(given, str | bytes | Mapping | Message) or not isinstance(given, Iterable):
+        raise ConfigError(
+            f"a conversation is a list of messages, such as {_EXAMPLE}, not one {_kind(given)}"
+        )
+    return tuple(_message(message, number) for number, message in enumerate(given))
+
+
+def _message(message: Message | Mapping[str, Any], number: int) -> Message:
+    if not isinstance(message, Message):
+        message = _of_dict(message, f"message {number}")
+    for name in ("role", "content", "tool_call_id", "name", "reasoning"):
+        if not isinstance(getattr(message, name), str):
+            value = getattr(message, name)
+            raise ConfigError(f"message {number}: {name} is text, not {_kind(value)}")
+    return message
+
+
+def _of_dict(message: Mapping[str, Any], where: str) -> Message:
+    if not isinstance(message, Mapping):
+        raise ConfigError(f"{where} is {_kind(message)}; messages are as in {_EXAMPLE}")
+    if "role" not in message:
+        raise ConfigError(f'{where} has no role; write "system", "user" or "assistant"')
+    if "content" not in message and "tool_calls" not in message:
+        raise ConfigError(f"{where} has no content; write its text")
+    content = message.get("content")
+    return Message(
+        message["role"],
+        content or "" if "tool_calls" in message else content,  # type: ignore[arg-type]
+        tuple(_tool_call(call, where) for call in message.get("tool_calls") or ()),
+        message.get("tool_call_id") or "",
+        message.get("name") or "",
+        message.get("reasoning") or message.get("reasoning_content") or "",
+    )
+
+
+def _tool_call(call: ToolCall | Mapping[str, Any], where: str) -> ToolCall:
+    if isinstance(call, ToolCall):
+        return call
+    try:
+        function = call["function"]
+        return ToolCall(call["id"], function["name"], function["arguments"])
+    except (KeyError, TypeError) as error:
+        raise ConfigError(
+            f"a tool call of {where} needs an id and a function with name and arguments: {error}"
+        ) from error
+
+
+def _kind(value: object) -> str:
+    """What it is, without what it says."""
+    return "None" if value is None else type(value).__name__
