@@ -1,6 +1,6 @@
 """One frozen dataclass per service, filled from defaults < TOML file < environment < flags.
 
-    config = load(RouterConfig, "router", file=Path("outrider.toml"), flags={"port": 7001})
+    config = load(RouterConfig, "router", file=Path("outrider.toml"), flags={"port": 7100})
 
 reads table `[router]` of the file and the variables `OUTRIDER_ROUTER_<FIELD>`. A field may be
 str, int, float, bool, Path, `tuple[str, ...]`, `X | None`, a dataclass (a table), or a tuple of

@@ -114,7 +114,7 @@ class Discovery:
         if not found:
             self._complain(target, "no address was found")
         elif target.text in self._silent:
-            log.info("peers found again", target=target.text, addresses=len(found))
+            log.info("peers_found", target=target.text, addresses=len(found))
             self._silent.discard(target.text)
         self._apply(self._membership.answered(target.text, found, self._clock()), target.text)
 
@@ -130,7 +130,7 @@ class Discovery:
         """Log it once, until there is an answer; known peers stay."""
         if target.text not in self._silent:
             self._silent.add(target.text)
-            log.warning("peers not found", target=target.text, why=why)
+            log.warning("peers_not_found", target=target.text, why=why)
 
 
 def _resolver(targets: Sequence[Target], policy: DiscoveryPolicy) -> Resolver | None:

@@ -85,6 +85,11 @@ class PeerState(IntEnum):
     TRIAL = 7
     """Its pause is over: one new session at a time, until one goes well (half-open)."""
 
+    @property
+    def is_trouble(self) -> bool:
+        """Whether operators should hear of it: it serves nobody, and nobody asked it to stop."""
+        return self in (PeerState.SUSPECT, PeerState.DOWN, PeerState.QUARANTINED)
+
 
 class Signal(Enum):
     """What can be observed of a peer."""

@@ -11,11 +11,13 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import MutableMapping
+from importlib.metadata import version
 from typing import Any, TextIO
 
 import structlog
 from structlog.typing import EventDict, Processor
 
+from outrider.config_text import changed_values
 from outrider.errors import ConfigError
 from outrider.telemetry.tracing import current_context
 
@@ -28,6 +30,14 @@ PRIVATE_KEYS = frozenset(
     ]
 )
 LEVELS = ("debug", "info", "warning", "error", "critical")
+
+
+def log_start(config: object) -> None:
+    """Say which version starts, and which settings are not the defaults; of secrets only that they
+    are set."""
+    structlog.get_logger().info(
+        "starting", version=version("outrider"), settings=changed_values(config)
+    )
 
 
 class _StderrHandler(logging.Handler):

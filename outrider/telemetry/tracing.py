@@ -94,7 +94,7 @@ def _otlp_processor() -> SpanProcessor | None:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ImportError as error:
         log.warning(
-            "traces are not exported",
+            "traces_not_exported",
             why=f"{OTLP_ENDPOINT} is set, and the exporter is not installed",
             missing=error.name,
             action="pip install 'outrider[otlp]', or unset it",

@@ -23,7 +23,7 @@ from outrider.models.definitions import ModelCatalog
 from outrider.peers.stall_free_clock import StallFreeClock
 from outrider.process import Ports
 from outrider.telemetry.admin import AdminServer
-from outrider.telemetry.logs import configure_logging
+from outrider.telemetry.logs import configure_logging, log_start
 from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import configure_tracing, shutdown_tracing
 from outrider.tls import PLAINTEXT, Role, Tls
@@ -72,6 +72,7 @@ async def serve(
     has answered. The file of `source` is followed; `catalog` defines the models, None: this
     process's. Raises ConfigError, UnknownModelError, ModelStoreError."""
     _configure_logging(config.log_level)
+    log_start(config)
     configure_tracing("edge")
     tls = await asyncio.to_thread(Tls.open, config.tls, Role.EDGE)
     if catalog is None:
@@ -220,7 +221,7 @@ class Edge:
             certificate.follow(partial(_certificate, config), (chain, key), self._renew)
         )
         log.info(
-            "edge listens",
+            "edge_ready",
             host=config.host,
             port=port,
             admin_port=admin_port,

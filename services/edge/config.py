@@ -120,7 +120,7 @@ class EdgeConfig:
     way. While chats on changed or removed definitions end, there may be twice as many."""
     loading: LoadLimits = field(default_factory=LoadLimits)
     """How models are loaded while the edge runs."""
-    routers: tuple[str, ...] = ("127.0.0.1:7001",)
+    routers: tuple[str, ...] = ("127.0.0.1:7100",)
     """Routers, `HOST:PORT`, `dns:HOST:PORT` or `srv:NAME`. Sessions go to the nearest region by
     measured round trip, to the first listed of equals, and to another one when it is lost."""
     discovery: DiscoveryPolicy = field(default_factory=DiscoveryPolicy)

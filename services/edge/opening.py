@@ -233,7 +233,7 @@ class WaitingChat:
     def _error_of(self, failure: Exception) -> OutriderError:
         if isinstance(failure, OutriderError):
             return failure
-        log.error("chat failed", exc_info=failure)
+        log.error("chat_failed", exc_info=failure)
         return OutriderError(f"the edge failed in this chat: {type(failure).__name__}")
 
     def _cancelled(self) -> Done:

@@ -288,7 +288,7 @@ class EdgeTelemetry:
         """Record a chat that ended while it waited for its model."""
         self._record_chat(request.model, waited_s, error.reason)
         log.info(
-            "chat ended",
+            "chat_ended",
             request_id=request.request_id,
             model=request.model,
             outcome=error.reason,
@@ -349,7 +349,7 @@ class EdgeTelemetry:
 
 def _log_end(session: ChatSession, asked: ChatRequest, trace_id: str, total_s: float) -> None:
     log.info(
-        "chat ended",
+        "chat_ended",
         request_id=asked.request_id,
         model=asked.model,
         trace_id=trace_id,

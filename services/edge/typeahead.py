@@ -90,7 +90,7 @@ class TypeaheadPrefill:
         except EmptyPromptError:
             return  # all of it was deleted
         except OutriderError as error:
-            log.debug("typed text refused", reason=error.reason)
+            log.debug("typed_text_refused", reason=error.reason)
             self._close()
             return
         plan = self._current_plan()
@@ -184,7 +184,7 @@ class TypeaheadPrefill:
             self._job = job, model
         except OutriderError as error:
             models.release(model)
-            log.debug("typed text not tokenized", reason=error.reason)
+            log.debug("typed_text_not_tokenized", reason=error.reason)
             plan.tokenized(None)
 
     def _tokenized(self, outcome: TokenizationResult) -> None:
@@ -220,7 +220,7 @@ class TypeaheadPrefill:
             self._link = link
             context.telemetry.prefilled(len(ids), self._name)
         except OutriderError as error:
-            log.debug("typed text not prefilled", reason=error.reason)
+            log.debug("typed_text_not_prefilled", reason=error.reason)
             plan.ended(well=False)
 
     def _ended(self, *, well: bool) -> None:

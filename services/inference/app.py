@@ -29,7 +29,7 @@ from outrider.speculation.learnt import binding_of
 from outrider.speculation.learnt_files import LearntKeeper
 from outrider.speculation.shipped import shipped_prior
 from outrider.telemetry.admin import AdminServer
-from outrider.telemetry.logs import configure_logging
+from outrider.telemetry.logs import configure_logging, log_start
 from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import configure_tracing, shutdown_tracing
 from outrider.tls import PLAINTEXT, Role, Tls
@@ -334,6 +334,7 @@ async def serve(
     EngineError, after draining, when the model broke down: whoever supervises the process starts
     another. Changes of `source`'s file are logged: a replica needs a restart for all of them."""
     configure_logging("inference", config.log_level)
+    log_start(config)
     configure_tracing("inference")
     metrics = Metrics("inference")
     stop = stop or asyncio.Event()

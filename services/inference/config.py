@@ -34,7 +34,7 @@ class InferenceConfig:
 
     host: str = "127.0.0.1"
     """Address the gRPC listener binds."""
-    port: int = 0
+    port: int = 7300
     """Port of the gRPC listener; 0: any free one."""
     admin: AdminConfig = dataclasses.field(default_factory=AdminConfig)
     """Where /metrics, /health and /ready are served."""

@@ -282,7 +282,7 @@ class _ModelThread:
             while (commands := self._inbox.take(self._wait_s())) is not None:
                 self._tick(commands)
         except Exception as error:
-            log.exception("the model thread failed")
+            log.exception("model_thread_failed")
             problem = f"the model thread failed with {type(error).__name__}"
         finally:
             self._close_engine()
@@ -337,7 +337,7 @@ class _ModelThread:
                 self._num_failures = 0
         except EngineError as error:
             self._num_failures += 1
-            log.error("engine call failed", error=error.message, sessions=len(batch.slices))
+            log.error("engine_call_failed", error=error.message, sessions=len(batch.slices))
             return self._scheduler.fail(batch, error)
         return self._scheduler.postprocess(batch, rows, self._clock())
 
@@ -362,4 +362,4 @@ class _ModelThread:
         try:
             self._engine.close()
         except Exception:
-            log.exception("the engine did not close")
+            log.exception("engine_not_closed")

@@ -63,7 +63,7 @@ class GenerateStream:
             self.close(error)
             return
         except Exception as error:
-            log.exception("a stream cannot be read")
+            log.exception("stream_unreadable")
             self.close(OutriderError(f"the stream broke with {type(error).__name__}; open another"))
             return
         self._no_more_frames = True

@@ -19,7 +19,7 @@ from outrider.peers.stall_free_clock import StallFreeClock
 from outrider.process import Ports
 from outrider.rpc import HealthControl, add_health, bind, make_server
 from outrider.telemetry.admin import AdminServer
-from outrider.telemetry.logs import configure_logging
+from outrider.telemetry.logs import configure_logging, log_start
 from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import configure_tracing, shutdown_tracing
 from outrider.tls import PLAINTEXT, Role, Tls
@@ -211,6 +211,7 @@ async def serve(
     """Run a router until `stop` is set; `ready` hears of the bound ports once the replicas were
     tried. The file of `source` is followed. Raises ConfigError when a port is taken."""
     configure_logging("router", config.log_level)
+    log_start(config)
     configure_tracing("router")
     tls = await asyncio.to_thread(Tls.open, config.tls, Role.ROUTER)
     router = Router(config, tls)

@@ -108,7 +108,8 @@ class ReplicaMetrics:
     def tick(self, registry: Registry, now: float) -> None:
         """Called often."""
         for it in registry.take_transitions():
-            _log.info(
+            tell = _log.warning if it.after.is_trouble else _log.info
+            tell(
                 "replica_state",
                 replica=it.replica,
                 before=it.before.name,

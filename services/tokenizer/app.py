@@ -17,7 +17,7 @@ from outrider.models.store import ModelStore, default_root
 from outrider.process import Ports
 from outrider.rpc import add_health, bind, make_server
 from outrider.telemetry.admin import AdminServer
-from outrider.telemetry.logs import configure_logging
+from outrider.telemetry.logs import configure_logging, log_start
 from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import configure_tracing, shutdown_tracing
 from outrider.tls import Role, Tls
@@ -77,6 +77,7 @@ async def serve(
     model's vocabulary raises.
     """
     configure_logging("tokenizer", config.log_level)
+    log_start(config)
     catalog = current()
     tls = await asyncio.to_thread(Tls.open, config.tls, Role.TOKENIZER)
     async with (

@@ -131,7 +131,7 @@ def _received_backend(
             vocabulary, sent.name, "the service found it equal, in the same versions"
         )
     if sent.name:
-        _log.warning("tokenizer backend not used", backend=sent.name, service=sent.version)
+        _log.warning("tokenizer_backend_not_used", backend=sent.name, service=sent.version)
     return adopt_backend(
         vocabulary, REFERENCE, "the service uses it, or has other versions of packages"
     )

@@ -151,7 +151,7 @@ async def _replica(words: Vocabulary) -> AsyncIterator[tuple[Replica, Metrics]]:
     coder = TokenCoder(words.digest, words.size)
     engines = (FakeEngine(options), FakeEngine(options))
     model = LoadedModel(MODEL, engines, coder, words.digest, replies_in(words), b"m" * 32)
-    config = InferenceConfig(engine="fake", replica="a", region="us", drain_s=0.0)
+    config = InferenceConfig(engine="fake", port=0, replica="a", region="us", drain_s=0.0)
     metrics = Metrics("inference")
     replica = Replica(config, model, metrics)
     await replica.start()

@@ -6,13 +6,15 @@ import io
 import json
 import logging
 from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any
 
 import pytest
 import structlog
 
 from outrider.errors import ConfigError
-from outrider.telemetry.logs import PRIVATE_KEYS, configure_logging
+from outrider.telemetry.logs import PRIVATE_KEYS, configure_logging, log_start
 from outrider.telemetry.tracing import span
 
 PARENT = ("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "")
@@ -44,6 +46,19 @@ def test_a_line_has_event_level_service_and_trace(out: io.StringIO) -> None:
     assert line["service"] == "edge"
     assert line["trace_id"] == "0af7651916cd43dd8448eb211c80319c"
     assert line["timestamp"].endswith("Z")
+
+
+@dataclass(frozen=True)
+class Settings:
+    port: int = 4433
+    api_key: str = ""
+
+
+def test_a_start_says_the_version_and_what_is_not_the_default(out: io.StringIO) -> None:
+    log_start(Settings(port=5000, api_key="s3cr3t"))
+    (line,) = _lines(out)
+    assert (line["event"], line["version"]) == ("starting", version("outrider"))
+    assert line["settings"] == {"port": 5000, "api_key": "set"}
 
 
 def test_private_keys_are_blanked(out: io.StringIO) -> None:

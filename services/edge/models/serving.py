@@ -10,6 +10,7 @@ from typing import Final, Protocol
 import structlog
 
 from outrider.errors import OutriderError
+from outrider.models.suggested_sampling import SuggestedSampling
 from outrider.telemetry.metrics import Metrics
 from outrider.tokenization.encoder import CachingEncoder
 from outrider.tokenization.pool.metrics import TokenizationMetrics
@@ -61,6 +62,7 @@ class EdgeModels:
         """Those that are served or take a place."""
         self._loaded: dict[ModelKey, ServedModel] = {}
         self._digests: dict[ModelKey, bytes] = {}
+        self._suggested: dict[ModelKey, SuggestedSampling | None] = {}
         """Of the vocabularies of served models that were loaded once."""
         self._tasks: dict[ModelKey, asyncio.Task[None]] = {}
         """Of the models that are being loaded or closed."""
@@ -100,6 +102,8 @@ class EdgeModels:
                 model.spec.name,
                 self._digests.get(model.key, b""),
                 self._config.context_tokens(model.spec),
+                model.spec.sampling or self._suggested.get(model.key),
+                model.spec.sampling is not None,
             )
             for model in models
         ]
@@ -161,6 +165,7 @@ class EdgeModels:
     def _forget(self, key: ModelKey) -> None:
         del self._defined[key]
         self._digests.pop(key, None)
+        self._suggested.pop(key, None)
         if all(other.name != key.name for other in self._defined):
             self._telemetry.forget_model(key.name)
 
@@ -208,16 +213,17 @@ class EdgeModels:
             if self._is_starting:
                 self._start_error = failure
             if isinstance(failure, OutriderError):
-                log.warning("model cannot be loaded", model=name, error=failure.message)
+                log.warning("model_not_loaded", model=name, error=failure.message)
             else:
-                log.exception("model cannot be loaded", model=name)
+                log.exception("model_not_loaded", model=name)
             self._telemetry.model_failed(name)
             self._ended(key)
             self._perform(self._table.failed(key, self._loop.time()))
             return
-        log.info("model loaded", model=name, backend=loaded.encoder.backend.name)
+        log.info("model_loaded", model=name, backend=loaded.encoder.backend.name)
         self._loaded[key] = loaded
         self._digests[key] = loaded.vocabulary_digest
+        self._suggested[key] = loaded.vocabulary.facts.sampling
         self.revision += 1
         loaded.start()
         self._telemetry.model_loaded(name)
@@ -229,8 +235,8 @@ class EdgeModels:
         try:
             await model.close()
         except Exception:
-            log.exception("model was not unloaded cleanly", model=key.name)
-        log.info("model unloaded", model=key.name, evicted=is_eviction)
+            log.exception("model_unload_failed", model=key.name)
+        log.info("model_unloaded", model=key.name, evicted=is_eviction)
         del self._loaded[key]
         self.tokenizing.retire(model.encoder)
         others = {*self._loaded, *self._tasks} - {key}

@@ -176,7 +176,7 @@ class RouterLink:
             raise
         except Exception as failure:
             # A defect of the edge costs this stream, not the way to the region for good.
-            log.exception("stream to the router failed", router=self.address)
+            log.exception("router_stream_failed", router=self.address)
             raise UnavailableError(
                 f"the edge failed: {type(failure).__name__}; try again"
             ) from failure

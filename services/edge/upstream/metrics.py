@@ -36,7 +36,8 @@ class RouterMetrics:
     def tick(self, table: RouterTable, transitions: list[RouterTransition]) -> None:
         """Called every 100 ms."""
         for it in transitions:
-            log.info(
+            tell = log.warning if it.after.is_trouble else log.info
+            tell(
                 "router_state",
                 router=it.router,
                 before=it.before.name,

@@ -151,7 +151,7 @@ class RouterPool:
     def _gone(self, address: str, job: asyncio.Task[None]) -> None:
         if not job.cancelled() and (defect := job.exception()):
             # A defect costs this router alone, until the next lookup finds it.
-            log.error("router link failed", router=address, exc_info=defect)
+            log.error("router_link_failed", router=address, exc_info=defect)
         del self._links[address], self._jobs[address]
         self.table.remove(address)
         self._discovery.forget(address)

@@ -1,0 +1,82 @@
+"""`outrider config`: a service's configuration shown, explained and checked."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from outrider.cli.local.settings import config_class
+from outrider.cli.serve import Role, flags_of
+from outrider.config import load
+from outrider.config_text import defaults_text, effective_text
+from outrider.errors import ConfigError
+from outrider.models.catalog import load_catalog
+
+app = typer.Typer(no_args_is_help=True, help="Show, explain and check a service's configuration.")
+_ROLES = tuple(role.value for role in Role)
+
+
+@app.command()
+def show(
+    role: Annotated[Role, typer.Argument(help="Whose configuration.")],
+    config: Annotated[Path | None, typer.Option(help="TOML file, as for `outrider serve`.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As for `serve`.")
+    ] = None,
+) -> None:
+    """Print what `outrider serve ROLE` with the same flags and environment would run with.
+
+    The output is a TOML file. Values that are not the default say what that is; secrets are left
+    out.
+    """
+    flags = flags_of(settings or [])
+    loaded = load(config_class(role.value), role.value, file=config, flags=flags)
+    print(effective_text(loaded, role.value))
+
+
+@app.command()
+def defaults(role: Annotated[Role, typer.Argument(help="Whose configuration.")]) -> None:
+    """Print every key with its default and what it is for: a TOML file to start from.
+
+    In the environment, KEY of [ROLE] is OUTRIDER_ROLE_KEY, and KEY of [ROLE.TABLE] is
+    OUTRIDER_ROLE_TABLE_KEY; with --set they are KEY and TABLE.KEY.
+    """
+    print(defaults_text(config_class(role.value), role.value))
+
+
+@app.command()
+def validate(
+    file: Annotated[Path, typer.Argument(help="TOML file with tables [edge], [router], ...")],
+) -> None:
+    """Check all of a file without starting anything: its services' tables and its models.
+
+    Exit status 1, and what is wrong and where, if it has an error. The environment counts for
+    nothing.
+    """
+    tables = _tables(file)
+    unknown = [name for name in tables if name not in (*_ROLES, "models")]
+    if unknown:
+        raise ConfigError(
+            f"{file} has a table [{unknown[0]}], which no service reads; "
+            f"the tables are [{'], ['.join(_ROLES)}] and [models.NAME]"
+        )
+    roles = [name for name in _ROLES if name in tables]
+    if not roles and "models" not in tables:
+        raise ConfigError(f"{file} is empty; `outrider config defaults ROLE` prints one to fill in")
+    load_catalog(file)
+    for role in roles:
+        load(config_class(role), role, file=file, environ={})
+    what = [f"[{role}]" for role in roles] + ["[models]"] * ("models" in tables)
+    print(f"{file}: {', '.join(what)} well")
+
+
+def _tables(file: Path) -> list[str]:
+    try:
+        return list(tomllib.loads(file.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise ConfigError(f"cannot read {file}: {error.strerror}") from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{file} is not valid TOML: {error}") from error

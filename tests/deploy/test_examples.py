@@ -1,0 +1,46 @@
+"""The example files: valid, and of services that find each other on one machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from outrider.cli.local.settings import config_class
+from outrider.cli.main import app
+from outrider.config import load
+
+EXAMPLES = Path(__file__).parents[2] / "deploy" / "examples"
+ROLES = ("edge", "router", "tokenizer", "inference")
+
+
+def example(role: str) -> Any:
+    return load(config_class(role), role, file=EXAMPLES / f"{role}.toml", environ={})
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_an_example_is_valid(role: str) -> None:
+    result = CliRunner().invoke(app, ["config", "validate", str(EXAMPLES / f"{role}.toml")])
+    assert result.exit_code == 0, result.output
+
+
+def test_the_examples_meet_each_other() -> None:
+    router = example("router")
+    assert example("edge").routers == (f"127.0.0.1:{router.port}",)
+    assert router.tokenizers == (f"127.0.0.1:{example('tokenizer').port}",)
+    (replica,) = router.replicas
+    inference = example("inference")
+    assert replica.address == f"127.0.0.1:{inference.port}"
+    assert (replica.name, replica.region) == (inference.replica, inference.region)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_the_ports_of_the_examples_are_the_defaults(role: str) -> None:
+    assert example(role).port == config_class(role)().port
+
+
+def test_an_edge_looks_for_a_router_where_one_listens() -> None:
+    port = config_class("router")().port
+    assert config_class("edge")().routers == (f"127.0.0.1:{port}",)
