@@ -1,11 +1,13 @@
 """Records commands in a terminal of 80 columns, and writes what was seen as an animated SVG.
 
-    python -m tools.record_terminal docs/quick-start.svg
+    python -m tools.record_terminal quick-start docs/quick-start.svg
+    python -m tools.record_terminal demo-wan docs/demo-wan.svg
+    python -m tools.record_terminal demo-kill docs/demo-kill.svg
 
-runs the commands of the README's quick start on a mesh of its own, in a pseudo-terminal, and keeps
-every byte with its time. What is shown is what was printed, when it was printed, but for three
-things: pauses longer than MAX_PAUSE_S are cut to that, the commands are typed at an even pace, and
-the recording's temporary state folder is shown as the user's (SHOWN_STATE_HOME).
+run the commands of the README's quick start, or a demo, on a mesh of its own, in a pseudo-terminal,
+and keep every byte with its time. What is shown is what was printed, when it was printed, but for
+three things: pauses longer than MAX_PAUSE_S are cut to that, the commands are typed at an even
+pace, and the recording's temporary state folder is shown as the user's (SHOWN_STATE_HOME).
 Needs the extra `bench` (pyte, the terminal emulator).
 """
 
@@ -18,6 +20,7 @@ import select
 import subprocess
 import sys
 import tempfile
+import termios
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -54,11 +57,16 @@ _COLORS: Final = {
 """By pyte's names of the eight colors (its yellow is called brown)."""
 _BACKGROUND: Final = "#242933"
 
-QUICK_START: Final = (
-    "outrider up --detach",
-    'outrider chat --prompt "Explain in three sentences why the sky is blue." --max-tokens 90',
-    "outrider down",
-)
+RECORDINGS: Final = {
+    "quick-start": (
+        "outrider up --detach",
+        'outrider chat --prompt "Explain in three sentences why the sky is blue." --max-tokens 90',
+        "outrider down",
+    ),
+    "demo-wan": ("outrider demo wan --rtt 150",),
+    "demo-kill": ("outrider demo kill",),
+}
+"""The commands of each."""
 
 Row = tuple[tuple[str, str], ...]
 """A row of the screen: runs of text, each with its color."""
@@ -199,6 +207,7 @@ def _run(command: str, state_dir: Path) -> Iterable[tuple[float, bytes]]:
     CalledProcessError."""
     script = command.replace("outrider", f'"{sys.executable}" -m outrider.cli.main', 1)
     master, slave = pty.openpty()
+    termios.tcsetwinsize(slave, (ROWS, COLUMNS))
     environment = {
         **os.environ,
         "COLUMNS": str(COLUMNS),
@@ -234,12 +243,14 @@ def main(arguments: list[str] | None = None) -> int:
     """The command line."""
     options = argparse.ArgumentParser(prog="python -m tools.record_terminal", description=__doc__)
     options.formatter_class = argparse.RawDescriptionHelpFormatter
+    options.add_argument("recording", choices=RECORDINGS, help="what is recorded")
     options.add_argument("file", type=Path, help="the SVG to write")
     asked = options.parse_args(arguments)
+    commands = RECORDINGS[asked.recording]
     with tempfile.TemporaryDirectory(prefix="outrider-record-") as folder:
-        outputs = record(QUICK_START, Path(folder))
+        outputs = record(commands, Path(folder))
     rows, duration_s = shown(outputs)
-    asked.file.write_text(svg(rows, duration_s, "; ".join(QUICK_START)), encoding="utf-8")
+    asked.file.write_text(svg(rows, duration_s, "; ".join(commands)), encoding="utf-8")
     print(f"{asked.file}: {duration_s:.1f} s, {len(rows)} rows, {asked.file.stat().st_size} bytes")
     return 0
 

@@ -235,7 +235,7 @@ async def trace() -> Trace:
 
 async def _started(group: asyncio.TaskGroup, stop: asyncio.Event, folder: Path) -> int:
     """Start all services, from the back to the front; the edge's UDP port."""
-    quiet: dict[str, Any] = {"log_level": "error", "drain_s": 0.0}
+    quiet: dict[str, Any] = {"port": 0, "log_level": "error", "drain_s": 0.0}
     replica = await _serving(
         *(group, "inference", stop, inference_app.serve),
         InferenceConfig(engine="fake", replica="a", region="us", **quiet),
@@ -249,7 +249,6 @@ async def _started(group: asyncio.TaskGroup, stop: asyncio.Event, folder: Path) 
     return await _serving(
         *(group, "edge", stop, edge_app.serve),
         EdgeConfig(
-            port=0,
             routers=(f"127.0.0.1:{router}",),
             state_dir=folder,
             anonymous=True,

@@ -91,7 +91,7 @@ class LocalExecutor:
         self, number: int, worker: _WorkerProcess, assignments: Assignments
     ) -> Iterator[ShardOutcome]:
         status = worker.end()
-        log.warning("worker died", pid=worker.process.pid, status=status)
+        log.warning("worker_died", pid=worker.process.pid, status=status)
         failed = assignments.died(number)
         if failed is not None:
             yield FailedShard(failed, f"workers die at it (the last with status {status})")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import shutil
 import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -48,11 +49,19 @@ def doctor(
         typer.Option(help=f"{MODEL_HELP} Repeatable.", show_default=DEFAULT_MODEL.name),
     ] = None,
     state_dir: StateDir = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print a list of objects: ok, what, fix.")
+    ] = False,
 ) -> None:
     """Check that this machine can run Outrider with these models, and say what to do where it
     cannot."""
     failed = 0
     specs = choose_all(model or [""]).specs
+    if as_json:
+        found = list(_findings(specs, state_dir or default_state_dir()))
+        # What to do is told only where there is something to do.
+        print(json.dumps([asdict(it) | {"fix": "" if it.ok else it.fix} for it in found]))
+        raise typer.Exit(not all(it.ok for it in found))
     for number, finding in enumerate(_findings(specs, state_dir or default_state_dir()), start=1):
         print(f"{number:>2}. {'ok  ' if finding.ok else 'FAIL'} {finding.what}")
         if not finding.ok:

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from outrider.cli import definitions, keys, models, serve
+from outrider.cli import config, definitions, keys, models, serve
+from outrider.cli.demo import commands as demo
 from outrider.cli.doctor import doctor
 from outrider.cli.explain import explain
 from outrider.cli.local import mesh_models, up
@@ -65,6 +66,8 @@ models.app.command()(definitions.forget)
 app.add_typer(models.app, name="models")
 app.add_typer(mesh_models.app, name="mesh")
 app.add_typer(keys.app, name="keys")
+app.add_typer(config.app, name="config")
+app.add_typer(demo.app, name="demo")
 
 
 def main() -> None:

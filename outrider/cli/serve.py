@@ -64,7 +64,7 @@ def serve(
         use(load_catalog(config), config)
     app = importlib.import_module(f"services.{role.value}.app")
     config_class = getattr(service_config, f"{role.value.capitalize()}Config")
-    flags = _flags(settings or [])
+    flags = flags_of(settings or [])
     loaded = load(config_class, role.value, file=config, flags=flags)
     source = config and ConfigSource(
         config_class, role.value, config, flags, with_models=looks_up_models
@@ -77,7 +77,8 @@ def serve(
     )
 
 
-def _flags(settings: list[str]) -> dict[str, str]:
+def flags_of(settings: list[str]) -> dict[str, str]:
+    """KEY=VALUE texts of `--set`, by key. Raises ConfigError."""
     flags: dict[str, str] = {}
     for setting in settings:
         key, sign, value = setting.partition("=")

@@ -38,8 +38,9 @@ _GOOD = (
 
 
 @asynccontextmanager
-async def answering(answer: bytes) -> AsyncIterator[int]:
-    """A server that answers every request alike; its port."""
+async def answering(answer: bytes, *, keeps: bool = True) -> AsyncIterator[int]:
+    """A server that answers every request alike, and either keeps connections, or closes them
+    without a word; its port."""
 
     served: list[asyncio.StreamWriter] = []
 
@@ -55,6 +56,8 @@ async def answering(answer: bytes) -> AsyncIterator[int]:
                 ]
                 await reader.readexactly(length)
                 writer.write(answer)
+                if not keeps:
+                    return writer.close()
         except asyncio.IncompleteReadError:
             writer.close()
 
@@ -64,6 +67,17 @@ async def answering(answer: bytes) -> AsyncIterator[int]:
         for writer in served:
             writer.close()
             await writer.wait_closed()
+
+
+async def test_a_connection_that_is_closed_after_an_answer_costs_no_chat() -> None:
+    async with answering(_GOOD, keeps=False) as port, HttpClient("127.0.0.1", port) as client:
+        streams = [await client.chat({}) for _ in range(3)]
+    assert [(it.text, it.error) for it in streams] == [("ab", "")] * 3
+
+
+async def test_a_server_that_never_answers_is_an_error() -> None:
+    async with answering(b"", keeps=False) as port, HttpClient("127.0.0.1", port) as client:
+        assert "closed the connection" in (await client.chat({})).error
 
 
 async def test_a_stream_and_another_on_its_connection() -> None:

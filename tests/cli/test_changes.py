@@ -106,5 +106,5 @@ def test_live_keys_are_what_services_name_their_models_with() -> None:
     replicas = mesh.replicas(OPTIONS)
     ports = {spec.name: 1 for spec in replicas}
     assert changes.live(mesh.tokenizer(OPTIONS)) == {"models": ("a", "b")}
-    found = changes.live(mesh.router(OPTIONS, replicas, ports, 2))
+    found = changes.live(mesh.routers(OPTIONS, replicas, ports, 2)[0])
     assert set(found) == {"replicas"}

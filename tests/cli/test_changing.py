@@ -55,9 +55,9 @@ class Processes:
         self.children = [self._process(spec) for spec in replicas]
         self.children.append(self._process(mesh.tokenizer(self.options)))
         ports = {child.spec.name: child.ports.main for child in self.children}
-        router = mesh.router(self.options, replicas, ports, ports["tokenizer"])
+        (router,) = mesh.routers(self.options, replicas, ports, ports["tokenizer"])
         self.children.append(self._process(router))
-        edge = mesh.edge(self.options, self.children[-1].ports.main, self.state_dir)
+        (edge,) = mesh.edges(self.options, [self.children[-1].ports.main], self.state_dir)
         self.children.append(self._process(edge))
         self.sessions = dict.fromkeys((child.ports for child in self.children), 0)
 

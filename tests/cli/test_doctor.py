@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 
@@ -87,3 +88,21 @@ def test_what_is_advised_for_a_changed_file_helps(
     assert found.fix == f"outrider models pull --refresh 'file:{weights}'"
     weights.write_bytes(b"changed again")
     assert "models pull --refresh" in doctor._tokenizer(choose(str(weights)).spec).fix
+
+
+@pytest.mark.parametrize("is_well", [True, False])
+def test_findings_as_json_have_the_same_exit_status(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_well: bool
+) -> None:
+    findings = [
+        doctor.Finding(True, "fine", "nothing"),
+        doctor.Finding(is_well, "disk", "more"),
+    ]
+    monkeypatch.setattr(doctor, "_findings", lambda specs, state_dir: iter(findings))
+    flags = ("doctor", "--state-dir", str(tmp_path))
+    told = CliRunner().invoke(app, [*flags, "--json"])
+    assert json.loads(told.stdout) == [
+        {"ok": True, "what": "fine", "fix": ""},
+        {"ok": is_well, "what": "disk", "fix": "" if is_well else "more"},
+    ]
+    assert told.exit_code == CliRunner().invoke(app, flags).exit_code == (0 if is_well else 1)

@@ -7,6 +7,7 @@ import json
 import tomllib
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,9 +26,42 @@ def _all_specs(options: MeshOptions, state_dir: Path) -> list[ProcessSpec]:
     return [
         *replicas,
         mesh.tokenizer(options),
-        mesh.router(options, replicas, ports, 7100),
-        mesh.edge(options, 7200, state_dir),
+        *mesh.routers(options, replicas, ports, 7100),
+        *mesh.edges(options, [7200], state_dir),
     ]
+
+
+def test_routers_stand_in_the_regions_in_turn_and_edges_prefer_each_another() -> None:
+    options = MeshOptions(ONE, num_routers=3, num_edges=2, port=5000, http_port=9000)
+    routers = mesh.routers(options, [], {}, 7200)
+    assert [(it.name, it.values["region"]) for it in routers] == [
+        ("router", "us-east"),
+        ("router-2", "eu-west"),
+        ("router-3", "us-east"),
+    ]
+    first, second = mesh.edges(options, [1, 2, 3], Path("/state"))
+    assert (first.name, second.name) == ("edge", "edge-2")
+    assert (first.values["port"], second.values["port"]) == (5000, 5001)
+    assert second.values["http"] == {"host": "127.0.0.1", "port": 9001}
+    assert first.values["routers"] == ("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3")
+    assert second.values["routers"] == ("127.0.0.1:2", "127.0.0.1:3", "127.0.0.1:1")
+    assert first.values["state_dir"] != second.values["state_dir"], "what they learn is their own"
+    assert second.values["certificate"] == "/state/tls/cert.pem", "clients trust one"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"num_routers": 0}, "routers must be 1 to 16"),
+        ({"num_edges": 17}, "edges must be 1 to 16"),
+        ({"rtt_ms": -1.0}, "rtt must be 0 to 2000 ms"),
+        ({"port": 65535, "num_edges": 2}, "port must be 0 to 65534"),
+        ({"http_port": 65535, "num_edges": 2}, "http-port must be 0 to 65534"),
+    ],
+)
+def test_shapes_that_cannot_be(wrong: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        MeshOptions(ONE, **wrong)
 
 
 def test_two_regions_with_a_replica_each_by_default() -> None:
@@ -77,14 +111,14 @@ def test_the_edge_drafts_with_what_is_asked_for_unless_the_model_is_fake(tmp_pat
         (MeshOptions(ONE, engine="fake"), "none"),
         (MeshOptions(ONE, draft_model="none", engine="fake"), "none"),
     ):
-        assert mesh.edge(options, 7200, tmp_path).values["drafter"] == {"model": expected}
+        assert mesh.edges(options, [7200], tmp_path)[0].values["drafter"] == {"model": expected}
 
 
 def test_services_are_told_the_models() -> None:
     options = MeshOptions((*ONE, ServedModel("model-b")), regions=("a", "b"))
     replicas = mesh.replicas(options)
     ports = {spec.name: number for number, spec in enumerate(replicas, start=1)}
-    table = tomllib.loads(mesh.to_toml(mesh.router(options, replicas, ports, 9)))["router"]
+    table = tomllib.loads(mesh.to_toml(mesh.routers(options, replicas, ports, 9)[0]))["router"]
     assert [(row["address"], row["model"]) for row in table["replicas"]] == [
         ("127.0.0.1:1", "model-a"),
         ("127.0.0.1:2", "model-a"),
@@ -94,7 +128,7 @@ def test_services_are_told_the_models() -> None:
     assert table["tokenizers"] == ["127.0.0.1:9"]
     assert table["default_model"] == "model-a"
     assert mesh.tokenizer(options).values["models"] == ("model-a", "model-b")
-    assert mesh.edge(options, 9, Path()).values["models"] == ("model-a", "model-b")
+    assert mesh.edges(options, [9], Path())[0].values["models"] == ("model-a", "model-b")
 
 
 def test_text_is_quoted() -> None:

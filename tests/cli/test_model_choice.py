@@ -142,7 +142,9 @@ def _edge_config(folder: Path, model: str) -> Path:
     )
     options = detached.load(detached.dump(options))
     file = folder / "edge.toml"
-    file.write_text(mesh.to_toml(mesh.edge(options, 7200, folder), options.definitions), "utf-8")
+    file.write_text(
+        mesh.to_toml(mesh.edges(options, [7200], folder)[0], options.definitions), "utf-8"
+    )
     return file
 
 

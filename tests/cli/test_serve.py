@@ -32,7 +32,8 @@ address = "127.0.0.1:9"
 def serving(config: Path, ready_file: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A router of its own process, which is told a region that the file does not get changed."""
     command = (sys.executable, "-m", "outrider.cli.main", "serve", "router")
-    flags = ("--config", str(config), "--ready-file", str(ready_file), "--set", "region=mine")
+    files = ("--config", str(config), "--ready-file", str(ready_file))
+    flags = (*files, "--set", "region=mine", "--set", "port=0")
     with subprocess.Popen((*command, *flags), stderr=subprocess.PIPE) as process:
         try:
             yield process

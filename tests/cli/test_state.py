@@ -16,6 +16,7 @@ import pytest
 from bench.harness.local_mesh import outrider
 from outrider.cli.local.state import (
     RunningMesh,
+    command_for,
     holding,
     publish,
     running_mesh,
@@ -47,6 +48,18 @@ def test_a_mesh_is_up_from_its_publication_to_its_withdrawal(tmp_path: Path) -> 
         withdraw(tmp_path)
         assert running_mesh(tmp_path) is None
     assert supervisor_pid(tmp_path) is None
+
+
+def test_commands_that_are_printed_find_the_mesh_of_their_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUTRIDER_STATE_DIR", str(tmp_path))
+    assert command_for("chat", tmp_path) == "outrider chat"
+    other = tmp_path / "an other"
+    assert command_for("chat", other) == f"outrider chat --state-dir '{other}'"
+    with holding(other), pytest.raises(UnavailableError) as refused, holding(other):
+        pass
+    assert f"`outrider down --state-dir '{other}'`" in refused.value.message
 
 
 def test_a_folder_holds_one_mesh(tmp_path: Path) -> None:

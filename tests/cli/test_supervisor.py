@@ -23,7 +23,7 @@ def test_variables_that_name_models_do_not_hide_those_of_the_mesh(
         monkeypatch.setenv(f"OUTRIDER_{role}_MODELS", "smollm2-360m-instruct")
         monkeypatch.setenv(f"OUTRIDER_{role}_LOG_LEVEL", "error")
     specs: list[tuple[type[EdgeConfig | TokenizerConfig], ProcessSpec]] = [
-        (EdgeConfig, mesh.edge(OPTIONS, 7001, tmp_path)),
+        (EdgeConfig, mesh.edges(OPTIONS, [7001], tmp_path)[0]),
         (TokenizerConfig, mesh.tokenizer(OPTIONS)),
     ]
     for cls, spec in specs:

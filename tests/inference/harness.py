@@ -228,7 +228,8 @@ class Running:
 async def running(*engines: Engine, **settings: Any) -> AsyncIterator[Running]:
     """A replica for a test, with a FakeEngine if none is given; afterwards nothing of it may be
     left."""
-    config = InferenceConfig(engine="fake", drain_s=settings.pop("drain_s", 0.0), **settings)
+    settings = {"port": 0, "drain_s": 0.0} | settings
+    config = InferenceConfig(engine="fake", **settings)
     async with leak_check():
         it = Running(engines or (FakeEngine(),), config)
         await it.replica.start()

@@ -162,6 +162,7 @@ class RouterUnderTest:
 
 
 QUICK: Mapping[str, Any] = {
+    "port": 0,
     "region": "us",
     "default_model": "m",
     "seed": 1,

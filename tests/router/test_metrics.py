@@ -54,6 +54,18 @@ def test_every_replica_has_its_gauges_and_the_gone_have_none() -> None:
     metrics.close()
 
 
+def test_a_replica_that_is_lost_is_a_warning(logs: list[EventDict]) -> None:
+    metrics = Metrics("router")
+    registry = Registry([ReplicaConfig("a", "us", "h:1")], rtt_ms=lambda _: 50.0, now=0.0)
+    registry.connected("a", ServedModel("m", b"d"), 0.5)
+    registry.probed("a", 12.5, serving=True, now=0.5)
+    registry.lost("a", "connection reset", 0.6)
+    ReplicaMetrics(metrics).tick(registry, 1.0)
+    told = [(it["log_level"], it["after"]) for it in logs if it["event"] == "replica_state"]
+    assert told == [("info", "READY"), ("warning", "DOWN")]
+    metrics.close()
+
+
 def test_a_replica_that_contradicts_itself_is_logged_once(logs: list[EventDict]) -> None:
     metrics = Metrics("router")
     registry = Registry([ReplicaConfig("a", "us", "h:1")], rtt_ms=lambda _: 50.0, now=0.0)

@@ -68,7 +68,7 @@ async def running_tokenizer(
     where its configuration comes from, which it follows."""
     caller = settings.pop("caller", PLAINTEXT)
     source = settings.pop("source", None)
-    quick: dict[str, Any] = {"log_level": "critical", "drain_s": 1.0}
+    quick: dict[str, Any] = {"port": 0, "log_level": "critical", "drain_s": 1.0}
     config = source.read().config if source else TokenizerConfig(**(quick | settings))
     if isinstance(vocabulary, Vocabulary):
         vocabulary = [ServedVocabulary.of(MODEL, vocabulary)]

@@ -53,7 +53,7 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Models:
 
 @asynccontextmanager
 async def following_tokenizer(models: Models, store: Path) -> AsyncIterator[TokenizerUnderTest]:
-    flags = {"worker_processes": 1, "model_store": store, "log_level": "critical"}
+    flags = {"port": 0, "worker_processes": 1, "model_store": store, "log_level": "critical"}
     use(load_catalog(models.file), models.file)
     try:
         source = ConfigSource(TokenizerConfig, "tokenizer", models.file, flags)

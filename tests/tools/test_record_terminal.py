@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
-from tools.record_terminal import Output, Shown, shown, svg, with_shown_state_home
+from tools.record_terminal import (
+    COLUMNS,
+    RECORDINGS,
+    ROWS,
+    Output,
+    Shown,
+    _run,
+    shown,
+    svg,
+    with_shown_state_home,
+)
 
 OUTPUTS = (
     Output(1.0, b"$ chat\r\n"),
@@ -39,3 +50,16 @@ def test_the_state_folder_of_the_recording_is_shown_as_the_users() -> None:
     printed = b"ready; logs in /tmp/recording/outrider/logs; try: outrider chat"
     expected = b"ready; logs in ~/.local/state/outrider/logs; try: outrider chat"
     assert with_shown_state_home(printed, Path("/tmp/recording")) == expected
+
+
+def test_commands_see_a_terminal_of_the_pictures_size(tmp_path: Path) -> None:
+    program = "import os; print('terminal', *os.get_terminal_size(1))"
+    command = f'outrider --help >/dev/null; "{sys.executable}" -c "{program}"'
+    seen = b"".join(data for _, data in _run(command, tmp_path))
+    assert f"terminal {COLUMNS} {ROWS}".encode() in seen
+
+
+def test_every_recording_is_of_outrider_commands() -> None:
+    for commands in RECORDINGS.values():
+        assert commands
+        assert all(command.startswith("outrider ") for command in commands)

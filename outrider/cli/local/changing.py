@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Generic, Protocol, TypeVar
 
@@ -148,16 +149,14 @@ class Changing(Generic[P]):
 
     def _rewrite(self, role: str, options: MeshOptions, replicas: list[ProcessSpec]) -> None:
         supervisor = self._supervisor
+        ports = self._ports()
         wanted = {
-            "tokenizer": lambda: mesh.tokenizer(options),
-            "router": lambda: mesh.router(
-                options, replicas, self._ports(), self._child("tokenizer").ports.main
-            ),
-            "edge": lambda: mesh.edge(
-                options, self._child("router").ports.main, supervisor.state_dir
-            ),
+            "tokenizer": lambda: [mesh.tokenizer(options)],
+            "router": lambda: mesh.routers(options, replicas, ports, ports["tokenizer"]),
+            "edge": lambda: mesh.edges(options, [ports["router"]], supervisor.state_dir),
         }[role]()
-        supervisor.rewrite(self._child(role), wanted, options.definitions)
+        for spec in wanted:
+            supervisor.rewrite(self._child(spec.name), spec, options.definitions)
 
     def _ports(self) -> dict[str, int]:
         return {child.spec.name: child.ports.main for child in self._supervisor.children}
@@ -166,19 +165,26 @@ class Changing(Generic[P]):
         return next(it for it in self._supervisor.children if it.spec.name == name)
 
     async def _until_serves(self, role: str, model: str, num_replicas: int) -> None:
-        async def is_there() -> bool:
-            found = await self._asking.serves(role, self._child(role).ports, model)
+        async def is_there(child: P) -> bool:
+            found = await self._asking.serves(role, child.ports, model)
             return found >= (num_replicas if role == "router" else 1)
 
-        await self._until(is_there, f"the {role} did not take {model}", role)
+        for child in self._of_role(role):
+            problem = f"the {child.spec.name} did not take {model}"
+            await self._until(partial(is_there, child), problem, child)
 
     async def _until_gone(self, role: str, model: str) -> None:
-        async def is_gone() -> bool:
-            return not await self._asking.serves(role, self._child(role).ports, model)
+        async def is_gone(child: P) -> bool:
+            return not await self._asking.serves(role, child.ports, model)
 
-        await self._until(is_gone, f"the {role} did not let go of {model}", role)
+        for child in self._of_role(role):
+            problem = f"the {child.spec.name} did not let go of {model}"
+            await self._until(partial(is_gone, child), problem, child)
 
-    async def _until(self, holds: Callable[[], Awaitable[bool]], problem: str, role: str) -> None:
+    def _of_role(self, role: str) -> list[P]:
+        return [child for child in self._supervisor.children if child.spec.role == role]
+
+    async def _until(self, holds: Callable[[], Awaitable[bool]], problem: str, child: P) -> None:
         last = ""
         try:
             async with asyncio.timeout(TAKE_LIMIT_S):
@@ -189,17 +195,16 @@ class Changing(Generic[P]):
                         last = ""
                     except _NOT_YET as error:
                         last = f" ({error.message})"
-                    if refused := await self._refused(role):
+                    if refused := await self._refused(child):
                         raise ConfigError(f"{problem}: {refused}")
                     await asyncio.sleep(_POLL_S)
         except TimeoutError:
             raise DeadlineError(
-                f"{problem} within {TAKE_LIMIT_S:.0f} s{last}; see {self._child(role).log}"
+                f"{problem} within {TAKE_LIMIT_S:.0f} s{last}; see {child.log}"
             ) from None
 
-    async def _refused(self, role: str) -> str:
+    async def _refused(self, child: P) -> str:
         """Why a process does not take what it was told: waiting longer would not help."""
-        child = self._child(role)
         file = self._supervisor.config_file(child.spec.name)
         return await self._asking.refused(child.ports, file)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -24,6 +24,9 @@ KEYS_FILE = "keys.json"
 """Of the edge's API keys, in the state folder."""
 MAX_MODELS = 16
 MAX_REPLICAS_PER_REGION = 16
+MAX_PER_ROLE = 16
+"""Routers, and edges."""
+MAX_RTT_MS = 2000.0
 _MAX_THREADS = 1024
 _MAX_LABEL = 63
 """Letters of a name in a certificate (outrider/tls/identity.py)."""
@@ -82,12 +85,18 @@ class MeshOptions:
     models: tuple[ServedModel, ...]
     """Those that are served; the first is that of requests that name none."""
     regions: tuple[str, ...] = DEFAULT_REGIONS
+    num_routers: int = 1
+    """They stand in the regions in turn."""
+    num_edges: int = 1
+    rtt_ms: float = 0.0
+    """Round trip that is put between edges and routers; 0: none."""
     engine: str = "openvino"
     host: str = "127.0.0.1"
     port: int = 4433
-    """The edge's UDP port; 0 takes any free one."""
+    """UDP port of the first edge, the others have the next ones; 0: any free ones."""
     http_port: int | None = None
-    """The edge's TCP port for HTTP; 0 takes any free one; None: no HTTP."""
+    """TCP port for HTTP of the first edge, the others have the next ones; 0: any free ones; None:
+    no HTTP."""
     draft_model: str = ""
     """What the edge drafts with for the first model: "" is what is shipped for it. Other models
     have the draft of their definitions."""
@@ -114,10 +123,17 @@ class MeshOptions:
                     f"a region's name in certificates is a-z, 0-9, '-': not {region!r}; use such a "
                     "name, or --plaintext"
                 )
-        if not 0 <= self.port < 1 << 16:
-            raise ConfigError(f"port must be 0 to 65535, not {self.port}")
-        if self.http_port is not None and not 0 <= self.http_port < 1 << 16:
-            raise ConfigError(f"http-port must be 0 to 65535, or -1, not {self.http_port}")
+        for name, count in (("routers", self.num_routers), ("edges", self.num_edges)):
+            if not 1 <= count <= MAX_PER_ROLE:
+                raise ConfigError(f"{name} must be 1 to {MAX_PER_ROLE}, not {count}")
+        if not 0.0 <= self.rtt_ms <= MAX_RTT_MS:
+            raise ConfigError(f"rtt must be 0 to {MAX_RTT_MS:g} ms, not {self.rtt_ms:g}")
+        if not 0 <= self.port <= (1 << 16) - self.num_edges:
+            raise ConfigError(f"port must be 0 to {(1 << 16) - self.num_edges}, not {self.port}")
+        if self.http_port is not None and not 0 <= self.http_port <= (1 << 16) - self.num_edges:
+            raise ConfigError(
+                f"http-port must be 0 to {(1 << 16) - self.num_edges}, or -1, not {self.http_port}"
+            )
         if self.engine == "fake" and self.draft_model not in ("", "none"):
             raise ConfigError(
                 f"a fake model says nothing that the draft model {self.draft_model} could guess; "
@@ -155,9 +171,23 @@ class MeshOptions:
         """In all its regions together."""
         return len(self.regions_of(model)) * model.replicas_per_region
 
+    @property
+    def router_names(self) -> list[str]:
+        """Of their processes."""
+        return _numbered("router", self.num_routers)
+
+    @property
+    def edge_names(self) -> list[str]:
+        """Of their processes."""
+        return _numbered("edge", self.num_edges)
+
     def settings_of(self, role: str) -> list[str]:
         """The KEY=VALUE settings of one role."""
         return [s.removeprefix(f"{role}.") for s in self.settings if s.startswith(f"{role}.")]
+
+
+def _numbered(role: str, count: int) -> list[str]:
+    return [role, *(f"{role}-{number}" for number in range(2, count + 1))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,13 +253,13 @@ def tokenizer(options: MeshOptions) -> ProcessSpec:
     return ProcessSpec(name="tokenizer", role="tokenizer", values=values)
 
 
-def router(
+def routers(
     options: MeshOptions,
     replicas: Iterable[ProcessSpec],
     ports: Mapping[str, int],
     tokenizer_port: int,
-) -> ProcessSpec:
-    """The router in front of `replicas`; `ports`: process name -> gRPC port."""
+) -> list[ProcessSpec]:
+    """The routers in front of `replicas`; `ports`: process name -> gRPC port."""
     table = tuple(
         {
             "name": spec.name,
@@ -243,33 +273,53 @@ def router(
         "host": options.host,
         "port": 0,
         "admin": {"port": 0},
-        "region": options.regions[0],
         "tokenizers": (f"{options.host}:{tokenizer_port}",),
         "default_model": options.models[0].name,
         "replicas": table,
     }
-    return ProcessSpec(name="router", role="router", values=values)
+    regions = itertools.cycle(options.regions)
+    return [
+        ProcessSpec(name, "router", {**values, "region": region})
+        for name, region in zip(options.router_names, regions, strict=False)
+    ]
 
 
-def edge(options: MeshOptions, router_port: int, state_dir: Path) -> ProcessSpec:
-    """The edge in front of the router."""
-    values: dict[str, object] = {
+def edges(options: MeshOptions, router_ports: Sequence[int], state_dir: Path) -> list[ProcessSpec]:
+    """The edges in front of the routers, the one that makes the certificate of all first. Each
+    lists another router first: it prefers that one among equals."""
+    addresses = [f"{options.host}:{port}" for port in router_ports]
+    specs = []
+    for number, name in enumerate(options.edge_names):
+        first = number % len(addresses)
+        own = {
+            "name": name,
+            "port": options.port and options.port + number,
+            "routers": (*addresses[first:], *addresses[:first]),
+            "state_dir": str(state_dir if number == 0 else state_dir / name),
+        }
+        if options.http_port is not None:
+            http_port = options.http_port and options.http_port + number
+            own["http"] = {"host": options.host, "port": http_port}
+        if number > 0:
+            certificate = {"certificate": "cert.pem", "private_key": "key.pem"}
+            own |= {key: str(state_dir / "tls" / file) for key, file in certificate.items()}
+        specs.append(ProcessSpec(name, "edge", {**_edge(options, state_dir), **own}))
+    return specs
+
+
+def _edge(options: MeshOptions, state_dir: Path) -> dict[str, object]:
+    """What all edges have."""
+    return {
         "host": options.host,
-        "port": options.port,
         "admin": {"port": 0},
         "region": options.regions[0],
         "models": _names(options),
-        "routers": (f"{options.host}:{router_port}",),
-        "state_dir": str(state_dir),
         # Its QUIC port is this machine's alone; over HTTP a key is needed all the same.
         "anonymous": True,
         "access": {"keys_file": str(state_dir / KEYS_FILE)},
         # Not even the one that is shipped for the model.
         "drafter": {"model": "none" if options.engine == "fake" else options.draft_model},
     }
-    if options.http_port is not None:
-        values["http"] = {"host": options.host, "port": options.http_port}
-    return ProcessSpec(name="edge", role="edge", values=values)
 
 
 def _names(options: MeshOptions) -> tuple[str, ...]:

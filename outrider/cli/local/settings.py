@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import importlib
-import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from outrider.config import from_text
+from outrider.config_text import is_secret
 from outrider.errors import ConfigError
-
-_SECRET: Final = re.compile(r"(.*_)?(key|secret|password|token)")
-_PATHS: Final = frozenset({"private_key"})
 
 
 def refuse_secret(key: str, instead: str) -> None:
     """Raises ConfigError for a key whose value is a secret: command lines are for all to see who
     have an account on the machine (proc(5), /proc/PID/cmdline)."""
-    name = key.rpartition(".")[2]
-    if _SECRET.fullmatch(name) and name not in _PATHS:
+    if is_secret(key):
         raise ConfigError(f"{key} is a secret, and command lines are not: give it {instead}.")
 
 

@@ -14,6 +14,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shlex
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -61,6 +62,13 @@ def default_state_dir() -> Path:
     return state_folder(os.environ)
 
 
+def command_for(words: str, state_dir: Path) -> str:
+    """A command line that finds the mesh of this folder, as a user types it."""
+    if state_dir == default_state_dir().resolve():
+        return f"outrider {words}"
+    return f"outrider {words} --state-dir {shlex.quote(str(state_dir))}"
+
+
 @contextlib.contextmanager
 def holding(state_dir: Path) -> Iterator[None]:
     """Hold the folder's lock. Raises UnavailableError if another process has it."""
@@ -89,7 +97,9 @@ def _lock(descriptor: int, state_dir: Path) -> None:
 
 def already_up(state_dir: Path) -> UnavailableError:
     """Why no second mesh can run from a folder."""
-    return UnavailableError(f"a mesh is already up in {state_dir}; stop it with `outrider down`")
+    return UnavailableError(
+        f"a mesh is already up in {state_dir}; stop it with `{command_for('down', state_dir)}`"
+    )
 
 
 def supervisor_pid(state_dir: Path) -> int | None:
@@ -129,7 +139,8 @@ def running_mesh(state_dir: Path) -> RunningMesh | None:
         return None
     except (ValueError, TypeError) as error:
         raise UnavailableError(
-            f"{state_dir / _RECORD} is damaged ({error}); start anew: outrider down, outrider up"
+            f"{state_dir / _RECORD} is damaged ({error}); start anew: "
+            f"{command_for('down', state_dir)}, {command_for('up', state_dir)}"
         ) from error
     # Another's record is of a mesh that was killed before this one began to start.
     return mesh if mesh.supervisor_pid == pid else None

@@ -166,6 +166,8 @@ def _service_line(row: dict[str, Any], host: str, width: int) -> str:
     if row["restarts"]:
         told += f"  restarts {row['restarts']}"
     model = f"  {row['model']}" if "model" in row else ""
+    if row.get("rtt_ms"):
+        told += f"  {row['rtt_ms']:g} ms from the edges"
     return (
         f"{row['name']:<{width}} {row['role']:<10} pid {row['pid']:<8} port {row['port']:<6} "
         f"admin http://{host}:{row['admin_port']}/metrics{model}{told}"

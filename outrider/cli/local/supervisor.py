@@ -19,6 +19,7 @@ from typing import Any
 from outrider.cli.local import certificates, changes, mesh, settings
 from outrider.cli.local.certificates import Certificates
 from outrider.cli.local.changes import Definitions
+from outrider.cli.local.link import DelayedLink
 from outrider.cli.local.mesh import MeshOptions, ProcessSpec
 from outrider.cli.local.restarts import RestartPolicy, Restarts
 from outrider.cli.local.state import RunningMesh, publish, withdraw, write_private
@@ -90,6 +91,7 @@ class Supervisor:
         """Fails if a process cannot be kept up by a defect here."""
         self._certificates: Certificates | None = None
         self._is_up = False
+        self._links: list[DelayedLink] = []
         self._salt_key = secrets.token_urlsafe(32)
         """Kept over restarts, so that an edge finds its clients' trust groups again."""
 
@@ -105,12 +107,22 @@ class Supervisor:
         replicas = mesh.replicas(options)
         started = await self.start_all([*replicas, mesh.tokenizer(options)], options.definitions)
         ports = {child.spec.name: child.ports.main for child in started}
-        router_spec = mesh.router(options, replicas, ports, ports["tokenizer"])
-        (router,) = await self.start_all([router_spec], options.definitions)
-        edge_spec = mesh.edge(options, router.ports.main, self.state_dir)
-        await self.start_all([edge_spec], options.definitions)
+        router_specs = mesh.routers(options, replicas, ports, ports["tokenizer"])
+        routers = await self.start_all(router_specs, options.definitions)
+        router_ports = [await self._far_port(child.ports.main) for child in routers]
+        first, *others = mesh.edges(options, router_ports, self.state_dir)
+        await self.start_all([first], options.definitions)
+        await self.start_all(others, options.definitions)
         self._is_up = True
         self.publish()
+
+    async def _far_port(self, port: int) -> int:
+        """Where edges reach this port of a router: the distance that was asked for away."""
+        if not self.options.rtt_ms:
+            return port
+        link = DelayedLink(self.options.host, port, self.options.rtt_ms / 2e3)
+        self._links.append(link)
+        return await link.start()
 
     async def start_all(
         self, specs: Sequence[ProcessSpec], definitions: Definitions
@@ -263,6 +275,7 @@ class Supervisor:
                 "last_end": None if child.last_end is None else asdict(child.last_end),
             }
             | ({"model": child.spec.values["model"]} if child.spec.role == "inference" else {})
+            | ({"rtt_ms": self.options.rtt_ms} if child.spec.role == "router" else {})
             | ({"http_port": child.ports.http} if child.ports.http else {})
             for child in self.children
         ]
@@ -357,6 +370,9 @@ class Supervisor:
             group = [c.process for c in self.children if c.spec.role == role]
             await asyncio.gather(*(_end(process) for process in group))
         await asyncio.gather(*(_end(process) for process in self._starting))
+        for link in self._links:
+            await link.stop()
+        self._links.clear()
         self.children.clear()
         self._starting.clear()
 

@@ -22,13 +22,21 @@ from rich.console import Console
 from outrider.cli.local import control, detached, development_key
 from outrider.cli.local import settings as told
 from outrider.cli.local.changing import Changing
-from outrider.cli.local.mesh import DEFAULT_REGIONS, ROLES, MeshOptions, ServedModel
+from outrider.cli.local.mesh import (
+    DEFAULT_REGIONS,
+    MAX_PER_ROLE,
+    MAX_RTT_MS,
+    ROLES,
+    MeshOptions,
+    ServedModel,
+)
 from outrider.cli.local.preparing import check_memory, fair_share, fetched
 from outrider.cli.local.serving import Asking
 from outrider.cli.local.state import (
     RunningMesh,
     StateDir,
     already_up,
+    command_for,
     default_state_dir,
     holding,
     make_private,
@@ -57,6 +65,19 @@ _Models = Annotated[
 _Regions = Annotated[str, typer.Option(help="Region names, comma-separated.")]
 _Replicas = Annotated[
     int, typer.Option(min=1, max=64, help="Inference replicas of each model per region.")
+]
+_Routers = Annotated[
+    int, typer.Option(min=1, max=MAX_PER_ROLE, help="Routers; they stand in the regions in turn.")
+]
+_Edges = Annotated[
+    int,
+    typer.Option(min=1, max=MAX_PER_ROLE, help="Edges; the second has the next ports, and so on."),
+]
+_Rtt = Annotated[
+    float,
+    typer.Option(
+        min=0, max=MAX_RTT_MS, metavar="MS", help="Round trip to put between edges and routers."
+    ),
 ]
 _Threads = Annotated[
     int, typer.Option(min=0, max=1024, help="Engine threads per replica; 0: a fair share.")
@@ -99,6 +120,9 @@ def up(
     model: _Models = None,
     regions: _Regions = ",".join(DEFAULT_REGIONS),
     replicas: _Replicas = 1,
+    routers: _Routers = 1,
+    edges: _Edges = 1,
+    rtt: _Rtt = 0.0,
     threads: _Threads = 0,
     engine: _Engine = "openvino",
     port: _Port = 4433,
@@ -126,6 +150,9 @@ def up(
     options = MeshOptions(
         models=tuple(ServedModel(spec.name, replicas, share) for spec in chosen.specs),
         regions=names,
+        num_routers=routers,
+        num_edges=edges,
+        rtt_ms=rtt,
         engine=engine,
         port=port,
         http_port=None if http_port == -1 else http_port,
@@ -264,7 +291,8 @@ async def _start_and_wait(
             await starting
         return
     starting.result()
-    console.print(f"ready; logs in {supervisor.state_dir / 'logs'}; try: outrider chat")
+    chat = command_for("chat", supervisor.state_dir)
+    console.print(f"ready; logs in {supervisor.state_dir / 'logs'}; try: {chat}")
     for child in supervisor.children:
         if child.ports.http:
             console.print(f"HTTP: http://{supervisor.options.host}:{child.ports.http}/v1")

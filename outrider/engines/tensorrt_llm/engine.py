@@ -258,7 +258,7 @@ class TensorRtLlmEngine:
             stats = self.stats()
             changes = self.cache_changes()
         except Exception:
-            log.exception("TensorRT-LLM reports no statistics")
+            log.exception("trtllm_statistics_missing")
             self._tell_at = math.inf
             return
         log.info(

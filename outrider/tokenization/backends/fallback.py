@@ -129,4 +129,4 @@ class FallbackBackend:
             self._fast = None
             self.generation += 1
             self.reason = f"{fast.name} was turned off: {problem}"
-        log.error("tokenizer backend turned off", backend=fast.name, problem=problem)
+        log.error("tokenizer_backend_off", backend=fast.name, problem=problem)

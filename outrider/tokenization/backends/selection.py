@@ -101,7 +101,7 @@ def select_backend(
                 make_backend(package, vocabulary), reference, reason=_reason(verdict)
             )
         refused.append(f"{package}: {verdict.reason or 'it is not faster'}")
-        log.warning("tokenizer backend not used", backend=package, reason=verdict.reason)
+        log.warning("tokenizer_backend_not_used", backend=package, reason=verdict.reason)
     return FallbackBackend(None, reference, reason="; ".join(refused) or _NONE_INSTALLED)
 
 

@@ -345,7 +345,7 @@ def _result_of(work: Callable[[], array[int]]) -> TokenizationResult:
 
 def _defect(failure: Exception) -> OutriderError:
     """A defect fails its chat and leaves the worker to the others."""
-    log.error("tokenization failed", exc_info=failure)
+    log.error("tokenization_failed", exc_info=failure)
     return OutriderError(f"the tokenizer failed: {type(failure).__name__}")
 
 

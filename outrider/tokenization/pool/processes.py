@@ -140,7 +140,7 @@ class TokenizerProcess:
             return error
         except (EOFError, OSError):
             self.is_alive = False
-            log.warning("tokenizer process is gone", pid=self.process and self.process.pid)
+            log.warning("tokenizer_process_lost", pid=self.process and self.process.pid)
             return self._result(connection, job)
 
 

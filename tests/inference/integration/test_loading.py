@@ -51,7 +51,7 @@ async def test_a_replica_stopped_while_it_loads_never_serves(
     monkeypatch.setattr(app, "load_model", load)
     stop, came_up = asyncio.Event(), list[Ports]()
     async with leak_check():
-        config = InferenceConfig(engine="fake")
+        config = InferenceConfig(engine="fake", port=0)
         serving = asyncio.create_task(app.serve(config, ready=came_up.append, stop=stop))
         await eventually(loading.is_set)
         stop.set()

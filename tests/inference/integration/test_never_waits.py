@@ -146,7 +146,7 @@ async def test_no_failing_stream_costs_the_session_calls(
     model = loaded(engine, vocabulary)
     prompt = vocabulary.encode_chat([Message("user", ASK)])
     truth = generate(Borrowed(openvino_engine), prompt, SAMPLING, texts_of(vocabulary)).ids
-    replica = Replica(InferenceConfig(drain_s=0.0), model, metrics)
+    replica = Replica(InferenceConfig(port=0, drain_s=0.0), model, metrics)
     edge = Edge(replica, engine, vocabulary)
     async with leak_check():
         await replica.start()

@@ -170,7 +170,7 @@ async def test_concurrent_sessions_equal_the_reference(
         frame.prediction.CopyFrom(token_block_to_proto(coder_of(vocabulary).encode(edited)))
     garbage = random.Random(1) if drafts == "garbage" else None
     config = InferenceConfig(
-        scheduler=SchedulerLimits(prefill_chunk_tokens=chunk_tokens), drain_s=0.0
+        scheduler=SchedulerLimits(prefill_chunk_tokens=chunk_tokens), port=0, drain_s=0.0
     )
     metrics = Metrics("test")
     replica = Replica(config, model, metrics)
@@ -190,7 +190,7 @@ async def test_concurrent_sessions_equal_the_reference(
 async def test_serve_loads_says_ready_and_stops(vocabulary: Vocabulary) -> None:
     ports: asyncio.Future[Ports] = asyncio.get_running_loop().create_future()
     stop = asyncio.Event()
-    config = InferenceConfig(engine="fake", replica="r1", drain_s=0.0)
+    config = InferenceConfig(engine="fake", port=0, replica="r1", drain_s=0.0)
     async with leak_check():
         serving = asyncio.create_task(serve(config, ready=ports.set_result, stop=stop))
         bound = await ports

@@ -192,7 +192,7 @@ async def test_a_replica_whose_model_broke_down_ends_with_an_error(
     monkeypatch.setattr(app, "load_model", lambda config: loaded(engine))
     ports: asyncio.Future[Ports] = asyncio.get_running_loop().create_future()
     async with leak_check():
-        serving = asyncio.create_task(app.serve(InferenceConfig(), ready=ports.set_result))
+        serving = asyncio.create_task(app.serve(InferenceConfig(port=0), ready=ports.set_result))
         channel = make_channel(f"127.0.0.1:{(await ports).main}")
         peer = Peer(inference_pb2_grpc.InferenceServiceStub(channel))
         await peer.open(1, [5])

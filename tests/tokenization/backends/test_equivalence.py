@@ -93,7 +93,7 @@ def test_a_shadow_check_turns_a_backend_off_at_the_first_difference(
     assert encoder.encode("bad Z") == reference.encode("bad Z")
     assert (encoder.name, encoder.generation, encoder.checks.num_mismatches) == (REFERENCE, 1, 1)
     assert "wrong was turned off" in encoder.reason
-    assert [entry["event"] for entry in logs] == ["tokenizer backend turned off"]
+    assert [entry["event"] for entry in logs] == ["tokenizer_backend_off"]
 
 
 def test_a_shadow_check_compares_the_first_text_and_then_a_sample(reference: Reference) -> None:
@@ -154,7 +154,7 @@ def test_what_fails_the_test_is_not_used_and_the_log_says_so(logs: list[EventDic
 
     chosen = select_backend(small(), test=judge)
     assert chosen.name == REFERENCE and "3 ids instead of 4" in chosen.reason
-    assert {entry["event"] for entry in logs} == {"tokenizer backend not used"}
+    assert {entry["event"] for entry in logs} == {"tokenizer_backend_not_used"}
 
 
 def test_the_reference_can_be_asked_for() -> None:

@@ -1,0 +1,16 @@
+"""The commands of `outrider demo`."""
+
+from __future__ import annotations
+
+import typer
+
+from outrider.cli.demo.kill import kill
+from outrider.cli.demo.wan import wan
+
+app = typer.Typer(
+    name="demo",
+    no_args_is_help=True,
+    help="See what Outrider is for, on a mesh that is started for it and stopped afterwards.",
+)
+app.command()(kill)
+app.command()(wan)

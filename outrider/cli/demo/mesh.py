@@ -1,0 +1,38 @@
+"""The mesh of a demo: its own, so that nobody else's chats are harmed, in a temporary folder."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from outrider.cli.local.state import running_mesh
+from outrider.errors import UnavailableError
+
+
+def command(*arguments: str) -> list[str]:
+    """`outrider` with these arguments, as a process of its own."""
+    return [sys.executable, "-m", "outrider.cli.main", *arguments]
+
+
+@contextlib.contextmanager
+def own_mesh(arguments: Sequence[str] = ()) -> Iterator[Path]:
+    """Its state folder, while it is up. `arguments` are more of those of `outrider up`. Raises
+    UnavailableError if it does not start."""
+    with tempfile.TemporaryDirectory(prefix="outrider-demo-") as folder:
+        up = ("up", "--detach", "--port", "0", "--http-port", "-1", "--state-dir", folder)
+        started = subprocess.run(
+            command(*up, *arguments), stderr=subprocess.PIPE, text=True, check=False
+        )
+        if started.returncode:
+            raise UnavailableError(f"the demo's mesh did not start:\n{started.stderr.rstrip()}")
+        try:
+            yield Path(folder)
+        finally:
+            if running_mesh(Path(folder)) is not None:
+                subprocess.run(
+                    command("down", "--state-dir", folder), stderr=subprocess.PIPE, check=False
+                )

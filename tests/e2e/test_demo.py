@@ -1,0 +1,50 @@
+"""`outrider demo` as a user runs it, on meshes of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.harness.local_mesh import outrider
+
+pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(300)]
+
+
+def test_a_replica_is_killed_in_the_middle_and_the_text_is_the_references(
+    tinies: tuple[Path, Path],
+) -> None:
+    told = outrider(
+        *("demo", "kill", "--model", str(tinies[0]), "--prompt", "a river", "--seed", "3"),
+        *("--max-tokens", "400", "--after", "20"),
+        check=False,
+    )
+    assert told.returncode == 0, told.stderr
+    killed = told.stdout.partition(" [kill -9 ")[2].partition("]")[0]
+    assert killed.startswith(("us-east-", "eu-west-"))
+    survivor = "eu-west-" if killed.startswith("us-east-") else "us-east-"
+    assert f"{killed} was killed (signal 9); {survivor}" in told.stderr
+    assert "outrider: identical: " in told.stderr
+
+
+def test_a_reply_that_is_over_too_soon_is_no_success(tinies: tuple[Path, Path]) -> None:
+    told = outrider(
+        *("demo", "kill", "--model", str(tinies[0]), "--prompt", "a river"),
+        *("--max-tokens", "4", "--after", "30"),
+        check=False,
+    )
+    assert told.returncode == 1
+    assert "give a larger --max-tokens" in told.stderr
+
+
+def test_both_ways_over_a_distance_say_the_same(tinies: tuple[Path, Path]) -> None:
+    told = outrider(
+        *("demo", "wan", "--rtt", "40", "--model", str(tinies[0]), "--prompt", "a river"),
+        *("--max-tokens", "24"),
+        check=False,
+    )
+    assert told.returncode == 0, told.stderr
+    assert "plain streaming" in told.stdout
+    assert "outrider: the texts are identical: " in told.stderr
+    plain = told.stderr.partition("outrider: plain streaming: first text after ")[2]
+    assert float(plain.partition(" ms")[0]) >= 40, "it waits for the region"
