@@ -233,7 +233,7 @@ def wait_for_drafter(mesh: LocalMesh) -> None:
     """Until the edge's draft model is loaded. Raises TimeoutError."""
     log = mesh.state_dir / "logs" / "edge.log"
     end = time.monotonic() + DRAFTER_TIMEOUT_S
-    while "draft model loaded" not in log.read_text("utf-8"):
+    while "draft_model_loaded" not in log.read_text("utf-8"):
         if time.monotonic() > end:
             raise TimeoutError(f"no draft model within {DRAFTER_TIMEOUT_S:.0f} s; see {log}")
         time.sleep(0.2)

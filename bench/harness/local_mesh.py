@@ -72,10 +72,11 @@ def local_mesh(
     more_models: Sequence[str] = (),
     http: bool = False,
     config: Path | None = None,
+    shape: Sequence[str] = (),
 ) -> Iterator[LocalMesh]:
     """Start a mesh, of two regions by default, and stop it whatever happens. It serves `model`, the
     default one if that is empty, and `more_models`; with `http` also over HTTP, at a free port.
-    `settings` count before those in the file `config`."""
+    `settings` count before those in the file `config`; `shape` are more flags of `outrider up`."""
     with tempfile.TemporaryDirectory(prefix="outrider-mesh-") as folder:
         started = outrider(
             *(
@@ -92,6 +93,7 @@ def local_mesh(
             ),
             *("--threads", str(threads), "--state-dir", folder),
             *(f"--set={setting}" for setting in settings),
+            *shape,
             *(("--plaintext",) if plaintext else ()),
             *(("--config", str(config)) if config is not None else ()),
             *(f"--model={name}" for name in _models(model, more_models)),

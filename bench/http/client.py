@@ -37,6 +37,10 @@ class Stream:
         return [(after - before) * 1000 for before, after in pairs]
 
 
+class _ClosedBeforeError(OSError):
+    """The connection was closed before a byte of the answer came."""
+
+
 class HttpClient:
     """One connection."""
 
@@ -65,12 +69,20 @@ class HttpClient:
 
     async def chat(self, body: dict[str, Any]) -> Stream:
         """Ask, and read to the end. An answer that is none is told in `error`."""
-        await self._open()
+        is_kept = await self._open()
         done = Stream(time.perf_counter())
+        data = json.dumps(body).encode()
         try:
-            async for line in self._lines(json.dumps(body).encode()):
-                if line.startswith(b"data: {"):
-                    _take(json.loads(line[len(b"data: ") :]), done)
+            try:
+                await self._ask(data, done)
+            except _ClosedBeforeError:
+                # Some servers close a connection that they said they would keep, llama.cpp's among
+                # them; clients ask again over a new one (RFC 9112, section 9.3.1).
+                if not is_kept:
+                    raise
+                self._close()
+                await self._open()
+                await self._ask(data, done)
         except (OSError, EOFError, ValueError, asyncio.LimitOverrunError) as error:
             done.error = f"{type(error).__name__}: {error}"
             self._close()
@@ -78,11 +90,19 @@ class HttpClient:
             done.error = "the reply had no text"
         return done
 
-    async def _open(self) -> None:
+    async def _ask(self, data: bytes, done: Stream) -> None:
+        async for line in self._lines(data):
+            if line.startswith(b"data: {"):
+                _take(json.loads(line[len(b"data: ") :]), done)
+
+    async def _open(self) -> bool:
+        """Whether there is a connection that was used before; else there is a new one."""
+        is_kept = self._writer is not None and not self._writer.is_closing()
         if self._writer is None or self._writer.is_closing():
             self._reader, self._writer = await asyncio.open_connection(
                 *self._address, limit=_LINE_LIMIT_BYTES
             )
+        return is_kept
 
     def _close(self) -> None:
         if self._writer is not None:
@@ -96,7 +116,12 @@ class HttpClient:
         assert reader is not None and writer is not None
         head = f"POST /v1/chat/completions HTTP/1.1\r\n{self._head}Content-Length: {len(body)}\r\n"
         writer.write(head.encode() + b"\r\n" + body)
-        answer = (await reader.readuntil(b"\r\n\r\n")).lower()
+        try:
+            answer = (await reader.readuntil(b"\r\n\r\n")).lower()
+        except (asyncio.IncompleteReadError, ConnectionError) as error:
+            if getattr(error, "partial", b""):
+                raise
+            raise _ClosedBeforeError("the server closed the connection") from error
         status, _, _ = answer.partition(b"\r\n")
         if b" 200 " not in status:
             raise ValueError(f"answered {status.decode(errors='replace')}")

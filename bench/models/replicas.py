@@ -108,7 +108,13 @@ async def replica_process(
     model: str, settings: Mapping[str, object] | None = None
 ) -> AsyncIterator[ReplicaProcess]:
     """Start an inference service, which is not ready yet."""
-    given = {"model": model, "kv_bytes": KV_BYTES, "log_level": "info", **(settings or {})}
+    given = {
+        "port": 0,
+        "model": model,
+        "kv_bytes": KV_BYTES,
+        "log_level": "info",
+        **(settings or {}),
+    }
     own = {f"OUTRIDER_INFERENCE_{name.upper()}": str(value) for name, value in given.items()}
     environ = with_huge_pages(os.environ) | own
     began_at = time.monotonic()

@@ -36,7 +36,9 @@ async def measure(per_s: float, count: int) -> tuple[list[float], int]:
     assert far_side.stdin is not None and far_side.stdout is not None
     address = (await far_side.stdout.readline()).decode().strip()
     replicas = (ReplicaConfig("far-side", "local", address, "m"),)
-    config = RouterConfig(replicas=replicas, default_model="m", log_level="error", drain_s=0.0)
+    config = RouterConfig(
+        port=0, replicas=replicas, default_model="m", log_level="error", drain_s=0.0
+    )
     ports: asyncio.Future[Ports] = asyncio.get_running_loop().create_future()
     stop = asyncio.Event()
     serving = asyncio.create_task(serve(config, ready=ports.set_result, stop=stop))

@@ -192,7 +192,7 @@ async def _pieces(text: str) -> AsyncIterator[tokenizer_pb2.TokenizeRequest]:
 async def _service(
     served: ServedVocabulary, workers: int
 ) -> AsyncIterator[tokenizer_pb2_grpc.TokenizerServiceAsyncStub]:
-    config = TokenizerConfig(worker_processes=workers, log_level="critical")
+    config = TokenizerConfig(port=0, worker_processes=workers, log_level="critical")
     ports: asyncio.Future[Ports] = asyncio.get_running_loop().create_future()
     stop = asyncio.Event()
     vocabularies = [served]

@@ -21,7 +21,7 @@ def serving(backend: str) -> Serve:
     """A tokenizer service as it is started in production."""
 
     async def run(ready: Callable[[Ports], None], stop: asyncio.Event) -> None:
-        config = TokenizerConfig(backend=backend, log_level="critical")
+        config = TokenizerConfig(port=0, backend=backend, log_level="critical")
         await serve(config, ready=ready, stop=stop)
 
     return run
