@@ -154,6 +154,11 @@ class Echo(inference_pb2_grpc.InferenceServiceServicer):
             down = inference_pb2.SessionDown(session=request.frame.session)
             yield inference_pb2.GenerateResponse(frame=down)
 
+    async def Drain(
+        self, request: inference_pb2.DrainRequest, context: Context
+    ) -> inference_pb2.DrainResponse:
+        return inference_pb2.DrainResponse()
+
     async def GetModel(
         self, request: inference_pb2.GetModelRequest, context: Context
     ) -> inference_pb2.GetModelResponse:

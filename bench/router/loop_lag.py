@@ -101,6 +101,11 @@ class Replica(inference_pb2_grpc.InferenceServiceServicer):
         yield inference_pb2.WatchKvResponse(log=1, sequence=1, snapshot=part)
         await asyncio.Event().wait()
 
+    async def Drain(
+        self, request: inference_pb2.DrainRequest, context: Context
+    ) -> inference_pb2.DrainResponse:
+        return inference_pb2.DrainResponse()
+
     async def GetModel(
         self, request: inference_pb2.GetModelRequest, context: Context
     ) -> inference_pb2.GetModelResponse:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from outrider.cli import operator
+from outrider.cli.columns import columns
 from outrider.cli.local.state import StateDir, default_state_dir, running_mesh
 from outrider.cli.model_choice import is_name, served_name
 from outrider.cli.prompting import options
@@ -132,7 +133,7 @@ def lines(placement: router_pb2.Placement) -> Iterator[str]:
     rows = [_HEAD, _row("chosen", placement.chosen)]
     if placement.HasField("runner_up"):
         rows.append(_row("runner-up", placement.runner_up))
-    yield from _columns(rows)
+    yield from columns(rows, num_names=_NUM_NAMES, indent="  ")
     if placement.HasField("runner_up"):
         yield f"  margin {placement.margin_ms:+.1f} ms"
     shown = {placement.chosen.replica, placement.runner_up.replica}
@@ -162,14 +163,3 @@ def _row(label: str, candidate: router_pb2.PlacementCandidate) -> Sequence[str]:
     numbers = [f"{term:.1f}" for term in terms]
     names = (label, candidate.replica, candidate.region, short_form(candidate.model_identity))
     return (*names, *numbers, str(candidate.cached_tokens))
-
-
-def _columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Names to the left, numbers to the right."""
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = [
-            cell.ljust(width) if at < _NUM_NAMES else cell.rjust(width)
-            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        yield "  " + "  ".join(cells).rstrip()

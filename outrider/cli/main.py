@@ -11,6 +11,7 @@ import typer
 from outrider.cli import config, definitions, keys, models, serve
 from outrider.cli.demo import commands as demo
 from outrider.cli.doctor import doctor
+from outrider.cli.drain import drain
 from outrider.cli.explain import explain
 from outrider.cli.local import mesh_models, up
 from outrider.cli.local.logs import logs
@@ -60,6 +61,7 @@ app.command()(reference)
 app.command()(serve.serve)
 app.command()(tokenize)
 app.command()(explain)
+app.command()(drain)
 app.command()(doctor)
 models.app.command()(definitions.add)
 models.app.command()(definitions.forget)

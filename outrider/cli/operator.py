@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
@@ -22,6 +22,8 @@ TrustDomain = Annotated[str, typer.Option(help="Trust domain of the certificates
 Plaintext = Annotated[
     bool, typer.Option("--plaintext", help="Ask a router elsewhere without certificates.")
 ]
+Flags: TypeAlias = tuple[Path | None, Path | None, Path | None, str, bool]
+"""Of a command, in the order above."""
 TRUST_DOMAIN = TlsConfig().trust_domain
 
 

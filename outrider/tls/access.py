@@ -23,10 +23,13 @@ ACCESS: Final[Mapping[str, frozenset[Role]]] = {
     "/outrider.v1.RouterService/ListModels": _ROUTER_OPERATOR,
     "/outrider.v1.RouterService/ListReplicas": _ROUTER_OPERATOR,
     "/outrider.v1.RouterService/Explain": _ROUTER_OPERATOR,
+    # Takes capacity away.
+    "/outrider.v1.RouterService/DrainReplica": frozenset({Role.OPERATOR}),
     "/outrider.v1.InferenceService/Generate": _ROUTER,
     "/outrider.v1.InferenceService/WatchLoad": _ROUTER,
     "/outrider.v1.InferenceService/WatchKv": _ROUTER,
     "/outrider.v1.InferenceService/GetModel": _ROUTER_OPERATOR,
+    "/outrider.v1.InferenceService/Drain": _ROUTER_OPERATOR,
     "/outrider.v1.TokenizerService/Encode": _ROUTER_OPERATOR,
     "/outrider.v1.TokenizerService/Decode": _ROUTER_OPERATOR,
     "/outrider.v1.TokenizerService/Tokenize": _ROUTER_OPERATOR,

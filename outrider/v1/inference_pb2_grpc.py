@@ -55,6 +55,11 @@ class InferenceServiceStub:
                 request_serializer=outrider_dot_v1_dot_inference__pb2.GetModelRequest.SerializeToString,
                 response_deserializer=outrider_dot_v1_dot_inference__pb2.GetModelResponse.FromString,
                 _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/outrider.v1.InferenceService/Drain',
+                request_serializer=outrider_dot_v1_dot_inference__pb2.DrainRequest.SerializeToString,
+                response_deserializer=outrider_dot_v1_dot_inference__pb2.DrainResponse.FromString,
+                _registered_method=True)
 
 
 class InferenceServiceServicer:
@@ -88,6 +93,13 @@ class InferenceServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Drain(self, request, context):
+        """No new sessions until told otherwise; those it has go on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InferenceServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -110,6 +122,11 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.GetModel,
                     request_deserializer=outrider_dot_v1_dot_inference__pb2.GetModelRequest.FromString,
                     response_serializer=outrider_dot_v1_dot_inference__pb2.GetModelResponse.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=outrider_dot_v1_dot_inference__pb2.DrainRequest.FromString,
+                    response_serializer=outrider_dot_v1_dot_inference__pb2.DrainResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -221,6 +238,33 @@ class InferenceService:
             '/outrider.v1.InferenceService/GetModel',
             outrider_dot_v1_dot_inference__pb2.GetModelRequest.SerializeToString,
             outrider_dot_v1_dot_inference__pb2.GetModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.v1.InferenceService/Drain',
+            outrider_dot_v1_dot_inference__pb2.DrainRequest.SerializeToString,
+            outrider_dot_v1_dot_inference__pb2.DrainResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -41,6 +41,8 @@ class InferenceServiceStub:
     another snapshot instead of what it missed.
     """
     GetModel: _grpc.UnaryUnaryMultiCallable[_inference_pb2.GetModelRequest, _inference_pb2.GetModelResponse]
+    Drain: _grpc.UnaryUnaryMultiCallable[_inference_pb2.DrainRequest, _inference_pb2.DrainResponse]
+    """No new sessions until told otherwise; those it has go on."""
 
 @_typing.type_check_only
 class InferenceServiceAsyncStub(InferenceServiceStub):
@@ -55,6 +57,8 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
     another snapshot instead of what it missed.
     """
     GetModel: _aio.UnaryUnaryMultiCallable[_inference_pb2.GetModelRequest, _inference_pb2.GetModelResponse]  # type: ignore[assignment]
+    Drain: _aio.UnaryUnaryMultiCallable[_inference_pb2.DrainRequest, _inference_pb2.DrainResponse]  # type: ignore[assignment]
+    """No new sessions until told otherwise; those it has go on."""
 
 class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
     """A model replica. One long-lived Generate stream per peer carries many sessions."""
@@ -90,5 +94,13 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.GetModelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.GetModelResponse, _abc.Awaitable[_inference_pb2.GetModelResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def Drain(
+        self,
+        request: _inference_pb2.DrainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.DrainResponse, _abc.Awaitable[_inference_pb2.DrainResponse]]:
+        """No new sessions until told otherwise; those it has go on."""
 
 def add_InferenceServiceServicer_to_server(servicer: InferenceServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

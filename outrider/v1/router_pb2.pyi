@@ -110,6 +110,12 @@ class Replica(_message.Message):
     STATE_S_FIELD_NUMBER: _builtins.int
     MODEL_IDENTITY_FIELD_NUMBER: _builtins.int
     INCONSISTENT_FIELD_NUMBER: _builtins.int
+    RUNNING_SESSIONS_FIELD_NUMBER: _builtins.int
+    QUEUED_SESSIONS_FIELD_NUMBER: _builtins.int
+    MAX_SESSIONS_FIELD_NUMBER: _builtins.int
+    KV_BLOCKS_TOTAL_FIELD_NUMBER: _builtins.int
+    KV_BLOCKS_FREE_FIELD_NUMBER: _builtins.int
+    OVERLOAD_LEVEL_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     region: _builtins.str
     address: _builtins.str
@@ -133,6 +139,14 @@ class Replica(_message.Message):
     """It opens sessions as of another model identity than it reports, also after it was asked anew. It
     is in quarantine until one is opened as what it reports.
     """
+    running_sessions: _builtins.int
+    """As it last reported them; `sessions` above are those that this router sent there."""
+    queued_sessions: _builtins.int
+    max_sessions: _builtins.int
+    kv_blocks_total: _builtins.int
+    kv_blocks_free: _builtins.int
+    overload_level: _builtins.int
+    """As in WatchLoadResponse."""
     def __init__(
         self,
         *,
@@ -151,10 +165,16 @@ class Replica(_message.Message):
         state_s: _builtins.float = ...,
         model_identity: _builtins.bytes = ...,
         inconsistent: _builtins.bool = ...,
+        running_sessions: _builtins.int = ...,
+        queued_sessions: _builtins.int = ...,
+        max_sessions: _builtins.int = ...,
+        kv_blocks_total: _builtins.int = ...,
+        kv_blocks_free: _builtins.int = ...,
+        overload_level: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "inconsistent", b"inconsistent", "min_rtt_ms", b"min_rtt_ms", "model", b"model", "model_identity", b"model_identity", "name", b"name", "predicted_wait_ms", b"predicted_wait_ms", "quarantines", b"quarantines", "region", b"region", "rtt_ms", b"rtt_ms", "sessions", b"sessions", "source", b"source", "state", b"state", "state_s", b"state_s", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "inconsistent", b"inconsistent", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_total", b"kv_blocks_total", "max_sessions", b"max_sessions", "min_rtt_ms", b"min_rtt_ms", "model", b"model", "model_identity", b"model_identity", "name", b"name", "overload_level", b"overload_level", "predicted_wait_ms", b"predicted_wait_ms", "quarantines", b"quarantines", "queued_sessions", b"queued_sessions", "region", b"region", "rtt_ms", b"rtt_ms", "running_sessions", b"running_sessions", "sessions", b"sessions", "source", b"source", "state", b"state", "state_s", b"state_s", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -328,6 +348,8 @@ class RegionFleet(_message.Message):
     READY_REPLICAS_FIELD_NUMBER: _builtins.int
     SESSIONS_FIELD_NUMBER: _builtins.int
     PREDICTED_WAIT_MS_FIELD_NUMBER: _builtins.int
+    RECENT_FIELD_NUMBER: _builtins.int
+    ADVICE_FIELD_NUMBER: _builtins.int
     region: _builtins.str
     replicas: _builtins.int
     ready_replicas: _builtins.int
@@ -336,6 +358,14 @@ class RegionFleet(_message.Message):
     """Sessions that they have, as far as this router knows."""
     predicted_wait_ms: _builtins.float
     """The least predicted wait for a first token at a ready one; 0 without any."""
+    @_builtins.property
+    def recent(self) -> Global___RecentReplies:
+        """Of the sessions that this router had there lately."""
+
+    @_builtins.property
+    def advice(self) -> Global___ScalingAdvice:
+        """Absent until it was first computed, a second after the start."""
+
     def __init__(
         self,
         *,
@@ -344,14 +374,129 @@ class RegionFleet(_message.Message):
         ready_replicas: _builtins.int = ...,
         sessions: _builtins.int = ...,
         predicted_wait_ms: _builtins.float = ...,
+        recent: Global___RecentReplies | None = ...,
+        advice: Global___ScalingAdvice | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["advice", b"advice", "recent", b"recent"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["predicted_wait_ms", b"predicted_wait_ms", "ready_replicas", b"ready_replicas", "region", b"region", "replicas", b"replicas", "sessions", b"sessions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advice", b"advice", "predicted_wait_ms", b"predicted_wait_ms", "ready_replicas", b"ready_replicas", "recent", b"recent", "region", b"region", "replicas", b"replicas", "sessions", b"sessions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RegionFleet: _TypeAlias = RegionFleet  # noqa: Y015
+
+@_typing.final
+class ScalingAdvice(_message.Message):
+    """How many replicas a region should have for a model, and why. docs/guides/admission.md explains it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DESIRED_REPLICAS_FIELD_NUMBER: _builtins.int
+    LATE_RATIO_FIELD_NUMBER: _builtins.int
+    UTILIZATION_RATIO_FIELD_NUMBER: _builtins.int
+    desired_replicas: _builtins.int
+    late_ratio: _builtins.float
+    """Share of the window's requests whose first token was late."""
+    utilization_ratio: _builtins.float
+    """Mean over the window; above 1 where more is asked than there is room for."""
+    def __init__(
+        self,
+        *,
+        desired_replicas: _builtins.int = ...,
+        late_ratio: _builtins.float = ...,
+        utilization_ratio: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["desired_replicas", b"desired_replicas", "late_ratio", b"late_ratio", "utilization_ratio", b"utilization_ratio"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScalingAdvice: _TypeAlias = ScalingAdvice  # noqa: Y015
+
+@_typing.final
+class RecentReplies(_message.Message):
+    """What came of sessions in the last `window_s`; of very many, the latest ones."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WINDOW_S_FIELD_NUMBER: _builtins.int
+    FIRST_TOKENS_FIELD_NUMBER: _builtins.int
+    TTFT_P50_MS_FIELD_NUMBER: _builtins.int
+    TTFT_P95_MS_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
+    COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
+    DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
+    ACCEPTED_TOKENS_FIELD_NUMBER: _builtins.int
+    window_s: _builtins.float
+    first_tokens: _builtins.int
+    """Sessions that had their first token."""
+    ttft_p50_ms: _builtins.float
+    """From the session's open at this router to its first token; 0 without any."""
+    ttft_p95_ms: _builtins.float
+    ended: _builtins.int
+    """Sessions that ended, and the sums of their Usage."""
+    completion_tokens: _builtins.int
+    draft_tokens: _builtins.int
+    accepted_tokens: _builtins.int
+    def __init__(
+        self,
+        *,
+        window_s: _builtins.float = ...,
+        first_tokens: _builtins.int = ...,
+        ttft_p50_ms: _builtins.float = ...,
+        ttft_p95_ms: _builtins.float = ...,
+        ended: _builtins.int = ...,
+        completion_tokens: _builtins.int = ...,
+        draft_tokens: _builtins.int = ...,
+        accepted_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "completion_tokens", b"completion_tokens", "draft_tokens", b"draft_tokens", "ended", b"ended", "first_tokens", b"first_tokens", "ttft_p50_ms", b"ttft_p50_ms", "ttft_p95_ms", b"ttft_p95_ms", "window_s", b"window_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecentReplies: _TypeAlias = RecentReplies  # noqa: Y015
+
+@_typing.final
+class DrainReplicaRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICA_FIELD_NUMBER: _builtins.int
+    UNDO_FIELD_NUMBER: _builtins.int
+    replica: _builtins.str
+    """Name of a replica, as in ListReplicas."""
+    undo: _builtins.bool
+    """It takes sessions again."""
+    def __init__(
+        self,
+        *,
+        replica: _builtins.str = ...,
+        undo: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["replica", b"replica", "undo", b"undo"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainReplicaRequest: _TypeAlias = DrainReplicaRequest  # noqa: Y015
+
+@_typing.final
+class DrainReplicaResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainReplicaResponse: _TypeAlias = DrainReplicaResponse  # noqa: Y015
 
 @_typing.final
 class ExplainRequest(_message.Message):

@@ -59,6 +59,11 @@ class RouterServiceStub:
                 request_serializer=outrider_dot_v1_dot_router__pb2.ExplainRequest.SerializeToString,
                 response_deserializer=outrider_dot_v1_dot_router__pb2.ExplainResponse.FromString,
                 _registered_method=True)
+        self.DrainReplica = channel.unary_unary(
+                '/outrider.v1.RouterService/DrainReplica',
+                request_serializer=outrider_dot_v1_dot_router__pb2.DrainReplicaRequest.SerializeToString,
+                response_deserializer=outrider_dot_v1_dot_router__pb2.DrainReplicaResponse.FromString,
+                _registered_method=True)
 
 
 class RouterServiceServicer:
@@ -97,6 +102,14 @@ class RouterServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DrainReplica(self, request, context):
+        """One replica is to get no new sessions from anybody until it is told otherwise, or starts anew;
+        those it has go on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RouterServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -124,6 +137,11 @@ def add_RouterServiceServicer_to_server(servicer, server):
                     servicer.Explain,
                     request_deserializer=outrider_dot_v1_dot_router__pb2.ExplainRequest.FromString,
                     response_serializer=outrider_dot_v1_dot_router__pb2.ExplainResponse.SerializeToString,
+            ),
+            'DrainReplica': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainReplica,
+                    request_deserializer=outrider_dot_v1_dot_router__pb2.DrainReplicaRequest.FromString,
+                    response_serializer=outrider_dot_v1_dot_router__pb2.DrainReplicaResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -261,6 +279,33 @@ class RouterService:
             '/outrider.v1.RouterService/Explain',
             outrider_dot_v1_dot_router__pb2.ExplainRequest.SerializeToString,
             outrider_dot_v1_dot_router__pb2.ExplainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainReplica(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.v1.RouterService/DrainReplica',
+            outrider_dot_v1_dot_router__pb2.DrainReplicaRequest.SerializeToString,
+            outrider_dot_v1_dot_router__pb2.DrainReplicaResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -39,6 +39,10 @@ class RouterServiceStub:
     ListModels: _grpc.UnaryUnaryMultiCallable[_router_pb2.ListModelsRequest, _router_pb2.ListModelsResponse]
     """Which models are served, and where."""
     Explain: _grpc.UnaryUnaryMultiCallable[_router_pb2.ExplainRequest, _router_pb2.ExplainResponse]
+    DrainReplica: _grpc.UnaryUnaryMultiCallable[_router_pb2.DrainReplicaRequest, _router_pb2.DrainReplicaResponse]
+    """One replica is to get no new sessions from anybody until it is told otherwise, or starts anew;
+    those it has go on.
+    """
 
 @_typing.type_check_only
 class RouterServiceAsyncStub(RouterServiceStub):
@@ -51,6 +55,10 @@ class RouterServiceAsyncStub(RouterServiceStub):
     ListModels: _aio.UnaryUnaryMultiCallable[_router_pb2.ListModelsRequest, _router_pb2.ListModelsResponse]  # type: ignore[assignment]
     """Which models are served, and where."""
     Explain: _aio.UnaryUnaryMultiCallable[_router_pb2.ExplainRequest, _router_pb2.ExplainResponse]  # type: ignore[assignment]
+    DrainReplica: _aio.UnaryUnaryMultiCallable[_router_pb2.DrainReplicaRequest, _router_pb2.DrainReplicaResponse]  # type: ignore[assignment]
+    """One replica is to get no new sessions from anybody until it is told otherwise, or starts anew;
+    those it has go on.
+    """
 
 class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -90,5 +98,15 @@ class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _router_pb2.ExplainRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_router_pb2.ExplainResponse, _abc.Awaitable[_router_pb2.ExplainResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def DrainReplica(
+        self,
+        request: _router_pb2.DrainReplicaRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_router_pb2.DrainReplicaResponse, _abc.Awaitable[_router_pb2.DrainReplicaResponse]]:
+        """One replica is to get no new sessions from anybody until it is told otherwise, or starts anew;
+        those it has go on.
+        """
 
 def add_RouterServiceServicer_to_server(servicer: RouterServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

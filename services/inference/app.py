@@ -259,7 +259,7 @@ class Replica:
 
     def readiness(self) -> tuple[bool, str]:
         """For the admin port."""
-        if self.table.draining:
+        if self.table.is_stopping:
             return False, "shutting down"
         problem = self.runner.problem
         return not problem, problem or f"serving {self.config.replica}"

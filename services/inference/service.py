@@ -217,6 +217,13 @@ class InferenceService(InferenceServiceServicer):
     ) -> inference_pb2.GetModelResponse:
         return wire.model_response(self._table.contract)
 
+    async def Drain(
+        self, request: inference_pb2.DrainRequest, context: Any
+    ) -> inference_pb2.DrainResponse:
+        """No new sessions for a while; every router hears of it with the next load report."""
+        self._table.set_drained(drained=not request.undo)
+        return inference_pb2.DrainResponse()
+
     def close(self) -> None:
         """End every stream after what is queued for it; sessions on it should be over."""
         self._closed = True

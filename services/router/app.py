@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from random import Random
 from typing import Final
 
@@ -36,6 +37,7 @@ from services.router.placement.history import PlacementHistory
 from services.router.placement.placement import Placement
 from services.router.prefix_index.index import PrefixIndex
 from services.router.prefix_index.prompt import TokenIdReader
+from services.router.recent_replies import RecentReplies
 from services.router.relay.dispatch import Dispatch, PromptCache
 from services.router.relay.failover import Failover
 from services.router.relay.frames import Up
@@ -45,6 +47,7 @@ from services.router.relay.sessions import RelayLimits, SessionTable
 from services.router.relay.switch import Switch
 from services.router.relay.telemetry import SessionTelemetry
 from services.router.service import RouterService
+from services.router.upstream.draining import drain_replica
 from services.router.upstream.kv_events import KvEventSubscriber
 from services.router.upstream.replica_pool import ReplicaPool
 from services.router.upstream.tokenizers import PromptTokenization, TokenizerPool
@@ -105,7 +108,10 @@ class Router:
         )
         fleet_view = LiveFleetView(dispatch.decide, config.region, config.return_s)
         autoscale = AutoscaleAdvisor(config.autoscale)
-        intake = Intake(self.table, dispatch, self.registry, admission, fleet_view, autoscale)
+        self.recent = RecentReplies()
+        intake = Intake(
+            self.table, dispatch, self.registry, admission, fleet_view, autoscale, self.recent
+        )
         failover = Failover(self.table, dispatch, self.telemetry, config.failover)
         self.switch = Switch(
             self.table,
@@ -282,6 +288,9 @@ def _service(router: Router, health: HealthControl) -> RouterService:
         max_sessions_per_stream=router.config.max_sessions_per_stream,
         region=router.config.region,
         serving=lambda: health.serving,
+        recent=router.recent,
+        advice=lambda: router.autoscale_metrics.advice,
+        drain_replica=partial(drain_replica, tls=router.tls),
     )
 
 

@@ -74,7 +74,7 @@ SERVING: Final = Family(
     "Replicas that a region has for a model.",
 )
 LATE_SHARE: Final = Family(
-    "outrider_router_late_share",
+    "outrider_router_late_ratio",
     "Share of the requests of the window whose first token was late, 0 to 1.",
 )
 WINDOW_REQUESTS: Final = Family(
@@ -82,8 +82,9 @@ WINDOW_REQUESTS: Final = Family(
     "Requests that had their first token within the window.",
 )
 UTILIZATION: Final = Family(
-    "outrider_router_utilization",
-    "Sessions over slots, or queued work over the objective: the larger; mean of the window.",
+    "outrider_router_utilization_ratio",
+    "Sessions over slots, or queued work over the objective: the larger, so it may exceed 1; "
+    "mean of the window.",
 )
 
 WAIT_BOUNDARIES_S: Final = (
@@ -202,6 +203,8 @@ class AutoscaleMetrics:
         self._autoscale = autoscale
         self._slo_ttft_ms = slo_ttft_ms
         self._next_review_at = 0.0
+        self.advice: Mapping[FleetKey, ScalingAdvice] = {}
+        """Of the last review."""
 
     def tick(self, now: float) -> None:
         """Called often."""
@@ -213,9 +216,10 @@ class AutoscaleMetrics:
             for request in self._intake.waiting()
         )
         found = fleet_usage(self._registry, waiting, self._slo_ttft_ms)
-        self._export(self._autoscale.advise(found, now))
+        self.advice = self._autoscale.advise(found, now)
+        self._export(self.advice)
 
-    def _export(self, advice: dict[FleetKey, ScalingAdvice]) -> None:
+    def _export(self, advice: Mapping[FleetKey, ScalingAdvice]) -> None:
         rows = [({"region": p.region, "model": p.model}, found) for p, found in advice.items()]
         table = self._metrics.table
         table(DESIRED).set((found.desired_replicas, labels) for labels, found in rows)

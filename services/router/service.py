@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, Final, TypeAlias
 
 import grpc.aio
 
-from outrider.errors import OutriderError, OverloadedError
+from outrider.errors import InvalidRequestError, OutriderError, OverloadedError
 from outrider.rpc import Outbox, incoming
 from outrider.telemetry.refusals import RefusalLog
 from outrider.v1 import router_pb2, router_pb2_grpc
+from services.router.autoscale.advisor import FleetKey, ScalingAdvice
 from services.router.explain import Explainer
-from services.router.fleet.model_fleets import Load, ModelFleet, model_fleets
+from services.router.fleet.model_fleets import Load, ModelFleet, RegionFleet, model_fleets
 from services.router.fleet.registry import Registry
-from services.router.fleet.replica import Replica
+from services.router.fleet.replica import Replica, ReplicaLoad
 from services.router.placement.types import ReplicaStatus
+from services.router.recent_replies import WINDOW_S, Recent, RecentReplies
 from services.router.relay.frames import Down, Up
 from services.router.relay.switch import Switch
 
 Context = grpc.aio.ServicerContext[Any, Any]
+DrainReplica: TypeAlias = Callable[[Replica, bool], Awaitable[None]]
+"""Asks a replica to take no new sessions, or (True) to take them again. Raises UnavailableError."""
+_NO_LOAD: Final = ReplicaLoad()
+_MAX_NAMED: Final = 20
+"""Names in an error."""
+_MAX_NAME: Final = 100
+"""Characters of an unknown one."""
 
 
 class RouterService(router_pb2_grpc.RouterServiceServicer):
@@ -33,6 +42,9 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         explainer: Explainer,
         statuses: Callable[[float], dict[str, ReplicaStatus]],
         num_waiting: Callable[[], Mapping[str, int]],
+        recent: RecentReplies,
+        advice: Callable[[], Mapping[FleetKey, ScalingAdvice]],
+        drain_replica: DrainReplica,
         *,
         default_model: Callable[[], str],
         clock: Callable[[], float],
@@ -45,6 +57,9 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         self._region = region
         self._default_model = default_model
         self._num_waiting = num_waiting
+        self._recent = recent
+        self._advice = advice
+        self._drain_replica = drain_replica
         self._serving = serving
         self._switch = switch
         self._registry = registry
@@ -96,7 +111,8 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         self, request: router_pb2.ListModelsRequest, context: Context
     ) -> router_pb2.ListModelsResponse:
         """Which models are served, and where."""
-        statuses = self._statuses(self._clock())
+        now = self._clock()
+        statuses = self._statuses(now)
 
         def load(name: str) -> Load:
             return Load(statuses[name].num_sessions, statuses[name].wait.total_ms)
@@ -105,7 +121,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         return router_pb2.ListModelsResponse(
             default_model=self._default_model(),
             models=[
-                _fleet_to_proto(fleet, waiting.get(fleet.model, 0))
+                self._fleet_to_proto(fleet, waiting.get(fleet.model, 0), now)
                 for fleet in model_fleets(self._registry, load)
             ],
         )
@@ -115,6 +131,21 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
     ) -> router_pb2.ExplainResponse:
         """Why sessions went where they went, or where one would go now."""
         return await self._explainer.explain(request)
+
+    async def DrainReplica(
+        self, request: router_pb2.DrainReplicaRequest, context: Context
+    ) -> router_pb2.DrainReplicaResponse:
+        """One replica takes no new sessions, or takes them again. Raises InvalidRequestError for
+        a name that this router does not know, UnavailableError where it does not answer."""
+        replica = self._registry.find(request.replica)
+        if replica is None:
+            known = ", ".join(sorted(it.name for it in self._registry)[:_MAX_NAMED])
+            raise InvalidRequestError(
+                f"This router knows no replica {request.replica[:_MAX_NAME]!r}; "
+                f"it has {known or 'none'}."
+            )
+        await self._drain_replica(replica, request.undo)
+        return router_pb2.DrainReplicaResponse()
 
     async def ListReplicas(
         self, request: router_pb2.ListReplicasRequest, context: Context
@@ -127,26 +158,55 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             replicas=[_to_proto(it, statuses[it.name], now) for it in found]
         )
 
+    def _fleet_to_proto(
+        self, fleet: ModelFleet, num_waiting: int, now: float
+    ) -> router_pb2.ModelFleet:
+        return router_pb2.ModelFleet(
+            model=fleet.model,
+            vocabulary_digests=fleet.vocabulary_digests,
+            regions=[self._region_to_proto(it, fleet.model, now) for it in fleet.regions],
+            waiting_sessions=num_waiting,
+        )
 
-def _fleet_to_proto(fleet: ModelFleet, num_waiting: int) -> router_pb2.ModelFleet:
-    return router_pb2.ModelFleet(
-        model=fleet.model,
-        vocabulary_digests=fleet.vocabulary_digests,
-        regions=[
-            router_pb2.RegionFleet(
-                region=it.region,
-                replicas=it.num_replicas,
-                ready_replicas=it.num_ready,
-                sessions=it.num_sessions,
-                predicted_wait_ms=it.predicted_wait_ms,
-            )
-            for it in fleet.regions
-        ],
-        waiting_sessions=num_waiting,
+    def _region_to_proto(
+        self, fleet: RegionFleet, model: str, now: float
+    ) -> router_pb2.RegionFleet:
+        key = FleetKey(fleet.region, model)
+        advice = self._advice().get(key)
+        return router_pb2.RegionFleet(
+            region=fleet.region,
+            replicas=fleet.num_replicas,
+            ready_replicas=fleet.num_ready,
+            sessions=fleet.num_sessions,
+            predicted_wait_ms=fleet.predicted_wait_ms,
+            recent=_recent_to_proto(self._recent.of(key, now)),
+            advice=None if advice is None else _advice_to_proto(advice),
+        )
+
+
+def _advice_to_proto(advice: ScalingAdvice) -> router_pb2.ScalingAdvice:
+    return router_pb2.ScalingAdvice(
+        desired_replicas=advice.desired_replicas,
+        late_ratio=advice.late_share,
+        utilization_ratio=advice.utilization,
+    )
+
+
+def _recent_to_proto(recent: Recent) -> router_pb2.RecentReplies:
+    return router_pb2.RecentReplies(
+        window_s=WINDOW_S,
+        first_tokens=recent.num_first_tokens,
+        ttft_p50_ms=recent.ttft_p50_ms,
+        ttft_p95_ms=recent.ttft_p95_ms,
+        ended=recent.num_ended,
+        completion_tokens=recent.totals.completion_tokens,
+        draft_tokens=recent.totals.draft_tokens,
+        accepted_tokens=recent.totals.accepted_tokens,
     )
 
 
 def _to_proto(replica: Replica, status: ReplicaStatus, now: float) -> router_pb2.Replica:
+    load = replica.load or _NO_LOAD
     return router_pb2.Replica(
         name=replica.name,
         region=replica.region,
@@ -163,4 +223,10 @@ def _to_proto(replica: Replica, status: ReplicaStatus, now: float) -> router_pb2
         state_s=now - replica.health.since,
         model_identity=replica.model_identity,
         inconsistent=replica.is_inconsistent,
+        running_sessions=load.running_sessions,
+        queued_sessions=load.queued_sessions,
+        max_sessions=load.max_sessions,
+        kv_blocks_total=load.kv_blocks_total,
+        kv_blocks_free=load.kv_blocks_free,
+        overload_level=load.overload_level,
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -15,8 +14,6 @@ from typer.testing import CliRunner
 from outrider.cli.local import mesh_models
 from outrider.cli.local.mesh import ServedModel
 from outrider.cli.local.state import RunningMesh, holding, publish
-from outrider.cli.local.status import _service_line
-from outrider.cli.local.supervisor import LastEnd, ending
 from outrider.cli.main import app
 from outrider.errors import ConfigError, UnavailableError
 from outrider.models import catalog
@@ -98,19 +95,3 @@ def test_a_draft_goes_with_its_model(mesh: RunningMesh, weights: Path) -> None:
     shipped = catalog.DEFAULT_MODEL
     spec, definitions = mesh_models._chosen(mesh, shipped.name, "")
     assert (spec, definitions) == (shipped, {})
-
-
-def test_the_list_of_services_shows_models() -> None:
-    assert _service_line(REPLICA, "h", 8).endswith("/metrics  b")
-    down = _service_line(REPLICA | {"is_up": False, "restarts": 2}, "h", 8)
-    assert down.endswith("/metrics  b  DOWN, is started again  restarts 2")
-
-
-def test_the_list_of_services_says_how_one_last_ended() -> None:
-    at_s = time.mktime((2026, 1, 2, 14, 38, 0, 0, 0, -1))
-    end = asdict(LastEnd(ending(-9), at_s))
-    down = _service_line(REPLICA | {"is_up": False, "last_end": end}, "h", 8)
-    assert down.endswith("DOWN, is started again  killed (signal 9) 14:38")
-    end = asdict(LastEnd(ending(1), at_s, at_s + 60))
-    back = _service_line(REPLICA | {"restarts": 1, "last_end": end}, "h", 8)
-    assert back.endswith("b  ended with status 1 14:38, back 14:39  restarts 1")

@@ -1,20 +1,22 @@
-"""`outrider status` before a real router, and how many replicas a router says there should be."""
+"""`outrider status` before a real router, and how it is shown."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import sys
+import time
+from dataclasses import asdict
+from functools import partial
 
 import pytest
 from typer.testing import CliRunner
 
-from outrider.cli.local.status import advice_line, autoscale_advice, parse_autoscale
+from outrider.cli.local.status_view import lines
+from outrider.cli.local.supervisor import LastEnd, ending
 from outrider.cli.main import app
 from outrider.errors import ConfigError, UnavailableError
-from outrider.telemetry.admin import AdminServer
-from outrider.telemetry.config import AdminConfig
-from outrider.telemetry.families import Family
-from outrider.telemetry.metrics import Metrics
 from outrider.testing import free_tcp_port
 from outrider.v1 import router_pb2
 from tests.router.replica import Replica, running_replicas, running_router
@@ -42,30 +44,24 @@ async def test_the_replicas_of_a_router_are_shown_with_state_and_round_trip() ->
         assert rows["absent"]["min_rtt_ms"] == 0.0
         assert (rows["near"]["identity"], rows["absent"]["identity"]) == (near.identity.hex(), "")
         shown = await _asked(port)
-    assert found["models"] == [
-        {
-            "name": "m",
-            "is_default": True,
-            "vocabularies": [near.digest.hex()],
-            "waiting_sessions": 0,
-            "regions": [
-                {
-                    "name": "us",
-                    "replicas": 1,
-                    "ready_replicas": 1,
-                    "sessions": 0,
-                    "predicted_wait_ms": found["models"][0]["regions"][0]["predicted_wait_ms"],
-                }
-            ],
-        }
-    ]
-    model, first, second = shown.splitlines()
-    assert model.startswith("m (default) ")
-    assert "us 1 of 1 replicas ready, wait " in model and model.endswith("; 0 waiting")
-    assert first.startswith("near")
-    assert "READY" in first and "computes as 0a0a0a0a " in first
-    assert "DOWN" in second and "computes as unknown " in second
-    assert "rtt ~100.0 ms" in second, "a guess is marked as one"
+    (model,) = found["models"]
+    (region,) = model["regions"]
+    assert (model["name"], model["is_default"], model["waiting_sessions"]) == ("m", True, 0)
+    assert model["vocabularies"] == [near.digest.hex()]
+    assert (region["name"], region["replicas"], region["ready_replicas"]) == ("us", 1, 1)
+    assert (region["recent"]["window_s"], region["recent"]["first_tokens"]) == (60.0, 0)
+    head, row = (line.split() for line in _section(shown, "MODELS"))
+    told = dict(zip(head, row[:1] + row[2:], strict=False))
+    assert (told["NAME"], told["REGION"], told["READY"]) == ("m", "us", "1/1")
+    _, first, second = _section(shown, "REPLICAS")
+    assert first.split()[:4] == ["near", "m", "us", "READY"] and " 0a0a0a0a " in first
+    assert second.split()[:4] == ["absent", "unknown", "eu", "DOWN"] and " unknown " in second
+    assert " ~100.0 ms " in second, "a guess is marked as one"
+
+
+def _section(shown: str, heading: str) -> list[str]:
+    """The lines under a heading."""
+    return shown.partition(f"{heading}\n")[2].split("\n\n")[0].splitlines()
 
 
 def test_a_router_that_is_not_there_is_said_plainly() -> None:
@@ -81,36 +77,90 @@ def test_an_address_is_host_and_port(address: str) -> None:
     assert isinstance(failed.exception, ConfigError)
 
 
-LABELS = {"region": "us-east", "model": "smollm2-135m-instruct"}
-EXPECTED = {
-    **LABELS,
-    "desired_replicas": 3.0,
-    "serving_replicas": 2.0,
-    "late_share": 0.25,
-    "utilization": 0.9,
+async def test_watching_shows_it_anew_until_ctrl_c_and_outlives_the_router() -> None:
+    near = Replica("near")
+    async with running_replicas(near):
+        async with running_router(near) as router:
+            await router.state_of("near", router_pb2.REPLICA_STATE_READY)
+            where = ("--router", f"127.0.0.1:{router.ports.main}", "--plaintext")
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "outrider.cli.main", "status", *where),
+                *("--watch", "--interval", "0.1", "--json"),
+                stdout=asyncio.subprocess.PIPE,
+                # Whoever runs the tests in the background ignores SIGINT; children inherit that.
+                preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+            )
+            assert process.stdout is not None
+            for _ in range(2):
+                state = json.loads(await process.stdout.readline())
+                assert state["replicas"][0]["name"] == "near"
+        while "error" not in state:
+            state = json.loads(await process.stdout.readline())
+        assert state["error"]["reason"] == "UNAVAILABLE"
+        process.send_signal(signal.SIGINT)
+        await process.communicate()
+        assert process.returncode == 130
+
+
+SERVICE = {
+    **{"name": "here-0", "role": "inference", "pid": 1, "port": 2, "admin_port": 3},
+    **{"is_up": True, "restarts": 0, "last_end": None},
+}
+RECENT = {
+    **{"window_s": 60.0, "first_tokens": 3, "ttft_p50_ms": 12.4, "ttft_p95_ms": 90.0},
+    **{"ended": 2, "completion_tokens": 90, "draft_tokens": 40, "accepted_tokens": 30},
+}
+ADVICE = {"desired_replicas": 3, "late_ratio": 0.25, "utilization_ratio": 1.2}
+REGION = {
+    **{"name": "us", "replicas": 2, "ready_replicas": 1, "sessions": 4},
+    **{"predicted_wait_ms": 7.0, "recent": RECENT, "advice": ADVICE},
+}
+MODEL = {"name": "m", "is_default": False, "waiting_sessions": 5, "regions": [REGION]}
+REPLICA = {
+    **{"name": "here-0", "region": "us", "address": "h:1", "source": "dns:h", "model": "m"},
+    **{"identity": "0a" * 16, "state": "READY", "state_s": 125.0, "rtt_ms": 1.0},
+    **{"min_rtt_ms": 1.0, "predicted_wait_ms": 7.0, "sessions": 4, "running_sessions": 4},
+    **{"queued_sessions": 1, "max_sessions": 16, "kv_blocks_total": 8, "kv_blocks_free": 6},
+    **{"overload_level": 2, "quarantines": 1, "inconsistent": True},
 }
 
 
-async def test_it_reads_what_metrics_say() -> None:
-    metrics = Metrics("router")
-    for name, value in EXPECTED.items():
-        if isinstance(value, float):
-            metrics.table(Family(f"outrider_router_{name}", "A figure.")).set([(value, LABELS)])
-    admin = AdminServer(AdminConfig(), ready=lambda: (True, ""), registry=metrics.registry)
-    port = await admin.start()
-    try:
-        found = await asyncio.to_thread(autoscale_advice, "127.0.0.1", port)
-    finally:
-        await admin.stop()
-        metrics.close()
-    assert found == [EXPECTED]
-    assert "3 wanted, 2 serve  late 25.0%  utilization 90%" in advice_line(found[0])
+def _shown(**state: object) -> str:
+    empty: dict[str, object] = {"host": "h", "services": [], "models": [], "replicas": []}
+    return "\n".join(lines(empty | state))
 
 
-def test_a_router_that_never_looked_says_nothing() -> None:
-    assert parse_autoscale("# HELP x\noutrider_router_sessions 1.0\n") == []
+def test_a_model_is_shown_with_what_came_of_the_last_minute_and_the_advice() -> None:
+    _, row = _section(_shown(models=[MODEL]), "MODELS")
+    expected = ["m", "us", "1/2", "3", "4", "5", "7", "ms", "12", "ms", "90", "ms", "1.5"]
+    assert row.split() == [*expected, "75%", "25%", "120%"]
 
 
-def test_no_answer_is_said() -> None:
-    with pytest.raises(UnavailableError, match="gives no metrics"):
-        autoscale_advice("127.0.0.1", free_tcp_port())
+def test_where_nothing_came_there_is_nothing_to_tell() -> None:
+    recent = dict.fromkeys(RECENT, 0) | {"window_s": 60.0}
+    idle = REGION | {"recent": recent, "advice": None, "ready_replicas": 0}
+    _, row = _section(_shown(models=[MODEL | {"regions": [idle]}]), "MODELS")
+    assert row.split() == ["m", "us", "0/2", "-", "4", "5", *"-------"]
+
+
+def test_a_replica_is_shown_with_its_load_and_what_is_wrong() -> None:
+    shown = _shown(replicas=[REPLICA])
+    _, row = _section(shown, "REPLICAS")
+    assert "READY, overload 2, quarantined 1x  " in row
+    assert row.endswith("2m  1.0 ms  7 ms     4/16       1  25%  0a0a0a0a  h:1 (dns:h)")
+    assert "WARNING: here-0 opens sessions as another model" in shown
+
+
+def test_services_are_shown_where_the_mesh_is_on_this_machine() -> None:
+    assert "SERVICES" not in _shown()
+    _, row = _section(_shown(services=[SERVICE]), "SERVICES")
+    assert row.split() == ["here-0", "inference", "1", "2", "http://h:3/metrics", "up"]
+
+
+def test_a_service_says_how_it_last_ended() -> None:
+    at_s = time.mktime((2026, 1, 2, 14, 38, 0, 0, 0, -1))
+    down = SERVICE | {"is_up": False, "last_end": asdict(LastEnd(ending(-9), at_s))}
+    back = SERVICE | {"restarts": 1, "last_end": asdict(LastEnd(ending(1), at_s, at_s + 60))}
+    _, first, second = _section(_shown(services=[down, back]), "SERVICES")
+    assert first.endswith("DOWN, is started again, killed (signal 9) 14:38")
+    assert second.endswith("up, ended with status 1 14:38, back 14:39, restarts 1")

@@ -268,7 +268,7 @@ def test_a_conversation_at_a_terminal_goes_on(fake_mesh: LocalMesh, tmp_path: Pa
     edge.start()
     where = ("--edge", f"127.0.0.1:{edge.port}", "--ca", str(edge.ca))
     try:
-        with terminal("chat", *where, "--max-tokens", "2000") as user:
+        with terminal("chat", *where, "--temperature", "0", "--max-tokens", "2000") as user:
             user.prompted()
             user.type("tell me all\r")
             user.until("\r\n")  # what was typed stands there

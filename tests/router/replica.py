@@ -102,6 +102,12 @@ class Replica(inference_pb2_grpc.InferenceServiceServicer):
     ) -> AsyncIterator[inference_pb2.WatchKvResponse]:
         yield inference_pb2.WatchKvResponse()
 
+    async def Drain(
+        self, request: inference_pb2.DrainRequest, context: Context
+    ) -> inference_pb2.DrainResponse:
+        self.report(fixed_ms=10.0, row_ms=1.0, max_sessions=64, draining=not request.undo)
+        return inference_pb2.DrainResponse()
+
     async def GetModel(
         self, request: inference_pb2.GetModelRequest, context: Context
     ) -> inference_pb2.GetModelResponse:

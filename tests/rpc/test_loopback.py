@@ -42,6 +42,11 @@ class Echo(InferenceServiceServicer):
         self.error: Exception | None = None
         self.live_streams = 0
 
+    async def Drain(
+        self, request: inference_pb2.DrainRequest, context: Any
+    ) -> inference_pb2.DrainResponse:
+        return inference_pb2.DrainResponse()
+
     async def GetModel(
         self, request: inference_pb2.GetModelRequest, context: Any
     ) -> inference_pb2.GetModelResponse:

@@ -48,6 +48,11 @@ _Call = grpc.aio.StreamStreamCall[inference_pb2.GenerateRequest, inference_pb2.G
 
 
 class Echo(inference_pb2_grpc.InferenceServiceServicer):
+    async def Drain(
+        self, request: inference_pb2.DrainRequest, context: Any
+    ) -> inference_pb2.DrainResponse:
+        return inference_pb2.DrainResponse()
+
     async def GetModel(
         self, request: inference_pb2.GetModelRequest, context: Any
     ) -> inference_pb2.GetModelResponse:

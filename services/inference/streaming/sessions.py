@@ -185,7 +185,8 @@ class SessionTable:
         """The latest; None before the first tick."""
         self.load_changed = asyncio.Event()
         """Set, and replaced by a fresh one, when `load` or `draining` changes."""
-        self.draining = False
+        self.is_stopping = False
+        self._is_drained = False
         self._model = model
         self._metrics = metrics
         self._running_gauge = metrics.gauge(RUNNING)
@@ -227,7 +228,7 @@ class SessionTable:
     ) -> LiveSession:
         if self.draining:
             raise OverloadedError(
-                "this replica is shutting down; open the session elsewhere",
+                "this replica takes no new sessions; open the session elsewhere",
                 retry_delay_ms=_DRAIN_RETRY_MS,
                 metadata={"draining": "true"},
             )
@@ -354,9 +355,21 @@ class SessionTable:
         self._measure(tick)
         self.announce()
 
+    @property
+    def draining(self) -> bool:
+        """Whether it takes no new sessions."""
+        return self.is_stopping or self._is_drained
+
+    def set_drained(self, *, drained: bool) -> None:
+        """An operator wants no new sessions here for a while, or wants them again."""
+        if drained != self._is_drained:
+            _log.info("drained_by_operator" if drained else "drain_undone", live=len(self._live))
+            self._is_drained = drained
+            self.announce()
+
     async def drain(self, limit_s: float) -> None:
         """Take no new sessions, and wait for the live ones up to the limit."""
-        self.draining = True
+        self.is_stopping = True
         self.announce()
         try:
             async with asyncio.timeout(limit_s):

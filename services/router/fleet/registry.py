@@ -205,7 +205,7 @@ class Registry:
         replica.report(load, now)
         self.changed.add(name)
         if load.draining:
-            self.signal(name, Signal.NOT_SERVING, now, "it says that it stops")
+            self.signal(name, Signal.NOT_SERVING, now, "it says that it takes no sessions")
         elif replica.state is PeerState.SUSPECT:
             self.signal(name, Signal.SERVING, now)
 

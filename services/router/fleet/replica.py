@@ -102,6 +102,8 @@ class ReplicaLoad:
     """What of the above is of MEDIUM sessions."""
     service_ms: float = 0.0
     """Mean service time of a session; 0: not reported."""
+    kv_blocks_total: int = 0
+    kv_blocks_free: int = 0
 
     def ahead_of(self, priority: int) -> ClassLoad:
         """Load that is served before a new session of a class (1 LOW to 3 HIGH): that of its own

@@ -20,6 +20,7 @@ from services.router.admission.session import AdmissionRequest
 from services.router.autoscale.advisor import AutoscaleAdvisor, FleetKey
 from services.router.fleet.registry import Registry
 from services.router.placement.types import PlacementRequest
+from services.router.recent_replies import RecentReplies, Reply
 from services.router.relay import frames
 from services.router.relay.dispatch import Dispatch
 from services.router.relay.frames import RelayedSession, Up
@@ -88,6 +89,7 @@ class Intake:
         admission: Admission,
         fleet_view: LiveFleetView,
         autoscale: AutoscaleAdvisor,
+        recent: RecentReplies,
     ) -> None:
         self._table = table
         self._dispatch = dispatch
@@ -95,6 +97,7 @@ class Intake:
         self._admission = admission
         self._fleet_view = fleet_view
         self._autoscale = autoscale
+        self._recent = recent
         self._waiting: dict[int, RelayedSession] = {}
         """In the queue, by router session id."""
         self.runs = RunDeduplicator()
@@ -190,8 +193,18 @@ class Intake:
         """A session had its first token."""
         replica = self._registry.find(session.replica)
         if replica is not None:
-            ttft_ms = (now - session.opened_at) * 1000.0 - replica.rtt.smoothed_ms
-            self._autoscale.record_ttft(FleetKey(replica.region, replica.model_name), ttft_ms, now)
+            fleet = FleetKey(replica.region, replica.model_name)
+            ttft_ms = (now - session.opened_at) * 1000.0
+            self._recent.first_token(fleet, ttft_ms, now)
+            self._autoscale.record_ttft(fleet, ttft_ms - replica.rtt.smoothed_ms, now)
+
+    def done(self, session: RelayedSession, usage: common_pb2.Usage, now: float) -> None:
+        """A session has its whole reply."""
+        replica = self._registry.find(session.replica)
+        if replica is not None:
+            fleet = FleetKey(replica.region, replica.model_name)
+            reply = Reply(usage.completion_tokens, usage.draft_tokens, usage.accepted_tokens)
+            self._recent.ended(fleet, reply, now)
 
     def ended(self, session: RelayedSession, now: float) -> None:
         """A session ended."""

@@ -252,6 +252,7 @@ class Switch:
         elif event is SessionInput.DONE:
             cost = self._admission.cost(session.router_session_id, session.num_committed)
             frames.complete_done(frame.done, session, cost, now)
+            self._intake.done(session, frame.done.usage, now)
         else:
             ack_delay_ms = frame.opened.ack_delay_ms
             self._registry.opened(session.replica, session.router_session_id, ack_delay_ms, now)

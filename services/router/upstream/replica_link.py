@@ -268,6 +268,8 @@ async def watch_load(
             service_ms=_cost_ms(report.service_ms),
             queues_low=report.queues_low,
             refuses_sessions=report.refuses_sessions,
+            kv_blocks_total=report.kv_blocks_total,
+            kv_blocks_free=report.kv_blocks_free,
         )
 
 

@@ -145,6 +145,11 @@ class Region(router_pb2_grpc.RouterServiceServicer):
     ) -> router_pb2.ListModelsResponse:
         return router_pb2.ListModelsResponse()
 
+    async def DrainReplica(
+        self, request: router_pb2.DrainReplicaRequest, context: Any
+    ) -> router_pb2.DrainReplicaResponse:
+        return router_pb2.DrainReplicaResponse()
+
     async def Explain(
         self, request: router_pb2.ExplainRequest, context: Any
     ) -> router_pb2.ExplainResponse:

@@ -77,6 +77,11 @@ class Router(router_pb2_grpc.RouterServiceServicer):
     async def ListModels(self, request: Any, context: Any) -> router_pb2.ListModelsResponse:
         return router_pb2.ListModelsResponse()
 
+    async def DrainReplica(
+        self, request: router_pb2.DrainReplicaRequest, context: Any
+    ) -> router_pb2.DrainReplicaResponse:
+        return router_pb2.DrainReplicaResponse()
+
     async def Explain(self, request: Any, context: Any) -> router_pb2.ExplainResponse:
         return router_pb2.ExplainResponse()
 

@@ -222,6 +222,29 @@ async def test_stopping_lets_sessions_finish() -> None:
         await stopping
 
 
+async def test_a_drained_replica_keeps_its_sessions_and_takes_no_others_until_told() -> None:
+    async with running(GatedEngine()) as it:
+        peer = it.peer()
+        watch = it.stub.WatchLoad(inference_pb2.WatchLoadRequest(min_interval_ms=1))
+        await peer.open(1, [5], SHORT)
+        await eventually(_gated(it).waiting.is_set)
+        await it.stub.Drain(inference_pb2.DrainRequest())
+        await peer.open(2, [6])
+        refused = (await peer.finish(2)).error
+        assert type(refused) is errors.OverloadedError
+        assert "takes no new sessions" in refused.message
+        while not (await _report(watch)).draining:
+            pass
+        assert it.replica.readiness()[0], "it is not stopping"
+        _gated(it).gate.set()
+        assert tuple((await peer.finish(1)).ids) == reference([5], SHORT).ids
+        await it.stub.Drain(inference_pb2.DrainRequest(undo=True))
+        while (await _report(watch)).draining:
+            pass
+        await peer.open(3, [6], SHORT)
+        assert tuple((await peer.finish(3)).ids) == reference([6], SHORT).ids
+
+
 async def test_stopping_ends_what_does_not_finish_in_time() -> None:
     async with running(GatedEngine(), drain_s=0.05) as it:
         peer = it.peer()

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import asyncio
 
-from outrider.errors import OverloadedError
+import grpc.aio
+import pytest
+
+from outrider.errors import (
+    InvalidRequestError,
+    OutriderError,
+    OverloadedError,
+    UnavailableError,
+)
+from outrider.rpc import from_rpc_error
 from outrider.testing import free_tcp_port, leak_check
 from outrider.v1 import common_pb2, inference_pb2, router_pb2
+from services.router.recent_replies import WINDOW_S
 from services.router.relay.failover import FailoverPolicy
 from tests.router.relay.mesh import IDENTITY, accepted, commit, done, draft, failed, opening
 from tests.router.replica import Replica, RouterUnderTest, running_replicas, running_router, started
@@ -202,3 +212,66 @@ async def test_no_replica_is_a_clear_error_and_the_stream_lives_on() -> None:
         async with running_replicas(absent):
             await router.state_of("absent", router_pb2.REPLICA_STATE_READY)
             await started(edge, absent, 2)
+
+
+async def test_an_operator_drains_a_replica_and_takes_it_back(
+    router: RouterUnderTest, near: Replica, far: Replica
+) -> None:
+    edge = router.edge()
+    await edge.send(opening())
+    first = await near.hear("open")
+    await router.stub.DrainReplica(router_pb2.DrainReplicaRequest(replica="near"))
+    await router.state_of("near", router_pb2.REPLICA_STATE_DRAINING)
+    await edge.send(opening(2))
+    await far.hear("open")
+    near.say(accepted(first.session))  # what it has goes on
+    near.say(tokens(first.session, 0, 3))
+    near.say(done(first.session))
+    for kind in ("opened", "commit", "done"):
+        assert (await edge.hear(kind)).session == 1
+    await router.stub.DrainReplica(router_pb2.DrainReplicaRequest(replica="near", undo=True))
+    await router.state_of("near", router_pb2.REPLICA_STATE_READY)
+    await edge.send(opening(3))
+    await near.hear("open")
+
+
+async def test_only_a_replica_that_is_there_can_be_drained(
+    router: RouterUnderTest, near: Replica
+) -> None:
+    async def refused(name: str) -> OutriderError:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await router.stub.DrainReplica(router_pb2.DrainReplicaRequest(replica=name))
+        return from_rpc_error(caught.value)
+
+    unknown = await refused("nix")
+    assert isinstance(unknown, InvalidRequestError)
+    assert unknown.message == "This router knows no replica 'nix'; it has far, near."
+    await near.kill()
+    assert isinstance(await refused("near"), UnavailableError)
+
+
+async def test_the_replica_table_tells_load_and_the_models_what_came_of_sessions(
+    router: RouterUnderTest, near: Replica
+) -> None:
+    edge = router.edge()
+    await edge.send(opening())
+    session = (await near.hear("open")).session
+    near.say(accepted(session))
+    near.say(tokens(session, 0, 3))
+    usage = common_pb2.Usage(completion_tokens=3, draft_tokens=2, accepted_tokens=1)
+    ended = inference_pb2.SessionDone(usage=usage)
+    near.say(inference_pb2.SessionDown(session=session, done=ended))
+    for kind in ("opened", "commit", "done"):
+        await edge.hear(kind)
+    near.report(running_sessions=2, max_sessions=64, kv_blocks_total=10, kv_blocks_free=4)
+    async with asyncio.timeout(10):
+        while (await router.replicas())["near"].running_sessions != 2:
+            pass
+    row = (await router.replicas())["near"]
+    assert (row.max_sessions, row.kv_blocks_total, row.kv_blocks_free) == (64, 10, 4)
+    (model,) = (await router.stub.ListModels(router_pb2.ListModelsRequest())).models
+    recent = next(it.recent for it in model.regions if it.region == row.region)
+    assert (recent.first_tokens, recent.ended) == (1, 1)
+    assert 0.0 < recent.ttft_p50_ms == recent.ttft_p95_ms
+    assert (recent.completion_tokens, recent.draft_tokens, recent.accepted_tokens) == (3, 2, 1)
+    assert recent.window_s == WINDOW_S

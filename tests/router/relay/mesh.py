@@ -27,6 +27,7 @@ from services.router.placement.placement import Placement
 from services.router.placement.types import PlacementPolicy
 from services.router.prefix_index.index import PrefixIndex, PrefixIndexLimits
 from services.router.prefix_index.prompt import TokenIdReader
+from services.router.recent_replies import RecentReplies
 from services.router.relay.dispatch import Dispatch, PromptCache
 from services.router.relay.failover import Failover, FailoverPolicy
 from services.router.relay.frames import Down, RelayedSession, Up
@@ -84,8 +85,15 @@ class Mesh:
         self.admission = Admission(policy or AdmissionPolicy(), tenants, prices=prices)
         self.fleet_view = LiveFleetView(dispatch.decide, "us", return_s)
         self.autoscale = AutoscaleAdvisor(AutoscalePolicy())
+        self.recent = RecentReplies()
         self.intake = Intake(
-            self.table, dispatch, self.registry, self.admission, self.fleet_view, self.autoscale
+            self.table,
+            dispatch,
+            self.registry,
+            self.admission,
+            self.fleet_view,
+            self.autoscale,
+            self.recent,
         )
         failover = Failover(self.table, dispatch, self.telemetry, failover_policy)
         self.num_retries_scheduled = 0
