@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from outrider.cli import operator
-from outrider.cli.local.state import StateDir, default_state_dir
+from outrider.cli import contexts, operator
+from outrider.cli.local.state import StateDir
 from outrider.cli.local.status import chosen_router
 from outrider.cli.router_state import State, ask
 from outrider.errors import DeadlineError, InvalidRequestError, UnavailableError
@@ -44,6 +44,7 @@ def drain(
     timeout: _Wait = 600.0,
     force: _Force = False,
     router: _Router = "",
+    context: contexts.Flag = "",
     state_dir: StateDir = None,
     certificate: operator.Certificate = None,
     private_key: operator.PrivateKey = None,
@@ -54,9 +55,15 @@ def drain(
     """Take a replica out of service: no new sessions go to it from any router, and those it has go
     on. Returns when the last one has ended, so that its process can be stopped or replaced. It
     holds until --undo, or until the process starts anew."""
-    folder = (state_dir or default_state_dir()).resolve()
     flags = (certificate, private_key, ca, trust_domain, plaintext)
-    address, tls = chosen_router(folder, router, flags)
+    asked = chosen_router(state_dir, router, context, flags)
+    with contexts.named(asked.context):
+        _drain(asked.address, asked.tls, replica, timeout, undo=undo, force=force)
+
+
+def _drain(
+    address: str, tls: Tls, replica: str, timeout: float, *, undo: bool, force: bool
+) -> None:
     replicas = asyncio.run(ask(address, tls))["replicas"]
     check(replicas, replica, undo=undo, force=force)
     asyncio.run(_tell(address, tls, replica, undo=undo))

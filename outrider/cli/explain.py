@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outrider.cli import operator
+from outrider.cli import contexts, operator
 from outrider.cli.columns import columns
-from outrider.cli.local.state import StateDir, default_state_dir, running_mesh
+from outrider.cli.local.state import StateDir, default_state_dir
+from outrider.cli.local.status import chosen_router
 from outrider.cli.model_choice import is_name, served_name
 from outrider.cli.prompting import options
-from outrider.config import check_address
-from outrider.errors import InvalidRequestError, UnavailableError
+from outrider.errors import InvalidRequestError
 from outrider.model_identity import short_form
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _Text = Annotated[
 ]
 _Request = Annotated[str, typer.Option(help="Only the session with this request id.")]
 _Last = Annotated[int, typer.Option(min=1, max=10_000, help="Most decisions shown, newest first.")]
-_Router = Annotated[str | None, typer.Option(help="HOST:PORT; default: that of `outrider up`.")]
+_Router = Annotated[str, typer.Option(help="HOST:PORT; default: that of `outrider up`.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print the router's answer as JSON.")]
 
 
@@ -38,8 +38,9 @@ def explain(
     request: _Request = "",
     last: _Last = 8,
     model: options.Model = "",
-    router: _Router = None,
+    router: _Router = "",
     as_json: _Json = False,
+    context: contexts.Flag = "",
     state_dir: StateDir = None,
     certificate: operator.Certificate = None,
     private_key: operator.PrivateKey = None,
@@ -51,12 +52,11 @@ def explain(
     chosen replica and on the runner-up."""
     if text is not None and request:
         raise InvalidRequestError("give a prompt or --request, not both")
-    folder = (state_dir or default_state_dir()).resolve()
-    address = _router_address(router, folder)
-    name = _model_name(model, router, folder)
     flags = (certificate, private_key, ca, trust_domain, plaintext)
-    tls = operator.of_flags(*flags) if router else operator.of_mesh(folder)
-    answer = asyncio.run(_ask(address, _asked(text, request, last, name), tls))
+    to = chosen_router(state_dir, router, context, flags)
+    name = _model_name(model, (state_dir or default_state_dir()).resolve(), is_here=to.is_here)
+    with contexts.named(to.context):
+        answer = asyncio.run(_ask(to.address, _asked(text, request, last, name), to.tls))
     if request and not answer.placements:
         raise InvalidRequestError(
             f"the router knows no request {request!r}: it remembers the latest ones only, and "
@@ -85,24 +85,14 @@ def _asked(text: str | None, request: str, last: int, model: str) -> router_pb2.
     return router_pb2.ExplainRequest(what_if=what_if)
 
 
-def _model_name(model: str, router: str | None, state: Path) -> str:
-    """Raises InvalidRequestError for a file or a source with --router, UnknownModelError for one
-    that the mesh here does not serve."""
-    if router is None:
+def _model_name(model: str, state: Path, *, is_here: bool) -> str:
+    """Raises InvalidRequestError for a file or a source where a mesh elsewhere is asked,
+    UnknownModelError for one that the mesh here does not serve."""
+    if is_here:
         return served_name(model, state / "config" / "edge.toml")
     if not is_name(model):
-        raise InvalidRequestError("with --router, --model takes a name: a mesh knows no files")
+        raise InvalidRequestError("--model takes a name: a mesh elsewhere knows no files")
     return model
-
-
-def _router_address(router: str | None, state: Path) -> str:
-    if router is not None:
-        check_address(router, "--router")
-        return router
-    mesh = running_mesh(state)
-    if mesh is None:
-        raise UnavailableError("no mesh is up here; start one with `outrider up`, or give --router")
-    return f"{mesh.host}:{mesh.service('router')['port']}"
 
 
 async def _ask(

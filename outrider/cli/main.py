@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from outrider.cli import config, definitions, keys, models, serve
+from outrider.cli import config, context, definitions, keys, models, serve
 from outrider.cli.demo import commands as demo
 from outrider.cli.doctor import doctor
 from outrider.cli.drain import drain
@@ -69,6 +69,7 @@ app.add_typer(models.app, name="models")
 app.add_typer(mesh_models.app, name="mesh")
 app.add_typer(keys.app, name="keys")
 app.add_typer(config.app, name="config")
+app.add_typer(context.app, name="context")
 app.add_typer(demo.app, name="demo")
 
 

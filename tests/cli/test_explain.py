@@ -81,7 +81,7 @@ def test_a_file_is_asked_for_by_the_name_that_the_mesh_serves_it_under(tmp_path:
         "utf-8",
     )
     for model in (str(weights), f"file:{weights}", "some-model"):
-        assert explain._model_name(model, None, tmp_path) == "some-model"
+        assert explain._model_name(model, tmp_path, is_here=True) == "some-model"
     with pytest.raises(UnknownModelError, match="the mesh here serves some-model"):
-        explain._model_name("file:/other.gguf", None, tmp_path)
-    assert explain._model_name("m", "localhost:1", tmp_path) == "m"
+        explain._model_name("file:/other.gguf", tmp_path, is_here=True)
+    assert explain._model_name("m", tmp_path, is_here=False) == "m"

@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple, TypeAlias
 
 import typer
 
-from outrider.cli import operator
+from outrider.cli import contexts, operator
 from outrider.cli.local import status_view
 from outrider.cli.local.state import (
     RunningMesh,
@@ -25,7 +25,7 @@ from outrider.cli.local.state import (
 )
 from outrider.cli.router_state import State, ask
 from outrider.config import check_address
-from outrider.errors import UnavailableError
+from outrider.errors import InvalidRequestError, UnavailableError
 
 if TYPE_CHECKING:
     from outrider.tls import Tls
@@ -50,6 +50,7 @@ def status(
     watch: _Watch = False,
     interval: _Interval = 2.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the state as JSON.")] = False,
+    context: contexts.Flag = "",
     certificate: operator.Certificate = None,
     private_key: operator.PrivateKey = None,
     ca: operator.Ca = None,
@@ -60,10 +61,11 @@ def status(
     minute TTFT, tokens and accepted drafts), and its replicas (state, round trip, load, KV)."""
     folder = (state_dir or default_state_dir()).resolve()
     flags = (certificate, private_key, ca, trust_domain, plaintext)
-    _, tls = chosen_router(folder, router, flags)
+    asked = chosen_router(state_dir, router, context, flags)
 
     def look() -> State:
-        return _look(folder, router, tls)
+        with contexts.named(asked.context):
+            return _look(folder, asked)
 
     if watch:
         _watch(look, interval, as_json=as_json)
@@ -71,18 +73,41 @@ def status(
         print(_text(look(), as_json=as_json))
 
 
-def chosen_router(folder: Path, router: str, flags: operator.Flags) -> tuple[str, Tls]:
-    """HOST:PORT of a router and as whom to ask it: the one that is named, or that of the mesh in a
-    folder. Raises UnavailableError, ConfigError."""
+class AskedRouter(NamedTuple):
+    """Which router a command asks, and as whom."""
+
+    address: str
+    """HOST:PORT"""
+    tls: Tls
+    is_here: bool
+    """It is of the mesh of `outrider up`."""
+    context: str
+    """Name of the context that says so; "": none does."""
+
+
+def chosen_router(
+    state_dir: Path | None, router: str, context: str, flags: operator.Flags
+) -> AskedRouter:
+    """The router that flags name, or a context, or that of the mesh here. Raises
+    InvalidRequestError, UnavailableError, ConfigError."""
     if router:
         check_address(router, "--router")
-        return router, operator.of_flags(*flags)
-    return _address(_mesh(folder)), operator.of_mesh(folder)
+    has_place = bool(router) or state_dir is not None
+    name, saved = contexts.chosen(context, has_place=has_place)
+    if router:
+        return AskedRouter(router, operator.of_flags(*flags), is_here=False, context="")
+    if name:
+        if not saved.router:
+            raise InvalidRequestError(f"context {name} names no router; add it anew with --router")
+        return AskedRouter(saved.router, operator.of_context(saved), is_here=False, context=name)
+    folder = (state_dir or default_state_dir()).resolve()
+    address = _address(_mesh(folder))
+    return AskedRouter(address, operator.of_mesh(folder), is_here=True, context="")
 
 
-def _look(folder: Path, router: str, tls: Tls) -> State:
-    mesh = None if router else _mesh(folder)
-    state = asyncio.run(ask(_address(mesh) if mesh else router, tls))
+def _look(folder: Path, asked: AskedRouter) -> State:
+    mesh = _mesh(folder) if asked.is_here else None
+    state = asyncio.run(ask(_address(mesh) if mesh else asked.address, asked.tls))
     return {
         "host": mesh.host if mesh else "",
         "services": mesh.services if mesh else [],

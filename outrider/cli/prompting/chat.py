@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from outrider.access.client_key import KEY_VARIABLE, configured_key
+from outrider.cli import contexts
 from outrider.cli.local import development_key
 from outrider.cli.local.state import StateDir, default_state_dir, running_mesh
 from outrider.cli.model_choice import is_name, served_name
@@ -143,6 +144,7 @@ def chat(
     acceptance_threshold: _AcceptanceThreshold = 0.0,
     as_json: options.Json = False,
     edge: _Edge = None,
+    context: contexts.Flag = "",
     ca: _Ca = None,
     insecure: _Insecure = False,
     provisional: _Provisional = True,
@@ -166,6 +168,12 @@ def chat(
     only shown on a terminal. With tools, a conversation asks for the result of each call.
     """
     state = (state_dir or default_state_dir()).resolve()
+    has_place = edge is not None or state_dir is not None
+    context_name, saved = contexts.chosen(context, has_place=has_place)
+    if context_name:
+        edge, ca, user = _edge_of(context_name, saved), ca or _path(saved.ca), user or saved.user
+        if api_key is None:
+            key_file = key_file or _path(saved.key_file)
     address = _edge_address(edge, ca, insecure, state)
     options.check_logprobs(logprobs, as_json=as_json)
     grammar = options.grammar(json_schema, regex, lark, json_object=json_object)
@@ -195,12 +203,24 @@ def chat(
     settings = Settings(name, system, params)
     if prompts:
         answering = command.answer(prompts, settings, as_json=as_json, parallel=parallel)
-        raise typer.Exit(asyncio.run(answering))
     else:
         check = partial(_name_to_ask, edge=edge, state=state)
         kept = state / "chat_history" if history else None
         suggested = not is_sampling_given
-        asyncio.run(command.converse(settings, check, kept, is_suggested=suggested))
+        answering = command.converse(settings, check, kept, is_suggested=suggested)
+    with contexts.named(context_name):
+        raise typer.Exit(asyncio.run(answering))
+
+
+def _edge_of(name: str, saved: contexts.Context) -> str:
+    """Raises InvalidRequestError."""
+    if not saved.edge:
+        raise InvalidRequestError(f"context {name} names no edge; add it anew with --edge")
+    return saved.edge
+
+
+def _path(text: str) -> Path | None:
+    return Path(text) if text else None
 
 
 def _name_to_ask(model: str, edge: str | None, state: Path) -> str:
@@ -323,9 +343,9 @@ class ChatCommand:
         history: Path | None,
         *,
         is_suggested: bool,
-    ) -> None:
+    ) -> int:
         """Talk with the person at the terminal; `history` keeps what was typed. `is_suggested`:
-        replies are sampled as suits the model, and not as the settings say."""
+        replies are sampled as suits the model, and not as the settings say. The exit status: 0."""
         prompts = Prompts(history)
         with typing_hidden(), self._interrupts.listening():
             async with self._client() as client:
@@ -342,6 +362,7 @@ class ChatCommand:
 
                 chosen = choose if is_suggested else None
                 await Conversation(prompts, reply, settings, check_model, chosen).run()
+        return 0
 
     async def _stream(
         self,
