@@ -363,7 +363,7 @@ class SessionTable:
     def set_drained(self, *, drained: bool) -> None:
         """An operator wants no new sessions here for a while, or wants them again."""
         if drained != self._is_drained:
-            _log.info("drained_by_operator" if drained else "drain_undone", live=len(self._live))
+            _log.info("operator_drain", drained=drained, live=len(self._live))
             self._is_drained = drained
             self.announce()
 
