@@ -11,7 +11,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
 
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, InvalidRequestError
 
 KEY_VARIABLE: Final = "OUTRIDER_API_KEY"
 DEVELOPMENT_KEY: Final = "development.key"
@@ -59,6 +59,17 @@ def configured_key(environ: Mapping[str, str]) -> str:
         return _text(path).strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} with the API key cannot be read: {error}") from error
+
+
+def read_key_file(file: Path) -> str:
+    """The API key in a file. Raises InvalidRequestError."""
+    try:
+        key = _text(file).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequestError(f"{file} with the API key cannot be read: {error}") from error
+    if not key:
+        raise InvalidRequestError(f"{file} holds no API key")
+    return key
 
 
 def development_key(folder: Path, host: str, port: int) -> str:

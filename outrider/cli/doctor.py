@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import shutil
 import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from outrider.cli.findings import Finding, report
 from outrider.cli.local.mesh import DEFAULT_REGIONS
 from outrider.cli.local.state import StateDir, default_state_dir, running_mesh
 from outrider.cli.model_choice import MODEL_HELP, choose_all
@@ -34,15 +34,6 @@ _MIN_DISK_GIB = 1
 _NUM_REPLICAS = len(DEFAULT_REGIONS)
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """The outcome of one check."""
-
-    ok: bool
-    what: str
-    fix: str = ""
-
-
 def doctor(
     model: Annotated[
         list[str] | None,
@@ -55,20 +46,9 @@ def doctor(
 ) -> None:
     """Check that this machine can run Outrider with these models, and say what to do where it
     cannot."""
-    failed = 0
     specs = choose_all(model or [""]).specs
-    if as_json:
-        found = list(_findings(specs, state_dir or default_state_dir()))
-        # What to do is told only where there is something to do.
-        print(json.dumps([asdict(it) | {"fix": "" if it.ok else it.fix} for it in found]))
-        raise typer.Exit(not all(it.ok for it in found))
-    for number, finding in enumerate(_findings(specs, state_dir or default_state_dir()), start=1):
-        print(f"{number:>2}. {'ok  ' if finding.ok else 'FAIL'} {finding.what}")
-        if not finding.ok:
-            failed += 1
-            print(f"         {finding.fix}")
-    if failed:
-        raise typer.Exit(1)
+    findings = _findings(specs, state_dir or default_state_dir())
+    raise typer.Exit(report(findings, as_json=as_json))
 
 
 def _findings(specs: Sequence[ModelSpec], state_dir: Path) -> Iterator[Finding]:

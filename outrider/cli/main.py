@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from outrider.cli import config, context, definitions, keys, models, serve
+from outrider.cli.check import check
 from outrider.cli.demo import commands as demo
 from outrider.cli.doctor import doctor
 from outrider.cli.drain import drain
@@ -63,6 +64,7 @@ app.command()(tokenize)
 app.command()(explain)
 app.command()(drain)
 app.command()(doctor)
+app.command()(check)
 models.app.command()(definitions.add)
 models.app.command()(definitions.forget)
 app.add_typer(models.app, name="models")

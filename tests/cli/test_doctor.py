@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from outrider.cli import doctor
+from outrider.cli.findings import Finding
 from outrider.cli.main import app
 from outrider.cli.model_choice import choose
 from outrider.engines import draft_loading
@@ -18,7 +19,7 @@ from outrider.models.store import ModelStore
 from tests.engines.test_draft_file import write
 
 
-def finding(monkeypatch: pytest.MonkeyPatch, path: Path | None) -> doctor.Finding:
+def finding(monkeypatch: pytest.MonkeyPatch, path: Path | None) -> Finding:
     monkeypatch.setattr(draft_loading, "shipped_draft", lambda target: path)
     return doctor._draft(DEFAULT_MODEL)
 
@@ -95,8 +96,8 @@ def test_findings_as_json_have_the_same_exit_status(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_well: bool
 ) -> None:
     findings = [
-        doctor.Finding(True, "fine", "nothing"),
-        doctor.Finding(is_well, "disk", "more"),
+        Finding(True, "fine", "nothing"),
+        Finding(is_well, "disk", "more"),
     ]
     monkeypatch.setattr(doctor, "_findings", lambda specs, state_dir: iter(findings))
     flags = ("doctor", "--state-dir", str(tmp_path))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outrider.access.client_key import KEY_VARIABLE, configured_key
+from outrider.access.client_key import KEY_VARIABLE, configured_key, read_key_file
 from outrider.cli import contexts
 from outrider.cli.local import development_key
 from outrider.cli.local.state import StateDir, default_state_dir, running_mesh
@@ -241,13 +241,7 @@ def _key(file: Path | None, flag: str | None) -> str:
         return flag.strip()
     if file is None:
         return configured_key(os.environ)
-    try:
-        key = file.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequestError(f"{file} with the API key cannot be read: {error}") from error
-    if not key:
-        raise InvalidRequestError(f"{file} holds no API key")
-    return key
+    return read_key_file(file)
 
 
 def _edge_address(edge: str | None, ca: Path | None, insecure: bool, state: Path) -> EdgeAddress:
