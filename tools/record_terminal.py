@@ -1,29 +1,33 @@
-"""Records commands in a terminal of 80 columns, and writes what was seen as an animated SVG.
+"""Records commands in a terminal, and writes what was seen as animated SVGs.
 
-    python -m tools.record_terminal quick-start docs/quick-start.svg
-    python -m tools.record_terminal demo-wan docs/demo-wan.svg
-    python -m tools.record_terminal demo-kill docs/demo-kill.svg
+    python -m tools.record_terminal             # all of them, into docs/
+    python -m tools.record_terminal demo-kill   # docs/demo-kill.svg alone
 
-run the commands of the README's quick start, or a demo, on a mesh of its own, in a pseudo-terminal,
-and keep every byte with its time. What is shown is what was printed, when it was printed, but for
-three things: pauses longer than MAX_PAUSE_S are cut to that, the commands are typed at an even
-pace, and the recording's temporary state folder is shown as the user's (SHOWN_STATE_HOME).
-Needs the extra `bench` (pyte, the terminal emulator).
+runs the commands of the README's quick start, or a demo, or `outrider status --watch` while chats
+go on, on a mesh of its own, in a pseudo-terminal, and keeps every byte with its time. What is shown
+is what was printed, when it was printed, but for three things: pauses longer than MAX_PAUSE_S are
+cut to that, the commands are typed at an even pace, and the recording's temporary state folder is
+shown as the user's (SHOWN_STATE_HOME).
+Needs the extra `bench` (pyte, the terminal emulator), and the ports 4433 and 8080 free.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 import os
 import pty
 import select
+import signal
 import subprocess
 import sys
 import tempfile
 import termios
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from html import escape
 from itertools import groupby
 from pathlib import Path
@@ -32,13 +36,14 @@ from typing import Any, Final
 import pyte
 from pyte.screens import Char
 
-COLUMNS: Final = 80
-ROWS: Final = 24
+DOCS: Final = Path(__file__).parents[1] / "docs"
 MAX_PAUSE_S: Final = 1.5
 TYPING_S: Final = 0.03
 """Time for one typed character."""
 SHOWN_STATE_HOME: Final = "~/.local/state"
 """What stands for the temporary folder in which the mesh keeps its state while it is recorded."""
+_INTERRUPTED: Final = (130, -signal.SIGINT)
+"""Exit statuses of what Ctrl-C ended, or its shell."""
 _REST_S: Final = 4.0
 """How long the last picture stays before the recording begins anew."""
 _CELL_WIDTH, _CELL_HEIGHT, _MARGIN = 8.4, 18, 14
@@ -57,16 +62,47 @@ _COLORS: Final = {
 """By pyte's names of the eight colors (its yellow is called brown)."""
 _BACKGROUND: Final = "#242933"
 
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What is recorded."""
+
+    commands: tuple[str, ...]
+    columns: int = 80
+    rows: int = 24
+    load: str = ""
+    """An `outrider` command that runs unseen beside the last one, and is stopped with it."""
+    ctrl_c_after_s: float = 0.0
+    """When the last command is interrupted; 0: it ends by itself."""
+    unseen_end: str = ""
+    """A command that cleans up afterwards."""
+
+
 RECORDINGS: Final = {
-    "quick-start": (
-        "outrider up --detach",
-        'outrider chat --prompt "Explain in three sentences why the sky is blue." --max-tokens 90',
-        "outrider down",
+    "quick-start": Recording(
+        (
+            "outrider up --detach",
+            'outrider chat --prompt "Explain in three sentences why the sky is blue."'
+            " --max-tokens 90",
+            "outrider down",
+        )
     ),
-    "demo-wan": ("outrider demo wan --rtt 150",),
-    "demo-kill": ("outrider demo kill",),
+    "demo-wan": Recording(("outrider demo wan --rtt 150",)),
+    "demo-kill": Recording(("outrider demo kill",)),
+    "status-watch": Recording(
+        ("outrider up --detach", "outrider status --watch --interval 1"),
+        columns=150,
+        load="outrider chat --prompt-file {prompts} --parallel 4 --max-tokens 100 --json",
+        ctrl_c_after_s=15.0,
+        unseen_end="outrider down",
+    ),
 }
-"""The commands of each."""
+_PROMPTS: Final = (
+    *("Why is the sky blue?", "What is a tide?", "Tell me of the moon.", "Why do leaves fall?"),
+    *("What is a comet?", "How do bees see?", "What is rain?", "Why is the sea salty?"),
+)
+"""Of the load, again and again."""
+_NUM_PROMPTS: Final = 64
 
 Row = tuple[tuple[str, str], ...]
 """A row of the screen: runs of text, each with its color."""
@@ -101,9 +137,11 @@ class _Screen(pyte.Screen):
                 self.cursor.attrs = self.cursor.attrs._replace(fg=color)
 
 
-def shown(outputs: Iterable[Output]) -> tuple[list[Shown], float]:
+def shown(
+    outputs: Iterable[Output], columns: int = 80, num_rows: int = 24
+) -> tuple[list[Shown], float]:
     """What each row showed, and for how long; and how long all of it takes, in seconds."""
-    screen = _Screen(COLUMNS, ROWS)
+    screen = _Screen(columns, num_rows)
     screen.set_mode(pyte.modes.LNM)
     stream = pyte.ByteStream(screen)
     since: dict[int, tuple[Row, float]] = {}
@@ -136,10 +174,12 @@ def _color(cell: Char) -> str:
     return cell.fg if cell.fg in _COLORS else "default"
 
 
-def svg(rows: Sequence[Shown], duration_s: float, title: str) -> str:
+def svg(
+    rows: Sequence[Shown], duration_s: float, title: str, columns: int = 80, num_rows: int = 24
+) -> str:
     """An SVG 1.1 picture, animated by SMIL; where nothing moves, its last picture is seen."""
-    width = round(COLUMNS * _CELL_WIDTH + 2 * _MARGIN)
-    height = ROWS * _CELL_HEIGHT + 2 * _MARGIN
+    width = round(columns * _CELL_WIDTH + 2 * _MARGIN)
+    height = num_rows * _CELL_HEIGHT + 2 * _MARGIN
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}"'
         f' height="{height}" role="img"><title>{escape(title)}</title>',
@@ -178,22 +218,56 @@ def _text(it: Shown, duration_s: float) -> str:
     return f'<text y="{y}"{visibility}>{"".join(runs)}{change}</text>'
 
 
-def record(commands: Sequence[str], state_dir: Path) -> list[Output]:
-    """Run `outrider` commands one after the other; what a terminal saw of it."""
+def record(recording: Recording, state_dir: Path) -> list[Output]:
+    """Run its commands one after the other; what a terminal saw of it."""
     outputs: list[Output] = []
     now_s = 0.5
-    for command in commands:
+    for command in recording.commands:
+        is_last = command == recording.commands[-1]
         outputs.append(Output(now_s, b"$ "))
         for char in command:
             now_s += TYPING_S
             outputs.append(Output(now_s, char.encode()))
         now_s += 0.3
         outputs.append(Output(now_s, b"\r\n"))
-        for pause_s, data in _run(command, state_dir):
-            now_s += min(pause_s, MAX_PAUSE_S)
-            outputs.append(Output(now_s, with_shown_state_home(data, state_dir)))
+        with _load(recording.load if is_last else "", state_dir):
+            for pause_s, data in _run(command, state_dir, recording, is_last=is_last):
+                now_s += min(pause_s, MAX_PAUSE_S)
+                outputs.append(Output(now_s, with_shown_state_home(data, state_dir)))
         now_s += 0.5
+    if recording.unseen_end:
+        subprocess.run(_script(recording.unseen_end), env=_environment(state_dir), check=True)
     return outputs
+
+
+@contextlib.contextmanager
+def _load(command: str, state_dir: Path) -> Iterator[None]:
+    if not command:
+        yield
+        return
+    prompts = state_dir / "prompts.jsonl"
+    lines = [json.dumps(_PROMPTS[at % len(_PROMPTS)]) for at in range(_NUM_PROMPTS)]
+    prompts.write_text("\n".join(lines), encoding="utf-8")
+    with subprocess.Popen(
+        _script(command.format(prompts=prompts)),
+        env=_environment(state_dir),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    ) as process:
+        try:
+            yield
+        finally:
+            os.killpg(process.pid, signal.SIGTERM)
+
+
+def _script(command: str) -> list[str]:
+    program = command.replace("outrider", f'"{sys.executable}" -m outrider.cli.main', 1)
+    return ["/bin/sh", "-c", program]
+
+
+def _environment(state_dir: Path) -> dict[str, str]:
+    return {**os.environ, "TERM": "xterm-256color", "XDG_STATE_HOME": str(state_dir)}
 
 
 def with_shown_state_home(data: bytes, state_dir: Path) -> bytes:
@@ -202,25 +276,32 @@ def with_shown_state_home(data: bytes, state_dir: Path) -> bytes:
     return data.replace(str(state_dir).encode(), SHOWN_STATE_HOME.encode())
 
 
-def _run(command: str, state_dir: Path) -> Iterable[tuple[float, bytes]]:
+def _run(
+    command: str, state_dir: Path, recording: Recording, *, is_last: bool
+) -> Iterable[tuple[float, bytes]]:
     """Output of one command: seconds since the output before, and bytes. Raises
     CalledProcessError."""
-    script = command.replace("outrider", f'"{sys.executable}" -m outrider.cli.main', 1)
     master, slave = pty.openpty()
-    termios.tcsetwinsize(slave, (ROWS, COLUMNS))
-    environment = {
-        **os.environ,
-        "COLUMNS": str(COLUMNS),
-        "LINES": str(ROWS),
-        "TERM": "xterm-256color",
-        "XDG_STATE_HOME": str(state_dir),
-    }
+    termios.tcsetwinsize(slave, (recording.rows, recording.columns))
+    size = {"COLUMNS": str(recording.columns), "LINES": str(recording.rows)}
     process = subprocess.Popen(
-        ["/bin/sh", "-c", script], stdout=slave, stderr=slave, stdin=slave, env=environment
+        _script(command),
+        stdout=slave,
+        stderr=slave,
+        stdin=slave,
+        env=_environment(state_dir) | size,
+        start_new_session=True,
+        # Whoever records in the background ignores SIGINT, and children inherit that.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
     os.close(slave)
-    before = time.monotonic()
+    before = began = time.monotonic()
+    is_cut = False
     while True:
+        limit_s = recording.ctrl_c_after_s if is_last else 0.0
+        if limit_s and not is_cut and time.monotonic() - began > limit_s:
+            os.killpg(process.pid, signal.SIGINT)
+            is_cut = True
         readable, _, _ = select.select([master], [], [], 0.1)
         if not readable:
             if process.poll() is not None:
@@ -235,7 +316,8 @@ def _run(command: str, state_dir: Path) -> Iterable[tuple[float, bytes]]:
         yield now - before, data
         before = now
     os.close(master)
-    if code := process.wait():
+    code = process.wait()
+    if code not in (_INTERRUPTED if is_cut else (0,)):
         raise subprocess.CalledProcessError(code, command)
 
 
@@ -243,16 +325,24 @@ def main(arguments: list[str] | None = None) -> int:
     """The command line."""
     options = argparse.ArgumentParser(prog="python -m tools.record_terminal", description=__doc__)
     options.formatter_class = argparse.RawDescriptionHelpFormatter
-    options.add_argument("recording", choices=RECORDINGS, help="what is recorded")
-    options.add_argument("file", type=Path, help="the SVG to write")
+    options.add_argument("recordings", nargs="*", metavar="NAME", help=", ".join(RECORDINGS))
+    options.add_argument("--folder", type=Path, default=DOCS, help="where NAME.svg is written")
     asked = options.parse_args(arguments)
-    commands = RECORDINGS[asked.recording]
-    with tempfile.TemporaryDirectory(prefix="outrider-record-") as folder:
-        outputs = record(commands, Path(folder))
-    rows, duration_s = shown(outputs)
-    asked.file.write_text(svg(rows, duration_s, "; ".join(commands)), encoding="utf-8")
-    print(f"{asked.file}: {duration_s:.1f} s, {len(rows)} rows, {asked.file.stat().st_size} bytes")
+    if unknown := set(asked.recordings) - set(RECORDINGS):
+        options.error(f"there is no recording {min(unknown)}; there are {', '.join(RECORDINGS)}")
+    for name in asked.recordings or RECORDINGS:
+        _write(RECORDINGS[name], asked.folder / f"{name}.svg")
     return 0
+
+
+def _write(recording: Recording, file: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="outrider-record-") as folder:
+        outputs = record(recording, Path(folder))
+    size = (recording.columns, recording.rows)
+    rows, duration_s = shown(outputs, *size)
+    title = "; ".join(recording.commands)
+    file.write_text(svg(rows, duration_s, title, *size), encoding="utf-8")
+    print(f"{file}: {duration_s:.1f} s, {len(rows)} rows, {file.stat().st_size} bytes")
 
 
 if __name__ == "__main__":

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
+import pytest
+
 from tools.record_terminal import (
-    COLUMNS,
     RECORDINGS,
-    ROWS,
     Output,
+    Recording,
     Shown,
     _run,
+    main,
     shown,
     svg,
     with_shown_state_home,
@@ -55,11 +59,33 @@ def test_the_state_folder_of_the_recording_is_shown_as_the_users() -> None:
 def test_commands_see_a_terminal_of_the_pictures_size(tmp_path: Path) -> None:
     program = "import os; print('terminal', *os.get_terminal_size(1))"
     command = f'outrider --help >/dev/null; "{sys.executable}" -c "{program}"'
-    seen = b"".join(data for _, data in _run(command, tmp_path))
-    assert f"terminal {COLUMNS} {ROWS}".encode() in seen
+    recording = Recording((command,), columns=97, rows=31)
+    seen = b"".join(data for _, data in _run(command, tmp_path, recording, is_last=True))
+    assert b"terminal 97 31" in seen
 
 
 def test_every_recording_is_of_outrider_commands() -> None:
-    for commands in RECORDINGS.values():
-        assert commands
-        assert all(command.startswith("outrider ") for command in commands)
+    for recording in RECORDINGS.values():
+        assert recording.commands
+        others = filter(None, (recording.load, recording.unseen_end))
+        assert all(it.startswith("outrider ") for it in (*recording.commands, *others))
+
+
+def test_a_command_that_never_ends_is_interrupted(tmp_path: Path) -> None:
+    file = tmp_path / "waits.toml"
+    os.mkfifo(file)
+    command = f"outrider config validate {file}"
+    recording = Recording((command,), ctrl_c_after_s=0.1)
+    with subprocess.Popen(["/bin/sh", "-c", f'exec 3>"{file}"; exec sleep 60']) as holder:
+        try:
+            for _ in _run(command, tmp_path, recording, is_last=True):
+                pass
+            assert holder.poll() is None, "it was cut, and did not end by itself"
+        finally:
+            holder.kill()
+
+
+def test_an_unknown_recording_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["nix"])
+    assert "there is no recording nix; there are quick-start" in capsys.readouterr().err

@@ -64,8 +64,7 @@ def kill(
     """
     params = options.sampling(temperature, 1.0, 0, seed, max_tokens)
     _say("starting a mesh of two regions with a replica each")
-    chosen = ("--model", model) if model else ()
-    with own_mesh(chosen) as folder:
+    with own_mesh(model) as folder:
         seen = asyncio.run(_Demo(folder).run(prompt, params, after))
     if not seen.killed:
         raise OutriderError(

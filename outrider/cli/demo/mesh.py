@@ -9,7 +9,9 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from outrider.cli.local.preparing import fetched
 from outrider.cli.local.state import running_mesh
+from outrider.cli.model_choice import choose_all
 from outrider.errors import UnavailableError
 
 
@@ -19,9 +21,15 @@ def command(*arguments: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def own_mesh(arguments: Sequence[str] = ()) -> Iterator[Path]:
-    """Its state folder, while it is up. `arguments` are more of those of `outrider up`. Raises
-    UnavailableError if it does not start."""
+def own_mesh(model: str = "", arguments: Sequence[str] = ()) -> Iterator[Path]:
+    """Its state folder, while it is up, with a model as --model takes it, "": the default one.
+    `arguments` are more of those of `outrider up`. Raises UnavailableError if it does not start,
+    UnknownModelError, ModelStoreError."""
+    # Here, where its progress is seen: what `up` prints is not.
+    specs = choose_all([model]).specs
+    fetched(specs, [spec.draft for spec in specs], {})
+    if model:
+        arguments = (*arguments, "--model", model)
     with tempfile.TemporaryDirectory(prefix="outrider-demo-") as folder:
         up = ("up", "--detach", "--port", "0", "--http-port", "-1", "--state-dir", folder)
         started = subprocess.run(

@@ -53,8 +53,7 @@ def wan(
         file=sys.stderr,
         flush=True,
     )
-    chosen = ("--model", model) if model else ()
-    with own_mesh(("--regions", "us-east", "--rtt", str(rtt), *chosen)) as folder:
+    with own_mesh(model, ("--regions", "us-east", "--rtt", str(rtt))) as folder:
         plain, ours = asyncio.run(_both(folder, prompt, params))
     for side in (plain, ours):
         print(f"outrider: {side.title}: {_times(side.whole)}", file=sys.stderr)
