@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from outrider.cli import config, context, definitions, keys, models, serve
+from outrider.cli.bench import serve as bench
 from outrider.cli.check import check
 from outrider.cli.demo import commands as demo
 from outrider.cli.doctor import doctor
@@ -73,6 +74,7 @@ app.add_typer(keys.app, name="keys")
 app.add_typer(config.app, name="config")
 app.add_typer(context.app, name="context")
 app.add_typer(demo.app, name="demo")
+app.add_typer(bench.app, name="bench")
 
 
 def main() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import shutil
 import sys
 import time
@@ -17,10 +16,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outrider.access.client_key import KEY_VARIABLE, configured_key, read_key_file
-from outrider.cli import contexts
-from outrider.cli.local import development_key
-from outrider.cli.local.state import StateDir, default_state_dir, running_mesh
+from outrider.cli import contexts, edge_choice
+from outrider.cli.edge_choice import Caller, EdgeAddress
+from outrider.cli.local.state import StateDir, default_state_dir
 from outrider.cli.model_choice import is_name, served_name
 from outrider.cli.prompting import options
 from outrider.cli.prompting.conversation import Conversation, Settings
@@ -39,24 +37,6 @@ if TYPE_CHECKING:
     from outrider.client import ChatResult, Client
 
 
-@dataclass(frozen=True, slots=True)
-class EdgeAddress:
-    """Where the edge is and whom to trust for it."""
-
-    host: str
-    port: int
-    ca: Path | None
-    insecure: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """Who asks."""
-
-    key: str = field(default="", repr=False)
-    user: str = ""
-
-
 class SpeculationMode(StrEnum):
     """Where drafts come from."""
 
@@ -72,7 +52,7 @@ class Wanted:
     provisional: bool
     speculation: SpeculationMode
     thin: bool
-    caller: Caller = Caller()
+    caller: Caller = field(default_factory=Caller)
     prediction: str = ""
     """What the replies are expected to be."""
     tools: tuple[str, ...] = ()
@@ -85,9 +65,6 @@ _AcceptanceThreshold = Annotated[
         min=0, max=1, help="Lossy: let drafts at least this likely pass, underlined; 0: exact."
     ),
 ]
-_Edge = Annotated[str | None, typer.Option(help="HOST:PORT; default: the mesh of `outrider up`.")]
-_Ca = Annotated[Path | None, typer.Option(help="Certificate to trust for the edge.")]
-_Insecure = Annotated[bool, typer.Option(help="Trust any certificate.")]
 _Provisional = Annotated[
     bool, typer.Option(help="Show text before it is final, dimmed, and correct it in place.")
 ]
@@ -102,19 +79,6 @@ _Prediction = Annotated[
         "come faster, nothing else changes."
     ),
 ]
-_KeyFile = Annotated[
-    Path | None,
-    typer.Option(help="File with the API key."),
-]
-_ApiKey = Annotated[
-    str | None,
-    typer.Option(
-        help="The API key. Others on this machine may see it; better --key-file, the environment's "
-        f"{KEY_VARIABLE}, or api_key of the table [client] in ~/.config/outrider/config.toml. "
-        "Without any of them: the development key of `outrider up`."
-    ),
-]
-_User = Annotated[str, typer.Option(help="Which of the key's users asks.")]
 _ToolChoice = Annotated[
     str, typer.Option(help="auto, none, required, or the name of the tool to call.")
 ]
@@ -143,10 +107,10 @@ def chat(
     lark: options.Lark = None,
     acceptance_threshold: _AcceptanceThreshold = 0.0,
     as_json: options.Json = False,
-    edge: _Edge = None,
+    edge: edge_choice.Edge = None,
     context: contexts.Flag = "",
-    ca: _Ca = None,
-    insecure: _Insecure = False,
+    ca: edge_choice.Ca = None,
+    insecure: edge_choice.Insecure = False,
     provisional: _Provisional = True,
     speculation: _Speculation = SpeculationMode.on,
     thin: _Thin = False,
@@ -154,9 +118,9 @@ def chat(
     logprobs: options.Logprobs = -1,
     parallel: _Parallel = 1,
     history: _History = True,
-    key_file: _KeyFile = None,
-    api_key: _ApiKey = None,
-    user: _User = "",
+    key_file: edge_choice.KeyFile = None,
+    api_key: edge_choice.ApiKey = None,
+    user: edge_choice.User = "",
     tools: options.Tools = None,
     tool_choice: _ToolChoice = "auto",
     state_dir: StateDir = None,
@@ -168,13 +132,16 @@ def chat(
     only shown on a terminal. With tools, a conversation asks for the result of each call.
     """
     state = (state_dir or default_state_dir()).resolve()
-    has_place = edge is not None or state_dir is not None
-    context_name, saved = contexts.chosen(context, has_place=has_place)
-    if context_name:
-        edge, ca, user = _edge_of(context_name, saved), ca or _path(saved.ca), user or saved.user
-        if api_key is None:
-            key_file = key_file or _path(saved.key_file)
-    address = _edge_address(edge, ca, insecure, state)
+    chosen = edge_choice.choose(
+        edge,
+        ca,
+        key_file,
+        api_key,
+        user,
+        context,
+        state_dir,
+        insecure=insecure,
+    )
     options.check_logprobs(logprobs, as_json=as_json)
     grammar = options.grammar(json_schema, regex, lark, json_object=json_object)
     is_sampling_given = any(value is not None for value in (temperature, top_p, top_k))
@@ -190,72 +157,32 @@ def chat(
         prompts = [options.piped_prompt()]
     if as_json and not prompts:
         raise InvalidRequestError("--json answers prompts; give --prompt or --prompt-file")
-    key = _key(key_file, api_key)
-    if not key and edge is None and not insecure:
-        key = development_key.read(state)
-    caller = Caller(key, user)
-    name = _name_to_ask(model, edge, state)
+    name = _name_to_ask(model, state, is_here=chosen.is_here)
     expected = "" if prediction is None else options.read_text(prediction)
     known = options.read_tools(tools)
     choice = tool_choice if known else ""
-    wanted = Wanted(provisional, speculation, thin, caller, expected, known, choice)
-    command = ChatCommand(address, wanted)
+    wanted = Wanted(provisional, speculation, thin, chosen.caller, expected, known, choice)
+    command = ChatCommand(chosen.address, wanted)
     settings = Settings(name, system, params)
     if prompts:
         answering = command.answer(prompts, settings, as_json=as_json, parallel=parallel)
     else:
-        check = partial(_name_to_ask, edge=edge, state=state)
+        check = partial(_name_to_ask, state=state, is_here=chosen.is_here)
         kept = state / "chat_history" if history else None
         suggested = not is_sampling_given
         answering = command.converse(settings, check, kept, is_suggested=suggested)
-    with contexts.named(context_name):
+    with contexts.named(chosen.context):
         raise typer.Exit(asyncio.run(answering))
 
 
-def _edge_of(name: str, saved: contexts.Context) -> str:
-    """Raises InvalidRequestError."""
-    if not saved.edge:
-        raise InvalidRequestError(f"context {name} names no edge; add it anew with --edge")
-    return saved.edge
-
-
-def _path(text: str) -> Path | None:
-    return Path(text) if text else None
-
-
-def _name_to_ask(model: str, edge: str | None, state: Path) -> str:
+def _name_to_ask(model: str, state: Path, *, is_here: bool) -> str:
     """The name of a model for the mesh that is asked. Raises InvalidRequestError for one that it
     cannot know, UnknownModelError for one that the mesh here does not serve."""
-    if edge is None:
+    if is_here:
         return served_name(model, state / "config" / "edge.toml")
     if not is_name(model):
         raise InvalidRequestError("with --edge, a model is named: a mesh elsewhere knows no files")
     return model
-
-
-def _key(file: Path | None, flag: str | None) -> str:
-    """The API key that the user gave; "": none. Raises InvalidRequestError, ConfigError."""
-    if file is not None and flag is not None:
-        raise InvalidRequestError("give one of --api-key and --key-file")
-    if flag is not None:
-        return flag.strip()
-    if file is None:
-        return configured_key(os.environ)
-    return read_key_file(file)
-
-
-def _edge_address(edge: str | None, ca: Path | None, insecure: bool, state: Path) -> EdgeAddress:
-    if edge is not None:
-        host, _, port = edge.rpartition(":")
-        if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-            raise InvalidRequestError(f"--edge takes HOST:PORT, not {edge!r}")
-        return EdgeAddress(host, int(port), ca, insecure)
-    mesh = running_mesh(state)
-    if mesh is None:
-        raise UnavailableError("no mesh is up here; start one with `outrider up`, or give --edge")
-    return EdgeAddress(
-        mesh.host, mesh.service("edge")["port"], ca or state / "tls" / "cert.pem", insecure
-    )
 
 
 class ChatCommand:

@@ -1,0 +1,119 @@
+"""Which edge a command talks to, and as whom: flags, a saved context, or the mesh of `outrider
+up`."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from outrider.access.client_key import KEY_VARIABLE, configured_key, read_key_file
+from outrider.cli import contexts
+from outrider.cli.local import development_key
+from outrider.cli.local.state import default_state_dir, running_mesh
+from outrider.errors import InvalidRequestError, UnavailableError
+
+Edge = Annotated[str | None, typer.Option(help="HOST:PORT; default: the mesh of `outrider up`.")]
+Ca = Annotated[Path | None, typer.Option(help="Certificate to trust for the edge.")]
+Insecure = Annotated[bool, typer.Option(help="Trust any certificate.")]
+KeyFile = Annotated[
+    Path | None,
+    typer.Option(help="File with the API key."),
+]
+ApiKey = Annotated[
+    str | None,
+    typer.Option(
+        help="The API key. Others on this machine may see it; better --key-file, the environment's "
+        f"{KEY_VARIABLE}, or api_key of the table [client] in ~/.config/outrider/config.toml. "
+        "Without any of them: the development key of `outrider up`."
+    ),
+]
+User = Annotated[str, typer.Option(help="Which of the key's users asks.")]
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeAddress:
+    """Where the edge is and whom to trust for it."""
+
+    host: str
+    port: int
+    ca: Path | None
+    insecure: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks."""
+
+    key: str = field(default="", repr=False)
+    user: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenEdge:
+    """An edge, and who asks it."""
+
+    address: EdgeAddress
+    caller: Caller
+    context: str
+    """Name of the saved context that says so; "": none does."""
+    is_here: bool
+    """It is of the mesh of `outrider up`."""
+
+
+def choose(
+    edge: str | None,
+    ca: Path | None,
+    key_file: Path | None,
+    api_key: str | None,
+    user: str,
+    context: str,
+    state_dir: Path | None,
+    *,
+    insecure: bool,
+) -> ChosenEdge:
+    """By the flags of a command. Raises InvalidRequestError, UnavailableError, ConfigError."""
+    state = (state_dir or default_state_dir()).resolve()
+    has_place = edge is not None or state_dir is not None
+    name, saved = contexts.chosen(context, has_place=has_place)
+    if name:
+        if not saved.edge:
+            raise InvalidRequestError(f"context {name} names no edge; add it anew with --edge")
+        edge, ca, user = saved.edge, ca or _path(saved.ca), user or saved.user
+        if api_key is None:
+            key_file = key_file or _path(saved.key_file)
+    address = _address(edge, ca, state, insecure=insecure)
+    key = given_key(key_file, api_key)
+    if not key and edge is None and not insecure:
+        key = development_key.read(state)
+    return ChosenEdge(address, Caller(key, user), name, edge is None)
+
+
+def _path(text: str) -> Path | None:
+    return Path(text) if text else None
+
+
+def given_key(file: Path | None, flag: str | None) -> str:
+    """The API key that the user gave; "": none. Raises InvalidRequestError, ConfigError."""
+    if file is not None and flag is not None:
+        raise InvalidRequestError("give one of --api-key and --key-file")
+    if flag is not None:
+        return flag.strip()
+    return configured_key(os.environ) if file is None else read_key_file(file)
+
+
+def _address(edge: str | None, ca: Path | None, state: Path, *, insecure: bool) -> EdgeAddress:
+    if edge is not None:
+        host, _, port = edge.rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+            raise InvalidRequestError(f"--edge takes HOST:PORT, not {edge!r}")
+        return EdgeAddress(host, int(port), ca, insecure)
+    mesh = running_mesh(state)
+    if mesh is None:
+        raise UnavailableError("no mesh is up here; start one with `outrider up`, or give --edge")
+    return EdgeAddress(
+        mesh.host, mesh.service("edge")["port"], ca or state / "tls" / "cert.pem", insecure
+    )
