@@ -27,7 +27,6 @@ import termios
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from html import escape
 from itertools import groupby
 from pathlib import Path
@@ -263,7 +262,8 @@ def _load(command: str, state_dir: Path) -> Iterator[None]:
 
 def _script(command: str) -> list[str]:
     program = command.replace("outrider", f'"{sys.executable}" -m outrider.cli.main', 1)
-    return ["/bin/sh", "-c", program]
+    # Whoever records in the background ignores SIGINT, and children inherit that.
+    return ["env", "--default-signal=INT", "/bin/sh", "-c", program]
 
 
 def _environment(state_dir: Path) -> dict[str, str]:
@@ -291,8 +291,6 @@ def _run(
         stdin=slave,
         env=_environment(state_dir) | size,
         start_new_session=True,
-        # Whoever records in the background ignores SIGINT, and children inherit that.
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
     os.close(slave)
     before = began = time.monotonic()

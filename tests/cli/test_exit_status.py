@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -48,11 +47,10 @@ def test_an_interrupted_command_ends_with_130(tmp_path: Path) -> None:
     file = tmp_path / "waits.toml"
     os.mkfifo(file)
     with subprocess.Popen(
-        [*COMMAND, "config", "validate", str(file)],
+        # Whoever runs the tests in the background ignores SIGINT, and children inherit that.
+        ["env", "--default-signal=INT", *COMMAND, "config", "validate", str(file)],
         stderr=subprocess.PIPE,
         text=True,
-        # Whoever runs the tests in the background ignores SIGINT, and children inherit that.
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     ) as process:
         with file.open("w"):  # returns once the command reads
             process.send_signal(signal.SIGINT)

@@ -8,7 +8,6 @@ import signal
 import sys
 import time
 from dataclasses import asdict
-from functools import partial
 
 import pytest
 from typer.testing import CliRunner
@@ -84,11 +83,11 @@ async def test_watching_shows_it_anew_until_ctrl_c_and_outlives_the_router() -> 
             await router.state_of("near", router_pb2.REPLICA_STATE_READY)
             where = ("--router", f"127.0.0.1:{router.ports.main}", "--plaintext")
             process = await asyncio.create_subprocess_exec(
+                # Whoever runs the tests in the background ignores SIGINT; children inherit that.
+                *("env", "--default-signal=INT"),
                 *(sys.executable, "-m", "outrider.cli.main", "status", *where),
                 *("--watch", "--interval", "0.1", "--json"),
                 stdout=asyncio.subprocess.PIPE,
-                # Whoever runs the tests in the background ignores SIGINT; children inherit that.
-                preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
             )
             assert process.stdout is not None
             for _ in range(2):
