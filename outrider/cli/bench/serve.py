@@ -32,7 +32,7 @@ from outrider.cli.bench.targets import (
 from outrider.cli.local import development_key
 from outrider.cli.local.state import StateDir, default_state_dir, running_mesh
 from outrider.cli.prompting import options
-from outrider.errors import InvalidRequestError, OutriderError
+from outrider.errors import InvalidRequestError, OutriderError, UnavailableError
 
 app = typer.Typer(
     no_args_is_help=True, help="Load a mesh, or any endpoint of the OpenAI API, and measure."
@@ -215,8 +215,7 @@ class Load:
         """Whether it was not interrupted. Raises OutriderError if the target cannot be reached, or
         refuses the warm-up."""
         async with target as opened:
-            for _ in range(self._num_warmup):
-                await self._once(opened, Reply(0.0), next(self._prompts))
+            await self._warm_up(opened)
             stop = asyncio.Event()
             asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop.set)
             self._began_s = time.monotonic()
@@ -228,6 +227,20 @@ class Load:
                 task.cancel()
             await asyncio.gather(sending, stopped, *self._running, return_exceptions=True)
             return not stop.is_set()
+
+    async def _warm_up(self, target: Target) -> None:
+        for _ in range(self._num_warmup):
+            try:
+                await self._once(target, Reply(0.0), next(self._prompts))
+            except RequestFailedError as error:
+                why = f"the request before the test failed: {error.reason}"
+                if error.reason in ("HTTP_401", "HTTP_403"):
+                    why += "; give a key with --key-file"
+                raise UnavailableError(why) from error
+            except TimeoutError as error:
+                raise UnavailableError(
+                    f"the request before the test took over {self._timeout_s:g} s; raise --timeout"
+                ) from error
 
     def _clock(self) -> float:
         return time.monotonic() - self._began_s

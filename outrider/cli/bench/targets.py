@@ -141,8 +141,10 @@ class _OpenAi:
         try:
             writer.write(self._request(prompt))
             await _read_reply(reader, reply, clock)
-        except (OSError, EOFError, ValueError, LookupError) as error:
+        except (OSError, EOFError) as error:
             raise RequestFailedError("CONNECTION_BROKE") from error
+        except (ValueError, LookupError, AttributeError, TypeError) as error:
+            raise RequestFailedError("MALFORMED_ANSWER") from error
         finally:
             writer.close()
 
@@ -211,7 +213,10 @@ def _take(chunk: dict[str, Any], reply: Reply, now: float) -> None:
 
 async def _read_head(reader: asyncio.StreamReader) -> tuple[int, bool]:
     """Status, and whether the body is chunked (RFC 9112)."""
-    status = int((await reader.readline()).split()[1:2][0])
+    line = await reader.readline()
+    if not line:
+        raise EOFError
+    status = int(line.split()[1])
     is_chunked = False
     for _ in range(_MAX_HEADERS):
         line = (await reader.readline()).strip().lower()

@@ -11,8 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from outrider.access.client_key import KEY_VARIABLE
+from outrider.cli import edge_choice
 from outrider.cli.main import app
-from outrider.cli.prompting import chat, options
+from outrider.cli.prompting import options
 from outrider.cli.prompting.options import read_prompts, read_tools
 from outrider.errors import InvalidRequestError, InvalidSamplingError, OutriderError
 from outrider.sampling.grammar import JSON_OBJECT, Grammar, GrammarKind
@@ -117,21 +118,21 @@ def test_a_key_is_read_from_a_file_or_the_environment(
 ) -> None:
     monkeypatch.delenv(KEY_VARIABLE, raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    assert chat._key(None, None) == ""
-    assert chat._key(None, " from a flag ") == "from a flag"
+    assert edge_choice.given_key(None, None) == ""
+    assert edge_choice.given_key(None, " from a flag ") == "from a flag"
     monkeypatch.setenv(KEY_VARIABLE, "from the environment\n")
-    assert chat._key(None, None) == "from the environment"
+    assert edge_choice.given_key(None, None) == "from the environment"
     file = tmp_path / "key"
     with pytest.raises(InvalidRequestError, match="cannot be read"):
-        chat._key(file, None)
+        edge_choice.given_key(file, None)
     with pytest.raises(InvalidRequestError, match="one of --api-key and --key-file"):
-        chat._key(file, "x")
+        edge_choice.given_key(file, "x")
     file.write_text("\n")
     with pytest.raises(InvalidRequestError, match="holds no API key"):
-        chat._key(file, None)
+        edge_choice.given_key(file, None)
     file.write_text("from a file\n")
-    assert chat._key(file, None) == "from a file"
-    assert "file" not in repr(chat.Caller(chat._key(file, None)))
+    assert edge_choice.given_key(file, None) == "from a file"
+    assert "file" not in repr(edge_choice.Caller(edge_choice.given_key(file, None)))
 
 
 def test_objects_need_prompts() -> None:
