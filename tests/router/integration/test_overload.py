@@ -55,7 +55,7 @@ async def test_operators_see_the_queue_and_the_replicas_there_should_be(near: Re
             text = ""
             while not all(line in text for line in wanted):
                 text = await get(router.ports.admin, "/metrics")
-        assert 'outrider_router_late_share{model="m",region="us"}' in text
+        assert 'outrider_router_late_ratio{model="m",region="us"}' in text
 
 
 async def test_what_home_has_no_room_for_goes_to_another_region(
