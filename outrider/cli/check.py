@@ -17,15 +17,11 @@ from outrider.access.client_key import read_key_file
 from outrider.cli import contexts, operator
 from outrider.cli.findings import Finding, report
 from outrider.cli.local import development_key
-from outrider.cli.local.state import (
-    StateDir,
-    command_for,
-    default_state_dir,
-    running_mesh,
-)
+from outrider.cli.local.state import StateDir, default_state_dir
+from outrider.cli.router_choice import mesh_here, router_of
 from outrider.cli.router_state import State, ask
 from outrider.config import check_address
-from outrider.errors import OutriderError, UnavailableError
+from outrider.errors import OutriderError
 
 if TYPE_CHECKING:
     from outrider.tls import Tls
@@ -110,14 +106,9 @@ def _saved_place(saved: contexts.Context) -> Place:
 
 
 def _place_here(folder: Path) -> Place:
-    mesh = running_mesh(folder)
-    if mesh is None:
-        start = command_for("up", folder)
-        raise UnavailableError(
-            f"no mesh is up in {folder}; start one with `{start}`, or give --router or --edge"
-        )
+    mesh = mesh_here(folder)
     return Place(
-        router=f"{mesh.host}:{mesh.service('router')['port']}",
+        router=router_of(mesh),
         tls=operator.of_mesh(folder),
         edge=f"{mesh.host}:{mesh.service('edge')['port']}",
         ca=folder / "tls" / "cert.pem",

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from outrider.cli import contexts, operator
+from outrider.cli import contexts, operator, router_choice
 from outrider.cli.local.state import StateDir
-from outrider.cli.local.status import chosen_router
 from outrider.cli.router_state import State, ask
 from outrider.errors import DeadlineError, InvalidRequestError, UnavailableError
 
@@ -33,9 +32,6 @@ _Wait = Annotated[
 _Force = Annotated[
     bool, typer.Option("--force", help="Also if no other replica takes sessions for its model.")
 ]
-_Router = Annotated[
-    str, typer.Option(help="Ask the router at HOST:PORT, not one of a mesh on this machine.")
-]
 
 
 def drain(
@@ -43,7 +39,7 @@ def drain(
     undo: _Undo = False,
     timeout: _Wait = 600.0,
     force: _Force = False,
-    router: _Router = "",
+    router: router_choice.Router = "",
     context: contexts.Flag = "",
     state_dir: StateDir = None,
     certificate: operator.Certificate = None,
@@ -56,7 +52,7 @@ def drain(
     on. Returns when the last one has ended, so that its process can be stopped or replaced. It
     holds until --undo, or until the process starts anew."""
     flags = (certificate, private_key, ca, trust_domain, plaintext)
-    asked = chosen_router(state_dir, router, context, flags)
+    asked = router_choice.choose(state_dir, router, context, flags)
     with contexts.named(asked.context):
         _drain(asked.address, asked.tls, replica, timeout, undo=undo, force=force)
 

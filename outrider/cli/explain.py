@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outrider.cli import contexts, operator
+from outrider.cli import contexts, operator, router_choice
 from outrider.cli.columns import columns
 from outrider.cli.local.state import StateDir, default_state_dir
-from outrider.cli.local.status import chosen_router
 from outrider.cli.model_choice import is_name, served_name
 from outrider.cli.prompting import options
 from outrider.errors import InvalidRequestError
@@ -29,7 +28,6 @@ _Text = Annotated[
 ]
 _Request = Annotated[str, typer.Option(help="Only the session with this request id.")]
 _Last = Annotated[int, typer.Option(min=1, max=10_000, help="Most decisions shown, newest first.")]
-_Router = Annotated[str, typer.Option(help="HOST:PORT; default: that of `outrider up`.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print the router's answer as JSON.")]
 
 
@@ -38,7 +36,7 @@ def explain(
     request: _Request = "",
     last: _Last = 8,
     model: options.Model = "",
-    router: _Router = "",
+    router: router_choice.Router = "",
     as_json: _Json = False,
     context: contexts.Flag = "",
     state_dir: StateDir = None,
@@ -53,7 +51,7 @@ def explain(
     if text is not None and request:
         raise InvalidRequestError("give a prompt or --request, not both")
     flags = (certificate, private_key, ca, trust_domain, plaintext)
-    to = chosen_router(state_dir, router, context, flags)
+    to = router_choice.choose(state_dir, router, context, flags)
     name = _model_name(model, (state_dir or default_state_dir()).resolve(), is_here=to.is_here)
     with contexts.named(to.context):
         answer = asyncio.run(_ask(to.address, _asked(text, request, last, name), to.tls))

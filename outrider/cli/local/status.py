@@ -10,33 +10,21 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, NamedTuple, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 import typer
 
-from outrider.cli import contexts, operator
+from outrider.cli import contexts, operator, router_choice
 from outrider.cli.local import status_view
-from outrider.cli.local.state import (
-    RunningMesh,
-    StateDir,
-    command_for,
-    default_state_dir,
-    running_mesh,
-)
+from outrider.cli.local.state import StateDir, default_state_dir
+from outrider.cli.router_choice import ChosenRouter, mesh_here, router_of
 from outrider.cli.router_state import State, ask
-from outrider.config import check_address
-from outrider.errors import InvalidRequestError, UnavailableError
-
-if TYPE_CHECKING:
-    from outrider.tls import Tls
+from outrider.errors import UnavailableError
 
 _MIN_INTERVAL_S: Final = 0.1
 
 _Show: TypeAlias = Callable[[str], None]
 
-_Router = Annotated[
-    str, typer.Option(help="Ask the router at HOST:PORT, not one of a mesh on this machine.")
-]
 _Watch = Annotated[bool, typer.Option("--watch", "-w", help="Show it anew until Ctrl-C.")]
 _Interval = Annotated[
     float,
@@ -46,7 +34,7 @@ _Interval = Annotated[
 
 def status(
     state_dir: StateDir = None,
-    router: _Router = "",
+    router: router_choice.Router = "",
     watch: _Watch = False,
     interval: _Interval = 2.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the state as JSON.")] = False,
@@ -61,7 +49,7 @@ def status(
     minute TTFT, tokens and accepted drafts), and its replicas (state, round trip, load, KV)."""
     folder = (state_dir or default_state_dir()).resolve()
     flags = (certificate, private_key, ca, trust_domain, plaintext)
-    asked = chosen_router(state_dir, router, context, flags)
+    asked = router_choice.choose(state_dir, router, context, flags)
 
     def look() -> State:
         with contexts.named(asked.context):
@@ -73,41 +61,9 @@ def status(
         print(_text(look(), as_json=as_json))
 
 
-class AskedRouter(NamedTuple):
-    """Which router a command asks, and as whom."""
-
-    address: str
-    """HOST:PORT"""
-    tls: Tls
-    is_here: bool
-    """It is of the mesh of `outrider up`."""
-    context: str
-    """Name of the context that says so; "": none does."""
-
-
-def chosen_router(
-    state_dir: Path | None, router: str, context: str, flags: operator.Flags
-) -> AskedRouter:
-    """The router that flags name, or a context, or that of the mesh here. Raises
-    InvalidRequestError, UnavailableError, ConfigError."""
-    if router:
-        check_address(router, "--router")
-    has_place = bool(router) or state_dir is not None
-    name, saved = contexts.chosen(context, has_place=has_place)
-    if router:
-        return AskedRouter(router, operator.of_flags(*flags), is_here=False, context="")
-    if name:
-        if not saved.router:
-            raise InvalidRequestError(f"context {name} names no router; add it anew with --router")
-        return AskedRouter(saved.router, operator.of_context(saved), is_here=False, context=name)
-    folder = (state_dir or default_state_dir()).resolve()
-    address = _address(_mesh(folder))
-    return AskedRouter(address, operator.of_mesh(folder), is_here=True, context="")
-
-
-def _look(folder: Path, asked: AskedRouter) -> State:
-    mesh = _mesh(folder) if asked.is_here else None
-    state = asyncio.run(ask(_address(mesh) if mesh else asked.address, asked.tls))
+def _look(folder: Path, asked: ChosenRouter) -> State:
+    mesh = mesh_here(folder) if asked.is_here else None
+    state = asyncio.run(ask(router_of(mesh) if mesh else asked.address, asked.tls))
     return {
         "host": mesh.host if mesh else "",
         "services": mesh.services if mesh else [],
@@ -151,15 +107,3 @@ def _screen() -> tuple[AbstractContextManager[object], _Show]:
         live.update(Text(text, no_wrap=True, overflow="crop"), refresh=True)
 
     return live, show
-
-
-def _mesh(folder: Path) -> RunningMesh:
-    mesh = running_mesh(folder)
-    if mesh is None:
-        start = command_for("up", folder)
-        raise UnavailableError(f"no mesh is up in {folder}; start one with `{start}`")
-    return mesh
-
-
-def _address(mesh: RunningMesh) -> str:
-    return f"{mesh.host}:{mesh.service('router')['port']}"
