@@ -9,7 +9,6 @@ import pty
 import signal
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -61,12 +60,11 @@ def test_a_command_that_is_ended_can_go_on(
     file: Path, whole: Path, tmp_path: Path, number: signal.Signals, status: int
 ) -> None:
     process = subprocess.Popen(
-        command(file, tmp_path),
+        # A shell that starts the tests in the background has it ignored, and that is inherited.
+        ["env", "--default-signal=INT", *command(file, tmp_path)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # A shell that starts the tests in the background has it ignored, and that is inherited.
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
     asyncio.run(eventually(lambda: len(list(tmp_path.glob("shard-*.parquet"))) > 3))
     process.send_signal(number)

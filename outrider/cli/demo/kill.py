@@ -119,9 +119,10 @@ class _Demo:
 
     async def run(self, prompt: str, params: SamplingParams, after: int) -> Killing:
         """Stream the reply; kill who computes it once `after` tokens are final."""
-        from outrider.client import Committed, connect
+        from outrider.client import Accepted, Committed, connect
 
         mesh, killed, last_at, pause_s = self._mesh, "", 0.0, 0.0
+        found: asyncio.Task[str] | None = None
         key = development_key.read(self._folder)
         ca = self._folder / "tls" / "cert.pem"
         port = mesh.service("edge")["port"]
@@ -129,22 +130,24 @@ class _Demo:
             connect(mesh.host, port, ca=ca, key=key) as client,
             client.chat([Message("user", prompt)], sampling=params) as chat,
         ):
-            found = asyncio.create_task(self._at_work())
             try:
                 async for event in chat:
+                    if isinstance(event, Accepted) and found is None:
+                        found = asyncio.create_task(self._placed(event.request_id))
                     if not isinstance(event, Committed):
                         continue
                     if killed:
                         now = time.monotonic()
                         pause_s, last_at = max(pause_s, now - last_at), now
                     self._show(event.text)
-                    if not killed and event.upto >= after and event.upto < params.max_tokens:
+                    if found and not killed and after <= event.upto < params.max_tokens:
                         killed, last_at = await found, time.monotonic()
                         os.kill(mesh.service(killed)["pid"], signal.SIGKILL)
                         self._show(f" [kill -9 {killed}] ")
                 result = await chat.result()
             finally:
-                found.cancel()
+                if found is not None:
+                    found.cancel()
         print(flush=True)
         # A replica that finished the chat was not killed in the middle of it.
         was_hit = bool(killed) and result.replica != killed
@@ -155,9 +158,10 @@ class _Demo:
         sys.stdout.write(self._painter.paint(text, "") if is_terminal else text)
         sys.stdout.flush()
 
-    async def _at_work(self) -> str:
-        """Name of the replica that computes the chat; the only one, on this mesh. Raises
-        UnavailableError."""
+    async def _placed(self, request_id: str) -> str:
+        """Name of the replica that the router placed the chat on. Its own record of decisions has it
+        before the first token; what replicas report of their load comes too late for short replies.
+        Raises UnavailableError."""
         import grpc.aio
 
         from outrider.rpc import from_rpc_error, make_channel
@@ -165,6 +169,7 @@ class _Demo:
         from outrider.v1 import router_pb2, router_pb2_grpc
 
         address = f"{self._mesh.host}:{self._mesh.service('router')['port']}"
+        asked = router_pb2.ExplainRequest(request_id=request_id, max_placements=1)
         tls = operator.of_mesh(self._folder)
         async with make_channel(address, tls=tls, role=Role.ROUTER) as channel:
             stub: router_pb2_grpc.RouterServiceAsyncStub = router_pb2_grpc.RouterServiceStub(
@@ -173,14 +178,11 @@ class _Demo:
             limit = time.monotonic() + _TIMEOUT_S
             while time.monotonic() < limit:
                 try:
-                    told = await stub.ListReplicas(
-                        router_pb2.ListReplicasRequest(), timeout=_TIMEOUT_S
-                    )
+                    told = await stub.Explain(asked, timeout=_TIMEOUT_S)
                 except grpc.aio.AioRpcError as error:
                     why = from_rpc_error(error).message
                     raise UnavailableError(f"the router does not answer: {why}") from error
-                for replica in told.replicas:
-                    if replica.sessions:
-                        return str(replica.name)
+                if told.placements:
+                    return str(told.placements[0].chosen.replica)
                 await asyncio.sleep(_POLL_S)
         raise UnavailableError("no replica has the chat")

@@ -15,6 +15,10 @@ from contextlib import contextmanager
 
 LIMIT_S = 60.0
 
+# It leads a session of its own whose terminal is its input, as a login has it (setsid(1)), and hears
+# Ctrl-C: tests that a shell runs in the background ignore it, and what they start would too.
+_OWNING_IT = ("setsid", "--ctty", "env", "--default-signal=INT")
+
 
 class Terminal:
     """What a command shows, and keys for it."""
@@ -73,12 +77,10 @@ def terminal(*arguments: str) -> Iterator[Terminal]:
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24, 80))
     process = subprocess.Popen(
-        [sys.executable, "-m", "outrider.cli.main", *arguments],
+        [*_OWNING_IT, sys.executable, "-m", "outrider.cli.main", *arguments],
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
-        start_new_session=True,
-        preexec_fn=lambda: _own(theirs),
         # Nobody answers here when the terminal is asked where its cursor stands.
         env={**os.environ, "TERM": "xterm-256color", "PROMPT_TOOLKIT_NO_CPR": "1"},
     )
@@ -89,14 +91,3 @@ def terminal(*arguments: str) -> Iterator[Terminal]:
         process.kill()
         process.wait()
         os.close(ours)
-
-
-def _own(descriptor: int) -> None:
-    """Make the terminal the one whose Ctrl-C this session gets (tty_ioctl(4), TIOCSCTTY), and have
-    it heard: tests that a shell runs in the background ignore it, and what they start would too."""
-    import fcntl
-    import signal
-    import termios
-
-    fcntl.ioctl(descriptor, termios.TIOCSCTTY, 0)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
