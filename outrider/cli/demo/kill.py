@@ -159,9 +159,9 @@ class _Demo:
         sys.stdout.flush()
 
     async def _placed(self, request_id: str) -> str:
-        """Name of the replica that the router placed the chat on. Its own record of decisions has it
-        before the first token; what replicas report of their load comes too late for short replies.
-        Raises UnavailableError."""
+        """Name of the replica that the router placed the chat on. Its record of decisions has it
+        before the first token; what replicas report of their load comes too late for short
+        replies. Raises UnavailableError."""
         import grpc.aio
 
         from outrider.rpc import from_rpc_error, make_channel

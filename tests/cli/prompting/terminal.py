@@ -15,8 +15,8 @@ from contextlib import contextmanager
 
 LIMIT_S = 60.0
 
-# It leads a session of its own whose terminal is its input, as a login has it (setsid(1)), and hears
-# Ctrl-C: tests that a shell runs in the background ignore it, and what they start would too.
+# It leads a session of its own whose terminal is its input, as a login has it (setsid(1)), and
+# hears Ctrl-C: tests that a shell runs in the background ignore it, and what they start would too.
 _OWNING_IT = ("setsid", "--ctty", "env", "--default-signal=INT")
 
 
