@@ -70,7 +70,7 @@ def _packed() -> Form:
     """A message whose only content is a packed repeated uint32."""
     return Form(
         "protobuf packed",
-        lambda ids: inference_pb2.Commit(lossy=ids).SerializeToString(),
+        lambda ids: inference_pb2.CommitDetails(lossy=ids).SerializeToString(),
         lambda data: list(inference_pb2.Commit.FromString(data).lossy),
     )
 

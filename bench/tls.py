@@ -76,7 +76,7 @@ async def measure(ports: dict[str, int], tls: Tls, turns: int) -> Samples:
 async def _turn(call: _Call) -> tuple[float, float]:
     frame = inference_pb2.SessionUp(session=1)
     frame.draft.ids.payload = _TOKENS
-    request = inference_pb2.GenerateRequest(frame=frame)
+    request = inference_pb2.GenerateRequest(frames=[frame])
     began, cpu_began = time.perf_counter(), time.process_time()
     for _ in range(_FRAMES):
         await call.write(request)
@@ -151,8 +151,8 @@ class Echo(inference_pb2_grpc.InferenceServiceServicer):
         self, request_iterator: AsyncIterator[inference_pb2.GenerateRequest], context: Context
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
         async for request in request_iterator:
-            down = inference_pb2.SessionDown(session=request.frame.session)
-            yield inference_pb2.GenerateResponse(frame=down)
+            down = inference_pb2.SessionDown(session=request.frames[0].session)
+            yield inference_pb2.GenerateResponse(frames=[down])
 
     async def Drain(
         self, request: inference_pb2.DrainRequest, context: Context

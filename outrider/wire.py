@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from typing import Final
 
+from google.protobuf.message import DecodeError
+
 from outrider.codec.tokens import Block
 from outrider.cost import Cost
 from outrider.errors import (
@@ -80,6 +82,22 @@ def token_block_to_proto(block: Block) -> common_pb2.TokenBlock:
         checksum=block.checksum,
         payload=block.payload,
     )
+
+
+def serialized_block(block: Block) -> bytes:
+    """A TokenBlock in bytes, as commits carry it."""
+    return token_block_to_proto(block).SerializeToString()
+
+
+def parsed_block(data: bytes) -> Block:
+    """Of `serialized_block`; of empty bytes one without tokens. Raises MalformedFrameError for
+    bytes that are no TokenBlock."""
+    try:
+        return token_block_from_proto(common_pb2.TokenBlock.FromString(data))
+    except DecodeError as error:
+        raise MalformedFrameError(
+            f"the peer sent bytes that are no token block: {error}"
+        ) from error
 
 
 def token_block_from_proto(block: common_pb2.TokenBlock) -> Block:

@@ -23,12 +23,7 @@ from outrider.rpc import from_rpc_error, make_channel
 from outrider.sampling.params import SamplingParams
 from outrider.tls import PLAINTEXT, Role, Tls
 from outrider.v1 import common_pb2, inference_pb2, inference_pb2_grpc, router_pb2, router_pb2_grpc
-from outrider.wire import (
-    error_from_proto,
-    sampling_to_proto,
-    token_block_from_proto,
-    token_block_to_proto,
-)
+from outrider.wire import error_from_proto, parsed_block, sampling_to_proto, token_block_to_proto
 
 Drafter: TypeAlias = Callable[[Sequence[int]], Sequence[int]]
 """Reply ids so far -> guesses for the next ones."""
@@ -107,16 +102,18 @@ class RegionClient:
             inbox.put_nowait(error)
 
     async def _route(self) -> AsyncIterator[inference_pb2.SessionDown]:
-        requests = (router_pb2.RouteRequest(frame=f) async for f in self._frames())
+        requests = (router_pb2.RouteRequest(frames=[f]) async for f in self._frames())
         stub = router_pb2_grpc.RouterServiceStub(self._channel)
         async for response in stub.Route(requests):
-            yield response.frame
+            for frame in response.frames:
+                yield frame
 
     async def _generate(self) -> AsyncIterator[inference_pb2.SessionDown]:
-        requests = (inference_pb2.GenerateRequest(frame=f) async for f in self._frames())
+        requests = (inference_pb2.GenerateRequest(frames=[f]) async for f in self._frames())
         stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
         async for response in stub.Generate(requests):
-            yield response.frame
+            for frame in response.frames:
+                yield frame
 
     async def generate(
         self,
@@ -240,8 +237,8 @@ class _Session:
             start = commit.base - base
             reply.ids.extend(chain[start : start + commit.accepted])
             reply.num_accepted += commit.accepted
-        block = token_block_from_proto(commit.ids)
-        reply.ids.extend(self._coder.decode(block, max_count=1 << 20))
+        if commit.ids:
+            reply.ids.extend(self._coder.decode(parsed_block(commit.ids), max_count=1 << 20))
         assert commit.upto == len(reply.ids)
 
     def draft(self) -> inference_pb2.Draft | None:

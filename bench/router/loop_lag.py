@@ -21,7 +21,7 @@ from outrider.codec.tokens import TokenCodec, TokenCoder
 from outrider.process import Ports
 from outrider.rpc import add_health, bind, make_channel, make_server
 from outrider.v1 import common_pb2, inference_pb2, inference_pb2_grpc, router_pb2, router_pb2_grpc
-from outrider.wire import token_block_to_proto
+from outrider.wire import serialized_block, token_block_to_proto
 from services.router.app import serve
 from services.router.config import ReplicaConfig, RouterConfig
 
@@ -75,17 +75,18 @@ class Replica(inference_pb2_grpc.InferenceServiceServicer):
     async def Generate(
         self, request_iterator: AsyncIterator[inference_pb2.GenerateRequest], context: Context
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
-        token = token_block_to_proto(_CODER.encode([1]))
+        token = serialized_block(_CODER.encode([1]))
         async for request in request_iterator:
-            if request.frame.WhichOneof("kind") != "open":
-                continue
-            for frame in (
-                inference_pb2.SessionDown(opened=inference_pb2.SessionOpened()),
-                inference_pb2.SessionDown(commit=inference_pb2.Commit(ids=token, upto=1)),
-                inference_pb2.SessionDown(done=inference_pb2.SessionDone(upto=1)),
-            ):
-                frame.session = request.frame.session
-                yield inference_pb2.GenerateResponse(frame=frame)
+            for opened in request.frames:
+                if opened.WhichOneof("kind") != "open":
+                    continue
+                for frame in (
+                    inference_pb2.SessionDown(opened=inference_pb2.SessionOpened()),
+                    inference_pb2.SessionDown(commit=inference_pb2.Commit(ids=token, upto=1)),
+                    inference_pb2.SessionDown(done=inference_pb2.SessionDone(upto=1)),
+                ):
+                    frame.session = opened.session
+                    yield inference_pb2.GenerateResponse(frames=[frame])
 
     async def WatchLoad(
         self, request: inference_pb2.WatchLoadRequest, context: Context
@@ -129,7 +130,7 @@ async def send(address: str, per_s: float, count: int) -> int:
         for number in range(1, count + 1):
             frame = inference_pb2.SessionUp(session=number, open=opens[number % len(opens)])
             frame.open.cache_salt = number.to_bytes(4, "little")  # nobody has it yet
-            await call.write(router_pb2.RouteRequest(frame=frame))
+            await call.write(router_pb2.RouteRequest(frames=[frame]))
             await asyncio.sleep(1.0 / per_s)
         return await reading
 
@@ -138,11 +139,12 @@ async def _read(call: Any, count: int) -> int:
     num_done = num_over = 0
     while num_over < count:
         response = await call.read()
-        kind = response.frame.WhichOneof("kind")
-        num_done += kind == "done"
-        num_over += kind in ("done", "error")
-        if kind == "error":
-            print(response.frame.error.message, file=sys.stderr)
+        for frame in response.frames:
+            kind = frame.WhichOneof("kind")
+            num_done += kind == "done"
+            num_over += kind in ("done", "error")
+            if kind == "error":
+                print(frame.error.message, file=sys.stderr)
     return num_done
 
 

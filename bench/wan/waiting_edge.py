@@ -12,7 +12,7 @@ from bench.wan.draft_source import Source
 from bench.wan.waiting_verifier import MAX_DRAFTS
 from outrider.codec.tokens import TokenCoder
 from outrider.v1 import inference_pb2
-from outrider.wire import token_block_from_proto, token_block_to_proto
+from outrider.wire import parsed_block, token_block_to_proto
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,5 +172,5 @@ def _send(
 def _apply(chain: WaitingChain, commit: inference_pb2.Commit, coder: TokenCoder) -> tuple[int, ...]:
     if commit.base != chain.committed:
         raise RuntimeError(f"a commit from token {commit.base}, not from {chain.committed}")
-    ids = coder.decode(token_block_from_proto(commit.ids), max_count=1 << 12)
+    ids = coder.decode(parsed_block(commit.ids), max_count=1 << 12)
     return chain.commit(commit.accepted, ids)

@@ -38,12 +38,12 @@ from outrider.engines.fake import FakeOptions
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import Vocabulary, load_vocabulary
-from outrider.rpc import Outbox, bind, make_server
+from outrider.rpc import Outbox, bind, make_server, outgoing, received
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
 from outrider.telemetry.logs import configure_logging
 from outrider.v1 import common_pb2, inference_pb2
-from outrider.wire import sampling_from_proto, token_block_from_proto, token_block_to_proto
+from outrider.wire import sampling_from_proto, serialized_block, token_block_from_proto
 from services.inference.scheduler.types import Drafts
 
 _SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
@@ -120,7 +120,7 @@ class VerifierLoop:
             epoch=verdict.epoch,
             base=verdict.base,
             accepted=verdict.accepted,
-            ids=token_block_to_proto(self.coder.encode(verdict.ids)),
+            ids=serialized_block(self.coder.encode(verdict.ids)),
             upto=verdict.upto,
         )
         outbox.put_nowait(inference_pb2.SessionDown(session=number, commit=commit))
@@ -135,6 +135,12 @@ class VerifierLoop:
             )
             done = inference_pb2.SessionDone(usage=usage, upto=verdict.upto)
             outbox.put_nowait(inference_pb2.SessionDown(session=number, done=done))
+
+
+async def _frames(requests: Any) -> AsyncIterator[inference_pb2.SessionUp]:
+    async for frames in received(requests):
+        for frame in frames:
+            yield frame
 
 
 class WaitingService:
@@ -160,8 +166,8 @@ class WaitingService:
         known: dict[int, int] = {}
         reader = asyncio.create_task(self._read(request_iterator, outbox, known))
         try:
-            async for frame in outbox:
-                yield inference_pb2.GenerateResponse(frame=frame)
+            async for frames in outgoing(outbox):
+                yield inference_pb2.GenerateResponse(frames=frames)
         finally:
             reader.cancel()
             await asyncio.gather(reader, return_exceptions=True)
@@ -171,8 +177,7 @@ class WaitingService:
     async def _read(
         self, requests: Any, outbox: Outbox[inference_pb2.SessionDown], known: dict[int, int]
     ) -> None:
-        async for request in requests:
-            frame = request.frame
+        async for frame in _frames(requests):
             match frame.WhichOneof("kind"):
                 case "open":
                     number = known[frame.session] = next(self._numbers)

@@ -3,6 +3,7 @@ and the loop that reconnects."""
 
 from outrider.rpc.channel import end_call, make_channel, trace_metadata, until_distrusted
 from outrider.rpc.errors import abort, from_rpc_error, status_code
+from outrider.rpc.frames import outgoing, received
 from outrider.rpc.outbox import Outbox
 from outrider.rpc.reconnect import LOSSES, Reconnector, loss_reason, loss_text
 from outrider.rpc.server import HealthControl, add_health, bind, incoming, make_server
@@ -22,6 +23,8 @@ __all__ = [
     "loss_text",
     "make_channel",
     "make_server",
+    "outgoing",
+    "received",
     "status_code",
     "trace_metadata",
     "until_distrusted",

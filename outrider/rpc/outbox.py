@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import TypeVar
 
 from outrider.errors import CancelledError, OutriderError, OverloadedError
@@ -20,7 +20,7 @@ class Outbox(AsyncIterator[T]):
     outbox is overrun, drops what it holds and closes.
 
     Iterating yields what was put, in order, and ends after `close()` once all of it is taken; it
-    raises the error given to `close` instead, where there is one.
+    raises the error given to `close` instead, where there is one. `batches` yields all that waits.
     """
 
     def __init__(self, max_items: int = 1024, max_last_items: int | None = None) -> None:
@@ -93,13 +93,46 @@ class Outbox(AsyncIterator[T]):
         return self
 
     async def __anext__(self) -> T:
-        while not self._items:
-            if self._closed:
-                raise self._error or StopAsyncIteration
-            self._readable.clear()
-            await self._readable.wait()
+        if not await self._filled():
+            raise StopAsyncIteration
         self._writable.set()
         return self._items.popleft()
+
+    async def batches(
+        self, max_items: int, max_size: int, size: Callable[[T], int]
+    ) -> AsyncIterator[list[T]]:
+        """All that waits, in order, at most `max_items` at a time, and of a total `size` of at most
+        `max_size` unless one item alone is larger. Ends and raises as iterating does."""
+        while await self._filled():
+            batch = self._take(max_items, max_size, size)
+            self._writable.set()
+            yield batch
+
+    async def _filled(self) -> bool:
+        """Wait for an item; False if there will be none. Raises the error given to `close`."""
+        while not self._items:
+            if self._closed:
+                if self._error is not None:
+                    raise self._error
+                return False
+            self._readable.clear()
+            await self._readable.wait()
+        return True
+
+    def _take(self, max_items: int, max_size: int, size: Callable[[T], int]) -> list[T]:
+        items = self._items
+        if len(items) <= max_items and sum(map(size, items)) <= max_size:
+            batch = list(items)
+            items.clear()
+            return batch
+        batch = [items.popleft()]
+        total = size(batch[0])
+        while items and len(batch) < max_items:
+            total += size(items[0])
+            if total > max_size:
+                break
+            batch.append(items.popleft())
+        return batch
 
     def _check_open(self) -> None:
         if self._closed:

@@ -21,19 +21,23 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class GenerateRequest(_message.Message):
+    """What is ready for the stream: frames of any of its sessions, in order, at least one and at most
+    1,024. RouteRequest is the same on the wire.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
-    FRAME_FIELD_NUMBER: _builtins.int
+    FRAMES_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def frame(self) -> Global___SessionUp: ...
+    def frames(self) -> _containers.RepeatedCompositeFieldContainer[Global___SessionUp]: ...
     def __init__(
         self,
         *,
-        frame: Global___SessionUp | None = ...,
+        frames: _abc.Iterable[Global___SessionUp] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["frames", b"frames"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -41,19 +45,23 @@ Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
 
 @_typing.final
 class GenerateResponse(_message.Message):
+    """As GenerateRequest: what one engine call commits to the sessions of a stream is one message.
+    RouteResponse is the same on the wire.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
-    FRAME_FIELD_NUMBER: _builtins.int
+    FRAMES_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def frame(self) -> Global___SessionDown: ...
+    def frames(self) -> _containers.RepeatedCompositeFieldContainer[Global___SessionDown]: ...
     def __init__(
         self,
         *,
-        frame: Global___SessionDown | None = ...,
+        frames: _abc.Iterable[Global___SessionDown] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["frames", b"frames"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -495,7 +503,8 @@ Global___Draft: _TypeAlias = Draft  # noqa: Y015
 @_typing.final
 class Commit(_message.Message):
     """Tokens [base, base + accepted) are the session's drafts of `epoch` and are not echoed;
-    `ids` follow them. base + accepted + ids.count == upto, the number of tokens now final.
+    `ids` follow them. base + accepted + the number of `ids` == upto, the number of tokens now final.
+    Most frames are commits, and pass through a router: it reads the numbers and carries the rest.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -505,25 +514,55 @@ class Commit(_message.Message):
     ACCEPTED_FIELD_NUMBER: _builtins.int
     IDS_FIELD_NUMBER: _builtins.int
     UPTO_FIELD_NUMBER: _builtins.int
-    PACE_FIELD_NUMBER: _builtins.int
-    LOSSY_FIELD_NUMBER: _builtins.int
     ACCEPTED_IDS_FIELD_NUMBER: _builtins.int
-    LOGPROBS_FIELD_NUMBER: _builtins.int
+    DETAILS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     base: _builtins.int
     accepted: _builtins.int
+    ids: _builtins.bytes
+    """A serialised TokenBlock; empty: none."""
     upto: _builtins.int
+    accepted_ids: _builtins.bytes
+    """The `accepted` drafts as a serialised TokenBlock, where OpenSession.echo_accepted asked for
+    them; routers keep them back.
+    """
+    details: _builtins.bytes
+    """A serialised CommitDetails; empty: none."""
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        base: _builtins.int = ...,
+        accepted: _builtins.int = ...,
+        ids: _builtins.bytes = ...,
+        upto: _builtins.int = ...,
+        accepted_ids: _builtins.bytes = ...,
+        details: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "accepted_ids", b"accepted_ids", "base", b"base", "details", b"details", "epoch", b"epoch", "ids", b"ids", "upto", b"upto"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Commit: _TypeAlias = Commit  # noqa: Y015
+
+@_typing.final
+class CommitDetails(_message.Message):
+    """What of a commit its edge alone reads."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PACE_FIELD_NUMBER: _builtins.int
+    LOSSY_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def ids(self) -> _common_pb2.TokenBlock: ...
-    @_builtins.property
-    def pace(self) -> Global___Pace: ...
+    def pace(self) -> Global___Pace:
+        """Left out where the session takes no drafts of its edge."""
+
     @_builtins.property
     def lossy(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Numbers of tokens let through by a lossy acceptance_threshold."""
-
-    @_builtins.property
-    def accepted_ids(self) -> _common_pb2.TokenBlock:
-        """The `accepted` drafts, where OpenSession.echo_accepted asked for them; routers keep them back."""
 
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprobs]:
@@ -532,23 +571,17 @@ class Commit(_message.Message):
     def __init__(
         self,
         *,
-        epoch: _builtins.int = ...,
-        base: _builtins.int = ...,
-        accepted: _builtins.int = ...,
-        ids: _common_pb2.TokenBlock | None = ...,
-        upto: _builtins.int = ...,
         pace: Global___Pace | None = ...,
         lossy: _abc.Iterable[_builtins.int] | None = ...,
-        accepted_ids: _common_pb2.TokenBlock | None = ...,
         logprobs: _abc.Iterable[_common_pb2.TokenLogprobs] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted_ids", b"accepted_ids", "ids", b"ids", "pace", b"pace"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["pace", b"pace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "accepted_ids", b"accepted_ids", "base", b"base", "epoch", b"epoch", "ids", b"ids", "logprobs", b"logprobs", "lossy", b"lossy", "pace", b"pace", "upto", b"upto"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "lossy", b"lossy", "pace", b"pace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Commit: _TypeAlias = Commit  # noqa: Y015
+Global___CommitDetails: _TypeAlias = CommitDetails  # noqa: Y015
 
 @_typing.final
 class Pace(_message.Message):

@@ -53,19 +53,21 @@ Global___ReplicaState: _TypeAlias = ReplicaState  # noqa: Y015
 
 @_typing.final
 class RouteRequest(_message.Message):
+    """As GenerateRequest."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
-    FRAME_FIELD_NUMBER: _builtins.int
+    FRAMES_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def frame(self) -> _inference_pb2.SessionUp: ...
+    def frames(self) -> _containers.RepeatedCompositeFieldContainer[_inference_pb2.SessionUp]: ...
     def __init__(
         self,
         *,
-        frame: _inference_pb2.SessionUp | None = ...,
+        frames: _abc.Iterable[_inference_pb2.SessionUp] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["frames", b"frames"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -73,19 +75,21 @@ Global___RouteRequest: _TypeAlias = RouteRequest  # noqa: Y015
 
 @_typing.final
 class RouteResponse(_message.Message):
+    """As GenerateResponse."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
-    FRAME_FIELD_NUMBER: _builtins.int
+    FRAMES_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def frame(self) -> _inference_pb2.SessionDown: ...
+    def frames(self) -> _containers.RepeatedCompositeFieldContainer[_inference_pb2.SessionDown]: ...
     def __init__(
         self,
         *,
-        frame: _inference_pb2.SessionDown | None = ...,
+        frames: _abc.Iterable[_inference_pb2.SessionDown] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["frames", b"frames"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

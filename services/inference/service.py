@@ -18,7 +18,7 @@ from outrider.errors import (
     OverloadedError,
     UnavailableError,
 )
-from outrider.rpc import Outbox, incoming
+from outrider.rpc import Outbox, incoming, outgoing, received
 from outrider.telemetry.refusals import RefusalLog
 from outrider.v1 import inference_pb2
 from outrider.v1.inference_pb2_grpc import InferenceServiceServicer
@@ -48,17 +48,18 @@ class GenerateStream:
         self._ended_order: deque[int] = deque()
         self._no_more_frames = False
 
-    async def read(self, frames: AsyncIterable[inference_pb2.GenerateRequest]) -> None:
+    async def read(self, requests: AsyncIterable[inference_pb2.GenerateRequest]) -> None:
         """Take frames until the peer has no more; its sessions then run to their end.
 
         A frame without a usable session number ends the stream, and so does a defect of ours:
         otherwise the peer would wait for ever for frames to be taken.
         """
         try:
-            async for request in frames:
-                if self.outbox.closed:
-                    return
-                self.receive(request.frame)
+            async for frames in received(requests):
+                for frame in frames:
+                    if self.outbox.closed:
+                        return
+                    self.receive(frame)
         except OutriderError as error:
             self.close(error)
             return
@@ -175,8 +176,8 @@ class InferenceService(InferenceServiceServicer):
         self._streams.add(stream)
         reader = asyncio.create_task(stream.read(incoming(request_iterator)))
         try:
-            async for frame in stream.outbox:
-                yield inference_pb2.GenerateResponse(frame=frame)
+            async for frames in outgoing(stream.outbox):
+                yield inference_pb2.GenerateResponse(frames=frames)
         except OutriderError as error:
             self._refused.note(error.reason)
             raise

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias
 import grpc.aio
 
 from outrider.errors import InvalidRequestError, OutriderError, OverloadedError
-from outrider.rpc import Outbox, incoming
+from outrider.rpc import Outbox, incoming, outgoing, received
 from outrider.telemetry.refusals import RefusalLog
 from outrider.v1 import router_pb2, router_pb2_grpc
 from services.router.autoscale.advisor import FleetKey, ScalingAdvice
@@ -19,7 +19,7 @@ from services.router.fleet.registry import Registry
 from services.router.fleet.replica import Replica, ReplicaLoad
 from services.router.placement.types import ReplicaStatus
 from services.router.recent_replies import WINDOW_S, Recent, RecentReplies
-from services.router.relay.frames import Down, Up
+from services.router.relay.frames import Down
 from services.router.relay.switch import Switch
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -71,16 +71,16 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         self._refused = RefusalLog("streams")
 
     async def Route(
-        self, request_iterator: AsyncIterator[Up], context: Context
-    ) -> AsyncIterator[Down]:
+        self, request_iterator: AsyncIterator[router_pb2.RouteRequest], context: Context
+    ) -> AsyncIterator[router_pb2.RouteResponse]:
         """One edge's stream; ends when the edge does, or with a status when it breaks the
         protocol (MalformedFrameError) or never reads (OverloadedError)."""
         outbox: Outbox[Down] = Outbox(self._buffer_frames, self._max_sessions_per_stream)
         edge = self._switch.attach_edge(outbox)
         reader = asyncio.create_task(self._read(edge, request_iterator, outbox))
         try:
-            async for response in outbox:
-                yield response
+            async for frames in outgoing(outbox):
+                yield router_pb2.RouteResponse(frames=frames)
             if outbox.is_overrun:
                 raise OverloadedError("This stream is not read: open another and read it.")
             if reader.done():
@@ -92,10 +92,12 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             reader.cancel()
             self._switch.detach_edge(edge, self._clock())
 
-    async def _read(self, edge: int, requests: AsyncIterator[Up], outbox: Outbox[Down]) -> None:
+    async def _read(
+        self, edge: int, requests: AsyncIterator[router_pb2.RouteRequest], outbox: Outbox[Down]
+    ) -> None:
         try:
-            async for request in incoming(requests):
-                self._switch.from_edge(edge, request, self._clock())
+            async for frames in received(incoming(requests)):
+                self._switch.from_edge(edge, frames, self._clock())
         except BaseException:
             outbox.close()
             raise

@@ -139,8 +139,8 @@ def _router_frame(data: bytes) -> object:
     if not isinstance(request, router_pb2.RouteRequest):
         return None
     mesh = Mesh()
-    mesh.switch.from_edge(mesh.edge(), request, mesh.clock())
-    return request.frame.WhichOneof("kind")
+    mesh.switch.from_edge(mesh.edge(), request.frames, mesh.clock())
+    return [frame.WhichOneof("kind") for frame in request.frames]
 
 
 def _region_frame(data: bytes) -> object:
@@ -325,12 +325,13 @@ def _session_frames() -> list[inference_pb2.SessionUp]:
 
 
 def _region_frames() -> list[bytes]:
-    ids = _block((3, 4, 5))
+    ids = _block((3, 4, 5)).SerializeToString()
+    details = inference_pb2.CommitDetails(pace=inference_pb2.Pace(row_ms=1.0), lossy=[1])
     return [
         inference_pb2.SessionDown(session=1, **{kind: message}).SerializeToString()  # type: ignore[arg-type]
         for kind, message in (
             ("opened", inference_pb2.SessionOpened(prompt_tokens=3)),
-            ("commit", inference_pb2.Commit(base=0, ids=ids)),
+            ("commit", inference_pb2.Commit(ids=ids, details=details.SerializeToString())),
             ("done", inference_pb2.SessionDone()),
             ("error", common_pb2.ErrorDetail(reason="OVERLOADED", message="no")),
         )
@@ -367,7 +368,8 @@ def targets(folder: Path | None = None) -> list[Target]:
     folder = folder or Path(tempfile.mkdtemp(prefix="outrider-fuzz-"))
     ups = [frame.SerializeToString() for frame in _session_frames()]
     routed = [
-        router_pb2.RouteRequest(frame=frame).SerializeToString() for frame in _session_frames()
+        router_pb2.RouteRequest(frames=frames).SerializeToString()
+        for frames in (*([frame] for frame in _session_frames()), _session_frames())
     ]
     packed = varint.encode_array(np.arange(0, 100_000, 977, dtype=np.uint32))
     detail = common_pb2.ErrorDetail(reason="OVERLOADED", message="no")

@@ -19,12 +19,7 @@ from outrider.sampling.params import SamplingParams
 from outrider.telemetry.metrics import Metrics
 from outrider.testing import leak_check
 from outrider.v1 import common_pb2, inference_pb2, inference_pb2_grpc
-from outrider.wire import (
-    error_from_proto,
-    sampling_to_proto,
-    token_block_from_proto,
-    token_block_to_proto,
-)
+from outrider.wire import error_from_proto, parsed_block, sampling_to_proto, token_block_to_proto
 from services.inference.app import LoadedModel, Replica
 from services.inference.config import InferenceConfig
 from services.inference.reference import ReferenceReply, generate
@@ -89,6 +84,10 @@ class Reply:
         return sum(commit.accepted for commit in self.commits)
 
 
+def details_of(commit: inference_pb2.Commit) -> inference_pb2.CommitDetails:
+    return inference_pb2.CommitDetails.FromString(commit.details)
+
+
 class Peer:
     """One Generate stream. Checks that every commit joins what is committed already."""
 
@@ -99,7 +98,7 @@ class Peer:
         self.replies: dict[int, Reply] = defaultdict(Reply)
 
     async def send(self, frame: inference_pb2.SessionUp) -> None:
-        await self.call.write(inference_pb2.GenerateRequest(frame=frame))
+        await self.call.write(inference_pb2.GenerateRequest(frames=[frame]))
 
     async def open(
         self,
@@ -129,8 +128,9 @@ class Peer:
         while not self._frames[number]:
             response = await self.call.read()
             assert isinstance(response, inference_pb2.GenerateResponse), "the stream is over"
-            self._enter(response.frame)
-            self._frames[response.frame.session].append(response.frame)
+            for frame in response.frames:
+                self._enter(frame)
+                self._frames[frame.session].append(frame)
         return self._frames[number].popleft()
 
     async def finish(self, number: int) -> Reply:
@@ -166,7 +166,7 @@ class Peer:
             base, chain = self._chains[number, commit.epoch]
             start = commit.base - base
             reply.ids += chain[start : start + commit.accepted]
-        reply.ids += CODER.decode(token_block_from_proto(commit.ids), max_count=4096)
+        reply.ids += CODER.decode(parsed_block(commit.ids), max_count=4096) if commit.ids else ()
         assert commit.upto == len(reply.ids)
         reply.commits.append(commit)
 

@@ -17,13 +17,22 @@ from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.sampling.params import SamplingParams
 from outrider.testing import eventually
 from outrider.v1 import common_pb2, inference_pb2
-from outrider.wire import logprobs_from_proto, token_block_to_proto
+from outrider.wire import logprobs_from_proto, parsed_block, token_block_to_proto
 from services.inference.app import SERVICE
 from services.inference.scheduler.limits import SchedulerLimits
 from services.inference.scheduler.types import Drafts, OpenRequest
 from services.inference.service import GenerateStream
 from services.inference.streaming.sessions import ModelThreads, SessionTable
-from tests.inference.harness import CODER, GatedEngine, Peer, Running, opening, reference, running
+from tests.inference.harness import (
+    CODER,
+    GatedEngine,
+    Peer,
+    Running,
+    details_of,
+    opening,
+    reference,
+    running,
+)
 from tests.inference.letters import DIGEST, VOCABULARY_SIZE
 
 PROMPTS = [[random.Random(n).randrange(3, 64) for _ in range(5 + 17 * n % 90)] for n in range(24)]
@@ -157,7 +166,7 @@ async def test_ids_come_in_the_negotiated_codec() -> None:
             reply = await peer.finish(number)
             assert reply.opened is not None
             assert reply.opened.codec == wire_codec
-            assert {commit.ids.codec for commit in reply.commits} == {wire_codec}
+            assert {parsed_block(commit.ids).codec for commit in reply.commits} == {wire_codec}
 
 
 async def test_half_closed_streams_run_their_sessions_to_the_end() -> None:
@@ -247,7 +256,7 @@ async def test_tokens_let_through_are_marked_and_counted() -> None:
         sampling = SamplingParams(max_tokens=30, ignore_eos=True, acceptance_threshold=1e-9)
         await peer.open(1, prompt, sampling, drafts=(0, [5, 6]))
         reply = await peer.finish(1)
-        marked = [number for commit in reply.commits for number in commit.lossy]
+        marked = [number for commit in reply.commits for number in details_of(commit).lossy]
         truth = reference(prompt, SamplingParams(max_tokens=30, ignore_eos=True)).ids
         assert reply.ids[:2] == [5, 6]
         assert reply.ids[0] == truth[0] or 0 in marked
@@ -409,7 +418,7 @@ async def test_what_was_generated_for_a_peer_that_left_is_counted() -> None:
 
 async def _broken_frames() -> AsyncIterator[inference_pb2.GenerateRequest]:
     frame = inference_pb2.SessionUp(session=1, open=opening([5], LONG))
-    yield inference_pb2.GenerateRequest(frame=frame)
+    yield inference_pb2.GenerateRequest(frames=[frame])
     raise ZeroDivisionError("a defect")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -77,14 +78,15 @@ class Replica(inference_pb2_grpc.InferenceServiceServicer):
         reader = asyncio.create_task(self._read(request_iterator))
         try:
             while True:
-                yield inference_pb2.GenerateResponse(frame=await self._outgoing.get())
+                yield inference_pb2.GenerateResponse(frames=[await self._outgoing.get()])
         finally:
             self.num_streams -= 1
             reader.cancel()
 
     async def _read(self, requests: AsyncIterator[inference_pb2.GenerateRequest]) -> None:
         async for request in requests:
-            self.received.put_nowait(request.frame)
+            for frame in request.frames:
+                self.received.put_nowait(frame)
 
     async def WatchLoad(
         self, request: inference_pb2.WatchLoadRequest, context: Context
@@ -127,18 +129,28 @@ class Edge:
 
     def __init__(self, stub: router_pb2_grpc.RouterServiceAsyncStub) -> None:
         self.call = stub.Route()
+        self._heard: deque[inference_pb2.SessionDown] = deque()
 
     async def send(self, frame: inference_pb2.SessionUp) -> None:
         """Write a frame."""
-        await self.call.write(router_pb2.RouteRequest(frame=frame))
+        await self.call.write(router_pb2.RouteRequest(frames=[frame]))
 
     async def hear(self, kind: str) -> inference_pb2.SessionDown:
         """The next frame, which is to be of this kind."""
         async with asyncio.timeout(5):
+            frame = await self.next()
+        assert frame is not None, "the stream is over"
+        assert frame.WhichOneof("kind") == kind, frame
+        return frame
+
+    async def next(self) -> inference_pb2.SessionDown | None:
+        """The next frame; None after the last."""
+        if not self._heard:
             response = await self.call.read()
-        assert isinstance(response, router_pb2.RouteResponse), response
-        assert response.frame.WhichOneof("kind") == kind, response.frame
-        return response.frame
+            if not isinstance(response, router_pb2.RouteResponse):
+                return None
+            self._heard.extend(response.frames)
+        return self._heard.popleft()
 
 
 class RouterUnderTest:

@@ -64,8 +64,8 @@ class Echo(InferenceServiceServicer):
             async for request in incoming(request_iterator):
                 if self.error is not None:
                     raise self.error
-                down = inference_pb2.SessionDown(session=request.frame.session)
-                yield inference_pb2.GenerateResponse(frame=down)
+                down = inference_pb2.SessionDown(session=request.frames[0].session)
+                yield inference_pb2.GenerateResponse(frames=[down])
         finally:
             self.live_streams -= 1
 
@@ -118,7 +118,7 @@ def exporter() -> Iterator[InMemorySpanExporter]:
 
 
 def _frame(session: int) -> inference_pb2.GenerateRequest:
-    return inference_pb2.GenerateRequest(frame=inference_pb2.SessionUp(session=session))
+    return inference_pb2.GenerateRequest(frames=[inference_pb2.SessionUp(session=session)])
 
 
 async def test_an_error_arrives_with_type_message_and_metadata(loopback: Loopback) -> None:
@@ -146,7 +146,7 @@ async def test_an_error_ends_a_stream_with_its_status(loopback: Loopback) -> Non
 async def test_a_message_over_the_limit_is_frame_too_large(loopback: Loopback) -> None:
     call = loopback.stub.Generate()
     big = inference_pb2.SessionUp(cancel=inference_pb2.CancelSession(reason="x" * 5000))
-    await call.write(inference_pb2.GenerateRequest(frame=big))
+    await call.write(inference_pb2.GenerateRequest(frames=[big]))
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call.read()
     assert type(from_rpc_error(caught.value)) is errors.FrameTooLargeError

@@ -62,8 +62,8 @@ class Echo(inference_pb2_grpc.InferenceServiceServicer):
         self, request_iterator: Any, context: Any
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
         async for request in request_iterator:
-            down = inference_pb2.SessionDown(session=request.frame.session)
-            yield inference_pb2.GenerateResponse(frame=down)
+            down = inference_pb2.SessionDown(session=request.frames[0].session)
+            yield inference_pb2.GenerateResponse(frames=[down])
 
     async def WatchLoad(
         self, request: inference_pb2.WatchLoadRequest, context: Any
@@ -149,10 +149,10 @@ def _is_past(tls: Tls, generation: int) -> bool:
 
 async def echoed(call: _Call) -> None:
     """Raises the call's error unless it lives."""
-    await call.write(inference_pb2.GenerateRequest(frame=inference_pb2.SessionUp(session=7)))
+    await call.write(inference_pb2.GenerateRequest(frames=[inference_pb2.SessionUp(session=7)]))
     answer = await call.read()
     assert isinstance(answer, inference_pb2.GenerateResponse)
-    assert answer.frame.session == 7
+    assert answer.frames[0].session == 7
 
 
 async def ended(call: _Call) -> None:

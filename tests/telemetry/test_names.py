@@ -17,7 +17,7 @@ from outrider.client import Client, Message, SamplingParams
 from outrider.errors import NoReplicaError
 from outrider.telemetry import names, tracing
 from outrider.testing import eventually
-from outrider.v1 import common_pb2, inference_pb2, router_pb2
+from outrider.v1 import common_pb2, inference_pb2
 from services.edge.drafter import metrics as drafter
 from services.edge.telemetry import PREFILLED_TOKENS
 from services.tokenizer.long_texts import processes, worker_pool
@@ -114,9 +114,9 @@ async def talk_to_the_router(mesh: WholeMesh) -> None:
     await edge.send(inference_pb2.SessionUp(session=1, open=opening))
     kinds: list[str | None] = []
     while not kinds or kinds[-1] not in ("done", "error"):
-        response = await edge.call.read()
-        assert isinstance(response, router_pb2.RouteResponse)
-        kinds.append(response.frame.WhichOneof("kind"))
+        frame = await edge.next()
+        assert frame is not None
+        kinds.append(frame.WhichOneof("kind"))
     assert kinds[-1] == "done"
 
 

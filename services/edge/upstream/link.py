@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from random import Random
@@ -23,6 +23,8 @@ from outrider.rpc import (
     end_call,
     loss_text,
     make_channel,
+    outgoing,
+    received,
     until_distrusted,
 )
 from outrider.tls import PLAINTEXT, Role, Tls
@@ -32,7 +34,7 @@ from services.edge.upstream.table import RouterTable
 log = structlog.get_logger()
 
 _RouteCall = grpc.aio.StreamStreamCall[router_pb2.RouteRequest, router_pb2.RouteResponse]
-_RouteOutbox = Outbox[router_pb2.RouteRequest]
+_RouteOutbox = Outbox[inference_pb2.SessionUp]
 
 
 class Sink(Protocol):
@@ -84,9 +86,11 @@ class RouterLink:
         self._reconnector = Reconnector(max_backoff_s=policy.max_backoff_s, rng=rng)
         self._on_connected = on_connected
         self._tls = tls
-        self._outbox: Outbox[router_pb2.RouteRequest] | None = None
+        self._outbox: _RouteOutbox | None = None
         self._sinks: dict[int, Sink] = {}
         """By session id."""
+        self._unserved: set[int] = set()
+        """Sessions without a token through this router."""
         self._last_session_id = 0
 
     @property
@@ -99,9 +103,10 @@ class RouterLink:
         if self._outbox is None:
             raise UnavailableError(f"the router at {self.address} cannot be reached")
         frame.session = self._last_session_id + 1
-        self._outbox.put_nowait(router_pb2.RouteRequest(frame=frame))
+        self._outbox.put_nowait(frame)
         self._last_session_id += 1
         self._sinks[self._last_session_id] = sink
+        self._unserved.add(self._last_session_id)
         self._table.opened(self.address, self._last_session_id)
         return self._last_session_id
 
@@ -110,17 +115,18 @@ class RouterLink:
         if self._outbox is None:
             return False  # the stream broke; region_lost tells the session
         frame.session = session_id
-        return self._outbox.offer(router_pb2.RouteRequest(frame=frame))
+        return self._outbox.offer(frame)
 
     def cancel(self, session_id: int, frame: inference_pb2.SessionUp) -> None:
         """Queue the cancel of a session, however many frames wait for the router."""
         if self._outbox is not None:
             frame.session = session_id
-            self._outbox.put_nowait(router_pb2.RouteRequest(frame=frame), last=True)
+            self._outbox.put_nowait(frame, last=True)
 
     def forget(self, session_id: int) -> None:
         """The session needs no frame any more; what still comes for it is dropped."""
         if self._sinks.pop(session_id, None) is not None:
+            self._unserved.discard(session_id)
             self._table.closed(self.address, session_id)
 
     async def run(self) -> None:
@@ -141,7 +147,7 @@ class RouterLink:
                 async with self._clock.timeout(self._policy.connect_s):
                     said, rtt_ms = await self._ask(stub)
                     outbox: _RouteOutbox = Outbox(self._policy.max_queued_frames)
-                    call = stub.Route(outbox)
+                    call = stub.Route(_requests(outbox))
                     # Closing the channel does not end every call (grpc/grpc issue 42125).
                     ending.callback(end_call, call)
                     await call.wait_for_connection()
@@ -170,8 +176,8 @@ class RouterLink:
 
     async def _read(self, call: _RouteCall) -> NoReturn:
         try:
-            async for response in call:
-                self._relay(response.frame)
+            async for frames in received(call):
+                self._relay(frames)
         except LOSSES:
             raise
         except Exception as failure:
@@ -182,13 +188,16 @@ class RouterLink:
             ) from failure
         raise UnavailableError("it ended the stream")
 
-    def _relay(self, frame: inference_pb2.SessionDown) -> None:
-        # Apart from the loop that reads, which would keep the last one until another frame comes.
-        sink = self._sinks.get(frame.session)
-        if sink is not None:
-            if frame.WhichOneof("kind") == "commit":
-                self._table.served(self.address, frame.session, self._clock())
-            sink.region_frame(frame)
+    def _relay(self, frames: list[inference_pb2.SessionDown]) -> None:
+        # Apart from the loop that reads, which would keep the last ones until others come.
+        for frame in frames:
+            session_id = frame.session
+            sink = self._sinks.get(session_id)
+            if sink is not None:
+                if session_id in self._unserved and frame.HasField("commit"):
+                    self._unserved.discard(session_id)
+                    self._table.served(self.address, session_id, self._clock())
+                sink.region_frame(frame)
 
     async def _probe(self, stub: router_pb2_grpc.RouterServiceAsyncStub) -> NoReturn:
         """Measure the round trip; give the router up once the table has."""
@@ -225,7 +234,13 @@ class RouterLink:
         self._outbox = None
         outbox.close()
         sinks, self._sinks = self._sinks, {}
+        self._unserved.clear()
         for session_id in sinks:
             self._table.closed(self.address, session_id)
         for sink in sinks.values():
             sink.region_lost(error)
+
+
+async def _requests(outbox: _RouteOutbox) -> AsyncIterator[router_pb2.RouteRequest]:
+    async for frames in outgoing(outbox):
+        yield router_pb2.RouteRequest(frames=frames)

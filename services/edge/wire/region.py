@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from google.protobuf.message import DecodeError
+
 from outrider.codec.tokens import TokenCodec, TokenCoder
 from outrider.errors import MalformedFrameError
 from outrider.model_identity import check_model_identity
@@ -12,11 +14,11 @@ from outrider.wire import (
     finish_reason_from_proto,
     logprobs_from_proto,
     message_to_proto,
+    parsed_block,
     priority_to_proto,
     sampling_to_proto,
     speculation_to_proto,
     timings_from_proto,
-    token_block_from_proto,
     token_block_to_proto,
     usage_from_proto,
 )
@@ -142,19 +144,29 @@ class RegionWire:
 
     def _commit(self, commit: inference_pb2.Commit) -> RegionCommit:
         ids: tuple[int, ...] = ()
-        if commit.HasField("ids"):
-            block = token_block_from_proto(commit.ids)
-            ids = self._coder.decode(block, max_count=MAX_COMMIT_TOKENS)
+        if data := commit.ids:
+            ids = self._coder.decode(parsed_block(data), max_count=MAX_COMMIT_TOKENS)
+        epoch, base, accepted, upto = commit.epoch, commit.base, commit.accepted, commit.upto
+        if not (data := commit.details):
+            return RegionCommit(epoch, base, accepted, ids, upto)
+        details = _details(data)
         return RegionCommit(
-            epoch=commit.epoch,
-            base=commit.base,
-            accepted=commit.accepted,
+            epoch=epoch,
+            base=base,
+            accepted=accepted,
             ids=ids,
-            upto=commit.upto,
-            pace=_pace(commit.pace),
-            lossy=tuple(commit.lossy),
-            logprobs=logprobs_from_proto(commit.logprobs, max_tokens=MAX_COMMIT_TOKENS),
+            upto=upto,
+            pace=_pace(details.pace),
+            lossy=tuple(details.lossy),
+            logprobs=logprobs_from_proto(details.logprobs, max_tokens=MAX_COMMIT_TOKENS),
         )
+
+
+def _details(data: bytes) -> inference_pb2.CommitDetails:
+    try:
+        return inference_pb2.CommitDetails.FromString(data)
+    except DecodeError as error:
+        raise MalformedFrameError(f"the region's commit does not parse: {error}") from error
 
 
 def _pace(pace: inference_pb2.Pace) -> ReplicaPace:

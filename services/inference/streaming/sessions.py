@@ -155,6 +155,8 @@ class LiveSession:
     """What SessionOpened returns."""
     commit_echo: wire.Echo = wire.NO_ECHO
     """What the next Commit returns."""
+    takes_edge_drafts: bool = True
+    """Whether drafts of the edge are used: without them it need not know the replica's pace."""
     sends_accepted_ids: bool = False
     """Whether commits repeat the ids of accepted drafts."""
     cancelled: bool = False
@@ -256,6 +258,7 @@ class SessionTable:
                 num_resumed=len(request.resume),
             ),
             opened_echo=wire.Echo(frame.echo, now),
+            takes_edge_drafts=request.edge_drafts,
             sends_accepted_ids=frame.echo_accepted,
             early_drafts=None if grammar is None else [],
         )
@@ -390,9 +393,11 @@ class SessionTable:
     def _emit(self, session: LiveSession, event: Event, load: Load) -> None:
         if isinstance(event, Committed):
             session.telemetry.committed(event)
-            pace = wire.pace_of(event, load, self.contract)
-            session.commit_echo.put(pace, self.clock())
-            session.commit_echo = wire.NO_ECHO
+            pace = None
+            if session.takes_edge_drafts:
+                pace = wire.pace_of(event, load, self.contract)
+                session.commit_echo.put(pace, self.clock())
+                session.commit_echo = wire.NO_ECHO
             frame = wire.commit_frame(
                 session.upstream_session_id,
                 event,

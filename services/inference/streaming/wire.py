@@ -27,10 +27,10 @@ from outrider.wire import (
     logprobs_to_proto,
     priority_from_proto,
     sampling_from_proto,
+    serialized_block,
     speculation_from_proto,
     timings_to_proto,
     token_block_from_proto,
-    token_block_to_proto,
     usage_to_proto,
 )
 from services.inference.scheduler.types import (
@@ -235,26 +235,26 @@ def opened_frame(
 def commit_frame(
     number: int,
     event: Committed,
-    pace: inference_pb2.Pace,
+    pace: inference_pb2.Pace | None,
     contract: Contract,
     codec: TokenCodec,
     *,
     sends_accepted_ids: bool = False,
 ) -> inference_pb2.SessionDown:
-    """New final tokens. Accepted drafts are counted; their ids are repeated on request only."""
-    commit = inference_pb2.Commit(
-        epoch=event.epoch,
-        base=event.base,
-        accepted=event.accepted,
-        ids=token_block_to_proto(contract.coder.encode(event.ids, codec)),
-        upto=event.upto,
-        lossy=event.lossy,
-        pace=pace,
-        logprobs=logprobs_to_proto(event.logprobs),
-    )
-    if sends_accepted_ids and event.accepted:
-        accepted = contract.coder.encode(event.accepted_ids, codec)
-        commit.accepted_ids.CopyFrom(token_block_to_proto(accepted))
+    """New final tokens. Accepted drafts are counted; their ids are repeated on request only.
+    Without `pace` the edge sends no drafts."""
+    commit = inference_pb2.Commit(epoch=event.epoch, base=event.base, upto=event.upto)
+    if event.ids:
+        commit.ids = serialized_block(contract.coder.encode(event.ids, codec))
+    if event.accepted:
+        commit.accepted = event.accepted
+        if sends_accepted_ids:
+            commit.accepted_ids = serialized_block(contract.coder.encode(event.accepted_ids, codec))
+    if pace is not None or event.lossy or event.logprobs:
+        details = inference_pb2.CommitDetails(
+            pace=pace, lossy=event.lossy, logprobs=logprobs_to_proto(event.logprobs)
+        )
+        commit.details = details.SerializeToString()
     return inference_pb2.SessionDown(session=number, commit=commit)
 
 

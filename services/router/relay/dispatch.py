@@ -40,7 +40,7 @@ class PromptCache:
 
     def of(self, session: RelayedSession) -> HashedPrompt | None:
         """What can be known of the prompt: the part of it that the replica may hold."""
-        opening = session.open_frame.frame.open
+        opening = session.open_frame.open
         if opening.ids.prefix_tokens:
             return None  # ids that only another peer has
         found = self._prompts.get(session.router_session_id)
@@ -113,8 +113,7 @@ class Dispatch:
         found = self._streams.get(stream) if stream is not None else None
         if found is not None:
             cancel = inference_pb2.CancelSession(reason=error.reason)
-            frame = inference_pb2.SessionUp(session=upstream_session_id, cancel=cancel)
-            found.outbox.offer(Up(frame=frame), last=True)
+            found.outbox.offer(Up(session=upstream_session_id, cancel=cancel), last=True)
 
     def release(self, session: RelayedSession) -> None:
         """A session left the replica it was on."""
@@ -152,7 +151,7 @@ class Dispatch:
 
     def request_of(self, session: RelayedSession) -> PlacementRequest:
         """What placement has to know of a session whose prompt is ids. Raises EmptyPromptError."""
-        opening = session.open_frame.frame.open
+        opening = session.open_frame.open
         prompt_tokens = opening.ids.prefix_tokens + opening.ids.tail.count
         if not prompt_tokens:
             raise EmptyPromptError("The session has no prompt: send messages or token ids.")
@@ -170,7 +169,7 @@ class Dispatch:
 
     def replica_set(self, session: RelayedSession) -> Hashable:
         """Equal for sessions under way that the same replicas could go on with."""
-        opening = session.open_frame.frame.open
+        opening = session.open_frame.open
         identity = session.model_identity if session.num_committed else None
         residency = frozenset(opening.residency)
         return opening.model, opening.vocabulary_digest, residency, identity, session.allows_inexact
@@ -183,7 +182,7 @@ class Dispatch:
             return False
         self._table.bind(session, stream, decision.replica, now)
         for draft in session.replay.drafts if session.replay else ():
-            draft.frame.session = session.upstream_session_id
+            draft.session = session.upstream_session_id
             self.send(stream, draft, last=False)
         self._registry.place(decision.replica, session.router_session_id, now)
         self._placement.put(session.router_session_id, request, decision, now)

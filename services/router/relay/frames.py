@@ -1,7 +1,7 @@
 """What the relay reads from frames and writes into them. No I/O, no clock.
 
-RouteRequest and GenerateRequest (and their responses) are one and the same on the wire, so frames
-are renumbered in place and forwarded as they are: no token block is ever copied or re-encoded.
+Edges and replicas speak the same frames, so a frame is renumbered in place and forwarded as it is:
+no token block is ever decoded or encoded anew.
 """
 
 from __future__ import annotations
@@ -10,21 +10,25 @@ import hashlib
 import struct
 from typing import Final, TypeAlias
 
+from google.protobuf.message import DecodeError
+
 from outrider.codec import varint
 from outrider.cost import Cost
-from outrider.errors import CancelledError, DeadlineError
+from outrider.errors import CancelledError, DeadlineError, MalformedFrameError
 from outrider.session_types import FinishReason
-from outrider.v1 import common_pb2, inference_pb2, router_pb2
+from outrider.v1 import inference_pb2
 from outrider.wire import finish_reason_to_proto, set_cost
 from services.router.relay.sessions import Session
 
-Up: TypeAlias = router_pb2.RouteRequest
-Down: TypeAlias = router_pb2.RouteResponse
+Up: TypeAlias = inference_pb2.SessionUp
+Down: TypeAlias = inference_pb2.SessionDown
 RelayedSession: TypeAlias = Session[Up]
 
 _CUT_SHORT: Final = {finish_reason_to_proto(it): it.error_reason for it in FinishReason}
 _RESUMED_TAG: Final = varint.encode(inference_pb2.OpenSession.RESUMED_FIELD_NUMBER << 3 | 2)
 """Protocol Buffers, encoding: field number and wire type LEN."""
+_RESUMED_HEADS: Final = tuple(_RESUMED_TAG + varint.encode(length) for length in range(128))
+"""Tag and length of short blocks, which nearly all are."""
 
 
 def num_resumed(opening: inference_pb2.OpenSession) -> int:
@@ -46,20 +50,26 @@ def renew_deadline(session: RelayedSession, now: float) -> None:
     left_ms = round((session.deadline_at - now) * 1000.0)
     if left_ms <= 0:
         raise DeadlineError("The deadline passed before a replica could be found.")
-    session.open_frame.frame.open.deadline_ms = left_ms
+    session.open_frame.open.deadline_ms = left_ms
 
 
 def open_for_replica(session: RelayedSession) -> Up:
-    """What the next replica is sent: the open, and what was committed since it came."""
+    """What the next replica is sent: the open, and what was committed since it came. Raises
+    MalformedFrameError where that is no token block."""
     open_frame = session.open_frame
-    open_frame.frame.session = session.upstream_session_id
+    open_frame.session = session.upstream_session_id
     if session.replay is None or not session.is_under_way:
         return open_frame
     request = Up()  # a copy: the one before may still be queued for another replica
     request.CopyFrom(open_frame)
-    opening = request.frame.open
-    # Serialised entries of a repeated field, one behind the other, are such a field.
-    opening.MergeFromString(bytes(session.replay.committed))
+    opening = request.open
+    try:
+        # Serialised entries of a repeated field, one behind the other, are such a field.
+        opening.MergeFromString(bytes(session.replay.committed))
+    except DecodeError as error:
+        raise MalformedFrameError(
+            "A replica committed bytes that are no token block: open the session again."
+        ) from error
     opening.model_identity = b"" if session.allows_inexact else session.model_identity
     opening.lost_replicas = session.losses.num_lost
     opening.echo = 0  # the time since then is not that of one way
@@ -69,17 +79,26 @@ def open_for_replica(session: RelayedSession) -> Up:
 def resumable_tokens(commit: inference_pb2.Commit, num_committed: int) -> bytes | None:
     """The tokens of a commit as entries of OpenSession.resumed; None where they are not all known,
     or do not follow the first `num_committed`."""
-    has_all = commit.accepted_ids.count == commit.accepted
-    num_new = commit.accepted + commit.ids.count
-    if commit.base != num_committed or not has_all or commit.upto != num_committed + num_new:
+    base, num_accepted, upto = commit.base, commit.accepted, commit.upto
+    if base != num_committed or base + num_accepted > upto:
         return None
-    accepted = _resumed_entry(commit.accepted_ids) if commit.accepted else b""
-    return accepted + (_resumed_entry(commit.ids) if commit.ids.count else b"")
+    tokens = b""
+    if num_accepted:
+        tokens = _resumed_entry(commit.accepted_ids)
+        if not tokens:
+            return None
+    if base + num_accepted < upto:
+        ids = _resumed_entry(commit.ids)
+        return tokens + ids if ids else None
+    return tokens
 
 
-def _resumed_entry(block: common_pb2.TokenBlock) -> bytes:
-    data = block.SerializeToString()
-    return b"".join((_RESUMED_TAG, varint.encode(len(data)), data))
+def _resumed_entry(block: bytes) -> bytes:
+    """Of a serialised TokenBlock; empty where there is none."""
+    num_bytes = len(block)
+    if 0 < num_bytes < len(_RESUMED_HEADS):
+        return _RESUMED_HEADS[num_bytes] + block
+    return b"".join((_RESUMED_TAG, varint.encode(num_bytes), block)) if block else b""
 
 
 def chat_key(opening: inference_pb2.OpenSession) -> bytes:
@@ -135,12 +154,12 @@ def complete_done(
         done.timings.total_ms = (now - session.opened_at) * 1e3
 
 
-def cut_short(response: Down | None) -> str | None:
+def cut_short(frame: Down | None) -> str | None:
     """The reason, as of an error, by which a replica ended a session before its reply was whole:
     CANCELLED or DEADLINE. None for any other frame."""
-    if response is None or response.frame.WhichOneof("kind") != "done":
+    if frame is None or not frame.HasField("done"):
         return None
-    return _CUT_SHORT.get(response.frame.done.finish_reason)
+    return _CUT_SHORT.get(frame.done.finish_reason)
 
 
 def cancelled(why: str = "The session was cancelled.") -> CancelledError:

@@ -61,7 +61,7 @@ class RunDeduplicator:
     def began(self, session: RelayedSession) -> RelayedSession | None:
         """A session came; the older run of its chat that it continues, from another stream. One
         that brings no tokens may be a deliberate copy: it replaces nobody."""
-        opening = session.open_frame.frame.open
+        opening = session.open_frame.open
         if not opening.request_id:
             return None
         key = self._keys[session.router_session_id] = frames.run_key(opening)
@@ -125,21 +125,19 @@ class Intake:
         """Take no new sessions from now on."""
         self._is_draining = True
 
-    def open(
-        self, edge_stream: int, edge_session_id: int, request: Up, now: float
-    ) -> RelayedSession:
+    def open(self, edge_stream: int, edge_session_id: int, frame: Up, now: float) -> RelayedSession:
         """A new session in state PLACING; its frame names its model. Raises UnavailableError,
         DuplicateSessionError, OverloadedError, MalformedFrameError."""
         if self._is_draining:
             raise DrainingError("This router is stopping: use another.", retry_delay_ms=1000)
-        opening = request.frame.open
+        opening = frame.open
         num_resumed = frames.num_resumed(opening)
         identity = check_model_identity(opening.model_identity)
         return self._table.open(
             edge_stream,
             edge_session_id,
-            request,
-            request.ByteSize(),
+            frame,
+            frame.ByteSize(),
             now,
             model=opening.model,
             deadline_at=frames.deadline_at(opening, now),
@@ -217,7 +215,7 @@ class Intake:
 
     def _admission_request(self, session: RelayedSession, now: float) -> AdmissionRequest:
         """Raises EmptyPromptError, PromptTooLongError."""
-        opening = session.open_frame.frame.open
+        opening = session.open_frame.open
         self._check_context(opening.model, opening.ids.prefix_tokens + opening.ids.tail.count)
         admission_request = AdmissionRequest(
             session_id=session.router_session_id,
@@ -250,7 +248,7 @@ class Intake:
         and it has to be another one."""
         frames.renew_deadline(session, now)
         if route.spill_cause:
-            model = session.open_frame.frame.open.model
+            model = session.open_frame.open.model
             self._autoscale.record_shortage(FleetKey(route.home, model), now)
         if not self._dispatch.put(session, route.decision, now):
             self._dispatch.place(session, now)

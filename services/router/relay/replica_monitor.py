@@ -98,10 +98,9 @@ class ReplicaMonitor:
         self._hangs = HangDetector(policy or HangPolicy())
         self._next_stall_check_at = 0.0
 
-    def heard(self, stream: int, session: RelayedSession, now: float) -> None:
-        """A frame of a live session came."""
+    def heard(self, stream: int, now: float) -> None:
+        """Frames of live sessions came, whose `heard_at` is now."""
         self._hangs.heard(stream, now)
-        session.heard_at = now
 
     def detached(self, replica: str, stream: int, now: float, *, is_own: bool) -> list[Departure]:
         """A replica's stream broke; by this router's fault (`is_own`) it says nothing of any

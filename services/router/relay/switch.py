@@ -19,7 +19,7 @@ from outrider.errors import (
     VocabularyMismatchError,
 )
 from outrider.model_identity import same_model
-from outrider.v1 import common_pb2, inference_pb2
+from outrider.v1 import common_pb2
 from outrider.wire import GrpcCode, error_from_proto, error_to_proto
 from services.router.admission.admission import Admission
 from services.router.fleet.registry import Registry
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
 _REPLICA_INPUTS: Final = {
     "opened": SessionInput.OPENED,
-    "commit": SessionInput.COMMIT,
     "done": SessionInput.DONE,
     "error": SessionInput.ERROR,
 }
@@ -158,35 +157,42 @@ class Switch:
 
     # --- frames of an edge ---
 
-    def from_edge(self, edge_stream: int, request: Up, now: float) -> None:
-        """Take one frame. Raises MalformedFrameError for one that names no session."""
-        frame = request.frame
-        edge_session_id = frame.session
-        if not edge_session_id:
-            raise MalformedFrameError("A frame names no session: number sessions from 1.")
-        kind = frame.WhichOneof("kind")
-        if kind == "open":
-            self._open(edge_stream, edge_session_id, request, now)
-            return
-        session = self._table.of_edge(edge_stream, edge_session_id)
-        if session is None:
-            return  # it ended while the frame was under way
+    def from_edge(self, edge_stream: int, received: Iterable[Up], now: float) -> None:
+        """Take frames, one after the other. Raises MalformedFrameError at the first that names no
+        session."""
+        for frame in received:
+            edge_session_id = frame.session
+            if not edge_session_id:
+                raise MalformedFrameError("A frame names no session: number sessions from 1.")
+            kind = frame.WhichOneof("kind")
+            if kind == "open":
+                # A copy of its own: it is kept, and the rest of its message is not.
+                opened = Up()
+                opened.CopyFrom(frame)
+                self._open(edge_stream, edge_session_id, opened, now)
+                continue
+            session = self._table.of_edge(edge_stream, edge_session_id)
+            if session is not None:  # otherwise it ended while the frame was under way
+                self._from_edge(session, frame, kind, now)
+
+    def _from_edge(self, session: RelayedSession, frame: Up, kind: str | None, now: float) -> None:
         frame.session = session.upstream_session_id
         if kind == "draft":
-            self._table.begin_epoch(session, frame.draft.epoch)
-            if frame.draft.epoch > session.void_epoch:
-                self._advance(session, SessionInput.DRAFT, now, up=request)
+            epoch = frame.draft.epoch
+            self._table.begin_epoch(session, epoch)
+            if epoch > session.void_epoch:
+                self._advance(session, SessionInput.DRAFT, now, up=frame)
         elif kind == "cancel":
-            self._advance(session, SessionInput.CANCEL, now, up=request, error=frames.cancelled())
+            self._advance(session, SessionInput.CANCEL, now, up=frame, error=frames.cancelled())
         else:
             error = MalformedFrameError("A frame is neither open, draft nor cancel: send one.")
             self._advance(session, SessionInput.ABORT, now, error=error)
 
-    def _open(self, edge_stream: int, edge_session_id: int, request: Up, now: float) -> None:
-        opening = request.frame.open
+    def _open(self, edge_stream: int, edge_session_id: int, frame: Up, now: float) -> None:
+        opening = frame.open
         opening.model = opening.model or self._default_model()
         try:
-            session = self._intake.open(edge_stream, edge_session_id, request, now)
+            session = self._intake.open(edge_stream, edge_session_id, frame, now)
         except DuplicateSessionError as error:
             # The edge takes an error as the end of the session of that number, so it has to be.
             first = self._table.of_edge(edge_stream, edge_session_id)
@@ -213,7 +219,7 @@ class Switch:
         """The messages of a session became ids."""
         if session.state is not SessionState.PLACING:
             return  # it ended meanwhile
-        opening = session.open_frame.frame.open
+        opening = session.open_frame.open
         opening.ids.tail.CopyFrom(block)
         opening.vocabulary_digest = digest
         self._end(self._intake.place(session, now), now)
@@ -225,47 +231,63 @@ class Switch:
 
     # --- frames of a replica ---
 
-    def from_replica(self, stream: int, response: Down, now: float) -> bool:
-        """Take one frame; frames of sessions that ended or moved are dropped.
+    def from_replica(self, stream: int, received: Iterable[Down], now: float) -> bool:
+        """Take frames, one after the other; those of sessions that ended or moved are dropped.
 
-        False, and the frame is not taken, if it shows that another process than the one that
+        False, and the rest is not taken, if one shows that another process than the one that
         reported its model answers there: all that is known of that replica is void, so its stream
         has to be closed, and what it serves asked anew.
         """
-        frame = response.frame
-        session = self._table.of_replica(stream, frame.session)
-        event = _REPLICA_INPUTS.get(frame.WhichOneof("kind") or "")
-        if session is None or event is None:
-            return True
-        if event is SessionInput.OPENED:
-            if frame.opened.model_identity != self._registry[session.replica].model_identity:
-                self._registry.contradicted(session.replica, frame.opened.model_identity, now)
+        has_heard = False
+        for frame in received:
+            session = self._table.of_replica(stream, frame.session)
+            if session is None:
+                continue
+            if frame.HasField("commit"):
+                self._committed(session, frame, now)
+            elif (event := _REPLICA_INPUTS.get(frame.WhichOneof("kind") or "")) is None:
+                continue
+            elif not self._from_replica(session, event, frame, now):
                 return False
-            session.opened_identity = frame.opened.model_identity
-        self._monitor.heard(stream, session, now)
+            session.heard_at = now
+            has_heard = True
+        if has_heard:
+            self._monitor.heard(stream, now)
+            if self._failover.is_due:
+                self._schedule_retry()
+        return True
+
+    def _from_replica(
+        self, session: RelayedSession, event: SessionInput, frame: Down, now: float
+    ) -> bool:
+        """All but commits. False: as `from_replica`."""
+        if event is SessionInput.OPENED:
+            opened = frame.opened
+            if opened.model_identity != self._registry[session.replica].model_identity:
+                self._registry.contradicted(session.replica, opened.model_identity, now)
+                return False
+            session.opened_identity = opened.model_identity
+            ack_delay_ms = opened.ack_delay_ms
+            self._registry.opened(session.replica, session.router_session_id, ack_delay_ms, now)
+            if not self._table.announce(session):
+                frame = frames.session_moved(opened, session)
         frame.session = session.edge_session_id
         if event is SessionInput.ERROR:
-            self._failed(session, response, now)
+            self._failed(session, frame, now)
             return True
-        if event is SessionInput.COMMIT:
-            self._committed(session, frame.commit, now)
-        elif event is SessionInput.DONE:
+        if event is SessionInput.DONE:
             cost = self._admission.cost(session.router_session_id, session.num_committed)
             frames.complete_done(frame.done, session, cost, now)
             self._intake.done(session, frame.done.usage, now)
-        else:
-            ack_delay_ms = frame.opened.ack_delay_ms
-            self._registry.opened(session.replica, session.router_session_id, ack_delay_ms, now)
-            if not self._table.announce(session):
-                response = Down(frame=frames.session_moved(frame.opened, session))
-        self._advance(session, event, now, down=response)
-        if self._failover.is_due:
-            self._schedule_retry()
+        self._advance(session, event, now, down=frame)
         return True
 
-    def _committed(self, session: RelayedSession, commit: inference_pb2.Commit, now: float) -> None:
+    def _committed(self, session: RelayedSession, frame: Down, now: float) -> None:
+        commit = frame.commit
         tokens = frames.resumable_tokens(commit, session.num_committed)
-        commit.ClearField("accepted_ids")  # the edge has them
+        if commit.accepted:
+            commit.ClearField("accepted_ids")  # the edge has them
+        frame.session = session.edge_session_id
         if session.committed_as != session.upstream_session_id:
             self._bind_model(session)
         self._table.commit(session, commit.upto, tokens)
@@ -275,6 +297,10 @@ class Switch:
         if not session.losses.is_proven:
             self._failover.first_token(session, now)
             self._registry.served(session.replica, session.router_session_id, now)
+        if session.state is SessionState.STREAMING:
+            self._send_down(session, frame, now)  # as the table of transitions has it
+        else:
+            self._advance(session, SessionInput.COMMIT, now, down=frame)
 
     def _bind_model(self, session: RelayedSession) -> None:
         """The first tokens from the replica that it is on: from here on it is this one's model that
@@ -285,12 +311,12 @@ class Switch:
         session.model_identity = identity
         session.committed_as = session.upstream_session_id
 
-    def _failed(self, session: RelayedSession, response: Down, now: float) -> None:
+    def _failed(self, session: RelayedSession, frame: Down, now: float) -> None:
         """Its replica ended it: another one may have it, or the edge is told."""
-        detail = response.frame.error
+        detail = frame.error
         error = error_from_proto(detail)
         if session.state is SessionState.CLOSING:
-            self._advance(session, SessionInput.ERROR, now, down=response, error=error)
+            self._advance(session, SessionInput.ERROR, now, down=frame, error=error)
         elif isinstance(error, EngineError):
             _, event, why = self._monitor.engine_failed(session, error, now)
             self._advance(session, event, now, error=why)
@@ -298,7 +324,7 @@ class Switch:
             self._failover.refused(session)
             self._advance(session, SessionInput.LEFT, now, error=error)
         else:
-            self._advance(session, SessionInput.ERROR, now, down=response, error=error)
+            self._advance(session, SessionInput.ERROR, now, down=frame, error=error)
         self._retry_moves(now)
 
     def _may_try_another(
@@ -334,10 +360,10 @@ class Switch:
         elif action is SessionAction.SEND_UP and up is not None:
             self._send_up(session, up)
         elif action is SessionAction.KEEP_AND_SEND_UP and up is not None:
-            self._table.keep_draft(session, up, up.ByteSize())
+            self._keep_draft(session, up)
             self._send_up(session, up)
         elif action is SessionAction.KEEP and up is not None:
-            self._table.keep_draft(session, up, up.ByteSize())
+            self._keep_draft(session, up)
         elif error is not None:
             if action is SessionAction.MOVE:
                 self._move(session, error, now)
@@ -362,29 +388,34 @@ class Switch:
         if self._intake.num_waiting:
             self._schedule_retry()
 
-    def _send_down(self, session: RelayedSession, response: Down, now: float) -> None:
+    def _keep_draft(self, session: RelayedSession, frame: Up) -> None:
+        kept = Up()  # without the rest of its message
+        kept.CopyFrom(frame)
+        self._table.keep_draft(session, kept, kept.ByteSize())
+
+    def _send_down(self, session: RelayedSession, frame: Down, now: float) -> None:
         self._telemetry.frames_down += 1
         is_last = session.state is SessionState.ENDED
         outbox = self._edges[session.edge_stream].outbox
-        if not outbox.offer(response, last=is_last) and not is_last:
+        if not outbox.offer(frame, last=is_last) and not is_last:
             error = OverloadedError(
                 "This stream is not read and its buffer is full: read faster or open less.",
                 retry_delay_ms=RETRY_DELAY_MS,
             )
             self._advance(session, SessionInput.ABORT, now, error=error)
 
-    def _send_up(self, session: RelayedSession, request: Up) -> None:
+    def _send_up(self, session: RelayedSession, frame: Up) -> None:
         if session.replica_stream is not None:
             self._telemetry.frames_up += 1
             is_last = session.state is SessionState.CLOSING
-            if not self._dispatch.send(session.replica_stream, request, last=is_last):
+            if not self._dispatch.send(session.replica_stream, frame, last=is_last):
                 self._telemetry.drafts_dropped += 1
 
     def _answer(self, edge_stream: int, edge_session_id: int, error: OutriderError) -> None:
         """End a session towards its edge."""
         detail = error_to_proto(error)
-        frame = inference_pb2.SessionDown(session=edge_session_id, error=detail)
-        self._edges[edge_stream].outbox.offer(Down(frame=frame), last=True)
+        frame = Down(session=edge_session_id, error=detail)
+        self._edges[edge_stream].outbox.offer(frame, last=True)
 
     def _move(self, session: RelayedSession, why: OutriderError, now: float) -> None:
         """To another replica: at once where it has no tokens yet, otherwise as failover allows."""

@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
 from random import Random
-from typing import Final, NoReturn
+from typing import Final, NoReturn, TypeAlias
 
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -25,10 +25,12 @@ from outrider.rpc import (
     loss_reason,
     loss_text,
     make_channel,
+    outgoing,
+    received,
     until_distrusted,
 )
 from outrider.tls import PLAINTEXT, Role, Tls
-from outrider.v1 import inference_pb2, inference_pb2_grpc, router_pb2
+from outrider.v1 import inference_pb2, inference_pb2_grpc
 from services.router.config import RouterConfig
 from services.router.fleet.registry import Registry
 from services.router.fleet.replica import (
@@ -39,14 +41,16 @@ from services.router.fleet.replica import (
     ReplicaLoad,
     ServedModel,
 )
-from services.router.relay.frames import Down, Up
+from services.router.relay.frames import Up
 from services.router.relay.switch import Switch
 from services.router.upstream.kv_events import KvEventSubscriber
 
 _SERVING: Final = health_pb2.HealthCheckResponse.SERVING
 _MAX_COST_MS: Final = 1e6
 """No engine is that slow. Infinity would make a sum of predicted waits no number."""
-_GENERATE: Final = "/outrider.v1.InferenceService/Generate"
+_GenerateCall: TypeAlias = grpc.aio.StreamStreamCall[
+    inference_pb2.GenerateRequest, inference_pb2.GenerateResponse
+]
 
 
 class ReplicaLink:
@@ -89,7 +93,9 @@ class ReplicaLink:
         async with self._channel() as channel:
             with ExitStack() as ending:
                 async with self._clock.timeout(self._config.connect_timeout_s):
-                    call = _generate(channel)
+                    stub: inference_pb2_grpc.InferenceServiceAsyncStub
+                    stub = inference_pb2_grpc.InferenceServiceStub(channel)
+                    call = stub.Generate()
                     # Closing the channel does not end every call (grpc/grpc issue 42125).
                     ending.callback(end_call, call)
                     await call.wait_for_connection()
@@ -106,7 +112,7 @@ class ReplicaLink:
     async def _serve(
         self,
         channel: grpc.aio.Channel,
-        call: grpc.aio.StreamStreamCall[Up, Down],
+        call: _GenerateCall,
         model: ServedModel,
     ) -> NoReturn:
         outbox: Outbox[Up] = Outbox(self._config.replica_buffer_frames, self._config.max_sessions)
@@ -171,19 +177,17 @@ class ReplicaLink:
         )
         return ReplicaIdentity(said.replica, said.region, model)
 
-    async def _write(
-        self, call: grpc.aio.StreamStreamCall[Up, Down], outbox: Outbox[Up]
-    ) -> NoReturn:
-        async for request in outbox:
+    async def _write(self, call: _GenerateCall, outbox: Outbox[Up]) -> NoReturn:
+        async for frames in outgoing(outbox):
             try:
-                await call.write(request)
+                await call.write(inference_pb2.GenerateRequest(frames=frames))
             except asyncio.InvalidStateError as error:  # grpc.aio's word for an ended call
                 raise UnavailableError("it ended its stream") from error
         raise UnavailableError("it does not read its stream")
 
-    async def _read(self, call: grpc.aio.StreamStreamCall[Up, Down], stream: int) -> NoReturn:
-        async for response in call:
-            if not self._switch.from_replica(stream, response, self._clock()):
+    async def _read(self, call: _GenerateCall, stream: int) -> NoReturn:
+        async for frames in received(call):
+            if not self._switch.from_replica(stream, frames, self._clock()):
                 self._is_replaced = True
                 raise UnavailableError(
                     "it opened a session as of another model identity than it reported; it is "
@@ -294,14 +298,3 @@ def _class_load(told: inference_pb2.ClassLoad) -> ClassLoad:
 def _cost_ms(reported: float) -> float:
     """What placement may reckon with; what is no number counts as nothing."""
     return min(max(0.0, reported), _MAX_COST_MS)
-
-
-def _generate(channel: grpc.aio.Channel) -> grpc.aio.StreamStreamCall[Up, Down]:
-    """GenerateRequest and RouteRequest are the same bytes, as are the responses: the stream carries
-    the edge's own messages, renumbered, never copied."""
-    generate: grpc.aio.StreamStreamMultiCallable[Up, Down] = channel.stream_stream(
-        _GENERATE,
-        request_serializer=router_pb2.RouteRequest.SerializeToString,
-        response_deserializer=router_pb2.RouteResponse.FromString,
-    )
-    return generate()

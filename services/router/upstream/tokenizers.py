@@ -349,7 +349,7 @@ class PromptTokenization:
         if session.replay is None:
             return  # it ended before this task ran
         try:
-            answer = await self.tokenize(session.open_frame.frame.open)
+            answer = await self.tokenize(session.open_frame.open)
         except OutriderError as error:
             switch.fail(session, error, self._clock())
         except Exception:

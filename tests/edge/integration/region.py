@@ -15,15 +15,15 @@ from outrider.codec.tokens import TokenCodec, TokenCoder
 from outrider.errors import OutriderError
 from outrider.models.bpe import VocabularyDefinition, pipeline_of
 from outrider.models.vocabulary import Vocabulary
-from outrider.rpc import Outbox, bind, make_server
+from outrider.rpc import Outbox, bind, make_server, outgoing, received
 from outrider.session_types import ScoredToken, TokenLogprobs
 from outrider.tls import PLAINTEXT, Tls
 from outrider.v1 import common_pb2, inference_pb2, router_pb2, router_pb2_grpc
 from outrider.wire import (
     error_to_proto,
     logprobs_to_proto,
+    serialized_block,
     token_block_from_proto,
-    token_block_to_proto,
 )
 
 IDENTITY = b"\x0a" * 32
@@ -117,13 +117,13 @@ class Region(router_pb2_grpc.RouterServiceServicer):
     async def Route(
         self, request_iterator: Any, context: Any
     ) -> AsyncIterator[router_pb2.RouteResponse]:
-        outbox = Outbox[router_pb2.RouteResponse](10_000)
+        outbox = Outbox[inference_pb2.SessionDown](10_000)
         reader = asyncio.create_task(self._read(request_iterator, outbox))
         reader.add_done_callback(partial(self._ended, outbox))
         self.calls.add(outbox)
         try:
-            async for response in outbox:
-                yield response
+            async for frames in outgoing(outbox):
+                yield router_pb2.RouteResponse(frames=frames)
         finally:
             self.calls.discard(outbox)
             reader.cancel()
@@ -163,8 +163,7 @@ class Region(router_pb2_grpc.RouterServiceServicer):
     async def _read(
         self, requests: AsyncIterator[router_pb2.RouteRequest], outbox: Outbox[Any]
     ) -> None:
-        async for request in requests:
-            frame = request.frame
+        async for frame in _frames(requests):
             kind = frame.WhichOneof("kind")
             if kind == "open":
                 region = self.others.get(frame.open.model, self)
@@ -267,17 +266,20 @@ class Region(router_pb2_grpc.RouterServiceServicer):
         wanted = session.open.sampling
         num_logprobs = wanted.num_logprobs if wanted.HasField("num_logprobs") else -1
         told = truth[base : session.committed] if num_logprobs >= 0 else ()
-        return inference_pb2.Commit(
-            epoch=session.epoch,
-            base=base,
-            accepted=accepted,
-            ids=token_block_to_proto(self.coder.encode(ids, session.codec)),
-            upto=session.committed,
+        details = inference_pb2.CommitDetails(
             pace=inference_pb2.Pace(max_lead=16, echo=echo),
             logprobs=logprobs_to_proto(
                 scripted_logprobs(base + index, token, num_logprobs)
                 for index, token in enumerate(told)
             ),
+        )
+        return inference_pb2.Commit(
+            epoch=session.epoch,
+            base=base,
+            accepted=accepted,
+            ids=serialized_block(self.coder.encode(ids, session.codec)),
+            upto=session.committed,
+            details=details.SerializeToString(),
         )
 
     def _num_prompt_tokens(self, opening: inference_pb2.OpenSession) -> int:
@@ -289,12 +291,20 @@ class Region(router_pb2_grpc.RouterServiceServicer):
     def _send(self, outbox: Outbox[Any], frame: inference_pb2.SessionDown) -> None:
         self.mangle(frame)
         if not outbox.closed:
-            outbox.put_nowait(router_pb2.RouteResponse(frame=frame))
+            outbox.put_nowait(frame)
 
     def _close(self, number: int) -> None:
         session = self.live.pop(number, None)
         if session is not None and session.task is not None:
             session.task.cancel()
+
+
+async def _frames(
+    requests: AsyncIterator[router_pb2.RouteRequest],
+) -> AsyncIterator[inference_pb2.SessionUp]:
+    async for frames in received(requests):
+        for frame in frames:
+            yield frame
 
 
 @asynccontextmanager

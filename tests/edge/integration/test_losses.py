@@ -138,7 +138,19 @@ async def test_a_region_of_another_vocabulary(words: Vocabulary, tmp_path: Path)
 
 def bad_checksum(frame: inference_pb2.SessionDown) -> None:
     if frame.WhichOneof("kind") == "commit":
-        frame.commit.ids.checksum ^= 1
+        block = common_pb2.TokenBlock.FromString(frame.commit.ids)
+        block.checksum ^= 1
+        frame.commit.ids = block.SerializeToString()
+
+
+def no_block(frame: inference_pb2.SessionDown) -> None:
+    if frame.WhichOneof("kind") == "commit":
+        frame.commit.ids = b"\xff"
+
+
+def no_details(frame: inference_pb2.SessionDown) -> None:
+    if frame.WhichOneof("kind") == "commit":
+        frame.commit.details = b"\xff"
 
 
 def no_kind(frame: inference_pb2.SessionDown) -> None:
@@ -159,6 +171,8 @@ def wrong_reason(frame: inference_pb2.SessionDown) -> None:
     ("mangle", "error"),
     [
         (bad_checksum, errors.BadTokenBlockError),
+        (no_block, errors.MalformedFrameError),
+        (no_details, errors.MalformedFrameError),
         (no_kind, errors.MalformedFrameError),
         (too_many_accepted, errors.MalformedFrameError),
         (wrong_reason, errors.MalformedFrameError),

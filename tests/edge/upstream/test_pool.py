@@ -63,11 +63,14 @@ class Router(router_pb2_grpc.RouterServiceServicer):
         self.num_streams += 1
         try:
             async for request in request_iterator:
-                self.num_opened += 1
-                frame = inference_pb2.SessionDown(
-                    session=request.frame.session, commit=inference_pb2.Commit(upto=1)
-                )
-                yield router_pb2.RouteResponse(frame=frame)
+                self.num_opened += len(request.frames)
+                frames = [
+                    inference_pb2.SessionDown(
+                        session=frame.session, commit=inference_pb2.Commit(upto=1)
+                    )
+                    for frame in request.frames
+                ]
+                yield router_pb2.RouteResponse(frames=frames)
         finally:
             self.num_streams -= 1
 

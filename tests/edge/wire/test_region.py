@@ -15,8 +15,8 @@ from outrider.v1 import common_pb2, inference_pb2
 from outrider.wire import (
     error_to_proto,
     logprobs_to_proto,
+    serialized_block,
     token_block_from_proto,
-    token_block_to_proto,
 )
 from services.edge.identity import Identity
 from services.edge.session.events import (
@@ -126,10 +126,11 @@ def test_drafts_use_the_codec_the_region_named_if_we_can(named: int, used: Token
 
 
 def test_commits_with_and_without_ids() -> None:
-    block = token_block_to_proto(CODER.encode((4, 5)))
-    commit = inference_pb2.Commit(epoch=1, base=2, accepted=3, ids=block, upto=7)
-    commit.pace.max_lead = 9
-    commit.lossy.append(5)
+    block = serialized_block(CODER.encode((4, 5)))
+    details = inference_pb2.CommitDetails(pace=inference_pb2.Pace(max_lead=9), lossy=[5])
+    commit = inference_pb2.Commit(
+        epoch=1, base=2, accepted=3, ids=block, upto=7, details=details.SerializeToString()
+    )
     got = fresh().read(inference_pb2.SessionDown(commit=commit))
     assert got == RegionCommit(1, 2, 3, (4, 5), 7, ReplicaPace(max_lead=9), (5,))
     bare = inference_pb2.Commit(accepted=2, upto=2)
@@ -144,11 +145,13 @@ def test_a_prediction_goes_up_as_a_block() -> None:
 
 def test_log_probabilities_come_down_and_are_bounded() -> None:
     told = TokenLogprobs(ScoredToken(5, -0.5), (ScoredToken(9, -0.25),))
-    block = token_block_to_proto(CODER.encode((5,)))
-    commit = inference_pb2.Commit(ids=block, upto=1, logprobs=logprobs_to_proto([told]))
+    block = serialized_block(CODER.encode((5,)))
+    details = inference_pb2.CommitDetails(logprobs=logprobs_to_proto([told]))
+    commit = inference_pb2.Commit(ids=block, upto=1, details=details.SerializeToString())
     got = fresh().read(inference_pb2.SessionDown(commit=commit))
     assert isinstance(got, RegionCommit) and got.logprobs == (told,)
-    commit.logprobs.extend(logprobs_to_proto([told] * MAX_COMMIT_TOKENS))
+    details.logprobs.extend(logprobs_to_proto([told] * MAX_COMMIT_TOKENS))
+    commit.details = details.SerializeToString()
     with pytest.raises(MalformedFrameError, match=f"at most {MAX_COMMIT_TOKENS}"):
         fresh().read(inference_pb2.SessionDown(commit=commit))
 
@@ -169,7 +172,8 @@ def test_numbers_go_up_and_come_back() -> None:
         ack_delay_ms=12.5,
         overload_level=2,
     )
-    commit = inference_pb2.Commit(accepted=1, upto=1, pace=pace)
+    details = inference_pb2.CommitDetails(pace=pace).SerializeToString()
+    commit = inference_pb2.Commit(accepted=1, upto=1, details=details)
     assert wire.read(inference_pb2.SessionDown(commit=commit)) == RegionCommit(
         0, 0, 1, (), 1, ReplicaPace(0.03, 0.002, 5, 0, 2, 4, 0.0125)
     )
@@ -178,8 +182,9 @@ def test_numbers_go_up_and_come_back() -> None:
 @pytest.mark.parametrize("ms", [-1.0, float("nan"), float("inf")])
 @pytest.mark.parametrize("field", ["commit_interval_ms", "row_ms", "ack_delay_ms"])
 def test_times_that_are_none_are_refused(field: str, ms: float) -> None:
-    commit = inference_pb2.Commit(accepted=1, upto=1)
-    setattr(commit.pace, field, ms)
+    details = inference_pb2.CommitDetails()
+    setattr(details.pace, field, ms)
+    commit = inference_pb2.Commit(accepted=1, upto=1, details=details.SerializeToString())
     with pytest.raises(MalformedFrameError, match="time"):
         fresh().read(inference_pb2.SessionDown(commit=commit))
     opened = inference_pb2.SessionOpened(ack_delay_ms=ms)
@@ -189,8 +194,16 @@ def test_times_that_are_none_are_refused(field: str, ms: float) -> None:
 
 def test_a_commit_of_absurd_length_is_refused() -> None:
     ids = (1,) * (MAX_COMMIT_TOKENS + 1)
-    commit = inference_pb2.Commit(ids=token_block_to_proto(CODER.encode(ids)), upto=len(ids))
+    commit = inference_pb2.Commit(ids=serialized_block(CODER.encode(ids)), upto=len(ids))
     with pytest.raises(BadTokenBlockError):
+        fresh().read(inference_pb2.SessionDown(commit=commit))
+
+
+@pytest.mark.parametrize("field", ["ids", "details"])
+def test_bytes_that_are_no_message_are_a_malformed_frame(field: str) -> None:
+    commit = inference_pb2.Commit(upto=1)
+    setattr(commit, field, b"\xff")
+    with pytest.raises(MalformedFrameError):
         fresh().read(inference_pb2.SessionDown(commit=commit))
 
 

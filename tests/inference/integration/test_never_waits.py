@@ -28,7 +28,7 @@ from outrider.sampling.params import SamplingParams
 from outrider.telemetry.metrics import Metrics
 from outrider.testing import eventually, leak_check
 from outrider.v1 import inference_pb2
-from outrider.wire import token_block_from_proto, token_block_to_proto
+from outrider.wire import parsed_block, token_block_to_proto
 from services.inference.app import Replica
 from services.inference.config import InferenceConfig
 from services.inference.reference import generate
@@ -128,7 +128,7 @@ class Edge:
                 self._engine.allow()
                 commit = (await session.receive()).commit
                 reply += truth[len(reply) : len(reply) + commit.accepted]
-                block = token_block_from_proto(commit.ids)
+                block = parsed_block(commit.ids)
                 reply += self._coder.decode(block, max_count=len(truth))
             assert (await session.receive()).WhichOneof("kind") == "done"
         assert reply == list(truth)

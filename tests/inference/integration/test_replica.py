@@ -23,8 +23,8 @@ from outrider.testing import leak_check
 from outrider.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 from outrider.wire import (
     logprobs_from_proto,
+    parsed_block,
     sampling_to_proto,
-    token_block_from_proto,
     token_block_to_proto,
 )
 from services.inference.app import LoadedModel, Replica, serve
@@ -97,19 +97,21 @@ class Conversation:
         while left:
             response = await self._call.read()
             assert isinstance(response, inference_pb2.GenerateResponse)
-            kind = response.frame.WhichOneof("kind")
-            assert kind != "error", response.frame.error.message
-            left -= kind == "done"
-            if kind == "commit":
-                await self._commit(response.frame.session, response.frame.commit)
+            for frame in response.frames:
+                kind = frame.WhichOneof("kind")
+                assert kind != "error", frame.error.message
+                left -= kind == "done"
+                if kind == "commit":
+                    await self._commit(frame.session, frame.commit)
         await self._call.done_writing()
         return [tuple(tokens) for tokens in self._ids.values()]
 
     async def _commit(self, number: int, commit: inference_pb2.Commit) -> None:
         assert commit.accepted == 0
-        block = token_block_from_proto(commit.ids)
+        block = parsed_block(commit.ids)
         self._ids[number] += self._coder.decode(block, max_count=64)
-        self.logprobs[number] += logprobs_from_proto(commit.logprobs, max_tokens=64)
+        details = inference_pb2.CommitDetails.FromString(commit.details)
+        self.logprobs[number] += logprobs_from_proto(details.logprobs, max_tokens=64)
         if self._garbage is None:
             return
         self._epoch += 1
@@ -119,7 +121,7 @@ class Conversation:
         await self._send(inference_pb2.SessionUp(session=number, draft=draft))
 
     async def _send(self, frame: inference_pb2.SessionUp) -> None:
-        await self._call.write(inference_pb2.GenerateRequest(frame=frame))
+        await self._call.write(inference_pb2.GenerateRequest(frames=[frame]))
 
 
 @asynccontextmanager

@@ -7,7 +7,7 @@ import time
 from outrider.sampling.params import SamplingParams
 from outrider.testing import eventually
 from outrider.v1 import inference_pb2
-from tests.inference.harness import GatedEngine, opening, running
+from tests.inference.harness import GatedEngine, details_of, opening, running
 
 SAMPLING = SamplingParams(max_tokens=6, ignore_eos=True)
 
@@ -30,11 +30,11 @@ async def test_numbers_come_back_once_with_the_time_they_were_held() -> None:
         )
         it.engine.gate.set()
         reply = await peer.finish(1)
-        echoes = [commit.pace.echo for commit in reply.commits]
+        echoes = [details_of(commit).pace.echo for commit in reply.commits]
         assert echoes[0] == 12, "the newest one, as that is the one whose answer this is"
         assert not any(echoes[1:])
-        assert reply.commits[0].pace.ack_delay_ms > 0
-        assert reply.commits[-1].pace.ack_delay_ms == 0
+        assert details_of(reply.commits[0]).pace.ack_delay_ms > 0
+        assert details_of(reply.commits[-1]).pace.ack_delay_ms == 0
 
 
 async def test_who_wants_nothing_back_gets_nothing() -> None:
@@ -44,7 +44,7 @@ async def test_who_wants_nothing_back_gets_nothing() -> None:
         reply = await peer.finish(1)
         assert reply.opened is not None and reply.opened.echo == 0
         assert reply.opened.ack_delay_ms == 0
-        assert all(commit.pace.echo == 0 for commit in reply.commits)
-        pace = reply.commits[-1].pace
+        assert all(details_of(commit).pace.echo == 0 for commit in reply.commits)
+        pace = details_of(reply.commits[-1]).pace
         assert pace.commit_interval_ms > 0
         assert (pace.max_lead, pace.overload_level) == (64, 0)

@@ -6,7 +6,7 @@ from outrider import errors
 from outrider.sampling.params import SamplingParams
 from outrider.testing import eventually
 from outrider.v1 import common_pb2
-from outrider.wire import token_block_from_proto, token_block_to_proto
+from outrider.wire import parsed_block, token_block_to_proto
 from services.inference.scheduler.types import Drafts, OpenRequest
 from services.inference.streaming.sessions import ModelThreads
 from tests.inference.harness import CODER, GatedEngine, reference, running
@@ -93,9 +93,9 @@ async def test_accepted_drafts_are_told_to_who_asks() -> None:
         assert asked.num_accepted and unasked.num_accepted
         for commit in asked.commits:
             ids = truth[commit.base : commit.base + commit.accepted]
-            block = token_block_from_proto(commit.accepted_ids)
+            block = parsed_block(commit.accepted_ids)
             assert (CODER.decode(block, max_count=9) if ids else ()) == ids
-        assert not any(commit.HasField("accepted_ids") for commit in unasked.commits)
+        assert not any(commit.accepted_ids for commit in unasked.commits)
 
 
 async def test_a_request_id_is_its_tenants_own_and_free_once_it_is_cancelled() -> None:

@@ -156,7 +156,7 @@ async def test_of_a_changed_address_the_sessions_move_and_the_new_one_serves(
         sent = await old.hear("open")
         old.say(accepted(sent.session))
         block = common_pb2.TokenBlock(count=1, payload=b"a")
-        first = inference_pb2.Commit(ids=block, upto=1)
+        first = inference_pb2.Commit(ids=block.SerializeToString(), upto=1)
         old.say(inference_pb2.SessionDown(session=sent.session, commit=first))
         await edge.hear("opened")
         await edge.hear("commit")

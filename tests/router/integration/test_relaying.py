@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
-import grpc
-import grpc.aio
-
 from outrider.v1 import common_pb2, inference_pb2, router_pb2
 from tests.router.relay.mesh import accepted, commit, done, opening
 from tests.router.replica import Edge, Replica, RouterUnderTest
 
 
 def test_both_sides_requests_and_responses_are_the_same_bytes() -> None:
-    """What forwarding a RouteRequest as a GenerateRequest rests on."""
+    """A capture of one side reads as the other's."""
     pairs = [
         (router_pb2.RouteRequest.DESCRIPTOR, inference_pb2.GenerateRequest.DESCRIPTOR),
         (router_pb2.RouteResponse.DESCRIPTOR, inference_pb2.GenerateResponse.DESCRIPTOR),
@@ -45,16 +42,16 @@ async def ten_sessions(edge: Edge, index: int) -> None:
     got: dict[int, list[int]] = {number: [] for number in range(1, 11)}
     finished = 0
     while finished < 10:
-        response = await edge.call.read()
-        assert isinstance(response, router_pb2.RouteResponse)
-        kind = response.frame.WhichOneof("kind")
+        frame = await edge.next()
+        assert frame is not None
+        kind = frame.WhichOneof("kind")
         finished += kind == "done"
         if kind == "commit":
-            got[response.frame.session].append(response.frame.commit.upto)
+            got[frame.session].append(frame.commit.upto)
     for number, uptos in got.items():
         assert uptos == [upto * 1000 + index * 10 + number for upto in range(1, 6)]
     await edge.call.done_writing()
-    assert await edge.call.read() is grpc.aio.EOF
+    assert await edge.next() is None
 
 
 async def test_many_sessions_over_many_edge_streams(

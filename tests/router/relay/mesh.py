@@ -139,18 +139,19 @@ class Mesh:
         return edge
 
     def send(self, edge: int, frame: inference_pb2.SessionUp) -> None:
-        self.switch.from_edge(edge, router_pb2.RouteRequest(frame=frame), self.clock())
+        request = router_pb2.RouteRequest(frames=[frame])
+        self.switch.from_edge(edge, request.frames, self.clock())
 
     def reply(self, name: str, frame: inference_pb2.SessionDown) -> bool:
         """False: the switch wants the stream closed."""
-        response = router_pb2.RouteResponse(frame=frame)
-        return self.switch.from_replica(self.streams[name], response, self.clock())
+        response = router_pb2.RouteResponse(frames=[frame])
+        return self.switch.from_replica(self.streams[name], response.frames, self.clock())
 
     async def at_replica(self, name: str) -> list[inference_pb2.SessionUp]:
-        return [request.frame for request in await _drain(self.up[name])]
+        return await _drain(self.up[name])
 
     async def at_edge(self, edge: int) -> Frames:
-        return [response.frame for response in await _drain(self.down[edge])]
+        return await _drain(self.down[edge])
 
 
 async def _drain(outbox: Outbox[FrameT]) -> list[FrameT]:

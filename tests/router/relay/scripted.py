@@ -248,9 +248,10 @@ class World:
         commit = inference_pb2.Commit(
             epoch=run.epoch, base=base, accepted=agreed, upto=len(run.reply)
         )
-        commit.ids.CopyFrom(block(new[agreed:]))
+        if new[agreed:]:
+            commit.ids = block(new[agreed:]).SerializeToString()
         if agreed:
-            commit.accepted_ids.CopyFrom(block(new[:agreed]))
+            commit.accepted_ids = block(new[:agreed]).SerializeToString()
         self.mesh.reply(name, inference_pb2.SessionDown(session=upstream_session_id, commit=commit))
         if len(run.reply) == run.length:
             del self.runs[name][upstream_session_id]
@@ -263,10 +264,12 @@ class World:
         assert not chat.is_over, "a frame after the last one"
         chat.kinds.append(kind)
         if kind == "commit":
-            assert not frame.commit.HasField("accepted_ids"), "the edge has them"
+            assert not frame.commit.accepted_ids, "the edge has them"
             assert frame.commit.base == len(chat.reply), "no token twice, none left out"
             assert not frame.commit.accepted or frame.commit.epoch == chat.epoch
-            new = chat.sent[: frame.commit.accepted] + ids_of(frame.commit.ids)
+            new = chat.sent[: frame.commit.accepted] + ids_of(
+                common_pb2.TokenBlock.FromString(frame.commit.ids)
+            )
             chat.sent = (
                 chat.sent[len(new) :] if new[: len(chat.sent)] == chat.sent[: len(new)] else []
             )
