@@ -21,11 +21,14 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from outrider.errors import ConfigError
 
 T = TypeVar("T")
+
+MIN_MESSAGE_BYTES: Final = 64 * 1024
+"""Least limit of the size of a received gRPC message. Frames larger than half of it go alone."""
 
 _BOOLS = {"true": True, "1": True, "yes": True, "on": True}
 _BOOLS |= {"false": False, "0": False, "no": False, "off": False}
@@ -93,6 +96,15 @@ def check_address(address: str, where: str) -> None:
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
         raise ConfigError(f"{where} must be host:port, not {address!r}")
+
+
+def check_message_bytes(num_bytes: int) -> None:
+    """Raises ConfigError for a limit of received messages that peers do not know to keep."""
+    if num_bytes < MIN_MESSAGE_BYTES:
+        raise ConfigError(
+            f"max_message_bytes is {num_bytes}: set it to {MIN_MESSAGE_BYTES} or more, as peers "
+            "put that much into one message"
+        )
 
 
 def toml_literal(value: object) -> str:

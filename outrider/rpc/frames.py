@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from typing import Final, Protocol, TypeVar
 
+from outrider.config import MIN_MESSAGE_BYTES
 from outrider.errors import MalformedFrameError
 from outrider.rpc.outbox import Outbox
 
@@ -35,8 +36,8 @@ class FrameMessage(Protocol[FrameT_co]):
 
 MAX_FRAMES: Final = 1024
 """Of one message, sent or received."""
-MAX_BATCH_BYTES: Final = 64 * 1024
-"""Of the frames of one message that has more than one: far below every limit of gRPC's messages."""
+MAX_BATCH_BYTES: Final = MIN_MESSAGE_BYTES // 2
+"""Of the frames of one message that has more than one: some 500 commits."""
 _MAX_FRAMES_PER_TURN: Final = 32
 """Frames taken before the event loop does other work: opens are the dearest, some 0.2 ms each."""
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from outrider.config import check_message_bytes
 from outrider.engines.config import EngineConfig, EngineName
 from outrider.engines.fake import FakeOptions
 from outrider.engines.tensorrt_llm.config import TensorRtLlmOptions
@@ -102,7 +103,8 @@ class InferenceConfig:
     scheduler: SchedulerLimits = dataclasses.field(default_factory=SchedulerLimits)
     """Bounds of each instance's scheduler."""
     max_message_bytes: int = 4 << 20
-    """Largest frame read from a peer."""
+    """Largest message read from a peer, which is as long as its longest open at least; not below
+    65,536, as small frames come several in one."""
     max_outbox_frames: int = 16_384
     """Frames waiting for one peer, sixteen for each session of a full stream; beyond it the peer's
     sessions end as OVERLOADED."""
@@ -124,7 +126,8 @@ class InferenceConfig:
             raise ConfigError(f"port is {self.port}: use 0 to 65535")
         if self.max_fixed_bytes < 0:
             raise ConfigError(f"max_fixed_bytes is {self.max_fixed_bytes}: it cannot be negative")
-        for name in ("max_message_bytes", "max_outbox_frames", "max_stream_sessions"):
+        check_message_bytes(self.max_message_bytes)
+        for name in ("max_outbox_frames", "max_stream_sessions"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}: set it above 0")
         self._check_instances()

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.config import check_address
+from outrider.config import check_address, check_message_bytes
 from outrider.errors import ConfigError
 from outrider.peers.health import QuarantinePolicy
 from outrider.peers.membership import DiscoveryPolicy, Lookup, parse_target
@@ -151,7 +151,8 @@ class RouterConfig:
     replica_buffer_frames: int = 4096
     """Frames that may wait for one replica; beyond it drafts are dropped and opens go elsewhere."""
     max_message_bytes: int = 4 << 20
-    """Largest frame read from an edge or a replica."""
+    """Largest message read from an edge or a replica, which is as long as its longest open at
+    least; not below 65,536, as small frames come several in one."""
     probe_interval_s: float = 1.0
     """Time between two health and RTT probes of a replica."""
     probe_timeout_s: float = 1.0
@@ -206,6 +207,7 @@ class RouterConfig:
                 f"silence_s is {self.silence_s} and heartbeat_ms {self.heartbeat_ms}: every "
                 "replica would be suspect between two reports; leave room for at least two."
             )
+        check_message_bytes(self.max_message_bytes)
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port is {self.port}: use 0 to 65535.")
         for field in _NOT_NEGATIVE:
@@ -250,7 +252,6 @@ _POSITIVE = (
     "max_kept_bytes",
     "edge_buffer_frames",
     "replica_buffer_frames",
-    "max_message_bytes",
     "probe_interval_s",
     "probe_timeout_s",
     "suspect_s",

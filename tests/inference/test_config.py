@@ -84,7 +84,7 @@ def test_instances_share_the_memory_and_have_threads_each() -> None:
         {"scheduler.max_tick_ms": float("nan")},
         {"max_outbox_frames": 0},
         {"max_stream_sessions": 0},
-        {"max_message_bytes": 0},
+        {"max_message_bytes": 65_535},
         {"drain_s": -1.0},
         {"drain_s": float("nan")},
     ],
