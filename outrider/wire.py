@@ -12,7 +12,7 @@ from typing import Final
 
 from google.protobuf.message import DecodeError
 
-from outrider.codec.tokens import Block
+from outrider.codec.tokens import Block, TokenCodec, TokenCoder
 from outrider.cost import Cost
 from outrider.errors import (
     InvalidRequestError,
@@ -98,6 +98,27 @@ def parsed_block(data: bytes) -> Block:
         raise MalformedFrameError(
             f"the peer sent bytes that are no token block: {error}"
         ) from error
+
+
+def commit_bytes(coder: TokenCoder, ids: tuple[int, ...], codec: TokenCodec) -> bytes:
+    """The ids of a commit as it carries them. Raises BadTokenBlockError."""
+    if len(ids) != 1:
+        return serialized_block(coder.encode(ids, codec))
+    (token,) = ids
+    data = coder.short_blocks.data(codec, token)
+    if data is None:
+        data = serialized_block(coder.encode(ids, codec))
+        coder.short_blocks.put_data(codec, token, data)
+    return data
+
+
+def commit_ids(coder: TokenCoder, data: bytes, *, max_count: int) -> tuple[int, ...]:
+    """The ids that a commit carries as `data`. Raises MalformedFrameError, BadTokenBlockError."""
+    ids = coder.short_blocks.ids(data)
+    if ids is None:
+        ids = coder.decode(parsed_block(data), max_count=max_count)
+        coder.short_blocks.put_ids(data, ids)
+    return ids
 
 
 def token_block_from_proto(block: common_pb2.TokenBlock) -> Block:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider import errors
-from outrider.codec.tokens import Block, TokenCoder
+from outrider.codec.tokens import MAX_SHORT_BLOCKS, Block, TokenCodec, TokenCoder
 from outrider.cost import MAX_AMOUNT_NANOS, Cost
 from outrider.errors import BadTokenBlockError, InvalidSamplingError, MalformedFrameError
 from outrider.sampling.grammar import JSON_OBJECT, Grammar, GrammarKind
@@ -28,6 +28,8 @@ from outrider.v1 import common_pb2, edge_pb2
 from outrider.wire import (
     MAX_MESSAGE_CHARS,
     MAX_METADATA,
+    commit_bytes,
+    commit_ids,
     cost_of,
     error_from_proto,
     error_to_proto,
@@ -48,6 +50,8 @@ from outrider.wire import (
     usage_to_proto,
 )
 
+CODER = TokenCoder(b"d" * 32, 70_000)
+
 
 def test_round_trip_of_a_token_block() -> None:
     coder = TokenCoder(b"d" * 32, 1000)
@@ -56,6 +60,36 @@ def test_round_trip_of_a_token_block() -> None:
         wire = token_block_to_proto(coder.encode(ids, codec)).SerializeToString()
         block = token_block_from_proto(common_pb2.TokenBlock.FromString(wire))
         assert coder.decode(block, max_count=4) == tuple(ids)
+
+
+@given(st.lists(st.integers(0, 69_999), max_size=12), st.integers(0, 1))
+def test_ids_of_commits_are_the_blocks_of_the_coder_remembered_or_not(
+    ids: list[int], which: int
+) -> None:
+    codec = CODER.supported[which % len(CODER.supported)]
+    expected = token_block_to_proto(CODER.encode(ids, codec)).SerializeToString()
+    for _ in range(2):
+        data = commit_bytes(CODER, tuple(ids), codec)
+        assert data == expected
+        assert commit_ids(CODER, data, max_count=12) == tuple(ids)
+
+
+def test_what_is_remembered_of_commits_is_bounded() -> None:
+    coder = TokenCoder(b"d" * 32, 70_000)
+    for token in range(MAX_SHORT_BLOCKS + 10):
+        data = commit_bytes(coder, (token,), TokenCodec.VARINT)
+        assert commit_ids(coder, data, max_count=1) == (token,)
+    long = tuple(range(100))
+    assert commit_ids(coder, commit_bytes(coder, long, TokenCodec.VARINT), max_count=100) == long
+    assert len(coder.short_blocks._data) == len(coder.short_blocks._ids) == 10
+
+
+@pytest.mark.parametrize("data", [b"\xff", b"\x08\x02\x10\x01\x1d\x00\x00\x00\x00\x22\x01\x05"])
+def test_ids_of_commits_that_are_none(data: bytes) -> None:
+    coder = TokenCoder(b"d" * 32, 1000)
+    for _ in range(2):
+        with pytest.raises((MalformedFrameError, BadTokenBlockError)):
+            commit_ids(coder, data, max_count=4)
 
 
 def test_unknown_codec_reaches_the_decoder() -> None:

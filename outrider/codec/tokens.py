@@ -27,6 +27,9 @@ from outrider.codec.varint import U32
 from outrider.errors import BadTokenBlockError, MalformedFrameError
 
 _LONG_ENCODE: Final = 768
+MAX_SHORT_BLOCKS: Final = 16_384
+_MAX_SHORT_BYTES: Final = 32
+"""Of a block on the wire: up to some eight ids."""
 _LONG_DECODE: Final = 96
 """Ids from which numpy is faster than a loop, as measured."""
 _U16_VOCABULARY: Final = 1 << 16
@@ -70,8 +73,40 @@ def negotiate(offered: Iterable[int], supported: Sequence[TokenCodec]) -> TokenC
     )
 
 
+class ShortBlocks:
+    """Blocks of a few ids and the bytes that stand for them on the wire: most commits are of one
+    token, and most tokens were there before. At most MAX_SHORT_BLOCKS each way; thread-safe."""
+
+    def __init__(self) -> None:
+        self._data: dict[int, bytes] = {}
+        """By codec and id."""
+        self._ids: dict[bytes, tuple[int, ...]] = {}
+
+    def data(self, codec: TokenCodec, token: int) -> bytes | None:
+        """The block of this token alone, if it was put."""
+        return self._data.get(token << 3 | codec)
+
+    def put_data(self, codec: TokenCodec, token: int, data: bytes) -> None:
+        """Remember it."""
+        if len(self._data) >= MAX_SHORT_BLOCKS:
+            self._data.clear()
+        self._data[token << 3 | codec] = data
+
+    def ids(self, data: bytes) -> tuple[int, ...] | None:
+        """Those of a block, if they were put."""
+        return self._ids.get(data)
+
+    def put_ids(self, data: bytes, ids: tuple[int, ...]) -> None:
+        """Remember those of a block that is valid; of longer ones nothing."""
+        if len(data) > _MAX_SHORT_BYTES:
+            return
+        if len(self._ids) >= MAX_SHORT_BLOCKS:
+            self._ids.clear()
+        self._ids[data] = ids
+
+
 class TokenCoder:
-    """Writes and reads the token blocks of one vocabulary. Immutable, thread-safe."""
+    """Writes and reads the token blocks of one vocabulary. Thread-safe."""
 
     def __init__(
         self, vocabulary_digest: bytes, vocabulary_size: int, ranks: RankTable | None = None
@@ -91,6 +126,8 @@ class TokenCoder:
         to_rank = [] if ranks is None else ranks.to_rank.tolist()
         self._rank_pieces = [self._id_pieces[rank] for rank in to_rank]
         self._ids_by_rank: list[int] = [] if ranks is None else ranks.to_id.tolist()
+        self.short_blocks = ShortBlocks()
+        """What outrider.wire remembers."""
 
     def _codecs(self) -> tuple[TokenCodec, ...]:
         rank = () if self._ranks is None else (TokenCodec.RANK_VARINT,)

@@ -10,6 +10,7 @@ import platform
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from enum import IntEnum
+from typing import Final
 
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
 from opentelemetry.metrics import CallbackOptions, Counter, Histogram, Observation
@@ -19,6 +20,7 @@ from prometheus_client import CollectorRegistry
 
 from outrider import __version__
 from outrider.telemetry import names
+from outrider.telemetry.bucket_histogram import BucketHistogram
 from outrider.telemetry.families import Family
 
 
@@ -108,7 +110,10 @@ class Metrics:
     def _make_histograms(self) -> None:
         make = self._histogram
         self._ttft = make(names.TTFT, names.LATENCY_BOUNDARIES_S)
-        self._token_latency = make(names.TOKEN_LATENCY, names.LATENCY_BOUNDARIES_S)
+        self._token_latency = BucketHistogram(
+            names.TOKEN_LATENCY, names.LATENCY_BOUNDARIES_S, _LABELS
+        )
+        self.registry.register(self._token_latency)
         self._overhead = make(names.TICK_OVERHEAD, names.OVERHEAD_BOUNDARIES_S)
         self._gen_ai_ttft = make(names.GEN_AI_TTFT, names.TTFT_BOUNDARIES_S)
         self._per_token = make(names.GEN_AI_TIME_PER_TOKEN, names.TIME_PER_TOKEN_BOUNDARIES_S)
@@ -128,7 +133,7 @@ class Metrics:
 
     def record_token_latency(self, ms: float, model: str) -> None:
         """Time between two commits over the tokens of the later one; called for each commit."""
-        self._token_latency.record(ms / 1e3, _attributes(model))
+        self._token_latency.record(ms / 1e3, (names.CHAT, names.OUTRIDER, model))
 
     def record_time_per_token(self, seconds: float, model: str) -> None:
         """(duration - TTFT) / (reply tokens after the first); called once for each session."""
@@ -230,6 +235,12 @@ class Metrics:
     def close(self) -> None:
         """Stop collecting."""
         self._provider.shutdown()
+
+
+_LABELS: Final = tuple(
+    name.replace(".", "_") for name in (names.OPERATION, names.PROVIDER, names.MODEL)
+)
+"""The names of `_attributes`, as Prometheus has them."""
 
 
 def _attributes(model: str) -> dict[str, str]:

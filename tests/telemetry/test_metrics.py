@@ -109,3 +109,22 @@ def test_two_services_in_one_process_do_not_meet() -> None:
     assert b'service_name="edge"' in generate_latest(first.registry)
     first.close()
     second.close()
+
+
+def test_buckets_are_those_that_opentelemetry_shows() -> None:
+    metrics = Metrics("inference")
+    for ms in (0.0, 1.0, 1.001, 29_999.0, 30_000.0, 1e6):
+        metrics.record_token_latency(ms, "m")
+        metrics.record_ttft(ms, "m")
+    metrics.record_token_latency(5.0, "other")
+    shown = {
+        name: {
+            tuple(sample.labels.items()): sample.value
+            for family in metrics.registry.collect()
+            for sample in family.samples
+            if sample.name == f"outrider_{name}_seconds_bucket" and "m" in sample.labels.values()
+        }
+        for name in ("token_latency", "ttft")
+    }
+    assert shown["token_latency"] and shown["token_latency"] == shown["ttft"]
+    assert _value(metrics, "outrider_token_latency_seconds_count") == 6

@@ -10,11 +10,11 @@ from outrider.model_identity import check_model_identity
 from outrider.tokenization.rewriting import Rewriter
 from outrider.v1 import common_pb2, inference_pb2
 from outrider.wire import (
+    commit_ids,
     error_from_proto,
     finish_reason_from_proto,
     logprobs_from_proto,
     message_to_proto,
-    parsed_block,
     priority_to_proto,
     sampling_to_proto,
     speculation_to_proto,
@@ -145,7 +145,7 @@ class RegionWire:
     def _commit(self, commit: inference_pb2.Commit) -> RegionCommit:
         ids: tuple[int, ...] = ()
         if data := commit.ids:
-            ids = self._coder.decode(parsed_block(data), max_count=MAX_COMMIT_TOKENS)
+            ids = commit_ids(self._coder, data, max_count=MAX_COMMIT_TOKENS)
         epoch, base, accepted, upto = commit.epoch, commit.base, commit.accepted, commit.upto
         if not (data := commit.details):
             return RegionCommit(epoch, base, accepted, ids, upto)

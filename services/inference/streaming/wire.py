@@ -22,12 +22,12 @@ from outrider.model_identity import check_model_identity, same_model, short_form
 from outrider.session_types import Priority, Speculation
 from outrider.v1 import common_pb2, inference_pb2
 from outrider.wire import (
+    commit_bytes,
     error_to_proto,
     finish_reason_to_proto,
     logprobs_to_proto,
     priority_from_proto,
     sampling_from_proto,
-    serialized_block,
     speculation_from_proto,
     timings_to_proto,
     token_block_from_proto,
@@ -245,11 +245,11 @@ def commit_frame(
     Without `pace` the edge sends no drafts."""
     commit = inference_pb2.Commit(epoch=event.epoch, base=event.base, upto=event.upto)
     if event.ids:
-        commit.ids = serialized_block(contract.coder.encode(event.ids, codec))
+        commit.ids = commit_bytes(contract.coder, event.ids, codec)
     if event.accepted:
         commit.accepted = event.accepted
         if sends_accepted_ids:
-            commit.accepted_ids = serialized_block(contract.coder.encode(event.accepted_ids, codec))
+            commit.accepted_ids = commit_bytes(contract.coder, event.accepted_ids, codec)
     if pace is not None or event.lossy or event.logprobs:
         details = inference_pb2.CommitDetails(
             pace=pace, lossy=event.lossy, logprobs=logprobs_to_proto(event.logprobs)

@@ -273,6 +273,9 @@ async def test_a_cancel_gets_past_a_full_queue_and_drafts_are_dropped(
         chat = await start(client)
         await eventually(lambda: mesh.num_region_sessions == 1)
         (link,) = mesh.edge.upstream.links
+        outbox = link._outbox
+        assert outbox is not None
+        await eventually(lambda: not len(outbox))
         # Without a pause nothing is written: the queue fills up as for a router that does not read.
         foreign = [link.draft(1000, inference_pb2.SessionUp()) for _ in range(6)]
         assert foreign == [True] * 4 + [False] * 2
