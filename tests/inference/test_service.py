@@ -274,7 +274,11 @@ async def test_commits_bring_log_probabilities_of_accepted_drafts_too() -> None:
         drafts = [*truth.ids[:6], 1]
         await peer.open(1, PROMPTS[3], sampling, drafts=(0, drafts))
         reply = await peer.finish(1)
-        told = [at for c in reply.commits for at in logprobs_from_proto(c.logprobs, max_tokens=40)]
+        told = [
+            at
+            for commit in reply.commits
+            for at in logprobs_from_proto(details_of(commit).logprobs, max_tokens=40)
+        ]
         assert reply.num_accepted > 0
         assert (tuple(reply.ids), tuple(told)) == (truth.ids, truth.logprobs)
 
