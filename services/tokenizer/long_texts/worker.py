@@ -16,6 +16,7 @@ from typing import Final
 
 import grpc.aio
 import structlog
+import uvloop
 
 from outrider.codec.tokens import TokenCodec
 from outrider.errors import ConfigError, OutriderError, VocabularyMismatchError
@@ -175,7 +176,8 @@ def main() -> int:
     try:
         tls = Tls.open(_tls_config(arguments), Role.TOKENIZER_WORKER)
         run = run_once if arguments.once else run_forever
-        asyncio.run(run(arguments.address, arguments.name, tls))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(run(arguments.address, arguments.name, tls))
     except ConfigError as error:
         parser.error(str(error))
     return 0
