@@ -71,7 +71,7 @@ def _packed() -> Form:
     return Form(
         "protobuf packed",
         lambda ids: inference_pb2.CommitDetails(lossy=ids).SerializeToString(),
-        lambda data: list(inference_pb2.Commit.FromString(data).lossy),
+        lambda data: list(inference_pb2.CommitDetails.FromString(data).lossy),
     )
 
 
