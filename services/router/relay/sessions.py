@@ -10,7 +10,7 @@ Frames are opaque here.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, auto
 from typing import Final, Generic, TypeVar
@@ -342,9 +342,10 @@ class SessionTable(Generic[FrameT]):
         """The live session an edge means; None if it ended."""
         return self._edges[edge_stream].get(edge_session_id)
 
-    def of_replica(self, replica_stream: int, upstream_session_id: int) -> Session[FrameT] | None:
-        """The live session a replica means; None if it ended, moved, or is not the replica's."""
-        return self._streams.get(replica_stream, {}).get(upstream_session_id)
+    def on_stream(self, replica_stream: int) -> Mapping[int, Session[FrameT]]:
+        """The live sessions of a replica's stream by the numbers that it knows them by: one that
+        ended or moved is not among them any more."""
+        return self._streams.get(replica_stream, {})
 
     def bind(
         self, session: Session[FrameT], replica_stream: int, replica: str, now: float
@@ -390,14 +391,19 @@ class SessionTable(Generic[FrameT]):
         """Tokens became final: the reply has `num_committed` now. `tokens` are kept as they are;
         where they are not known (None), or there is no room, it cannot move any more."""
         session.num_committed = num_committed
-        session.tried_replicas[:-1] = []
+        if len(session.tried_replicas) > 1:
+            session.tried_replicas[:-1] = []
         if session.replay is None:
             return
         if tokens is None or not self._make_room(len(tokens)):
             self._release_replay(session)
-        elif session.replay is not None:  # it might have been the oldest
-            session.replay.committed += tokens
-            self._grow(session.replay, len(tokens))
+            return
+        replay = session.replay
+        if replay is not None:  # it might have been the oldest
+            num_bytes = len(tokens)
+            replay.committed += tokens
+            replay.num_bytes += num_bytes
+            self._kept_bytes += num_bytes
 
     def advance(self, session: Session[FrameT], event: SessionInput, now: float) -> SessionAction:
         """Apply one input to a session; the caller carries out the action."""

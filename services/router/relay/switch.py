@@ -239,8 +239,9 @@ class Switch:
         has to be closed, and what it serves asked anew.
         """
         has_heard = False
+        sessions = self._table.on_stream(stream)
         for frame in received:
-            session = self._table.of_replica(stream, frame.session)
+            session = sessions.get(frame.session)
             if session is None:
                 continue
             if frame.HasField("commit"):

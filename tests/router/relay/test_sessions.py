@@ -164,9 +164,9 @@ def test_a_replica_reaches_its_own_sessions_alone() -> None:
     edge, mine, other = sessions.attach_edge(), sessions.attach_replica(), sessions.attach_replica()
     session = opened(sessions, edge)
     assert sessions.bind(session, mine, "a", 0.0) is Action.OPEN_UP
-    assert sessions.of_replica(mine, session.router_session_id) is session
-    assert sessions.of_replica(other, session.router_session_id) is None
-    assert sessions.of_replica(999, session.router_session_id) is None
+    assert sessions.on_stream(mine).get(session.router_session_id) is session
+    assert sessions.on_stream(other).get(session.router_session_id) is None
+    assert sessions.on_stream(999).get(session.router_session_id) is None
 
 
 def test_a_moved_session_leaves_its_replica_and_keeps_its_edges_number() -> None:
@@ -177,11 +177,11 @@ def test_a_moved_session_leaves_its_replica_and_keeps_its_edges_number() -> None
     sessions.bind(session, first, "a", 0.0)
     first_id = session.upstream_session_id
     assert sessions.advance(session, Input.LEFT, 0.0) is Action.MOVE
-    assert sessions.of_replica(first, first_id) is None
+    assert sessions.on_stream(first).get(first_id) is None
     assert session.open_frame == "open"
     sessions.bind(session, second, "b", 0.0)
     assert session.upstream_session_id != first_id, "a late frame of the first means nobody"
-    assert sessions.of_replica(second, session.upstream_session_id) is session
+    assert sessions.on_stream(second).get(session.upstream_session_id) is session
     assert sessions.of_edge(edge, 1) is session
     assert session.tried_replicas == ["a", "b"]
     sessions.commit(session, 3, b"abc")
