@@ -177,7 +177,8 @@ class Shell:
                 if frame.HasField("done"):
                     break
                 if frame.HasField("commit"):
-                    _event(writer, self._choice(text="A" * frame.commit.upto - frame.commit.base))
+                    num_tokens = frame.commit.upto - frame.commit.base
+                    _event(writer, self._choice(text="A" * num_tokens))
         _event(writer, self._choice(text="", finish_reason="length") | _usage(frame.done.usage))
         _chunk(writer, b"data: [DONE]\n\n")
         writer.write(b"0\r\n\r\n")

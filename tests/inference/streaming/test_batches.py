@@ -30,10 +30,11 @@ def opens() -> list[inference_pb2.SessionUp]:
 
 async def test_what_one_engine_call_commits_is_one_message() -> None:
     async with running(GatedEngine()) as it:
-        assert isinstance(it.engine, GatedEngine)
+        engine = it.engine
+        assert isinstance(engine, GatedEngine)
         call: Any = it.stub.Generate()
         await call.write(inference_pb2.GenerateRequest(frames=opens()))
-        await eventually(lambda: it.engine.waiting.is_set() and len(it.replica.table) == 4)
+        await eventually(lambda: engine.waiting.is_set() and len(it.replica.table) == 4)
         num_calls = 0
         take = it.replica.runner._on_tick
 
@@ -43,7 +44,7 @@ async def test_what_one_engine_call_commits_is_one_message() -> None:
             take(tick)
 
         it.replica.runner._on_tick = counted
-        it.engine.gate.set()
+        engine.gate.set()
         num_messages = num_commits = num_done = 0
         while num_done < len(NUMBERS):
             kinds = [frame.WhichOneof("kind") for frame in (await call.read()).frames]
