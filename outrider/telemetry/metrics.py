@@ -142,6 +142,12 @@ class Metrics:
         """CPU time the model thread spent outside the engine around one engine call."""
         self._overhead.record(ms / 1e3)
 
+    def record_engine_time(self, busy_s: float, idle_s: float) -> None:
+        """Seconds with sessions to serve in which the engine computed, and in which it waited."""
+        counter = self.counter(names.ENGINE_TIME)
+        counter.add(busy_s, _BUSY)
+        counter.add(idle_s, _IDLE)
+
     def record_lossy(self, count: int) -> None:
         """Count tokens that acceptance_threshold let through."""
         self.counter(names.LOSSY_TOKENS).add(count)
@@ -230,6 +236,10 @@ class Metrics:
     def close(self) -> None:
         """Stop collecting."""
         self._provider.shutdown()
+
+
+_BUSY = {"state": "busy"}
+_IDLE = {"state": "idle"}
 
 
 def _attributes(model: str) -> dict[str, str]:
