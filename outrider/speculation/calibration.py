@@ -9,10 +9,9 @@ soon corrected.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from math import exp, isfinite, log
 from typing import Final, TypeAlias
 
@@ -63,9 +62,6 @@ class HitRates:
         self.rates = list(rates)
         self._weights = [belief] * len(self.rates)
         self._memory = memory
-        self._best_of_memory: list[float] = []
-        self._best_of_prior: list[float] = []
-        self.note_orders()
 
     def numbers(self) -> list[float]:
         """Rates and weights, for `restore`."""
@@ -80,7 +76,6 @@ class HitRates:
         if all(1 <= weight <= self._memory for weight in weights):
             self.rates = list(rates)
             self._weights = [int(weight) for weight in weights]
-            self.note_orders()
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Count outcomes, in order."""
@@ -90,22 +85,6 @@ class HitRates:
             if weight < self._memory:
                 weight = weights[which] = weight + 1
             rates[which] += (hit - rates[which]) / weight
-
-    def skipped(self, least: float) -> tuple[int, int]:
-        """How many orders of n-grams, from the first on, are not right as often as `least`: in an
-        NgramMemory, and in an NgramPrior. They need not be looked for. By the rates at the last
-        note_orders()."""
-        return bisect_left(self._best_of_memory, least), bisect_left(self._best_of_prior, least)
-
-    def note_orders(self) -> None:
-        """For `skipped`: after observe(), and not in it, since few rates are asked for that."""
-        self._best_of_memory = self._best_by_order(MEMORY_BINS)
-        self._best_of_prior = self._best_by_order(PRIOR_BINS)
-
-    def _best_by_order(self, first: int) -> list[float]:
-        """The highest rate of the first order, of the first two, and so on; `first`: its bin."""
-        begins = range(first, first + MAX_ORDER * NUM_BINS, NUM_BINS)
-        return list(accumulate([max(self.rates[at : at + NUM_BINS]) for at in begins], max))
 
 
 def new_average(*, sampled: bool) -> HitRates:

@@ -68,16 +68,12 @@ class NgramStatistics:
         """Of the chains of greedy replies, or of sampled ones."""
         return self._calibrations[sampled]
 
-    def successors(
-        self, contexts: Sequence[int], skipped: tuple[int, int] = (0, 0)
-    ) -> list[tuple[int, int]]:
-        """(token, bin of HitRates) of what may follow these contexts (`ngrams.keys`), but for those
-        of the shortest: so many are not looked for in memory and in the prior (HitRates.skipped)."""
+    def successors(self, contexts: Sequence[int]) -> list[tuple[int, int]]:
+        """(token, bin of HitRates) of what may follow these contexts (`ngrams.keys`)."""
         found = []
-        if (known := self._memory.find(contexts, skipped[0])) is not None:
+        if (known := self._memory.find(contexts)) is not None:
             found.append((known[0], known[1] + MEMORY_BINS))
-        prior = self._prior
-        if prior is not None and (known := prior.find(contexts, skipped[1])) is not None:
+        if self._prior is not None and (known := self._prior.find(contexts)) is not None:
             found.append((known[0], known[1] + PRIOR_BINS))
         return found
 

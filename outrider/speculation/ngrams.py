@@ -75,12 +75,11 @@ class NgramMemory:
         for order, table in enumerate(tables[:MAX_ORDER]):
             self._old[order] = dict(table)
 
-    def find(self, contexts: Sequence[int], num_skipped: int = 0) -> tuple[int, int] | None:
-        """The successor of the longest known of these contexts (`keys`) and its bin; the shortest
-        `num_skipped` are not looked for."""
-        for order in range(len(contexts) - 1, num_skipped - 1, -1):
-            key, old = contexts[order], self._old[order]
-            value = self._young[order].get(key) or (old.get(key) if old else 0)
+    def find(self, contexts: Sequence[int]) -> tuple[int, int] | None:
+        """The successor of the longest known of these contexts (`keys`) and its bin."""
+        for order in range(len(contexts) - 1, -1, -1):
+            key = contexts[order]
+            value = self._young[order].get(key) or self._old[order].get(key)
             if value:
                 return _found(value, order)
         return None
@@ -108,9 +107,9 @@ class NgramPrior:
         """One table per order, from 1 on."""
         self.tables = tuple(tables)
 
-    def find(self, contexts: Sequence[int], num_skipped: int = 0) -> tuple[int, int] | None:
+    def find(self, contexts: Sequence[int]) -> tuple[int, int] | None:
         """As NgramMemory.find."""
-        for order in range(min(len(contexts), len(self.tables)) - 1, num_skipped - 1, -1):
+        for order in range(min(len(contexts), len(self.tables)) - 1, -1, -1):
             value = self.tables[order].get(contexts[order])
             if value:
                 return _found(value, order)
@@ -118,5 +117,5 @@ class NgramPrior:
 
 
 def _found(value: int, order: int) -> tuple[int, int]:
-    which = order * NUM_BINS + _BIN_OF_CONFIDENCE[value & _MAX_CONFIDENCE]
-    return value >> _CONFIDENCE_BITS, which
+    token, confidence = unpack(value)
+    return token, order * NUM_BINS + _BIN_OF_CONFIDENCE[confidence]

@@ -113,7 +113,7 @@ class SuffixDrafter:
         chance = 1.0
         while len(raw_survival) < max_tokens:
             copied = self._copied(chain, end) if length else -1
-            token, rate = self._best(copied, length, contexts, least / chance)
+            token, rate = self._best(copied, length, contexts)
             chance *= rate
             if chance < least:
                 break
@@ -136,28 +136,24 @@ class SuffixDrafter:
         text = self._automaton.text
         return text[end + 1] if end + 1 < len(text) else chain[end + 1 - len(text)]
 
-    def _best(
-        self, copied: int, length: int, contexts: list[int], least: float
-    ) -> tuple[int, float]:
-        """The likeliest next token and its hit rate, if that is at least `least`; otherwise some
-        token and a lower rate, 0 if there is none."""
+    def _best(self, copied: int, length: int, contexts: list[int]) -> tuple[int, float]:
+        """The likeliest next token and its hit rate; rate 0 if there is none."""
         rates = self._rates.rates
         token, rate = copied, rates[copy_bin(length)] if length else 0.0
         if self._statistics is not None and rate < _SURE:
-            for other, which in self._successors_of(contexts, max(rate, least)):
+            for other, which in self._successors_of(contexts):
                 if rates[which] > rate:
                     token, rate = other, rates[which]
         return token, rate
 
-    def _successors_of(self, contexts: list[int], least: float) -> list[tuple[int, int]]:
-        """From `statistics`, where rates of at least `least` may be found; those of a chain's first
-        token are not looked up again if all are here."""
+    def _successors_of(self, contexts: list[int]) -> list[tuple[int, int]]:
+        """From `statistics`; those of a chain's first token are looked up once."""
         assert self._statistics is not None
-        skipped = self._rates.skipped(least)
-        successors = self._statistics.successors(contexts, skipped)
-        if contexts is self._first and skipped == (0, 0):
-            self._first_successors = successors
-        return successors
+        if contexts is not self._first:
+            return self._statistics.successors(contexts)
+        if self._first_successors is None:
+            self._first_successors = self._statistics.successors(contexts)
+        return self._first_successors
 
     def _contexts_after(self, chain: Sequence[int]) -> list[int]:
         contexts = self._contexts
@@ -189,10 +185,8 @@ class SuffixDrafter:
         return outcomes
 
     def _observe(self, outcomes: Sequence[Outcome]) -> None:
-        if outcomes:
-            self._rates.observe(outcomes)
-            self._rates.note_orders()
-            self._average.observe(outcomes)
+        self._rates.observe(outcomes)
+        self._average.observe(outcomes)
 
     def _append(self, token: int) -> None:
         self._automaton.append(token)

@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.errors import ConfigError
-from outrider.speculation.ngram_store import NgramStatistics
 from outrider.speculation.suffix_automaton import SuffixAutomaton
 from outrider.speculation.suffix_drafter import DraftTokens, SuffixDrafter
 
@@ -171,18 +170,3 @@ def test_an_unknown_token_gives_no_draft() -> None:
 def test_a_context_too_small_is_refused() -> None:
     with pytest.raises(ConfigError):
         SuffixDrafter(max_context=1)
-
-
-@given(st.lists(st.integers(0, 3), min_size=8, max_size=60), st.sampled_from([0.2, 0.5, 0.8]))
-def test_what_is_too_unlikely_to_be_looked_for_changes_no_chain(
-    text: list[int], least: float
-) -> None:
-    statistics = NgramStatistics()
-    for _ in range(2):
-        drafter = SuffixDrafter(statistics=statistics)
-        drafter.extend(text)
-        drafter.update_statistics()
-    whole = drafter.draft_after((), 8)
-    cut = drafter.draft_after((), 8, least)
-    assert cut.ids == whole.ids[: len(cut.ids)]
-    assert len(cut.ids) == sum(chance >= least for chance in whole.survival)
