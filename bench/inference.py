@@ -171,6 +171,8 @@ class Outcomes:
     by_round: dict[Round, Mapping[str, WorkResult]] = field(default_factory=dict)
     overhead_ms: dict[str, list[float]] = field(default_factory=dict)
     """CPU time per tick outside the engine in each cell of 16 sessions, by system."""
+    busy_shares: dict[tuple[str, int], list[float]] = field(default_factory=dict)
+    """Of a replica's engine in each cell, by system and sessions."""
 
     def ratios(self, name: str, peer: str, wanted: Callable[[Cell], bool]) -> list[float]:
         """Tokens per second of `name` over those of `peer`, round by round."""
@@ -200,6 +202,7 @@ def report(run: Run, outcomes: Outcomes) -> None:
     _speeds(run, outcomes)
     _first_tokens(run, outcomes)
     _overhead(run, outcomes)
+    _busy_shares(run, outcomes)
     _exactness(run, outcomes)
 
 
@@ -313,6 +316,25 @@ def _overhead(run: Run, outcomes: Outcomes) -> None:
     run.figures["tick_overhead_ms"] = round(median(outcomes.overhead_ms[OURS_DRAFTS]), 3)
 
 
+def _busy_shares(run: Run, outcomes: Outcomes) -> None:
+    """How much of the time with sessions to serve the engine computes."""
+    if not outcomes.busy_shares:
+        return
+    sessions = sorted({count for _, count in outcomes.busy_shares})
+    title = (
+        "Share of the time with sessions to serve in which the engine computed, by requests at once"
+    )
+    table = run.table(title, "system", "n", *(f"{count} at once" for count in sessions))
+    for name in dict.fromkeys(name for name, _ in outcomes.busy_shares):
+        samples = [outcomes.busy_shares.get((name, count), []) for count in sessions]
+        table.add(name, _count(samples), *(table.median(sample) for sample in samples))
+        for count, sample in zip(sessions, samples, strict=True):
+            run.samples(f"busy share of the engine, {count} sessions, {name}", sample, unit="1")
+    table.note("n: measurements of each cell. The rest is Python's: scheduling, sampling, frames.")
+    for key, name in (("busy_share", OURS), ("busy_share_spec", OURS_DRAFTS)):
+        _figures(run, key, {str(c): outcomes.busy_shares.get((name, c), []) for c in sessions})
+
+
 def _exactness(run: Run, outcomes: Outcomes) -> None:
     """Equal replies of the exact replicas, drafts on and off; agreement with the peer."""
     everything = [(cell, by_name) for (_, cell), by_name in outcomes.by_round.items()]
@@ -386,14 +408,17 @@ async def _measure(
         system = systems[name]
         if not takes_part(name, cell):
             continue
-        if cell.concurrency != OVERHEAD_SESSIONS or not isinstance(system, Replica):
+        if not isinstance(system, Replica):
             measured[name] = await system.run(work)
             continue
-        ticks, ms = await system.tick_overhead()
+        before = await system.engine_time()
         measured[name] = await system.run(work)
-        more_ticks, more_ms = await system.tick_overhead()
-        overhead_ms = (more_ms - ms) / (more_ticks - ticks)
-        outcomes.overhead_ms.setdefault(name, []).append(overhead_ms)
+        time = (await system.engine_time()).since(before)
+        shares = outcomes.busy_shares.setdefault((name, cell.concurrency), [])
+        shares.append(time.busy_share)
+        if cell.concurrency == OVERHEAD_SESSIONS:
+            overheads = outcomes.overhead_ms.setdefault(name, [])
+            overheads.append(time.overhead_ms / time.num_ticks)
     return measured
 
 

@@ -4,6 +4,10 @@ A scheduler and the real engine in this process, 16 sessions, greedy, drafts off
 time of each part of a tick. Reading the clock costs about as much as a small part, so parts add
 up to more than the whole, which is measured in a run of its own. Only ticks in which most
 sessions decode and nobody's prompt is read are counted.
+
+A second table has the engine's busy share with 1 to 32 sessions: the time that it computes over the
+time from one call to the next. `bench.inference` has the same of whole replicas, where the event
+loop needs Python's lock too.
 """
 
 from __future__ import annotations
@@ -11,10 +15,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import itertools
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bench.harness import Run, median, parser, start
@@ -38,6 +43,8 @@ from services.inference.scheduler.scheduler import Scheduler
 from services.inference.scheduler.types import OpenRequest
 
 SESSIONS = 16
+BUSY_SESSIONS = (1, 8, 16, 32)
+"""Sessions of which the engine's busy share is measured."""
 MAX_TOKENS = 96
 PARTS: dict[str, tuple[type, str]] = {
     "schedule": (Scheduler, "schedule"),
@@ -105,18 +112,28 @@ class Workload:
         self._supply = PromptSupply("chat")
         self._prior = shipped_prior(vocabulary.tokens_digest)
 
-    def run(self, timer: PartTimer, *, drafts: bool) -> None:
-        """Sixteen chats from beginning to end."""
-        scheduler = Scheduler(self._engine.info, SchedulerLimits(), self._reply, self._prior)
+    def run(self, timer: PartTimer, *, drafts: bool, sessions: int = SESSIONS) -> float:
+        """Chats from beginning to end; the busy share of the engine in the ticks that count."""
+        limits = SchedulerLimits(max_sessions=max(sessions, SchedulerLimits().max_sessions))
+        scheduler = Scheduler(self._engine.info, limits, self._reply, self._prior)
         sampling = SamplingParams(max_tokens=MAX_TOKENS)
-        for number, text in enumerate(self._supply.take(SESSIONS)):
+        for number, text in enumerate(self._supply.take(sessions)):
             ids = tuple(self._vocabulary.encode_chat([Message("user", text)]))
             request = OpenRequest(number, ids, sampling, region_drafts=drafts)
             scheduler.open(request, time.monotonic())
+        busy_s = wall_s = 0.0
+        begin, busy_before_s = time.monotonic(), self._engine.busy_s
         while (batch := scheduler.schedule(time.monotonic())) is not None:
             rows = batch.run(self._engine, scheduler.overlapped_work)
             scheduler.postprocess(batch, rows, time.monotonic())
-            timer.tick(counts=batch.is_decode and 4 * len(batch.slices) > 3 * SESSIONS)
+            counts = batch.is_decode and 4 * len(batch.slices) > 3 * sessions
+            timer.tick(counts=counts)
+            end, busy_now_s = time.monotonic(), self._engine.busy_s
+            if counts:
+                wall_s += end - begin
+                busy_s += busy_now_s - busy_before_s
+            begin, busy_before_s = end, busy_now_s
+        return busy_s / wall_s
 
     def _reply(self, params: SamplingParams) -> Reply:
         return reply_end(params, self._vocabulary.stop_ids, self._vocabulary.detokenizer)
@@ -143,6 +160,29 @@ def _measure(run: Run, arguments: argparse.Namespace, engine: Engine) -> None:
             with timing_parts(timer, list(WHOLES) if kind == "whole" else list(PARTS)):
                 workload.run(timer, drafts=on)
     report(run, timers)
+    shares: dict[tuple[int, bool], list[float]] = {}
+    for _ in range(1 if arguments.quick else 4):
+        for sessions, on in itertools.product(BUSY_SESSIONS, (False, True)):
+            share = workload.run(PartTimer(), drafts=on, sessions=sessions)
+            shares.setdefault((sessions, on), []).append(share)
+    report_shares(run, shares)
+
+
+def report_shares(run: Run, shares: Mapping[tuple[int, bool], Sequence[float]]) -> None:
+    """The table of busy shares."""
+    title = "Busy share of the engine: its time over the time from one call to the next"
+    columns = [f"{count} at once" for count in BUSY_SESSIONS]
+    table = run.table(title, "drafts", "n", *columns)
+    for on, drafts in ((False, "off"), (True, "on")):
+        samples = [shares[sessions, on] for sessions in BUSY_SESSIONS]
+        table.add(drafts, len(samples[0]), *(table.median(sample) for sample in samples))
+        run.figures[f"busy_share_drafts_{drafts}"] = {
+            str(sessions): round(median(sample), 4)
+            for sessions, sample in zip(BUSY_SESSIONS, samples, strict=True)
+        }
+        for sessions, sample in zip(BUSY_SESSIONS, samples, strict=True):
+            run.samples(f"busy share, {sessions} sessions, drafts {drafts}", sample, unit="1")
+    table.note("n: runs; a run's share is over all its ticks in which most sessions decode.")
 
 
 def report(run: Run, timers: dict[tuple[str, bool], PartTimer]) -> None:

@@ -120,7 +120,7 @@ _ALL = (
         sources=("outrider/speculation", "bench/policy.py", *COMPOSED_PROMPTS), minutes=6.0,
     ),
     Bench("draft", "bench.draft", sources=(*SERVICES, "bench/engine.py"), minutes=3.0),
-    Bench("tick", "bench.tick", sources=(*SERVICES, *COMPOSED_PROMPTS), minutes=4.0),
+    Bench("tick", "bench.tick", sources=(*SERVICES, *COMPOSED_PROMPTS), minutes=6.0),
     Bench(
         "engine", "bench.engine", sources=("outrider/engines", "outrider/models"), minutes=5.0
     ),

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import sys
 import urllib.request
 from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import NamedTuple
 
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
@@ -39,6 +41,27 @@ _SETTINGS = {
     "max_fixed_rows": 64,
     "prepare_first": "true",
 }
+
+
+class EngineTime(NamedTuple):
+    """What a replica's engine calls took since some beginning."""
+
+    num_ticks: float
+    overhead_ms: float
+    """CPU time around them."""
+    busy_s: float
+    """Seconds that the engine computed."""
+    idle_s: float
+    """Seconds that it waited with sessions to serve."""
+
+    @property
+    def busy_share(self) -> float:
+        """Of the time with sessions to serve; NaN without any."""
+        return self.busy_s / (self.busy_s + self.idle_s) if self.busy_s else math.nan
+
+    def since(self, before: EngineTime) -> EngineTime:
+        """What came after `before`."""
+        return EngineTime(*(now - then for now, then in zip(self, before, strict=True)))
 
 
 class Replica:
@@ -76,9 +99,9 @@ class Replica:
 
         return await ask_all(work, ask)
 
-    async def tick_overhead(self) -> tuple[float, float]:
-        """Ticks so far, and the milliseconds of CPU they cost outside the engine."""
-        return await asyncio.to_thread(_tick_overhead, self._metrics_url)
+    async def engine_time(self) -> EngineTime:
+        """What its calls took so far."""
+        return await asyncio.to_thread(_engine_time, self._metrics_url)
 
 
 def sampling(work: Work, request: Request) -> SamplingParams:
@@ -146,16 +169,21 @@ async def _serving(address: str, process: asyncio.subprocess.Process) -> None:
         await channel.close()
 
 
-def _tick_overhead(url: str) -> tuple[float, float]:
+def _engine_time(url: str) -> EngineTime:
     with urllib.request.urlopen(url, timeout=10) as answer:
         text = answer.read().decode()
     found = {
-        sample.name: sample.value
+        (sample.name, sample.labels.get("state")): sample.value
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
-    name = names.TICK_OVERHEAD
-    return found.get(f"{name}_count", 0.0), found.get(f"{name}_sum", 0.0) * 1e3
+    overhead, total = names.TICK_OVERHEAD, f"{names.ENGINE_TIME}_total"
+    return EngineTime(
+        num_ticks=found.get((f"{overhead}_count", None), 0.0),
+        overhead_ms=found.get((f"{overhead}_sum", None), 0.0) * 1e3,
+        busy_s=found.get((total, "busy"), 0.0),
+        idle_s=found.get((total, "idle"), 0.0),
+    )
 
 
 def reference(

@@ -16,7 +16,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -122,8 +122,7 @@ class NewSequence:
     """Candidates a row needs for this sequence's choices; 0: all the engine gives."""
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceSlice:
+class SequenceSlice(NamedTuple):
     """The tokens of one sequence that an engine call computes."""
 
     sequence: int
@@ -138,8 +137,7 @@ class SequenceSlice:
     """Logit rows wanted, those of the last num_rows tokens; 0 for an inner prefill chunk."""
 
 
-@dataclass(frozen=True, slots=True)
-class LogitsRows:
+class LogitsRows(NamedTuple):
     """Candidates for the token after each asked position.
 
     Engines with `partial_rows` may leave out rows from the end: r rows, 1 <= r <= num_rows, are
@@ -166,6 +164,12 @@ class Engine(Protocol):
 
     @property
     def info(self) -> EngineInfo: ...
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds that it computed so far: of each call the time from its start on the hardware to
+        its end there, without what is done around it."""
+        ...
 
     def open(self, sequence: int, prompt: Ids, salt: bytes = b"", num_candidates: int = 0) -> None:
         """Announce a sequence; the fields of NewSequence. Raises EngineError."""
@@ -236,8 +240,11 @@ def check_slices(
         if part.sequence in seen:
             raise EngineError(f"sequence {part.sequence} is twice in one call; give it one slice")
         seen.add(part.sequence)
-        _check_tokens(info, part)
-        _check_blocks(info, part)
+        _check_lengths(info, part)
+    if slices:
+        # All at once: numpy takes longer for a call than for a thousand numbers.
+        check_ids(info, np.concatenate([part.tokens for part in slices]))
+        check_block_ids(info, np.concatenate([part.blocks for part in slices]))
 
 
 def check_opening(info: EngineInfo, opened: Collection[int], sequence: int, prompt: Ids) -> None:
@@ -262,24 +269,20 @@ def check_block_ids(info: EngineInfo, blocks: Sequence[int] | Ids) -> None:
         raise EngineError(f"block {bad} is outside the pool of {info.num_blocks} blocks")
 
 
-def _check_tokens(info: EngineInfo, part: SequenceSlice) -> None:
+def _check_lengths(info: EngineInfo, part: SequenceSlice) -> None:
     count = len(part.tokens)
     if count < info.min_rows or count < 1:
         raise EngineError(f"a slice has {count} tokens; give it at least {max(1, info.min_rows)}")
     if not 0 <= part.num_rows <= count:
         raise EngineError(f"{part.num_rows} rows asked of {count} tokens; ask for 0..{count}")
-    if part.past < 0 or part.past + count > info.max_context_tokens:
+    end = part.past + count
+    if part.past < 0 or end > info.max_context_tokens:
         raise EngineError(
-            f"tokens at {part.past}..{part.past + count - 1} are outside the context of "
+            f"tokens at {part.past}..{end - 1} are outside the context of "
             f"{info.max_context_tokens} tokens"
         )
-    check_ids(info, part.tokens)
-
-
-def _check_blocks(info: EngineInfo, part: SequenceSlice) -> None:
-    needed = part.past + len(part.tokens) + info.scratch_tokens
+    needed = end + info.scratch_tokens
     if len(part.blocks) * info.block_tokens < needed:
         raise EngineError(
             f"{len(part.blocks)} blocks of {info.block_tokens} tokens do not cover {needed} tokens"
         )
-    check_block_ids(info, part.blocks)

@@ -12,6 +12,7 @@ and are therefore exact in any order of computation.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -93,6 +94,8 @@ class FakeEngine:
         """Virtual duration of the last call."""
         self.total_ms = 0.0
         """Virtual duration of all calls."""
+        self.busy_s = 0.0
+        """See base.Engine."""
 
     @property
     def info(self) -> EngineInfo:
@@ -113,17 +116,22 @@ class FakeEngine:
         self._check_not_closed()
         check_slices(self._info, self._opened, slices)
         self._count(slices)
+        begin = time.perf_counter()
         slots = [self._slots(part) for part in slices]
         # All writes come before all reads: slices that share a slot by mistake spoil each other.
         for part, table in zip(slices, slots, strict=True):
             self._write_keys(part, table)
+        self.busy_s += time.perf_counter() - begin
         if slices:
             overlapped_work()
+        begin = time.perf_counter()
         for part, table in zip(slices, slots, strict=True):
             self._write_garbage(part, table)
         for part, table in zip(slices, slots, strict=True):
             self._write_values(part, table)
-        return [self._rows(part, table) for part, table in zip(slices, slots, strict=True)]
+        rows = [self._rows(part, table) for part, table in zip(slices, slots, strict=True)]
+        self.busy_s += time.perf_counter() - begin
+        return rows
 
     def copy_block(self, source: int, target: int) -> None:
         self._check_not_closed()

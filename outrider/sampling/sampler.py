@@ -77,6 +77,10 @@ class Sampler:
         biased = sorted(params.logit_bias.items())
         self._biased_ids = np.array([token for token, _ in biased], dtype=np.int32)
         self._biases = np.array([bias for _, bias in biased], dtype=np.float64)
+        self._is_argmax = (
+            params.temperature == 0.0 and not penalized and not biased and constraint is None
+        )
+        """Whether the choice is the best of the row as it is."""
 
     def observe(self, token: int) -> None:
         """Add a committed token of the reply to the history. Raises InvalidRequestError for one
@@ -113,11 +117,16 @@ class Sampler:
         EngineError for a row whose best is not finite, or that is not of this vocabulary, and what
         the constraint raises.
         """
+        if self._is_argmax and ids is None:
+            _check_row(logits, None, self._vocabulary_size)
+            winner = int(logits.argmax())
+            _checked(logits.item(winner))
+            return winner
         scores, ids = self._scores(logits, ids)
         if self._constraint is not None:
-            winner = self._allowed_winner(scores, position)
-            if winner is not None:
-                return winner
+            allowed = self._allowed_winner(scores, position)
+            if allowed is not None:
+                return allowed
             scores, ids = self._masked(scores, ids)
         column = self._column(scores, position, ids)
         return column if ids is None else int(ids[column])
@@ -214,7 +223,7 @@ def _check_row(logits: npt.NDArray[np.float32], ids: Ids | None, vocabulary_size
         raise EngineError("the engine named candidate ids outside the vocabulary")
 
 
-def _checked(top: np.floating[Any]) -> float:
+def _checked(top: np.floating[Any] | float) -> float:
     """The best score of a row. One NaN is enough to be it; -inf elsewhere is an id that cannot
     be chosen."""
     score = float(top)

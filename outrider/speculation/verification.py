@@ -48,13 +48,15 @@ def verify(
     Lossy, with `acceptance_threshold` above 0: a draft at least that likely is accepted though
     another was chosen. Raises EngineError when rows are missing or not valid.
     """
-    _check_rows(len(logits_rows), len(drafts))
+    num_drafts = len(drafts)
+    _check_rows(len(logits_rows), num_drafts)
     ids: list[int] = []
     lossy: list[int] = []
     logprobs: list[TokenLogprobs] = []
     num_logprobs = sampler.params.num_logprobs
     accepted = 0
-    for index, (row, draft) in enumerate(zip(logits_rows, (*drafts, None), strict=False)):
+    for index, row in enumerate(logits_rows):
+        draft = drafts[index] if index < num_drafts else None
         columns = None if ids_rows is None else ids_rows[index]
         chosen = sampler.choose(row, position + index, columns)
         if draft is not None and draft != chosen and _tolerable(sampler, row, draft, columns):

@@ -147,6 +147,12 @@ class Metrics:
         """CPU time the model thread spent outside the engine around one engine call."""
         self._overhead.record(ms / 1e3)
 
+    def record_engine_time(self, busy_s: float, idle_s: float) -> None:
+        """Seconds with sessions to serve in which the engine computed, and in which it waited."""
+        counter = self.counter(names.ENGINE_TIME)
+        counter.add(busy_s, _BUSY)
+        counter.add(idle_s, _IDLE)
+
     def record_lossy(self, count: int) -> None:
         """Count tokens that acceptance_threshold let through."""
         self.counter(names.LOSSY_TOKENS).add(count)
@@ -241,6 +247,8 @@ _LABELS: Final = tuple(
     name.replace(".", "_") for name in (names.OPERATION, names.PROVIDER, names.MODEL)
 )
 """The names of `_attributes`, as Prometheus has them."""
+_BUSY = {"state": "busy"}
+_IDLE = {"state": "idle"}
 
 
 def _attributes(model: str) -> dict[str, str]:

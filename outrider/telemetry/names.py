@@ -41,6 +41,10 @@ TICK_OVERHEAD: Final = Family(
     "outrider_tick_overhead_seconds",
     "CPU time of the model thread outside the engine, around one engine call.",
 )
+ENGINE_TIME: Final = Family(
+    "outrider_engine_time_seconds",
+    "Time with sessions to serve: busy while the engine computes, idle while it waits for Python.",
+)
 DRAFTED_TOKENS: Final = Family(
     "outrider_draft_proposed_tokens",
     "Draft tokens that the model checked.",

@@ -1,8 +1,10 @@
 """The model thread: the one place where scheduler and engine are touched.
 
-One tick: take the commands, schedule, run the engine, postprocess, and hand the events to the event
-loop in one call, or two when sessions were opened or ended before the engine ran. The loop never
-waits for this thread and this thread never waits for the loop.
+One tick: take the commands, schedule, run the engine, postprocess. The engine waits for all of it
+but the call itself, so what can wait is done while the next call computes: the events are handed to
+the event loop then, which needs Python's lock for them and would get it in the middle of scheduling
+otherwise. Without a next call they are handed over at once. The loop never waits for this thread
+and this thread never waits for the loop.
 """
 
 from __future__ import annotations
@@ -73,8 +75,8 @@ class ModelTick:
     num_scheduled: int
     """Sessions in the engine call; 0 without one."""
     overhead_ms: float = 0.0
-    """CPU time of the model thread outside the engine's call since the last call's tick. Overlapped
-    work (Scheduler.overlapped_work) counts as the call's."""
+    """CPU time of the model thread outside the engine's calls, from the beginning of this one to
+    that of the next, or to when there is none. Overlapped work counts as the call's."""
     blocks: tuple[BlockEvent, ...] = ()
     """What changed in the prefix cache."""
     problem: str = ""
@@ -83,6 +85,10 @@ class ModelTick:
     """Whether the thread has ended; every session that is left is lost."""
     total: Load | None = None
     """Of all instances of the replica; None: there is one."""
+    busy_s: float = 0.0
+    """Seconds that the engine computed in this call and in those before it that no tick told of."""
+    idle_s: float = 0.0
+    """Seconds that it waited for this thread meanwhile, with sessions to serve."""
 
     @property
     def replica_load(self) -> Load:
@@ -119,6 +125,8 @@ class Inbox:
 
         None when there will be no more.
         """
+        if timeout_s == 0.0 and not self._commands and not self._stopping:
+            return []  # the usual case between two engine calls; what comes now waits for the next
         with self._filled:
             self._filled.wait_for(lambda: self._commands or self._stopping, timeout_s)
             if self._stopping and not self._commands:
@@ -155,6 +163,34 @@ class CpuOverhead:
         self._begun = now
         self._paused_s = 0.0
         return taken_ms
+
+
+class EngineActivity:
+    """How long the engine computed, and how long it waited although there were sessions."""
+
+    def __init__(self) -> None:
+        self._since = 0.0
+        """End of the last call, or when there was something to do again after it."""
+        self._busy_before_s = 0.0
+        self._busy_s = 0.0
+        self._idle_s = 0.0
+
+    def resume(self, now: float) -> None:
+        """There was nothing to do before `now`."""
+        self._since = now
+
+    def called(self, now: float, busy_s: float) -> None:
+        """A call returned; the engine had computed for `busy_s` (Engine.busy_s) in all by then."""
+        busy_s, self._busy_before_s = busy_s - self._busy_before_s, busy_s
+        self._busy_s += busy_s
+        self._idle_s += max(0.0, now - self._since - busy_s)
+        self._since = now
+
+    def take_s(self) -> tuple[float, float]:
+        """Busy and idle seconds since the last take."""
+        taken = self._busy_s, self._idle_s
+        self._busy_s = self._idle_s = 0.0
+        return taken
 
 
 class ModelRunner:
@@ -274,19 +310,29 @@ class _ModelThread:
         self._is_stuck = False
         """Whether sessions are there but the last tick could make no batch."""
         self._overhead = CpuOverhead()
+        self._overhead_ms = 0.0
+        """Of the last call, once the next one has begun."""
+        self._activity = EngineActivity()
+        self._events: list[Event] = []
+        """What the event loop has yet to be told."""
+        self._num_scheduled = 0
+        """Sessions of the last call, until the event loop is told."""
 
     def run(self) -> None:
         problem = "the model thread has stopped"
         try:
             self._post(ModelTick((), self._scheduler.load(), 0))
-            while (commands := self._inbox.take(self._wait_s())) is not None:
+            while (commands := self._inbox.take(wait_s := self._wait_s())) is not None:
+                if wait_s != 0.0:
+                    self._activity.resume(time.perf_counter())
                 self._tick(commands)
         except Exception as error:
             log.exception("model_thread_failed")
             problem = f"the model thread failed with {type(error).__name__}"
         finally:
             self._close_engine()
-            self._post(ModelTick((), self._scheduler.load(), 0, problem=problem, over=True))
+            load = self._scheduler.load()
+            self._post(ModelTick(tuple(self._events), load, 0, problem=problem, over=True))
 
     def _wait_s(self) -> float | None:
         """How long to wait for commands; None: until there is one."""
@@ -296,19 +342,20 @@ class _ModelThread:
 
     def _tick(self, commands: list[Command]) -> None:
         now = self._clock()
-        events: list[Event] = []
         for command in commands:
-            events += self._execute(command, now)
-        events += self._scheduler.expire(now)
+            self._events += self._execute(command, now)
+        self._events += self._scheduler.expire(now)
         batch = self._scheduler.schedule(now)
         self._is_stuck = batch is None
         if batch is None:
-            self._report(events, 0)
+            self._report()
             return
-        if events:
-            # Admissions, refusals and ends do not wait for the engine.
-            self._report(events, 0)
-        self._report(self._run(batch), len(batch.slices))
+        events = self._run(batch)  # reports, and empties, what was there before
+        self._events += events
+        self._num_scheduled = len(batch.slices) or self._num_scheduled
+        if not self._scheduler.has_work or not batch.slices:
+            self._overhead_ms = self._overhead.take_ms()
+            self._report()
 
     def _execute(self, command: Command, now: float) -> list[Event]:
         try:
@@ -332,8 +379,10 @@ class _ModelThread:
         try:
             batch.prepare(self._engine)
             if batch.slices:
+                self._overhead_ms = self._overhead.take_ms()
                 with self._overhead.paused():
-                    rows = self._engine.step(batch.slices, self._scheduler.overlapped_work)
+                    rows = self._engine.step(batch.slices, self._overlapped_work)
+                self._activity.called(time.perf_counter(), self._engine.busy_s)
                 self._num_failures = 0
         except EngineError as error:
             self._num_failures += 1
@@ -341,17 +390,27 @@ class _ModelThread:
             return self._scheduler.fail(batch, error)
         return self._scheduler.postprocess(batch, rows, self._clock())
 
-    def _report(self, events: list[Event], num_scheduled: int) -> None:
-        overhead_ms = self._overhead.take_ms() if num_scheduled else 0.0
+    def _overlapped_work(self) -> None:
+        """While the engine computes: what was left for then."""
+        if self._events or self._num_scheduled:
+            self._report()
+        self._scheduler.overlapped_work()
+
+    def _report(self) -> None:
+        events, self._events = tuple(self._events), []
+        num_scheduled, self._num_scheduled = self._num_scheduled, 0
+        busy_s, idle_s = self._activity.take_s()
         problem = ""
         if self._num_failures >= MAX_FAILURES:
             problem = f"the engine failed {self._num_failures} times in a row; restart the replica"
         self._post(
             ModelTick(
-                tuple(events),
+                events,
                 self._scheduler.load(),
                 num_scheduled,
-                overhead_ms=overhead_ms,
+                overhead_ms=self._overhead_ms if num_scheduled else 0.0,
+                busy_s=busy_s,
+                idle_s=idle_s,
                 blocks=self._scheduler.take_block_events(),
                 problem=problem,
             )

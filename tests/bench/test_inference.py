@@ -29,7 +29,10 @@ def outcome(tokens_per_s: float, ids: tuple[int, ...] = (1, 2)) -> WorkResult:
 
 
 def run_of(rounds: Mapping[int, Mapping[str, float]]) -> Run:
-    outcomes = Outcomes(overhead_ms={OURS_DRAFTS: [0.5, 0.7, 0.9]})
+    outcomes = Outcomes(
+        overhead_ms={OURS_DRAFTS: [0.5, 0.7, 0.9]},
+        busy_shares={(OURS, 1): [0.9, 0.98, 0.99], (OURS, 16): [0.95]},
+    )
     for turn, speeds in rounds.items():
         outcomes.by_round[turn, Cell("chat", 0.0, 1)] = {n: outcome(s) for n, s in speeds.items()}
     run = Run("inference", quick=True, command="")
@@ -52,6 +55,8 @@ def test_ratios_are_taken_within_a_round() -> None:
     assert run.figures["vs_llamacpp_best"] == {"1": 0.5}
     assert run.figures["vs_openvino_pipeline_by_kind"] == {"chat 1": 1.0}
     assert run.figures["tick_overhead_ms"] == 0.7
+    assert run.figures["busy_share"] == {"1": 0.98, "16": 0.95}
+    assert "busy_share_spec" not in run.figures
     assert run.figures["added_ttft_ms"] == 0.0
     assert run.figures["exact"] is True
 

@@ -27,17 +27,18 @@ async def test_every_part_measures_a_replica(
     run = Run("arrivals", quick=True, command="")
     factory = RequestFactory(vocabulary)
     async with replica(vocabulary, threads=1, settings=FAKE) as ours:
-        before, _ = await ours.tick_overhead()
+        before = await ours.engine_time()
         measured = await open_loop.measure({OURS_DRAFTS: ours, OPENVINO: ours}, factory, SIZE)
         open_loop.report(run, measured)
         prefill.report(run, await prefill.measure({OURS_DRAFTS: ours}, factory, rounds=1))
         capacity = measured.capacity[OURS_DRAFTS]
         mixed = await priorities.measure(ours, factory, min(capacity, 50), rounds=1, num_low=8)
         again = await ours.run(Work(tuple(request for request, _ in mixed.low)))
-        ticks, overhead_ms = await ours.tick_overhead()
+        time = (await ours.engine_time()).since(before)
     priorities.report(run, mixed, list(again.replies))
     assert run.figures["low_exact"] == "8 of 8"
     for key in ("high_ttft_ratio", "itl_p99_ratio_under_prefill", "equal_rate_ttft_p95_ratio"):
         assert isinstance(run.figures[key], float)
-    assert ticks > before == 0
-    assert overhead_ms > 0
+    assert time.num_ticks > before.num_ticks == 0
+    assert min(time.overhead_ms, time.busy_s, time.idle_s) > 0
+    assert 0 < time.busy_share < 1

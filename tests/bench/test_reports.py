@@ -60,6 +60,8 @@ def of_tick(run: Run, count: int) -> None:
     for timer in timers.values():
         timer.ms |= {part: values(count) for part in tick.PARTS}
     tick.report(run, timers)
+    shares = {(n, on): values(count) for n in tick.BUSY_SESSIONS for on in (False, True)}
+    tick.report_shares(run, shares)
 
 
 def of_lossy(run: Run, count: int) -> None:

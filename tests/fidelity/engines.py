@@ -28,6 +28,7 @@ class ReferenceEngine:
         self._rows: dict[int, Logits] = {}
         self.slices: list[SequenceSlice] = []
         self.is_closed = False
+        self.busy_s = 0.0
         self.info = EngineInfo(
             name="reference",
             vocabulary_size=0,

@@ -21,6 +21,7 @@ from services.inference.runner import (
     Cancel,
     CpuOverhead,
     Draft,
+    EngineActivity,
     Inbox,
     ModelRunner,
     ModelTick,
@@ -255,6 +256,30 @@ async def test_a_replica_that_was_given_up_takes_no_sessions_again() -> None:
         assert isinstance(await it.end(8), Failed)
         assert isinstance(await it.end(9), Finished)
         assert "restart the replica" in it.runner.problem
+
+
+async def test_events_are_told_while_the_next_call_computes() -> None:
+    engine = GatedEngine()
+    async with _running(engine) as it:
+        it.runner.open(_request(1))
+        await eventually(engine.waiting.is_set)
+        assert [type(event) for event in it.events] == [Opened]
+        engine.waiting.clear()
+        engine.gate.set()
+        assert isinstance(await it.end(1), Finished)
+        assert it.ticks[-1].num_scheduled == 1, "the last call has no next one to wait for"
+
+
+def test_activity_tells_busy_from_idle_time_while_there_is_work() -> None:
+    activity = EngineActivity()
+    activity.resume(100.0)
+    activity.called(101.0, busy_s=0.75)
+    activity.called(103.0, busy_s=2.75)
+    assert activity.take_s() == (2.75, 0.25)
+    activity.resume(200.0)
+    activity.called(201.0, busy_s=3.25)
+    assert activity.take_s() == (0.5, 0.5)
+    assert activity.take_s() == (0.0, 0.0)
 
 
 def burn(seconds: float) -> None:

@@ -243,6 +243,8 @@ async def test_health_and_metrics() -> None:
         assert (value("outrider_batch_utilization_ratio") or 0) == pytest.approx(1 / 16)
         assert (value("outrider_tick_overhead_seconds_count") or 0) > 1
         assert (value("outrider_tick_overhead_seconds_sum") or 0) > 0
+        for state in ("busy", "idle"):
+            assert (value("outrider_engine_time_seconds_total", {"state": state}) or 0) > 0
         assert 0 <= (value("outrider_draft_rejection_ratio") or 0) <= 1
         assert (
             value("gen_ai_client_token_usage_sum", labels | {"gen_ai_token_type": "output"}) == 90

@@ -80,7 +80,8 @@ def _constants() -> Iterator[str]:
 
 
 COUNTED: Final = frozenset({
-    *(names.TTFT, names.TOKEN_LATENCY, names.TICK_OVERHEAD, names.LOOP_LAG),
+    *(names.TTFT, names.TOKEN_LATENCY, names.TICK_OVERHEAD, names.ENGINE_TIME),
+    names.LOOP_LAG,
     *(names.DRAFTED_TOKENS, names.ACCEPTED_TOKENS, names.INSTANCE_SESSIONS),
     *(names.PROMPT_TOKENS, names.REUSED_TOKENS),
     *(names.GEN_AI_TTFT, names.GEN_AI_TIME_PER_TOKEN, names.GEN_AI_REQUEST_DURATION),

@@ -1,4 +1,8 @@
-"""From slices to the arrays of one call. Numpy only."""
+"""From slices to the arrays of one call. Numpy only.
+
+A call has tens of numbers, each time others: they are collected in lists, since a call of numpy
+takes longer than Python needs for a dozen of them.
+"""
 
 from __future__ import annotations
 
@@ -39,113 +43,105 @@ class CallLayout:
     def inputs(self, slices: Sequence[SequenceSlice]) -> Inputs:
         """The arrays of a call of at least one slice. Logits come in order of slices, padding
         behind them."""
-        inputs = lay_out(slices)
-        if self.exact:
-            inputs = duplicate_single_rows(inputs)
-        num_rows = self.sizing.padded(len(inputs["input_ids"]))
-        entering = len(inputs.get(ATTENTION_ROWS, ()))
-        num_attention_rows = (
+        rows = _Rows(slices, duplicates=self.exact)
+        num_rows = self.sizing.padded(rows.num_rows)
+        num_entering = (
             attention_rows(num_rows, exact=self.exact)
             if num_rows <= self.sizing.max_prepared
-            else self.sizing.rounded(entering)
+            else self.sizing.rounded(rows.num_entering)
         )
-        padded = pad(inputs, num_rows, num_attention_rows, self.spare_blocks)
-        asked = len(padded[LOGIT_ROWS])
-        padded[LOGIT_ROWS] = _extended(padded[LOGIT_ROWS], self.num_logits(asked) - asked)
-        return padded
+        rows.pad(num_rows, num_entering, self.spare_blocks)
+        asked = len(rows.logit_rows)
+        rows.logit_rows += [0] * (self.num_logits(asked) - asked)
+        return rows.inputs()
 
     def num_logits(self, num_asked: int) -> int:
         """Rows of the output head that are computed where so many are asked for."""
         return max(num_asked, self.min_logits) if num_asked else 0
 
 
-def lay_out(slices: Sequence[SequenceSlice]) -> Inputs:
-    """The arrays of make_paged's inputs, KV apart, one row per token."""
-    counts = [len(part.tokens) for part in slices]
-    begins = list(accumulate(counts, initial=0))
-    return {
-        "input_ids": np.concatenate([part.tokens for part in slices]).astype(np.int64),
-        "position_ids": _ranges([part.past for part in slices], counts),
-        "past_lens": np.array([part.past for part in slices], np.int32),
-        "subsequence_begins": np.array(begins, np.int32),
-        "block_indices": np.concatenate([part.blocks for part in slices]).astype(np.int32),
-        "block_indices_begins": np.array(
-            list(accumulate((len(part.blocks) for part in slices), initial=0)), np.int32
-        ),
-        "max_context_len": np.array(
-            max(part.past + count for part, count in zip(slices, counts, strict=True)), np.int32
-        ),
-        LOGIT_ROWS: _ranges(
-            [end - part.num_rows for part, end in zip(slices, begins[1:], strict=True)],
-            [part.num_rows for part in slices],
-        ),
-    }
+def lay_out(slices: Sequence[SequenceSlice], *, duplicates: bool) -> Inputs:
+    """The arrays of make_paged's inputs, KV apart, one row per token, without padding.
 
-
-def duplicate_single_rows(inputs: Inputs) -> Inputs:
-    """Give every sequence of one row a copy of it inside attention, at the position behind.
-
-    The copy's KV goes to the slot past the slice's last token, the engine's scratch token.
+    `duplicates` gives every sequence of one row a copy of it inside attention, at the position
+    behind: its KV goes to the slot past the slice's last token, the engine's scratch token.
     """
-    begins = inputs["subsequence_begins"]
-    counts = np.diff(begins)
-    entering = np.repeat(counts, counts)
-    # Row i enters 2 times if it is its sequence's only one, else once.
-    copies = np.where(entering == 1, 2, 1)
-    ends = np.cumsum(copies)
-    return inputs | {
-        ATTENTION_ROWS: np.repeat(np.arange(len(copies), dtype=np.int32), copies),
-        KEPT_ROWS: (ends - copies).astype(np.int32),
-        "subsequence_begins": np.concatenate(([0], ends[begins[1:] - 1])).astype(np.int32),
-        "max_context_len": np.array(
-            np.max(inputs["past_lens"] + np.where(counts == 1, 2, counts)), np.int32
-        ),
-    }
+    return _Rows(slices, duplicates=duplicates).inputs()
 
 
-def pad(inputs: Inputs, num_rows: int, num_attention_rows: int, spare_blocks: Ids) -> Inputs:
-    """Add rows that nobody asks for: up to `num_rows`, and up to `num_attention_rows` in attention
-    (the same number unless duplicate_single_rows made the inputs).
+class _Rows:
+    """The rows of a call; `pad` adds some that nobody asks for."""
 
-    To attention they are one more sequence, whose KV lands in blocks that nobody else has.
-    """
-    missing = num_rows - len(inputs["input_ids"])
-    padded: Inputs = dict(inputs)
-    for name in ("input_ids", "position_ids", KEPT_ROWS):
-        if name in inputs:
-            padded[name] = _extended(inputs[name], missing)
-    if ATTENTION_ROWS in inputs:
-        missing = num_attention_rows - len(inputs[ATTENTION_ROWS])
-        padded[ATTENTION_ROWS] = _extended(inputs[ATTENTION_ROWS], missing)
-    return padded | _spare_sequence(inputs, missing, spare_blocks) if missing else padded
+    def __init__(self, slices: Sequence[SequenceSlice], *, duplicates: bool) -> None:
+        self._tokens = [part.tokens for part in slices]
+        self._blocks = [part.blocks for part in slices]
+        self._past_lens = [part.past for part in slices]
+        self._duplicates = duplicates
+        self._num_padding = 0
+        self._positions = positions = list[int]()
+        self._entering = entering = list[int]()
+        self._kept = kept = list[int]()
+        self._begins = begins = [0]
+        self._block_begins = list(accumulate(map(len, self._blocks), initial=0))
+        self.logit_rows = logit_rows = list[int]()
+        longest = row = entered = 0
+        for part, tokens, past in zip(slices, self._tokens, self._past_lens, strict=True):
+            count = len(tokens)
+            length = 2 if duplicates and count == 1 else count
+            if count == 1:
+                positions.append(past)
+                kept.append(entered)
+                entering += (row, row)
+                if part.num_rows:
+                    logit_rows.append(row)
+            else:
+                positions += range(past, past + count)
+                kept += range(entered, entered + count)
+                entering += range(row, row + count)
+                logit_rows += range(row + count - part.num_rows, row + count)
+            row += count
+            entered += length
+            begins.append(entered)
+            longest = max(longest, past + length)
+        self._longest = longest
+        self.num_rows = row
+        self.num_entering = entered
+        """Rows in attention."""
 
+    def pad(self, num_rows: int, num_entering: int, spare_blocks: Ids) -> None:
+        """Fill up to `num_rows`, and up to `num_entering` in attention: the same number unless
+        there are duplicates. To attention the padding is one more sequence, whose KV lands in
+        blocks that nobody else has."""
+        self._num_padding = num_rows - self.num_rows
+        nothing = [0] * self._num_padding
+        self._positions += nothing
+        missing = self._num_padding
+        if self._duplicates:
+            missing = num_entering - self.num_entering
+            self._kept += nothing
+            self._entering += [0] * missing
+        if missing:
+            self._past_lens.append(0)
+            self._begins.append(self.num_entering + missing)
+            self._blocks.append(spare_blocks)
+            self._block_begins.append(self._block_begins[-1] + len(spare_blocks))
+            self._longest = max(self._longest, missing)
 
-def _spare_sequence(inputs: Inputs, num_rows: int, blocks: Ids) -> Inputs:
-    """What tells the sequences apart, with one more at the end."""
-    indices, begins = inputs["block_indices"], inputs["subsequence_begins"]
-    return {
-        "past_lens": _extended(inputs["past_lens"], 1),
-        "subsequence_begins": _followed(begins, int(begins[-1]) + num_rows),
-        "block_indices": np.concatenate((indices, blocks)).astype(np.int32),
-        "block_indices_begins": _followed(
-            inputs["block_indices_begins"], len(indices) + len(blocks)
-        ),
-        "max_context_len": np.array(max(int(inputs["max_context_len"]), num_rows), np.int32),
-    }
-
-
-def _extended(array: _Array, num_zeros: int) -> _Array:
-    return np.concatenate((array, np.zeros(num_zeros, array.dtype)))
-
-
-def _followed(array: _Array, value: int) -> _Array:
-    return np.concatenate((array, np.array([value], array.dtype)))
-
-
-def _ranges(starts: Sequence[int], counts: Sequence[int]) -> npt.NDArray[np.int64]:
-    """[start, start + count) for each pair, in one array."""
-    parts = [
-        np.arange(start, start + count, dtype=np.int64)
-        for start, count in zip(starts, counts, strict=True)
-    ]
-    return np.concatenate(parts)
+    def inputs(self) -> Inputs:
+        """The arrays."""
+        ids = np.zeros(self.num_rows + self._num_padding, np.int64)
+        np.concatenate(self._tokens, out=ids[: self.num_rows])
+        inputs: Inputs = {
+            "input_ids": ids,
+            "position_ids": np.array(self._positions, np.int64),
+            "past_lens": np.array(self._past_lens, np.int32),
+            "subsequence_begins": np.array(self._begins, np.int32),
+            "block_indices": np.concatenate(self._blocks, dtype=np.int32),
+            "block_indices_begins": np.array(self._block_begins, np.int32),
+            "max_context_len": np.array(self._longest, np.int32),
+            LOGIT_ROWS: np.array(self.logit_rows, np.int64),
+        }
+        if self._duplicates:
+            inputs[ATTENTION_ROWS] = np.array(self._entering, np.int32)
+            inputs[KEPT_ROWS] = np.array(self._kept, np.int32)
+        return inputs

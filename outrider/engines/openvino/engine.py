@@ -84,6 +84,10 @@ class OpenVinoEngine:
     def info(self) -> EngineInfo:
         return self._info
 
+    @property
+    def busy_s(self) -> float:
+        return self._model.busy_s
+
     def open(self, sequence: int, prompt: Ids, salt: bytes = b"", num_candidates: int = 0) -> None:
         self._check_not_closed()
         check_opening(self._info, self._opened, sequence, prompt)
@@ -105,9 +109,10 @@ class OpenVinoEngine:
         logits = self._model.infer(inputs, self._last_slot(slices[-1]), num_rows, overlapped_work)
         answers = []
         begin = 0
+        named = self._head_ids is not None
         for part in slices:
             part_rows = logits[begin : begin + part.num_rows]
-            answers.append(LogitsRows(part_rows, self._named(part_rows)))
+            answers.append(LogitsRows(part_rows, self._named(part_rows) if named else None))
             begin += part.num_rows
         return answers
 

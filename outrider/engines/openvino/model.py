@@ -6,10 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
-import openvino as ov
 import structlog
 
 from outrider.engines.base import Logits, OverlappedWork, SequenceSlice, SizingRule, no_work
@@ -33,6 +31,7 @@ from outrider.engines.openvino.convert import ConvertedModel
 from outrider.engines.openvino.fixed_sizes import choose_sizes
 from outrider.engines.openvino.kv import KvTensors
 from outrider.engines.openvino.preparation import Preparation
+from outrider.engines.openvino.request import Request
 from outrider.errors import EngineError
 
 log = structlog.get_logger()
@@ -81,8 +80,10 @@ class PagedModel:
         spare += self.num_blocks
         padding_blocks, self._trial_blocks = np.split(spare, 2)
         self.kv = KvTensors(free, self.num_blocks + len(spare))
-        self._requests = {_ANY: self._request(free)}
+        self._requests = {_ANY: Request(free, self.kv)}
         self._failure = ""
+        self.busy_s = 0.0
+        """See base.Engine."""
         self._vocabulary_size = model.facts.vocabulary_size
         self.layout = CallLayout(sizing, 1, config.exact, padding_blocks)
         """How calls are laid out; with `exact` they are filled up so far that all agree."""
@@ -124,11 +125,6 @@ class PagedModel:
         self._preparation.stop()
         self._requests.clear()
         self.kv.release()
-
-    def _request(self, compiled: Any) -> Any:
-        request = compiled.create_infer_request()
-        self.kv.bind(request)
-        return request
 
     def _agree(self, max_tokens: int, twin: PagedModel | None) -> Logits:
         """Find the layout of which all calls compute the same bits (consistency). [n, V] what they
@@ -194,15 +190,14 @@ class PagedModel:
         free = known_free_memory()
         if free is not None and free.num_bytes < needed:
             raise EngineError(f"{free.num_bytes} bytes are free, {needed} are needed")
-        request = self._request(compiler.fixed(num_rows))
+        request = Request(compiler.fixed(num_rows), self.kv)
         count = min(num_rows, len(reference))
         tokens = probe_ids(self._vocabulary_size, count)
         part = SequenceSlice(0, tokens, 0, self._trial_blocks, count)
         only = SizingRule((num_rows,), self.layout.sizing.quantum)
-        for name, array in replace(self.layout, sizing=only).inputs([part]).items():
-            request.set_tensor(name, ov.Tensor(array))
-        request.infer()
-        logits = request.get_output_tensor(0).data[:count, 0]
+        request.start(replace(self.layout, sizing=only).inputs([part]))
+        request.wait()
+        logits = request.logits()[:count]
         if self.layout.exact and not same_bits(logits, reference[:count]):
             log.warning("call_size_differs", num_rows=num_rows)
             return
@@ -217,18 +212,18 @@ class PagedModel:
             self._failure = str(error)
             raise EngineError(f"the model failed: {error}") from error
 
-    def _start(self, inputs: Inputs, last_slot: tuple[int, int]) -> Any:
+    def _start(self, inputs: Inputs, last_slot: tuple[int, int]) -> Request:
         request = self._requests.get(len(inputs["input_ids"])) or self._requests[_ANY]
-        for name, array in inputs.items():
-            request.set_tensor(name, ov.Tensor(array))
-        request.get_output_tensor(0).data[..., 0] = np.nan
+        request.mark()
         self.kv.mark(last_slot)
-        request.start_async()
+        request.start(inputs)
         return request
 
-    def _finish(self, request: Any, last_slot: tuple[int, int], num_rows: int) -> Logits:
+    def _finish(self, request: Request, last_slot: tuple[int, int], num_rows: int) -> Logits:
+        busy_s = request.busy_s
         request.wait()
-        logits: Logits = request.get_output_tensor(0).data[:, 0]
+        self.busy_s += request.busy_s - busy_s
+        logits = request.logits()
         if len(logits) != self.layout.num_logits(num_rows) or self.kv.is_marked(last_slot):
             raise EngineError("the call computed nothing")
         logits = logits[:num_rows]

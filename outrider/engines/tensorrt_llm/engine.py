@@ -100,6 +100,8 @@ class TensorRtLlmEngine:
         self._sequences: dict[int, _Sequence] = {}
         self._closed = False
         self._tell_at = 0.0
+        self.busy_s = 0.0
+        """See base.Engine: from a call's first request to the runtime's last answer."""
         self.num_short_answers = 0
         """Slices whose rows the runtime's cache had swallowed."""
         self.num_padded_rows = 0
@@ -123,12 +125,15 @@ class TensorRtLlmEngine:
         self._check_not_closed()
         check_slices(self._info, self._sequences, slices)
         self._check_past(slices)
+        begin = time.monotonic()
         try:
             rows = self._converse(slices, overlapped_work)
         except Exception:
             self._flight.clear()
             raise
-        self._tell(time.monotonic())
+        now = time.monotonic()
+        self.busy_s += now - begin
+        self._tell(now)
         return rows
 
     def close_sequence(self, sequence: int) -> None:

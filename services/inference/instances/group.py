@@ -110,6 +110,8 @@ class InstanceGroup:
                 self.problem,
                 over=self._num_over == len(self._runners),
                 total=total_load(self._placement.loads),
+                busy_s=tick.busy_s,
+                idle_s=tick.idle_s,
             )
         )
 

@@ -37,10 +37,28 @@ class _Table:
     """Root, then one node per shared block."""
     blocks: array[int] = field(default_factory=lambda: array("i"))
     """The shared blocks, then the private ones."""
+    copied: Ids | None = None
+    """`blocks` as it was handed out; None once it has changed."""
 
     @property
     def num_shared(self) -> int:
         return len(self.path) - 1
+
+    def append(self, block: int) -> None:
+        """One more private block, or a shared one behind the shared ones."""
+        self.blocks.append(block)
+        self.copied = None
+
+    def pop(self) -> int:
+        """Take the last block away."""
+        self.copied = None
+        return self.blocks.pop()
+
+    def replace(self, index: int, block: int) -> int:
+        """Put a block in the place of another, which is returned."""
+        replaced, self.blocks[index] = self.blocks[index], block
+        self.copied = None
+        return replaced
 
 
 class KvPool:
@@ -131,24 +149,29 @@ class KvPool:
     def grow(self, sequence: int, num_tokens: int) -> bool:
         """Make the table cover num_tokens and the scratch, evicting idle cached blocks, least
         recently used first. False, with nothing changed, if can_grow() is."""
-        blocks = self._tables[sequence].blocks
-        missing = self.blocks_for(num_tokens) - len(blocks)
-        if missing <= 0:
+        table = self._tables[sequence]
+        if num_tokens + self._scratch_tokens <= len(table.blocks) * self.block_tokens:
             return True
+        missing = self.blocks_for(num_tokens) - len(table.blocks)
         if missing > self.num_free:
             return False
         for _ in range(missing):
-            blocks.append(self._take_block())
+            table.append(self._take_block())
         return True
 
     def blocks(self, sequence: int) -> Ids:
-        """A copy of the sequence's table, [n] physical blocks in order."""
-        return np.array(self._tables[sequence].blocks, dtype=np.int32)
+        """The sequence's table as it is now, [n] physical blocks in order; not to be written to."""
+        table = self._tables[sequence]
+        if table.copied is None:
+            table.copied = np.array(table.blocks, dtype=np.int32)
+        return table.copied
 
     def commit(self, sequence: int, ids: Sequence[int], num_tokens: int) -> None:
         """Publish the full blocks among the first num_tokens of `ids`: those tokens are verified
         and their KV is computed. A block that another one published first replaces ours."""
         table = self._tables[sequence]
+        if num_tokens < len(table.path) * self.block_tokens:
+            return  # as after most calls
         for index in range(table.num_shared, num_tokens // self.block_tokens):
             key = self._key(ids, index)
             if not self._share(table, key):
@@ -158,9 +181,11 @@ class KvPool:
     def truncate(self, sequence: int, num_tokens: int) -> None:
         """Free the private blocks behind num_tokens and the scratch."""
         table = self._tables[sequence]
+        if (len(table.blocks) - 1) * self.block_tokens < num_tokens + self._scratch_tokens:
+            return  # the last one is needed, as after most calls
         keep = max(self.blocks_for(num_tokens), table.num_shared)
         while len(table.blocks) > keep:
-            self._allocator.release(table.blocks.pop())
+            self._allocator.release(table.pop())
 
     def release(self, sequence: int) -> None:
         """Forget the sequence. What it published stays cached until its room is needed."""
@@ -188,7 +213,7 @@ class KvPool:
         if len(table.blocks) == table.num_shared:
             if self.num_free == 0:
                 return num_computed
-            table.blocks.append(self._take_block())
+            table.append(self._take_block())
         target = table.blocks[table.num_shared]
         # Equal if no other block was idle: then the source was evicted and given to us.
         if target != node.block:
@@ -202,12 +227,11 @@ class KvPool:
         index = table.num_shared
         table.path.append(node)
         if index < len(table.blocks):
-            freed = table.blocks[index]
+            freed = table.replace(index, node.block)
             self._copies = [copy for copy in self._copies if copy.target != freed]
             self._allocator.release(freed)
-            table.blocks[index] = node.block
         else:
-            table.blocks.append(node.block)
+            table.append(node.block)
         return True
 
     def _key(self, ids: Sequence[int], index: int) -> Key:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -58,6 +58,15 @@ class Batch:
     scheduled: tuple[ScheduledSequence, ...]
     """What each slice is for, in the same order."""
     scheduled_at: float
+    num_tokens: int = field(init=False)
+    """Tokens of the call, drafts and padding included."""
+    is_decode: bool = field(init=False)
+    """Whether each session has one token in it, and drafts: no prompts."""
+
+    def __post_init__(self) -> None:
+        # Asked for once per session of the call.
+        object.__setattr__(self, "num_tokens", sum([len(part.tokens) for part in self.slices]))
+        object.__setattr__(self, "is_decode", all(one.num_tokens == 1 for one in self.scheduled))
 
     def run(self, engine: Engine, overlapped_work: OverlappedWork = no_work) -> list[LogitsRows]:
         """The engine's answer to the call. Raises EngineError."""
@@ -72,16 +81,6 @@ class Batch:
             engine.open(new.sequence, new.ids, new.salt, new.num_candidates)
         for copy in self.copies:
             engine.copy_block(copy.source, copy.target)
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of the call, drafts and padding included."""
-        return sum(len(part.tokens) for part in self.slices)
-
-    @property
-    def is_decode(self) -> bool:
-        """Whether each session has one token in it, and drafts: no prompts."""
-        return all(one.num_tokens == 1 for one in self.scheduled)
 
     @property
     def attention_work(self) -> float:
@@ -141,13 +140,15 @@ class BatchBuilder:
         if prompts:
             chunks = self.prefill_budget.share_out(prompts, max_prompt_tokens, starving)
         slots: list[BatchSlot] = []
+        min_rows = self._min_rows
         for session in schedulable:
             if session.state is SessionState.WAITING:
                 continue  # preempted for one before it
-            num_uncomputed = session.num_uncomputed
-            count = chunks.get(session.sequence, num_uncomputed)
-            padding = max(0, self._min_rows - count)
-            if count and self._queues.grow(session, session.num_computed + count + padding):
+            num_computed = session.num_computed
+            num_uncomputed = len(session.ids) - num_computed
+            count = chunks.get(session.sequence, num_uncomputed) if chunks else num_uncomputed
+            padding = min_rows - count if count < min_rows else 0
+            if count and self._queues.grow(session, num_computed + count + padding):
                 slots.append(BatchSlot(session, count, padding, count == num_uncomputed))
         return slots
 
@@ -155,7 +156,7 @@ class BatchBuilder:
         """Let suffix drafters learn prompts, bounded per call; the prompt that lacks least comes
         first. Replies go on drafting meanwhile."""
         left = _MAX_LEARNED_TOKENS
-        sessions = [slot.session for slot in slots]
+        sessions = [slot.session for slot in slots if slot.session.sources.has_drafter]
         behind = [one for one in sessions if not one.sources.is_ready(one.ids)]
         for session in sorted(behind, key=lambda one: one.sources.num_unseen(one.ids)):
             left -= session.sources.learn_prompt(session.ids, left)
@@ -165,6 +166,8 @@ class BatchBuilder:
     ) -> list[ScheduledSequence]:
         """The slots with the drafts that are worth their rows."""
         drafting = [slot for slot in slots if slot.is_last]
+        if not any(slot.session.sources.may_propose for slot in drafting):
+            return self._without_drafts(slots)
         rows = sum(1 + slot.num_padding for slot in drafting)
         taken = sum(slot.num_tokens + slot.num_padding for slot in slots)
         max_rows = self._draft_budget.max_rows(drafting, rows, taken, short=short, level=level)
@@ -177,6 +180,18 @@ class BatchBuilder:
             if slot.is_last
             else ScheduledSequence(slot.session, slot.num_tokens, (), 0)
             for slot in slots
+        ]
+
+    def _without_drafts(self, slots: list[BatchSlot]) -> list[ScheduledSequence]:
+        """The slots as they are: nobody has anything to propose."""
+        self.prefill_budget.drafts_scheduled(
+            -sum([slot.num_padding for slot in slots if slot.is_last])
+        )
+        return [
+            ScheduledSequence(session, num_tokens, (session.ids[-1],) * num_padding, 0)
+            if is_last
+            else ScheduledSequence(session, num_tokens, (), 0)
+            for session, num_tokens, num_padding, is_last in slots
         ]
 
     def _scheduled(self, slot: BatchSlot, grant: DraftGrant) -> ScheduledSequence:
@@ -192,14 +207,10 @@ class BatchBuilder:
         return ScheduledSequence(session, slot.num_tokens, drafts, count, grant.attempt)
 
     def _slice(self, one: ScheduledSequence) -> SequenceSlice:
-        session = one.session
-        past = session.num_computed
-        end = past + one.num_tokens
-        tokens = (*session.ids[past:end], *one.drafts)
-        return SequenceSlice(
-            sequence=session.sequence,
-            tokens=np.array(tokens, dtype=np.int32),
-            past=past,
-            blocks=self._pool.blocks(session.sequence),
-            num_rows=1 + len(one.drafts) if end == len(session.ids) else 0,
-        )
+        session, num_tokens, drafts = one.session, one.num_tokens, one.drafts
+        past, ids = session.num_computed, session.ids
+        end = past + num_tokens
+        tokens = np.array((*ids[past:end], *drafts), dtype=np.int32)
+        num_rows = 1 + len(drafts) if end == len(ids) else 0
+        sequence = session.sequence
+        return SequenceSlice(sequence, tokens, past, self._pool.blocks(sequence), num_rows)

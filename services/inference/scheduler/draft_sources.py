@@ -241,7 +241,7 @@ class DraftSources:
         """The session's tokens that the suffix drafter has learned, from the first on."""
         self._unseen: Sequence[int] = ()
         """The tokens behind them, if they are few enough for it to draft."""
-        self._is_ready = False
+        self._is_ready = drafter is None
         """Whether the suffix drafter lacks no more than `_unseen`."""
         self._was_asked = True
         """Whether the suffix drafter was asked for the last proposal."""
@@ -255,6 +255,16 @@ class DraftSources:
     @property
     def has_drafter(self) -> bool:
         return self._drafter is not None
+
+    @property
+    def may_propose(self) -> bool:
+        """Whether there is anything that a proposal could have drafts from."""
+        return (
+            self._drafter is not None
+            or self._prediction is not None
+            or (self._constraint is not None and self._drafts_forced)
+            or (self.chain is not None and bool(self.chain.ids))
+        )
 
     @property
     def offers_edge_drafts(self) -> bool:
@@ -383,6 +393,8 @@ class DraftSources:
         was one. The edge's acceptance is learned from all that its chain offered, verified or
         not."""
         edge_offer, was_drafted = self._edge_offer, self._was_drafted
+        if not (edge_offer or was_drafted or self._prediction is not None):
+            return
         self._edge_offer = ()  # the next call may go without a proposal
         self._was_drafted = False
         self._observe_prediction(num_verified, verdict)

@@ -172,7 +172,7 @@ class Scheduler:
                 started_at=batch.scheduled_at,
                 row_ms=self._decode_cost.row_ms,
                 now=now,
-                drafts_ms=self._drafts_ms(one, batch),
+                drafts_ms=self._drafts_ms(one, batch) if one.drafts else 0.0,
             )
         except OutriderError as error:
             return [self._fail(session, error)]

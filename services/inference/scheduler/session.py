@@ -252,7 +252,8 @@ class Session:
         base = self.num_reply
         position = len(self.ids)
         verdict = verify(self._sampler, rows.logits, rows.ids, drafts, position, self._append)
-        self.transition(SessionInput.COMMIT)
+        if self.state is not SessionState.DECODING:
+            self.transition(SessionInput.COMMIT)
         self.num_computed = min(position + verdict.accepted, len(self.ids) - 1)
         num_verified = min(num_drafts, len(rows.logits))
         self._draft_tokens += num_verified
@@ -263,16 +264,16 @@ class Session:
         chain = self.sources.chain
         num_from_edge = 0 if chain is None else chain.advance(verdict.ids)
         return Committed(
-            session_id=self.session_id,
-            epoch=self.request.epoch if chain is None else chain.epoch,
-            base=base,
-            accepted=num_from_edge,
-            ids=verdict.ids[num_from_edge:],
-            commit_interval_ms=self._times.interval_ms,
-            row_ms=row_ms,
-            lossy=tuple(base + index for index in verdict.lossy) if verdict.lossy else (),
-            accepted_ids=verdict.ids[:num_from_edge],
-            logprobs=verdict.logprobs,
+            self.session_id,
+            self.request.epoch if chain is None else chain.epoch,
+            base,
+            num_from_edge,
+            verdict.ids[num_from_edge:],
+            self._times.interval_ms,
+            row_ms,
+            tuple(base + index for index in verdict.lossy) if verdict.lossy else (),
+            verdict.ids[:num_from_edge],
+            verdict.logprobs,
         )
 
     def _append(self, token: int) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from outrider.errors import OutriderError
 from outrider.sampling.constraint import Constraint
@@ -78,8 +78,7 @@ class Opened:
     """Prompt tokens whose KV is cached now; Usage has what was reused in the end."""
 
 
-@dataclass(frozen=True, slots=True)
-class Committed:
+class Committed(NamedTuple):
     """Tokens that are final now: [base, base + accepted) are the edge's drafts of `epoch`; `ids`
     follow them."""
 

@@ -461,6 +461,7 @@ class SessionTable:
         if tick.num_scheduled:
             self._metrics.set_batch_utilization(tick.num_scheduled / self._max_sessions)
             self._metrics.record_tick_overhead(tick.overhead_ms)
+            self._metrics.record_engine_time(tick.busy_s, tick.idle_s)
         self._running_gauge.set(load.running_sessions)
         self._queued_gauge.set(load.queued_sessions)
         self._paused_gauge.set(load.paused_sessions)

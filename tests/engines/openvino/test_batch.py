@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.engines.base import SequenceSlice
-from outrider.engines.openvino.batch import duplicate_single_rows, lay_out
+from outrider.engines.base import SequenceSlice, SizingRule
+from outrider.engines.openvino.batch import CallLayout, lay_out
 
 
 def _round(count: int, past: int, rows: int, blocks: int = 2) -> SequenceSlice:
@@ -23,7 +23,7 @@ def slices(draw: st.DrawFn) -> SequenceSlice:
 
 
 def test_a_prefill_and_a_decode_row_side_by_side() -> None:
-    inputs = lay_out([_round(3, 0, 0), _round(1, 40, 1, blocks=3)])
+    inputs = lay_out([_round(3, 0, 0), _round(1, 40, 1, blocks=3)], duplicates=False)
     assert {name: array.tolist() for name, array in inputs.items()} == {
         "input_ids": [100, 101, 102, 100],
         "position_ids": [0, 1, 2, 40],
@@ -37,8 +37,9 @@ def test_a_prefill_and_a_decode_row_side_by_side() -> None:
 
 
 def test_only_the_single_row_is_duplicated_and_only_for_attention() -> None:
-    plain = lay_out([_round(3, 0, 0), _round(1, 40, 1, blocks=3)])
-    inputs = duplicate_single_rows(plain)
+    parts = [_round(3, 0, 0), _round(1, 40, 1, blocks=3)]
+    plain = lay_out(parts, duplicates=False)
+    inputs = lay_out(parts, duplicates=True)
     changed = {
         name: array.tolist()
         for name, array in inputs.items()
@@ -56,8 +57,8 @@ def test_only_the_single_row_is_duplicated_and_only_for_attention() -> None:
 def test_every_sequence_enters_attention_with_two_rows_and_leaves_with_its_own(
     parts: list[SequenceSlice],
 ) -> None:
-    plain = lay_out(parts)
-    inputs = duplicate_single_rows(plain)
+    plain = lay_out(parts, duplicates=False)
+    inputs = lay_out(parts, duplicates=True)
     entering, kept = inputs["attention_rows"], inputs["kept_rows"]
     begins = inputs["subsequence_begins"]
     assert entering[kept].tolist() == list(range(sum(len(part.tokens) for part in parts)))
@@ -72,7 +73,7 @@ def test_every_sequence_enters_attention_with_two_rows_and_leaves_with_its_own(
 
 @given(st.lists(slices(), min_size=1, max_size=8))
 def test_asked_rows_are_each_slices_last(parts: list[SequenceSlice]) -> None:
-    inputs = lay_out(parts)
+    inputs = lay_out(parts, duplicates=False)
     rows = inputs["logit_rows"]
     expected = np.concatenate(
         [
@@ -81,3 +82,29 @@ def test_asked_rows_are_each_slices_last(parts: list[SequenceSlice]) -> None:
         ]
     )
     assert inputs["position_ids"][rows].tolist() == expected.tolist()
+
+
+@given(st.lists(slices(), min_size=1, max_size=8), st.booleans(), st.sampled_from([1, 4]))
+def test_padding_follows_what_was_asked_for(
+    parts: list[SequenceSlice], exact: bool, min_logits: int
+) -> None:
+    spare = np.arange(900, 904, dtype=np.int32)
+    layout = CallLayout(SizingRule((1, 2, 4, 8, 16), 16), min_logits, exact, spare)
+    inputs, alone = layout.inputs(parts), lay_out(parts, duplicates=exact)
+    num_rows = layout.sizing.padded(sum(len(part.tokens) for part in parts))
+    assert len(inputs["input_ids"]) == len(inputs["position_ids"]) == num_rows
+    assert len(inputs["logit_rows"]) == layout.num_logits(len(alone["logit_rows"]))
+    for name, array in alone.items():
+        if name != "max_context_len":
+            assert inputs[name][: len(array)].tolist() == array.tolist()
+    begins, entering = (
+        inputs["subsequence_begins"],
+        inputs.get("attention_rows", inputs["input_ids"]),
+    )
+    assert begins[-1] == len(entering)
+    assert len(inputs["past_lens"]) == len(begins) - 1 == len(inputs["block_indices_begins"]) - 1
+    if len(begins) > len(alone["subsequence_begins"]):
+        assert inputs["block_indices"][-4:].tolist() == spare.tolist()
+        assert inputs["past_lens"][-1] == 0
+    if exact:
+        assert len(inputs["kept_rows"]) == num_rows

@@ -41,6 +41,13 @@ class EngineContract(RefusalContract):
         assert info.min_rows >= 1
         assert info.max_context_tokens >= info.block_tokens
 
+    def test_busy_time_grows_with_every_call(self, engine: Engine) -> None:
+        ids, blocks = random_ids(engine, 40), table(engine, 40)
+        with opened(engine, ids) as (sequence,):
+            before = engine.busy_s
+            run(engine, sequence, ids, 0, blocks, 1)
+            assert engine.busy_s > before
+
     @pytest.mark.parametrize("chunk", [1, 2, 3, 7, 16, 31, 32, 33, 64, 65])
     def test_rows_do_not_depend_on_chunking(self, engine: Engine, chunk: int) -> None:
         ids = random_ids(engine, 100)

@@ -36,6 +36,10 @@ class Borrowed:
     def info(self) -> EngineInfo:
         return self._engine.info
 
+    @property
+    def busy_s(self) -> float:
+        return self._engine.busy_s
+
     def open(self, sequence: int, prompt: Ids, salt: bytes = b"", num_candidates: int = 0) -> None:
         self._engine.open(sequence, prompt, salt, num_candidates)
         self._opened.add(sequence)
