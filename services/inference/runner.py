@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import structlog
 
@@ -23,11 +23,14 @@ from outrider.engines.base import Engine, LogitsRows
 from outrider.errors import EngineError, OutriderError, OverloadedError, UnavailableError
 from outrider.speculation.learnt import Learnt
 from services.inference.kv.events import BlockEvent
+from services.inference.kv_transfer import ExportBlocks, KvTransfer, LoadBlocks
 from services.inference.scheduler.batch import Batch
 from services.inference.scheduler.scheduler import Scheduler
 from services.inference.scheduler.types import Drafts, Event, Failed, Load, OpenRequest
 
 log = structlog.get_logger()
+
+_T = TypeVar("_T")
 
 MAX_COMMANDS = 4096
 """Commands that may wait for one tick; drafts beyond it are dropped, sessions refused."""
@@ -60,7 +63,7 @@ class TakeLearnt:
     """Called in the model thread."""
 
 
-Command: TypeAlias = OpenRequest | Draft | Cancel | TakeLearnt
+Command: TypeAlias = OpenRequest | Draft | Cancel | TakeLearnt | LoadBlocks | ExportBlocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,16 +222,32 @@ class ModelRunner:
         """End a session; Finished comes back unless it is gone already."""
         self._inbox.put(Cancel(session))
 
+    def load_blocks(self, command: LoadBlocks) -> bool:
+        """Hand in KV for a session's prompt; False if it was dropped, which costs nothing but
+        speed."""
+        return self._inbox.put(command)
+
+    async def export_blocks(
+        self, ids: tuple[int, ...], salt: bytes, indices: tuple[int, ...]
+    ) -> list[tuple[int, bytes]]:
+        """The KV of those of the leading blocks of `ids` that are cached, copied while the engine
+        computes; none where the thread has ended or too much waits."""
+        return await self._asked(lambda answer: ExportBlocks(ids, salt, indices, answer))
+
     async def take_learnt(self, instance: int = 0) -> list[tuple[bytes, Learnt]]:
         """Copies of what groups' replies taught since the last time; none where the thread has
         ended or too much to do. There is one `instance`."""
-        loop = asyncio.get_running_loop()
-        answered: asyncio.Future[list[tuple[bytes, Learnt]]] = loop.create_future()
+        return await self._asked(TakeLearnt)
 
-        def answer(copies: list[tuple[bytes, Learnt]]) -> None:
+    async def _asked(self, command: Callable[[Callable[[list[_T]], None]], Command]) -> list[_T]:
+        """What the model thread answers; nothing if it has ended or takes no more."""
+        loop = asyncio.get_running_loop()
+        answered: asyncio.Future[list[_T]] = loop.create_future()
+
+        def answer(copies: list[_T]) -> None:
             loop.call_soon_threadsafe(_answer, answered, copies)
 
-        if self._thread is None or self._over.is_set() or not self._inbox.put(TakeLearnt(answer)):
+        if self._thread is None or self._over.is_set() or not self._inbox.put(command(answer)):
             return []
         over = asyncio.ensure_future(self._over.wait())
         try:
@@ -245,9 +264,7 @@ class ModelRunner:
         self._on_tick(tick)
 
 
-def _answer(
-    answered: asyncio.Future[list[tuple[bytes, Learnt]]], copies: list[tuple[bytes, Learnt]]
-) -> None:
+def _answer(answered: asyncio.Future[list[_T]], copies: list[_T]) -> None:
     if not answered.done():
         answered.set_result(copies)
 
@@ -274,6 +291,7 @@ class _ModelThread:
         self._is_stuck = False
         """Whether sessions are there but the last tick could make no batch."""
         self._overhead = CpuOverhead()
+        self._kv = KvTransfer(engine, scheduler)
 
     def run(self) -> None:
         problem = "the model thread has stopped"
@@ -291,7 +309,7 @@ class _ModelThread:
     def _wait_s(self) -> float | None:
         """How long to wait for commands; None: until there is one."""
         if not self._scheduler.has_work:
-            return None
+            return 0.0 if self._kv.is_exporting else None
         return _RETRY_S if self._is_stuck else 0.0
 
     def _tick(self, commands: list[Command]) -> None:
@@ -300,9 +318,11 @@ class _ModelThread:
         for command in commands:
             events += self._execute(command, now)
         events += self._scheduler.expire(now)
+        self._kv.load_waiting()
         batch = self._scheduler.schedule(now)
         self._is_stuck = batch is None
         if batch is None:
+            self._kv.export_some()
             self._report(events, 0)
             return
         if events:
@@ -317,12 +337,18 @@ class _ModelThread:
             if isinstance(command, TakeLearnt):
                 command.answer(self._scheduler.take_learnt())
                 return []
+            if isinstance(command, LoadBlocks):
+                self._kv.load(command)
+                return []
+            if isinstance(command, ExportBlocks):
+                self._kv.export(command)
+                return []
             if isinstance(command, Draft):
                 self._scheduler.draft(command.session_id, command.drafts, now)
                 return []
             return self._scheduler.cancel(command.session_id, now)
         except OutriderError as error:
-            if isinstance(command, TakeLearnt):
+            if isinstance(command, TakeLearnt | LoadBlocks | ExportBlocks):
                 return []
             self._scheduler.cancel(command.session_id, now)
             return [Failed(command.session_id, error)]
@@ -333,13 +359,17 @@ class _ModelThread:
             batch.prepare(self._engine)
             if batch.slices:
                 with self._overhead.paused():
-                    rows = self._engine.step(batch.slices, self._scheduler.overlapped_work)
+                    rows = self._engine.step(batch.slices, self._overlapped_work)
                 self._num_failures = 0
         except EngineError as error:
             self._num_failures += 1
             log.error("engine_call_failed", error=error.message, sessions=len(batch.slices))
             return self._scheduler.fail(batch, error)
         return self._scheduler.postprocess(batch, rows, self._clock())
+
+    def _overlapped_work(self) -> None:
+        self._scheduler.overlapped_work()
+        self._kv.export_some()
 
     def _report(self, events: list[Event], num_scheduled: int) -> None:
         overhead_ms = self._overhead.take_ms() if num_scheduled else 0.0

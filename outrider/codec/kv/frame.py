@@ -124,14 +124,14 @@ def decode_frame(data: bytes | memoryview) -> KvFrame:
     )
     layout = KvLayout(dtype, block_tokens, groups)
     layout.check()
-    names = [reader.name() for _ in range(3)]
+    fingerprint, digest, parent = reader.name(), reader.name(), reader.name()
     ids = reader.ids()
     told = reader.crc()
     if told != zlib.crc32(view[: reader.at - _CRC.size]):
         raise MalformedFrameError("a KV frame's header fails its checksum")
     if len(ids) % block_tokens:
         raise MalformedFrameError(f"{len(ids)} ids do not fill blocks of {block_tokens}")
-    header = KvHeader(payload, layout, *names, ids)
+    header = KvHeader(payload, layout, fingerprint, digest, parent, ids)
     return KvFrame(header, view, reader.at)
 
 

@@ -87,27 +87,21 @@ def _encode_exact(block: memoryview, layout: KvLayout) -> bytes:
     exponents = (words >> word(mantissa_bits)).astype(np.uint8)
     if layout.dtype is KvDtype.F16:
         exponents &= np.uint8((1 << exponent_bits) - 1)
-    packed = _compress(exponents)
-    return b"".join((packed, _rest(words, layout.dtype)))
+    return b"".join((_compress(exponents), *_rest(words, layout.dtype)))
 
 
-def _rest(words: Words, dtype: KvDtype) -> bytes:
-    """Signs and mantissas: bytes of the lowest 8, 16 bits as they are, the sign on top of what is
-    left of the mantissa."""
+def _rest(words: Words, dtype: KvDtype) -> tuple[memoryview, ...]:
+    """Signs and mantissas: the sign on top of the mantissa's first 7 bits, and the bytes below."""
     if dtype is KvDtype.BF16:
         # sign 15, exponent 14..7, mantissa 6..0 -> sign 7, mantissa 6..0
-        return (
-            (((words >> np.uint16(8)) & np.uint16(0x80)) | (words & np.uint16(0x7F)))
-            .astype(np.uint8)
-            .tobytes()
-        )
+        low = ((words >> np.uint16(8)) & np.uint16(0x80)) | (words & np.uint16(0x7F))
+        return (low.astype(np.uint8).data,)
     if dtype is KvDtype.F16:
-        # 5 bits of exponent: sign and 10 bits of mantissa take 11 bits, which are not worth packing
-        return (words & np.uint16(0x83FF)).tobytes()
-    high = ((words >> np.uint32(24)) & np.uint32(0x80)) | (
-        (words >> np.uint32(16)) & np.uint32(0x7F)
-    )
-    return high.astype(np.uint8).tobytes() + words.astype(np.uint16).tobytes()
+        # Sign and 10 bits of mantissa: not worth packing into 11 bits.
+        return ((words & np.uint16(0x83FF)).data,)
+    high = words >> np.uint32(16)
+    high = ((high >> np.uint32(8)) & np.uint32(0x80)) | (high & np.uint32(0x7F))
+    return high.astype(np.uint8).data, words.astype(np.uint16).data
 
 
 def _decode_exact(section: memoryview, layout: KvLayout) -> bytes:
@@ -130,7 +124,7 @@ def _decode_exact(section: memoryview, layout: KvLayout) -> bytes:
         exponents |= (high & np.uint32(0x80)) << np.uint32(24)
         exponents |= (high & np.uint32(0x7F)) << np.uint32(16)
         exponents |= np.frombuffer(rest[count:], np.uint16)
-    return exponents.tobytes()
+    return bytes(exponents.data)
 
 
 def _encode_quantised(block: memoryview, layout: KvLayout, payload: Payload) -> bytes:
@@ -219,7 +213,7 @@ def _from_float(numbers: Floats, dtype: KvDtype) -> bytes:
 
 
 def _compress(plane: Bytes) -> bytes:
-    return zstandard.ZstdCompressor(level=_LEVEL).compress(plane)
+    return zstandard.ZstdCompressor(level=_LEVEL).compress(plane.data)
 
 
 def _decompress(packed: memoryview, count: int) -> Bytes:

@@ -146,10 +146,17 @@ class BatchBuilder:
                 continue  # preempted for one before it
             num_uncomputed = session.num_uncomputed
             count = chunks.get(session.sequence, num_uncomputed)
+            if session.state is SessionState.PREFILLING:
+                count = self._up_to_loaded(session, count)
             padding = max(0, self._min_rows - count)
             if count and self._queues.grow(session, session.num_computed + count + padding):
                 slots.append(BatchSlot(session, count, padding, count == num_uncomputed))
         return slots
+
+    def _up_to_loaded(self, session: Session, count: int) -> int:
+        """A chunk ends where KV that was loaded from elsewhere begins: the two meet there."""
+        begin = self._pool.next_loaded(session.sequence, session.num_computed)
+        return count if begin is None else min(count, begin - session.num_computed)
 
     def _learn_prompts(self, slots: list[BatchSlot]) -> None:
         """Let suffix drafters learn prompts, bounded per call; the prompt that lacks least comes
