@@ -12,7 +12,7 @@ from outrider.engines.fake import FakeOptions
 from outrider.sampling.params import SamplingParams
 from outrider.testing import eventually
 from services.inference.config import PrefixStoreConfig
-from services.inference.prefix_store.exchange import STORE_BLOCKS
+from services.inference.prefix_store.exchange import STORE_BLOCKS, TRANSFER_SECONDS, TRANSFERRED
 from services.inference.prefix_store.sealing import PREFIX
 from services.inference.scheduler.limits import SchedulerLimits
 from tests.inference.harness import GatedEngine, Reply, Running, reference, running
@@ -62,6 +62,13 @@ def is_loaded(it: Running) -> bool:
     return counted(it, "loaded") > NUM_BLOCKS / 2 and is_settled(it)
 
 
+def moved(it: Running, direction: str) -> tuple[float, float]:
+    """Bytes that went this way, and the number of times."""
+    value, labels = it.metrics.registry.get_sample_value, {"direction": direction}
+    num_bytes = value(f"{TRANSFERRED}_total", labels) or 0.0
+    return num_bytes, value(f"{TRANSFER_SECONDS}_count", labels) or 0.0
+
+
 async def ask(it: Running, **fields: Any) -> Reply:
     """One session, from its open to its end."""
     peer = it.peer()
@@ -78,6 +85,8 @@ async def fill(server: RedisServer) -> None:
         await ask(it)
         await ask(it)
         await eventually(lambda: counted(it, "saved") == NUM_BLOCKS)
+        num_bytes, num_times = moved(it, "save")
+        assert num_bytes > NUM_BLOCKS * 100 and num_times >= NUM_BLOCKS / 4
 
 
 async def ask_anew(
@@ -93,6 +102,7 @@ async def ask_anew(
         reply = await peer.finish(1)
         peer.call.cancel()
         assert reply.error is None and reply.ids == list(reference(PROMPT, SAMPLING).ids)
+        assert (moved(it, "load")[0] > 0) == bool(counted(it, "loaded") + counted(it, "refused"))
         return reply
 
 
