@@ -12,7 +12,6 @@ from outrider.engines.fake import FakeOptions
 from outrider.sampling.params import SamplingParams
 from outrider.testing import eventually
 from services.inference.config import PrefixStoreConfig
-from services.inference.prefix_store.exchange import STORE_BLOCKS, TRANSFER_SECONDS, TRANSFERRED
 from services.inference.prefix_store.sealing import PREFIX
 from services.inference.scheduler.limits import SchedulerLimits
 from tests.inference.harness import GatedEngine, Reply, Running, reference, running
@@ -48,7 +47,7 @@ def settings(server: RedisServer, **changes: Any) -> dict[str, Any]:
 def counted(it: Running, result: str) -> float:
     """Blocks of which this became."""
     labels = {"result": result}
-    return it.metrics.registry.get_sample_value(f"{STORE_BLOCKS}_total", labels) or 0.0
+    return it.metrics.registry.get_sample_value("outrider_kv_store_blocks_total", labels) or 0.0
 
 
 def is_settled(it: Running) -> bool:
@@ -65,8 +64,8 @@ def is_loaded(it: Running) -> bool:
 def moved(it: Running, direction: str) -> tuple[float, float]:
     """Bytes that went this way, and the number of times."""
     value, labels = it.metrics.registry.get_sample_value, {"direction": direction}
-    num_bytes = value(f"{TRANSFERRED}_total", labels) or 0.0
-    return num_bytes, value(f"{TRANSFER_SECONDS}_count", labels) or 0.0
+    num_bytes = value("outrider_kv_transferred_bytes_total", labels) or 0.0
+    return num_bytes, value("outrider_kv_transfer_seconds_count", labels) or 0.0
 
 
 async def ask(it: Running, **fields: Any) -> Reply:
