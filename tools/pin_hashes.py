@@ -23,7 +23,7 @@ EXTRAS: Final = {
     "edge": ("edge", "draft", "redis"),
     "router": ("router",),
     "tokenizer": ("tokenizer", "fast-tokenizers", "redis"),
-    "inference": ("inference",),
+    "inference": ("inference", "redis"),
 }
 """What each image holds."""
 BUILD: Final = "build"

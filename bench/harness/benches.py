@@ -92,6 +92,13 @@ _ALL = (
         "prefix", "bench.prefix", sources=(*SERVICES, PROMPTS), minutes=1.5, core_minutes=1.5,
         core_flags=(),
     ),
+    Bench(
+        "kv", "bench.kv", minutes=8.0,
+        sources=(
+            *("outrider/codec/kv", "outrider/engines", "services/inference"),
+            *("bench/relay", *COMPOSED_PROMPTS),
+        ),
+    ),
     Bench("overhead", "bench.overhead", minutes=3.0),
     Bench(
         "http", "bench.http", minutes=20.0, peers=("llamacpp",),

@@ -125,6 +125,7 @@ class RegionClient:
         drafter: Drafter | None = None,
         priority: common_pb2.Priority.ValueType = common_pb2.PRIORITY_MEDIUM,
         cache_salt: bytes = SALT,
+        group_lasts: bool = False,
         deadline_ms: int = 0,
     ) -> Reply:
         """Run one session to its end, which a deadline may bring about; cancelled, it cancels the
@@ -133,6 +134,7 @@ class RegionClient:
         opening.speculation = speculation
         opening.priority = priority
         opening.cache_salt = cache_salt
+        opening.group_lasts = group_lasts
         opening.deadline_ms = deadline_ms
         state = _Session(self._coder, drafter)
         async with self.open(opening) as talk:

@@ -21,6 +21,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from outrider.codec.kv.layout import KvLayout
 from outrider.errors import EngineError
 
 Ids: TypeAlias = npt.NDArray[np.int32]
@@ -103,6 +104,9 @@ class EngineInfo:
     same; otherwise they are refused. Not exact."""
     partial_rows: bool = False
     """Whether a slice may be answered with fewer rows than asked, see LogitsRows."""
+    kv_layout: KvLayout | None = None
+    """How export_blocks arranges a block, one block behind the other; None: what it gives cannot be
+    packed, and goes nowhere."""
     keeps_kv: bool = False
     """The engine keeps KV itself: blocks are the caller's measure of its room, no more. Copies do
     nothing, exports and imports are refused."""

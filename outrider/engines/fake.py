@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from outrider.codec.kv.layout import KvDtype, uniform_layout
 from outrider.engines.base import (
     NO_SIZING,
     EngineInfo,
@@ -143,7 +144,7 @@ class FakeEngine:
         self._check_not_closed()
         check_block_ids(self._info, blocks)
         return np.stack(
-            [self._paged(self._keys)[blocks], self._paged(self._values)[blocks]]
+            [self._paged(self._keys)[blocks], self._paged(self._values)[blocks]], axis=1
         ).tobytes()
 
     def import_blocks(self, blocks: Sequence[int], data: bytes) -> None:
@@ -155,9 +156,9 @@ class FakeEngine:
                 f"{self._info.block_bytes} bytes; export and import equal engines"
             )
         index = np.asarray(blocks, np.intp)
-        words = np.frombuffer(data, np.uint64).reshape(2, len(index), self._info.block_tokens)
-        self._paged(self._keys)[index] = words[0]
-        self._paged(self._values)[index] = words[1]
+        words = np.frombuffer(data, np.uint64).reshape(len(index), 2, self._info.block_tokens)
+        self._paged(self._keys)[index] = words[:, 0]
+        self._paged(self._values)[index] = words[:, 1]
 
     def close(self) -> None:
         self._closed = True
@@ -244,6 +245,10 @@ def _info(options: FakeOptions) -> EngineInfo:
         block_tokens=options.block_tokens,
         num_blocks=options.num_blocks,
         block_bytes=options.block_tokens * 16,
+        # A key and a value of 64 bits per token.
+        kv_layout=uniform_layout(
+            KvDtype.F32, num_layers=1, num_heads=1, block_tokens=options.block_tokens, head_size=2
+        ),
         max_context_tokens=options.max_context_tokens,
         min_rows=options.min_rows,
         scratch_tokens=options.scratch_tokens,

@@ -36,6 +36,7 @@ from outrider.tls import PLAINTEXT, Role, Tls
 from outrider.v1 import inference_pb2, inference_pb2_grpc
 from services.inference.config import InferenceConfig
 from services.inference.instances.group import InstanceGroup
+from services.inference.prefix_store.opening import open_exchange
 from services.inference.runner import ModelRunner, ModelTick
 from services.inference.scheduler.limits import context_limit
 from services.inference.scheduler.prefill_budget import LEAST_CHUNK, LEAST_STRETCH
@@ -236,12 +237,21 @@ class Replica:
         )
         self.runner = self._new_runner(model.engines, metrics)
         self._grammars = _grammars(model.token_table)
+        self.prefixes = open_exchange(
+            config.prefix_store,
+            model.engines[0].info,
+            model.identity,
+            model.vocabulary_digest,
+            self.runner,
+            metrics,
+        )
         self.table = SessionTable(
             contract,
             self.runner,
             metrics,
             max_sessions=limits.max_sessions,
             grammars=self._grammars,
+            prefixes=self.prefixes,
         )
         self.blocks = BlockFeed(model.engines[0].info.block_tokens)
         self.service = InferenceService(
@@ -292,6 +302,8 @@ class Replica:
         )
         if self._grammars is not None:
             self._grammars.close()
+        if self.prefixes is not None:
+            await self.prefixes.close()
         self._health.close()
         self.service.close()
         await self._server.stop(grace=0.5)

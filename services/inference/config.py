@@ -30,6 +30,49 @@ def default_state_dir() -> Path:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefixStoreConfig:
+    """The Redis that keeps KV of prompts' beginnings: table `[inference.prefix_store]`."""
+
+    url: str = ""
+    """redis://HOST:PORT/DATABASE, or rediss:// over TLS; empty: none. It may be slow, full or gone
+    at any time: then prompts are computed, as without it."""
+    key: str = dataclasses.field(default="", repr=False)
+    """A secret of 32 characters or more, the same in all replicas that share it (`openssl rand -hex
+    32`): without it nobody can read entries or make valid ones. Better in a file, or in the
+    environment."""
+    key_file: Path | None = None
+    """A file that holds the secret."""
+    user: str = ""
+    """A user of that Redis (ACL); empty: its default one."""
+    password: str = dataclasses.field(default="", repr=False)
+    """That user's password. Better in a file, or in the environment."""
+    password_file: Path | None = None
+    """A file that holds the password."""
+    ca: Path | None = None
+    """CA certificates for that Redis (rediss://), in PEM; unset: those of this machine."""
+    timeout_ms: float = 1000.0
+    """Longest round trip of up to four blocks. No session waits for one."""
+    ttl_s: int = 86_400
+    """An entry expires so long after it was last asked for."""
+    min_tokens: int = 256
+    """Prompts with fewer tokens are computed sooner than it pays to look for them."""
+    max_tokens: int = 8192
+    """Of a longer prompt only so many tokens are kept."""
+
+    def __post_init__(self) -> None:
+        for field in ("timeout_ms", "ttl_s", "min_tokens", "max_tokens"):
+            if not getattr(self, field) > 0:
+                raise ConfigError(f"prefix_store.{field} is {getattr(self, field)}: set it above 0")
+        for field in ("key", "password"):
+            if getattr(self, field) and getattr(self, f"{field}_file"):
+                raise ConfigError(
+                    f"both prefix_store.{field} and prefix_store.{field}_file are set: use one"
+                )
+        if self.url and not (self.key or self.key_file):
+            raise ConfigError("prefix_store.key is empty: set the same secret in all replicas")
+
+
+@dataclass(frozen=True, slots=True)
 class InferenceConfig:
     """Everything a replica is started with; checked at construction."""
 
@@ -116,6 +159,8 @@ class InferenceConfig:
     """Keeps what sessions taught, learnt/."""
     learnt: LearntConfig = dataclasses.field(default_factory=LearntConfig)
     """What is kept of what sessions taught, for drafts after the next start."""
+    prefix_store: PrefixStoreConfig = dataclasses.field(default_factory=PrefixStoreConfig)
+    """A Redis that keeps KV of prompts' beginnings over restarts, and for other replicas."""
     log_level: str = "info"
     """Least severe level that is logged."""
 

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import structlog
 
@@ -25,11 +25,14 @@ from outrider.engines.base import Engine, LogitsRows
 from outrider.errors import EngineError, OutriderError, OverloadedError, UnavailableError
 from outrider.speculation.learnt import Learnt
 from services.inference.kv.events import BlockEvent
+from services.inference.kv_transfer import ExportBlocks, KvTransfer, LoadBlocks
 from services.inference.scheduler.batch import Batch
 from services.inference.scheduler.scheduler import Scheduler
 from services.inference.scheduler.types import Drafts, Event, Failed, Load, OpenRequest
 
 log = structlog.get_logger()
+
+_T = TypeVar("_T")
 
 MAX_COMMANDS = 4096
 """Commands that may wait for one tick; drafts beyond it are dropped, sessions refused."""
@@ -62,7 +65,7 @@ class TakeLearnt:
     """Called in the model thread."""
 
 
-Command: TypeAlias = OpenRequest | Draft | Cancel | TakeLearnt
+Command: TypeAlias = OpenRequest | Draft | Cancel | TakeLearnt | LoadBlocks | ExportBlocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,16 +258,32 @@ class ModelRunner:
         """End a session; Finished comes back unless it is gone already."""
         self._inbox.put(Cancel(session))
 
+    def load_blocks(self, command: LoadBlocks) -> bool:
+        """Hand in KV for a session's prompt; False if it was dropped, which costs nothing but
+        speed."""
+        return self._inbox.put(command)
+
+    async def export_blocks(
+        self, ids: tuple[int, ...], salt: bytes, indices: tuple[int, ...]
+    ) -> list[tuple[int, bytes]]:
+        """The KV of those of the leading blocks of `ids` that are cached, copied while the engine
+        computes; none where the thread has ended or too much waits."""
+        return await self._asked(lambda answer: ExportBlocks(ids, salt, indices, answer))
+
     async def take_learnt(self, instance: int = 0) -> list[tuple[bytes, Learnt]]:
         """Copies of what groups' replies taught since the last time; none where the thread has
         ended or too much to do. There is one `instance`."""
-        loop = asyncio.get_running_loop()
-        answered: asyncio.Future[list[tuple[bytes, Learnt]]] = loop.create_future()
+        return await self._asked(TakeLearnt)
 
-        def answer(copies: list[tuple[bytes, Learnt]]) -> None:
+    async def _asked(self, command: Callable[[Callable[[list[_T]], None]], Command]) -> list[_T]:
+        """What the model thread answers; nothing if it has ended or takes no more."""
+        loop = asyncio.get_running_loop()
+        answered: asyncio.Future[list[_T]] = loop.create_future()
+
+        def answer(copies: list[_T]) -> None:
             loop.call_soon_threadsafe(_answer, answered, copies)
 
-        if self._thread is None or self._over.is_set() or not self._inbox.put(TakeLearnt(answer)):
+        if self._thread is None or self._over.is_set() or not self._inbox.put(command(answer)):
             return []
         over = asyncio.ensure_future(self._over.wait())
         try:
@@ -281,9 +300,7 @@ class ModelRunner:
         self._on_tick(tick)
 
 
-def _answer(
-    answered: asyncio.Future[list[tuple[bytes, Learnt]]], copies: list[tuple[bytes, Learnt]]
-) -> None:
+def _answer(answered: asyncio.Future[list[_T]], copies: list[_T]) -> None:
     if not answered.done():
         answered.set_result(copies)
 
@@ -317,6 +334,7 @@ class _ModelThread:
         """What the event loop has yet to be told."""
         self._num_scheduled = 0
         """Sessions of the last call, until the event loop is told."""
+        self._kv = KvTransfer(engine, scheduler)
 
     def run(self) -> None:
         problem = "the model thread has stopped"
@@ -337,7 +355,7 @@ class _ModelThread:
     def _wait_s(self) -> float | None:
         """How long to wait for commands; None: until there is one."""
         if not self._scheduler.has_work:
-            return None
+            return 0.0 if self._kv.is_exporting else None
         return _RETRY_S if self._is_stuck else 0.0
 
     def _tick(self, commands: list[Command]) -> None:
@@ -345,9 +363,11 @@ class _ModelThread:
         for command in commands:
             self._events += self._execute(command, now)
         self._events += self._scheduler.expire(now)
+        self._kv.load_waiting()
         batch = self._scheduler.schedule(now)
         self._is_stuck = batch is None
         if batch is None:
+            self._kv.export_some()
             self._report()
             return
         events = self._run(batch)  # reports, and empties, what was there before
@@ -364,12 +384,18 @@ class _ModelThread:
             if isinstance(command, TakeLearnt):
                 command.answer(self._scheduler.take_learnt())
                 return []
+            if isinstance(command, LoadBlocks):
+                self._kv.load(command)
+                return []
+            if isinstance(command, ExportBlocks):
+                self._kv.export(command)
+                return []
             if isinstance(command, Draft):
                 self._scheduler.draft(command.session_id, command.drafts, now)
                 return []
             return self._scheduler.cancel(command.session_id, now)
         except OutriderError as error:
-            if isinstance(command, TakeLearnt):
+            if isinstance(command, TakeLearnt | LoadBlocks | ExportBlocks):
                 return []
             self._scheduler.cancel(command.session_id, now)
             return [Failed(command.session_id, error)]
@@ -395,6 +421,7 @@ class _ModelThread:
         if self._events or self._num_scheduled:
             self._report()
         self._scheduler.overlapped_work()
+        self._kv.export_some()
 
     def _report(self) -> None:
         events, self._events = tuple(self._events), []

@@ -354,6 +354,19 @@ def test_edges_reach_the_redis_of_limits_where_a_site_has_one() -> None:
     assert ports(manifests) - ports(built("us-east")) == {6379}
 
 
+def test_replicas_reach_the_prefix_store_and_nobody_else_does() -> None:
+    manifests = component_manifests(DEPLOY / "components" / "prefix-store")
+    assert list(schema_problems(manifests)) == []
+    assert list(policy_problems(manifests)) == []
+    policies = {it["metadata"]["name"]: it["spec"] for it in manifests.of_kind("NetworkPolicy")}
+    (rule,) = policies["prefix-store"]["ingress"]
+    assert [peer["podSelector"]["matchLabels"] for peer in rule["from"]] == [
+        {"app.kubernetes.io/name": "inference"}
+    ]
+    ports = {port["port"] for rule in policies["inference"]["egress"] for port in rule["ports"]}
+    assert "redis" in ports
+
+
 def test_every_policy_is_tried_with_a_mistake() -> None:
     """Those about GPUs are tried in test_gpu_manifests.py."""
     general = {it.__name__ for it in POLICIES if it.__module__ != gpu_policies.__name__}

@@ -54,6 +54,7 @@ from services.edge.telemetry import (
 )
 from services.edge.telemetry import DRAFTS_DROPPED as EDGE_DRAFTS_DROPPED
 from services.edge.upstream import metrics as edge_routers
+from services.inference.prefix_store import exchange as prefix_store
 from services.inference.streaming import sessions as inference
 from services.router import metrics as router
 from services.router.relay import telemetry as router_sessions
@@ -171,6 +172,9 @@ ELSEWHERE: Final[dict[str, str]] = {
     router.SPILLED: _OVERLOAD,
     inference.PAUSED: "tests/inference/streaming/test_priorities.py",
     inference.DRAFTS_DROPPED: "tests/inference/streaming/test_sessions.py",
+    prefix_store.STORE_BLOCKS: "tests/inference/integration/test_prefix_store.py",
+    prefix_store.TRANSFERRED: "tests/inference/integration/test_prefix_store.py",
+    prefix_store.TRANSFER_SECONDS: "tests/inference/integration/test_prefix_store.py",
     worker_pool.QUEUED: _WORKER_POOL,
     worker_pool.SLOTS: _WORKER_POOL,
     worker_pool.SLOTS_IN_USE: _WORKER_POOL,

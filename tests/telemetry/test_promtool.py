@@ -36,8 +36,10 @@ tests:
         values: 0.5
       - series: outrider_draft_rejection_ratio
         values: 0.25
-      - series: 'outrider_build_info{{service="inference"}}'
-        values: 1
+      - series: 'outrider_kv_transferred_bytes_total{{direction="load"}}'
+        values: 100
+      - series: 'outrider_kv_transferred_bytes_total{{direction="save"}}'
+        values: 20
     promql_expr_test:
       - {{expr: ttft_ms_sum, eval_time: 0m, exp_samples: [{{labels: ttft_ms_sum, value: 250}}]}}
       - {{expr: ttft_ms_count, eval_time: 0m, exp_samples: [{{labels: ttft_ms_count, value: 2}}]}}
@@ -52,7 +54,7 @@ tests:
         exp_samples: [{{labels: rejection_rate, value: 0.25}}]
       - expr: kv_sync_bytes
         eval_time: 0m
-        exp_samples: [{{labels: 'kv_sync_bytes{{service="inference"}}', value: 0}}]
+        exp_samples: [{{labels: kv_sync_bytes, value: 120}}]
 """
 
 

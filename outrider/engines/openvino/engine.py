@@ -75,6 +75,7 @@ class OpenVinoEngine:
             precision=self._model.precision,
             fingerprint=self._model.fingerprint,
             pool_reason=self._model.pool_reason,
+            kv_layout=self._model.kv_layout,
         )
         self._head_ids = model.head_ids
         self._opened: set[int] = set()

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import openvino as ov
 
+from outrider.codec.kv.layout import KvDtype, KvLayout, PlaneGroup
 from outrider.errors import EngineError
 
 Bits = npt.NDArray[np.unsignedinteger[Any]]
 
+_DTYPES = {"bf16": KvDtype.BF16, "f16": KvDtype.F16, "f32": KvDtype.F32}
 _WORDS: dict[int, type[np.unsignedinteger[Any]]] = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 
 
@@ -44,6 +47,21 @@ class KvTensors:
     def block_tokens(compiled: Any) -> int:
         """Tokens per block: the kernel's choice, by precision."""
         return _block_shape(_cache_ports(compiled)[0])[1]
+
+    @staticmethod
+    def layout(compiled: Any) -> KvLayout | None:
+        """How export() arranges a block; None for numbers of a kind that frames do not know."""
+        ports = _cache_ports(compiled)
+        dtype = _DTYPES.get(ports[0].get_element_type().get_type_name())
+        if dtype is None or len({port.get_element_type() for port in ports}) > 1:
+            return None
+        shapes = [tuple(_block_shape(port)) for port in ports]
+        alike = [(shape, len(list(same))) for shape, same in groupby(shapes)]
+        groups = tuple(PlaneGroup(count, shape[0], shape[2]) for shape, count in alike)
+        layout = KvLayout(dtype, shapes[0][1], groups)
+        # Keys and values of one shape, and blocks of as many tokens in each layer.
+        is_known = all(count % 2 == 0 for _, count in alike) and len({s[1] for s in shapes}) == 1
+        return layout if is_known else None
 
     def bind(self, request: Any) -> None:
         """Make the request compute on this memory."""

@@ -71,6 +71,7 @@ class PagedModel:
         free = compiler.free()
         self.block_bytes = KvTensors.block_bytes(free)
         self.block_tokens = KvTensors.block_tokens(free)
+        self.kv_layout = KvTensors.layout(free)
         shape = BlockShape(self.block_bytes, self.block_tokens, scratch_tokens)
         size = config.kv_budget().decide(shape, free_memory)
         self.num_blocks = size.num_blocks

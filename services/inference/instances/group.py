@@ -13,6 +13,7 @@ from outrider.speculation.learnt import Learnt
 from outrider.telemetry import names
 from outrider.telemetry.metrics import Metrics
 from services.inference.instances.placement import InstancePlacement
+from services.inference.kv_transfer import LoadBlocks
 from services.inference.runner import ModelRunner, ModelTick
 from services.inference.scheduler.scheduler import Scheduler
 from services.inference.scheduler.types import Drafts, Event, Failed, OpenRequest, total_load
@@ -83,6 +84,20 @@ class InstanceGroup:
         instance = self._placement.cancel(session)
         if instance is not None:
             self._runners[instance].cancel(session)
+
+    def load_blocks(self, command: LoadBlocks) -> bool:
+        """As ModelRunner.load_blocks, to the instance that has the session."""
+        instance = self._placement.instance_of(command.session_id)
+        return instance is not None and self._runners[instance].load_blocks(command)
+
+    async def export_blocks(
+        self, ids: tuple[int, ...], salt: bytes, indices: tuple[int, ...]
+    ) -> list[tuple[int, bytes]]:
+        """As ModelRunner.export_blocks, of the first instance that has any of them."""
+        for runner in self._runners:
+            if blocks := await runner.export_blocks(ids, salt, indices):
+                return blocks
+        return []
 
     async def take_learnt(self, instance: int) -> list[tuple[bytes, Learnt]]:
         """As ModelRunner.take_learnt, of one instance."""

@@ -4,6 +4,9 @@ A sequence is one stay of a session in the pool, numbered anew after a preemptio
 shared prefix (blocks of the prefix tree: full, verified, never written again) followed by private
 blocks. Only verified tokens whose KV is computed are ever published.
 
+Blocks that are loaded from elsewhere wait beside the table, each with its place in it, until the
+tokens before them are computed: then they are published and count like any other.
+
 Of a published block that agrees with a sequence's ids in its first tokens only, the sequence gets a
 private copy: it writes behind these tokens, and the engine may overwrite all that follows them.
 """
@@ -39,6 +42,8 @@ class _Table:
     """The shared blocks, then the private ones."""
     copied: Ids | None = None
     """`blocks` as it was handed out; None once it has changed."""
+    loaded: dict[int, int] = field(default_factory=dict)
+    """Loaded blocks that wait, by their index in the table; all behind the shared ones."""
 
     @property
     def num_shared(self) -> int:
@@ -117,10 +122,45 @@ class KvPool:
         """
         table = self._tables[sequence]
         for key in self._keys(ids, table.num_shared):
-            if not self._share(table, key):
+            if not self._share(table, key) and not self._publish_loaded(table, key):
                 break
         num_computed = max(num_computed, table.num_shared * self.block_tokens)
         return self._copy_beginning(sequence, ids, num_computed)
+
+    def add_loaded(self, sequence: int, index: int, ids: Sequence[int]) -> int | None:
+        """A physical block for the KV of block `index` of `ids`, loaded from elsewhere, to be
+        written before the next engine call; None where it is of no use (that block is computed,
+        published or loaded already, or is not one that can be reused) or where no block is free."""
+        table = self._tables[sequence]
+        reusable = (len(ids) - self._min_rows) // self.block_tokens
+        if not table.num_shared <= index < reusable or index in table.loaded or not self.num_free:
+            return None
+        table.loaded[index] = block = self._take_block()
+        return block
+
+    def drop_loaded(self, sequence: int, index: int) -> None:
+        """Free a block of add_loaded() that was not written."""
+        self._drop_loaded(self._tables[sequence], index)
+
+    def next_loaded(self, sequence: int, num_computed: int) -> int | None:
+        """The first token, behind the first `num_computed`, whose KV waits to be used: computing it
+        would be in vain. None where none does."""
+        loaded = self._tables[sequence].loaded
+        if not loaded:
+            return None
+        begins = [index * self.block_tokens for index in loaded]
+        return min((begin for begin in begins if begin > num_computed), default=None)
+
+    def hold(self, sequence: int, ids: Sequence[int], salt: bytes) -> Ids:
+        """[n] the published blocks of the leading full blocks of `ids`, for a reader: they stay as
+        they are until release(). `sequence` is a number of its own, and computes nothing."""
+        if sequence in self._tables:
+            raise RuntimeError(f"sequence {sequence} already has a KV table")
+        table = self._tables[sequence] = _Table([self._tree.enter(salt)])
+        for index in range(len(ids) // self.block_tokens):
+            if not self._share(table, self._key(ids, index)):
+                break
+        return self.blocks(sequence)
 
     def take_copies(self) -> tuple[BlockCopy, ...]:
         """The copies that open() and reuse() have counted on since the last take.
@@ -177,6 +217,7 @@ class KvPool:
             if not self._share(table, key):
                 node = self._tree.publish(table.path[-1], key, table.blocks[index])
                 table.path.append(node)
+                self._drop_loaded(table, index)
 
     def truncate(self, sequence: int, num_tokens: int) -> None:
         """Free the private blocks behind num_tokens and the scratch."""
@@ -191,7 +232,7 @@ class KvPool:
         """Forget the sequence. What it published stays cached until its room is needed."""
         table = self._tables.pop(sequence)
         self._copies = [copy for copy in self._copies if copy.sequence != sequence]
-        for block in reversed(table.blocks[table.num_shared :]):
+        for block in (*reversed(table.blocks[table.num_shared :]), *table.loaded.values()):
             self._allocator.release(block)
         self._tree.leave(table.path)
 
@@ -226,13 +267,36 @@ class KvPool:
             return False
         index = table.num_shared
         table.path.append(node)
+        self._put(table, index, node.block)
+        return True
+
+    def _publish_loaded(self, table: _Table, key: Key) -> bool:
+        """Publish the loaded block that is next in the table, if there is one: all tokens before it
+        are there."""
+        block = table.loaded.pop(table.num_shared, None)
+        if block is None:
+            return False
+        index, parent = table.num_shared, table.path[-1]
+        table.path.append(self._tree.publish(parent, key, block))
+        self._put(table, index, block)
+        return True
+
+    def _put(self, table: _Table, index: int, block: int) -> None:
+        """A published block takes its place in the table; what was meant for it is freed."""
         if index < len(table.blocks):
-            freed = table.replace(index, node.block)
+            freed = table.replace(index, block)
             self._copies = [copy for copy in self._copies if copy.target != freed]
             self._allocator.release(freed)
         else:
-            table.append(node.block)
-        return True
+            table.append(block)
+        self._drop_loaded(table, index)
+
+    def _drop_loaded(self, table: _Table, index: int) -> None:
+        """Free a loaded block that waits at `index`, if one does: it was not written, or came too
+        late, when that one was computed or published by another sequence."""
+        late = table.loaded.pop(index, None)
+        if late is not None:
+            self._allocator.release(late)
 
     def _key(self, ids: Sequence[int], index: int) -> Key:
         return tuple(ids[index * self.block_tokens : (index + 1) * self.block_tokens])
@@ -259,6 +323,8 @@ class KvPool:
             assert shared == [node.block for node in table.path[1:]]
             assert all(b.parent is a for a, b in zip(table.path, table.path[1:], strict=False))
             private.extend(table.blocks[table.num_shared :])
+            private.extend(table.loaded.values())
+            assert all(index >= table.num_shared for index in table.loaded)
         assert len(set(private)) == len(private), "a private block is in two tables"
         assert published.isdisjoint(private), "a published block is private to a sequence"
         assert all(self._allocator.ref_count(block) == 1 for block in private)

@@ -147,10 +147,17 @@ class BatchBuilder:
             num_computed = session.num_computed
             num_uncomputed = len(session.ids) - num_computed
             count = chunks.get(session.sequence, num_uncomputed) if chunks else num_uncomputed
+            if session.state is SessionState.PREFILLING:
+                count = self._up_to_loaded(session, count)
             padding = min_rows - count if count < min_rows else 0
             if count and self._queues.grow(session, num_computed + count + padding):
                 slots.append(BatchSlot(session, count, padding, count == num_uncomputed))
         return slots
+
+    def _up_to_loaded(self, session: Session, count: int) -> int:
+        """A chunk ends where KV that was loaded from elsewhere begins: the two meet there."""
+        begin = self._pool.next_loaded(session.sequence, session.num_computed)
+        return count if begin is None else min(count, begin - session.num_computed)
 
     def _learn_prompts(self, slots: list[BatchSlot]) -> None:
         """Let suffix drafters learn prompts, bounded per call; the prompt that lacks least comes

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
-from outrider.engines.base import EngineInfo, LogitsRows
+from outrider.engines.base import EngineInfo, Ids, LogitsRows
 from outrider.errors import (
     DeadlineError,
     DuplicateSessionError,
@@ -94,6 +94,7 @@ class Scheduler:
         self._statistics = GroupStatisticsTable(prior, self._kept.restore)
         self._admission = Admission(limits, self._queues, self._cost)
         self._num_opened = 0
+        self._num_held = 0
         self._in_flight: Batch | None = None
         self._timed: tuple[Batch, float] | None = None
         """The last call and its milliseconds, until the cost models have learned from them."""
@@ -248,6 +249,39 @@ class Scheduler:
         live = self._queues.sessions.get(session)
         if live is not None and live.sources.chain is not None:
             live.sources.chain.receive(drafts, live.ids, len(live.request.prompt))
+
+    # KV that comes from elsewhere, or goes there.
+
+    def is_waiting(self, session: int) -> bool:
+        """Whether it has no KV table yet, or none at the moment."""
+        live = self._queues.sessions.get(session)
+        return live is not None and live.state is SessionState.WAITING
+
+    def add_loaded(self, session: int, index: int) -> int | None:
+        """The physical block for the KV of the session's block `index`, which has to be written
+        before the next call; None where it is not needed, or there is no room. It counts as
+        computed once all tokens before it are."""
+        live = self._queues.sessions.get(session)
+        if live is None or live.state is not SessionState.PREFILLING:
+            return None
+        return self._pool.add_loaded(live.sequence, index, live.ids)
+
+    def drop_loaded(self, session: int, index: int) -> None:
+        """The block of add_loaded() could not be written."""
+        live = self._queues.sessions.get(session)
+        if live is not None and live.state is SessionState.PREFILLING:
+            self._pool.drop_loaded(live.sequence, index)
+
+    def hold_prefix(self, ids: Sequence[int], salt: bytes) -> tuple[int, Ids]:
+        """A number for release_prefix(), and [n] the physical blocks of the leading blocks of `ids`
+        that are cached: until then they stay as they are, to be copied out."""
+        self._num_held += 1
+        # The queues number sequences from 1.
+        return -self._num_held, self._pool.hold(-self._num_held, ids, salt)
+
+    def release_prefix(self, number: int) -> None:
+        """The copies are made."""
+        self._pool.release(number)
 
     def cancel(self, session: int, now: float) -> list[Event]:
         """End a session at once; nothing for one that is gone already."""

@@ -77,6 +77,16 @@ class ConstraintSource(Protocol):
     async def constraint(self, group: bytes, grammar: Grammar) -> Constraint: ...
 
 
+class PrefixTransfers(Protocol):
+    """What moves KV of prompts to and from a store (prefix_store.exchange.PrefixExchange)."""
+
+    def opened(self, request: OpenRequest, cached_tokens: int, compute_token_ms: float) -> None: ...
+
+    def first_token(self, session_id: int) -> None: ...
+
+    def ended(self, session_id: int) -> None: ...
+
+
 class Peer(Protocol):
     """The stream that a session was opened on."""
 
@@ -161,6 +171,9 @@ class LiveSession:
     """Whether commits repeat the ids of accepted drafts."""
     cancelled: bool = False
     """Whether the model thread was told to end it."""
+    request: OpenRequest | None = None
+    """Until it is opened, where its prompt may be in a store."""
+    has_token: bool = False
     early_drafts: list[Drafts] | None = None
     """What came before the model thread knew the session; None: it knows it."""
 
@@ -177,6 +190,7 @@ class SessionTable:
         *,
         max_sessions: int,
         grammars: ConstraintSource | None = None,
+        prefixes: PrefixTransfers | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """At most `max_sessions` share an engine call; `clock` is the model thread's. Without
@@ -205,6 +219,7 @@ class SessionTable:
         self._refused = RefusalLog("sessions")
         self._running = RunningRequests()
         self._grammars = grammars
+        self._prefixes = prefixes
         self._compiling: set[asyncio.Task[None]] = set()
         """Of sessions that the model thread does not know yet."""
         self._engine_session_ids = itertools.count(1)
@@ -261,6 +276,7 @@ class SessionTable:
             takes_edge_drafts=request.edge_drafts,
             sends_accepted_ids=frame.echo_accepted,
             early_drafts=None if grammar is None else [],
+            request=request if self._prefixes is not None else None,
         )
         self._live[engine_session_id] = session
         self._running.claim(name, request)
@@ -392,6 +408,9 @@ class SessionTable:
 
     def _emit(self, session: LiveSession, event: Event, load: Load) -> None:
         if isinstance(event, Committed):
+            if self._prefixes is not None and not session.has_token:
+                session.has_token = True
+                self._prefixes.first_token(session.engine_session_id)
             session.telemetry.committed(event)
             pace = None
             if session.takes_edge_drafts:
@@ -408,6 +427,9 @@ class SessionTable:
             )
             session.peer.send(frame)
         elif isinstance(event, Opened):
+            if self._prefixes is not None and session.request is not None:
+                self._prefixes.opened(session.request, event.cached_tokens, load.row_ms)
+                session.request = None
             frame = wire.opened_frame(
                 session.upstream_session_id, event, self.contract, session.codec
             )
@@ -452,6 +474,8 @@ class SessionTable:
         if self._live.pop(session.engine_session_id, None) is None:
             return False
         self._running.release(session.request_name, session.engine_session_id)
+        if self._prefixes is not None:
+            self._prefixes.ended(session.engine_session_id)
         if not self._live:
             self._idle.set()
         return True

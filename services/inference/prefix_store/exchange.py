@@ -1,0 +1,352 @@
+"""Loads what the store has of a session's prompt while the engine computes it, and saves prompts'
+beginnings that come more than once.
+
+Both run beside the sessions: no session waits for the store, nothing here touches the engine, and
+packing and unpacking have a thread of their own. What a peer stored is believed only if it opens
+with the operator's secret, names this very engine's fingerprint, and is of the ids asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Final, Protocol
+
+import structlog
+
+from outrider.codec.block_hashes import block_hashes, root_hash
+from outrider.codec.kv import KvHeader, KvLayout, Payload, decode_frame, encode_frame
+from outrider.errors import MalformedFrameError
+from outrider.telemetry.families import Family
+from outrider.telemetry.metrics import Metrics
+from services.inference.kv_transfer import LoadBlocks
+from services.inference.prefix_store.planning import LoadPlanner
+from services.inference.prefix_store.sealing import Sealer
+from services.inference.prefix_store.store import PrefixStore
+from services.inference.scheduler.types import OpenRequest
+
+TRANSFERRED: Final = Family(
+    "outrider_kv_transferred_bytes",
+    "Bytes of KV that went to the prefix store (direction: save) or came from it (load), packed.",
+)
+TRANSFER_SECONDS: Final = Family(
+    "outrider_kv_transfer_seconds",
+    "Time to fetch and unpack, or to pack and store, some blocks of KV.",
+)
+STORE_BLOCKS: Final = Family(
+    "outrider_kv_store_blocks",
+    "Blocks of prompts, by what became of them: loaded, missing, refused (damaged, or not this "
+    "model's), late, saved, failed.",
+)
+TRANSFER_BOUNDARIES_S: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+
+_CHUNK_BLOCKS: Final = 4
+"""Blocks of one round trip: a few megabytes, so that what has arrived is of use at once."""
+_MAX_LOADS: Final = 8
+"""Prompts that are loaded at once; others are computed."""
+_MAX_SAVES: Final = 16
+"""Prompts that wait to be saved, or are; others are not."""
+_MAX_NAMES: Final = 65_536
+"""Names that are remembered: as seen once, and as stored."""
+
+_log = structlog.get_logger()
+
+
+class KvBlocks(Protocol):
+    """The model threads, seen from the event loop: a ModelRunner or an InstanceGroup."""
+
+    def load_blocks(self, command: LoadBlocks) -> bool: ...
+
+    async def export_blocks(
+        self, ids: tuple[int, ...], salt: bytes, indices: tuple[int, ...]
+    ) -> list[tuple[int, bytes]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class KvIdentity:
+    """Whose KV it is."""
+
+    layout: KvLayout
+    fingerprint: bytes
+    vocabulary_digest: bytes
+
+
+@dataclass(slots=True, eq=False)
+class _Prompt:
+    """The full blocks of a session's prompt."""
+
+    session_id: int
+    ids: tuple[int, ...]
+    salt: bytes
+    hashes: list[bytes]
+    names: list[bytes]
+    is_computed: bool = False
+    """Whether its first token is there, or it has ended: what arrives now is late."""
+
+
+class Names:
+    """The latest names, least recently added forgotten."""
+
+    def __init__(self, max_names: int = _MAX_NAMES) -> None:
+        self._max_names = max_names
+        self._names: OrderedDict[bytes, None] = OrderedDict()
+
+    def __contains__(self, name: bytes) -> bool:
+        return name in self._names
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def add(self, name: bytes) -> bool:
+        """Whether it was there already."""
+        was_there = name in self._names
+        self._names[name] = None
+        self._names.move_to_end(name)
+        if len(self._names) > self._max_names:
+            self._names.popitem(last=False)
+        return was_there
+
+    def discard(self, name: bytes) -> None:
+        self._names.pop(name, None)
+
+
+class PrefixExchange:
+    """Between the sessions of a replica, its model threads and the store. The event loop's."""
+
+    def __init__(
+        self,
+        store: PrefixStore,
+        sealer: Sealer,
+        identity: KvIdentity,
+        model: KvBlocks,
+        metrics: Metrics,
+        *,
+        min_tokens: int,
+        max_tokens: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Of prompts with at least `min_tokens` tokens in full blocks, the first `max_tokens` are
+        loaded and saved."""
+        self._store = store
+        self._sealer = sealer
+        self._identity = identity
+        self._model = model
+        self._blocks = metrics.counter(STORE_BLOCKS)
+        self._bytes = metrics.counter(TRANSFERRED)
+        self._seconds = metrics.histogram(TRANSFER_SECONDS, TRANSFER_BOUNDARIES_S)
+        self._min_tokens = min_tokens
+        self._max_tokens = max_tokens
+        self._clock = clock
+        self._planner = LoadPlanner()
+        self._prompts: dict[int, _Prompt] = {}
+        """By session id, until the session's first token."""
+        self._seen = Names()
+        """Of blocks that one prompt had: another one with the same makes them worth saving."""
+        self._stored = Names()
+        self._fetching: set[bytes] = set()
+        self._loads: set[asyncio.Task[None]] = set()
+        self._saves: set[asyncio.Task[None]] = set()
+        self._saving = asyncio.Lock()
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="kv")
+
+    @property
+    def num_transfers(self) -> int:
+        """Prompts that are being loaded or saved, or wait to be."""
+        return len(self._loads) + len(self._saves)
+
+    def opened(self, request: OpenRequest, cached_tokens: int, compute_token_ms: float) -> None:
+        """A session is in the queue, or computes; the first `cached_tokens` are there already, and
+        the engine takes so long for one of the others."""
+        prompt = self._prompt(request)
+        if prompt is None:
+            return
+        self._prompts[request.session_id] = prompt
+        block_tokens = self._identity.layout.block_tokens
+        first = cached_tokens // block_tokens
+        # The engine always computes the last token itself, so no block ends with it.
+        last = min(len(prompt.names), (len(request.prompt) - 1) // block_tokens)
+        count = self._planner.num_to_load(last - first, compute_token_ms * block_tokens)
+        if count and len(self._loads) < _MAX_LOADS:
+            self._start(self._loads, self._load(prompt, first, last, compute_token_ms))
+
+    def first_token(self, session_id: int) -> None:
+        """The prompt is computed."""
+        prompt = self._prompts.pop(session_id, None)
+        if prompt is None:
+            return
+        prompt.is_computed = True
+        again = [self._seen.add(name) for name in prompt.names]
+        # A block is of use behind those before it alone, so those that came before are the first.
+        worth = [index for index, was_there in enumerate(again) if was_there]
+        wanted = tuple(index for index in worth if prompt.names[index] not in self._stored)
+        if wanted and len(self._saves) < _MAX_SAVES:
+            self._start(self._saves, self._save(prompt, wanted))
+
+    def ended(self, session_id: int) -> None:
+        """The session is over, whether it had a token or not."""
+        prompt = self._prompts.pop(session_id, None)
+        if prompt is not None:
+            prompt.is_computed = True
+
+    async def close(self) -> None:
+        """Give up what is under way."""
+        tasks = [*self._loads, *self._saves]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        await self._store.close()
+
+    def _prompt(self, request: OpenRequest) -> _Prompt | None:
+        """None where nothing would be found again: short prompts, and groups whose name is another
+        one after a restart."""
+        block_tokens = self._identity.layout.block_tokens
+        num_blocks = min(len(request.prompt), self._max_tokens) // block_tokens
+        if not request.group_lasts or num_blocks * block_tokens < self._min_tokens:
+            return None
+        ids = request.prompt[: num_blocks * block_tokens]
+        hashes = list(block_hashes(ids, block_tokens, request.cache_salt))
+        names = [self._sealer.name(block) for block in hashes]
+        return _Prompt(request.session_id, ids, request.cache_salt, hashes, names)
+
+    def _start(self, tasks: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(_logged(work))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    # Loading, from the last block backwards.
+
+    async def _load(self, prompt: _Prompt, first: int, last: int, compute_token_ms: float) -> None:
+        began = self._clock()
+        present = await self._store.present(prompt.names[first:last])
+        self._planner.observe_round_trip((self._clock() - began) * 1e3)
+        there = [index for index, is_there in enumerate(present, first) if is_there]
+        for index in there:
+            self._stored.add(prompt.names[index])
+        self._count("missing", last - first - len(there))
+        block_ms = compute_token_ms * self._identity.layout.block_tokens
+        count = self._planner.num_to_load(last - first, block_ms)
+        wanted = iter(reversed(there[-count:] if count else []))
+        while chunk := list(islice(wanted, _CHUNK_BLOCKS)):
+            if prompt.is_computed:
+                self._count("late", len(chunk))
+            else:
+                await self._load_chunk(prompt, chunk)
+
+    async def _load_chunk(self, prompt: _Prompt, chunk: Sequence[int]) -> None:
+        # What another session fetches now is published for both once the engine has come so far.
+        indices = [index for index in chunk if prompt.names[index] not in self._fetching]
+        names = [prompt.names[index] for index in indices]
+        if not names:
+            return
+        self._fetching.update(names)
+        began = self._clock()
+        try:
+            values = await self._store.fetch(names)
+            loop = asyncio.get_running_loop()
+            blocks = await loop.run_in_executor(
+                self._threads, self._unpack, prompt, indices, values
+            )
+        finally:
+            self._fetching.difference_update(names)
+        took_s = self._clock() - began
+        self._planner.observe_load(len(names), took_s * 1e3)
+        self._seconds.record(took_s, {"direction": "load"})
+        self._bytes.add(sum(len(value or b"") for value in values), {"direction": "load"})
+        for index, value in zip(indices, values, strict=True):
+            if value is None:
+                self._stored.discard(prompt.names[index])
+        num_found = sum(value is not None for value in values)
+        self._count("missing", len(values) - num_found)
+        self._count("refused", num_found - len(blocks))
+        if blocks and not prompt.is_computed:
+            self._model.load_blocks(LoadBlocks(prompt.session_id, tuple(blocks)))
+            self._count("loaded", len(blocks))
+        else:
+            self._count("late", len(blocks))
+
+    def _unpack(
+        self, prompt: _Prompt, indices: Sequence[int], values: Sequence[bytes | None]
+    ) -> list[tuple[int, bytes]]:
+        """In the thread: the blocks whose values are what they should be."""
+        blocks = []
+        for index, value in zip(indices, values, strict=True):
+            frame = None if value is None else self._sealer.open(prompt.names[index], value)
+            if frame is None:
+                continue
+            try:
+                opened = decode_frame(frame)
+                if opened.header == self._header(prompt, index):
+                    (block,) = opened.blocks()
+                    blocks.append((index, block))
+            except MalformedFrameError as error:
+                _log.warning("kv_frame_refused", reason=error.message)
+        return blocks
+
+    def _header(self, prompt: _Prompt, index: int) -> KvHeader:
+        known = self._identity
+        begin = index * known.layout.block_tokens
+        return KvHeader(
+            payload=Payload.EXACT,
+            layout=known.layout,
+            fingerprint=known.fingerprint,
+            vocabulary_digest=known.vocabulary_digest,
+            parent_hash=prompt.hashes[index - 1] if index else root_hash(prompt.salt),
+            ids=prompt.ids[begin : begin + known.layout.block_tokens],
+        )
+
+    # Saving, from the first block on, one prompt at a time.
+
+    async def _save(self, prompt: _Prompt, wanted: Sequence[int]) -> None:
+        async with self._saving:
+            names = [prompt.names[index] for index in wanted]
+            present = await self._store.present(names)
+            for name, is_there in zip(names, present, strict=True):
+                if is_there:
+                    self._stored.add(name)
+            left = iter([i for i in wanted if prompt.names[i] not in self._stored])
+            while chunk := tuple(islice(left, _CHUNK_BLOCKS)):
+                await self._save_chunk(prompt, chunk)
+
+    async def _save_chunk(self, prompt: _Prompt, chunk: tuple[int, ...]) -> None:
+        blocks = await self._model.export_blocks(prompt.ids, prompt.salt, chunk)
+        if not blocks:
+            return
+        began = self._clock()
+        loop = asyncio.get_running_loop()
+        entries = await loop.run_in_executor(self._threads, self._pack, prompt, blocks)
+        is_stored = await self._store.put(entries)
+        self._seconds.record(self._clock() - began, {"direction": "save"})
+        self._count("saved" if is_stored else "failed", len(entries))
+        if is_stored:
+            self._bytes.add(sum(len(value) for _, value in entries), {"direction": "save"})
+            for name, _ in entries:
+                self._stored.add(name)
+
+    def _pack(
+        self, prompt: _Prompt, blocks: Sequence[tuple[int, bytes]]
+    ) -> list[tuple[bytes, bytes]]:
+        """In the thread: names and values."""
+        entries = []
+        for index, block in blocks:
+            name = prompt.names[index]
+            frame = encode_frame(self._header(prompt, index), [block])
+            entries.append((name, self._sealer.seal(name, frame)))
+        return entries
+
+    def _count(self, what: str, num_blocks: int) -> None:
+        if num_blocks:
+            self._blocks.add(num_blocks, {"result": what})
+
+
+async def _logged(work: Coroutine[Any, Any, None]) -> None:
+    """A defect costs a transfer, and is logged."""
+    try:
+        await work
+    except Exception:
+        _log.exception("kv_transfer_failed")

@@ -1,0 +1,63 @@
+"""Names and values of the prefix store's entries.
+
+An entry is one KV block, as a KV frame (outrider.codec.kv), sealed with AES-256-GCM (NIST SP
+800-38D) for its name. A name is a keyed hash (BLAKE2b, RFC 7693) of the block's hash, which stands
+for the trust group's salt and for all ids up to the block's end. The keys are derived by
+HKDF-SHA256 (RFC 5869) from the operator's secret and the model identity, so whoever can read or
+write the store without the secret learns no text, finds nothing of any group, and cannot make a
+replica take KV that is not its own; and replicas that compute differently find nothing of each
+other.
+
+What stays visible: how many entries there are, their sizes, and when each is asked for. Nonces are
+random: one key seals far fewer than 2^32 blocks.
+"""
+
+from __future__ import annotations
+
+import os
+from hashlib import blake2b
+from typing import Final
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+PREFIX: Final = b"outrider:kv:1:"
+_KEY_BYTES: Final = 32
+_NONCE_BYTES: Final = 12
+_NAME_BYTES: Final = 16
+
+
+class Sealer:
+    """Makes and opens the entries of one model identity. Thread-safe."""
+
+    def __init__(self, secret: str, identity: bytes) -> None:
+        """`secret`: the same in all replicas that share the store, and as hard to guess as a key.
+        Raises ValueError for an empty one."""
+        if not secret:
+            raise ValueError("entries need a secret")
+        self._name_key = _derived(secret, b"names", identity)
+        self._cipher = AESGCM(_derived(secret, b"values", identity))
+
+    def name(self, block_hash: bytes) -> bytes:
+        """Of the block with this hash (outrider.codec.block_hashes)."""
+        hashed = blake2b(block_hash, key=self._name_key, digest_size=_NAME_BYTES)
+        return PREFIX + hashed.hexdigest().encode()
+
+    def seal(self, name: bytes, frame: bytes) -> bytes:
+        """The value of `frame` under this name."""
+        nonce = os.urandom(_NONCE_BYTES)
+        return nonce + self._cipher.encrypt(nonce, frame, name)
+
+    def open(self, name: bytes, value: bytes) -> bytes | None:
+        """The frame; None for anything that `seal` did not make for this name."""
+        try:
+            return self._cipher.decrypt(value[:_NONCE_BYTES], value[_NONCE_BYTES:], name)
+        except (InvalidTag, ValueError):
+            return None
+
+
+def _derived(secret: str, purpose: bytes, identity: bytes) -> bytes:
+    info = b"outrider prefix store " + purpose + b" " + identity
+    return HKDF(SHA256(), _KEY_BYTES, salt=None, info=info).derive(secret.encode())

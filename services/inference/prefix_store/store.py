@@ -1,0 +1,181 @@
+"""Where entries are kept: in Redis, behind a circuit breaker; or in this process, for tests and for
+several instances of one replica."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
+
+import structlog
+
+from outrider.errors import ConfigError
+from outrider.tokenization.shared_cache.circuit_breaker import CircuitBreaker, CircuitBreakerPolicy
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+    from outrider.tokenization.shared_cache.redis_cache import RedisAddress
+
+_log = structlog.get_logger()
+_T = TypeVar("_T")
+_CONNECT_S: Final = 1.0
+
+
+class PrefixStore(Protocol):
+    """Entries by name. Nothing is ever raised: a store that is slow, full or gone has nothing."""
+
+    async def present(self, names: Sequence[bytes]) -> list[bool]:
+        """Which of them it has, in one round trip."""
+        ...
+
+    async def fetch(self, names: Sequence[bytes]) -> list[bytes | None]:
+        """Their values, in one round trip; None for those it lacks."""
+        ...
+
+    async def put(self, entries: Sequence[tuple[bytes, bytes]]) -> bool:
+        """Keep them, in one round trip; whether that went well."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class MemoryStore:
+    """Entries of this process, the least recently used dropped beyond `max_bytes`."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._entries: OrderedDict[bytes, bytes] = OrderedDict()
+        self.num_bytes = 0
+
+    async def present(self, names: Sequence[bytes]) -> list[bool]:
+        return [name in self._entries for name in names]
+
+    async def fetch(self, names: Sequence[bytes]) -> list[bytes | None]:
+        for name in names:
+            if name in self._entries:
+                self._entries.move_to_end(name)
+        return [self._entries.get(name) for name in names]
+
+    async def put(self, entries: Sequence[tuple[bytes, bytes]]) -> bool:
+        for name, value in entries:
+            self.num_bytes += len(value) - len(self._entries.pop(name, b""))
+            self._entries[name] = value
+        while self.num_bytes > self._max_bytes:
+            self.num_bytes -= len(self._entries.popitem(last=False)[1])
+        return True
+
+    async def close(self) -> None:
+        self._entries.clear()
+        self.num_bytes = 0
+
+
+class RedisStore:
+    """Entries in a Redis, of which each expires `ttl_s` after it was last written or read.
+
+    Every round trip ends after `timeout_s`. After some failures in a row none is made for a while.
+    """
+
+    def __init__(
+        self,
+        client: Redis,
+        *,
+        timeout_s: float,
+        ttl_s: int,
+        breaker: CircuitBreakerPolicy | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._client = client
+        self._timeout_s = timeout_s
+        self._ttl_s = ttl_s
+        self._clock = clock
+        self._breaker = CircuitBreaker(breaker or CircuitBreakerPolicy())
+        self.num_failures = 0
+
+    async def present(self, names: Sequence[bytes]) -> list[bool]:
+        async def ask() -> list[bool]:
+            async with self._client.pipeline(transaction=False) as pipe:
+                for name in names:
+                    # Tells whether it is there, and keeps it for longer.
+                    pipe.expire(name, self._ttl_s)
+                return [bool(answer) for answer in await pipe.execute()]
+
+        return await self._attempt(ask, [False] * len(names))
+
+    async def fetch(self, names: Sequence[bytes]) -> list[bytes | None]:
+        async def ask() -> list[bytes | None]:
+            return cast("list[bytes | None]", await self._client.mget(names))
+
+        return await self._attempt(ask, [None] * len(names))
+
+    async def put(self, entries: Sequence[tuple[bytes, bytes]]) -> bool:
+        async def ask() -> bool:
+            async with self._client.pipeline(transaction=False) as pipe:
+                for name, value in entries:
+                    pipe.set(name, value, ex=self._ttl_s)
+                await pipe.execute()
+            return True
+
+        return await self._attempt(ask, False)
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    async def _attempt(self, ask: Callable[[], Awaitable[_T]], otherwise: _T) -> _T:
+        """The answer; `otherwise` where there is none within the time, or none is asked for."""
+        import redis
+
+        if not self._breaker.allows(self._clock()):
+            return otherwise
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                answer = await ask()
+        except redis.ResponseError as error:
+            # It is there, and says no: out of memory, or no permission.
+            self.num_failures += 1
+            _log.warning("prefix_store_refused", reason=str(error)[:100])
+            return otherwise
+        except (redis.RedisError, OSError, TimeoutError) as error:
+            self._failed(error)
+            return otherwise
+        self._breaker.succeeded()
+        return answer
+
+    def _failed(self, error: BaseException) -> None:
+        was_open = self._breaker.is_open
+        self._breaker.failed(self._clock())
+        self.num_failures += 1
+        if self._breaker.is_open and not was_open:
+            _log.warning("prefix_store_unreachable", reason=type(error).__name__)
+
+
+def connect(address: RedisAddress, timeout_s: float) -> Redis:
+    """A client that never retries. Raises ConfigError for an address that is none."""
+    from redis.asyncio import Redis
+    from redis.asyncio.retry import Retry
+    from redis.backoff import NoBackoff
+
+    try:
+        address.check()
+    except ValueError as error:
+        raise ConfigError(f"prefix_store.url: {error}") from error
+    tls: dict[str, Any] = {}
+    if address.url.startswith("rediss:"):
+        tls = {
+            "ssl_cert_reqs": "required",
+            "ssl_check_hostname": True,
+            "ssl_min_version": ssl.TLSVersion.TLSv1_2,
+            "ssl_ca_certs": None if address.ca is None else str(address.ca),
+        }
+    return Redis.from_url(
+        address.url,
+        username=address.user or None,
+        password=address.password or None,
+        socket_timeout=timeout_s,
+        socket_connect_timeout=max(timeout_s, _CONNECT_S),
+        retry=Retry(NoBackoff(), 0),
+        **tls,
+    )

@@ -1,0 +1,204 @@
+"""Frames of KV blocks: what goes in comes out, and nothing else gets in."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+
+import numpy as np
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider.codec.kv import (
+    KvDtype,
+    KvHeader,
+    KvLayout,
+    Payload,
+    PlaneGroup,
+    decode_frame,
+    encode_frame,
+    read_header,
+)
+from outrider.codec.kv.layout import MAX_BLOCK_BYTES, uniform_layout
+from outrider.errors import MalformedFrameError
+
+LAYOUT = uniform_layout(KvDtype.BF16, num_layers=2, num_heads=3, block_tokens=4, head_size=8)
+TWO_SHAPES = KvLayout(KvDtype.F32, 4, (PlaneGroup(2, 1, 8), PlaneGroup(4, 2, 4)))
+LAYOUTS = (
+    LAYOUT,
+    TWO_SHAPES,
+    uniform_layout(KvDtype.F16, num_layers=1, num_heads=2, block_tokens=2, head_size=4),
+)
+
+
+def header_of(layout: KvLayout, num_blocks: int, payload: Payload = Payload.EXACT) -> KvHeader:
+    ids = tuple(range(100, 100 + num_blocks * layout.block_tokens))
+    return KvHeader(payload, layout, b"f" * 32, b"v" * 32, b"p" * 16, ids)
+
+
+def real_numbers(layout: KvLayout, num_blocks: int, seed: int) -> list[bytes]:
+    """Blocks of normal numbers, a few channels of which are large, as keys have them."""
+    rng = np.random.default_rng(seed)
+    blocks = []
+    for _ in range(num_blocks):
+        numbers = rng.normal(size=layout.block_values).astype(np.float32)
+        numbers[:: layout.groups[0].head_size] *= 30
+        if layout.dtype is KvDtype.F32:
+            blocks.append(numbers.tobytes())
+        elif layout.dtype is KvDtype.F16:
+            blocks.append(numbers.astype(np.float16).tobytes())
+        else:
+            blocks.append((numbers.view(np.uint32) >> 16).astype(np.uint16).tobytes())
+    return blocks
+
+
+def as_floats(block: bytes, layout: KvLayout) -> np.ndarray:
+    if layout.dtype is KvDtype.F32:
+        return np.frombuffer(block, np.float32)
+    if layout.dtype is KvDtype.F16:
+        return np.frombuffer(block, np.float16).astype(np.float32)
+    return (np.frombuffer(block, np.uint16).astype(np.uint32) << 16).view(np.float32)
+
+
+@given(st.data(), st.sampled_from(LAYOUTS), st.integers(0, 3))
+def test_lossless_frames_hold_every_bit(
+    data: st.DataObject, layout: KvLayout, num_blocks: int
+) -> None:
+    size = layout.block_bytes
+    blocks = [data.draw(st.binary(min_size=size, max_size=size)) for _ in range(num_blocks)]
+    header = header_of(layout, num_blocks)
+    frame = decode_frame(encode_frame(header, blocks))
+    assert frame.header == header
+    assert list(frame.blocks()) == blocks
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=["bf16", "two shapes", "f16"])
+@pytest.mark.parametrize(
+    ("payload", "most"), [(Payload.Q8, 127), (Payload.Q6, 31), (Payload.Q4, 7)]
+)
+def test_quantised_numbers_are_off_by_half_a_level_at_most(
+    layout: KvLayout, payload: Payload, most: int
+) -> None:
+    (block,) = real_numbers(layout, 1, seed=7)
+    (out,) = decode_frame(encode_frame(header_of(layout, 1, payload), [block])).blocks()
+    before, after = as_floats(block, layout), as_floats(out, layout)
+    begin = 0
+    for group in layout.groups:
+        shape = (group.num_planes, group.num_heads, layout.block_tokens, group.head_size)
+        end = begin + int(np.prod(shape))
+        one, other = before[begin:end].reshape(shape), after[begin:end].reshape(shape)
+        for first, axis in ((0, 2), (1, 3)):
+            largest = np.abs(one[first::2]).max(axis=axis, keepdims=True)
+            # Half a level, of a scale rounded up by 1/16 at most, and the rounding of a bf16.
+            allowed = largest / most * 0.5 * (1 + 2**-4) + np.abs(one[first::2]) * 2**-8 + 1e-6
+            assert (np.abs(one[first::2] - other[first::2]) <= allowed).all()
+        begin = end
+
+
+def test_numbers_that_are_all_zero_stay_so() -> None:
+    blocks = [bytes(LAYOUT.block_bytes)]
+    for payload in Payload:
+        assert list(decode_frame(encode_frame(header_of(LAYOUT, 1, payload), blocks)).blocks()) == (
+            blocks
+        )
+
+
+@given(st.integers(0, 10_000), st.integers(0, 255))
+@settings(max_examples=300)
+def test_no_changed_byte_is_taken_for_kv(at: int, value: int) -> None:
+    blocks = real_numbers(LAYOUT, 2, seed=1)
+    data = bytearray(encode_frame(header_of(LAYOUT, 2), blocks))
+    at %= len(data)
+    changed = data[at] != value
+    data[at] = value
+    try:
+        out = list(decode_frame(bytes(data)).blocks())
+    except MalformedFrameError:
+        assert changed
+    else:
+        assert out == blocks and not changed
+
+
+@given(st.integers(0, 10_000))
+def test_a_frame_cut_anywhere_is_refused(end: int) -> None:
+    data = encode_frame(header_of(LAYOUT, 2), real_numbers(LAYOUT, 2, seed=1))
+    with pytest.raises(MalformedFrameError):
+        list(decode_frame(data[: end % len(data)]).blocks())
+
+
+@given(st.binary(max_size=300))
+def test_no_garbage_is_a_frame(data: bytes) -> None:
+    with pytest.raises(MalformedFrameError):
+        list(decode_frame(b"OKV\x01" + data).blocks())
+
+
+def test_bytes_behind_the_last_block_are_refused() -> None:
+    data = encode_frame(header_of(LAYOUT, 1), real_numbers(LAYOUT, 1, seed=1))
+    with pytest.raises(MalformedFrameError, match="behind its last block"):
+        list(decode_frame(data + b"x").blocks())
+
+
+def with_section(section: bytes) -> bytes:
+    """A frame of one block with another section, whose checksums are right."""
+    whole = encode_frame(header_of(LAYOUT, 1), real_numbers(LAYOUT, 1, seed=1))
+    begin = decode_frame(whole).begin
+    from outrider.codec import varint
+
+    head = varint.encode(len(section)) + struct.pack("<I", zlib.crc32(section))
+    return whole[:begin] + head + section
+
+
+@pytest.mark.parametrize("claimed", [LAYOUT.block_values - 1, 1 << 40])
+def test_a_section_that_would_unpack_to_another_size_is_refused_before_it_does(
+    claimed: int,
+) -> None:
+    # A frame header of zstd (RFC 8878, section 3.1.1.1) with an 8-byte content size.
+    lying = struct.pack("<IBBQ", zstandard.MAGIC_NUMBER, 0b1100_0000, 0, claimed)
+    with pytest.raises(MalformedFrameError, match="another size"):
+        list(decode_frame(with_section(lying + bytes(LAYOUT.block_values))).blocks())
+
+
+def test_a_bomb_is_refused() -> None:
+    bomb = zstandard.ZstdCompressor().compress(bytes(1 << 24))
+    with pytest.raises(MalformedFrameError, match="another size"):
+        list(decode_frame(with_section(bomb + bytes(LAYOUT.block_values))).blocks())
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        KvLayout(KvDtype.BF16, 4, ()),
+        KvLayout(KvDtype.BF16, 0, (PlaneGroup(2, 1, 8),)),
+        KvLayout(KvDtype.BF16, 4, (PlaneGroup(3, 1, 8),)),
+        KvLayout(KvDtype.BF16, 1 << 16, (PlaneGroup(2, 1 << 16, 1 << 16),)),
+        KvLayout(KvDtype.BF16, 32, (PlaneGroup(1 << 14, 1, 1),)),
+    ],
+    ids=["nothing", "no tokens", "no values", "absurd", "planes"],
+)
+def test_layouts_that_no_engine_has_are_refused(layout: KvLayout) -> None:
+    with pytest.raises(MalformedFrameError):
+        layout.check()
+    with pytest.raises(MalformedFrameError):
+        read_header(encode_frame(KvHeader(Payload.EXACT, layout, b"", b"", b"", ()), []))
+
+
+def test_the_largest_block_is_allowed() -> None:
+    layout = KvLayout(KvDtype.BF16, 32, (PlaneGroup(2, 1 << 16, MAX_BLOCK_BYTES >> 23),))
+    layout.check()
+    assert layout.block_bytes == MAX_BLOCK_BYTES
+
+
+def test_what_does_not_fit_its_header_is_not_encoded() -> None:
+    with pytest.raises(ValueError, match="ids do not fill"):
+        encode_frame(header_of(LAYOUT, 1), [])
+    with pytest.raises(ValueError, match="bytes, its layout"):
+        encode_frame(header_of(LAYOUT, 1), [b"short"])
+
+
+def test_lossless_real_numbers_are_smaller() -> None:
+    layout = uniform_layout(KvDtype.BF16, num_layers=8, num_heads=3, block_tokens=32, head_size=64)
+    blocks = real_numbers(layout, 1, seed=3)
+    data = encode_frame(header_of(layout, 1), blocks)
+    assert layout.block_bytes / len(data) > 1.3

@@ -1,0 +1,202 @@
+"""KV of prompts over the restart of a replica, through a real Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from outrider.engines.fake import FakeOptions
+from outrider.sampling.params import SamplingParams
+from outrider.testing import eventually
+from services.inference.config import PrefixStoreConfig
+from services.inference.prefix_store.sealing import PREFIX
+from services.inference.scheduler.limits import SchedulerLimits
+from tests.inference.harness import GatedEngine, Reply, Running, reference, running
+from tests.redis_server import RedisServer, redis_server
+
+KEY = "0123456789abcdef" * 2
+BLOCK = FakeOptions().block_tokens
+NUM_BLOCKS = 12
+PROMPT = [n % 25 + 1 for n in range(NUM_BLOCKS * BLOCK + 5)]
+SAMPLING = SamplingParams(max_tokens=8)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    with redis_server() as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def empty(server: RedisServer) -> Iterator[redis.Redis]:
+    with redis.Redis(port=server.port) as client:
+        client.flushall()
+        yield client
+
+
+def settings(server: RedisServer, **changes: Any) -> dict[str, Any]:
+    """Prompts are computed a block at a time, so that what is loaded comes in between."""
+    store = PrefixStoreConfig(server.url, key=KEY, min_tokens=2 * BLOCK)
+    limits = SchedulerLimits(prefill_chunk_tokens=BLOCK)
+    return {"prefix_store": store, "scheduler": limits} | changes
+
+
+def counted(it: Running, result: str) -> float:
+    """Blocks of which this became."""
+    labels = {"result": result}
+    return it.metrics.registry.get_sample_value("outrider_kv_store_blocks_total", labels) or 0.0
+
+
+def is_settled(it: Running) -> bool:
+    """Nothing more will come, nor go."""
+    assert it.replica.prefixes is not None
+    return not it.replica.prefixes.num_transfers
+
+
+def is_loaded(it: Running) -> bool:
+    """The first blocks are left to the engine."""
+    return counted(it, "loaded") > NUM_BLOCKS / 2 and is_settled(it)
+
+
+def moved(it: Running, direction: str) -> tuple[float, float]:
+    """Bytes that went this way, and the number of times."""
+    value, labels = it.metrics.registry.get_sample_value, {"direction": direction}
+    num_bytes = value("outrider_kv_transferred_bytes_total", labels) or 0.0
+    return num_bytes, value("outrider_kv_transfer_seconds_count", labels) or 0.0
+
+
+async def ask(it: Running, **fields: Any) -> Reply:
+    """One session, from its open to its end."""
+    peer = it.peer()
+    await peer.open(1, PROMPT, SAMPLING, **({"group_lasts": True} | fields))
+    reply = await peer.finish(1)
+    peer.call.cancel()
+    assert reply.error is None and reply.ids == list(reference(PROMPT, SAMPLING).ids)
+    return reply
+
+
+async def fill(server: RedisServer) -> None:
+    """A replica stores what two sessions begin with, and goes."""
+    async with running(**settings(server)) as it:
+        await ask(it)
+        await ask(it)
+        await eventually(lambda: counted(it, "saved") == NUM_BLOCKS)
+        num_bytes, num_times = moved(it, "save")
+        assert num_bytes > NUM_BLOCKS * 100 and num_times >= NUM_BLOCKS / 4
+
+
+async def ask_anew(
+    server: RedisServer, has_come: Callable[[Running], bool], **fields: Any
+) -> Reply:
+    """A new replica, whose first engine call lasts until `has_come`."""
+    engine = GatedEngine()
+    async with running(engine, **settings(server)) as it:
+        peer = it.peer()
+        await peer.open(1, PROMPT, SAMPLING, **({"group_lasts": True} | fields))
+        await eventually(lambda: has_come(it))
+        engine.gate.set()
+        reply = await peer.finish(1)
+        peer.call.cancel()
+        assert reply.error is None and reply.ids == list(reference(PROMPT, SAMPLING).ids)
+        assert (moved(it, "load")[0] > 0) == bool(counted(it, "loaded") + counted(it, "refused"))
+        return reply
+
+
+def cached(reply: Reply) -> int:
+    assert reply.done is not None
+    return reply.done.usage.cached_tokens
+
+
+async def test_what_two_sessions_begin_with_outlives_the_replica(
+    server: RedisServer, empty: redis.Redis
+) -> None:
+    await fill(server)
+    assert empty.dbsize() == NUM_BLOCKS
+    reply = await ask_anew(server, is_loaded)
+    assert NUM_BLOCKS / 2 < cached(reply) / BLOCK < NUM_BLOCKS
+
+
+async def test_what_one_session_alone_has_is_not_stored(
+    server: RedisServer, empty: redis.Redis
+) -> None:
+    async with running(**settings(server)) as it:
+        await ask(it)
+        await ask(it, cache_salt=b"another group")
+        await ask(it, group_lasts=False)
+        assert is_settled(it)
+    assert empty.dbsize() == 0
+
+
+async def test_groups_find_nothing_of_each_other(server: RedisServer, empty: redis.Redis) -> None:
+    await fill(server)
+    names = set(empty.keys())
+    other = await ask_anew(
+        server, lambda it: counted(it, "missing") == NUM_BLOCKS, cache_salt=b"another group"
+    )
+    assert cached(other) == 0
+    assert set(empty.keys()) == names
+    async with running(**settings(server)) as it:
+        await ask(it, cache_salt=b"another group")
+        await ask(it, cache_salt=b"another group")
+        await eventually(lambda: counted(it, "saved") == NUM_BLOCKS)
+    assert len(set(empty.keys()) - names) == NUM_BLOCKS, "the same prompt under other names"
+    assert all(name.startswith(PREFIX) for name in empty.keys())
+
+
+@pytest.mark.parametrize("how", ["garbage", "swapped", "cut"])
+async def test_a_store_that_lies_is_not_believed(
+    server: RedisServer, empty: redis.Redis, how: str
+) -> None:
+    await fill(server)
+    names = sorted(empty.keys())
+    values = empty.mget(names)
+    for name, value, other in zip(names, values, [*values[1:], values[0]], strict=True):
+        lie = {"garbage": b"\0" * 500, "swapped": other, "cut": value[:-1]}[how]
+        empty.set(name, lie)
+    reply = await ask_anew(server, lambda it: counted(it, "refused") > NUM_BLOCKS / 2)
+    assert cached(reply) == 0
+
+
+async def test_gaps_are_computed(server: RedisServer, empty: redis.Redis) -> None:
+    await fill(server)
+    empty.delete(*sorted(empty.keys())[::2])
+    reply = await ask_anew(server, lambda it: counted(it, "loaded") > 0 and is_settled(it))
+    assert 0 < cached(reply) <= NUM_BLOCKS // 2 * BLOCK
+
+
+async def test_a_store_that_is_gone_costs_nothing_but_its_prefixes() -> None:
+    with redis_server() as server:
+        await fill(server)
+        server.kill()
+        reply = await ask_anew(server, lambda it: counted(it, "missing") == NUM_BLOCKS)
+        assert cached(reply) == 0
+
+
+async def test_a_session_that_ends_while_it_is_loaded_leaves_nothing(server: RedisServer) -> None:
+    await fill(server)
+    engine = GatedEngine()
+    async with running(engine, **settings(server)) as it:
+        peer = it.peer()
+        await peer.open(1, PROMPT, SAMPLING, group_lasts=True)
+        await eventually(lambda: is_loaded(it))
+        await peer.cancel(1)
+        engine.gate.set()
+        await peer.finish(1)
+        peer.call.cancel()
+
+
+async def test_two_instances_load_for_their_own_sessions(server: RedisServer) -> None:
+    await fill(server)
+    engines = GatedEngine(), GatedEngine()
+    async with running(*engines, **settings(server, instances=2)) as it:
+        peer = it.peer()
+        await peer.open(1, PROMPT, SAMPLING, group_lasts=True)
+        await eventually(lambda: is_loaded(it))
+        for engine in engines:
+            engine.gate.set()
+        reply = await peer.finish(1)
+        peer.call.cancel()
+        assert NUM_BLOCKS / 2 < cached(reply) / BLOCK < NUM_BLOCKS

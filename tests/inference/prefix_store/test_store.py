@@ -1,0 +1,111 @@
+"""Stores: a real Redis that is killed, full or slow, and memory that is bounded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+import redis
+
+from outrider.errors import ConfigError
+from outrider.tokenization.shared_cache.circuit_breaker import CircuitBreakerPolicy
+from outrider.tokenization.shared_cache.redis_cache import RedisAddress
+from services.inference.prefix_store.store import MemoryStore, RedisStore, connect
+from tests.redis_server import RedisServer, redis_server
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    with redis_server() as server:
+        yield server
+
+
+@asynccontextmanager
+async def store_at(url: str, *, pause_s: float = 0.0) -> AsyncIterator[RedisStore]:
+    breaker = CircuitBreakerPolicy(first_pause_s=pause_s)
+    client = connect(RedisAddress(url), 5.0)
+    store = RedisStore(client, timeout_s=5.0, ttl_s=100, breaker=breaker)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+async def test_what_was_put_is_there_and_expires(server: RedisServer) -> None:
+    async with store_at(server.url) as store:
+        assert await store.put([(b"a", b"1"), (b"b", b"2" * 1_000_000)])
+        assert await store.present([b"a", b"x", b"b"]) == [True, False, True]
+        assert await store.fetch([b"b", b"x"]) == [b"2" * 1_000_000, None]
+    with redis.Redis(port=server.port) as client:
+        assert 0 < client.ttl("a") <= 100
+
+
+async def test_a_full_redis_refuses_and_serves_what_it_has(server: RedisServer) -> None:
+    async with store_at(server.url) as store:
+        assert await store.put([(b"kept", b"1")])
+        with redis.Redis(port=server.port) as client:
+            client.config_set("maxmemory", 1)
+            try:
+                assert not await store.put([(b"more", b"1")])
+                assert await store.fetch([b"kept", b"more"]) == [b"1", None]
+            finally:
+                client.config_set("maxmemory", 0)
+        assert store.num_failures == 1
+
+
+async def test_a_redis_that_dies_has_nothing_until_it_is_back() -> None:
+    with redis_server() as server:
+        async with store_at(server.url) as store:
+            assert await store.put([(b"a", b"1")])
+            server.kill()
+            for _ in range(5):
+                assert await store.fetch([b"a"]) == [None]
+            assert await store.present([b"a"]) == [False]
+            assert not await store.put([(b"a", b"1")])
+            server.start()
+            assert await store.put([(b"a", b"2")])
+            assert await store.fetch([b"a"]) == [b"2"]
+
+
+async def test_one_that_does_not_answer_costs_a_bounded_wait_and_then_none() -> None:
+    accepted = asyncio.Event()
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        accepted.set()
+        await reader.read()
+        writer.close()
+
+    listener = await asyncio.start_server(silent, "127.0.0.1", 0)
+    port = listener.sockets[0].getsockname()[1]
+    client = connect(RedisAddress(f"redis://127.0.0.1:{port}/0"), 5.0)
+    breaker = CircuitBreakerPolicy(max_failures=2, first_pause_s=1000.0, max_pause_s=1000.0)
+    store = RedisStore(client, timeout_s=0.05, ttl_s=100, breaker=breaker)
+    assert await store.fetch([b"a"]) == [None]
+    assert accepted.is_set()
+    assert await store.fetch([b"a"]) == [None]
+    num_failures = store.num_failures
+    assert await store.fetch([b"a"]) == [None]
+    assert store.num_failures == num_failures == 2, "the breaker is open: it was not asked"
+    await store.close()
+    listener.close()
+    await listener.wait_closed()
+
+
+def test_an_address_that_is_none_is_said() -> None:
+    with pytest.raises(ConfigError, match=r"prefix_store\.url"):
+        connect(RedisAddress("http://nowhere"), 1.0)
+
+
+async def test_memory_drops_what_was_used_longest_ago() -> None:
+    store = MemoryStore(max_bytes=10)
+    assert await store.put([(b"a", b"1" * 4), (b"b", b"2" * 4)])
+    assert await store.fetch([b"a"]) == [b"1" * 4]
+    assert await store.put([(b"c", b"3" * 4)])
+    assert await store.present([b"a", b"b", b"c"]) == [True, False, True]
+    assert store.num_bytes == 8
+    assert await store.put([(b"huge", b"4" * 11)])
+    assert await store.present([b"a", b"c", b"huge"]) == [False, False, False]
+    await store.close()
+    assert store.num_bytes == 0
