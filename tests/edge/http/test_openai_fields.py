@@ -273,6 +273,25 @@ def test_a_stream_says_the_same_however_the_reply_was_cut(cuts: list[int]) -> No
     assert made["tool_calls"] == calls
 
 
+def test_the_end_of_a_choice_that_the_client_has_does_not_come_again() -> None:
+    """What might have been a call is held back until the end, and does not move the position."""
+    body = CHAT | {"tools": [TOOL], "stream": True, "n": 2}
+    first = planned(openai_chat.API, body, idempotency_key="k")
+    ended = committed("Well, <tool_ca", [])
+    sent = b"".join(first.writer.take(0, event) for event in ended)
+    assert "".join(it["choices"][0]["delta"].get("content", "") for it in objects_of(sent)) == (
+        "Well, <tool_ca"
+    )
+    had = events_of(sent)[-1]["id"]
+    assert had == "1-14e,0-0"
+    again = planned(openai_chat.API, body, idempotency_key="k", last_event_id=had)
+    rest = told(again, ended, committed("So.", []))
+    choices = [it["choices"][0] for it in objects_of(rest)]
+    assert {it["index"] for it in choices} == {1}
+    assert [it["finish_reason"] for it in choices if it["finish_reason"]] == ["stop"]
+    assert events_of(rest)[-2]["id"] == "1-14e,1-3e"
+
+
 @given(
     st.lists(st.integers(1, len(CALLING)), max_size=12),
     st.lists(st.integers(1, len(CALLING)), max_size=12),
