@@ -1,7 +1,8 @@
 """The file of API keys: read by edges, changed by `outrider keys`.
 
 Changes are atomic: a new file takes the place of the old one, so that a reader finds either of them
-whole, and durable: a key that is told to be revoked stays so after a loss of power. Who changes it holds the lock of a file beside it; who only reads needs none.
+whole; and durable: a key that is told to be revoked stays so after a loss of power. Who changes it
+holds the lock of a file beside it; who only reads needs none.
 """
 
 from __future__ import annotations

@@ -33,6 +33,9 @@ _THINKING: Final = ("disabled", "enabled", "adaptive", "between_tools")
 _PART_SEPARATOR: Final = "\n"
 """Between texts of a user: blocks, and messages that follow each other. What an assistant said is
 put together as it was, without any."""
+_ERROR: Final = "Error: "
+"""Before the result of a tool that failed, unless it says so itself: chat templates know results
+alone, and a model that is not told would take the text for what it asked for."""
 _MAX_NAME_CHARS: Final = 64
 
 
@@ -263,6 +266,8 @@ def _result(where: str, block: InputBlock) -> Message:
     if not block.tool_use_id:
         raise refused(where, f"{where}: a tool_result has no tool_use_id; say whose result it is")
     text = _text(f"{where}.content", block.content or "")
+    if block.is_error and not text.lower().startswith(_ERROR[:-2].lower()):
+        text = _ERROR + text
     return Message("tool", text, tool_call_id=block.tool_use_id)
 
 

@@ -18,7 +18,7 @@ from outrider.errors import InvalidSamplingError, OutriderError
 from outrider.models.chat import Message, check_messages, check_num_messages
 from outrider.models.tools import AUTO, NONE, check_choice, check_num_tools, check_tools, tool_text
 from outrider.sampling.grammar import Grammar, from_response_format
-from outrider.session_types import TokenLogprobs
+from outrider.session_types import FinishReason, TokenLogprobs
 from services.edge.http import sse
 from services.edge.http.api import Asked
 from services.edge.http.openai_errors import refused
@@ -51,6 +51,8 @@ from services.edge.session.events import (
     Retract,
 )
 
+CUT_OFF: Final = frozenset({FinishReason.LENGTH, FinishReason.DEADLINE})
+"""Ends of replies that are not the model's own."""
 _UNDIGESTED: Final = frozenset({"model", "stream", "stream_options", "deadline_ms", "metadata"})
 """What may differ when the same request is sent again, and what is looked at apart."""
 
@@ -286,7 +288,8 @@ class PartWriter:
         """As ReplyWriter.whole."""
         accepted, reader, done = self._accepted, self._content.reader, self._done
         assert accepted is not None and done is not None
-        events = [*self._begin(), *self._parts(self._content.finish())]
+        is_cut_off = done.finish_reason in CUT_OFF
+        events = [*self._begin(), *self._parts(self._content.finish(is_cut_off=is_cut_off))]
         if not self._is_streamed:
             return self._encode(self._shape.body(accepted, reader, done))
         return self._written([*events, *self._shape.ended(reader, done)])

@@ -202,8 +202,17 @@ def test_results_of_tools_are_messages_of_their_own_before_what_the_user_says() 
         Message("tool", "seen", tool_call_id="t1"),
         Message("user", "and now?"),
         Message("system", "hurry"),
-        Message("tool", "a\nb", tool_call_id="t1"),
+        Message("tool", "Error: a\nb", tool_call_id="t1"),
     )
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [("no such file", "Error: no such file"), ("ERROR 2", "ERROR 2"), ("", "Error: ")],
+)
+def test_the_model_is_told_of_a_tool_that_failed(content: str, told: str) -> None:
+    result = TOOL_RESULT | {"content": content, "is_error": True}
+    assert converted({"role": "user", "content": [result]})[-1].content == told
 
 
 def test_messages_of_one_role_that_follow_each_other_are_one() -> None:

@@ -338,8 +338,10 @@ def test_a_response_that_is_cut_off_is_incomplete(reason: FinishReason) -> None:
     assert (whole["status"], whole["completed_at"]) == ("incomplete", None)
     assert whole["incomplete_details"] == {"reason": "max_output_tokens"}
     assert whole["output"][0]["status"] == "incomplete"
-    last = data_of(told(planned(API, body(stream=True)), events))[-1]
+    *_, item, last = data_of(told(planned(API, body(stream=True)), events))
     assert last["type"] == "response.incomplete"
+    assert item["type"] == "response.output_item.done"
+    assert [item["item"]] == last["response"]["output"]
 
 
 def test_a_stream_has_every_event_in_its_order() -> None:
