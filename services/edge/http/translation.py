@@ -16,7 +16,7 @@ import msgspec
 
 from outrider.errors import InvalidSamplingError, OutriderError
 from outrider.models.chat import Message, check_messages, check_num_messages
-from outrider.models.tools import AUTO, NONE, check_choice, check_num_tools, check_tools, tool_text
+from outrider.models.tools import AUTO, NONE, check_choice, check_tools
 from outrider.sampling.grammar import Grammar, from_response_format
 from outrider.session_types import FinishReason, TokenLogprobs
 from services.edge.http import sse
@@ -92,18 +92,23 @@ class Conversation:
 
 def conversation(
     messages: tuple[Message, ...],
-    definitions: Sequence[Mapping[str, Any]],
+    definitions: Sequence[str],
     tool_choice: str,
     *,
     parallel: bool,
 ) -> Conversation:
-    """A conversation and the tools (as outrider.models.tools.tool_text takes them) that may be
+    """A conversation and the tools (as outrider.models.tools.check_tools takes them) that may be
     called in it. Raises InvalidRequestError."""
     check_num_messages(len(messages))
     check_messages(messages)
-    check_num_tools(len(definitions))
-    tools = check_tools([tool_text(it) for it in definitions])
+    tools = check_tools(definitions)
     return Conversation(messages, tools, check_choice(tool_choice, tools), parallel)
+
+
+def definition_of(name: str | None, description: str | None, parameters: msgspec.Raw) -> str:
+    """The definition of a tool, which is not looked at yet."""
+    fields = {"name": name, "description": description, "parameters": parameters}
+    return msgspec.json.encode(fields).decode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,19 +151,20 @@ def plan_chat(
     options = check_stream_options(fields)
     is_streamed = bool(fields.stream)
     (had,) = read_positions(asked, 1, is_streamed=is_streamed)
+    max_tokens = UNLIMITED_TOKENS if fields.max_tokens is None else fields.max_tokens
+    sampling = replace(
+        sampling_params(fields, max_tokens),
+        grammar=_grammar(response_format, format_field),
+        num_logprobs=num_logprobs,
+    )
     digest = _digest_of(api, body)
     seed = first_seed(fields, asked, digest)
-    max_tokens = UNLIMITED_TOKENS if fields.max_tokens is None else fields.max_tokens
     request = chat_request(
         fields,
         asked,
         index=0,
         digest=digest,
-        sampling=replace(
-            sampling_params(fields, max_tokens, seed),
-            grammar=_grammar(response_format, format_field),
-            num_logprobs=num_logprobs,
-        ),
+        sampling=replace(sampling, seed=seed),
         # From the beginning, whatever the client has: where a part begins is read in the text
         # before it.
         position=Position(),

@@ -88,6 +88,14 @@ def test_a_schema_and_tools_go_together() -> None:
     assert planned_chat.tools and planned_chat.sampling.grammar == JSON_OBJECT
 
 
+def test_a_schema_that_is_longer_than_any_may_be_is_refused_before_it_is_read() -> None:
+    """To read two megabytes of small values would hold the event loop for a quarter of a second."""
+    schema = {"x": dict.fromkeys(map(str, range(40_000)), 0)}
+    wanted = {"type": "json_schema", "json_schema": {"schema": schema}}
+    with pytest.raises(InvalidRequestError, match="send a schema of at most 262144"):
+        chat(response_format=wanted)
+
+
 def test_a_refused_schema_is_not_repeated() -> None:
     deep: Any = {"sesame": 1}
     for _ in range(70):

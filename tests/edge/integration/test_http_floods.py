@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import ssl
 import struct
 from pathlib import Path
 
 import pytest
+from h2.connection import H2Connection
 from structlog.testing import capture_logs
 
 from outrider.models.vocabulary import Vocabulary
@@ -17,7 +19,7 @@ from outrider.testing import eventually
 from services.edge.http.config import HttpConfig
 from services.edge.http.frame_gate import PREFACE
 from services.edge.http.listener import HttpListener
-from tests.edge.integration.http_client import KEY, RawRequest, plain, serving_http
+from tests.edge.integration.http_client import CHAT, KEY, RawRequest, plain, serving_http
 from tests.edge.integration.running import Running
 
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PING, GOAWAY = 0, 1, 2, 3, 4, 6, 7
@@ -129,6 +131,31 @@ async def test_who_comes_back_after_each_flood_may_send_less_each_time(
         async with plain(mesh) as other:
             assert (await other.get("/v1/models")).status_code == 200
     assert min(answered[:10]) > 900 and max(answered[11:]) < 200
+
+
+async def test_a_chat_that_is_reset_in_the_packet_that_asks_for_it_is_not_begun(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    """CVE-2023-44487: no region is to compute for a flood of such."""
+    async with serving_http(words, tmp_path) as mesh:
+        wire = H2Connection()
+        wire.initiate_connection()
+        wire.data_to_send()  # Flooder has sent it
+        fields = {":method": "POST", ":path": "/v1/chat/completions", ":scheme": "http"}
+        fields |= {":authority": "e", "x-api-key": KEY, "content-type": "application/json"}
+        flooder = await Flooder.connected(mesh)
+        for stream in range(1, 41, 2):
+            wire.send_headers(stream, list(fields.items()))
+            wire.send_data(stream, json.dumps(CHAT).encode(), end_stream=True)
+            wire.reset_stream(stream)
+            flooder.writer.write(wire.data_to_send())
+            await flooder.writer.drain()
+        answers = "outrider_edge_http_answers_total"
+        labels = {"route": "/v1/chat/completions", "status": "499"}
+        await eventually(lambda: mesh.sample(answers, **labels) == 20)
+        assert mesh.region.opened == []
+        flooder.writer.close()
+        await mesh.settled()
 
 
 @pytest.mark.parametrize("kind", [DATA, HEADERS, PING, 0x99])
