@@ -261,8 +261,8 @@ def _assistant(where: str, content: Sequence[InputBlock]) -> Message:
             case "tool_use":
                 if not block.id or not block.name:
                     raise refused(f"{where}.{number}", f"{where}.{number}: id and name are missing")
-                is_empty = isinstance(block.input, UnsetType) or not is_given(block.input)
-                arguments = "{}" if is_empty else bytes(block.input).decode()
+                given = b"{}" if isinstance(block.input, UnsetType) else bytes(block.input)
+                arguments = "{}" if given == b"null" else given.decode()
                 calls.append(ToolCall(block.id, block.name, arguments))
             case _:
                 raise _unknown(where, number, block)
