@@ -79,7 +79,7 @@ class Thinking(msgspec.Struct, kw_only=True):
     budget_tokens: int | None = None
 
 
-class Tool(msgspec.Struct, kw_only=True):
+class Tool(msgspec.Struct, kw_only=True, gc=False):
     """A tool that the model may call."""
 
     name: str

@@ -1,4 +1,8 @@
-"""Bodies of requests: JSON, read into an API's msgspec struct (pure)."""
+"""Bodies of requests: JSON, read into an API's msgspec struct (pure).
+
+Structs of which a body may have ten thousands are made with `gc=False`: JSON has no cycles, and
+while they are read the garbage collector would look at all that the edge has, again and again.
+"""
 
 from __future__ import annotations
 

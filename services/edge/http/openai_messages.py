@@ -66,7 +66,7 @@ class ChatMessage(msgspec.Struct, kw_only=True, gc=False):
     """Of an assistant: what it thought first, for chat templates that show it."""
 
 
-class FunctionDefinition(msgspec.Struct, kw_only=True):
+class FunctionDefinition(msgspec.Struct, kw_only=True, gc=False):
     """A function that the model may call."""
 
     name: str
@@ -78,7 +78,7 @@ class FunctionDefinition(msgspec.Struct, kw_only=True):
     schema, those of others are the model's own."""
 
 
-class Tool(msgspec.Struct, kw_only=True):
+class Tool(msgspec.Struct, kw_only=True, gc=False):
     """A tool that the model may call."""
 
     type: str

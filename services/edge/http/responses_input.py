@@ -41,7 +41,7 @@ class InputItem(msgspec.Struct, kw_only=True, gc=False):
     output: str | list[ContentPart] | None = None
 
 
-class FunctionTool(msgspec.Struct, kw_only=True):
+class FunctionTool(msgspec.Struct, kw_only=True, gc=False):
     """A function that the model may call."""
 
     type: str
