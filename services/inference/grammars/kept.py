@@ -1,5 +1,4 @@
-"""Compiled grammars that are kept for further replies, each for the trust group that sent it
-(pure)."""
+"""Compiled grammars that are kept for further replies, each for the trust group that sent it."""
 
 from __future__ import annotations
 
