@@ -1,7 +1,8 @@
 """The file of API keys: read by edges, changed by `outrider keys`.
 
 Changes are atomic: a new file takes the place of the old one, so that a reader finds either of them
-whole. Who changes it holds the lock of a file beside it; who only reads needs none.
+whole; and durable: a key that is told to be revoked stays so after a loss of power. Who changes it
+holds the lock of a file beside it; who only reads needs none.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Final
 
 from outrider.access.api_keys import MAX_KEYS, ApiKey, KeyTable, of_row, to_row
 from outrider.errors import ConfigError, UnavailableError
+from outrider.models.disk.files import sync_directory
 from outrider.models.strict_json import read_object
 
 MAX_FILE_BYTES: Final = 16 << 20
@@ -89,6 +91,7 @@ def _write(file: Path, stored: StoredKeys) -> None:
         sink.flush()
         os.fsync(sink.fileno())
     scratch.replace(file)
+    sync_directory(file.parent)
 
 
 @contextlib.contextmanager

@@ -150,7 +150,7 @@ class Edge:
         if self.http is not None:
             application = application or self.http.app
         if application is not None and config.http3.enabled:
-            self.listener.offer(Http3Service(application, config.http3))
+            self.listener.offer(_http3_service(config, application))
         self._renewal: asyncio.Task[None] | None = None
         self._drafter_deadline = 0.0
         """Loop time until which the edge is not ready while its first drafter starts."""
@@ -293,6 +293,14 @@ def _http_listener(
         document=document(__version__),
     )
     return HttpListener(build_app(door), door)
+
+
+def _http3_service(config: EdgeConfig, application: Application) -> Http3Service:
+    if config.http.port is None:
+        return Http3Service(application, config.http3)
+    from services.edge.http.http3_refusals import worded
+
+    return Http3Service(application, config.http3, word=worded)
 
 
 def _certificate(config: EdgeConfig) -> tuple[Path, Path]:

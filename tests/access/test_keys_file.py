@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import stat
 import threading
 from collections.abc import Iterable
@@ -36,6 +37,23 @@ def test_changes_add_up(tmp_path: Path) -> None:
     assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
     write_keys(file, key_of("c"))
     assert read(file).keys == (key_of("c"),)
+
+
+def test_a_change_is_on_the_disk_when_it_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file's bytes before it takes its name, and then the name."""
+    file, synced = tmp_path / "keys.json", []
+    sync = os.fsync
+
+    def spy(descriptor: int) -> None:
+        is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+        synced.append(("folder" if is_folder else "bytes", file.exists()))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", spy)
+    keys_file.change(file, adding())
+    assert synced == [("bytes", False), ("folder", True)]
 
 
 def test_a_change_that_cannot_be_leaves_the_file(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
 """Programs that people have drive a mesh of real processes with the real engine: the official
-packages of OpenAI and Anthropic, `curl`, and an HTTP/3 client that is not ours (qh3)."""
+packages of OpenAI and Anthropic, LangChain, `curl`, and an HTTP/3 client that is not ours (qh3)."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from typing import Any
 import anthropic
 import openai
 import pytest
+from langchain_openai import ChatOpenAI
 
 from bench.harness.local_mesh import LocalMesh, local_mesh, outrider
 from outrider.cli.local import development_key
@@ -241,7 +242,10 @@ def test_tools_are_called(door: Door) -> None:
         chat = partial(create, **asked, messages=ASK, tools=tools)
         free = chat().choices[0]
         forced = chat(tool_choice="required", parallel_tool_calls=False).choices[0]
-        for choice in (free, forced):
+        # A call or an answer by the schema: this model calls.
+        schema = {"name": "n", "schema": SCHEMA}
+        either = chat(response_format={"type": "json_schema", "json_schema": schema}).choices[0]
+        for choice in (free, forced, either):
             assert choice.finish_reason == "tool_calls" and choice.message.tool_calls is not None
             (call,) = choice.message.tool_calls
             assert (call.function.name, json.loads(call.function.arguments)) == (
@@ -275,6 +279,30 @@ def test_tools_are_called(door: Door) -> None:
         (block,) = message.content
         assert block.type == "tool_use" and message.stop_reason == "tool_use"
         assert (block.name, block.input) == ("get_weather", {"city": "Paris"})
+
+
+def test_langchain_as_its_users_point_it(door: Door) -> None:
+    def model(**more: Any) -> Any:
+        fields = {"base_url": f"{door.url}/v1", "api_key": door.key, "model": MODEL}
+        return ChatOpenAI(**{**fields, "temperature": 0.8, "max_retries": 0, **more})
+
+    said = model(max_tokens=24, seed=SEED)
+    whole = said.invoke(USER["content"])
+    assert whole.content == native(door)
+    assert whole.usage_metadata["output_tokens"] > 0
+    pieces = list(said.stream(USER["content"]))
+    assert len(pieces) > 2 and "".join(it.content for it in pieces) == whole.content
+    scored = said.bind(logprobs=True, top_logprobs=2).invoke(USER["content"])
+    assert len(scored.response_metadata["logprobs"]["content"]) > 2
+    named = {"title": "river", **SCHEMA}
+    by_schema = model(max_tokens=200).with_structured_output(named, method="json_schema")
+    assert set(by_schema.invoke("A river.")) == {"river", "km"}
+    tool = {"name": "get_weather", "description": "Of a city.", "parameters": CITY}
+    calling = model(max_tokens=200, temperature=0).bind_tools([tool], tool_choice="get_weather")
+    calls = calling.bind(parallel_tool_calls=False).invoke(ASK[0]["content"]).tool_calls
+    assert [(it["name"], it["args"]) for it in calls] == [("get_weather", {"city": "Paris"})]
+    with pytest.raises(openai.AuthenticationError):
+        model(api_key="none").invoke("hi")
 
 
 def test_bad_requests_are_told_apart(door: Door) -> None:

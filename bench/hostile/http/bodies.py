@@ -35,6 +35,15 @@ def _chat(**fields: Any) -> Body:
     return CHAT, json.dumps(_asked(**fields)).encode()
 
 
+def _message(**fields: Any) -> Body:
+    asked = {"model": "", "max_tokens": 1, "messages": [{"role": "user", "content": "x"}]}
+    return "/v1/messages", json.dumps(asked | fields).encode()
+
+
+def _response(**fields: Any) -> Body:
+    return "/v1/responses", json.dumps({"model": "", "input": "x"} | fields).encode()
+
+
 def _raw(field: str, value: str, path: str = CHAT) -> Body:
     """A chat with this field, whose value is written as it is, JSON or not."""
     return path, json.dumps(_asked(**{field: "@"})).replace('"@"', value).encode(
@@ -111,7 +120,18 @@ def giant() -> list[Body]:
     biases = {str(token): 1.5 for token in range(100_000)}
     message = {"role": "user", "content": "x"}
     part = {"type": "text", "text": "y"}
+    small = {str(number): 0 for number in range(150_000)}
+    call = {"type": "tool_use", "id": "t", "name": "n", "input": small}
+    schema = {"type": "json_schema", "schema": small}
     return [
+        _chat(response_format={"type": "json_schema", "json_schema": {"schema": small}}),
+        _chat(tools=[{"type": "function", "function": {"name": "a"}}] * 30_000),
+        _message(system=[part] * 50_000),
+        _message(tools=[{"name": "a", "input_schema": {"type": "object", "x": small}}]),
+        _message(output_config={"format": schema}),
+        _message(messages=[message, {"role": "assistant", "content": [call]}, message]),
+        _response(text={"format": schema}),
+        _response(tools=[{"type": "function", "name": "a", "parameters": small}]),
         _chat(logit_bias=biases),
         _chat(logit_bias=dict(list(biases.items())[:2000])),
         _chat(stop=["x" * 50] * 20_000),
@@ -131,8 +151,8 @@ def giant() -> list[Body]:
         ("/tokenize", json.dumps({"prompt": "x" * 1_900_000}).encode()),
         ("/v1/completions", json.dumps({"prompt": ["x"] * 100_000}).encode()),
         ("/v1/completions", json.dumps({"prompt": [[1] * 1000] * 300}).encode()),
-        ("/v1/messages", json.dumps({"max_tokens": 1, "messages": [message] * 40_000}).encode()),
-        ("/v1/responses", json.dumps({"input": [message] * 40_000}).encode()),
+        _message(messages=[message] * 40_000),
+        _response(input=[message] * 40_000),
         (CHAT, b"[" + b"0," * 900_000 + b"0]"),
         (CHAT, b'{"' + b"k" * 1_900_000 + b'":1}'),
         (CHAT, b"{" + b",".join(b'"%d":0' % number for number in range(150_000)) + b"}"),

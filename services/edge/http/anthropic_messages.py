@@ -10,21 +10,24 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, TypeAlias
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from outrider.errors import InvalidRequestError
 from outrider.models.chat import Message, check_num_messages
-from outrider.models.tools import AUTO, NONE, REQUIRED, ToolCall
+from outrider.models.tools import AUTO, NONE, REQUIRED, ToolCall, check_num_tools
 from services.edge.http.anthropic_errors import error_body
 from services.edge.http.anthropic_reply import PING, MessageShape
 from services.edge.http.api import Asked, ChatApi, PlannedReply
-from services.edge.http.bodies import read
+from services.edge.http.bodies import is_given, null, read, schema_in
 from services.edge.http.openai_errors import refused
+from services.edge.http.openai_messages import check_num_parts
 from services.edge.http.openai_sampling import SamplingFields
 from services.edge.http.translation import (
     Conversation,
     ExtraFields,
     PartWriter,
     conversation,
+    definition_of,
     plan_chat,
 )
 
@@ -33,24 +36,28 @@ _THINKING: Final = ("disabled", "enabled", "adaptive", "between_tools")
 _PART_SEPARATOR: Final = "\n"
 """Between texts of a user: blocks, and messages that follow each other. What an assistant said is
 put together as it was, without any."""
+_ERROR: Final = "Error: "
+"""Before the result of a tool that failed, unless it says so itself: chat templates know results
+alone, and a model that is not told would take the text for what it asked for."""
 _MAX_NAME_CHARS: Final = 64
 
 
-class InputBlock(msgspec.Struct, kw_only=True):
+class InputBlock(msgspec.Struct, kw_only=True, gc=False):
     """A block of a message: text, tool_use, tool_result, thinking; others are refused."""
 
     type: str
     text: str | None = None
     id: str | None = None
     name: str | None = None
-    input: dict[str, Any] | None = None
+    input: msgspec.Raw | UnsetType = UNSET
+    """A JSON object, raw: it goes on as text."""
     tool_use_id: str | None = None
     content: str | list[InputBlock] | None = None
     is_error: bool | None = None
     thinking: str | None = None
 
 
-class InputMessage(msgspec.Struct, kw_only=True):
+class InputMessage(msgspec.Struct, kw_only=True, gc=False):
     """A message of the conversation."""
 
     role: str
@@ -72,14 +79,15 @@ class Thinking(msgspec.Struct, kw_only=True):
     budget_tokens: int | None = None
 
 
-class Tool(msgspec.Struct, kw_only=True):
+class Tool(msgspec.Struct, kw_only=True, gc=False):
     """A tool that the model may call."""
 
     name: str
     type: str | None = None
     """custom; tools that the API itself runs are refused."""
     description: str | None = None
-    input_schema: dict[str, Any] | None = None
+    input_schema: msgspec.Raw = msgspec.field(default_factory=null)
+    """A JSON schema of type object. Raw, since the order of its properties counts."""
 
 
 class ToolChoice(msgspec.Struct, kw_only=True):
@@ -96,7 +104,8 @@ class OutputConfig(msgspec.Struct, kw_only=True):
 
     effort: str | None = None
     """Accepted without effect."""
-    format: dict[str, Any] | None = None
+    format: msgspec.Raw = msgspec.field(default_factory=null)
+    """{"type": "json_schema", "schema": {...}}: the text follows the schema."""
 
 
 class CountTokensRequest(msgspec.Struct, kw_only=True):
@@ -228,6 +237,7 @@ def _turns(where: str, message: InputMessage) -> Iterator[Message]:
     elif role == "assistant":
         yield _assistant(where, content)
     else:
+        check_num_parts(where, len(content))
         results = [it for it in content if it.type == "tool_result" and role == "user"]
         yield from (_result(where, it) for it in results)
         if len(results) < len(content):
@@ -236,6 +246,7 @@ def _turns(where: str, message: InputMessage) -> Iterator[Message]:
 
 
 def _assistant(where: str, content: Sequence[InputBlock]) -> Message:
+    check_num_parts(where, len(content))
     texts: list[str] = []
     thoughts: list[str] = []
     calls: list[ToolCall] = []
@@ -250,7 +261,8 @@ def _assistant(where: str, content: Sequence[InputBlock]) -> Message:
             case "tool_use":
                 if not block.id or not block.name:
                     raise refused(f"{where}.{number}", f"{where}.{number}: id and name are missing")
-                arguments = msgspec.json.encode(block.input or {}).decode()
+                given = b"{}" if isinstance(block.input, UnsetType) else bytes(block.input)
+                arguments = "{}" if given == b"null" else given.decode()
                 calls.append(ToolCall(block.id, block.name, arguments))
             case _:
                 raise _unknown(where, number, block)
@@ -263,12 +275,15 @@ def _result(where: str, block: InputBlock) -> Message:
     if not block.tool_use_id:
         raise refused(where, f"{where}: a tool_result has no tool_use_id; say whose result it is")
     text = _text(f"{where}.content", block.content or "")
+    if block.is_error and not text.lower().startswith(_ERROR[:-2].lower()):
+        text = _ERROR + text
     return Message("tool", text, tool_call_id=block.tool_use_id)
 
 
 def _text(where: str, content: str | Sequence[InputBlock]) -> str:
     if isinstance(content, str):
         return content
+    check_num_parts(where, len(content))
     for number, block in enumerate(content):
         if block.type != "text":
             raise _unknown(where, number, block)
@@ -294,9 +309,10 @@ def _joined(first: Message, second: Message) -> Message:
     )
 
 
-def tool_definitions(tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    """As outrider.models.tools.tool_text takes them. Raises InvalidRequestError for tools that the
-    API itself would have to run."""
+def tool_definitions(tools: Sequence[Tool]) -> list[str]:
+    """As outrider.models.tools.check_tools takes them. Raises InvalidRequestError for tools that
+    the API itself would have to run."""
+    check_num_tools(len(tools))
     made = []
     for number, tool in enumerate(tools):
         if tool.type is not None and tool.type != "custom":
@@ -305,13 +321,7 @@ def tool_definitions(tools: Sequence[Tool]) -> list[dict[str, Any]]:
                 f"tools.{number}: {tool.type[:_MAX_NAME_CHARS]!r} is a tool of that API's own, "
                 "which is not run here; send custom tools",
             )
-        made.append(
-            {
-                "name": tool.name,
-                "description": tool.description,
-                "parameters": tool.input_schema,
-            }
-        )
+        made.append(definition_of(tool.name, tool.description, tool.input_schema))
     return made
 
 
@@ -329,8 +339,9 @@ def tool_choice_of(choice: ToolChoice | None) -> tuple[str, bool]:
 
 def response_format_of(config: OutputConfig | None) -> dict[str, Any]:
     """The `response_format` of chat completions that says the same. Raises InvalidRequestError."""
-    if config is None or config.format is None:
+    if config is None or not is_given(config.format):
         return {"type": "text"}
-    if config.format.get("type") != "json_schema":
+    found = schema_in("output_config", config.format)
+    if not isinstance(found, dict) or found.get("type") != "json_schema":
         raise refused("output_config", "output_config.format.type is json_schema")
-    return {"type": "json_schema", "json_schema": {"schema": config.format.get("schema")}}
+    return {"type": "json_schema", "json_schema": {"schema": found.get("schema")}}

@@ -27,13 +27,11 @@ from outrider.errors import (
 from services.edge.http.door import HttpDoor
 from services.edge.http.exchange import EXCHANGE, ClientLeft, Exchange
 from services.edge.http.http_errors import headers_of
-from services.edge.http.openai_errors import error_body
-from services.edge.http.routes import ALL_ROUTES, Access, ErrorBody, Route
+from services.edge.http.routes import ALL_ROUTES, Access, Route, error_body_of
 
 log = structlog.get_logger()
 
 _PUBLIC: Final = frozenset(route.path for route in ALL_ROUTES if route.access is Access.PUBLIC)
-_ERROR_BODIES: Final = {route.path: route.error_body for route in ALL_ROUTES}
 _CLIENT_LEFT: Final = 499
 """As nginx calls it."""
 _POLICY_VIOLATION: Final = 1008
@@ -127,16 +125,11 @@ class _Gate:
             exchange.abort()  # whatever came of the answer, the client must not take it for whole
             return
         await exchange.discard()
-        body = _error_body(exchange.scope)(error, exchange.request_id)
+        body = error_body_of(exchange.scope["path"])(error, exchange.request_id)
         headers = headers_of(error)
         if isinstance(error, RateLimitedError):
             headers |= exchange.rate_headers()
         await exchange.answer(error.http_status, body, headers=headers)
-
-
-def _error_body(scope: Scope) -> ErrorBody:
-    """In the shape of the API that the path is of."""
-    return _ERROR_BODIES.get(scope["path"], error_body)
 
 
 async def _raise_ours(request: Request, failure: Exception) -> Response:

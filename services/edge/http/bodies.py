@@ -1,16 +1,24 @@
-"""Bodies of requests: JSON, read into an API's msgspec struct (pure)."""
+"""Bodies of requests: JSON, read into an API's msgspec struct (pure).
+
+Structs of which a body may have ten thousands are made with `gc=False`: JSON has no cycles, and
+while they are read the garbage collector would look at all that the edge has, again and again.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from outrider.errors import InvalidRequestError
+from outrider.sampling.grammar import MAX_GRAMMAR_BYTES
 from services.edge.http.openai_errors import refused
 
+MAX_SCHEMA_BYTES: Final = 4 * MAX_GRAMMAR_BYTES
+"""As it is written in a body, with its whitespace; without that it has a quarter at most."""
 _PATH: Final = re.compile(r" - at `\$\.?(.*)`$")
 _Body = TypeVar("_Body")
 
@@ -31,6 +39,31 @@ def read(decode: Callable[[bytes], _Body], data: bytes) -> _Body:
         raise _misshapen(str(error)) from None
     except msgspec.MsgspecError as error:
         raise InvalidRequestError(f"the body is not valid JSON: {error}") from None
+
+
+def null() -> msgspec.Raw:
+    """JSON of any shape, where none was given."""
+    return msgspec.Raw(b"null")
+
+
+def is_given(field: msgspec.Raw) -> bool:
+    """Whether there is such JSON."""
+    return bytes(field) != b"null"
+
+
+def schema_in(param: str, field: msgspec.Raw) -> Any:
+    """The JSON of a field that has a schema in it. Raises InvalidRequestError, for one that is
+    longer than any schema may be before it costs anything: to read two megabytes of small values
+    would hold the event loop for a quarter of a second."""
+    data = bytes(field)
+    if len(data) > MAX_SCHEMA_BYTES:
+        raise refused(
+            param, f"{param} has {len(data)} bytes; send a schema of at most {MAX_SCHEMA_BYTES}"
+        )
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        raise refused(param, "the schema cannot be read; send simpler JSON") from None
 
 
 def _misshapen(text: str) -> InvalidRequestError:

@@ -68,7 +68,8 @@ class HttpConfig:
     max_unsent_bytes: int = 256 * 1024
     """A client that leaves more of a reply unread loses it."""
     send_timeout_s: float = 30.0
-    """The connection of a client that reads nothing at all for so long is closed."""
+    """A client that reads nothing at all of an answer for so long loses it: over HTTP/1.1 with its
+    connection."""
     comment_s: float = 10.0
     """An event stream on which nothing came for so long has a comment sent, for proxies that give
     up silent ones. Until then a failure is answered with a status of its own."""

@@ -57,7 +57,7 @@ class Exchange:
         self.door = door
         self.scope = scope
         self.headers = Headers(scope=scope)
-        self.request_id = _request_id(self.headers.get("x-request-id", ""))
+        self.request_id = request_id_of(self.headers.get("x-request-id", ""))
         self.identity: Identity | None = None
         self.route = "none"
         """The pattern of its path, once it has been routed."""
@@ -224,9 +224,7 @@ class Exchange:
         self.status = status
         fields = [
             (b"content-type", content_type.encode()),
-            (b"x-request-id", self.request_id.encode()),
-            (b"request-id", self.request_id.encode()),
-            *_SERVED_SAFELY,
+            *own_headers(self.request_id),
             *((name.encode(), value.encode()) for name, value in headers.items()),
         ]
         if length is not None:
@@ -270,7 +268,13 @@ def _too_large(limit: int) -> OutriderError:
     return FrameTooLargeError(f"the body is larger than {limit} bytes; shorten it")
 
 
-def _request_id(stated: str) -> str:
+def own_headers(request_id: str) -> list[tuple[bytes, bytes]]:
+    """Of every answer."""
+    named = request_id.encode()
+    return [(b"x-request-id", named), (b"request-id", named), *_SERVED_SAFELY]
+
+
+def request_id_of(stated: str) -> str:
     """The client's own, if it can be one."""
     if 0 < len(stated) <= MAX_ID_CHARS and stated.isascii() and stated.isprintable():
         return stated

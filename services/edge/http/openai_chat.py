@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final, Literal
@@ -16,7 +15,7 @@ from outrider.models.tools import NONE
 from outrider.sampling.grammar import Grammar, from_response_format
 from outrider.session_types import TokenLogprobs
 from services.edge.http.api import Asked, ChatApi, PlannedReply
-from services.edge.http.bodies import read
+from services.edge.http.bodies import null, read, schema_in
 from services.edge.http.openai_errors import error_body, refused
 from services.edge.http.openai_logprobs import ChatLogprobs, chat_count, chat_logprobs
 from services.edge.http.openai_messages import (
@@ -25,7 +24,6 @@ from services.edge.http.openai_messages import (
     Tool,
     choice_of,
     messages_of,
-    null,
     text_of,
     tools_of,
 )
@@ -38,7 +36,12 @@ from services.edge.http.openai_reply import (
     Piece,
     Reply,
 )
-from services.edge.http.openai_sampling import UNLIMITED_TOKENS, SamplingFields, sampling_params
+from services.edge.http.openai_sampling import (
+    UNLIMITED_TOKENS,
+    SamplingFields,
+    check_metadata,
+    sampling_params,
+)
 from services.edge.http.reply_parts import Part, PartKind
 from services.edge.request_fields import check_prediction
 from services.edge.session.events import ChatRequest
@@ -323,6 +326,7 @@ _decode: Final = msgspec.json.Decoder(ChatCompletionRequest).decode
 def plan(asked: Asked) -> PlannedReply:
     """The chats that answer a request. Raises InvalidRequestError."""
     body = read(_decode, asked.body)
+    check_metadata(body.metadata)
     _refuse_what_is_not_served(body)
     messages = messages_of(body.messages)
     tools = tools_of(body.tools or ())
@@ -364,13 +368,12 @@ def _grammar(wanted: ResponseFormat | None) -> Grammar | None:
     if wanted is None:
         return None
     value: dict[str, Any] = {"type": wanted.type, "grammar": wanted.grammar}
+    value["schema"] = schema_in("response_format", wanted.schema)
+    if wanted.json_schema is not None:
+        schema = schema_in("response_format", wanted.json_schema.schema)
+        value["json_schema"] = {"schema": schema}
     try:
-        value["schema"] = json.loads(bytes(wanted.schema))
-        if wanted.json_schema is not None:
-            value["json_schema"] = {"schema": json.loads(bytes(wanted.json_schema.schema))}
         return from_response_format(value)
-    except (ValueError, RecursionError):
-        raise refused("response_format", "the schema cannot be read; send simpler JSON") from None
     except InvalidSamplingError as error:
         raise refused("response_format", error.message) from None
 

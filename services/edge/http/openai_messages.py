@@ -17,6 +17,7 @@ from outrider.models.tools import (
     check_num_tools,
     check_tools,
 )
+from services.edge.http.bodies import is_given, null
 from services.edge.http.openai_errors import refused
 
 _ROLES: Final = ("system", "developer", "user", "assistant", "tool")
@@ -27,17 +28,7 @@ _MAX_PARTS: Final = 4096
 """Parts of one message; a body has room for fifty thousand, which would hold the event loop."""
 
 
-def null() -> msgspec.Raw:
-    """JSON of any shape, where none was given."""
-    return msgspec.Raw(b"null")
-
-
-def is_given(field: msgspec.Raw) -> bool:
-    """Whether there is such JSON."""
-    return bytes(field) != b"null"
-
-
-class ContentPart(msgspec.Struct, kw_only=True):
+class ContentPart(msgspec.Struct, kw_only=True, gc=False):
     """A part of a message; parts that are no text are refused."""
 
     type: str
@@ -45,7 +36,7 @@ class ContentPart(msgspec.Struct, kw_only=True):
     refusal: str | None = None
 
 
-class CalledFunction(msgspec.Struct, kw_only=True):
+class CalledFunction(msgspec.Struct, kw_only=True, gc=False):
     """What is called."""
 
     name: str
@@ -53,7 +44,7 @@ class CalledFunction(msgspec.Struct, kw_only=True):
     """A JSON object, as text."""
 
 
-class MessageToolCall(msgspec.Struct, kw_only=True):
+class MessageToolCall(msgspec.Struct, kw_only=True, gc=False):
     """A call that the assistant made."""
 
     id: str
@@ -61,7 +52,7 @@ class MessageToolCall(msgspec.Struct, kw_only=True):
     function: CalledFunction | None = None
 
 
-class ChatMessage(msgspec.Struct, kw_only=True):
+class ChatMessage(msgspec.Struct, kw_only=True, gc=False):
     """A message of the conversation."""
 
     role: str
@@ -75,7 +66,7 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     """Of an assistant: what it thought first, for chat templates that show it."""
 
 
-class FunctionDefinition(msgspec.Struct, kw_only=True):
+class FunctionDefinition(msgspec.Struct, kw_only=True, gc=False):
     """A function that the model may call."""
 
     name: str
@@ -87,7 +78,7 @@ class FunctionDefinition(msgspec.Struct, kw_only=True):
     schema, those of others are the model's own."""
 
 
-class Tool(msgspec.Struct, kw_only=True):
+class Tool(msgspec.Struct, kw_only=True, gc=False):
     """A tool that the model may call."""
 
     type: str
@@ -149,9 +140,14 @@ def text_of(
     Raises InvalidRequestError."""
     if content is None or isinstance(content, str):
         return content or ""
-    if len(content) > _MAX_PARTS:
-        raise refused(where, f"{where} has at most {_MAX_PARTS} parts; join texts into one")
+    check_num_parts(where, len(content))
     return _PART_SEPARATOR.join(_text(where, part, text_parts) for part in content)
+
+
+def check_num_parts(where: str, count: int) -> None:
+    """Raises InvalidRequestError for more parts than may be, before each costs."""
+    if count > _MAX_PARTS:
+        raise refused(where, f"{where} has at most {_MAX_PARTS} parts; join texts into one")
 
 
 def _text(where: str, part: ContentPart, text_parts: Sequence[str]) -> str:

@@ -8,7 +8,7 @@ chats have ended.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 import msgspec
@@ -172,6 +172,8 @@ class Choice:
         """All of them, where they are kept."""
         self.begun = had != Position()
         """Whether the client has its beginning."""
+        self.had_end = had.has_ended
+        """Whether the client has its end from an earlier request."""
         self._untold = "" if self.begun else prefix
         self.last = Piece()
         """What came of its content at its end."""
@@ -192,6 +194,12 @@ class Choice:
     def _with_prefix(self, piece: Piece) -> Piece:
         piece.text, self._untold = self._untold + piece.text, ""
         return piece
+
+    @property
+    def position(self) -> Position:
+        """How much the client has with the next event."""
+        has_ended = self.had_end or self.done is not None
+        return replace(self.content.position, has_ended=has_ended)
 
     @property
     def finish_reason(self) -> str | None:
@@ -313,7 +321,7 @@ class OpenAiWriter:
             case Done():
                 # In one event with the end: a client that has the id of an event has all of it.
                 choice.end(event)
-                if self._is_streamed:
+                if self._is_streamed and not choice.had_end:
                     begin = self._begin(choice)
                     return begin + self._event(self._shape.ending(self._reply, choice))
             case Provisional(_, erase_to, text, stability) if self._is_streamed:
@@ -366,9 +374,7 @@ class OpenAiWriter:
         return sse.event(self._encode(shown), name="outrider.provisional")
 
     def _event(self, data: msgspec.Struct) -> bytes:
-        event_id = (
-            sse.event_id(it.content.position for it in self._choices) if self._has_ids else ""
-        )
+        event_id = sse.event_id(it.position for it in self._choices) if self._has_ids else ""
         return sse.event(self._encode(data), event_id=event_id)
 
     def _usage(self) -> OpenAiUsage:

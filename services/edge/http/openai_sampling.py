@@ -5,6 +5,7 @@ Besides that API's own fields there are those that vLLM and others added, by the
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Final
 
@@ -21,6 +22,10 @@ from services.edge.session.events import ChatRequest, ResumePoint
 
 UNLIMITED_TOKENS: Final = 2**31 - 1
 """The reply may be as long as the model's context lets it."""
+_MAX_METADATA: Final = 16
+_MAX_METADATA_KEY_CHARS: Final = 64
+_MAX_METADATA_CHARS: Final = 512
+"""Pairs of metadata, and characters of each; what OpenAI's own API takes."""
 _SEEDS: Final = 2**64
 _SAFE_SEEDS: Final = 2**53
 """Seeds that we choose are told back, and JavaScript reads larger numbers inexactly."""
@@ -200,6 +205,21 @@ def chat_request(
         resume=ResumePoint(upto=position.num_tokens, num_chars=position.num_chars),
         digest=digest,
     )
+
+
+def check_metadata(given: Mapping[str, str] | None) -> None:
+    """Raises InvalidRequestError for more than that API takes: what nobody looks at is not to cost
+    anything, and Responses tell it back."""
+    pairs = given or {}
+    if len(pairs) > _MAX_METADATA or any(
+        len(key) > _MAX_METADATA_KEY_CHARS or len(value) > _MAX_METADATA_CHARS
+        for key, value in pairs.items()
+    ):
+        raise refused(
+            "metadata",
+            f"metadata has at most {_MAX_METADATA} pairs, of {_MAX_METADATA_KEY_CHARS} and "
+            f"{_MAX_METADATA_CHARS} characters",
+        )
 
 
 def read_positions(asked: Asked, num_chats: int, *, is_streamed: bool) -> tuple[Position, ...]:

@@ -85,6 +85,8 @@ class Part:
     """Of its text, or of a call's arguments."""
     is_whole: bool = True
     """False: a call whose arguments are no whole JSON object."""
+    is_cut_off: bool = False
+    """Whether the reply reached its limit of tokens, or its deadline, within it."""
     source: str = ""
     """Of a call that is not whole: what the model wrote."""
 
@@ -149,10 +151,13 @@ class PartReader:
             self._raw.append(text)
         return [made for event in self._parser.push(text) for made in self._read(event)]
 
-    def finish(self) -> list[PartEvent]:
-        """The reply is over."""
+    def finish(self, *, is_cut_off: bool = False) -> list[PartEvent]:
+        """The reply is over; `is_cut_off`: it reached its limit of tokens, or its deadline."""
         made = [it for event in self._parser.finish() for it in self._read(event)]
-        return made + self._end()
+        made += self._end()
+        if made and isinstance(made[-1], PartEnded):
+            made[-1].part.is_cut_off = is_cut_off
+        return made
 
     def _read(self, event: ReplyEvent) -> list[PartEvent]:
         match event:
@@ -258,6 +263,7 @@ class ReplyContent:
             commit.logprobs[max(0, len(commit.logprobs) - num_tokens) :],
         )
 
-    def finish(self) -> list[PartEvent]:
-        """The chat has ended: what had to wait until it was known what it is."""
-        return self.reader.finish()
+    def finish(self, *, is_cut_off: bool = False) -> list[PartEvent]:
+        """The chat has ended: what had to wait until it was known what it is. As
+        PartReader.finish."""
+        return self.reader.finish(is_cut_off=is_cut_off)

@@ -43,6 +43,11 @@ async def serve_reply(api: ChatApi, exchange: Exchange) -> None:
     watch.add_done_callback(lambda task: _left(task, reply, may_return=may_return))
     replies.add(reply)
     try:
+        # What the client sent in the same packet is known after this turn of the event loop. Floods
+        # reset a request there (CVE-2023-44487), and nothing is to be computed for it.
+        await asyncio.sleep(0)
+        if watch.done():
+            raise ClientLeft
         exchange.has_chats = True
         _begin(reply, planned, identity, exchange.door.context)
         await _send(exchange, reply, planned)

@@ -10,10 +10,10 @@ from msgspec import UNSET
 
 from outrider.models.chat import check_num_messages
 from services.edge.http.api import Asked, ChatApi, PlannedReply
-from services.edge.http.bodies import read
+from services.edge.http.bodies import is_given, null, read
 from services.edge.http.openai_errors import error_body, refused
 from services.edge.http.openai_logprobs import chat_count
-from services.edge.http.openai_sampling import SamplingFields
+from services.edge.http.openai_sampling import SamplingFields, check_metadata
 from services.edge.http.responses_input import (
     FunctionChoice,
     FunctionTool,
@@ -33,6 +33,8 @@ from services.edge.http.translation import (
     plan_chat,
 )
 
+_PLAIN_TEXT: Final = msgspec.Raw(b'{"type":"text"}')
+_MAX_INCLUDE: Final = 64
 _LOGPROBS: Final = "message.output_text.logprobs"
 
 
@@ -51,9 +53,9 @@ class ConversationFields(ExtraFields, kw_only=True):
     """Accepted; input that is too long is refused."""
     previous_response_id: str | None = None
     """Refused: nothing is stored."""
-    conversation: msgspec.Raw | None = None
+    conversation: msgspec.Raw = msgspec.field(default_factory=null)
     """Refused: nothing is stored."""
-    prompt: msgspec.Raw | None = None
+    prompt: msgspec.Raw = msgspec.field(default_factory=null)
     """Refused: nothing is stored."""
 
 
@@ -106,6 +108,7 @@ decode_count: Final = msgspec.json.Decoder(InputTokensRequest).decode
 def plan(asked: Asked) -> PlannedReply:
     """The chat that answers a request. Raises InvalidRequestError."""
     body = read(_decode, asked.body)
+    check_metadata(body.metadata)
     said = conversation_of(body)
     num_logprobs = _num_logprobs(body, said)
     fields = SamplingFields(
@@ -158,7 +161,10 @@ def conversation_of(body: ConversationFields) -> Conversation:
 
 def _num_logprobs(body: ResponsesRequest, said: Conversation) -> int:
     """SamplingParams.num_logprobs. Raises InvalidRequestError."""
-    is_asked = _LOGPROBS in (body.include or ())
+    include = body.include or ()
+    if len(include) > _MAX_INCLUDE:
+        raise refused("include", f"include has at most {_MAX_INCLUDE} entries")
+    is_asked = _LOGPROBS in include
     if is_asked and said.shown_tools:
         raise refused(
             "include",
@@ -180,8 +186,7 @@ def _refuse_what_is_not_stored(body: ConversationFields) -> None:
             "`input`",
         )
     for name in ("conversation", "prompt"):
-        given = getattr(body, name)
-        if given is not None and bytes(given) != b"null":
+        if is_given(getattr(body, name)):
             raise refused(
                 name, f"{name}: none is stored here; send the whole conversation as `input`"
             )
@@ -209,7 +214,10 @@ def _frame(body: ResponsesRequest, created_at: int) -> ResponseObject:
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
         top_logprobs=body.top_logprobs or 0,
-        text=TextConfig(format=text.format or {"type": "text"}, verbosity=text.verbosity or UNSET),
+        text=TextConfig(
+            format=text.format if is_given(text.format) else _PLAIN_TEXT,
+            verbosity=text.verbosity or UNSET,
+        ),
         reasoning=body.reasoning or ReasoningConfig(),
         metadata=body.metadata or {},
         safety_identifier=body.safety_identifier,

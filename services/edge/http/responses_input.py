@@ -9,9 +9,11 @@ import msgspec
 
 from outrider.errors import InvalidRequestError
 from outrider.models.chat import Message
-from outrider.models.tools import AUTO, NONE, REQUIRED, ToolCall
+from outrider.models.tools import AUTO, NONE, REQUIRED, ToolCall, check_num_tools
+from services.edge.http.bodies import is_given, null, schema_in
 from services.edge.http.openai_errors import refused
 from services.edge.http.openai_messages import TEXT_PARTS, ContentPart, text_of
+from services.edge.http.translation import definition_of
 
 _ROLES: Final = {
     "system": "system",
@@ -25,7 +27,7 @@ _STORED: Final = ("item_reference", "compaction")
 _MAX_NAME_CHARS: Final = 64
 
 
-class InputItem(msgspec.Struct, kw_only=True):
+class InputItem(msgspec.Struct, kw_only=True, gc=False):
     """What was said or done: a message (the type may be left out), a function_call, a
     function_call_output or reasoning; others are refused."""
 
@@ -39,14 +41,15 @@ class InputItem(msgspec.Struct, kw_only=True):
     output: str | list[ContentPart] | None = None
 
 
-class FunctionTool(msgspec.Struct, kw_only=True):
+class FunctionTool(msgspec.Struct, kw_only=True, gc=False):
     """A function that the model may call."""
 
     type: str
     """function; tools that the API itself runs are refused."""
     name: str | None = None
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: msgspec.Raw = msgspec.field(default_factory=null)
+    """A JSON schema of type object. Raw, since the order of its properties counts."""
     strict: bool | None = None
 
 
@@ -124,9 +127,10 @@ def _joined(first: Message, second: Message) -> Message:
     )
 
 
-def tool_definitions(tools: Sequence[FunctionTool]) -> list[dict[str, Any]]:
-    """As outrider.models.tools.tool_text takes them. Raises InvalidRequestError for tools that the
-    API itself would have to run."""
+def tool_definitions(tools: Sequence[FunctionTool]) -> list[str]:
+    """As outrider.models.tools.check_tools takes them. Raises InvalidRequestError for tools that
+    the API itself would have to run."""
+    check_num_tools(len(tools))
     made = []
     for number, tool in enumerate(tools):
         if tool.type != "function":
@@ -135,9 +139,7 @@ def tool_definitions(tools: Sequence[FunctionTool]) -> list[dict[str, Any]]:
                 f"tools[{number}]: {tool.type[:_MAX_NAME_CHARS]!r} is a tool of that API's own, "
                 "which is not run here; send functions",
             )
-        made.append(
-            {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
-        )
+        made.append(definition_of(tool.name, tool.description, tool.parameters))
     return made
 
 
@@ -158,10 +160,14 @@ def _misread_choice() -> InvalidRequestError:
     return refused("tool_choice", "tool_choice is auto, none, required, or a function by its name")
 
 
-def response_format_of(text_format: dict[str, Any] | None) -> dict[str, Any]:
-    """The `response_format` of chat completions that says the same as `text.format`."""
-    if text_format is None:
+def response_format_of(given: msgspec.Raw | None) -> dict[str, Any]:
+    """The `response_format` of chat completions that says the same as `text.format`. Raises
+    InvalidRequestError."""
+    if given is None or not is_given(given):
         return {"type": "text"}
+    text_format = schema_in("text.format", given)
+    if not isinstance(text_format, dict):
+        raise refused("text.format", "text.format is an object with a type")
     if text_format.get("type") != "json_schema":
         return text_format
     named = {name: value for name, value in text_format.items() if name != "type"}

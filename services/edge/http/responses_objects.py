@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from services.edge.http.bodies import null
 from services.edge.http.openai_logprobs import TokenLogprob
 from services.edge.http.openai_reply import ChoiceDetails
 from services.edge.http.responses_input import FunctionChoice, FunctionTool
@@ -102,7 +103,8 @@ class IncompleteDetails(msgspec.Struct, kw_only=True):
 class TextConfig(msgspec.Struct, kw_only=True):
     """How text is to look."""
 
-    format: dict[str, Any] | None = None
+    format: msgspec.Raw = msgspec.field(default_factory=null)
+    """text, json_schema, json_object; ours: regex, lark."""
     verbosity: str | UnsetType | None = UNSET
     """Accepted without effect."""
 

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from outrider.errors import OutriderError
-from outrider.session_types import FinishReason, TokenLogprobs
+from outrider.session_types import TokenLogprobs
 from services.edge.http.openai_errors import described
 from services.edge.http.openai_logprobs import TokenLogprob, chat_logprobs
 from services.edge.http.openai_reply import Choice
@@ -55,7 +55,7 @@ from services.edge.http.responses_objects import (
     ResponsesUsage,
 )
 from services.edge.http.sse import Position
-from services.edge.http.translation import Event
+from services.edge.http.translation import CUT_OFF, Event
 from services.edge.session.events import Accepted, Done
 
 MAX_ECHO_BYTES: Final = 16 << 10
@@ -63,7 +63,6 @@ MAX_ECHO_BYTES: Final = 16 << 10
 would hold up the text, but in the last one."""
 _COMPLETED: Final = "completed"
 _INCOMPLETE: Final = "incomplete"
-_CUT_OFF: Final = frozenset({FinishReason.LENGTH, FinishReason.DEADLINE})
 
 
 _ID_PREFIXES: Final = {PartKind.TEXT: "msg", PartKind.REASONING: "rs", PartKind.CALL: "fc"}
@@ -182,7 +181,7 @@ class ResponseShape:
         item_id, index, text = self._id(part), part.index, part.text
         done: ResponseEvent
         content: OutputText | ReasoningText
-        item = OutputItemDone(output_index=index, item=self._item(part, _whole_status(part)))
+        item = OutputItemDone(output_index=index, item=self._item(part, _status(part)))
         match part.kind:
             case PartKind.CALL:
                 done = ArgumentsDone(
@@ -207,7 +206,7 @@ class ResponseShape:
         return [_event(done), _event(whole), _event(item)]
 
     def _response(self, reader: PartReader, done: Done) -> ResponseObject:
-        is_cut_off = done.finish_reason in _CUT_OFF
+        is_cut_off = done.finish_reason in CUT_OFF
         seconds = round(done.edge_timings.total_ms / 1000)
         return msgspec.structs.replace(
             self._frame,
@@ -216,14 +215,10 @@ class ResponseShape:
             incomplete_details=IncompleteDetails(reason="max_output_tokens")
             if is_cut_off
             else None,
-            output=[self._item(it, self._end_status(it, reader, done)) for it in reader.parts],
+            output=[self._item(it, _status(it)) for it in reader.parts],
             usage=_usage(done),
             outrider=Choice(0, self._seed, Position(), done=done).details,
         )
-
-    def _end_status(self, part: Part, reader: PartReader, done: Done) -> str:
-        is_last = part is reader.parts[-1]
-        return _INCOMPLETE if is_last and done.finish_reason in _CUT_OFF else _whole_status(part)
 
     def _id(self, part: Part) -> str:
         return f"{_ID_PREFIXES[part.kind]}_{self._request_id}_{part.index}"
@@ -251,8 +246,8 @@ def _event(data: ResponseEvent) -> Event:
     return Event(str(data.__struct_config__.tag), data)
 
 
-def _whole_status(part: Part) -> str:
-    return _COMPLETED if part.is_whole else _INCOMPLETE
+def _status(part: Part) -> str:
+    return _COMPLETED if part.is_whole and not part.is_cut_off else _INCOMPLETE
 
 
 def _usage(done: Done) -> ResponsesUsage:

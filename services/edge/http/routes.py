@@ -203,3 +203,9 @@ DOCUMENT: Final = Route(
     access=Access.PUBLIC,
 )
 ALL_ROUTES: Final = (*ROUTES, DOCUMENT)
+_ERROR_BODIES: Final = {route.path: route.error_body for route in ALL_ROUTES}
+
+
+def error_body_of(path: str) -> ErrorBody:
+    """How errors look in the API that the path is of."""
+    return _ERROR_BODIES.get(path, error_body)

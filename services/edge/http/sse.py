@@ -12,7 +12,7 @@ from outrider.errors import InvalidRequestError
 COMMENT: Final = b": still here\n\n"
 """Keeps proxies and clients from giving up a stream on which nothing has come for a while; whoever
 reads events ignores it."""
-_POSITION: Final = re.compile(r"(\d{1,9})-(\d{1,9})")
+_POSITION: Final = re.compile(r"(\d{1,9})-(\d{1,9})(e?)")
 _MAX_ID_CHARS: Final = 1024
 
 
@@ -31,12 +31,16 @@ class Position:
     num_tokens: int = 0
     num_chars: int = 0
     """Code points."""
+    has_ended: bool = False
+    """Whether the client has its end too: what was held back until then, and why it ended."""
 
 
 def event_id(positions: Iterable[Position]) -> str:
     """What the client has once it has read the event of this id: of each chat tokens and code
-    points, `12-57,3-10`."""
-    return ",".join(f"{it.num_tokens}-{it.num_chars}" for it in positions)
+    points, with an e where it has the end, `12-57,3-10e`."""
+    return ",".join(
+        f"{it.num_tokens}-{it.num_chars}{'e' if it.has_ended else ''}" for it in positions
+    )
 
 
 def positions(last_event_id: str, num_chats: int) -> tuple[Position, ...]:
@@ -50,4 +54,6 @@ def positions(last_event_id: str, num_chats: int) -> tuple[Position, ...]:
             "Last-Event-ID is no id of this reply's event stream; send the id of the last event "
             "that came, or leave it out to get the whole reply"
         )
-    return tuple(Position(int(it[1]), int(it[2])) for it in found if it is not None)
+    return tuple(
+        Position(int(it[1]), int(it[2]), has_ended=bool(it[3])) for it in found if it is not None
+    )

@@ -16,9 +16,9 @@ import msgspec
 
 from outrider.errors import InvalidSamplingError, OutriderError
 from outrider.models.chat import Message, check_messages, check_num_messages
-from outrider.models.tools import AUTO, NONE, check_choice, check_num_tools, check_tools, tool_text
+from outrider.models.tools import AUTO, NONE, check_choice, check_tools
 from outrider.sampling.grammar import Grammar, from_response_format
-from outrider.session_types import TokenLogprobs
+from outrider.session_types import FinishReason, TokenLogprobs
 from services.edge.http import sse
 from services.edge.http.api import Asked
 from services.edge.http.openai_errors import refused
@@ -51,6 +51,8 @@ from services.edge.session.events import (
     Retract,
 )
 
+CUT_OFF: Final = frozenset({FinishReason.LENGTH, FinishReason.DEADLINE})
+"""Ends of replies that are not the model's own."""
 _UNDIGESTED: Final = frozenset({"model", "stream", "stream_options", "deadline_ms", "metadata"})
 """What may differ when the same request is sent again, and what is looked at apart."""
 
@@ -90,18 +92,23 @@ class Conversation:
 
 def conversation(
     messages: tuple[Message, ...],
-    definitions: Sequence[Mapping[str, Any]],
+    definitions: Sequence[str],
     tool_choice: str,
     *,
     parallel: bool,
 ) -> Conversation:
-    """A conversation and the tools (as outrider.models.tools.tool_text takes them) that may be
+    """A conversation and the tools (as outrider.models.tools.check_tools takes them) that may be
     called in it. Raises InvalidRequestError."""
     check_num_messages(len(messages))
     check_messages(messages)
-    check_num_tools(len(definitions))
-    tools = check_tools([tool_text(it) for it in definitions])
+    tools = check_tools(definitions)
     return Conversation(messages, tools, check_choice(tool_choice, tools), parallel)
+
+
+def definition_of(name: str | None, description: str | None, parameters: msgspec.Raw) -> str:
+    """The definition of a tool, which is not looked at yet."""
+    fields = {"name": name, "description": description, "parameters": parameters}
+    return msgspec.json.encode(fields).decode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,19 +151,20 @@ def plan_chat(
     options = check_stream_options(fields)
     is_streamed = bool(fields.stream)
     (had,) = read_positions(asked, 1, is_streamed=is_streamed)
+    max_tokens = UNLIMITED_TOKENS if fields.max_tokens is None else fields.max_tokens
+    sampling = replace(
+        sampling_params(fields, max_tokens),
+        grammar=_grammar(response_format, format_field),
+        num_logprobs=num_logprobs,
+    )
     digest = _digest_of(api, body)
     seed = first_seed(fields, asked, digest)
-    max_tokens = UNLIMITED_TOKENS if fields.max_tokens is None else fields.max_tokens
     request = chat_request(
         fields,
         asked,
         index=0,
         digest=digest,
-        sampling=replace(
-            sampling_params(fields, max_tokens, seed),
-            grammar=_grammar(response_format, format_field),
-            num_logprobs=num_logprobs,
-        ),
+        sampling=replace(sampling, seed=seed),
         # From the beginning, whatever the client has: where a part begins is read in the text
         # before it.
         position=Position(),
@@ -286,7 +294,8 @@ class PartWriter:
         """As ReplyWriter.whole."""
         accepted, reader, done = self._accepted, self._content.reader, self._done
         assert accepted is not None and done is not None
-        events = [*self._begin(), *self._parts(self._content.finish())]
+        is_cut_off = done.finish_reason in CUT_OFF
+        events = [*self._begin(), *self._parts(self._content.finish(is_cut_off=is_cut_off))]
         if not self._is_streamed:
             return self._encode(self._shape.body(accepted, reader, done))
         return self._written([*events, *self._shape.ended(reader, done)])

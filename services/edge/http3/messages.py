@@ -64,18 +64,22 @@ class Refusal:
     status: int
     text: str
     retry_after_s: int = 0
+    content_type: bytes = b"text/plain; charset=utf-8"
+    fields: tuple[tuple[bytes, bytes], ...] = ()
+    """Further headers of the response."""
 
     @property
     def headers(self) -> Headers:
         """Of the response."""
-        fields: Headers = [
+        made: Headers = [
             (b":status", b"%d" % self.status),
-            (b"content-type", b"text/plain; charset=utf-8"),
+            (b"content-type", self.content_type),
             (b"content-length", b"%d" % len(self.body)),
+            *self.fields,
         ]
         if self.retry_after_s:
-            fields.append((b"retry-after", b"%d" % self.retry_after_s))
-        return fields
+            made.append((b"retry-after", b"%d" % self.retry_after_s))
+        return made
 
     @property
     def body(self) -> bytes:

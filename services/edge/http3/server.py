@@ -15,7 +15,7 @@ from outrider.client.protocol import CloseCode
 from services.edge.http3.exchange import H3Code
 from services.edge.http3.framing import ConnectionFault
 from services.edge.http3.limits import Http3Limits
-from services.edge.http3.messages import Message, scope_of
+from services.edge.http3.messages import Message, Refusal, Request, scope_of
 from services.edge.http3.session import Http3Session, RequestStream
 from services.edge.quic.aioquic_shim import ProtocolLimits
 from services.edge.quic.alpn import Connection
@@ -43,6 +43,12 @@ Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 Application: TypeAlias = Callable[[Message, Receive, Send], Awaitable[None]]
 """ASGI 3; any object that can be called so."""
+Word: TypeAlias = Callable[[Refusal, Request], Refusal]
+"""How refusals of a request are worded."""
+
+
+def _plainly(refusal: Refusal, request: Request) -> Refusal:
+    return refusal
 
 
 class Http3Service:
@@ -61,10 +67,13 @@ class Http3Service:
         limits: Http3Limits,
         *,
         state: Mapping[str, Any] | None = None,
+        word: Word = _plainly,
     ) -> None:
-        """`state`: what the application's lifespan left for its requests. Whoever serves it over
-        TCP runs the lifespan, for there is one of it."""
+        """`word`: how what is refused without the application is worded; `state`: what the
+        application's lifespan left for its requests. Whoever serves it over TCP runs the lifespan,
+        for there is one of it."""
         self.application = application
+        self.word = word
         self.http_limits = limits
         self.state: Mapping[str, Any] = state if state is not None else {}
         self._loop = asyncio.get_running_loop()
@@ -239,6 +248,10 @@ class Http3Connection:
     def date(self) -> bytes:
         """As RequestHost."""
         return self._service.date()
+
+    def worded(self, refusal: Refusal, request: Request) -> Refusal:
+        """As RequestHost."""
+        return self._service.word(refusal, request)
 
     def begin(self, stream: RequestStream) -> None:
         """As RequestHost."""

@@ -27,6 +27,7 @@ from services.edge.http3.messages import (
     Headers,
     Message,
     Refusal,
+    Request,
     check_trailers,
     read_request,
 )
@@ -44,6 +45,7 @@ _CONTROL: Final = RateLimit(per_s=4096.0, burst=65_536.0)
 _REQUEST_BYTES: Final = 2048
 """Memory of a request besides its body."""
 _LATE: Final = Refusal(408, "")
+_LATE_BODY: Final = Refusal(408, "the body of the request did not come in time; send it again")
 _TOO_LARGE: Final = Refusal(431, "")
 _FULL: Final = Refusal(503, "this edge has all the requests it takes; try again", retry_after_s=1)
 
@@ -65,6 +67,10 @@ class RequestHost(Protocol):
 
     def date(self) -> bytes:
         """The time, for responses (RFC 9110, section 6.6.1)."""
+        ...
+
+    def worded(self, refusal: Refusal, request: Request) -> Refusal:
+        """A refusal of this request, as the application words its own."""
         ...
 
     def begin(self, stream: RequestStream) -> None:
@@ -258,7 +264,7 @@ class Http3Session:
         for stream in list(self._streams.values()):
             exchange = stream.exchange
             if exchange is not None and exchange.waits_for_body_s(now) > limits.body_timeout_s:
-                late_body = Refusal(408, "the request's body did not come")
+                late_body = self._host.worded(_LATE_BODY, exchange.request)
                 self._perform(stream, exchange.refuse(late_body), now)
             is_late = now - stream.opened_at > limits.header_timeout_s
             if exchange is None and stream.is_reading and is_late:
@@ -329,7 +335,7 @@ class Http3Session:
         if not isinstance(request, Refusal):
             is_full = self.num_running >= self._limits.max_requests_per_connection
             if is_full or not self._host.may_begin():
-                request = _FULL
+                request = self._host.worded(_FULL, request)
         if isinstance(request, Refusal):
             has_body = (b":method", b"HEAD") not in headers
             self._refuse(stream, request, now, has_body=has_body)

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, OrderedDict
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from outrider.errors import OverloadedError
 from outrider.sampling.constraint import Constraint
 from outrider.sampling.grammar import Grammar
 from services.inference.grammars.compiler import CompiledGrammar, compile_grammar
+from services.inference.grammars.kept import KeptGrammars
 from services.inference.grammars.token_table import TokenTable
 
-MAX_KEPT = 32
-"""Compiled grammars, the least recently used is dropped: some 100 KiB each as a rule, and at most
-40 MiB (compiler.LIMITS.max_lexer_states)."""
-MAX_USES = 256
-"""Replies after which a grammar is compiled anew: what its lexer learns of texts only grows."""
 MAX_WAITING = 32
 """Compilations that wait or run."""
 MAX_WAITING_OF_GROUP = 4
@@ -37,18 +32,12 @@ Key: TypeAlias = tuple[bytes, Grammar]
 """Trust group and grammar: what one group compiled is nothing that another could notice."""
 
 
-@dataclass(slots=True)
-class _Kept:
-    compiled: CompiledGrammar
-    num_uses: int = 0
-
-
 class Grammars:
     """Of one vocabulary; one event loop uses it."""
 
     def __init__(self, table: TokenTable) -> None:
         self._table = table
-        self._kept: OrderedDict[Key, _Kept] = OrderedDict()
+        self._kept = KeptGrammars()
         self._compiling: dict[Key, asyncio.Future[CompiledGrammar]] = {}
         self._waiting: Counter[bytes] = Counter()
         """Compilations by trust group."""
@@ -62,17 +51,8 @@ class Grammars:
 
     def kept(self, group: bytes, grammar: Grammar) -> Constraint | None:
         """For one reply; None where the grammar has to be compiled first."""
-        entry = self._kept.get((group, grammar))
-        if entry is None:
-            return None
-        if entry.compiled.is_worn_out:
-            del self._kept[group, grammar]
-            return None
-        self._kept.move_to_end((group, grammar))
-        entry.num_uses += 1
-        if entry.num_uses >= MAX_USES:
-            del self._kept[group, grammar]
-        return entry.compiled.constraint()
+        compiled = self._kept.take(group, grammar)
+        return None if compiled is None else compiled.constraint()
 
     async def constraint(self, group: bytes, grammar: Grammar) -> Constraint:
         """For one reply. Raises InvalidSamplingError for a grammar that is none or costs too much,
@@ -119,9 +99,7 @@ class Grammars:
         self._waiting += Counter()  # groups without any are dropped
         if done.cancelled() or done.exception() is not None:
             return
-        self._kept[key] = _Kept(done.result())
-        if len(self._kept) > MAX_KEPT:
-            self._kept.popitem(last=False)
+        self._kept.put(*key, done.result())
 
 
 def _overloaded(why: str) -> OverloadedError:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import Raw
 
 from outrider.errors import (
     DeadlineError,
@@ -58,7 +59,7 @@ def refusal(body: object, **options: Any) -> InvalidRequestError:
 def converted(*messages: dict[str, Any], system: Any = None) -> tuple[Message, ...]:
     import msgspec
 
-    given_messages = msgspec.convert(list(messages), list[InputMessage])
+    given_messages = msgspec.json.decode(msgspec.json.encode(messages), type=list[InputMessage])
     return messages_of(system, given_messages)
 
 
@@ -122,6 +123,8 @@ def test_what_has_no_effect_is_accepted() -> None:
 
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA"}}
 TOOL_USE = {"type": "tool_use", "id": "t1", "name": "look", "input": {"at": 1}}
+LARGE = {str(number): 0 for number in range(40_000)}
+"""To read some four times as much would hold the event loop for a quarter of a second."""
 TOOL_RESULT = {"type": "tool_result", "tool_use_id": "t1", "content": "seen"}
 
 
@@ -202,8 +205,17 @@ def test_results_of_tools_are_messages_of_their_own_before_what_the_user_says() 
         Message("tool", "seen", tool_call_id="t1"),
         Message("user", "and now?"),
         Message("system", "hurry"),
-        Message("tool", "a\nb", tool_call_id="t1"),
+        Message("tool", "Error: a\nb", tool_call_id="t1"),
     )
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [("no such file", "Error: no such file"), ("ERROR 2", "ERROR 2"), ("", "Error: ")],
+)
+def test_the_model_is_told_of_a_tool_that_failed(content: str, told: str) -> None:
+    result = TOOL_RESULT | {"content": content, "is_error": True}
+    assert converted({"role": "user", "content": [result]})[-1].content == told
 
 
 def test_messages_of_one_role_that_follow_each_other_are_one() -> None:
@@ -234,15 +246,32 @@ def test_assistants_say_and_call_and_nothing_else(block: dict[str, Any]) -> None
         converted({"role": "assistant", "content": [block]})
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": [{"name": "f", "input_schema": {"type": "object", "x": LARGE}}]},
+        {"tools": [{"name": "f"}] * 40_000},
+        {"output_config": {"format": {"type": "json_schema", "schema": {"x": LARGE}}}},
+        {"system": [{"type": "text", "text": "x"}] * 4097},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}] * 4097}]},
+        {"messages": [USER, {"role": "assistant", "content": [TOOL_USE] * 4097}, USER]},
+        {"messages": [{"role": "user", "content": [TOOL_RESULT] * 4097}]},
+    ],
+)
+def test_what_is_very_large_is_refused(fields: dict[str, Any]) -> None:
+    error = refusal(json.dumps(body(**fields)).encode())
+    assert error.http_status == 400 and "at most" in error.message
+
+
 def test_a_result_says_whose_it_is() -> None:
     with pytest.raises(InvalidRequestError, match="tool_use_id"):
         converted({"role": "user", "content": [{"type": "tool_result", "content": "x"}]})
 
 
 def test_tools_and_choices_are_said_as_the_core_says_them() -> None:
-    schema = {"type": "object", "properties": {}}
+    schema = Raw(b'{"type":"object","properties":{}}')
     assert tool_definitions([Tool(name="f", description="d", input_schema=schema)]) == [
-        {"name": "f", "description": "d", "parameters": schema}
+        '{"name":"f","description":"d","parameters":{"type":"object","properties":{}}}'
     ]
     with pytest.raises(InvalidRequestError, match=r"tools\.0"):
         tool_definitions([Tool(name="web_search", type="web_search_20250305")])
@@ -257,14 +286,14 @@ def test_tools_and_choices_are_said_as_the_core_says_them() -> None:
 
 
 def test_a_schema_is_asked_for_as_in_chat_completions() -> None:
-    asked_for = OutputConfig(format={"type": "json_schema", "schema": {"type": "object"}})
+    asked_for = OutputConfig(format=Raw(b'{"type": "json_schema", "schema": {"type": "object"}}'))
     assert response_format_of(asked_for) == {
         "type": "json_schema",
         "json_schema": {"schema": {"type": "object"}},
     }
     assert response_format_of(None) == response_format_of(OutputConfig()) == {"type": "text"}
     with pytest.raises(InvalidRequestError, match="output_config"):
-        response_format_of(OutputConfig(format={"type": "yaml"}))
+        response_format_of(OutputConfig(format=Raw(b'{"type": "yaml"}')))
 
 
 def test_tools_their_calls_and_results_and_a_schema_arrive() -> None:
@@ -285,7 +314,7 @@ def test_tools_their_calls_and_results_and_a_schema_arrive() -> None:
         ),
     ).chats
     assert [it.role for it in chat.messages] == ["user", "assistant", "tool"]
-    assert chat.messages[1].tool_calls == (ToolCall("t1", "look", '{"at":1}'),)
+    assert chat.messages[1].tool_calls == (ToolCall("t1", "look", '{"at": 1}'),)
     text = '{"type":"object","properties":{"b":{},"a":{}}}'
     assert chat.tools == ('{"name":"look","description":"d","parameters":' + text + "}",)
     assert (chat.tool_choice, chat.parallel_tool_calls) == ("required", False)

@@ -126,6 +126,8 @@ def test_what_has_no_effect_is_accepted() -> None:
         ({"response_format": {"type": "json_object", "schema": 5}}, "response_format"),
         ({"response_format": 5}, "response_format"),
         ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"metadata": {str(number): "v" for number in range(17)}}, "metadata"),
+        ({"metadata": {"k" * 65: "v"}}, "metadata"),
         ({"n": 0}, "n"),
         ({"n": 9}, "n"),
         ({"n": True}, "n"),

@@ -88,6 +88,14 @@ def test_a_schema_and_tools_go_together() -> None:
     assert planned_chat.tools and planned_chat.sampling.grammar == JSON_OBJECT
 
 
+def test_a_schema_that_is_longer_than_any_may_be_is_refused_before_it_is_read() -> None:
+    """To read two megabytes of small values would hold the event loop for a quarter of a second."""
+    schema = {"x": dict.fromkeys(map(str, range(40_000)), 0)}
+    wanted = {"type": "json_schema", "json_schema": {"schema": schema}}
+    with pytest.raises(InvalidRequestError, match="send a schema of at most 262144"):
+        chat(response_format=wanted)
+
+
 def test_a_refused_schema_is_not_repeated() -> None:
     deep: Any = {"sesame": 1}
     for _ in range(70):
@@ -271,6 +279,25 @@ def test_a_stream_says_the_same_however_the_reply_was_cut(cuts: list[int]) -> No
         for it in whole["tool_calls"]
     ]
     assert made["tool_calls"] == calls
+
+
+def test_the_end_of_a_choice_that_the_client_has_does_not_come_again() -> None:
+    """What might have been a call is held back until the end, and does not move the position."""
+    body = CHAT | {"tools": [TOOL], "stream": True, "n": 2}
+    first = planned(openai_chat.API, body, idempotency_key="k")
+    ended = committed("Well, <tool_ca", [])
+    sent = b"".join(first.writer.take(0, event) for event in ended)
+    assert "".join(it["choices"][0]["delta"].get("content", "") for it in objects_of(sent)) == (
+        "Well, <tool_ca"
+    )
+    had = events_of(sent)[-1]["id"]
+    assert had == "1-14e,0-0"
+    again = planned(openai_chat.API, body, idempotency_key="k", last_event_id=had)
+    rest = told(again, ended, committed("So.", []))
+    choices = [it["choices"][0] for it in objects_of(rest)]
+    assert {it["index"] for it in choices} == {1}
+    assert [it["finish_reason"] for it in choices if it["finish_reason"]] == ["stop"]
+    assert events_of(rest)[-2]["id"] == "1-14e,1-3e"
 
 
 @given(

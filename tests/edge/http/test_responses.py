@@ -9,10 +9,11 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import Raw
 
 from outrider.errors import EngineError, InvalidRequestError, OutriderError, OverloadedError
 from outrider.models.chat import Message
-from outrider.models.tools import ToolCall
+from outrider.models.tools import ToolCall, check_tools
 from outrider.sampling.grammar import Grammar, GrammarKind
 from outrider.session_types import FinishReason, ScoredToken, TokenLogprobs
 from services.edge.http.openai_sampling import UNLIMITED_TOKENS
@@ -121,9 +122,16 @@ CALL = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": '
 OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "seen"}
 
 
+LARGE = {str(number): 0 for number in range(40_000)}
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
+        ({"metadata": {str(number): "v" for number in range(17)}}, "metadata"),
+        ({"metadata": {"k": "v" * 513}}, "metadata"),
+        ({"include": ["x"] * 65}, "include"),
+        ({"text": {"format": {"type": "json_schema", "schema": LARGE}}}, "text.format"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
@@ -202,22 +210,23 @@ def test_calls_and_outputs_say_whose_they_are(item: dict[str, Any]) -> None:
 
 
 def test_tools_choices_and_formats_are_said_as_the_core_says_them() -> None:
-    tool = FunctionTool(type="function", name="f", parameters={"type": "object"}, strict=True)
-    assert tool_definitions([tool]) == [
-        {"name": "f", "description": None, "parameters": {"type": "object"}}
-    ]
+    of_object = Raw(b'{"type":"object"}')
+    tool = FunctionTool(type="function", name="f", parameters=of_object, strict=True)
+    assert check_tools(tool_definitions([tool])) == ('{"name":"f","parameters":{"type":"object"}}',)
     assert [tool_choice_of(it) for it in (None, "none", "required")] == ["auto", "none", "required"]
     assert tool_choice_of(FunctionChoice(type="function", name="f")) == "f"
     for wrong in ("any", FunctionChoice(type="function"), FunctionChoice(type="mcp", name="f")):
         with pytest.raises(InvalidRequestError, match="tool_choice"):
             tool_choice_of(wrong)
     schema = {"type": "json_schema", "name": "n", "strict": True, "schema": {"type": "object"}}
-    assert response_format_of(schema) == {
+    assert response_format_of(Raw(json.dumps(schema).encode())) == {
         "type": "json_schema",
         "json_schema": {"name": "n", "strict": True, "schema": {"type": "object"}},
     }
-    assert response_format_of({"type": "json_object"}) == {"type": "json_object"}
-    assert response_format_of(None) == {"type": "text"}
+    assert response_format_of(Raw(b'{"type": "json_object"}')) == {"type": "json_object"}
+    assert response_format_of(None) == response_format_of(Raw(b"null")) == {"type": "text"}
+    with pytest.raises(InvalidRequestError, match=r"text\.format"):
+        response_format_of(Raw(b'"json"'))
 
 
 def test_tools_a_schema_and_log_probabilities_arrive() -> None:
@@ -338,8 +347,10 @@ def test_a_response_that_is_cut_off_is_incomplete(reason: FinishReason) -> None:
     assert (whole["status"], whole["completed_at"]) == ("incomplete", None)
     assert whole["incomplete_details"] == {"reason": "max_output_tokens"}
     assert whole["output"][0]["status"] == "incomplete"
-    last = data_of(told(planned(API, body(stream=True)), events))[-1]
+    *_, item, last = data_of(told(planned(API, body(stream=True)), events))
     assert last["type"] == "response.incomplete"
+    assert item["type"] == "response.output_item.done"
+    assert [item["item"]] == last["response"]["output"]
 
 
 def test_a_stream_has_every_event_in_its_order() -> None:

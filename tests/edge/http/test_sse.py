@@ -17,7 +17,7 @@ def test_an_event_is_its_fields_and_an_empty_line() -> None:
     assert event(b"{}", name="n", event_id="1-2") == b"id: 1-2\nevent: n\ndata: {}\n\n"
 
 
-@given(st.lists(st.builds(Position, counts, counts), min_size=1, max_size=8))
+@given(st.lists(st.builds(Position, counts, counts, st.booleans()), min_size=1, max_size=8))
 def test_an_id_is_read_as_it_was_written(had: list[Position]) -> None:
     assert positions(event_id(had), len(had)) == tuple(had)
 
@@ -27,7 +27,7 @@ def test_who_has_nothing_sends_no_id() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["x", "1", "1-", "-1-2", "1-2,3-4", "1-2,", "9" * 99 + "-1", "1-2\n"]
+    "text", ["x", "1", "1-", "-1-2", "1-2,3-4", "1-2,", "1-2ee", "9" * 99 + "-1", "1-2\n"]
 )
 def test_other_ids_are_refused(text: str) -> None:
     with pytest.raises(InvalidRequestError, match="Last-Event-ID"):

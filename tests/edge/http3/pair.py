@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from aioquic.quic.events import (
 
 from services.edge.http3.framing import ConnectionFault
 from services.edge.http3.limits import Http3Limits
+from services.edge.http3.messages import Refusal, Request
 from services.edge.http3.server import ALPN, Http3Service
 from services.edge.http3.session import Http3Session, RequestStream
 from services.edge.quic.aioquic_shim import BoundedConnection, QuicLimits
@@ -57,6 +58,9 @@ class Host:
 
     def date(self) -> bytes:
         return b"now"
+
+    def worded(self, refusal: Refusal, request: Request) -> Refusal:
+        return replace(refusal, text=f"{refusal.text}: {request.path}")
 
     def begin(self, stream: RequestStream) -> None:
         self.begun.append(stream)

@@ -412,7 +412,7 @@ def test_headers_and_bodies_have_to_come_in_time(make: Make) -> None:
             pair.h3.send_data(body.stream_id, b"x", False)
             pair.deliver()
             assert pair.session.receive(stream, pair.now) is not None
-    assert body.status == 408
+    assert body.status == 408 and body.body.endswith(b": /\n"), "as the host words it"
     assert pair.session.receive(stream, pair.now) == {"type": "http.disconnect"}
     pair.session.returned(stream, pair.now)
     pair.deliver()
@@ -424,6 +424,7 @@ def test_requests_of_a_connection_are_bounded_until_their_application_is_done(ma
     first = [pair.ask() for _ in range(3)]
     full = pair.ask()
     assert full.status == 503 and full.headers[b"retry-after"] == b"1"
+    assert full.body.endswith(b": /\n"), "as the host words it"
     head = pair.ask("HEAD")
     assert head.status == 503 and head.body == b""
     for response in first:  # their clients leave, their applications do not

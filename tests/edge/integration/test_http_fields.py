@@ -13,6 +13,7 @@ import pytest
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
 from services.edge.http.config import HttpConfig
+from services.edge.http3.limits import Http3Limits
 from services.edge.identity import TenantConfig
 from tests.edge.http.asking import events_of, objects_of
 from tests.edge.http3.client import OtherClient, Response, h3_client, other_client
@@ -214,6 +215,25 @@ async def test_an_edge_that_stops_tells_those_that_wait_over_http3(
             assert refused.status == 503
             assert json.loads(refused.body)["error"]["code"] == "draining"
         await mesh.settled()
+
+
+async def test_what_http3_refuses_by_itself_looks_like_all_refusals(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    http3 = Http3Limits(body_timeout_s=0.3, max_requests_per_connection=1)
+    async with (
+        serving_http(words, tmp_path, REPLY, http3=http3) as mesh,
+        h3_client(mesh.ports.main, mesh.ca) as client,
+    ):
+        named = [*H3_HEADERS, (b"x-request-id", b"mine")]
+        slow = client.ask("POST", "/v1/chat/completions", b"{", named, ends=False)
+        full = await client.ask("POST", "/v1/messages", b"{}", H3_HEADERS).whole()
+        late = await slow.whole()
+    assert (late.status, late.headers[b"x-request-id"]) == (408, b"mine")
+    assert json.loads(late.body)["error"]["code"] == "slow_request"
+    assert (full.status, full.headers[b"retry-after"]) == (503, b"1")
+    said = json.loads(full.body)
+    assert said["type"] == "error" and said["request_id"] == full.headers[b"request-id"].decode()
 
 
 async def test_a_body_has_the_same_limit_over_http3(words: Vocabulary, tmp_path: Path) -> None:

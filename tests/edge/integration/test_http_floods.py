@@ -4,17 +4,22 @@ served."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import ssl
 import struct
 from pathlib import Path
 
 import pytest
+from h2.connection import H2Connection
+from structlog.testing import capture_logs
 
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
 from services.edge.http.config import HttpConfig
 from services.edge.http.frame_gate import PREFACE
-from tests.edge.integration.http_client import KEY, RawRequest, plain, serving_http
+from services.edge.http.listener import HttpListener
+from tests.edge.integration.http_client import CHAT, KEY, RawRequest, plain, serving_http
 from tests.edge.integration.running import Running
 
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PING, GOAWAY = 0, 1, 2, 3, 4, 6, 7
@@ -128,6 +133,31 @@ async def test_who_comes_back_after_each_flood_may_send_less_each_time(
     assert min(answered[:10]) > 900 and max(answered[11:]) < 200
 
 
+async def test_a_chat_that_is_reset_in_the_packet_that_asks_for_it_is_not_begun(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    """CVE-2023-44487: no region is to compute for a flood of such."""
+    async with serving_http(words, tmp_path) as mesh:
+        wire = H2Connection()
+        wire.initiate_connection()
+        wire.data_to_send()  # Flooder has sent it
+        fields = {":method": "POST", ":path": "/v1/chat/completions", ":scheme": "http"}
+        fields |= {":authority": "e", "x-api-key": KEY, "content-type": "application/json"}
+        flooder = await Flooder.connected(mesh)
+        for stream in range(1, 41, 2):
+            wire.send_headers(stream, list(fields.items()))
+            wire.send_data(stream, json.dumps(CHAT).encode(), end_stream=True)
+            wire.reset_stream(stream)
+            flooder.writer.write(wire.data_to_send())
+            await flooder.writer.drain()
+        answers = "outrider_edge_http_answers_total"
+        labels = {"route": "/v1/chat/completions", "status": "499"}
+        await eventually(lambda: mesh.sample(answers, **labels) == 20)
+        assert mesh.region.opened == []
+        flooder.writer.close()
+        await mesh.settled()
+
+
 @pytest.mark.parametrize("kind", [DATA, HEADERS, PING, 0x99])
 async def test_a_frame_of_16_megabytes_is_refused_before_it_comes(
     kind: int, words: Vocabulary, tmp_path: Path
@@ -138,19 +168,49 @@ async def test_a_frame_of_16_megabytes_is_refused_before_it_comes(
         assert goaway(await flooder.frames()) == FRAME_SIZE_ERROR
 
 
-async def test_broken_protocol_is_counted_and_said_in_one_line(
-    words: Vocabulary, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def refused(mesh: Running, reason: str) -> float:
+    return mesh.sample(_REFUSED, reason=reason)
+
+
+async def test_broken_protocol_is_counted_and_said_in_few_lines(
+    words: Vocabulary, tmp_path: Path
 ) -> None:
-    async with serving_http(words, tmp_path) as mesh:
-        for _ in range(20):
-            flooder = await Flooder.connected(mesh)
-            # Each of two streams is to depend on the other.
-            flooder.writer.write(frame(PRIORITY, b"\0\0\0\x01\x10", 0, 1) + frame(PING, b"", 0, 3))
-            await flooder.frames()
-        await eventually(lambda: mesh.edge.http is not None and not mesh.edge.http.num_connections)
+    http = HttpConfig(port=0, max_control_frames_per_s=100_000.0)
+    # More streams than the tree of priorities holds, which anycorn does not expect.
+    broken = b"".join(frame(PRIORITY, b"\0\0\0\0\x10", 0, 2 * n + 1) for n in range(1100))
+    async with serving_http(words, tmp_path, http=http) as mesh:
+        with capture_logs() as lines:
+            for _ in range(10):
+                flooder = await Flooder.connected(mesh)
+                flooder.writer.write(broken)
+                await flooder.frames()
+            await eventually(lambda: refused(mesh, "broken http") == 10)
         async with plain(mesh) as other:
             assert (await other.get("/v1/models")).status_code == 200
-    assert "Traceback" not in caplog.text
+    assert not any("exc_info" in it for it in lines)
+    said = [it for it in lines if it["event"] == "refused"]
+    assert 0 < len(said) < 10
+    assert said[0]["num_by_reason"] == {"broken http": 1} and "Error" in said[0]["error"]
+
+
+async def test_a_defect_is_told_with_its_traceback_once_and_ends_its_connection_alone(
+    words: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise KeyError("a defect")
+
+    async with serving_http(words, tmp_path) as mesh:
+        with monkeypatch.context() as defective, capture_logs() as lines:
+            defective.setattr(HttpListener, "_frame_limits", broken)
+            for _ in range(5):
+                request = await RawRequest.connected(mesh)
+                with contextlib.suppress(ConnectionError):
+                    assert await request.rest() == b""
+            await eventually(lambda: refused(mesh, "http failure") == 5)
+        async with plain(mesh) as other:
+            assert (await other.get("/v1/models")).status_code == 200
+    (told,) = [it for it in lines if it["event"] == "http_connection_failed"]
+    assert isinstance(told["exc_info"], KeyError)
 
 
 @pytest.mark.parametrize("before", [b"", _ANSWERED])

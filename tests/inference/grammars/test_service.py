@@ -44,34 +44,7 @@ async def test_what_is_no_grammar_is_refused_and_not_kept(grammars: Grammars) ->
     for _ in range(2):
         with pytest.raises(InvalidSamplingError, match="regular expression"):
             await grammars.constraint(GROUP, regex("(a"))
-    assert not grammars._kept and not grammars._compiling and not grammars._waiting
-
-
-async def test_no_more_are_kept_than_there_is_room_for(grammars: Grammars) -> None:
-    for number in range(service.MAX_KEPT + 3):
-        await grammars.constraint(GROUP, regex(f"a{{{number + 1}}}"))
-        assert grammars.kept(GROUP, regex("a{1}")) is not None, "used again and again"
-    assert len(grammars._kept) == service.MAX_KEPT
-    assert grammars.kept(GROUP, regex("a{2}")) is None, "the least recently used"
-
-
-async def test_a_grammar_is_compiled_anew_after_many_replies(grammars: Grammars) -> None:
-    await grammars.constraint(GROUP, regex("ab"))
-    uses = 0
-    while grammars.kept(GROUP, regex("ab")) is not None:
-        uses += 1
-    assert uses == service.MAX_USES
-    await grammars.constraint(GROUP, regex("ab"))
-    assert grammars.kept(GROUP, regex("ab")) is not None
-
-
-async def test_a_grammar_whose_lexer_is_worn_out_is_compiled_anew(grammars: Grammars) -> None:
-    await grammars.constraint(GROUP, regex("ab"))
-    worn_out = grammars._kept[GROUP, regex("ab")].compiled
-    worn_out.alone()
-    assert grammars.kept(GROUP, regex("ab")) is None
-    assert (await grammars.constraint(GROUP, regex("ab"))).allowed().any()
-    assert grammars._kept[GROUP, regex("ab")].compiled is not worn_out
+    assert not len(grammars._kept) and not grammars._compiling and not grammars._waiting
 
 
 async def test_a_group_has_its_share_of_the_threads_and_waits_for_it(grammars: Grammars) -> None:
