@@ -353,6 +353,8 @@ class Chat:
             self._context.resumable.ended(self._entry)
             # It refers to this chat, which would have to be collected as garbage.
             self._entry = self._token.entry = None
+        if self._request.group and (reply := self._session.reply) is not None:
+            self._context.time_slicer.defer(reply.learn_rest)
         telemetry = self._context.telemetry
         telemetry.chat_closed()
         # The last event is sent in this turn of the loop, the records are made in another.
