@@ -104,16 +104,12 @@ def report(run: Run, costs: Sequence[Cost]) -> None:
     by_load: dict[str, dict[str, dict[str, float]]] = {}
     for cost in costs:
         each = {role: round(cost.us_per_token(role), 1) for role in ROLES}
-        table.add(
-            *(cost.load.chats, cost.load.label, *each.values()),
-            cost.num_tokens / cost.seconds,
-            cost.num_tokens / max(1, cost.num_events),
-            cost.tick_ms,
-            cost.busy_cores,
-        )
+        rates = (cost.num_tokens / cost.seconds, cost.num_tokens / max(1, cost.num_events))
+        who = (cost.load.chats, cost.load.label)
+        table.add(*who, *each.values(), *rates, cost.tick_ms, cost.busy_cores)
         replica = each["streams"] + each["scheduler"]
         carried.add(
-            *(cost.load.chats, cost.load.label),
+            *who,
             *(round(cost.tokens_per_core_s(role)) for role in ("client", "edge", "router")),
             round(1e6 / max(1e-9, replica)),
         )

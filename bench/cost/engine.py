@@ -123,7 +123,8 @@ class PacedEngine(FakeEngine):
         word = np.where(is_habit, habit, drawn >> np.uint64(10))
         best = word % np.uint64(len(self._ordinary))
         columns = best[:, None] + np.arange(_NUM_CANDIDATES, dtype=np.uint64)
-        return self._ordinary[columns % np.uint64(len(self._ordinary))]
+        chosen: npt.NDArray[np.int32] = self._ordinary[columns % np.uint64(len(self._ordinary))]
+        return chosen
 
 
 def _positions(part: SequenceSlice) -> npt.NDArray[np.int64]:

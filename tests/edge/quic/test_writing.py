@@ -7,6 +7,7 @@ import random
 import ssl
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aioquic.quic.configuration import QuicConfiguration
@@ -36,7 +37,7 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 class Pair:
     """A client and a server in one process; a datagram is lost with chance `loss`."""
 
-    def __init__(self, tls: tuple[Path, Path], seed: int = 0, **client: int) -> None:
+    def __init__(self, tls: tuple[Path, Path], seed: int = 0, **client: Any) -> None:
         self.now = 1.0
         self.loss = 0.0
         self.rng = random.Random(seed)
