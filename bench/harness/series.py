@@ -15,7 +15,7 @@ from pathlib import Path
 from bench.harness.benches import Bench
 from bench.harness.provenance import ROOT
 from bench.harness.record import RESULTS, is_stale, load
-from bench.peers import dynamo, llamacpp, smg
+from bench.peers import dynamo, llamacpp, smg, vllm_router
 
 _TELL_EVERY_S = 60.0
 
@@ -39,6 +39,7 @@ PEERS = {
             partial(llamacpp.install, len(os.sched_getaffinity(0))),
         ),
         Peer("smg", 1.0, smg.installed, smg.install),
+        Peer("vllm_router", 1.0, vllm_router.installed, vllm_router.install),
         Peer("dynamo", 3.0, dynamo.installed, dynamo.install),
     )
 }  # fmt: skip

@@ -90,6 +90,13 @@ class HttpClient:
             done.error = "the reply had no text"
         return done
 
+    async def lines(self, body: bytes) -> AsyncIterator[bytes]:
+        """Ask, and read the lines of the answer as they come. Raises OSError, EOFError and
+        ValueError."""
+        await self._open()
+        async for line in self._lines(body):
+            yield line
+
     async def _ask(self, data: bytes, done: Stream) -> None:
         async for line in self._lines(data):
             if line.startswith(b"data: {"):

@@ -45,6 +45,7 @@ from services.edge.quic.listener import Listener
 from services.edge.resumption.chats import ResumableChats
 from services.edge.telemetry import EdgeTelemetry
 from services.edge.time_slicing import TimeSlicer
+from services.edge.timers import SharedTimer
 from services.edge.upstream.metrics import RouterMetrics
 from services.edge.upstream.pool import RouterPool
 
@@ -177,6 +178,7 @@ class Edge:
             telemetry=self.telemetry,
             resumable=resumable,
             time_slicer=self._time_slicer,
+            timer=SharedTimer(),
             rewriter=Rewriter(config.rewriting),
             description=Description(
                 config.name, config.region, self._identities, self.models, resumable.window_s

@@ -50,6 +50,7 @@ from services.edge.session.events import (
 )
 from services.edge.session.machine import ChatSession, SessionState
 from services.edge.stream import RequestStream
+from services.edge.timers import Call
 from services.edge.upstream.link import RouterLink
 from services.edge.wire.region import RegionWire, cancel
 
@@ -121,7 +122,7 @@ class Chat:
         self._span = context.telemetry.chat_span(self._request, continues=identity.trusts_trace)
         self._inbox: deque[Input] = deque()
         self._is_feeding = False
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: Call | None = None
         self._armed_at: float | None = None
         self._is_tick_submitted = False
         self._tokenizing: tuple[TokenizationJob, Span] | None = None
@@ -353,6 +354,8 @@ class Chat:
             self._context.resumable.ended(self._entry)
             # It refers to this chat, which would have to be collected as garbage.
             self._entry = self._token.entry = None
+        if self._request.group and (reply := self._session.reply) is not None:
+            self._context.time_slicer.defer(reply.learn_rest)
         telemetry = self._context.telemetry
         telemetry.chat_closed()
         # The last event is sent in this turn of the loop, the records are made in another.
@@ -367,7 +370,7 @@ class Chat:
             return
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = None if at is None else self._loop.call_at(at, self._due)
+        self._timer = None if at is None else self._context.timer.call_at(at, self._due)
         self._armed_at = at
 
     def _due(self) -> None:

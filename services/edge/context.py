@@ -13,6 +13,7 @@ from services.edge.models.serving import EdgeModels
 from services.edge.resumption.chats import ResumableChats
 from services.edge.telemetry import EdgeTelemetry
 from services.edge.time_slicing import TimeSlicer
+from services.edge.timers import SharedTimer
 from services.edge.upstream.pool import RouterPool
 from services.edge.wire import client as client_wire
 
@@ -36,6 +37,8 @@ class EdgeContext:
     resumable: ResumableChats
     time_slicer: TimeSlicer
     """Runs what may come for many chats at once."""
+    timer: SharedTimer
+    """Of all chats."""
     rewriter: Rewriter
     """For messages that a region tokenizes; a model's own tokenization has one of the same
     policy."""

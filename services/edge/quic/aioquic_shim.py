@@ -22,19 +22,21 @@ from aioquic._buffer import Buffer as Buffer
 from aioquic.asyncio.protocol import QuicConnectionProtocol
 from aioquic.quic.connection import (
     CONNECTION_LIMIT_FRAME_CAPACITY,
+    END_STATES,
     MAX_STREAM_DATA_FRAME_CAPACITY,
     Limit,
     NetworkAddress,
     QuicConnection,
+    QuicNetworkPath,
     QuicReceiveContext,
     stream_is_client_initiated,
     stream_is_unidirectional,
 )
-from aioquic.quic.packet import QuicFrameType
-from aioquic.quic.packet_builder import QuicPacketBuilder
+from aioquic.quic.packet import QuicFrameType, QuicPacketType
+from aioquic.quic.packet_builder import QuicDeliveryState, QuicPacketBuilder
 from aioquic.quic.recovery import QuicPacketSpace
 from aioquic.quic.stream import QuicStream
-from aioquic.tls import ExtensionType, SessionTicket
+from aioquic.tls import Epoch, ExtensionType, SessionTicket
 
 from outrider.errors import ConfigError
 from services.edge.quic.aioquic_streams import (
@@ -56,8 +58,17 @@ _FRAMES_AT_ONCE: Final = 64
 """Taken from the rate limit at once: it costs as much as taking one."""
 _MAX_PEER_CONNECTION_IDS: Final = 1024
 """Issued by a peer that has not retired earlier ones."""
+_LEAST_STREAM_FRAME_BYTES: Final = 24
+"""Room below which no stream's data is added to a packet: the longest header of a frame, and some
+data."""
+_TIMER_GRANULARITY_S: Final = 0.001
+"""Of the event loop's timers."""
 _STREAMS: Final = RateLimit(per_s=200.0, burst=1000.0)
 _FRAMES: Final = RateLimit(per_s=10_000.0, burst=30_000.0)
+
+# Its members are singletons, and keys of what aioquic looks up for every packet; enum hashes their
+# names, in Python.
+setattr(Epoch, "__hash__", object.__hash__)  # noqa: B010 (a method of another's class)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +183,7 @@ class BoundedConnection(QuicConnection):
     def set_unread(self, stream_id: int, num_bytes: int) -> None:
         """So many bytes that came on a stream are kept until its application reads them: the peer
         gets no room for others in their place."""
+        self._receiving.has_read = True
         self._receiving.num_unread_bytes += num_bytes - self._unread.pop(stream_id, 0)
         if num_bytes:
             self._unread[stream_id] = num_bytes
@@ -201,6 +213,15 @@ class BoundedConnection(QuicConnection):
                     self._sweep(space)
         return datagrams
 
+    def needs_transmit(self) -> bool:
+        """Whether `datagrams_to_send` may have something to send: True where it is not sure. Behind
+        an acknowledgement there mostly is nothing, and it takes an empty packet to find that
+        out."""
+        if not self._handshake_confirmed or not self._is_plain(self._network_paths[0]):
+            return True
+        space = self._spaces[Epoch.ONE_RTT]
+        return space.ack_at is not None or self._has_limits_to_write or bool(self._waiting())
+
     def break_cycles(self) -> None:
         """It has ended: remove the references to itself, so that it is freed at once. To collect
         the connections of an attack as garbage would hold the loop for 100 ms per thousand."""
@@ -221,6 +242,129 @@ class BoundedConnection(QuicConnection):
     def _num_opened(self) -> int:
         """Streams that the peer has opened."""
         return self._local_max_streams_bidi.used + self._local_max_streams_uni.used
+
+    def _is_plain(self, path: QuicNetworkPath) -> bool:
+        """Whether there is nothing to write but acknowledgements, limits and streams' data, as in
+        nearly every packet of a chat."""
+        if (
+            not self._handshake_confirmed
+            or self._state in END_STATES
+            or self._close_pending
+            or self._handshake_done_pending
+            or self._streams_blocked_pending
+            or self._ping_pending
+            or self._probe_pending
+            or self._datagrams_pending
+            or self._retire_connection_ids
+            or not path.is_validated
+            or path.remote_challenges
+            or not self._crypto_streams[Epoch.ONE_RTT].sender.buffer_is_empty
+        ):
+            return False
+        for cid in self._host_cids:
+            if not cid.was_sent:
+                return False
+        for stream in self._streams_queue:
+            sender, receiver = stream.sender, stream.receiver
+            if (
+                sender.reset_pending
+                or receiver.stop_pending
+                or (sender.is_finished and receiver.is_finished)
+            ):
+                return False
+        return True
+
+    @property
+    def _has_limits_to_write(self) -> bool:
+        """Whether MAX_DATA, MAX_STREAMS or MAX_STREAM_DATA may have to be sent."""
+        if self._receiving.has_read:
+            return True
+        data, bidi = self._local_max_data, self._local_max_streams_bidi
+        uni = self._local_max_streams_uni
+        return data.value != data.sent or bidi.value != bidi.sent or uni.value != uni.sent
+
+    def _waiting(self) -> list[QuicStream]:
+        """Streams with data to be sent, in the order in which they are served."""
+        return [
+            stream
+            for stream in self._streams_queue
+            if (len(stream.sender._pending) or stream.sender._pending_eof) and not stream.is_blocked
+        ]
+
+    def _write_application(
+        self, builder: QuicPacketBuilder, network_path: QuicNetworkPath, now: float
+    ) -> None:
+        """As QuicConnection, which looks at every stream three times for each packet, and begins
+        one packet more than there is to send."""
+        if not self._is_plain(network_path):
+            super()._write_application(builder, network_path, now)
+            return
+        space, crypto = self._spaces[Epoch.ONE_RTT], self._cryptos[Epoch.ONE_RTT]
+        waiting = self._waiting()
+        while True:
+            # Acknowledgements are not paced.
+            if space.ack_at is None or space.ack_at >= now:
+                self._pacing_at = self._loss._pacer.next_send_time(now=now)
+                if self._pacing_at is not None:
+                    return
+            has_ack = space.ack_at is not None and space.ack_at <= now
+            has_limits = self._has_limits_to_write
+            if not (waiting or has_ack or has_limits):
+                return
+            builder.start_packet(QuicPacketType.ONE_RTT, crypto)
+            if has_ack:
+                self._write_ack_frame(builder=builder, space=space, now=now)
+            if has_limits:
+                self._write_connection_limits(builder=builder, space=space)
+                for stream in self._streams.values():
+                    self._write_stream_limits(builder=builder, space=space, stream=stream)
+                self._receiving.has_read = False
+            waiting = self._write_streams(builder, space, waiting)
+            if builder.packet_is_empty:
+                return
+            self._loss._pacer.update_after_send(now=now)
+
+    def _write_streams(
+        self, builder: QuicPacketBuilder, space: QuicPacketSpace, waiting: list[QuicStream]
+    ) -> list[QuicStream]:
+        """Data of these streams, in this order, as much as the packet takes; returns those that
+        still wait. Where some do, those that were served go behind them."""
+        served = list[QuicStream]()
+        try:
+            for stream in waiting:
+                if builder.remaining_flight_space < _LEAST_STREAM_FRAME_BYTES:
+                    break
+                sender = stream.sender
+                most = sender.highest_offset + self._remote_max_data - self._remote_max_data_used
+                used = self._write_stream_frame(
+                    builder=builder,
+                    space=space,
+                    stream=stream,
+                    max_offset=min(most, stream.max_stream_data_remote),
+                )
+                self._remote_max_data_used += used
+                if used:
+                    served.append(stream)
+        finally:
+            left = [
+                stream
+                for stream in waiting
+                if len(stream.sender._pending) or stream.sender._pending_eof
+            ]
+            if left and served:
+                # By identity: streams are compared by what is in them.
+                numbers = {id(stream) for stream in served}
+                rest = [stream for stream in self._streams_queue if id(stream) not in numbers]
+                self._streams_queue = [*rest, *served]
+                left = [stream for stream in left if id(stream) not in numbers] + [
+                    stream for stream in left if id(stream) in numbers
+                ]
+        return left
+
+    def _on_max_stream_data_delivery(self, delivery: QuicDeliveryState, stream: QuicStream) -> None:
+        super()._on_max_stream_data_delivery(delivery, stream)
+        if delivery != QuicDeliveryState.ACKED:
+            self._receiving.has_read = True
 
     def _sweep(self, space: QuicPacketSpace) -> None:
         # Packets of nothing but acknowledgements are not in flight, and a peer that never
@@ -358,6 +502,8 @@ class ConnectionProtocol(QuicConnectionProtocol):
     ) -> None:
         super().__init__(quic)
         self.quic = quic
+        self._armed_at = 0.0
+        """When `_timer` runs out, if there is one."""
         self._connection_id_issued_handler = on_id_issued
         self._connection_id_retired_handler = on_id_retired
         self._connection_terminated_handler = on_terminated
@@ -365,6 +511,38 @@ class ConnectionProtocol(QuicConnectionProtocol):
     def transmit_soon(self) -> None:
         """Send what is queued once this turn of the loop is over: frames share datagrams."""
         self._transmit_soon()
+
+    def transmit(self) -> None:
+        """As QuicConnectionProtocol. Its timer is moved when it has to be sooner: it runs out later
+        with nearly every packet, and an early call costs less than another timer."""
+        self._transmit_task = None
+        now = self._loop.time()
+        assert self._transport is not None
+        for data, address in self.quic.datagrams_to_send(now):
+            self._transport.sendto(data, address)
+        self.watch_timer()
+
+    def watch_timer(self) -> None:
+        """Something happened behind which nothing is sent."""
+        at = self._timer_at = self.quic.get_timer()
+        if self._timer is not None and (at is None or at < self._armed_at):
+            self._timer.cancel()
+            self._timer = None
+        if self._timer is None and at is not None:
+            self._armed_at = at
+            self._timer = self._loop.call_at(at, self._handle_timer)
+
+    def _handle_timer(self) -> None:
+        self._timer = None
+        # Anew: an acknowledgement may have come since, and with what was due then a probe would be
+        # sent.
+        at, now = self.quic.get_timer(), self._loop.time()
+        if at is not None and at <= now + _TIMER_GRANULARITY_S:
+            self.quic.handle_timer(max(at, now))
+            self._process_events()
+            self.transmit()
+        else:
+            self.watch_timer()
 
     def process_events(self) -> None:
         """Pass the events of the connection to `quic_event_received`."""

@@ -41,6 +41,8 @@ class ReceiveState:
         self.num_unread_bytes = 0
         """Bytes up to the highest offsets received that are not read yet; flow control counts
         them."""
+        self.has_read = True
+        """Whether data came, or was read, since limits were written last."""
 
 
 class BoundedReceiver(QuicStreamReceiver):
@@ -69,6 +71,7 @@ class BoundedReceiver(QuicStreamReceiver):
 
     def handle_frame(self, frame: QuicStreamFrame) -> StreamDataReceived | None:
         """As QuicStreamReceiver. Raises FinalSizeError, QuicConnectionError."""
+        self._shared.has_read = True
         end = frame.offset + len(frame.data)
         is_next = frame.offset == self._buffer_start == self.highest_offset < end
         if is_next and not frame.fin and self._final_size is None:  # as nearly all are
@@ -92,6 +95,7 @@ class BoundedReceiver(QuicStreamReceiver):
         self, *, final_size: int, error_code: int = QuicErrorCode.NO_ERROR
     ) -> StreamReset | None:
         """As QuicStreamReceiver; fragments are dropped."""
+        self._shared.has_read = True
         unread = 0 if self.is_finished else self.highest_offset - self._buffer_start
         event = super().handle_reset(final_size=final_size, error_code=error_code)
         if event is not None:

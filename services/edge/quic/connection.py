@@ -129,7 +129,10 @@ class EdgeConnection(ConnectionProtocol):
             return
         if self._service is not None:
             self._service.acknowledged()
-        self.transmit_soon()
+        if self.quic.needs_transmit():
+            self.transmit_soon()
+        else:
+            self.watch_timer()
 
     def quic_event_received(self, event: QuicEvent) -> None:
         """Called by aioquic for each event, in order."""

@@ -54,6 +54,10 @@ class ReplayCursor:
         """The part of a commit that the client lacks, None if it has all. `first_char`: where the
         commit's text begins in the reply, in code points."""
         first = commit.upto - len(commit.ids)
+        if self._lacks_just(commit, first, first_char):
+            self.upto = commit.upto
+            self.num_chars += len(commit.text)
+            return commit
         ids = commit.ids[max(0, self.upto - first) :]
         text = commit.text[max(0, self.num_chars - first_char) :]
         if commit.model_identity is not None:
@@ -80,6 +84,17 @@ class ReplayCursor:
         )
         self.model_identity, self.is_inexact = None, False
         return missing
+
+    def _lacks_just(self, commit: Commit, first: int, first_char: int) -> bool:
+        """Whether all of a commit is missing, and nothing else, as of nearly every commit."""
+        return (
+            self.upto == first
+            and self.num_chars == first_char
+            and self.model_identity is None
+            and not self.is_inexact
+            and bool(commit.ids or commit.text)
+            and len(commit.logprobs) <= len(commit.ids)
+        )
 
 
 def in_frames(commit: Commit) -> Iterator[Commit]:
@@ -180,8 +195,10 @@ class ReplayLog:
         self._pieces.append(commit.text)
         if len(self._pieces) > _MAX_PIECES:
             self._pieces = ["".join(self._pieces)]
-        self._text_bytes += len(commit.text.encode())
-        self._lossy += zip(commit.lossy, commit.lossy_spans, strict=True)
+        text = commit.text
+        self._text_bytes += len(text) if text.isascii() else len(text.encode())
+        if commit.lossy:
+            self._lossy += zip(commit.lossy, commit.lossy_spans, strict=True)
         self._logprobs.append(commit.logprobs)
         if commit.model_identity is not None:
             self._model_identity = commit.model_identity

@@ -180,10 +180,12 @@ class Acceptance:
 
     def survival(self, num_tokens: int) -> list[float]:
         """[num_tokens + 1] probability that the first 0, 1, ... drafts of a chain are all right."""
-        rates = [self.rate(bucket) for bucket in range(NUM_BUCKETS)]
-        chances = [1.0]
-        for depth in range(num_tokens):
-            chances.append(chances[-1] * rates[bucket_of(depth)])
+        chances, chance = [1.0], 1.0
+        for bucket, end in enumerate((*_BUCKET_ENDS, num_tokens)):
+            rate = self.rate(bucket)
+            for _ in range(len(chances) - 1, min(end, num_tokens)):
+                chance *= rate
+                chances.append(chance)
         return chances
 
     def _count(self, bucket: int, right: bool) -> None:

@@ -133,6 +133,8 @@ class DraftText:
     """The last draft ends the reply, so the text's end is the end of a word."""
 
 
+_MAX_BEHIND: Final = 256
+"""Committed ids that may wait to be decoded a second time."""
 _MAX_CREDIT, _MAX_DEBT = 2.0, 12.0
 """Bounds of `Display._excess`, in tokens: a reply without retractions saves up at most the credit,
 and one long retraction counts for at most the debt."""
@@ -175,6 +177,9 @@ class Display:
 
         Returns what has to be sent before the commit.
         """
+        if not self._shown:
+            self._excess = max(-_MAX_CREDIT, self._excess - self._policy.erasure * num_tokens)
+            return None
         kept = common_prefix_length(self._shown, text)
         contradicted = kept < min(len(self._shown), len(text))
         retract = None
@@ -281,8 +286,8 @@ def word_end(text: str, limit: int, final: bool) -> int:
 class ReplyDecoder:
     """Decodes final ids through ReplyText, and drafts behind them with a copy of the UTF-8 decoder.
 
-    Invariant: the text of all committed ids is what was released, then `_held` (it may be the
-    beginning of a stop string), then the bytes of an unfinished character in `_decoder`.
+    Invariant: the text of all committed ids but `_behind` is what was released, then `_held` (it
+    may be the beginning of a stop string), then the bytes of an unfinished character in `_decoder`.
     """
 
     def __init__(
@@ -300,6 +305,10 @@ class ReplyDecoder:
         self._decoder = ByteDecoder(strips_space=strips_space)
         self._held = ""
         self._num_chars = 0
+        self._behind: list[int] = []
+        """Committed ids that `_decoder` has not decoded yet."""
+        self._num_released = 0
+        """Code points of text that they released."""
 
     @property
     def finished(self) -> bool:
@@ -311,21 +320,41 @@ class ReplyDecoder:
         """The stop string that the reply ended at; empty: none."""
         return self._reply.stop_string
 
-    def commit(self, ids: Sequence[int]) -> tuple[str, list[Span]]:
-        """The text these ids release, and where each of them stands in the reply; a character made
-        by several ids belongs to each. Raises MalformedFrameError for ids past the reply's end."""
-        parts, spans = [], []
+    def commit(self, ids: Sequence[int]) -> str:
+        """The text these ids release. Raises MalformedFrameError for ids past the reply's end."""
+        text = ""
         for token in ids:
-            if self.finished:
+            if self._reply.finished is not None:
                 raise MalformedFrameError("the region committed tokens past the end of the reply")
-            whole = self._decoder.decode(self._token_bytes(token))
-            begin, self._num_chars = self._num_chars, self._num_chars + len(whole)
-            begun = self._decoder.has_part
-            spans.append((begin, self._num_chars + begun))
-            self._held += whole
-            parts.append(self._reply.push(token))
-            self._held = self._held[len(parts[-1]) :]
-        return "".join(parts), spans
+            text += self._reply.push(token)
+        self._behind.extend(ids)
+        self._num_released += len(text)
+        if len(self._behind) > _MAX_BEHIND:
+            self._catch_up()
+        return text
+
+    def commit_with_spans(self, ids: Sequence[int]) -> tuple[str, list[Span]]:
+        """As `commit`, and where each of these ids stands in the reply; a character made by several
+        ids belongs to each."""
+        self._catch_up()
+        text, spans = "", []
+        for token in ids:
+            text += self.commit((token,))
+            begin = self._num_chars
+            self._catch_up()
+            spans.append((begin, self._num_chars + self._decoder.has_part))
+        return text, spans
+
+    def _catch_up(self) -> None:
+        """Decode what was committed, for drafts behind it: most replies show none, and their text
+        is decoded once, in `_reply`."""
+        if not self._behind:
+            return
+        whole = self._decoder.decode(b"".join(map(self._token_bytes, self._behind)))
+        self._num_chars += len(whole)
+        self._held = (self._held + whole)[self._num_released :]
+        self._behind.clear()
+        self._num_released = 0
 
     def resume(self, ids: Sequence[int]) -> str:
         """The text of ids that another run committed: `commit`, without saying where each stands.
@@ -337,10 +366,11 @@ class ReplyDecoder:
             raise MalformedFrameError("the tokens to resume go past the end of the reply")
         self._num_chars += len(whole)
         self._held = (self._held + whole)[len(text) :]
-        return text + self.commit(last)[0]
+        return text + self.commit(last)
 
     def finish(self) -> str:
         """The reply has ended: text held back as the possible beginning of a stop string."""
+        self._catch_up()
         self._held = ""
         return self._reply.flush()
 
@@ -348,6 +378,7 @@ class ReplyDecoder:
         self, base: int, drafts: Sequence[int], survival: Sequence[float], final: bool
     ) -> DraftText:
         """The text that `drafts` [n] would add, up to the first stop string in it."""
+        self._catch_up()
         decoder = self._decoder.copy()
         text, ends = self._held, []
         for token in drafts:

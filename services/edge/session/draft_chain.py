@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from outrider.errors import MalformedFrameError
 from services.edge.session.acceptance import DraftOutcome
@@ -45,8 +46,7 @@ class DraftProgress:
     """Those of them that are likely enough to be in the chain."""
 
 
-@dataclass(frozen=True, slots=True)
-class ResolvedCommit:
+class ResolvedCommit(NamedTuple):
     """A commit as ids, and what became of the chain's drafts."""
 
     ids: tuple[int, ...]
@@ -153,6 +153,8 @@ class DraftChain:
     def commit(self, epoch: int, base: int, accepted: int, ids: Sequence[int]) -> ResolvedCommit:
         """Check the chain against a commit. Raises MalformedFrameError for an impossible one."""
         self._check(epoch, base, accepted)
+        if not self._drafts and not accepted:
+            return self._commit_undrafted(tuple(ids))
         drafts = self.ids
         final = (*drafts[:accepted], *ids)
         diverged = final[: len(drafts)] != drafts[: len(final)]
@@ -172,6 +174,21 @@ class DraftChain:
         elif self._sent_to is not None and self.committed <= self._reach:
             self._sent_to = max(self._sent_to, self.committed)
         return resolved
+
+    def _commit_undrafted(self, final: tuple[int, ...]) -> ResolvedCommit:
+        """As `commit` does where the chain is empty."""
+        self.committed += len(final)
+        self._unlearned.extend(final)
+        self._has_ended = False
+        self._num_confirmed = 0
+        if self._sent_to is not None and self.committed <= self._reach:
+            self._sent_to = max(self._sent_to, self.committed)
+        return ResolvedCommit(final, diverged=False)
+
+    @property
+    def num_unlearned(self) -> int:
+        """Final ids that the drafter has not learned yet."""
+        return len(self._unlearned)
 
     def limit_lead(self, max_lead: int) -> None:
         """The region keeps no more than `max_lead` drafts and has dropped those beyond that it was

@@ -6,7 +6,7 @@ The session decides, the shell (`services/edge/chat.py`) carries actions out in 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from outrider.errors import OutriderError
 from outrider.sampling.params import SamplingParams
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from outrider.reply_parsing.formats import ReplyFormat
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaPace:
+class ReplicaPace(NamedTuple):
     """How fast a replica works; it says so with each commit."""
 
     interval_s: float = 0.0
@@ -204,8 +203,7 @@ class RegionOpened:
     """What the replica computes; empty: unknown."""
 
 
-@dataclass(frozen=True, slots=True)
-class RegionCommit:
+class RegionCommit(NamedTuple):
     """Tokens [base, base + accepted) are this edge's drafts of `epoch`; `ids` follow them."""
 
     epoch: int
@@ -383,8 +381,7 @@ class Retract:
     erase_to: int
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
+class Commit(NamedTuple):
     """To the client: `text` is final; it agrees with the provisional text still shown."""
 
     text: str

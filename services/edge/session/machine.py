@@ -198,8 +198,11 @@ class ChatSession:
         chat = self._chat
         if not isinstance(chat, _OpenedChat):
             return self._deadline
-        times = (self._deadline, chat.reply.refresh_at, chat.reopening.again_at)
-        return min([at for at in times if at is not None], default=None)
+        at = self._deadline
+        for other in (chat.reply.refresh_at, chat.reopening.again_at):
+            if other is not None and (at is None or other < at):
+                at = other
+        return at
 
     def handle(self, item: Input, now: float) -> Actions:
         """Take one input; the returned actions are to be done in this order."""

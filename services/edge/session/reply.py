@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from outrider.errors import InvalidRequestError, MalformedFrameError
 from outrider.sampling.params import SamplingParams
@@ -26,12 +26,18 @@ from services.edge.session.events import (
     RegionMoved,
     RegionOpened,
     SendDraft,
+    Span,
     TellDrafter,
 )
 from services.edge.session.upload_control import UploadController, UploadPolicy
 
 if TYPE_CHECKING:
     from outrider.sampling.reply import ReplyText
+
+
+_LEARN_TOKENS: Final = 64
+"""Where no draft is wanted, final tokens are learnt so many at a time, each at a sixth of what it
+costs alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,15 +202,19 @@ class ReplyFlow:
         """What client and drafter are told. Raises MalformedFrameError for an impossible commit."""
         resolved = self._resolve(commit)
         self._learn(commit, resolved, now)
-        text, spans = self._decoder.commit(resolved.ids)
+        lossy_spans: tuple[Span, ...] = ()
+        if commit.lossy:
+            text, spans = self._decoder.commit_with_spans(resolved.ids)
+            lossy_spans = tuple(spans[number - commit.base] for number in commit.lossy)
+        else:
+            text = self._decoder.commit(resolved.ids)
         self.ids.extend(resolved.ids)
         ended = self._decoder.finished
         retract = self.display.confirm(text, resolved.diverged or ended, now, len(resolved.ids))
         if ended:
             self.refresh_at = None
-        else:
+        elif self.controller.lead or self.chain.num_unlearned >= _LEARN_TOKENS:
             self._schedule_refresh(now + self._policy.coalesce_s)
-        lossy_spans = tuple(spans[number - commit.base] for number in commit.lossy)
         origin = self.model.committed()
         committed = Commit(
             text,
@@ -289,6 +299,11 @@ class ReplyFlow:
         if text := self._decoder.finish():
             events.append(Commit(text, (), self.chain.committed))
         return events
+
+    def learn_rest(self) -> None:
+        """The reply is over: learn for later ones what was not learnt yet."""
+        while self.chain.num_unlearned and self.chain.advance(0).is_behind:
+            pass
 
     def ready(self, report: DrafterReport | None, now: float) -> None:
         """More drafts can be had; `report` is of the drafter process, if they come from there."""

@@ -124,6 +124,8 @@ class RoundTrip:
 
     def returned(self, echo: int, ack_delay_s: float, now: float) -> None:
         """A number came back; 0 and numbers that are not pending are ignored."""
+        if not echo:
+            return
         sent_at = self._sent.get(echo)
         if sent_at is None:
             return

@@ -25,7 +25,9 @@ NO_DRAFTS: Final = 1
 """Overload level of a replica from which no drafts are uploaded: from there on it takes drafts only
 where they cost it nothing."""
 _PREDICT_EVERY: Final = 4
-"""Commits per prediction: one takes as long as all else that the edge does for a commit."""
+"""Commits per prediction: one takes as long as all else that the edge does for a commit..."""
+_PREDICT_SELDOM_EVERY: Final = 16
+"""...and so many while drafts are not uploaded: only probes bring anything new then."""
 _HORIZON_TOKENS: Final = 64
 """Tokens of a chain that a prediction considers."""
 
@@ -120,14 +122,18 @@ class UploadController:
     @property
     def mode(self) -> DraftMode:
         """What the edge does with drafts now, probes aside."""
-        if self._may_send and self._pays and not self._overloaded:
+        if self._uploads_pay:
             return DraftMode.EDGE_DRAFTS
         return DraftMode.DISPLAY_ONLY if self.shows else DraftMode.SERVER_ONLY
 
     @property
     def sends(self) -> bool:
         """Whether drafts are uploaded now."""
-        return self.mode is DraftMode.EDGE_DRAFTS or self._is_probe
+        return self._uploads_pay or self._is_probe
+
+    @property
+    def _uploads_pay(self) -> bool:
+        return self._may_send and self._pays and not self._overloaded
 
     @property
     def lead(self) -> int:
@@ -184,7 +190,7 @@ class UploadController:
         """A commit of so many tokens came; `on_its_own`: no draft of the edge was in its call."""
         self.round_trip.returned(pace.echo, pace.ack_delay_s, now)
         self.pace.committed(pace, num_tokens, on_its_own=on_its_own)
-        if self.mode is DraftMode.EDGE_DRAFTS:
+        if self._uploads_pay:
             self.counts.commits_with_uploads += 1
         else:
             self.counts.commits_without_uploads += 1
@@ -194,6 +200,8 @@ class UploadController:
 
     def checked(self, outcomes: tuple[DraftOutcome, ...], ended_at: int | None) -> None:
         """Drafts were compared with what became final; `ended_at` as in Acceptance.observe."""
+        if not outcomes and ended_at is None:
+            return
         self.acceptance.observe(outcomes, ended_at)
         self._averages.acceptance.observe(outcomes, ended_at)
         for outcome in outcomes:
@@ -212,7 +220,10 @@ class UploadController:
         self._since_change += 1
         is_new_path = self.round_trip.num_path_changes != self._num_path_changes
         self._num_path_changes = self.round_trip.num_path_changes
-        if is_new_path or self._since_change % _PREDICT_EVERY == 0:
+        if not self._may_send:
+            return
+        every = _PREDICT_EVERY if self._pays else _PREDICT_SELDOM_EVERY
+        if is_new_path or self._since_change % every == 0:
             self._predict()
         self._move_lead(at_once=is_new_path)
         if is_new_path or self._since_change >= self._policy.dwell_commits:
@@ -246,7 +257,7 @@ class UploadController:
     def _probe(self) -> None:
         """A probe lasts from one commit to the next."""
         self._is_probe = False
-        if not self._may_send or self._overloaded or self.mode is DraftMode.EDGE_DRAFTS:
+        if not self._may_send or self._overloaded or self._pays:
             self._since_probe = 0
             return
         self._since_probe += 1

@@ -1,0 +1,1 @@
+"""What a committed token costs on its way: processor time of client, edge, router and replica."""

@@ -1,0 +1,22 @@
+"""Processor time of processes and threads, in nanoseconds (proc(5), proc_pid_schedstat)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def of_threads(pid: int) -> dict[int, int]:
+    """By thread of a process. Threads that have ended are not among them."""
+    used = {}
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        try:
+            used[int(task.name)] = int((task / "schedstat").read_text("ascii").split()[0])
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return used
+
+
+def between(before: Mapping[int, int], after: Mapping[int, int]) -> int:
+    """Of all threads together, between two readings."""
+    return sum(used - before.get(thread, 0) for thread, used in after.items())
