@@ -201,7 +201,13 @@ class Scheduler:
         num_tokens = batch.num_tokens
         self._cost.observe(num_tokens, duration_ms, batch.attention_work)
         if batch.is_decode:
-            self._decode_cost.observe(num_tokens, duration_ms, self._cost.row_ms)
+            self._decode_cost.observe(
+                num_tokens,
+                duration_ms,
+                self._cost.row_ms,
+                batch.attention_work,
+                self._cost.attention_ms,
+            )
 
     # Sessions come and go.
 
