@@ -77,10 +77,13 @@ class NgramMemory:
 
     def find(self, contexts: Sequence[int]) -> tuple[int, int] | None:
         """The successor of the longest known of these contexts (`keys`) and its bin."""
+        young, old = self._young, self._old
         for order in range(len(contexts) - 1, -1, -1):
             key = contexts[order]
-            value = self._young[order].get(key) or self._old[order].get(key)
-            if value:
+            value = young[order].get(key)
+            if value is None and old[order]:
+                value = old[order].get(key)
+            if value is not None:
                 return _found(value, order)
         return None
 
@@ -109,13 +112,16 @@ class NgramPrior:
 
     def find(self, contexts: Sequence[int]) -> tuple[int, int] | None:
         """As NgramMemory.find."""
-        for order in range(min(len(contexts), len(self.tables)) - 1, -1, -1):
-            value = self.tables[order].get(contexts[order])
-            if value:
+        tables = self.tables
+        for order in range(min(len(contexts), len(tables)) - 1, -1, -1):
+            value = tables[order].get(contexts[order])
+            if value is not None:
                 return _found(value, order)
         return None
 
 
 def _found(value: int, order: int) -> tuple[int, int]:
-    token, confidence = unpack(value)
-    return token, order * NUM_BINS + _BIN_OF_CONFIDENCE[confidence]
+    return (
+        value >> _CONFIDENCE_BITS,
+        order * NUM_BINS + _BIN_OF_CONFIDENCE[value & _MAX_CONFIDENCE],
+    )
