@@ -25,7 +25,7 @@ _MAX_SURPRISE = 2.0
 something else."""
 
 # DecodeCostModel
-_DECODE_RIDGE = 16.0
+_DECODE_RIDGE = 12.0
 """Pull of the expected slope, rows^2, where calls all have nearly the same size."""
 _DECODE_MAX_SURPRISE = 1.5
 _MAX_LEAST_SURVIVAL = 0.6
@@ -135,8 +135,9 @@ class DecodeCostModel:
 
     Separate from CostModel: the rows of a long prompt are cheaper than the first few behind every
     reply, and one line through both makes drafts look cheaper than they are. Contexts are counted
-    apart from rows: most of what one more reply costs is reading its context, which its drafts
-    share. Least squares that forget exponentially (Haykin, Adaptive Filter Theory, chapter 10).
+    apart from rows, and without those of drafts: most of what one more reply costs is reading its
+    context, which its drafts share. Least squares that forget exponentially (Haykin, Adaptive
+    Filter Theory, chapter 10).
     """
 
     def __init__(self, fixed_ms: float, row_ms: float, sizing: SizingRule = NO_SIZING) -> None:
