@@ -1,13 +1,14 @@
 """What the scheduler's rules are worth, free of the machine's noise.
 
 Three steps. The engine is timed on calls of each prepared size, eight sequences of 120 tokens
-sharing the larger ones; what counts is the 15th percentile of 60 calls, so one of the quick ones.
-It answers chats, once greedily and once at temperature 0.8, and documents. Then the scheduler
+sharing the larger ones, and on one row for each of these behind 480 tokens, which tells what
+reading contexts costs; what counts is the 15th percentile of 60 calls, so one of the quick ones. It
+answers chats, once greedily and once at temperature 0.8, and documents. Then the scheduler
 serves them in virtual time: an engine that knows the replies and takes just that long for every
-call of a size. So drafts on and off, and any rule, are compared on the same chats with the same
-durations, to the last digit.
+call of a size and with so much to read. So drafts on and off, and any rule, are compared on the
+same chats with the same durations, to the last digit.
 
-Not in it: that calls of one size differ, and grow with the contexts. Python between the calls
+Not in it: that calls of one size and with contexts of one length differ. Python between the calls
 counts as so much per call, per chat in it, per chat asked for drafts and per token chosen: fixed
 figures, which `python -m bench.tick` and `python -m bench.sampling` gave once on a quiet machine.
 """
@@ -43,7 +44,10 @@ from services.inference.scheduler.types import Committed, Event, Finished, OpenR
 
 MAX_TOKENS = {"chat": 160, "document": 64}
 _CONTEXT = 120
+_LONG_CONTEXT = 480
 _SESSIONS = 8
+_SALT = b"one trust group"
+"""Of all chats, as in the other benches: they draft from one another's replies."""
 NUM_CALLS = 60
 CALL_QUANTILE = 0.15
 """The 15th percentile of the calls: about the time of a call when no other process uses the memory.
@@ -59,32 +63,38 @@ class Chat:
     temperature: float
 
 
-def measure_durations(engine: Engine) -> dict[int, list[float]]:
-    """Milliseconds of NUM_CALLS calls by their rows, for the sizes that the engine is prepared for;
-    sizes are called in turn."""
-    blocks_each = -(-(_CONTEXT + max(engine.info.sizing.sizes)) // engine.info.block_tokens) + 1
+def measure_durations(engine: Engine) -> tuple[dict[int, list[float]], list[float]]:
+    """Milliseconds of NUM_CALLS calls by their rows, for the sizes that the engine is prepared for,
+    and of calls of _SESSIONS rows behind _LONG_CONTEXT tokens each; they are made in turn."""
+    longest = _LONG_CONTEXT + max(engine.info.sizing.sizes)
+    blocks_each = -(-longest // engine.info.block_tokens) + 1
     for sequence in range(_SESSIONS):
         engine.open(sequence, np.array([1], np.int32))
     samples: dict[int, list[float]] = {size: [] for size in engine.info.sizing.sizes}
+    long = list[float]()
     for _ in range(NUM_CALLS):
         for size, times in samples.items():
-            slices = _slices(size, blocks_each)
-            begin = time.perf_counter()
-            engine.step(slices)
-            times.append((time.perf_counter() - begin) * 1e3)
+            times.append(_call_ms(engine, _slices(size, blocks_each)))
+        long.append(_call_ms(engine, _slices(_SESSIONS, blocks_each, _LONG_CONTEXT)))
     for sequence in range(_SESSIONS):
         engine.close_sequence(sequence)
-    return samples
+    return samples, long
 
 
-def _slices(num_rows: int, blocks_each: int) -> list[SequenceSlice]:
+def _call_ms(engine: Engine, slices: Sequence[SequenceSlice]) -> float:
+    begin = time.perf_counter()
+    engine.step(slices)
+    return (time.perf_counter() - begin) * 1e3
+
+
+def _slices(num_rows: int, blocks_each: int, past: int = _CONTEXT) -> list[SequenceSlice]:
     count = min(num_rows, _SESSIONS)
     shares = [num_rows // count + (index < num_rows % count) for index in range(count)]
     return [
         SequenceSlice(
             index,
             np.arange(500, 500 + rows, dtype=np.int32),
-            _CONTEXT,
+            past,
             np.arange(index * blocks_each, (index + 1) * blocks_each, dtype=np.int32),
             rows,
         )
@@ -171,8 +181,15 @@ class VirtualReplica:
     """Serves recorded chats. Durations in between the measured sizes are interpolated."""
 
     def __init__(
-        self, info: EngineInfo, durations: Mapping[int, float], prior: NgramPrior | None
+        self,
+        info: EngineInfo,
+        durations: Mapping[int, float],
+        prior: NgramPrior | None,
+        reading_ms: float = 0.0,
     ) -> None:
+        """`durations`: of calls by rows, of up to _SESSIONS sessions with _CONTEXT tokens each;
+        `reading_ms`: what a thousand tokens of context add."""
+        self._reading_ms = reading_ms
         self._info = replace(info, num_blocks=4096)
         self._sizes = list(durations)
         self._ms = list(durations.values())
@@ -185,7 +202,7 @@ class VirtualReplica:
         """`sessions` at a time, one after the other; or `rate` a second, as a Poisson process."""
         self._scheduler = Scheduler(
             self._info,
-            SchedulerLimits(),
+            SchedulerLimits(max_sessions=max(SESSIONS)),
             lambda params: ReplyEnd(params, ()),
             self._prior,
         )
@@ -210,7 +227,9 @@ class VirtualReplica:
     def _open(self, number: int, chat: Chat, due: float) -> None:
         self._readers[number] = _Reader(chat, due, last=due)
         sampling = SamplingParams(chat.temperature, seed=number, max_tokens=len(chat.reply))
-        request = OpenRequest(number, chat.prompt, sampling, region_drafts=self._drafts)
+        request = OpenRequest(
+            number, chat.prompt, sampling, region_drafts=self._drafts, cache_salt=_SALT
+        )
         self._scheduler.open(request, self._now)
 
     def _tick(self) -> bool:
@@ -241,6 +260,8 @@ class VirtualReplica:
         beyond = max(0, rows - self._sizes[-1])
         slope = (self._ms[-1] - self._ms[-2]) / (self._sizes[-1] - self._sizes[-2])
         ms = float(np.interp(rows, self._sizes, self._ms)) + beyond * slope
+        read = sum(part.past for part in batch.slices) - _CONTEXT * min(rows, _SESSIONS)
+        ms = max(self._ms[0], ms + self._reading_ms * read / 1e3)
         drafting_ms = sum(
             ATTEMPT_MS if one.attempt is not None else NO_ATTEMPT_MS for one in batch.scheduled
         )
@@ -274,8 +295,10 @@ class VirtualReplica:
 
 
 TEMPERATURES = (0.0, 0.8)
-SESSIONS = (1, 2, 4, 8, 16)
-AT_ONCE = (1, 4, 8, 16)
+SESSIONS = (1, 2, 4, 8, 16, 32)
+AT_ONCE = (1, 4, 8, 16, 32)
+_FULL = 16
+"""Sessions at which the capacity of a replica is taken."""
 LOAD_SHARES = (0.5, 0.8, 0.95)
 """Of what the replica serves a second with drafts off and all places taken."""
 
@@ -289,7 +312,7 @@ def main() -> int:
     config = EngineConfig(threads=arguments.threads, max_fixed_rows=64, prepare_first=True)
     engine = create_engine(config)
     try:
-        durations = measure_durations(engine)
+        durations, long = measure_durations(engine)
         count = 48 if run.quick else 160
         chats = {
             each: record_chats(engine, vocabulary, "chat", count, each) for each in TEMPERATURES
@@ -306,7 +329,12 @@ def main() -> int:
     for size, times in durations.items():
         run.samples(f"a call of {size} rows", times, unit="ms")
     quick_calls = {size: quantile(times, CALL_QUANTILE) for size, times in durations.items()}
-    replica = VirtualReplica(engine.info, quick_calls, shipped_prior(vocabulary.tokens_digest))
+    added_ms = quantile(long, CALL_QUANTILE) - quick_calls[_SESSIONS]
+    reading_ms = max(0.0, added_ms) / (_SESSIONS * (_LONG_CONTEXT - _CONTEXT)) * 1e3
+    table.note(f"Each thousand tokens of context that a call reads add {reading_ms:.2f} ms.")
+    run.figures["reading_ms_per_1000_tokens"] = round(reading_ms, 3)
+    prior = shipped_prior(vocabulary.tokens_digest)
+    replica = VirtualReplica(engine.info, quick_calls, prior, reading_ms)
     run.figures["wrong_texts"] = (
         _closed(run, replica, chats)
         + _arriving(run, replica, chats[0.0])
@@ -339,7 +367,7 @@ def _closed(run: Run, replica: VirtualReplica, chats: dict[float, list[Chat]]) -
 
 def _arriving(run: Run, replica: VirtualReplica, chats: list[Chat]) -> int:
     """Greedy chats come by themselves."""
-    full = replica.serve(chats, drafts=False, sessions=SESSIONS[-1])
+    full = replica.serve(chats, drafts=False, sessions=_FULL)
     most, wrong = len(chats) / full.seconds, full.wrong
     table = run.table(
         "Simulated replica while chats arrive as a Poisson process: drafts off and on, times in ms",

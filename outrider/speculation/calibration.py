@@ -15,25 +15,25 @@ from dataclasses import dataclass, field
 from math import exp, isfinite, log
 from typing import Final, TypeAlias
 
-from outrider.speculation.ngrams import MAX_ORDER, NUM_BINS
+from outrider.speculation.ngrams import NUM_BINS, NUM_TABLES
 
 _BIN_OF_LENGTH = (0, 0, 1, 2, 3, 4, 4, 5, 5, 6, 6, 6, 6, 7, 7, 7, 7)
 NUM_COPY_BINS = 9
 """Matches of 1, 2, 3, 4, 5-6, 7-8, 9-12, 13-16 and more tokens."""
 MEMORY_BINS = NUM_COPY_BINS
-"""First of the bins of an NgramMemory: NUM_BINS per order."""
-PRIOR_BINS = MEMORY_BINS + MAX_ORDER * NUM_BINS
+"""First of the bins of an NgramMemory: NUM_BINS per table."""
+PRIOR_BINS = MEMORY_BINS + NUM_TABLES * NUM_BINS
 """First of the bins of an NgramPrior."""
 _GREEDY_RATES = (
     *(0.25, 0.58, 0.71, 0.77, 0.82, 0.86, 0.90, 0.95, 0.98),
-    *(0.10, 0.18, 0.22, 0.25, 0.38, 0.50, 0.38, 0.50, 0.55, 0.50, 0.80, 0.92),
+    *(0.10, 0.18, 0.22, 0.25, 0.38, 0.50, 0.38, 0.50, 0.55, 0.50, 0.80, 0.92, 0.90, 0.95, 0.97),
     *(0.08, 0.20, 0.30, 0.10, 0.20, 0.50, 0.10, 0.30, 0.70, 0.10, 0.30, 0.70),
 )
 """Initial rate per bin for greedy replies, measured with a 135M chat model: copies over 20,000
 reply tokens; the others lowered from what replies to similar prompts gave."""
 _SAMPLED_RATES = (
     *(0.19, 0.45, 0.55, 0.65, 0.70, 0.75, 0.80, 0.87, 0.93),
-    *(0.08, 0.18, 0.30, 0.15, 0.35, 0.55, 0.25, 0.50, 0.65, 0.40, 0.70, 0.85),
+    *(0.08, 0.18, 0.30, 0.15, 0.35, 0.55, 0.25, 0.50, 0.65, 0.40, 0.70, 0.85, 0.75, 0.85, 0.90),
     *(0.08, 0.18, 0.25, 0.08, 0.15, 0.42, 0.10, 0.18, 0.50, 0.10, 0.18, 0.50),
 )
 """The same at temperature 0.8."""

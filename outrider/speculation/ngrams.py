@@ -1,7 +1,7 @@
 """What followed the last few tokens before: counts shared by many replies.
 
-A table maps a context of 1 to 4 tokens to one successor with a confidence, which a hit raises
-and a miss lowers until another token takes its place (the saturating counter of branch
+A table maps a context of 1 to 4 or of 12 tokens to one successor with a confidence, which a hit
+raises and a miss lowers until another token takes its place (the saturating counter of branch
 predictors: Smith, ISCA 1981). Lookups back off from the longest context (Katz, IEEE TASSP 1987).
 """
 
@@ -12,11 +12,16 @@ from itertools import islice
 from typing import TypeAlias
 
 MAX_ORDER = 4
-"""Tokens of the longest context."""
+"""There is a table for contexts of each length up to here, and one for LONG_CONTEXT."""
+LONG_CONTEXT = 12
+"""Replies that have so many tokens in common, say to one template or about one document, mostly go
+on alike: seen once is enough."""
+NUM_TABLES = MAX_ORDER + 1
 NUM_BINS = 3
 """Classes of confidence per order: 1, 2 to 3, and more."""
 _TOKEN_BITS = 20
 """Room for vocabularies of a million ids."""
+_LONG_MASK = (1 << _TOKEN_BITS * LONG_CONTEXT) - 1
 _MAX_CONFIDENCE = 15
 _CONFIDENCE_BITS = 4
 _BIN_OF_CONFIDENCE = (0, 0, 1, 1, *[2] * 12)
@@ -36,18 +41,26 @@ def unpack(value: int) -> tuple[int, int]:
 
 
 def keys(context: Sequence[int]) -> list[int]:
-    """The keys of the last 1, 2, ... tokens of `context`, at most MAX_ORDER of them."""
+    """The keys of the last 1, 2, ... MAX_ORDER and LONG_CONTEXT tokens of `context`, as far as it
+    has so many."""
     key = 0
     made = []
-    for order in range(min(len(context), MAX_ORDER)):
-        key |= context[-1 - order] << _TOKEN_BITS * order
+    for order, token in enumerate(islice(reversed(context), LONG_CONTEXT)):
+        key |= token << _TOKEN_BITS * order
+        if order < MAX_ORDER:
+            made.append(key)
+    if len(context) >= LONG_CONTEXT:
         made.append(key)
     return made
 
 
 def extended(contexts: Sequence[int], token: int) -> list[int]:
-    """The keys behind one more token, given those before it."""
-    return [token, *[key << _TOKEN_BITS | token for key in contexts[: MAX_ORDER - 1]]]
+    """The keys behind one more token, given those before it; that of LONG_CONTEXT only if they have
+    it."""
+    made = [token, *[key << _TOKEN_BITS | token for key in contexts[: MAX_ORDER - 1]]]
+    if len(contexts) == NUM_TABLES:
+        made.append((contexts[MAX_ORDER] << _TOKEN_BITS | token) & _LONG_MASK)
+    return made
 
 
 class NgramMemory:
@@ -57,14 +70,14 @@ class NgramMemory:
 
     def __init__(self, max_entries: int = 16_384) -> None:
         self._max_entries = max_entries
-        self._young: list[Table] = [{} for _ in range(MAX_ORDER)]
-        self._old: list[Table] = [{} for _ in range(MAX_ORDER)]
+        self._young: list[Table] = [{} for _ in range(NUM_TABLES)]
+        self._old: list[Table] = [{} for _ in range(NUM_TABLES)]
 
     @property
     def num_entries(self) -> int:
         return sum(map(len, (*self._young, *self._old)))
 
-    def tables(self, num_orders: int = MAX_ORDER) -> list[Table]:
+    def tables(self, num_orders: int = NUM_TABLES) -> list[Table]:
         """A copy of what is known of the first orders, one table each; what is only in the older
         part of the memory stands first."""
         parts = zip(self._old, self._young, strict=True)
@@ -72,15 +85,18 @@ class NgramMemory:
 
     def restore(self, tables: Sequence[Table]) -> None:
         """Begin with these, of the first orders; what of them is not used goes first."""
-        for order, table in enumerate(tables[:MAX_ORDER]):
+        for order, table in enumerate(tables[:NUM_TABLES]):
             self._old[order] = dict(table)
 
     def find(self, contexts: Sequence[int]) -> tuple[int, int] | None:
         """The successor of the longest known of these contexts (`keys`) and its bin."""
+        young, old = self._young, self._old
         for order in range(len(contexts) - 1, -1, -1):
             key = contexts[order]
-            value = self._young[order].get(key) or self._old[order].get(key)
-            if value:
+            value = young[order].get(key)
+            if value is None and old[order]:
+                value = old[order].get(key)
+            if value is not None:
                 return _found(value, order)
         return None
 
@@ -109,13 +125,16 @@ class NgramPrior:
 
     def find(self, contexts: Sequence[int]) -> tuple[int, int] | None:
         """As NgramMemory.find."""
-        for order in range(min(len(contexts), len(self.tables)) - 1, -1, -1):
-            value = self.tables[order].get(contexts[order])
-            if value:
+        tables = self.tables
+        for order in range(min(len(contexts), len(tables)) - 1, -1, -1):
+            value = tables[order].get(contexts[order])
+            if value is not None:
                 return _found(value, order)
         return None
 
 
 def _found(value: int, order: int) -> tuple[int, int]:
-    token, confidence = unpack(value)
-    return token, order * NUM_BINS + _BIN_OF_CONFIDENCE[confidence]
+    return (
+        value >> _CONFIDENCE_BITS,
+        order * NUM_BINS + _BIN_OF_CONFIDENCE[value & _MAX_CONFIDENCE],
+    )

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from outrider.errors import ConfigError
 from outrider.speculation.calibration import HitRates, Outcome, copy_bin
 from outrider.speculation.ngram_store import NgramStatistics
-from outrider.speculation.ngrams import MAX_ORDER, extended, keys
+from outrider.speculation.ngrams import LONG_CONTEXT, extended, keys
 from outrider.speculation.suffix_automaton import SuffixAutomaton
 
 _SURE = 0.9
@@ -77,7 +77,7 @@ class SuffixDrafter:
         for token in ids[:num_prompt]:
             self._append(token)
         if num_prompt and self._statistics is not None:
-            self._contexts = keys(self._automaton.text[-MAX_ORDER:])
+            self._contexts = keys(self._automaton.text[-LONG_CONTEXT:])
         outcomes: list[Outcome] = []
         for token in ids[num_prompt:]:
             outcomes += self._outcomes(token)

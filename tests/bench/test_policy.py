@@ -18,7 +18,7 @@ def chats(temperature: float) -> list[Chat]:
 CHATS = chats(0.0)
 
 
-def replica() -> VirtualReplica:
+def replica(reading_ms: float = 0.0) -> VirtualReplica:
     info = EngineInfo(
         name="recorded",
         vocabulary_size=64,
@@ -28,7 +28,7 @@ def replica() -> VirtualReplica:
         max_context_tokens=1024,
         sizing=SizingRule(tuple(DURATIONS), 16),
     )
-    return VirtualReplica(info, DURATIONS, None)
+    return VirtualReplica(info, DURATIONS, None, reading_ms)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -48,6 +48,12 @@ def test_all_chats_get_their_replies_in_the_same_time_every_time(
 def test_replies_that_repeat_themselves_come_faster_with_drafts() -> None:
     off, on = (replica().serve(CHATS, drafts=d, sessions=1) for d in (False, True))
     assert on.seconds < off.seconds / 1.5
+
+
+def test_contexts_longer_than_those_of_the_durations_add_what_reading_them_takes() -> None:
+    chat = [Chat(tuple(3 + n % 50 for n in range(620)), tuple(range(10, 20)), 0.0)]
+    short, long = (replica(ms).serve(chat, drafts=False, sessions=1) for ms in (0.0, 8.0))
+    assert long.call_ms[-1] - short.call_ms[-1] == pytest.approx(8.0 * (620 + 8 - 120) / 1e3)
 
 
 def test_chats_that_arrive_find_the_replica_idle_or_busy() -> None:

@@ -10,10 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.speculation.ngrams import (
+    LONG_CONTEXT,
     MAX_ORDER,
     NUM_BINS,
+    NUM_TABLES,
     NgramMemory,
     NgramPrior,
+    extended,
     keys,
     pack,
     unpack,
@@ -22,11 +25,29 @@ from outrider.speculation.ngrams import (
 IDS = st.integers(0, (1 << 20) - 1)
 
 
-@given(st.lists(IDS, max_size=8), st.lists(IDS, max_size=8))
+LENGTHS = (*range(1, MAX_ORDER + 1), LONG_CONTEXT)
+
+
+@given(st.lists(IDS, max_size=14), st.lists(IDS, max_size=14))
 def test_contexts_share_a_key_only_if_they_are_equal(a: list[int], b: list[int]) -> None:
-    for order, (one, other) in enumerate(zip(keys(a), keys(b), strict=False), 1):
-        assert (one == other) == (a[-order:] == b[-order:])
-    assert len(keys(a)) == min(len(a), MAX_ORDER)
+    for length, one, other in zip(LENGTHS, keys(a), keys(b), strict=False):
+        assert (one == other) == (a[-length:] == b[-length:])
+    assert len(keys(a)) == sum(length <= len(a) for length in LENGTHS)
+
+
+@given(st.lists(IDS, min_size=LONG_CONTEXT, max_size=16), IDS)
+def test_keys_are_extended_token_by_token(context: list[int], token: int) -> None:
+    assert extended(keys(context), token) == keys([*context, token])
+
+
+def test_what_followed_a_long_context_once_outweighs_what_often_follows_short_ones() -> None:
+    memory = NgramMemory()
+    long = list(range(30, 30 + LONG_CONTEXT - 2))
+    for turn in range(6):
+        memory.learn(keys([*range(turn * 100 + 50, turn * 100 + 62), 1, 2]), 5)
+    memory.learn(keys([*long, 1, 2]), 6)
+    assert memory.find(keys([*long, 1, 2])) == (6, MAX_ORDER * NUM_BINS)
+    assert memory.find(keys([99, *long[1:-1], 98, 1, 2])) == (5, 2 * NUM_BINS - 1)
 
 
 @given(IDS, st.integers(1, 15))
@@ -59,7 +80,7 @@ def test_memory_is_bounded_and_keeps_what_is_used() -> None:
     for turn in range(2000):
         memory.learn(keys([1, 2]), 3)
         memory.learn(keys([rng.randrange(10, 100_000), turn + 10]), turn)
-        assert memory.num_entries <= 2 * 50 * MAX_ORDER
+        assert memory.num_entries <= 2 * 50 * NUM_TABLES
     found = memory.find(keys([1, 2]))
     assert found is not None and found[0] == 3
 

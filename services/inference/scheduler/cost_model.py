@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from outrider.engines.base import NO_SIZING, SizingRule
 from outrider.speculation.suffix_drafter import LEAST_SURVIVAL
@@ -24,7 +25,7 @@ _MAX_SURPRISE = 2.0
 something else."""
 
 # DecodeCostModel
-_DECODE_RIDGE = 16.0
+_DECODE_RIDGE = 12.0
 """Pull of the expected slope, rows^2, where calls all have nearly the same size."""
 _DECODE_MAX_SURPRISE = 1.5
 _MAX_LEAST_SURVIVAL = 0.6
@@ -81,7 +82,7 @@ class CostModel:
         """One call of this many rows and this attention work took this long."""
         longest_ms = _MAX_SURPRISE * self.predict_ms(rows, attention)
         self._moments.add(self._sizing.padded(rows), attention, min(duration_ms, longest_ms))
-        row_ms, attention_ms = self._moments.slopes(self.row_ms, self.attention_ms)
+        row_ms, attention_ms = self._moments.slopes(self.row_ms, self.attention_ms, _RIDGE, _RIDGE)
         mean_rows, mean_attention, mean_ms = self._moments.means()
         self.row_ms = min(max(row_ms, _MIN_ROW_MS), max(mean_ms / max(mean_rows, 1.0), _MIN_ROW_MS))
         self.attention_ms = min(attention_ms, mean_ms / max(mean_attention, 1.0))
@@ -111,14 +112,17 @@ class _Moments:
     def means(self) -> tuple[float, float, float]:
         return self._x / self._n, self._z / self._n, self._y / self._n
 
-    def slopes(self, last_x: float, last_z: float) -> tuple[float, float]:
-        """Cost per x and per z, each drawn towards the last one; that of z is not negative."""
+    def slopes(
+        self, expected_x: float, expected_z: float, ridge_x: float, ridge_z: float
+    ) -> tuple[float, float]:
+        """Cost per x and per z, each drawn to the expected one by its ridge, x^2 and z^2; that of z
+        is not negative."""
         x, z, y = self.means()
-        xx = self._xx - self._x * x + _RIDGE
-        zz = self._zz - self._z * z + _RIDGE
+        xx = self._xx - self._x * x + ridge_x
+        zz = self._zz - self._z * z + ridge_z
         xz = self._xz - self._x * z
-        xy = self._xy - self._x * y + _RIDGE * last_x
-        zy = self._zy - self._z * y + _RIDGE * last_z
+        xy = self._xy - self._x * y + ridge_x * expected_x
+        zy = self._zy - self._z * y + ridge_z * expected_z
         slope_z = (zy * xx - xy * xz) / (xx * zz - xz * xz)
         if slope_z <= 0.0:
             return xy / xx, 0.0
@@ -126,11 +130,14 @@ class _Moments:
 
 
 class DecodeCostModel:
-    """Duration of calls without prompt tokens: a line near the sizes that such calls have.
+    """Duration of calls without prompt tokens: fixed_ms + row_ms * rows + attention_ms * attention
+    work, near the sizes that such calls have.
 
     Separate from CostModel: the rows of a long prompt are cheaper than the first few behind every
-    reply, and one line through both makes drafts look cheaper than they are. Least squares that
-    forget exponentially (Haykin, Adaptive Filter Theory, chapter 10).
+    reply, and one line through both makes drafts look cheaper than they are. Contexts are counted
+    apart from rows, and without those of drafts: most of what one more reply costs is reading its
+    context, which its drafts share. Least squares that forget exponentially (Haykin, Adaptive
+    Filter Theory, chapter 10).
     """
 
     def __init__(self, fixed_ms: float, row_ms: float, sizing: SizingRule = NO_SIZING) -> None:
@@ -138,48 +145,78 @@ class DecodeCostModel:
         self._sizing = sizing
         self.fixed_ms = fixed_ms
         self.row_ms = row_ms
-        self._weight = self._x = self._y = self._xx = self._xy = 0.0
+        self.attention_ms = 0.0
+        """Per thousand tokens of context times rows."""
+        self._moments = _Moments()
         self._smallest = 0.0
         """Rows of the smallest recent call."""
 
-    def predict_ms(self, rows: int) -> float:
-        """Duration of a call that needs `rows`."""
+    def predict_ms(self, rows: int, attention: float = 0.0) -> float:
+        """Duration of a call that needs `rows`, and reads its contexts with this much attention
+        work."""
         size = float(self._sizing.padded(rows))
         known = max(size, self._smallest / _EXTRAPOLATION)
         share = size / known if known else 1.0
-        return max(_MIN_ROW_MS, (self.fixed_ms + self.row_ms * known) * share)
+        rows_ms = (self.fixed_ms + self.row_ms * known) * share
+        return max(_MIN_ROW_MS, rows_ms + self.attention_ms * attention)
 
     def padded_rows(self, rows: int) -> int:
         """Rows that the engine computes in a call that needs `rows`."""
         return self._sizing.padded(rows)
 
-    def least_survival(self, num_sessions: int) -> float:
+    def reading(self, attention: float) -> DecodeCallCost:
+        """What calls cost that read their contexts with this much attention work."""
+        return DecodeCallCost(self, attention)
+
+    def least_survival(self, num_sessions: int, attention: float = 0.0) -> float:
         """Drafts less likely than this are not worth looking for in calls of so many sessions: none
         of them pays for its row where all sessions are alike."""
-        share = self.row_ms * num_sessions / self.predict_ms(max(1, num_sessions))
+        share = self.row_ms * num_sessions / self.predict_ms(max(1, num_sessions), attention)
         return min(_MAX_LEAST_SURVIVAL, max(LEAST_SURVIVAL, share))
 
-    def observe(self, rows: int, duration_ms: float, expected_row_ms: float) -> None:
-        """A call of this many rows, all of them behind replies, took this long. The slope is drawn
-        to `expected_row_ms` while calls of nearly the same size say nothing of it."""
-        if self._weight:
-            duration_ms = min(duration_ms, _DECODE_MAX_SURPRISE * self.predict_ms(rows))
-        self._add(float(self._sizing.padded(rows)), duration_ms)
-        mean_x, mean_y = self._x / self._weight, self._y / self._weight
-        variance = self._xx - self._x * mean_x
-        covariance = self._xy - self._x * mean_y
-        slope = (covariance + _DECODE_RIDGE * expected_row_ms) / (variance + _DECODE_RIDGE)
+    def observe(
+        self,
+        rows: int,
+        duration_ms: float,
+        expected_row_ms: float,
+        attention: float = 0.0,
+        expected_attention_ms: float = 0.0,
+    ) -> None:
+        """A call of this many rows, all of them behind replies, took this long. The slopes are
+        drawn to the expected ones while calls that are nearly alike say nothing of them."""
+        if self._smallest:
+            longest_ms = _DECODE_MAX_SURPRISE * self.predict_ms(rows, attention)
+            duration_ms = min(duration_ms, longest_ms)
+        size = float(self._sizing.padded(rows))
+        smallest = self._smallest or size
+        self._smallest = min(size, size + _FORGETTING * (smallest - size))
+        self._moments.add(size, attention, duration_ms)
+        mean_rows, mean_attention, mean_ms = self._moments.means()
+        ratio = mean_attention / mean_rows if mean_rows else 0.0
+        row_ms, attention_ms = self._moments.slopes(
+            expected_row_ms,
+            expected_attention_ms,
+            _DECODE_RIDGE,
+            max(_RIDGE, _DECODE_RIDGE * ratio**2),
+        )
         # Where the curve is steep the line may start below zero: it holds near the sizes seen.
-        self.row_ms = max(slope, _MIN_ROW_MS)
-        self.fixed_ms = mean_y - self.row_ms * mean_x
+        self.row_ms = max(row_ms, _MIN_ROW_MS)
+        self.attention_ms = min(attention_ms, mean_ms / max(mean_attention, 1.0))
+        variable_ms = self.row_ms * mean_rows + self.attention_ms * mean_attention
+        self.fixed_ms = mean_ms - variable_ms
 
-    def _add(self, x: float, y: float) -> None:
-        if self._weight:
-            self._smallest = min(x, x + _FORGETTING * (self._smallest - x))
-        else:
-            self._smallest = x
-        self._weight = self._weight * _FORGETTING + 1.0
-        self._x = self._x * _FORGETTING + x
-        self._y = self._y * _FORGETTING + y
-        self._xx = self._xx * _FORGETTING + x * x
-        self._xy = self._xy * _FORGETTING + x * y
+
+class DecodeCallCost(NamedTuple):
+    """DecodeCostModel for calls of one set of sessions, whose drafts are still to be chosen."""
+
+    model: DecodeCostModel
+    attention: float
+    """Attention work of its sessions."""
+
+    def predict_ms(self, rows: int) -> float:
+        """Duration of a call that needs `rows`."""
+        return self.model.predict_ms(rows, self.attention)
+
+    def padded_rows(self, rows: int) -> int:
+        """Rows that the engine computes in such a call."""
+        return self.model.padded_rows(rows)

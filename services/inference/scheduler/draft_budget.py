@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
-from services.inference.scheduler.cost_model import CostModel, DecodeCostModel
+from services.inference.scheduler.cost_model import CostModel, DecodeCostModel, attention_work
 from services.inference.scheduler.draft_sources import (
     NO_PROPOSAL,
     DraftAttempt,
@@ -59,7 +59,7 @@ class DraftGrant(NamedTuple):
 
 
 class RowCost(Protocol):
-    """Says what calls of so many rows cost (DecodeCostModel)."""
+    """Says what calls of so many rows cost (DecodeCostModel, DecodeCallCost)."""
 
     def predict_ms(self, rows: int) -> float:
         """Duration of a call that needs `rows`."""
@@ -128,9 +128,8 @@ class DraftGate:
     session whose attempt found drafts worth their rows is asked again in the next call.
     """
 
-    def __init__(self, cost: RowCost, attempt_ms: float) -> None:
+    def __init__(self, attempt_ms: float) -> None:
         """`attempt_ms`: CPU time of one attempt."""
-        self._cost = cost
         self._attempt_ms = attempt_ms
         self._trackers: dict[tuple[bool, int], ProfitTracker] = {}
 
@@ -143,13 +142,13 @@ class DraftGate:
         return tracker
 
     def attempts(
-        self, trackers: Sequence[ProfitTracker], counts: Sequence[int], rows: int
+        self, trackers: Sequence[ProfitTracker], counts: Sequence[int], rows: int, cost: RowCost
     ) -> list[DraftAttempt]:
         """One for each session of a call, of which `counts` drafts are verified beside `rows` rows
         without them."""
         num_drafts = sum(counts)
-        base_ms = self._cost.predict_ms(rows)
-        draft_ms = (self._cost.predict_ms(rows + num_drafts) - base_ms) / max(1, num_drafts)
+        base_ms = cost.predict_ms(rows)
+        draft_ms = (cost.predict_ms(rows + num_drafts) - base_ms) / max(1, num_drafts)
         tokens_per_ms = len(counts) / base_ms
         return [
             DraftAttempt(tracker, (draft_ms * count + self._attempt_ms) * tokens_per_ms, count > 0)
@@ -171,7 +170,7 @@ class DraftBudget:
         self._cost = cost
         self._decode_cost = decode_cost
         self._min_rows = min_rows
-        self._gate = DraftGate(decode_cost, limits.draft_attempt_ms)
+        self._gate = DraftGate(limits.draft_attempt_ms)
 
     def max_rows(
         self,
@@ -208,7 +207,11 @@ class DraftBudget:
         the others' drafts.
         """
         ends_prompt = any(slot.num_tokens > 1 for slot in slots)
-        least = self._decode_cost.least_survival(len(slots))
+        attention = sum(
+            [attention_work(1 + slot.num_padding, slot.session.num_computed) for slot in slots]
+        )
+        cost = self._decode_cost.reading(attention)
+        least = self._decode_cost.least_survival(len(slots), attention)
         greedy = self._gate.tracker(len(slots), sampled=False)
         sampled = self._gate.tracker(len(slots), sampled=True)
         trackers: list[ProfitTracker] = []
@@ -239,9 +242,9 @@ class DraftBudget:
             DraftOffer(proposal.survival, slot.num_padding)
             for proposal, slot in zip(proposals, slots, strict=True)
         ]
-        counts = allocate_draft_rows(offers, rows, max_rows, self._decode_cost)
+        counts = allocate_draft_rows(offers, rows, max_rows, cost)
         paid = [count - slot.num_padding for count, slot in zip(counts, slots, strict=True)]
-        attempts = self._gate.attempts(trackers, paid, rows)
+        attempts = self._gate.attempts(trackers, paid, rows, cost)
         return [
             DraftGrant(proposal.ids[:count], count, attempt if was_asked else None)
             for proposal, count, attempt, was_asked in zip(

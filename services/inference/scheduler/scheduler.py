@@ -31,7 +31,7 @@ from services.inference.kv.events import BlockEvent
 from services.inference.kv.pool import KvPool
 from services.inference.scheduler.admission import Admission, check_ids, check_request
 from services.inference.scheduler.batch import Batch, BatchBuilder, ScheduledSequence
-from services.inference.scheduler.cost_model import CostModel, DecodeCostModel
+from services.inference.scheduler.cost_model import CostModel, DecodeCostModel, attention_work
 from services.inference.scheduler.draft_sources import (
     DraftSources,
     EdgeChain,
@@ -202,7 +202,10 @@ class Scheduler:
         num_tokens = batch.num_tokens
         self._cost.observe(num_tokens, duration_ms, batch.attention_work)
         if batch.is_decode:
-            self._decode_cost.observe(num_tokens, duration_ms, self._cost.row_ms)
+            reading = sum([attention_work(self._min_rows, part.past) for part in batch.slices])
+            self._decode_cost.observe(
+                num_tokens, duration_ms, self._cost.row_ms, reading, self._cost.attention_ms
+            )
 
     # Sessions come and go.
 

@@ -140,6 +140,36 @@ def test_the_more_sessions_the_likelier_a_draft_must_be() -> None:
     assert least == [0.01, pytest.approx(0.1), pytest.approx(0.5), 0.6]
 
 
+def test_a_draft_does_not_cost_what_one_more_reply_does() -> None:
+    """Replies begin and end, each with a context that its drafts share: the price of a draft is a
+    row's, also where reading a context takes three times as long."""
+    cost, rng = DecodeCostModel(8.0, 1.2), Random(1)
+    context = attention_work(1, 200)
+    for _ in range(300):
+        num_sessions = rng.randint(20, 32)
+        rows = num_sessions + rng.randint(0, 12)
+        noise = rng.uniform(0.98, 1.02)
+        attention = num_sessions * context
+        ms = noise * (16.0 + 1.0 * rows + 3.0 / context * attention)
+        cost.observe(rows, ms, 1.5, attention, 2.0 / context)
+    call = cost.reading(32 * context)
+    assert call.predict_ms(40) - call.predict_ms(32) == pytest.approx(8 * 1.0, rel=0.15)
+    assert call.predict_ms(32) == pytest.approx(16.0 + 32 * 4.0, rel=0.02)
+    assert cost.least_survival(32, 32 * context) < cost.least_survival(32)
+
+
+def test_what_calls_that_are_alike_do_not_tell_is_split_between_rows_and_contexts() -> None:
+    """Eight replies, never a draft: both may be what costs more than expected."""
+    cost, context = DecodeCostModel(8.0, 1.2), attention_work(1, 200)
+    for number in range(400):
+        num_sessions = 6 + number % 5
+        cost.observe(
+            num_sessions, 10.0 + 4.0 * num_sessions, 1.0, num_sessions * context, 1.0 / context
+        )
+    assert 1.2 < cost.row_ms < 2.8
+    assert cost.predict_ms(8, 8 * context) == pytest.approx(42.0, rel=0.03)
+
+
 def test_calls_far_below_those_seen_are_taken_to_cost_in_proportion() -> None:
     """The line, a guess there, would say that rows are nearly free."""
     cost = DecodeCostModel(8.0, 1.2)

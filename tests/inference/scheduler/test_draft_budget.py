@@ -97,13 +97,16 @@ NUM = 8
 
 
 def gate_of(draft_attempt_ms: float = 0.1) -> DraftGate:
-    return DraftGate(DecodeCostModel(10.0, 1.0), draft_attempt_ms)
+    return DraftGate(draft_attempt_ms)
+
+
+COST = DecodeCostModel(10.0, 1.0)
 
 
 def attempt_of(gate: DraftGate, num_drafts: int) -> DraftAttempt:
     """Of each sampled reply in a call of NUM with as many drafts each."""
     trackers = [gate.tracker(NUM, sampled=True)] * NUM
-    return gate.attempts(trackers, [num_drafts] * NUM, NUM)[0]
+    return gate.attempts(trackers, [num_drafts] * NUM, NUM, COST)[0]
 
 
 def fruitless(gate: DraftGate, calls: int, backoff: DraftBackoff) -> list[bool]:
@@ -118,7 +121,7 @@ def fruitless(gate: DraftGate, calls: int, backoff: DraftBackoff) -> list[bool]:
 
 def test_an_attempt_costs_its_time_and_that_of_its_rows() -> None:
     trackers = [ProfitTracker() for _ in range(4)]
-    attempts = gate_of(0.9).attempts(trackers, [0, 1, 2, 0], 8)
+    attempts = gate_of(0.9).attempts(trackers, [0, 1, 2, 0], 8, COST)
     tokens_per_ms = 4 / 18.0
     assert [attempt.cost_tokens for attempt in attempts] == [
         (0.9 + rows * 1.0) * tokens_per_ms for rows in (0, 1, 2, 0)
@@ -179,4 +182,5 @@ def test_no_session_is_ever_left_out_for_long(
             continue
         missed = 0
         counts = [int(found)] * num_sessions
-        backoff.observe(gate.attempts([tracker] * num_sessions, counts, num_sessions)[0], committed)
+        attempts = gate.attempts([tracker] * num_sessions, counts, num_sessions, COST)
+        backoff.observe(attempts[0], committed)
