@@ -33,6 +33,7 @@ class Splintr:
         # it but recognises them. An instance that knows no control token has both.
         self._tokenizer = module.from_json_bytes(without_control_tokens(vocabulary).encode())
         self._lacking = [bytes([byte]) for byte in bytes_without_token(vocabulary)]
+        self._lacking_ascii = [byte for byte in self._lacking if byte.isascii()]
         self._reference = Reference(vocabulary)
 
     def encode(self, text: str) -> array[int]:
@@ -48,7 +49,8 @@ class Splintr:
 
     def _lacks_bytes_of(self, text: str) -> bool:
         data = text.encode()
-        return any(byte in data for byte in self._lacking)
+        lacking = self._lacking_ascii if text.isascii() else self._lacking
+        return any(byte in data for byte in lacking)
 
 
 class Fastokens:
