@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 
 from outrider.bulk.encoding import DocumentEncoder
@@ -121,9 +122,13 @@ class _OneByOne:
     def __init__(self, backend: Backend) -> None:
         self.name = backend.name
         self.encode = backend.encode
+        self._backend = backend
 
     def encode_batch(self, texts: Sequence[str]) -> Batch:
-        return Batch.of(map(self.encode, texts))
+        parts = [self._backend.encode_batch([text]).ids for text in texts]
+        offsets = np.zeros(len(parts) + 1, np.uint64)
+        np.cumsum([len(ids) // 4 for ids in parts], out=offsets[1:])
+        return Batch(b"".join(parts), offsets.tobytes())
 
 
 class _Group:

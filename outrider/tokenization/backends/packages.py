@@ -32,8 +32,9 @@ class Splintr:
         # `encode_ordinary` leaves control tokens alone but holds the GIL; the batch call releases
         # it but recognises them. An instance that knows no control token has both.
         self._tokenizer = module.from_json_bytes(without_control_tokens(vocabulary).encode())
-        self._lacking = [bytes([byte]) for byte in bytes_without_token(vocabulary)]
-        self._lacking_ascii = [byte for byte in self._lacking if byte.isascii()]
+        lacking = bytes_without_token(vocabulary)
+        self._lacking_ascii = [chr(byte) for byte in lacking if byte < 0x80]
+        self._lacking = [bytes([byte]) for byte in lacking if byte >= 0x80]
         self._reference = Reference(vocabulary)
 
     def encode(self, text: str) -> array[int]:
@@ -48,9 +49,14 @@ class Splintr:
         return Batch(*self._tokenizer.encode_batch_flat(texts))
 
     def _lacks_bytes_of(self, text: str) -> bool:
+        # A loop, and no generator: most texts are short.
+        for char in self._lacking_ascii:
+            if char in text:
+                return True
+        if text.isascii() or not self._lacking:
+            return False
         data = text.encode()
-        lacking = self._lacking_ascii if text.isascii() else self._lacking
-        return any(byte in data for byte in lacking)
+        return any(byte in data for byte in self._lacking)
 
 
 class Fastokens:
