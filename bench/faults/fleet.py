@@ -21,6 +21,7 @@ from bench.harness.run_folder import RunFolder, run_folder
 from bench.relay.control import RelayControl
 from outrider.cli.local.mesh import ProcessSpec, to_toml
 from outrider.cli.local.supervisor import die_with_parent
+from outrider.engines.huge_pages import with_huge_pages
 from outrider.process import read_ports
 from outrider.rpc import make_channel
 from outrider.testing import free_tcp_port, free_udp_port
@@ -56,7 +57,9 @@ class Service:
         self._log = folder / f"{name}.log"
         spec = ProcessSpec(name, role, {**given, "drain_s": 0.0, **values})
         self._config.write_text(to_toml(spec), encoding="utf-8")
-        self._environment = {**os.environ, **(environment or {})}
+        environ = {**os.environ, **(environment or {})}
+        # As `outrider up` and the image start it: its death is noticed sooner, too.
+        self._environment = with_huge_pages(environ) if role == "inference" else environ
         self._process: subprocess.Popen[bytes] | None = None
         self.num_kills = 0
 
