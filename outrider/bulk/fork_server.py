@@ -26,6 +26,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Final, NoReturn
 
@@ -117,21 +118,24 @@ def _forked(job: BulkJob, fast: Backend | None) -> Started:
         gc.unfreeze()
         theirs.close()
         return ours, lambda: os.waitpid(pid, 0)
-    with _ChildOnly():
-        ours.close()
-        # In a session of its own: a terminal's Ctrl-C is for the command, which ends it.
-        os.setsid()
-        with open(os.devnull, "rb") as nothing:
-            os.dup2(nothing.fileno(), 0)
-        os.environ.update(ENVIRONMENT)
-        for option, value in MALLOC_OPTIONS.items():
-            with contextlib.suppress(AttributeError):  # another C library
-                ctypes.CDLL(None).mallopt(option, value)
-        signal.alarm(_PROBE_S)
-        worker = BulkWorker(job, fast)
-        worker.warm()
-        signal.alarm(0)
-        _serve(theirs, worker)
+    ours.close()
+    _end_with(partial(_serve_as_fork, theirs, job, fast))
+
+
+def _serve_as_fork(control: socket.socket, job: BulkJob, fast: Backend | None) -> None:
+    # In a session of its own: a terminal's Ctrl-C is for the command, which ends it.
+    os.setsid()
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    os.environ.update(ENVIRONMENT)
+    for option, value in MALLOC_OPTIONS.items():
+        with contextlib.suppress(AttributeError):  # another C library
+            ctypes.CDLL(None).mallopt(option, value)
+    signal.alarm(_PROBE_S)
+    worker = BulkWorker(job, fast)
+    worker.warm()
+    signal.alarm(0)
+    _serve(control, worker)
 
 
 def _executed(job: BulkJob) -> Started:
@@ -168,9 +172,8 @@ def _fork(control: socket.socket, worker: BulkWorker, descriptor: int) -> int:
     if pid:
         os.close(descriptor)
         return pid
-    with _ChildOnly():
-        control.close()
-        _work(worker, descriptor)
+    control.close()
+    _end_with(partial(_work, worker, descriptor))
 
 
 def _work(worker: BulkWorker, descriptor: int) -> None:
@@ -198,18 +201,18 @@ def _status(pid: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-class _ChildOnly:
-    """A block of a forked process, which ends with it: nothing that the other process has begun is
-    ended here, nor what it has buffered written."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> NoReturn:
-        if error is not None:
-            traceback.print_exception(error)
-            sys.stderr.flush()
-        os._exit(0 if error is None else 1)
+def _end_with(work: Callable[[], None]) -> NoReturn:
+    """Work in a forked process, and end it: nothing that the other process has begun is ended here,
+    nor what it has buffered written."""
+    status = 1
+    try:
+        work()
+        status = 0
+    except BaseException as error:
+        traceback.print_exception(error)
+        sys.stderr.flush()
+    finally:
+        os._exit(status)
 
 
 def main() -> None:

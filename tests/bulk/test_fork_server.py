@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from array import array
 from collections.abc import Iterator
 from contextlib import closing
 from multiprocessing import Pipe
@@ -76,7 +77,7 @@ def test_a_backend_that_does_not_survive_a_fork_is_loaded_anew(
     home = os.getpid()
 
     class Pooled(Reference):
-        def encode(self, text: str) -> object:  # type: ignore[override]
+        def encode(self, text: str) -> array[int]:
             if os.getpid() != home:
                 threading.Event().wait()
             return super().encode(text)

@@ -223,6 +223,9 @@ def ranked(costs: Floats, count: int) -> list[int]:
     """The rows of the `count` least costs, best first; of equal ones the first row. No more than
     are finite."""
     if len(costs) <= _SORTED_WHOLE:
-        return costs.argsort(kind="stable")[:count].tolist()  # type: ignore[no-any-return]
-    rows = np.sort(costs.argpartition(count - 1)[:count])
-    return rows[costs[rows].argsort(kind="stable")].tolist()  # type: ignore[no-any-return]
+        rows = costs.argsort(kind="stable")[:count]
+    else:
+        some = np.sort(costs.argpartition(count - 1)[:count])
+        rows = some[costs[some].argsort(kind="stable")]
+    ordered: list[int] = rows.tolist()
+    return ordered
