@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
+
+from outrider.free_ports import free_tcp_port, free_udp_port
+
+__all__ = ["FakeClock", "eventually", "free_tcp_port", "free_udp_port", "leak_check"]
 
 
 class FakeClock:
@@ -24,22 +27,6 @@ class FakeClock:
             raise ValueError(f"time does not run backwards: {seconds}")
         self.now += seconds
         return self.now
-
-
-def free_tcp_port(host: str = "127.0.0.1") -> int:
-    """A TCP port nobody listens on; another process may take it before the caller does."""
-    return _free_port(host, socket.SOCK_STREAM)
-
-
-def free_udp_port(host: str = "127.0.0.1") -> int:
-    """A UDP port nobody is bound to; another process may take it before the caller does."""
-    return _free_port(host, socket.SOCK_DGRAM)
-
-
-def _free_port(host: str, kind: socket.SocketKind) -> int:
-    with socket.socket(socket.AF_INET, kind) as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
 
 
 async def eventually(condition: Callable[[], bool], *, timeout_s: float = 30.0) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 
 import pytest
 
-from outrider.testing import FakeClock, eventually, free_tcp_port, free_udp_port, leak_check
+from outrider.testing import FakeClock, eventually, leak_check
 
 
 def test_the_fake_clock_moves_only_when_told() -> None:
@@ -16,15 +15,6 @@ def test_the_fake_clock_moves_only_when_told() -> None:
     assert clock.advance(1.5) == clock() == 6.5
     with pytest.raises(ValueError, match="backwards"):
         clock.advance(-1)
-
-
-def test_free_ports_can_be_bound() -> None:
-    for kind, port in (
-        (socket.SOCK_STREAM, free_tcp_port()),
-        (socket.SOCK_DGRAM, free_udp_port()),
-    ):
-        with socket.socket(socket.AF_INET, kind) as sock:
-            sock.bind(("127.0.0.1", port))
 
 
 async def test_leaks_are_found() -> None:

@@ -60,6 +60,7 @@ async def run_faults(plan: Plan, references: list[ReferenceChat]) -> MeshResult:
                 result.faults.append(await injector.stop_replicas(plan.stops))
             if plan.cuts:
                 result.faults.append(await injector.cut_region(plan.cuts))
+        fleet.files.failed = load.totals.problem
         return result
 
 
@@ -100,7 +101,7 @@ def report(run: Run, results: dict[str, MeshResult]) -> None:
 
 def _split(run: Run, table: Table, engine: str, totals: ChatTotals) -> None:
     cells: list[Cell] = []
-    above = [max(0.0, pause - again) for pause, again in totals.once_hit]
+    above = totals.above_recompute_ms
     whole, again = zip(*totals.once_hit, strict=True)
     for part, times in (("pause", whole), ("recompute", again), ("rest", above)):
         cells += [table.median(times), table.quantile(times, 0.95)]
@@ -112,6 +113,7 @@ def _figures(run: Run, results: dict[str, MeshResult]) -> None:
     all_totals = [result.totals for result in results.values()]
     kills = [f for o in results.values() for f in o.faults if f.name == REPLICA_KILL]
     pauses = [pause for faults in kills[:1] for pause in faults.pauses_ms]
+    above = all_totals[0].above_recompute_ms
     run.figures |= {
         "kills": sum(faults.count for faults in kills),
         "lost": sum(totals.lost for totals in all_totals),
@@ -121,7 +123,10 @@ def _figures(run: Run, results: dict[str, MeshResult]) -> None:
         "num_pauses": len(pauses),
         "pause_ms_p50": round(quantile(pauses, 0.5), 1),
         "pause_ms_p99": round(quantile(pauses, 0.99), 1),
+        "num_above_recompute": len(above),
     }
+    for name, share in (("p50", 0.5), ("p99", 0.99)) if above else ():
+        run.figures[f"above_recompute_ms_{name}"] = round(quantile(above, share), 1)
 
 
 def plans(*, quick: bool, core: bool) -> dict[str, Plan]:

@@ -99,6 +99,23 @@ class ChatTotals:
     """Of chats that were interrupted once, by the death of their replica: length of the pause, and
     how long the next replica queued and recomputed prompt and reply so far; ms."""
 
+    @property
+    def above_recompute_ms(self) -> list[float]:
+        """Of those chats: the pause without that time."""
+        return [max(0.0, pause - again) for pause, again in self.once_hit]
+
+    @property
+    def problem(self) -> str:
+        """What went wrong; "" if every reply was the reference's."""
+        wrong = {
+            "chats failed": len(self.errors),
+            "tokens lost": self.lost,
+            "tokens doubled": self.doubled,
+            "replies differ": self.inexact,
+        }
+        told = [f"{count} {what}" for what, count in wrong.items() if count]
+        return ", ".join(told) if told else ""
+
 
 class ChatLoad:
     """Keeps `num_chats` chats going for as long as the context lasts, and compares every reply with

@@ -10,7 +10,6 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import dataclass
@@ -18,9 +17,11 @@ from pathlib import Path
 from urllib.request import urlopen
 
 from bench.harness.processes import child
+from bench.harness.run_folder import RunFolder, run_folder
 from bench.relay.control import RelayControl
 from outrider.cli.local.mesh import ProcessSpec, to_toml
 from outrider.cli.local.supervisor import die_with_parent
+from outrider.engines.huge_pages import with_huge_pages
 from outrider.process import read_ports
 from outrider.rpc import make_channel
 from outrider.testing import free_tcp_port, free_udp_port
@@ -51,12 +52,14 @@ class Service:
         self.name = name
         self.role = role
         self.port = port or (free_udp_port() if role == "edge" else free_tcp_port())
-        given = {"host": HOST, "port": self.port, "log_level": "error"}
+        given = {"host": HOST, "port": self.port, "log_level": "warning"}
         self._config, self._ready = (folder / f"{name}.{kind}" for kind in ("toml", "json"))
         self._log = folder / f"{name}.log"
         spec = ProcessSpec(name, role, {**given, "drain_s": 0.0, **values})
         self._config.write_text(to_toml(spec), encoding="utf-8")
-        self._environment = {**os.environ, **(environment or {})}
+        environ = {**os.environ, **(environment or {})}
+        # As `outrider up` and the image start it: its death is noticed sooner, too.
+        self._environment = with_huge_pages(environ) if role == "inference" else environ
         self._process: subprocess.Popen[bytes] | None = None
         self.num_kills = 0
 
@@ -168,6 +171,8 @@ class Fleet:
     tokenizers: tuple[Service, ...]
     far_link: RegionLink
     ca: Path
+    files: RunFolder
+    """Configurations and logs of all processes."""
 
     async def num_sessions(self, down: Collection[Service] = ()) -> dict[str, int]:
         """Sessions by replica, as the routers that are not `down` see them."""
@@ -194,7 +199,8 @@ class Fleet:
 async def running(shape: MeshShape) -> AsyncIterator[Fleet]:
     """Start every process; all are stopped when the context ends."""
     async with contextlib.AsyncExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="outrider-faults-")))
+        files = stack.enter_context(run_folder("faults"))
+        folder = files.path
         relay = child(sys.executable, "-m", "bench.relay")
         far_link = RegionLink(await stack.enter_async_context(relay))
         stack.callback(far_link.heal)
@@ -216,7 +222,9 @@ async def running(shape: MeshShape) -> AsyncIterator[Fleet]:
                 service.spawn()
             await asyncio.gather(*(service.ready() for service in group))
         ca = folder / "tls" / "cert.pem"
-        yield Fleet(tuple(replicas), tuple(routers), tuple(edges), tuple(tokenizers), far_link, ca)
+        yield Fleet(
+            tuple(replicas), tuple(routers), tuple(edges), tuple(tokenizers), far_link, ca, files
+        )
 
 
 def is_far(replica: Service) -> bool:

@@ -79,6 +79,7 @@ async def _run_stops(
                     services = services_of(fleet, role)
                     result.faults.append(await injector.stop(services, count, stop_s))
         result.num_quarantined = await fleet.num_quarantined()
+        fleet.files.failed = load.totals.problem
     return result
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.harness.run_folder import run_folder
 from outrider.cli.local.certificates import of_process
 from outrider.cli.local.state import RunningMesh, running_mesh
 from outrider.models.catalog import DEFAULT_MODEL
@@ -76,8 +76,10 @@ def local_mesh(
 ) -> Iterator[LocalMesh]:
     """Start a mesh, of two regions by default, and stop it whatever happens. It serves `model`, the
     default one if that is empty, and `more_models`; with `http` also over HTTP, at a free port.
-    `settings` count before those in the file `config`; `shape` are more flags of `outrider up`."""
-    with tempfile.TemporaryDirectory(prefix="outrider-mesh-") as folder:
+    `settings` count before those in the file `config`; `shape` are more flags of `outrider up`. If
+    the block raises an exception, the mesh's folder is kept, with its logs."""
+    with run_folder("mesh") as files:
+        folder = str(files.path)
         started = outrider(
             *(
                 "up",

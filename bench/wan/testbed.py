@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import sys
-import tempfile
 import urllib.request
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,6 +14,7 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from bench.harness.processes import child, read_json
+from bench.harness.run_folder import run_folder
 from bench.relay.control import RelayControl, relay
 from bench.wan.plan import Scheme
 from outrider.cli.local.mesh import ProcessSpec, to_toml
@@ -121,7 +121,7 @@ async def running_testbed(
     region_cores, edge_cores = split_cores()
     os.sched_setaffinity(0, edge_cores)
     async with contextlib.AsyncExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="outrider-wan-")))
+        folder = stack.enter_context(run_folder("wan")).path
         link = await stack.enter_async_context(relay(edge_cores))
         start = _Starter(stack, folder, settings, link, engine)
         start.placed("clients and relay", edge_cores)

@@ -1,32 +1,24 @@
-"""Runs shards in worker processes of this machine.
-
-`python -m outrider.bulk.local_executor FD` is such a process: it gets a job and then shards over
-the pipe FD.
-"""
+"""Runs shards in worker processes of this machine."""
 
 from __future__ import annotations
 
 import contextlib
 import multiprocessing
 import os
-import subprocess
-import sys
+import signal
 from collections.abc import Generator, Iterator
 from multiprocessing.connection import Connection, wait
-from typing import Any, Final
+from typing import Any
 
 import structlog
 
+from outrider.bulk.fork_server import ForkServer
 from outrider.bulk.plan.assignments import Assignments
-from outrider.bulk.plan.results import FailedShard, ShardOutcome, ShardResult
+from outrider.bulk.plan.results import FailedShard, ShardOutcome
 from outrider.bulk.plan.shards import Shard
-from outrider.bulk.worker import ENVIRONMENT, BulkJob, BulkWorker
+from outrider.bulk.worker import BulkJob
 from outrider.errors import OutriderError
-from outrider.telemetry.logs import configure_logging
-
-_WORKER: Final = (sys.executable, "-m", "outrider.bulk.local_executor")
-_EXIT_S: Final = 5.0
-"""From closing its pipe to SIGKILL."""
+from outrider.tokenization.backends.base import Backend
 
 log = structlog.get_logger()
 
@@ -34,8 +26,10 @@ log = structlog.get_logger()
 class LocalExecutor:
     """Several processes; a shard whose worker dies goes to another one."""
 
-    def __init__(self, job: BulkJob, num_workers: int) -> None:
-        self._job = job
+    def __init__(self, job: BulkJob, num_workers: int, fast: Backend | None = None) -> None:
+        """Begins to start them, so that they are ready when there are shards. `fast`: the job's
+        backend, if it is loaded here already. `close` has to be called."""
+        self._server = ForkServer(job, fast)
         self._num_workers = num_workers
         self._workers: dict[int, _WorkerProcess] = {}
         self._num_started = 0
@@ -43,7 +37,7 @@ class LocalExecutor:
     @property
     def pids(self) -> list[int]:
         """Of the workers that run."""
-        return [worker.process.pid for worker in self._workers.values()]
+        return [worker.pid for worker in self._workers.values()]
 
     def run(self, shards: list[Shard]) -> Generator[ShardOutcome, None, None]:
         """The outcome of each, in any order. Raises OutriderError when a worker cannot go on."""
@@ -56,10 +50,15 @@ class LocalExecutor:
         finally:
             self._end()
 
+    def close(self) -> None:
+        """End every process."""
+        self._end()
+        self._server.close()
+
     def _start_workers(self, assignments: Assignments) -> None:
         """Start as many workers as there is work for, and fill each one's queue."""
         while assignments.has_waiting and len(self._workers) < self._num_workers:
-            self._workers[self._num_started] = _WorkerProcess(self._job)
+            self._workers[self._num_started] = _WorkerProcess(self._server)
             self._num_started += 1
             for number in self._workers:
                 self._feed(number, assignments)
@@ -91,14 +90,14 @@ class LocalExecutor:
         self, number: int, worker: _WorkerProcess, assignments: Assignments
     ) -> Iterator[ShardOutcome]:
         status = worker.end()
-        log.warning("worker_died", pid=worker.process.pid, status=status)
+        log.warning("worker_died", pid=worker.pid, status=status)
         failed = assignments.died(number)
         if failed is not None:
             yield FailedShard(failed, f"workers die at it (the last with status {status})")
 
     def _end(self) -> None:
         for worker in self._workers.values():
-            worker.process.kill()
+            worker.kill()
         for worker in self._workers.values():
             worker.end()
         self._workers.clear()
@@ -107,51 +106,25 @@ class LocalExecutor:
 class _WorkerProcess:
     """One process."""
 
-    def __init__(self, job: BulkJob) -> None:
+    def __init__(self, server: ForkServer) -> None:
         self.connection: Connection
         self.connection, theirs = multiprocessing.Pipe()
+        self._server = server
         with theirs:
-            # In a session of its own: a terminal's Ctrl-C is for the command, which ends it.
-            self.process = subprocess.Popen(
-                [*_WORKER, str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, **ENVIRONMENT},
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
-        self.send(job)
+            self.pid = server.fork(theirs.fileno())
 
-    def send(self, what: BulkJob | Shard) -> None:
+    def send(self, shard: Shard) -> None:
         try:
-            self.connection.send(what)
+            self.connection.send(shard)
         except OSError:
             pass  # it is gone, which its pipe will say when it is read
 
-    def end(self) -> int:
-        """Its exit status; the process has ended, or ends now."""
+    def kill(self) -> None:
+        """SIGKILL."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+    def end(self) -> int | None:
+        """Its exit status, None if nobody knows it; the process has ended, or ends now."""
         self.connection.close()
-        try:
-            return self.process.wait(_EXIT_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            return self.process.wait()
-
-
-def main() -> None:
-    """Work until the other side closes, or ends this process."""
-    configure_logging("tokenize", "warning")
-    with contextlib.suppress(EOFError, BrokenPipeError), Connection(int(sys.argv[1])) as connection:
-        worker = BulkWorker(connection.recv())
-        while True:
-            connection.send(_result(worker, connection.recv()))
-
-
-def _result(worker: BulkWorker, shard: Shard) -> ShardResult | OutriderError:
-    try:
-        return worker.run(shard)
-    except OSError as error:
-        return OutriderError(f"shard {shard.number} cannot be written: {error}")
-
-
-if __name__ == "__main__":
-    main()
+        return self._server.ended(self.pid)

@@ -34,7 +34,11 @@ class RayExecutor:
         except self._ray.exceptions.RayError as error:
             raise OutriderError(f"Ray gave up: {error}") from error
         finally:
-            self._ray.shutdown()
+            self.close()
+
+    def close(self) -> None:
+        """Leave the cluster, or end the one of this run."""
+        self._ray.shutdown()
 
     def _results(self, shards: list[Shard]) -> Iterator[ShardOutcome]:
         items = [{"shard": pickle.dumps(shard)} for shard in shards]

@@ -89,6 +89,9 @@ class Executor(Protocol):
         """The outcome of each, in any order. Raises OutriderError where no worker could go on.
         Closing the iterator ends the workers."""
 
+    def close(self) -> None:
+        """End everything that it has started."""
+
 
 def rule_of(vocabulary: Vocabulary) -> CutRule | None:
     """The rule for cutting texts of this vocabulary; None if none is proven."""
@@ -107,13 +110,26 @@ def run(
     KeyboardInterrupt; what is finished by then is kept."""
     vocabulary, settings = request.vocabulary, request.settings
     rule = rule_of(vocabulary)
-    sources, unreadable = scan.find(request.paths, settings)
-    shards = scan.plan(sources, settings, cuts_texts=rule is not None)
-    identity = fingerprint(sources, settings, vocabulary.digest, WRITER)
     job = BulkJob(str(request.folder), settings, vocabulary, request.backend, rule)
+    # Before the folder is opened, whose lock is this process's alone, and before there are threads.
+    with closing(make_executor(job)) as executor:
+        return _run(request, executor, on_progress, cuts_texts=rule is not None)
+
+
+def _run(
+    request: RunRequest,
+    executor: Executor,
+    on_progress: Callable[[RunProgress], None],
+    *,
+    cuts_texts: bool,
+) -> RunReport:
+    vocabulary, settings = request.vocabulary, request.settings
+    sources, unreadable = scan.find(request.paths, settings)
+    shards = scan.plan(sources, settings, cuts_texts=cuts_texts)
+    identity = fingerprint(sources, settings, vocabulary.digest, WRITER)
     with OutputFolder.opened(request.folder, identity, resume=request.resume) as folder:
         num_earlier_tokens = total(folder.finished.values()).tokens
-        failed = _work(folder, shards, job, make_executor, on_progress)
+        failed = _work(folder, shards, executor, on_progress)
         report = _report(folder, len(shards), unreadable, failed, num_earlier_tokens)
         if not failed:
             facts = _facts(sources, vocabulary, unreadable)
@@ -139,8 +155,7 @@ def _report(
 def _work(
     folder: OutputFolder,
     shards: list[Shard],
-    job: BulkJob,
-    make_executor: Callable[[BulkJob], Executor],
+    executor: Executor,
     on_progress: Callable[[RunProgress], None],
 ) -> list[FailedShard]:
     left = [shard for shard in shards if shard.number not in folder.finished]
@@ -149,7 +164,7 @@ def _work(
     failed: list[FailedShard] = []
     if not left:
         return failed
-    with closing(make_executor(job).run(left)) as outcomes:
+    with closing(executor.run(left)) as outcomes:
         for outcome in outcomes:
             if isinstance(outcome, FailedShard):
                 failed.append(outcome)

@@ -62,7 +62,7 @@ def find(
 
 def plan(sources: Sequence[SourceFile], settings: BulkSettings, *, cuts_texts: bool) -> list[Shard]:
     """The shards, whose slices know the numbers of their records. Raises OSError."""
-    shards = make_shards(sources, settings.shard_bytes, cuts_texts=cuts_texts)
+    shards = make_shards(sources, settings, cuts_texts=cuts_texts)
     numbered = _numbered([one for shard in shards for one in shard.slices])
     return [replace(shard, slices=tuple(next(numbered) for _ in shard.slices)) for shard in shards]
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 
 from outrider.bulk.encoding import DocumentEncoder
@@ -16,7 +17,7 @@ from outrider.bulk.plan.shards import BulkSettings, Shard
 from outrider.bulk.reading import Document, ReadOptions, ReadResult, read
 from outrider.bulk.writing import ShardWriter
 from outrider.models.vocabulary import Vocabulary
-from outrider.tokenization.backends.base import REFERENCE, Reference
+from outrider.tokenization.backends.base import REFERENCE, Backend, Batch, Reference
 from outrider.tokenization.backends.fallback import FallbackBackend
 from outrider.tokenization.backends.packages import make_backend
 from outrider.tokenization.cuts import CutRule
@@ -28,16 +29,19 @@ BATCH_BYTES: Final = 1 << 20
 GROUP_BYTES: Final = 16 << 20
 """Bytes of text in one row group, about."""
 
+_KEEP_BYTES: Final = 1 << 30
 ENVIRONMENT: Final = {
     # A worker is a core; packages that start threads of their own would take the others'.
     "RAYON_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
     # Keeps freed memory for the next shard: by default glibc returns it to the kernel, which zeroes
     # it again, a fifth of all time (mallopt(3)).
-    "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
-    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
+    "MALLOC_TRIM_THRESHOLD_": str(_KEEP_BYTES),
+    "MALLOC_MMAP_THRESHOLD_": str(_KEEP_BYTES),
 }
 """Environment of a worker's process, from its start."""
+MALLOC_OPTIONS: Final = {-1: _KEEP_BYTES, -3: _KEEP_BYTES}
+"""The same two, M_TRIM_THRESHOLD and M_MMAP_THRESHOLD, for mallopt(3) of a process that runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +59,12 @@ class BulkJob:
 class BulkWorker:
     """Does shards, one after another."""
 
-    def __init__(self, job: BulkJob) -> None:
-        """Takes about 0.2 s."""
-        fast = None if job.backend == REFERENCE else make_backend(job.backend, job.vocabulary)
+    def __init__(self, job: BulkJob, fast: Backend | None = None) -> None:
+        """Takes about 0.4 s, unless the job's backend is given: `fast`."""
+        if fast is None and job.backend != REFERENCE:
+            fast = make_backend(job.backend, job.vocabulary)
         self._backend = FallbackBackend(
-            fast,
+            None if fast is None else _OneByOne(fast),
             Reference(job.vocabulary),
             reason="it passed the equivalence test",
             sample_every=SAMPLE_EVERY,
@@ -70,6 +75,13 @@ class BulkWorker:
         )
         self._job = job
         self._was_fast = fast is not None
+
+    def warm(self) -> None:
+        """Encode a line, so that all that is made at the first use is there."""
+        text = "A line of text, and 1 number.\n"
+        for backend in self._backend.both:
+            backend.encode(text)
+        self._encoder.encode([])
 
     def run(self, shard: Shard) -> ShardResult:
         """Write the shard. Raises OSError where it cannot be written."""
@@ -101,6 +113,22 @@ class BulkWorker:
     def _documents(self, shard: Shard) -> Iterator[ReadResult]:
         options = ReadOptions(self._job.settings, self._job.rule)
         return itertools.chain.from_iterable(read(one, options) for one in shard.slices)
+
+
+class _OneByOne:
+    """A backend that encodes in the calling thread alone: a worker is a core, and as a forked
+    process it lacks the threads over which packages spread a batch."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.name = backend.name
+        self.encode = backend.encode
+        self._backend = backend
+
+    def encode_batch(self, texts: Sequence[str]) -> Batch:
+        parts = [self._backend.encode_batch([text]).ids for text in texts]
+        offsets = np.zeros(len(parts) + 1, np.uint64)
+        np.cumsum([len(ids) // 4 for ids in parts], out=offsets[1:])
+        return Batch(b"".join(parts), offsets.tobytes())
 
 
 class _Group:

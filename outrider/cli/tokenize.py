@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from outrider.bulk.run import Executor, RunProgress, RunReport, RunRequest
     from outrider.bulk.worker import BulkJob
     from outrider.models.vocabulary import Vocabulary
+    from outrider.tokenization.backends.base import Backend
+    from outrider.tokenization.backends.fallback import FallbackBackend
 
 
 _MAX_LISTED: Final = 20
@@ -75,11 +77,14 @@ def tokenize(
     format: Annotated[Format, typer.Option(help="Of the shards.")] = Format.parquet,
     compression: Annotated[Compression, typer.Option(help="Of the shards.")] = Compression.none,
     shard_mb: Annotated[
-        float,
+        float | None,
         typer.Option(
-            min=0.001, max=4096, help="Text in a shard, MiB, about; longer texts are cut."
+            min=0.001,
+            max=4096,
+            help="Text in a shard, MiB, about; longer texts are cut. Without it 16, and less where "
+            "that would be fewer than 16 shards.",
         ),
-    ] = 16.0,
+    ] = None,
     token_offsets: Annotated[
         bool, typer.Option("--token-offsets", help="Add each token's first byte.")
     ] = False,
@@ -106,27 +111,28 @@ def tokenize(
     configure_logging("tokenize", "warning")
     _check_pyarrow()
     from outrider.bulk import run, scan
-    from outrider.bulk.plan.shards import BulkSettings
+    from outrider.bulk.plan.shards import DEFAULT_SHARD_BYTES, SMALL_JOB_SHARDS, BulkSettings
 
-    shard_bytes = int(shard_mb * (1 << 20))
     settings = BulkSettings(
         format=format.value,
         compression=compression.value,
         field=field,
-        shard_bytes=shard_bytes,
+        shard_bytes=DEFAULT_SHARD_BYTES if shard_mb is None else int(shard_mb * (1 << 20)),
+        min_shards=SMALL_JOB_SHARDS if shard_mb is None else 1,
         token_offsets=token_offsets,
     )
     paths = scan.expand(files)
-    loaded, name = _vocabulary(model, vocabulary, backend)
+    loaded, chosen = _vocabulary(model, vocabulary, backend)
     request = run.RunRequest(
         paths=paths,
         folder=out,
         settings=settings,
         vocabulary=loaded,
-        backend=name,
+        backend=chosen.name,
         resume=resume,
     )
-    make = _executor_maker(executor, workers or len(os.sched_getaffinity(0)), ray_address)
+    num_workers = workers or len(os.sched_getaffinity(0))
+    make = _executor_maker(executor, num_workers, ray_address, chosen.fast)
     begin = time.monotonic()
     report = _run(request, make, quiet=as_json)
     _print_report(report, out, time.monotonic() - begin, with_stats=stats, as_json=as_json)
@@ -139,19 +145,17 @@ def _check_pyarrow() -> None:
         raise ConfigError("pyarrow is not installed: pip install 'outrider[bulk]'")
 
 
-def _vocabulary(model: str, file: Path | None, backend: str) -> tuple[Vocabulary, str]:
-    """The vocabulary, and the name of the backend that it is used with."""
+def _vocabulary(model: str, file: Path | None, backend: str) -> tuple[Vocabulary, FallbackBackend]:
+    """The vocabulary, and the backend that it is used with."""
     from outrider.bulk import vocabularies
 
     if file is not None:
-        loaded, chosen = vocabularies.of_file(file, backend)
-    else:
-        loaded, chosen = vocabularies.of_model(model, backend)
-    return loaded, chosen.name
+        return vocabularies.of_file(file, backend)
+    return vocabularies.of_model(model, backend)
 
 
 def _executor_maker(
-    executor: ExecutorName, workers: int, ray_address: str | None
+    executor: ExecutorName, workers: int, ray_address: str | None, fast: Backend | None
 ) -> Callable[[BulkJob], Executor]:
     if executor is ExecutorName.ray:
         from outrider.bulk.ray_executor import RayExecutor
@@ -159,7 +163,7 @@ def _executor_maker(
         return lambda job: RayExecutor(job, workers, ray_address)
     from outrider.bulk.local_executor import LocalExecutor
 
-    return lambda job: LocalExecutor(job, workers)
+    return lambda job: LocalExecutor(job, workers, fast)
 
 
 def _run(request: RunRequest, make: Callable[[BulkJob], Executor], *, quiet: bool) -> RunReport:
@@ -242,8 +246,11 @@ def shown(*, quiet: bool) -> Iterator[Show]:
     if quiet:
         yield lambda _: None
     elif console.is_terminal:
-        with _bars(console) as bars:
+        bars = _bars(console)
+        try:
             yield _ProgressBar(bars)
+        finally:
+            bars.stop()
     else:
         yield ProgressLines(console.print, time.monotonic)
 
@@ -308,7 +315,9 @@ class _ProgressBar:
     def __call__(self, progress: RunProgress) -> None:
         if not self._is_begun:
             # What an earlier run did does not count for the rate.
+            # Not before: bars are drawn in a thread, and workers are forked before there is one.
             self._is_begun = True
+            self._bars.start()
             self._bars.reset(self._task, total=progress.total_bytes, completed=progress.num_bytes)
         done = f"{progress.num_shards} of {progress.total_shards} shards"
         self._bars.update(self._task, completed=progress.num_bytes, description=done)

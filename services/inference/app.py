@@ -16,6 +16,7 @@ from outrider.codec.tokens import TokenCoder
 from outrider.config_following import ConfigSource, following
 from outrider.engines.base import Engine, EngineInfo
 from outrider.engines.factory import check_vocabulary, create_engine, warm_up
+from outrider.engines.page_collapse import collapse_pages
 from outrider.errors import EngineError, UnavailableError
 from outrider.model_identity import model_identity, short_form
 from outrider.models.catalog import ModelSpec, current, lookup
@@ -194,6 +195,7 @@ def _load_engines(
     except BaseException:
         _close_engines(engines)
         raise
+    collapse_pages()
     return tuple(engines)
 
 

@@ -29,6 +29,9 @@ class Inline:
         for shard in self._rearranged(shards):
             yield self._worker.run(shard)
 
+    def close(self) -> None:
+        pass
+
 
 def tokenize(
     vocabulary: Vocabulary,

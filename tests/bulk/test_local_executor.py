@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from outrider.bulk import fork_server
 from outrider.bulk.local_executor import LocalExecutor
 from outrider.bulk.plan.assignments import MAX_DEATHS
 from outrider.bulk.plan.results import FailedShard
@@ -22,6 +24,14 @@ from tests.bulk.making import contents, tokenize
 from tests.models import corpus
 
 pytestmark = pytest.mark.model
+
+
+@pytest.fixture(params=["forked", "executed"], autouse=True)
+def started(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways in which workers come to be."""
+    monkeypatch.setattr(fork_server, "_may_fork", lambda: request.param == "forked")
+
+
 SMALL = BulkSettings(shard_bytes=2000)
 
 
@@ -86,9 +96,9 @@ def test_a_shard_that_kills_its_workers_is_given_up(vocabulary: Vocabulary, tmp_
         def __reduce__(self) -> tuple[Callable[[int], None], tuple[int]]:
             return os._exit, (9,)
 
-    engine = LocalExecutor(job(vocabulary, tmp_path), 1)
     good = [Shard(number, (), 1) for number in (0, 2)]
-    outcomes = list(engine.run([good[0], Deadly(1, (), 1), good[1]]))
+    with closing(LocalExecutor(job(vocabulary, tmp_path), 1)) as engine:
+        outcomes = list(engine.run([good[0], Deadly(1, (), 1), good[1]]))
     (failed,) = (one for one in outcomes if isinstance(one, FailedShard))
     assert failed.shard.number == 1 and "status 9" in failed.reason
     done = {one.number for one in outcomes if not isinstance(one, FailedShard)}
@@ -99,8 +109,10 @@ def test_a_shard_that_kills_its_workers_is_given_up(vocabulary: Vocabulary, tmp_
 def test_a_folder_that_cannot_be_written_ends_the_run(
     vocabulary: Vocabulary, tmp_path: Path
 ) -> None:
-    engine = LocalExecutor(job(vocabulary, tmp_path / "gone"), 1)
-    with pytest.raises(OutriderError, match="shard 0 cannot be written"):
+    with (
+        closing(LocalExecutor(job(vocabulary, tmp_path / "gone"), 1)) as engine,
+        pytest.raises(OutriderError, match="shard 0 cannot be written"),
+    ):
         list(engine.run([Shard(0, (), 1)]))
     assert engine.pids == []
 

@@ -8,7 +8,7 @@ import pytest
 
 from outrider.cli.local import mesh
 from outrider.cli.local.mesh import MeshOptions, ProcessSpec, ServedModel
-from outrider.cli.local.supervisor import _environ
+from outrider.cli.local.supervisor import _environ, _with_ports
 from outrider.config import load
 from services.edge.config import EdgeConfig
 from services.tokenizer.config import TokenizerConfig
@@ -34,3 +34,23 @@ def test_variables_that_name_models_do_not_hide_those_of_the_mesh(
         )
         assert config.models == ("smollm2-135m-instruct", "qwen3-0.6b")
         assert config.log_level == "error", "others count as ever"
+
+
+def test_processes_get_ports_that_they_can_be_started_with_again(tmp_path: Path) -> None:
+    options = MeshOptions(OPTIONS.models, port=0, http_port=0)
+    specs = [mesh.tokenizer(options), *mesh.edges(options, [7001], tmp_path)]
+    for spec in specs:
+        values = _with_ports(spec, options.host)
+        listeners = {"admin", "http"} & spec.values.keys()
+        assert listeners == ({"admin", "http"} if spec.role == "edge" else {"admin"})
+        ports = [values["port"], *(values[name]["port"] for name in listeners)]  # type: ignore[index]
+        assert all(ports)
+        assert len(set(ports)) == len(ports)
+
+
+def test_ports_that_were_asked_for_stay(tmp_path: Path) -> None:
+    options = MeshOptions(OPTIONS.models, port=4433, http_port=8080)
+    (edge,) = mesh.edges(options, [7001], tmp_path)
+    values = _with_ports(edge, options.host)
+    assert values["port"] == 4433
+    assert values["http"] == {"host": "127.0.0.1", "port": 8080}

@@ -66,7 +66,8 @@ def test_a_command_that_is_ended_can_go_on(
         stderr=subprocess.PIPE,
         text=True,
     )
-    asyncio.run(eventually(lambda: len(list(tmp_path.glob("shard-*.parquet"))) > 3))
+    shards = "shard-*.parquet"
+    asyncio.run(eventually(lambda: len(list(tmp_path.glob(shards))) > 3, timeout_s=90.0))
     process.send_signal(number)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == status

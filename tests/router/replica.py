@@ -13,6 +13,7 @@ import grpc.aio
 from outrider.config_following import ConfigSource
 from outrider.process import Ports
 from outrider.rpc import HealthControl, add_health, bind, make_channel, make_server
+from outrider.testing import free_tcp_port
 from outrider.tls import PLAINTEXT, Role, Tls
 from outrider.v1 import common_pb2, inference_pb2, inference_pb2_grpc, router_pb2, router_pb2_grpc
 from services.router.app import serve
@@ -46,7 +47,7 @@ class Replica(inference_pb2_grpc.InferenceServiceServicer):
         self._server = make_server(self.tls)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(self, self._server)
         self.health = add_health(self._server)
-        self.port = bind(self._server, self.host, self.port, self.tls)
+        self.port = bind(self._server, self.host, self.port or free_tcp_port(self.host), self.tls)
         self.address = f"{self.host}:{self.port}"
         self.health.set_serving(True)
         await self._server.start()

@@ -6,7 +6,7 @@ the work.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import PurePath
@@ -17,6 +17,8 @@ from outrider.errors import ConfigError, InvalidRequestError
 FORMATS: Final = ("parquet", "arrow")
 COMPRESSIONS: Final = ("none", "lz4", "zstd")
 DEFAULT_SHARD_BYTES: Final = 16 << 20
+SMALL_JOB_SHARDS: Final = 16
+"""Of a job that is too small for as many shards of the default size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,9 @@ class BulkSettings:
     """Field of JSON objects, or column of Parquet files, that has the text."""
     shard_bytes: int = DEFAULT_SHARD_BYTES
     """Bytes of text that a shard is made of, about; a longer text file is cut."""
+    min_shards: int = 1
+    """A smaller job has smaller shards, until they are so many, so that all workers have some and
+    end at about the same time. Text files are cut all the same only above `shard_bytes`."""
     token_offsets: bool = False
     """Whether the output has each token's first byte."""
 
@@ -43,6 +48,8 @@ class BulkSettings:
                 raise ConfigError(f"{name} must be one of {', '.join(known)}, not {value!r}")
         if self.shard_bytes < 1:
             raise ConfigError(f"a shard of {self.shard_bytes} bytes holds nothing: give more")
+        if self.min_shards < 1:
+            raise ConfigError(f"a job of {self.min_shards} shards does nothing: ask for 1 or more")
         if not self.field:
             raise ConfigError("the field that holds the text has no name")
 
@@ -140,9 +147,9 @@ class Shard:
 
 
 def make_shards(
-    sources: Iterable[SourceFile], shard_bytes: int, *, cuts_texts: bool
+    sources: Sequence[SourceFile], settings: BulkSettings, *, cuts_texts: bool
 ) -> list[Shard]:
-    """Slices in the order of the sources, as many in a shard as `shard_bytes` (text) allow.
+    """Slices in the order of the sources, as many in a shard as its bytes of text allow.
 
     A source above that is cut into slices of about equal size: lines and Parquet files always,
     texts if `cuts_texts`, gzip never.
@@ -150,7 +157,8 @@ def make_shards(
     shards: list[Shard] = []
     taken: list[Slice] = []
     weight = 0
-    for one, num_bytes in _slices(sources, shard_bytes, cuts_texts):
+    shard_bytes = _shard_bytes(sources, settings)
+    for one, num_bytes in _slices(sources, settings.shard_bytes, shard_bytes, cuts_texts):
         if taken and weight + num_bytes > shard_bytes:
             shards.append(Shard(len(shards), tuple(taken), weight))
             taken, weight = [], 0
@@ -161,17 +169,27 @@ def make_shards(
     return shards
 
 
+def _shard_bytes(sources: Sequence[SourceFile], settings: BulkSettings) -> int:
+    if settings.min_shards == 1:
+        return settings.shard_bytes
+    total = sum(num_bytes for _, num_bytes in _slices(sources, 1 << 62, 1 << 62, cuts_texts=False))
+    return min(settings.shard_bytes, max(1, -(-total // settings.min_shards)))
+
+
 def _slices(
-    sources: Iterable[SourceFile], shard_bytes: int, cuts_texts: bool
+    sources: Iterable[SourceFile], text_bytes: int, shard_bytes: int, cuts_texts: bool
 ) -> Iterator[tuple[Slice, int]]:
+    """And the bytes of text in each; texts are cut above `text_bytes`, what else can be above
+    `shard_bytes`."""
     for source in sources:
         if source.is_gzip:
             yield Slice(source, 0, source.num_bytes), source.num_bytes * GZIP_RATIO + FILE_BYTES
         elif source.kind is FileKind.PARQUET:
             yield from _of_row_groups(source, shard_bytes)
+        elif source.kind is FileKind.LINES:
+            yield from _of_bytes(source, shard_bytes)
         else:
-            is_cut = cuts_texts or source.kind is FileKind.LINES
-            yield from _of_bytes(source, shard_bytes if is_cut else source.num_bytes)
+            yield from _of_bytes(source, text_bytes if cuts_texts else source.num_bytes)
 
 
 def _of_bytes(source: SourceFile, slice_bytes: int) -> Iterator[tuple[Slice, int]]:

@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from outrider.cli.local.restarts import RestartPolicy, Restarts
 from outrider.cli.local.state import RunningMesh, publish, withdraw, write_private
 from outrider.engines.huge_pages import with_huge_pages
 from outrider.errors import UnavailableError
+from outrider.free_ports import free_tcp_port, free_udp_port
 from outrider.models.catalog import MODELS_VARIABLE
 from outrider.process import Ports, read_ports
 from outrider.tls.config import TlsConfig
@@ -145,6 +146,7 @@ class Supervisor:
 
     async def _start(self, spec: ProcessSpec, definitions: Definitions) -> Child:
         completed = self._completed(spec, is_first=True)
+        completed = replace(completed, values=_with_ports(completed, self.options.host))
         process, ports, log = await self._spawn(completed, definitions, is_first=True)
         restarts = Restarts(self._policy, time.monotonic())
         child = Child(spec, definitions, completed, process, ports, log, restarts)
@@ -375,6 +377,20 @@ class Supervisor:
         self._links.clear()
         self.children.clear()
         self._starting.clear()
+
+
+def _with_ports(spec: ProcessSpec, host: str) -> mesh.Values:
+    """Its settings, with a port in place of every 0, "any free one": it is to get the same ones
+    when it is started again."""
+    chosen: dict[str, object] = {}
+    if spec.values.get("port") == 0:
+        free = free_udp_port if Role(spec.role) is Role.EDGE else free_tcp_port
+        chosen["port"] = free(host)
+    for listener in ("admin", "http"):
+        table = spec.values.get(listener)
+        if isinstance(table, Mapping) and table.get("port") == 0:
+            chosen[listener] = {"port": free_tcp_port(str(table.get("host", host)))}
+    return mesh.merged(spec.values, chosen)
 
 
 def _environ(role: str) -> dict[str, str]:

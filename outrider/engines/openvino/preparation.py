@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 
 import structlog
 
+from outrider.engines.page_collapse import collapse_pages
 from outrider.errors import EngineError
 
 log = structlog.get_logger()
@@ -65,4 +66,5 @@ class Preparation:
                 log.warning("call_size_not_prepared", num_rows=size, error=str(error))
                 return
         if sizes:
+            collapse_pages()
             log.info("call_sizes_prepared", num_rows=sizes)

@@ -68,6 +68,16 @@ class FallbackBackend:
         """Whether a fast backend is in use."""
         return self._fast is not None
 
+    @property
+    def fast(self) -> Backend | None:
+        """The fast backend, if it is in use."""
+        return self._fast
+
+    @property
+    def both(self) -> Sequence[Backend]:
+        """The fast backend, if it is in use, and the reference."""
+        return [one for one in (self._fast, self._reference) if one is not None]
+
     def encode(self, text: str) -> array[int]:
         """The ids of `text`."""
         fast = self._fast

@@ -32,7 +32,9 @@ class Splintr:
         # `encode_ordinary` leaves control tokens alone but holds the GIL; the batch call releases
         # it but recognises them. An instance that knows no control token has both.
         self._tokenizer = module.from_json_bytes(without_control_tokens(vocabulary).encode())
-        self._lacking = [bytes([byte]) for byte in bytes_without_token(vocabulary)]
+        lacking = bytes_without_token(vocabulary)
+        self._lacking_ascii = [chr(byte) for byte in lacking if byte < 0x80]
+        self._lacking = [bytes([byte]) for byte in lacking if byte >= 0x80]
         self._reference = Reference(vocabulary)
 
     def encode(self, text: str) -> array[int]:
@@ -47,6 +49,12 @@ class Splintr:
         return Batch(*self._tokenizer.encode_batch_flat(texts))
 
     def _lacks_bytes_of(self, text: str) -> bool:
+        # A loop, and no generator: most texts are short.
+        for char in self._lacking_ascii:
+            if char in text:
+                return True
+        if text.isascii() or not self._lacking:
+            return False
         data = text.encode()
         return any(byte in data for byte in self._lacking)
 

@@ -35,6 +35,8 @@ from services.router.prefix_index.index import PrefixIndex, mask_of, tokens_by_o
 
 MAX_CONSIDERED = 8
 """Replicas listed in a Decision."""
+_SORTED_WHOLE = 256
+"""Replicas up to which sorting all of them is faster than finding the best first."""
 
 
 class ReplicaSource(Protocol):
@@ -89,7 +91,9 @@ class Placement:
         cached = self._cached(request, able)
         waits = prediction.predict(self._table, request, cached, self._report_ms, now)
         costs = costs_ms(waits, able, self._table.counts["region"], self._policy)
-        backlog_ms = np.minimum.reduce((waits.slot_ms + waits.queue_ms)[able])
+        has_places = waits.slot_ms is self._table.zeros
+        backlog = waits.queue_ms if has_places else waits.slot_ms + waits.queue_ms
+        backlog_ms = np.minimum.reduce(backlog, where=able, initial=np.inf)
         return self._explained(costs, waits, cached, num_able, float(backlog_ms))
 
     def put(self, session: int, request: PlacementRequest, decision: Decision, now: float) -> None:
@@ -162,8 +166,8 @@ class Placement:
     def _explained(
         self, costs: Floats, waits: PredictedWaits, cached: Ints, num_able: int, backlog_ms: float
     ) -> Decision:
-        chosen = choose(costs, self._policy, self._rng)
-        best = ranked(costs, MAX_CONSIDERED)
+        best = ranked(costs, min(num_able, MAX_CONSIDERED))
+        chosen = choose(costs, best, self._policy, self._rng)
         runner_up = next((row for row in best if row != chosen), None)
 
         def candidate(row: int) -> Candidate:
@@ -175,7 +179,13 @@ class Placement:
         return Decision(
             chosen=candidate(chosen),
             runner_up=None if runner_up is None else candidate(runner_up),
-            considered=tuple((self._table.names[row], waits.total_ms.item(row)) for row in best),
+            considered=tuple(
+                zip(
+                    map(self._table.names.__getitem__, best),
+                    waits.total_ms[best].tolist(),
+                    strict=True,
+                )
+            ),
             num_able=num_able,
             least_backlog_ms=backlog_ms,
         )
@@ -198,24 +208,24 @@ def _busy_share(waits: PredictedWaits, among: Bools) -> float:
     return num_busy / np.count_nonzero(among)
 
 
-def choose(costs: Floats, policy: PlacementPolicy, rng: Random) -> int:
-    """The row of the chosen replica. At least one cost has to be finite."""
-    best = int(costs.argmin())
-    near = (costs <= costs[best] + policy.near_ms).nonzero()[0]
-    if len(near) <= 2:
-        return best
+def choose(costs: Floats, best: list[int], policy: PlacementPolicy, rng: Random) -> int:
+    """The row of the chosen replica. `best`: as `ranked`, three or all that have a finite cost."""
+    first = best[0]
+    limit_ms = costs.item(first) + policy.near_ms
+    if len(best) < 3 or costs.item(best[2]) > limit_ms:
+        return first
+    near = (costs <= limit_ms).nonzero()[0]
     one, other = rng.sample(range(len(near)), 2)
     return int(min(near[one], near[other], key=lambda row: (costs[row], row)))
 
 
 def ranked(costs: Floats, count: int) -> list[int]:
-    """The rows of the `count` least finite costs, best first."""
-    if count < len(costs):
-        rows = costs.argpartition(count - 1)[:count]
+    """The rows of the `count` least costs, best first; of equal ones the first row. No more than
+    are finite."""
+    if len(costs) <= _SORTED_WHOLE:
+        rows = costs.argsort(kind="stable")[:count]
     else:
-        rows = np.arange(len(costs))
-    found = costs[rows]
-    order = found.argsort(kind="stable")
-    num_finite = np.count_nonzero(found < np.inf)
-    ordered: list[int] = rows[order[:num_finite]].tolist()
+        some = np.sort(costs.argpartition(count - 1)[:count])
+        rows = some[costs[some].argsort(kind="stable")]
+    ordered: list[int] = rows.tolist()
     return ordered

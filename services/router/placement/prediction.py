@@ -52,7 +52,7 @@ def predict(
     # At least one token is computed: the last of the prompt gives the first of the reply.
     left = np.maximum(float(request.prompt_tokens) - cached_tokens, 1.0)
     queue_ms = _queue_ms(table, request.priority, report_ms, now * 1000.0)
-    transfer_ms = slot_ms = np.zeros(len(table))
+    transfer_ms = slot_ms = table.zeros
     prefill_ms = _prefill_ms(table, left)
     # The rows of running sessions would be computed anyway.
     num_calls = np.ceil(left / columns["max_chunk_tokens"])
@@ -63,7 +63,10 @@ def predict(
         prefill_ms = np.where(use, loaded_ms, prefill_ms)
         transfer_ms = np.where(use, request.transfer.load_ms, 0.0)
         work_ms = np.where(use, loaded_ms + transfer_ms, work_ms)
-    total_ms = columns["rtt_ms"] + queue_ms + prefill_ms + transfer_ms
+    total_ms = columns["rtt_ms"] + queue_ms
+    total_ms += prefill_ms
+    if transfer_ms is not table.zeros:
+        total_ms += transfer_ms
     excess = table.num_excess[request.priority - 1]
     if np.count_nonzero(excess):
         # Slots come free while the prompts ahead are computed.

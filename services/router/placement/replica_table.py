@@ -36,17 +36,10 @@ UNREPORTED: Final = ReplicaLoad(fixed_ms=10.0, row_ms=1.0)
 NO_LIMIT: Final = 1 << 40
 """Places of a replica that reports no limit."""
 
-_FLOATS = (
-    "rtt_ms",
-    "reported_ms",
-    "row_ms",
-    "fixed_ms",
-    "call_ms",
-    "slot_ms",
-    "chunk_tokens",
-    "max_chunk_tokens",
-)
-_INTS = ("max_sessions", "model", "region", "min_priority", "block_tokens")
+_REPORTED_FLOATS = ("rtt_ms", "reported_ms", "max_chunk_tokens")
+_COMPUTED_FLOATS = ("row_ms", "fixed_ms", "call_ms", "slot_ms", "chunk_tokens")
+_REPORTED_INTS = ("model", "region", "block_tokens")
+_COMPUTED_INTS = ("max_sessions", "min_priority")
 """`min_priority`: the lowest class whose new sessions the replica starts; above HIGH: none."""
 
 
@@ -99,27 +92,28 @@ class UnreportedSessions:
     `now` are seconds.
     """
 
-    __slots__ = ("_placed", "drained_at")
+    __slots__ = ("_placed", "drained_at", "num_sessions")
 
     def __init__(self) -> None:
         self._placed: dict[int, _Placed] = {}
         self.drained_at = [0.0 for _ in Priority]
         """When their prompts are predicted to be computed: those of all sessions, of MEDIUM and
         HIGH ones, of HIGH ones."""
-
-    def num_sessions(self, priority: int) -> int:
-        """Those that are served before a new session of a class."""
-        return sum(placed.priority >= priority for placed in self._placed.values())
+        self.num_sessions = [0 for _ in Priority]
+        """By class, those that are served before a new session of it."""
 
     def put(self, session: int, work_ms: float, priority: int, now: float) -> None:
         """A session with so much work was sent."""
+        self._uncount(self._placed.pop(session, None))
         self._placed[session] = _Placed(now, work_ms, priority)
         for entry in range(priority):
+            self.num_sessions[entry] += 1
             self.drained_at[entry] = max(self.drained_at[entry], now) + work_ms / 1000.0
 
     def release(self, session: int) -> None:
         """A session ended or moved. Those that were reported are ignored."""
         placed = self._placed.pop(session, None)
+        self._uncount(placed)
         if placed is not None:
             for entry in range(placed.priority):
                 self.drained_at[entry] -= placed.work_ms / 1000.0
@@ -130,11 +124,16 @@ class UnreportedSessions:
         for session, placed in list(self._placed.items()):
             if placed.at > counted_until:
                 break
-            del self._placed[session]
+            self._uncount(self._placed.pop(session))
         for entry, priority in enumerate(Priority):
             left_ms = _work_ms(self._placed.values(), priority)
             latest = reported_at + left_ms / 1000.0
             self.drained_at[entry] = min(self.drained_at[entry], latest)
+
+    def _uncount(self, placed: _Placed | None) -> None:
+        if placed is not None:
+            for entry in range(placed.priority):
+                self.num_sessions[entry] -= 1
 
 
 def _work_ms(placed: Iterable[_Placed], priority: int) -> float:
@@ -155,24 +154,32 @@ class ReplicaTable:
         """By row, the model identity; empty: unknown."""
         self.schedulable: Bools = np.zeros(0, dtype=np.bool_)
         """[rows] whether the replica's health lets it have new sessions."""
-        self.columns: dict[str, Floats] = {name: np.zeros(0) for name in _FLOATS}
-        self.counts: dict[str, Ints] = {name: np.zeros(0, dtype=np.int64) for name in _INTS}
-        self.queue_ms: Floats = np.zeros((len(Priority), 0))
+        self.zeros: Floats = np.zeros(0)
+        """[rows] of what costs nothing anywhere; read-only."""
+        # All that is known of a replica is a column of two arrays, written at once; columns by name
+        # and by class are views of their rows.
+        self._floats: Floats = np.zeros((len(_REPORTED_FLOATS + _COMPUTED_FLOATS) + 6, 0))
+        self._ints: Ints = np.zeros((len(_REPORTED_INTS + _COMPUTED_INTS) + 6, 0), dtype=np.int64)
+        self.columns: dict[str, Floats]
+        self.counts: dict[str, Ints]
+        self.queue_ms: Floats
         """[classes, rows] time of the reported prompts that are ahead of a new session of the
         class."""
-        self.drained_ms: Floats = np.zeros((len(Priority), 0))
+        self.drained_ms: Floats
         """[classes, rows] when the prompts sent since are predicted to be computed; like
         `reported_ms` on the clock of `now`."""
-        self.num_sessions: Ints = np.zeros((len(Priority), 0), dtype=np.int64)
+        self.num_sessions: Ints
         """[classes, rows] sessions that are served before a new one of the class."""
-        self.num_excess: Ints = np.zeros((len(Priority), 0), dtype=np.int64)
+        self.num_excess: Ints
         """[classes, rows] how many of them have to end before a new session of the class can start;
         0 with a slot free. Sessions of lower classes give their slots up."""
+        self._name_views()
         self._rows: dict[str, int] = {}
         self._free: list[int] = []
         self._unreported: list[UnreportedSessions] = []
         self._loads: list[_ReportedLoad] = []
         self._prefill_limits: list[PrefillLimits | None] = []
+        self._max_chunk_tokens: list[int] = []
         self._call_costs = CallCosts()
         self._num_by_block_size: Counter[int] = Counter()
 
@@ -199,22 +206,29 @@ class ReplicaTable:
             row = self._add(replica.name)
         unreported = self._unreported[row]
         reported_ms = replica.reported_at * 1000.0
-        if reported_ms > self.columns["reported_ms"][row]:
+        if reported_ms > self.columns["reported_ms"].item(row):
             unreported.reported(replica.reported_at, replica.rtt.smoothed_ms)
         load = replica.load or UNREPORTED
         self._loads[row] = _ReportedLoad.of(load)
         self.schedulable[row] = replica.takes_sessions
-        self.columns["rtt_ms"][row] = replica.rtt.smoothed_ms
-        self.columns["reported_ms"][row] = reported_ms
-        model = (replica.model_name, replica.model.vocabulary_digest if replica.model else b"")
-        self.counts["model"][row] = self.models.add(model)
+        served = replica.model
+        model = (replica.model_name, served.vocabulary_digest if served else b"")
+        block_tokens = served.block_tokens if served else 0
         self.region_names[row] = replica.region
         self.identities[row] = replica.model_identity
-        self.counts["region"][row] = self.regions.add(replica.region)
-        self._set_block_size(row, replica.model.block_tokens if replica.model else 0)
-        prefill_limits = replica.model.prefill_limits if replica.model else None
-        self._prefill_limits[row] = prefill_limits
-        self.columns["max_chunk_tokens"][row] = replica.max_chunk_tokens
+        self._count_block_size(row, block_tokens)
+        self._prefill_limits[row] = served.prefill_limits if served else None
+        self._max_chunk_tokens[row] = replica.max_chunk_tokens
+        self._floats[: len(_REPORTED_FLOATS), row] = (
+            replica.rtt.smoothed_ms,
+            reported_ms,
+            replica.max_chunk_tokens,
+        )
+        self._ints[: len(_REPORTED_INTS), row] = (
+            self.models.add(model),
+            self.regions.add(replica.region),
+            block_tokens,
+        )
         if replica.load:
             self._call_costs.report(replica.name, model, (load.fixed_ms, load.row_ms))
         else:
@@ -229,7 +243,8 @@ class ReplicaTable:
             self.schedulable[row] = False
             self.names[row] = ""
             self.identities[row] = b""
-            self._set_block_size(row, 0)
+            self._count_block_size(row, 0)
+            self.counts["block_tokens"][row] = 0
             self._unreported[row] = UnreportedSessions()
             self._call_costs.forget(name)
             self._free.append(row)
@@ -246,12 +261,11 @@ class ReplicaTable:
         self._unreported[row].release(session)
         self._compute(row)
 
-    def _set_block_size(self, row: int, block_tokens: int) -> None:
-        before = int(self.counts["block_tokens"][row])
+    def _count_block_size(self, row: int, block_tokens: int) -> None:
+        before = self.counts["block_tokens"].item(row)
         if block_tokens != before:
             self._num_by_block_size[before] -= 1
             self._num_by_block_size[block_tokens] += 1
-            self.counts["block_tokens"][row] = block_tokens
 
     def _compute(self, row: int) -> None:
         """Compute the columns that depend on sessions and tokens on the replica."""
@@ -259,41 +273,33 @@ class ReplicaTable:
         unreported = self._unreported[row]
         load = reported.load
         limit = load.max_sessions or NO_LIMIT
-        self.counts["min_priority"][row] = _min_priority(load)
-        self.counts["max_sessions"][row] = limit
         num_sessions = [
-            count + unreported.num_sessions(priority)
-            for priority, count in zip(Priority, reported.num_sessions, strict=True)
+            count + more
+            for count, more in zip(reported.num_sessions, unreported.num_sessions, strict=True)
         ]
-        self.num_sessions[:, row] = num_sessions
-        self.num_excess[:, row] = [max(0, count + 1 - limit) for count in num_sessions]
-        self.drained_ms[:, row] = [at * 1000.0 for at in unreported.drained_at]
-        row_ms, call_ms = self._compute_call_cost(row, load, min(num_sessions[0], limit))
-        # One slot comes free in a `limit`-th of the time that serving a session takes.
-        self.columns["slot_ms"][row] = (load.service_ms or REPLY_TOKENS * call_ms) / limit
-        max_chunk = int(self.columns["max_chunk_tokens"][row])
-        self.queue_ms[:, row] = [
-            count * row_ms + -(-count // max_chunk) * call_ms for count in reported.num_tokens
-        ]
-
-    def _compute_call_cost(
-        self, row: int, load: ReplicaLoad, num_sessions: int
-    ) -> tuple[float, float]:
-        """Cost of one row of a call, and of a call with all running sessions of an instance."""
         fixed_ms, row_ms = self._call_costs.cost(self.names[row], (load.fixed_ms, load.row_ms))
-        num_running = -(-num_sessions // load.num_instances)
+        num_running = -(-min(num_sessions[0], limit) // load.num_instances)
+        # With all running sessions of an instance.
         call_ms = fixed_ms + row_ms * ROWS_PER_SESSION * num_running
-        columns = self.columns
-        columns["row_ms"][row] = row_ms
-        columns["fixed_ms"][row] = fixed_ms
-        columns["call_ms"][row] = call_ms
+        max_chunk = self._max_chunk_tokens[row]
         limits = self._prefill_limits[row]
-        columns["chunk_tokens"][row] = (
-            limits.chunk_tokens(call_ms, row_ms)
-            if limits is not None and num_running
-            else columns["max_chunk_tokens"][row]
+        may_grow = limits is None or not num_running
+        self._floats[len(_REPORTED_FLOATS) :, row] = (
+            row_ms,
+            fixed_ms,
+            call_ms,
+            # One slot comes free in a `limit`-th of the time that serving a session takes.
+            (load.service_ms or REPLY_TOKENS * call_ms) / limit,
+            max_chunk if may_grow or limits is None else limits.chunk_tokens(call_ms, row_ms),
+            *(count * row_ms + -(-count // max_chunk) * call_ms for count in reported.num_tokens),
+            *(at * 1000.0 for at in unreported.drained_at),
         )
-        return row_ms, call_ms
+        self._ints[len(_REPORTED_INTS) :, row] = (
+            limit,
+            _min_priority(load),
+            *num_sessions,
+            *(max(0, count + 1 - limit) for count in num_sessions),
+        )
 
     def _add(self, name: str) -> int:
         if not self._free:
@@ -309,24 +315,28 @@ class ReplicaTable:
         more = max(16, len(self.names))
         self._free.extend(reversed(range(len(self.names), len(self.names) + more)))
         self.schedulable = np.concatenate([self.schedulable, np.zeros(more, dtype=np.bool_)])
-        for name, column in self.columns.items():
-            self.columns[name] = np.concatenate([column, np.zeros(more)])
-        for name, count in self.counts.items():
-            self.counts[name] = np.concatenate([count, np.zeros(more, dtype=np.int64)])
+        self.zeros = np.zeros(len(self.names) + more)
+        self.zeros.flags.writeable = False
+        self._floats = np.pad(self._floats, ((0, 0), (0, more)))
+        self._ints = np.pad(self._ints, ((0, 0), (0, more)))
+        self._name_views()
         self.columns["chunk_tokens"][-more:] = CHUNK_TOKENS
         self.columns["max_chunk_tokens"][-more:] = CHUNK_TOKENS
-        empty = np.zeros((len(Priority), more))
-        self.queue_ms = np.concatenate([self.queue_ms, empty], axis=1)
-        self.drained_ms = np.concatenate([self.drained_ms, empty], axis=1)
-        zeros = empty.astype(np.int64)
-        self.num_sessions = np.concatenate([self.num_sessions, zeros], axis=1)
-        self.num_excess = np.concatenate([self.num_excess, zeros], axis=1)
         self.names += [""] * more
         self.region_names += [""] * more
         self.identities += [b""] * more
         self._unreported += [UnreportedSessions() for _ in range(more)]
         self._prefill_limits += [None] * more
+        self._max_chunk_tokens += [CHUNK_TOKENS] * more
         self._loads += [_ReportedLoad.of(UNREPORTED)] * more
+
+    def _name_views(self) -> None:
+        names = _REPORTED_FLOATS + _COMPUTED_FLOATS
+        self.columns = dict(zip(names, self._floats, strict=False))
+        self.queue_ms, self.drained_ms = np.split(self._floats[len(names) :], 2)
+        names = _REPORTED_INTS + _COMPUTED_INTS
+        self.counts = dict(zip(names, self._ints, strict=False))
+        self.num_sessions, self.num_excess = np.split(self._ints[len(names) :], 2)
 
 
 def _min_priority(load: ReplicaLoad) -> int:

@@ -8,7 +8,7 @@ docs/guides/placement.md). Expectations are a map beside the tree and end after 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
@@ -115,45 +115,58 @@ class PrefixIndex:
         blocks of this size: each replica in one match at most, those with none in no match."""
         matches: list[PrefixMatch] = []
         chain = prompt.chain(block_tokens)
+        blocks = chain.known
+        num_blocks = chain.num_blocks
+        holders_of = self._lookup()
         depth = 0
         holders = among
-        while holders and depth < chain.num_blocks:
-            if depth == len(chain.known):
+        while holders and depth < num_blocks:
+            if depth == len(blocks):
                 chain.grow()
-            depth = self._held_by_all(chain.known, depth, holders)
-            if depth < len(chain.known):
-                held = holders & self._holders(chain.known[depth])
-                if depth:
-                    matches.append(PrefixMatch(depth, holders & ~held))
-                holders = held
+            held = holders & holders_of(blocks[-1])
+            if held == holders:
+                depth = len(blocks)
+                continue
+            # The number of leading blocks that all of them have. A replica that has a block has
+            # those before it, so a binary search finds it.
+            high = len(blocks) - 1
+            while depth < high:
+                middle = (depth + high) // 2
+                found = holders & holders_of(blocks[middle])
+                if found == holders:
+                    depth = middle + 1
+                else:
+                    high, held = middle, found
+            if depth:
+                matches.append(PrefixMatch(depth, holders & ~held))
+            holders = held
         if holders and depth:
             matches.append(PrefixMatch(depth, holders))
         if depth:
-            self._tree.touch(chain.known[depth - 1])
+            self._tree.touch(blocks[depth - 1])
         return matches
 
-    def _held_by_all(self, blocks: Sequence[bytes], first: int, holders: int) -> int:
-        """Number of leading blocks that all of these replicas have, at least `first`. A replica
-        that has a block has those before it, so a binary search finds it."""
-        if not holders & ~self._holders(blocks[-1]):
-            return len(blocks)
-        low = first
-        high = len(blocks) - 1
-        while low < high:
-            middle = (low + high) // 2
-            if holders & ~self._holders(blocks[middle]):
-                high = middle
-            else:
-                low = middle + 1
-        return low
+    def _lookup(self) -> Callable[[bytes], int]:
+        """A function that gives the mask of the replicas that have a block, or are expected to have
+        it; good until the index is changed."""
+        slot_of = self._tree.slots.get
+        owners, masks = self._tree.owners, self._tree.sets.masks
+        young, old = self._expected.young, self._expected.old
+        if not young and not old:
 
-    def _holders(self, block: bytes) -> int:
-        """Mask of the replicas that have a block or are expected to have it."""
-        tree = self._tree
-        expected = self._expected
-        slot = tree.slots.get(block, -1)
-        reported = tree.sets.masks[tree.owners[slot]] if slot >= 0 else 0
-        return reported | expected.young.get(block, 0) | expected.old.get(block, 0)
+            def reported(block: bytes) -> int:
+                slot = slot_of(block)
+                return 0 if slot is None else masks[owners[slot]]
+
+            return reported
+        young_of, old_of = young.get, old.get
+
+        def known(block: bytes) -> int:
+            slot = slot_of(block)
+            expected = young_of(block, 0) | old_of(block, 0)
+            return expected if slot is None else expected | masks[owners[slot]]
+
+        return known
 
     def _age(self, now: float) -> None:
         if now - self._rotated_at >= self._limits.expected_s:
@@ -168,13 +181,13 @@ class PrefixIndex:
 def tokens_by_owner(matches: Sequence[PrefixMatch], block_tokens: int, num_owners: int) -> Counts:
     """[num_owners] leading tokens that each owner has."""
     found = np.zeros(num_owners, dtype=np.int64)
-    for match in matches:
-        owners: Bools | list[int] = (
-            bits(match.owners)
-            if match.owners.bit_count() <= _FEW
-            else flags(match.owners, num_owners)
-        )
-        found[owners] = match.num_blocks * block_tokens
+    for num_blocks, owners in matches:
+        num_tokens = num_blocks * block_tokens
+        if owners.bit_count() <= _FEW:
+            for owner in bits(owners):
+                found[owner] = num_tokens
+        else:
+            found[flags(owners, num_owners)] = num_tokens
     return found
 
 

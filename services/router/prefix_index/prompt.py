@@ -20,6 +20,8 @@ from services.router.recent_map import RecentMap
 PIECE_BLOCKS = 16
 """Blocks whose hashes are remembered together."""
 _ID_BYTES = 4
+_new_hash = blake2b(digest_size=HASH_BYTES).copy
+"""A copy costs a quarter less than a hash that is given its arguments."""
 
 
 class HashMemo(RecentMap[bytes, tuple[bytes, ...]]):
@@ -77,7 +79,9 @@ class BlockChain:
         parent = known[-1] if known else self._root
         if first % PIECE_BLOCKS == 0:
             piece = self._ids[first * size : (first + PIECE_BLOCKS) * size]
-            self._piece = blake2b(parent + piece, digest_size=HASH_BYTES).digest()
+            digest = _new_hash()
+            digest.update(parent + piece)
+            self._piece = digest.digest()
             remembered = self._memo.get(self._piece)
             if remembered is not None:
                 known += remembered
@@ -87,8 +91,9 @@ class BlockChain:
         ids = self._ids
         add = known.append
         for begin in range(first * size, last * size, size):
-            block = parent + ids[begin : begin + size]
-            parent = blake2b(block, digest_size=HASH_BYTES).digest()
+            block = _new_hash()
+            block.update(parent + ids[begin : begin + size])
+            parent = block.digest()
             add(parent)
         if last % PIECE_BLOCKS == 0:
             self._memo.put(self._piece, tuple(known[-PIECE_BLOCKS:]))

@@ -92,7 +92,14 @@ def test_problems_say_where() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"format": "csv"}, {"compression": "gzip"}, {"shard_bytes": 0}, {"field": ""}]
+    "wrong",
+    [
+        {"format": "csv"},
+        {"compression": "gzip"},
+        {"shard_bytes": 0},
+        {"min_shards": 0},
+        {"field": ""},
+    ],
 )
 def test_settings_that_cannot_be_are_refused(wrong: dict[str, str]) -> None:
     with pytest.raises(ConfigError):

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from outrider.bulk.plan.shards import (
     FILE_BYTES,
     GZIP_RATIO,
+    BulkSettings,
     FileKind,
+    Shard,
     Slice,
     SourceFile,
     kind_of,
@@ -30,6 +32,10 @@ SOURCES = st.lists(
 )
 
 
+def sized(shard_bytes: int) -> BulkSettings:
+    return BulkSettings(shard_bytes=shard_bytes)
+
+
 def size(one: SourceFile) -> int:
     return len(one.row_groups) if one.kind is FileKind.PARQUET else one.num_bytes
 
@@ -42,7 +48,7 @@ def test_slices_cover_every_source_once_in_order(
         SourceFile(f"{n}-{one.path}", one.kind, one.is_gzip, one.num_bytes, n, one.row_groups)
         for n, one in enumerate(sources)
     ]
-    shards = make_shards(numbered, shard_bytes, cuts_texts=cuts_texts)
+    shards = make_shards(numbered, sized(shard_bytes), cuts_texts=cuts_texts)
     assert [shard.number for shard in shards] == list(range(len(shards)))
     slices = [one for shard in shards for one in shard.slices]
     by_source = [(s, list(g)) for s, g in groupby(slices, key=lambda one: one.source)]
@@ -60,14 +66,14 @@ def test_slices_cover_every_source_once_in_order(
 def test_a_shard_is_above_its_size_only_for_what_cannot_be_cut(
     sources: list[SourceFile], shard_bytes: int
 ) -> None:
-    for shard in make_shards(sources, shard_bytes, cuts_texts=True):
+    for shard in make_shards(sources, sized(shard_bytes), cuts_texts=True):
         if shard.num_bytes > shard_bytes + FILE_BYTES:
             (only,) = shard.slices
             assert only.source.is_gzip or only.end - only.begin == 1
 
 
 def test_a_long_text_is_cut_into_equal_slices() -> None:
-    shards = make_shards([source("a.txt", 1000)], 300, cuts_texts=True)
+    shards = make_shards([source("a.txt", 1000)], sized(300), cuts_texts=True)
     assert [(s.begin, s.end, s.part) for shard in shards for s in shard.slices] == [
         (0, 250, 0),
         (250, 500, 1),
@@ -78,18 +84,18 @@ def test_a_long_text_is_cut_into_equal_slices() -> None:
 
 def test_many_small_files_are_not_one_shard() -> None:
     files = [source(f"{n}.txt", 1) for n in range(10)]
-    shards = make_shards(files, 3 * (FILE_BYTES + 1), cuts_texts=True)
+    shards = make_shards(files, sized(3 * (FILE_BYTES + 1)), cuts_texts=True)
     assert [len(shard.slices) for shard in shards] == [3, 3, 3, 1]
 
 
 def test_gzip_counts_for_what_it_holds() -> None:
     files = [source("a.txt.gz", 1000), source("b.txt.gz", 1000)]
-    assert len(make_shards(files, 1000 * GZIP_RATIO + FILE_BYTES, cuts_texts=True)) == 2
+    assert len(make_shards(files, sized(1000 * GZIP_RATIO + FILE_BYTES), cuts_texts=True)) == 2
 
 
 def test_rows_of_row_groups_are_counted() -> None:
     one = source("a.parquet", groups=[(3, 10), (4, 10), (5, 30), (6, 5)])
-    shards = make_shards([one], 20, cuts_texts=True)
+    shards = make_shards([one], sized(20), cuts_texts=True)
     assert [s for shard in shards for s in shard.slices] == [
         Slice(one, 0, 2, first_record=0),
         Slice(one, 2, 3, first_record=7),
@@ -98,7 +104,7 @@ def test_rows_of_row_groups_are_counted() -> None:
 
 
 def test_names_of_shards_sort_as_they_do() -> None:
-    shards = make_shards([source("a.txt", 1100)], 1, cuts_texts=True)
+    shards = make_shards([source("a.txt", 1100)], sized(1), cuts_texts=True)
     names = [shard.name(".parquet") for shard in shards]
     assert names == sorted(names) and names[11] == "shard-000011.parquet"
 
@@ -121,3 +127,30 @@ def test_names_say_what_files_hold(path: str, expected: tuple[FileKind, bool]) -
 def test_other_names_are_refused(path: str) -> None:
     with pytest.raises(InvalidRequestError, match=r"must end with \.txt"):
         kind_of(path)
+
+
+@given(SOURCES, st.integers(1, 5000), st.integers(2, 20))
+def test_a_small_job_has_smaller_shards_and_no_more_parts_of_texts(
+    sources: list[SourceFile], shard_bytes: int, min_shards: int
+) -> None:
+    settings = BulkSettings(shard_bytes=shard_bytes, min_shards=min_shards)
+    shards = make_shards(sources, settings, cuts_texts=True)
+    plain = make_shards(sources, sized(shard_bytes), cuts_texts=True)
+    assert len(shards) >= len(plain)
+
+    def texts(found: list[Shard]) -> list[Slice]:
+        slices = [one for shard in found for one in shard.slices]
+        return [one for one in slices if one.source.kind is FileKind.TEXT]
+
+    assert texts(shards) == texts(plain)
+
+
+def test_a_small_job_of_many_files_is_work_for_many() -> None:
+    files = [source(f"{n}.txt", 1000) for n in range(100)]
+    settings = BulkSettings(shard_bytes=1 << 24, min_shards=16)
+    shards = make_shards(files, settings, cuts_texts=True)
+    assert 16 <= len(shards) <= 17
+    large = BulkSettings(shard_bytes=4000, min_shards=16)
+    assert make_shards(files, large, cuts_texts=True) == make_shards(
+        files, sized(4000), cuts_texts=True
+    )

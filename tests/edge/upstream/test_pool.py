@@ -44,7 +44,7 @@ class Router(router_pb2_grpc.RouterServiceServicer):
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
         self._server = make_server()
         router_pb2_grpc.add_RouterServiceServicer_to_server(self, self._server)
-        self.port = bind(self._server, host, self.port or port)
+        self.port = bind(self._server, host, self.port or port or free_tcp_port(host))
         await self._server.start()
 
     async def kill(self) -> None:

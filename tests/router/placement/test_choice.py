@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from random import Random
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from services.router.fleet.replica import ReplicaLoad
-from services.router.placement.placement import MAX_CONSIDERED
+from services.router.placement.placement import MAX_CONSIDERED, choose, ranked
+from services.router.placement.replica_table import UnreportedSessions
+from services.router.placement.types import PlacementPolicy
 from tests.router.placement.fleet import ASK, BLOCK, LOAD, Town, replica
 
 IDS = list(range(20 * BLOCK))
@@ -98,3 +104,58 @@ def test_a_decision_lists_the_best_of_many() -> None:
         f"r{49 - n}" for n in range(MAX_CONSIDERED)
     ]
     assert decision.num_able == 50
+
+
+COSTS = st.lists(
+    st.one_of(st.floats(0.0, 1e4), st.integers(0, 40).map(float), st.just(np.inf)),
+    min_size=1,
+    max_size=400,
+).filter(lambda costs: min(costs) < np.inf)
+
+
+@given(COSTS, st.floats(0.0, 50.0), st.integers(0, 5))
+def test_choices_are_those_of_plain_rules(costs: list[float], near_ms: float, seed: int) -> None:
+    """The least cost, or the better of two random ones among near-equals, first rows first."""
+    finite = [row for row, cost in enumerate(costs) if cost < np.inf]
+    expected = sorted(finite, key=lambda row: (costs[row], row))[:MAX_CONSIDERED]
+    array = np.array(costs)
+    best = ranked(array, min(len(finite), MAX_CONSIDERED))
+    assert [costs[row] for row in best] == [costs[row] for row in expected]
+    near = [row for row in finite if costs[row] <= costs[expected[0]] + near_ms]
+    rng = Random(seed)
+    wanted = expected[0]
+    if len(near) > 2:
+        one, other = rng.sample(range(len(near)), 2)
+        wanted = min(near[one], near[other], key=lambda row: (costs[row], row))
+    assert best[0] == expected[0]
+    assert choose(array, best, PlacementPolicy(near_ms=near_ms), Random(seed)) == wanted
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("put"), st.integers(0, 9), st.integers(1, 3)),
+            st.tuples(st.just("release"), st.integers(0, 9), st.just(0)),
+            st.tuples(st.just("reported"), st.integers(0, 9), st.just(0)),
+        ),
+        max_size=40,
+    )
+)
+def test_sessions_sent_since_the_last_report_are_counted_by_class(
+    steps: list[tuple[str, int, int]],
+) -> None:
+    sent = UnreportedSessions()
+    known: dict[int, tuple[float, int]] = {}
+    for now, (what, number, priority) in enumerate(steps):
+        if what == "put":
+            sent.put(number, 5.0, priority, float(now))
+            known.pop(number, None)
+            known[number] = float(now), priority
+        elif what == "release":
+            sent.release(number)
+            known.pop(number, None)
+        elif what == "reported":
+            sent.reported(now - number + 0.5, 0.0)
+            known = {n: it for n, it in known.items() if it[0] > now - number + 0.5}
+        counts = [sum(it[1] >= least for it in known.values()) for least in (1, 2, 3)]
+        assert sent.num_sessions == counts
