@@ -20,8 +20,7 @@ from urllib.request import urlopen
 from bench.harness.processes import child
 from bench.relay.control import RelayControl
 from outrider.cli.local.mesh import ProcessSpec, to_toml
-from outrider.process import die_with_parent
-from outrider.process import read_ports
+from outrider.process import die_with_parent, read_ports
 from outrider.rpc import make_channel
 from outrider.testing import free_tcp_port, free_udp_port
 from outrider.v1 import router_pb2, router_pb2_grpc

@@ -23,18 +23,18 @@ _BACKLOG: Final = 1024
 _TRIES: Final = 50
 
 
-def check_platform(processes: int) -> None:
-    """Raises ConfigError where several processes cannot have one port."""
-    if processes > 1 and sys.platform != "linux":
+def _check_platform() -> None:
+    if sys.platform != "linux":
         raise ConfigError(
-            f"processes is {processes}: several processes behind one port need Linux; use 1, and "
-            "one service for each core"
+            "a service of several processes needs Linux: set processes to 1, and run one service "
+            "for each core"
         )
 
 
 def bind_group(kind: socket.SocketKind, host: str, port: int, count: int) -> list[socket.socket]:
     """`count` sockets of one port (0: any free one); those of TCP listen. Raises ConfigError if the
     port is taken, by another group of this user too."""
+    _check_platform()
     transport = "UDP" if kind is socket.SOCK_DGRAM else "TCP"
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=kind)[0]
@@ -92,6 +92,7 @@ def reserve_row(host: str, port: int, count: int) -> list[socket.socket]:
     """TCP sockets of `count` ports that follow one another (0: any free ones), bound so that others
     of this user who share ports can listen on them, and nobody else can. They do not listen
     themselves. Raises ConfigError if one is taken."""
+    _check_platform()
     failure: OSError | None = None
     for _ in range(1 if port else _TRIES):
         try:

@@ -20,7 +20,6 @@ from outrider.telemetry.config import AdminConfig
 from outrider.tls.config import TlsConfig
 from outrider.tokenization.pool.config import TokenizationConfig
 from outrider.tokenization.rewriting import AS_IT_IS, RewritingPolicy
-from outrider.workers.ports import check_platform
 from outrider.workers.steering import MAX_PROCESSES
 from services.edge.access.config import AccessConfig, JwtConfig, SharedLimitsConfig
 from services.edge.drafter.settings import (
@@ -203,7 +202,6 @@ class EdgeConfig:
             parse_target(router, "each of routers")
         _check("port", self.port, 0, 65535)
         _check("processes", self.processes, 1, MAX_PROCESSES)
-        check_platform(self.processes)
         _check("quic.max_frame_bytes", self.quic.max_frame_bytes, 1, _MAX_FRAME_BYTES)
         _check("drafts.max_lead", self.drafts.max_lead, 0, MAX_LEAD)
         _check("drafts.first_tokens", self.drafts.first_tokens, 0, 2**31)

@@ -13,7 +13,6 @@ from outrider.peers.membership import DiscoveryPolicy, Lookup, parse_target
 from outrider.telemetry.config import AdminConfig
 from outrider.tls.config import TlsConfig
 from outrider.tls.identity import is_label
-from outrider.workers.ports import check_platform
 from outrider.workers.steering import MAX_PROCESSES
 from services.router.admission.policy import AdmissionPolicy, LengthPolicy
 from services.router.admission.pricing import Price, PriceTable
@@ -213,7 +212,6 @@ class RouterConfig:
             )
         if not 1 <= self.processes <= MAX_PROCESSES:
             raise ConfigError(f"processes is {self.processes}: use 1 to {MAX_PROCESSES}.")
-        check_platform(self.processes)
         for tenant in self.tenants:
             for key in ("max_sessions", "tokens_per_minute"):
                 if 0 < getattr(tenant, key) < self.processes:

@@ -170,7 +170,8 @@ async def test_a_process_that_is_killed_costs_a_pause_and_is_back(
         assert any(isinstance(event, Resumed) for event in events)
         assert process_of(bytes.fromhex(chat.resume_token[:8]), 2) != served
     await eventually(
-        lambda: by_worker(mesh, "edge", "outrider_worker_up") == {"0": 1.0, "1": 1.0}, timeout_s=_PATIENCE_S
+        lambda: by_worker(mesh, "edge", "outrider_worker_up") == {"0": 1.0, "1": 1.0},
+        timeout_s=_PATIENCE_S,
     )
     after = workers(parent)
     assert after[1 - served] == before[1 - served], "the other one was left alone"
@@ -193,7 +194,7 @@ async def test_a_chat_comes_back_to_its_process_by_its_token(
             assert any(isinstance(event, Resumed) for event in events)
             process = process_of(bytes.fromhex(served), 2)
             assert process_of(bytes.fromhex(chat.resume_token[:8]), 2) == process
-    attached = by_worker(mesh, "edge", "outrider_edge_resumed_chats_total", outcome="attached")
+    attached = by_worker(mesh, "edge", "outrider_edge_resumed_chats_total", how="attached")
     assert sum(attached.values()) == 4, "none of them ran anew"
 
 
@@ -214,12 +215,15 @@ async def test_all_drain_when_the_parent_is_told_to_stop_and_end_when_it_is_kill
         service = state.service("edge")
         return int(service["pid"]) if service["is_up"] else row["pid"]
 
-    await eventually(lambda: edge_pid() != row["pid"], timeout_s=_PATIENCE_S)  # the mesh starts it again
+    await eventually(
+        lambda: edge_pid() != row["pid"], timeout_s=_PATIENCE_S
+    )  # the mesh starts it again
     parent = edge_pid()
     pids = workers(parent)
     assert set(pids) == {0, 1}
     os.kill(parent, signal.SIGKILL)
     await eventually(
-        lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids.values()), timeout_s=_PATIENCE_S
+        lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids.values()),
+        timeout_s=_PATIENCE_S,
     )
     await eventually(lambda: edge_pid() not in (parent, row["pid"]), timeout_s=_PATIENCE_S)

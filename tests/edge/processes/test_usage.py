@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import given, settings
@@ -70,12 +70,12 @@ def test_two_processes_hold_as_much_as_one(
                 shared[process].release(key, count)
                 alone.release(key, count)
         elif what == "spend":
-            assert _refused(lambda: shared[process].spend(key, Rate.HANDSHAKES, amount, now)) == (
-                _refused(lambda: alone.spend(key, Rate.HANDSHAKES, amount, now))
+            assert _refused(shared[process].spend, key, Rate.HANDSHAKES, amount, now) == (
+                _refused(alone.spend, key, Rate.HANDSHAKES, amount, now)
             )
         else:
-            refused = _refused(lambda: shared[process].hold(key, count, now))
-            assert refused == _refused(lambda: alone.hold(key, count, now))
+            refused = _refused(shared[process].hold, key, count, now)
+            assert refused == _refused(alone.hold, key, count, now)
             held[process, key, count] += not refused
         assert shared[1 - process].held(key, count) == alone.held(key, count)
         level = shared[1 - process].level(key, Rate.HANDSHAKES, now)
@@ -83,9 +83,9 @@ def test_two_processes_hold_as_much_as_one(
     os.close(descriptor)
 
 
-def _refused(verb: object) -> bool:
+def _refused(verb: Callable[..., None], *arguments: object) -> bool:
     try:
-        verb()  # type: ignore[operator]
+        verb(*arguments)
     except OverloadedError:
         return True
     return False
