@@ -20,18 +20,20 @@ from bench.harness.local_mesh import LocalMesh, local_mesh
 from outrider.cli.local.state import running_mesh
 from outrider.client import Client, Committed, Event, Interrupted, Message, Resumed, connect
 from outrider.client.chat import Chat
-from outrider.errors import OutriderError
+from outrider.errors import OutriderError, UnavailableError
 from outrider.testing import eventually
 from outrider.workers.steering import process_of
 from outrider.workers.worker import VARIABLE
 
-pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(600)]
 
-NUM_TOKENS = 500
+NUM_TOKENS = 300
+NUM_SHORT_TOKENS = 20
 NUM_CLIENTS = 20
+AT_A_TIME = 4
 MAX_CONNECTIONS = 24
 SHAPE = ("--edge-processes", "2", "--router-processes", "2")
-_PATIENCE_S = 60.0
+_PATIENCE_S = 240.0
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +43,10 @@ def mesh() -> Iterator[LocalMesh]:
         regions="here",
         http=True,
         shape=SHAPE,
-        settings=(f"edge.quic.max_connections_per_address={MAX_CONNECTIONS}",),
+        settings=(
+            f"edge.quic.max_connections_per_address={MAX_CONNECTIONS}",
+            "edge.drain_s=120",
+        ),
     ) as running:
         yield running
 
@@ -102,18 +107,18 @@ async def finish(chat: Chat, events: list[Event], reference: ReferenceChat) -> l
 
 def connected(mesh: LocalMesh) -> contextlib.AbstractAsyncContextManager[Client]:
     host, port = mesh.edge
-    return connect(host, port, ca=mesh.ca)
+    return connect(host, port, ca=mesh.ca, timeout_s=30.0)
 
 
-async def test_clients_spread_over_both_and_one_exposition_counts_all(
-    mesh: LocalMesh, references: list[ReferenceChat]
-) -> None:
+async def test_clients_spread_over_both_and_one_exposition_counts_all(mesh: LocalMesh) -> None:
+    references = make_reference_chats("fake", num_tokens=NUM_SHORT_TOKENS)
+    room = asyncio.Semaphore(AT_A_TIME)
     assert json.loads(admin(mesh, "edge", "/ready"))["ready"]
     assert by_worker(mesh, "edge", "outrider_worker_up") == {"0": 1.0, "1": 1.0}
 
     async def ask(number: int) -> int:
         reference = references[number % len(references)]
-        async with connected(mesh) as client:
+        async with room, connected(mesh) as client:
             chat, events = await halfway(client, reference)
             await finish(chat, events, reference)
             return process_of(bytes.fromhex(chat.resume_token[:8]), 2)
@@ -178,6 +183,15 @@ async def test_a_process_that_is_killed_costs_a_pause_and_is_back(
     assert after[served] != before[served]
     restarts = by_worker(mesh, "edge", "outrider_worker_restarts_total")
     assert restarts == {str(served): 1.0}
+    short = make_reference_chats("fake", num_tokens=NUM_SHORT_TOKENS)[0]
+    for _ in range(NUM_CLIENTS):
+        async with connected(mesh) as client:
+            chat, events = await halfway(client, short)
+            await finish(chat, events, short)
+        if process_of(bytes.fromhex(chat.resume_token[:8]), 2) == served:
+            break
+    else:
+        pytest.fail("the process that was started again gets no clients")
 
 
 async def test_a_chat_comes_back_to_its_process_by_its_token(
@@ -189,7 +203,7 @@ async def test_a_chat_comes_back_to_its_process_by_its_token(
             chat, events = await halfway(client, reference)
             served = chat.resume_token[:8]
             connection = client._link.connection
-            connection._lose(OutriderError("the way was lost"))
+            connection._lose(UnavailableError("the way was lost"))
             events = await finish(chat, events, reference)
             assert any(isinstance(event, Resumed) for event in events)
             process = process_of(bytes.fromhex(served), 2)

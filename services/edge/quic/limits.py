@@ -335,9 +335,12 @@ class ListenerQuotas:
         """No connection is admitted and no chat begins any more."""
         self.num_connections = 0
         """Whose handshake is complete."""
-        self.quotas = quotas or Quotas[str](limits.quotas)
+        # A table that is empty counts as false.
+        self.quotas = Quotas[str](limits.quotas) if quotas is None else quotas
         """By address prefix."""
-        self.client_quotas = client_quotas or Quotas[bytes](limits.client_quotas)
+        self.client_quotas = (
+            Quotas[bytes](limits.client_quotas) if client_quotas is None else client_quotas
+        )
         """By Identity.client."""
         self.handshakes = HandshakeAdmission(limits.handshakes, self.quotas)
         self.loop_uses = LoopUses(limits.loop_share)
