@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import signal
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -130,6 +131,20 @@ async def test_clients_spread_over_both_and_one_exposition_counts_all(mesh: Loca
     sessions = by_worker(mesh, "router", "outrider_router_placements_total")
     assert sum(sessions.values()) == NUM_CLIENTS
     assert all(sessions.values()), "each edge process spreads its sessions over the router's"
+
+
+async def test_connections_over_http_spread_too(mesh: LocalMesh) -> None:
+    url = f"http://{mesh.state.host}:{mesh.state.service('edge')['http_port']}/v1/models"
+
+    def ask() -> None:
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(url)
+
+    for _ in range(NUM_CLIENTS):
+        await asyncio.to_thread(ask)
+    answers = by_worker(mesh, "edge", "outrider_edge_http_answers_total", status="401")
+    assert sum(answers.values()) == NUM_CLIENTS
+    assert set(answers) == {"0", "1"}
 
 
 async def test_a_client_whose_address_changes_keeps_its_connection(
