@@ -92,7 +92,8 @@ async def _connect(
     )
     # The connection ID of the first packet is the client's to choose (RFC 9000, section 7.2), and
     # its beginning says to the edge's machine which process is to get it. aioquic takes none.
-    quic._peer_cid.cid = process_name + quic._peer_cid.cid[len(process_name) :]
+    cid = process_name + quic._peer_cid.cid[len(process_name) :]
+    quic._peer_cid.cid = quic._original_destination_connection_id = cid
     connection = ClientConnection(quic, name, peer)
     try:
         await connection.bind()
