@@ -18,7 +18,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bench.faults.chats import ReferenceChat, make_reference_chats
 from bench.harness.local_mesh import LocalMesh, local_mesh
-from outrider.cli.local.state import running_mesh
 from outrider.client import Client, Committed, Event, Interrupted, Message, Resumed, connect
 from outrider.client.chat import Chat
 from outrider.errors import OutriderError, UnavailableError
@@ -231,34 +230,3 @@ async def test_a_chat_comes_back_to_its_process_by_its_token(
     resumed = "outrider_edge_resumed_chats_total"
     found = [by_worker(mesh, "edge", resumed, how=how) for how in ("attached", "replayed")]
     assert sum(sum(chats.values()) for chats in found) == 4, "none of them ran anew"
-
-
-async def test_all_drain_when_the_parent_is_told_to_stop_and_end_when_it_is_killed(
-    mesh: LocalMesh, references: list[ReferenceChat]
-) -> None:
-    row = mesh.state.service("edge")
-    async with connected(mesh) as client, connected(mesh) as other:
-        chats = [await halfway(client, references[0]), await halfway(other, references[1])]
-        os.kill(row["pid"], signal.SIGTERM)
-        for (chat, events), reference in zip(chats, references, strict=False):
-            events = await finish(chat, events, reference)
-            assert not any(isinstance(event, Interrupted) for event in events)
-
-    def edge_pid() -> int:
-        state = running_mesh(mesh.state_dir)
-        assert state is not None
-        service = state.service("edge")
-        return int(service["pid"]) if service["is_up"] else row["pid"]
-
-    await eventually(
-        lambda: edge_pid() != row["pid"], timeout_s=_PATIENCE_S
-    )  # the mesh starts it again
-    parent = edge_pid()
-    pids = workers(parent)
-    assert set(pids) == {0, 1}
-    os.kill(parent, signal.SIGKILL)
-    await eventually(
-        lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids.values()),
-        timeout_s=_PATIENCE_S,
-    )
-    await eventually(lambda: edge_pid() not in (parent, row["pid"]), timeout_s=_PATIENCE_S)
