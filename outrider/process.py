@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import json
 import os
@@ -27,6 +28,8 @@ class Ports:
     """HTTP: /metrics, /health, /ready, /version."""
     http: int = 0
     """HTTP for clients (TCP), on an edge that serves it; 0: none."""
+    num_main: int = 1
+    """So many ports from `main` on: one for each process of a router."""
 
 
 class Serve(Protocol[C]):
@@ -87,6 +90,15 @@ def settle() -> None:
     hold its event loop for 50 to 100 ms each time."""
     gc.collect()
     gc.freeze()
+
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """Ask the kernel for SIGTERM when this process's parent dies, however it dies (prctl(2)); for
+    the moment between fork and exec."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def write_ports(path: Path, ports: Ports) -> None:

@@ -20,9 +20,8 @@ from bench.harness.processes import child
 from bench.harness.run_folder import RunFolder, run_folder
 from bench.relay.control import RelayControl
 from outrider.cli.local.mesh import ProcessSpec, to_toml
-from outrider.cli.local.supervisor import die_with_parent
 from outrider.engines.huge_pages import with_huge_pages
-from outrider.process import read_ports
+from outrider.process import die_with_parent, read_ports
 from outrider.rpc import make_channel
 from outrider.testing import free_tcp_port, free_udp_port
 from outrider.v1 import router_pb2, router_pb2_grpc

@@ -9,7 +9,7 @@ import os
 from collections.abc import AsyncIterator, Collection, Mapping
 from typing import Any
 
-from outrider.cli.local.supervisor import die_with_parent
+from outrider.process import die_with_parent
 
 _LINE_LIMIT_BYTES = 1 << 26
 

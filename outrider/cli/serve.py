@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import os
 import signal
+from collections.abc import Awaitable, Callable
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -18,6 +20,7 @@ from outrider.config import load
 from outrider.config_following import ConfigSource
 from outrider.errors import ConfigError
 from outrider.models.catalog import load_catalog, use
+from outrider.workers import worker
 
 
 class Role(StrEnum):
@@ -69,12 +72,44 @@ def serve(
     source = config and ConfigSource(
         config_class, role.value, config, flags, with_models=looks_up_models
     )
+    if getattr(loaded, "processes", 1) > 1 and worker.this_worker() is None:
+        _serve_many(role.value, loaded, config, settings or [], ready_file)
+        return
     process.run(
         partial(app.serve, source=source),
         loaded,
         ready_file=ready_file,
         on_hangup=source.read_at_once if source else None,
     )
+
+
+def _serve_many(
+    role: str, config: Any, file: Path | None, settings: list[str], ready_file: Path | None
+) -> None:
+    """Run the parent of several processes of a service."""
+    # Imported here: a process that serves by itself does without.
+    from outrider.workers.parent import Parent, command_of
+
+    group = importlib.import_module(f"services.{role}.processes.group").open_group(config)
+    parent = Parent(
+        role,
+        group,
+        command_of(role, file, settings),
+        admin=config.admin,
+        drain_s=config.drain_s,
+        log_level=config.log_level,
+    )
+
+    def serve(
+        config: object,
+        *,
+        ready: Callable[[process.Ports], None] | None = None,
+        stop: asyncio.Event | None = None,
+    ) -> Awaitable[None]:
+        return parent.serve(ready=ready, stop=stop)
+
+    hangup = parent.hangup if file is not None else None
+    process.run(serve, config, ready_file=ready_file, on_hangup=hangup)
 
 
 def flags_of(settings: list[str]) -> dict[str, str]:

@@ -22,6 +22,7 @@ from outrider.client.events import (
     Resumed,
 )
 from outrider.client.link import Link, spread
+from outrider.client.protocol import process_name
 from outrider.client.recovery import Recovery, RecoveryState
 from outrider.client.transcript import Stopwatch, Transcript
 from outrider.codec.frames import FrameDecoder
@@ -290,6 +291,8 @@ class Chat(AsyncIterator[Event]):
             # Held by now, so the edge may forget the one before.
             self._connection.send(self._stream_id, wire.ACKNOWLEDGE)
         self._token = event.resume_token
+        if self._connection is not None:
+            self._connection.process_name = process_name(event.resume_token)
         self._edge = event.edge
         if not self._is_accepted:
             self._is_accepted = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
 import itertools
 import logging
 from typing import Any, Final, Protocol, TypeAlias, cast
@@ -26,6 +27,8 @@ from outrider.client.protocol import ACK_DELAY_S, CloseCode
 from outrider.errors import OutriderError, UnavailableError
 
 LIVENESS: Final = LivenessLimits()
+_LONG_HEADER: Final = 0x80
+_MIN_RESET_BYTES: Final = 21
 Peer: TypeAlias = tuple[Any, ...]
 """Host, port, and what else an IPv6 address has."""
 
@@ -84,6 +87,8 @@ class ClientConnection(QuicConnectionProtocol):
         self._moving: asyncio.Task[None] | None = None
         self.num_migrations = 0
         self.lost: OutriderError | None = None
+        self.process_name = b""
+        """Of the edge's process that it is with, as chats learned it (protocol.process_name)."""
         self.is_leaving = False
         """Its edge is being stopped: chats under way may end here, others go another way."""
 
@@ -178,6 +183,10 @@ class ClientConnection(QuicConnectionProtocol):
 
     def datagram_received(self, data: bytes | str, addr: NetworkAddress) -> None:
         """A datagram came from the edge."""
+        assert isinstance(data, bytes)
+        if self._is_reset(data):
+            self._lose(UnavailableError(f"{self._edge} lost this connection; connect again"))
+            return
         if self._established.done() or not self.has_ticket:
             super().datagram_received(data, addr)
             return
@@ -227,6 +236,17 @@ class ClientConnection(QuicConnectionProtocol):
             UnavailableError(
                 f"nothing answers at {self._edge} ({error}); check that the edge runs and the port"
             )
+        )
+
+    def _is_reset(self, data: bytes) -> bool:
+        """Whether it is a stateless reset (RFC 9000, section 10.3.1), at which aioquic does not
+        look: whoever answers does not know this connection, and says so by its secret."""
+        token = self._quic._peer_cid.stateless_reset_token
+        return (
+            bool(token)
+            and len(data) >= _MIN_RESET_BYTES
+            and data[0] & _LONG_HEADER == 0
+            and hmac.compare_digest(data[-len(token) :], token)
         )
 
     def _received(self, stream_id: int, data: bytes, end_stream: bool) -> None:

@@ -46,8 +46,10 @@ async def dial(
     tickets: SessionTickets | None = None,
     *,
     early: bool = False,
+    process_name: bytes = b"",
 ) -> ClientConnection:
-    """Connect to the first of the host's addresses that answers. Raises UnavailableError,
+    """Connect to the first of the host's addresses that answers; `process_name`: to that one of the
+    edge's processes, where it has several and this one runs. Raises UnavailableError,
     OverloadedError, ConfigError.
 
     With `early`, and a ticket of an earlier connection, it returns before anybody has answered:
@@ -58,7 +60,7 @@ async def dial(
     tickets = tickets or SessionTickets()
     for peer in await _resolve(address):
         try:
-            connection = await _connect(address, configuration, peer, tickets)
+            connection = await _connect(address, configuration, peer, tickets, process_name)
             await _shake_hands(connection, timeout_s, early=early)
             return connection
         except OutriderError as error:
@@ -76,7 +78,11 @@ async def _resolve(address: EdgeAddress) -> list[Peer]:
 
 
 async def _connect(
-    address: EdgeAddress, configuration: QuicConfiguration, peer: Peer, tickets: SessionTickets
+    address: EdgeAddress,
+    configuration: QuicConfiguration,
+    peer: Peer,
+    tickets: SessionTickets,
+    process_name: bytes,
 ) -> ClientConnection:
     name = str(address)
     configuration.session_ticket = tickets.take(name)
@@ -84,6 +90,10 @@ async def _connect(
         configuration=configuration,
         session_ticket_handler=lambda ticket: tickets.put(name, ticket),
     )
+    # The connection ID of the first packet is the client's to choose (RFC 9000, section 7.2), and
+    # its beginning says to the edge's machine which process is to get it. aioquic takes none.
+    cid = process_name + quic._peer_cid.cid[len(process_name) :]
+    quic._peer_cid.cid = quic._original_destination_connection_id = cid
     connection = ClientConnection(quic, name, peer)
     try:
         await connection.bind()
@@ -202,11 +212,16 @@ class Link:
         if self._connection.is_leaving or not self._connection.was_established:
             self._at += 1
         self._leave(self._connection)
+        before, process_name = self._at, self._connection.process_name
         for number in itertools.count(1):
             address = self._addresses[self._at % len(self._addresses)]
             try:
                 self._connection = await dial(
-                    address, policy.attempt_timeout_s, self._tickets, early=True
+                    address,
+                    policy.attempt_timeout_s,
+                    self._tickets,
+                    early=True,
+                    process_name=process_name if self._at == before else b"",
                 )
                 break
             except OutriderError as error:

@@ -13,6 +13,22 @@ ACK_DELAY_S: Final = 0.02
 token with a datagram, which costs the client a sixth of its time."""
 
 
+_NAMING_TOKEN_CHARS: Final = 40
+_NAME_CHARS: Final = 8
+"""Of such a token, in hexadecimal digits: four bytes name the process, 16 are the secret."""
+
+
+def process_name(resume_token: str) -> bytes:
+    """How a connection ID begins that leads to the edge's process that gave this token; empty where
+    the edge has one process alone, whose tokens have no such part."""
+    if len(resume_token) != _NAMING_TOKEN_CHARS:
+        return b""
+    try:
+        return bytes.fromhex(resume_token[:_NAME_CHARS])
+    except ValueError:
+        return b""
+
+
 class CloseCode(IntEnum):
     """Application error codes of QUIC streams and connections."""
 

@@ -106,9 +106,11 @@ class Discovery:
             await asyncio.sleep(self._policy.interval_s * self._rng.uniform(0.8, 1.0))
 
     async def _look_up(self, target: Target) -> list[str]:
-        if self._resolver is None or target.lookup is Lookup.NONE:
+        if target.num_ports == 1 and target.lookup is Lookup.NONE:
             return [target.text]
-        return await self._resolver.addresses(target)
+        if self._resolver is None or target.lookup is Lookup.NONE:
+            return _on_every_port([f"{target.host}:{target.port}"], target)
+        return _on_every_port(await self._resolver.addresses(target), target)
 
     def _answered(self, target: Target, found: list[str]) -> None:
         if not found:
@@ -131,6 +133,14 @@ class Discovery:
         if target.text not in self._silent:
             self._silent.add(target.text)
             log.warning("peers_not_found", target=target.text, why=why)
+
+
+def _on_every_port(found: Sequence[str], target: Target) -> list[str]:
+    """These addresses, and the same hosts at the target's other ports."""
+    hosts = [address.rpartition(":") for address in found]
+    return [
+        f"{host}:{int(port) + more}" for host, _, port in hosts for more in range(target.num_ports)
+    ]
 
 
 def _resolver(targets: Sequence[Target], policy: DiscoveryPolicy) -> Resolver | None:

@@ -3,7 +3,9 @@
 Targets as written in settings:
 
 host:port            one peer; the name is resolved anew at every attempt to connect
-dns:host:port        every address that the name has (A, AAAA): a Kubernetes headless service
+host:port-port       one peer at each of these ports: the processes of one service
+dns:host:port        every address that the name has (A, AAAA): a Kubernetes headless service; with
+                     port-port each of the ports there
 srv:_grpc._tcp.host  every host and port that the name's SRV records say (RFC 2782)
 
 Answers of DNS are incomplete at times: a name server that restarts answers with an error or with
@@ -42,6 +44,12 @@ class Target:
     host: str
     port: int
     """0 where SRV records say it."""
+    num_ports: int = 1
+    """So many from `port` on."""
+
+
+MAX_PORTS: Final = 64
+"""Of one target."""
 
 
 def parse_target(text: str, where: str) -> Target:
@@ -56,9 +64,16 @@ def parse_target(text: str, where: str) -> Target:
         lookup = Lookup.ADDRESSES
     else:
         rest = text
-    check_address(rest, where)
-    host, _, port = rest.rpartition(":")
-    return Target(text, lookup, host, int(port))
+    first, dash, last = rest.rpartition("-")
+    if not (dash and last.isdecimal()):
+        first, last = rest, ""
+    check_address(first, where)
+    host, _, port = first.rpartition(":")
+    num_ports = int(last) - int(port) + 1 if last else 1
+    if not 1 <= num_ports <= MAX_PORTS:
+        raise ConfigError(f"{where} has 1 to {MAX_PORTS} ports, the lowest first: not {text!r}")
+    check_address(f"{host}:{last or port}", where)
+    return Target(text, lookup, host, int(port), num_ports)
 
 
 def join_host_port(host: str, port: int) -> str:

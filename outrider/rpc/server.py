@@ -42,8 +42,6 @@ _OPTIONS = (
     # Without it the clients' keepalive pings on idle streams end in GOAWAY "too many pings".
     ("grpc.http2.min_ping_interval_without_data_ms", 2_500),
     ("grpc.http2.max_pings_without_data", 0),
-    # Two servers on one port would share its connections at random.
-    ("grpc.so_reuseport", 0),
     ("grpc.max_metadata_size", _MAX_METADATA_BYTES),
     ("grpc.absolute_max_metadata_size", _MAX_METADATA_BYTES),
     # Clients that connect and send nothing are disconnected, during the handshake and after it.
@@ -58,15 +56,19 @@ def make_server(
     max_message_bytes: int = MAX_MESSAGE_BYTES,
     max_streams: int = MAX_STREAMS,
     max_calls: int = MAX_CALLS,
+    shares_port: bool = False,
 ) -> grpc.aio.Server:
     """A server without services or ports. A message larger than `max_message_bytes` gets
     RESOURCE_EXHAUSTED, unread. With certificates every method answers to the roles of
     `outrider.tls.access` alone; while `tls` is `watched`, changed files count for new handshakes
-    and for calls under way."""
+    and for calls under way. `shares_port`: its port is reserved by another process of this user,
+    which does not listen."""
     limits = (
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", max_message_bytes),
         ("grpc.max_concurrent_streams", max_streams),
+        # Two servers on one port would share its connections at random.
+        ("grpc.so_reuseport", int(shares_port)),
     )
     return grpc.aio.server(
         interceptors=(_Interceptor(CallAuthorizer(tls)),),

@@ -44,7 +44,8 @@ class FollowedFile(Protocol):
         """Of its contents when they were read last."""
 
 
-_Answer = tuple[HTTPStatus, str, bytes]
+Answer = tuple[HTTPStatus, str, bytes]
+"""Status, content type, body."""
 
 
 class AdminServer:
@@ -121,7 +122,7 @@ class AdminServer:
         try:
             request = await reader.readuntil(b"\r\n\r\n")
             method, target, _ = request.split(b"\r\n", 1)[0].decode("ascii").split(" ")
-            answer = await self._answer(method, target.split("?")[0])
+            answer = await self.answer(method, target.split("?")[0])
         except asyncio.LimitOverrunError:
             answer = _plain(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "header too large")
         except asyncio.IncompleteReadError:
@@ -131,37 +132,41 @@ class AdminServer:
         writer.write(_encode(answer, head=method == "HEAD"))
         await writer.drain()
 
-    async def _answer(self, method: str, path: str) -> _Answer:
+    async def answer(self, method: str, path: str) -> Answer:
+        """To one request."""
         if method not in ("GET", "HEAD"):
             return _plain(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD")
         if path == "/metrics":
             text = await asyncio.to_thread(generate_latest, self._registry)
             return HTTPStatus.OK, CONTENT_TYPE_LATEST, text
         if path == "/health":
-            return _json(HTTPStatus.OK, {"status": "alive"})
+            return json_answer(HTTPStatus.OK, {"status": "alive"})
         if path == "/ready":
             ready, why = self._ready()
             status = HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE
-            return _json(status, {"ready": ready, "reason": why})
+            return json_answer(status, {"ready": ready, "reason": why})
         if path == "/version":
-            return _json(HTTPStatus.OK, {"version": __version__})
+            return json_answer(HTTPStatus.OK, {"version": __version__})
         verdict = self._file.verdict if self._file is not None else None
         if path == "/config" and verdict is not None:
-            return _json(HTTPStatus.OK, {"sha256": verdict.sha256, "refused": verdict.refused})
+            return json_answer(
+                HTTPStatus.OK, {"sha256": verdict.sha256, "refused": verdict.refused}
+            )
         return _plain(
             HTTPStatus.NOT_FOUND, "try /metrics, /health, /ready, /version or, with a file, /config"
         )
 
 
-def _plain(status: HTTPStatus, text: str) -> _Answer:
+def _plain(status: HTTPStatus, text: str) -> Answer:
     return status, "text/plain; charset=utf-8", f"{text}\n".encode()
 
 
-def _json(status: HTTPStatus, body: dict[str, object]) -> _Answer:
+def json_answer(status: HTTPStatus, body: dict[str, object]) -> Answer:
+    """An answer in JSON."""
     return status, "application/json", json.dumps(body).encode() + b"\n"
 
 
-def _encode(answer: _Answer, *, head: bool) -> bytes:
+def _encode(answer: Answer, *, head: bool) -> bytes:
     status, content_type, body = answer
     lines = (
         f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: {content_type}\r\n"

@@ -75,6 +75,16 @@ PROCESS_FILES: Final = Family(
     "Files and sockets that the process has open.",
 )
 
+# Of a service with several processes, by its parent.
+WORKER_UP: Final = Family(
+    "outrider_worker_up",
+    "1 for each process of the service that is ready, 0 for one that is not.",
+)
+WORKER_RESTARTS: Final = Family(
+    "outrider_worker_restarts",
+    "How often a process of the service was started again.",
+)
+
 # Of the event loop and of what comes before every chat; made by Prometheus's own client too.
 LOOP_LAG: Final = Family("outrider_loop_lag_seconds", "How late the event loop called back.")
 LOOP_LAG_MAX: Final = Family(

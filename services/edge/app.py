@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 import structlog
 
@@ -28,10 +29,11 @@ from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import configure_tracing, shutdown_tracing
 from outrider.tls import PLAINTEXT, Role, Tls
 from outrider.tokenization.rewriting import Rewriter
+from outrider.workers.worker import Worker, this_worker
 from services.edge.access.following import IssuerKeys, keys_followed
-from services.edge.access.limiter import Limiter
+from services.edge.access.limiter import Limiter, LimitSharing
 from services.edge.access.revocation import KeyedChats
-from services.edge.access.shared_limits import SharedLimits, open_shared_limits
+from services.edge.access.shared_limits import open_shared_limits
 from services.edge.config import EdgeConfig
 from services.edge.context import Description, EdgeContext
 from services.edge.http3.limits import alt_svc
@@ -39,8 +41,13 @@ from services.edge.http3.server import Application, Http3Service
 from services.edge.identity import Tenants
 from services.edge.models.served import LoadVocabulary, vocabularies_of
 from services.edge.models.serving import EdgeModels
+from services.edge.processes.limits import HostLimits
+from services.edge.processes.quotas import SharedQuotas
+from services.edge.processes.share import share_of
+from services.edge.processes.usage import SharedUsage
 from services.edge.quic import certificate
-from services.edge.quic.limits import ListenerQuotas
+from services.edge.quic.connection_ids import ConnectionIds
+from services.edge.quic.limits import ListenerLimits, ListenerQuotas
 from services.edge.quic.listener import Listener
 from services.edge.resumption.chats import ResumableChats
 from services.edge.telemetry import EdgeTelemetry
@@ -69,9 +76,12 @@ async def serve(
     source: ConfigSource[EdgeConfig] | None = None,
     catalog: ModelCatalog | None = None,
 ) -> None:
-    """Run an edge until `stop` is set. `ready` is called once clients can connect and a router
-    has answered. The file of `source` is followed; `catalog` defines the models, None: this
-    process's. Raises ConfigError, UnknownModelError, ModelStoreError."""
+    """Run an edge until `stop` is set, or one of its processes. `ready` is called once clients can
+    connect and a router has answered. The file of `source` is followed; `catalog` defines the
+    models, None: this process's. Raises ConfigError, UnknownModelError, ModelStoreError."""
+    worker = this_worker()
+    if worker is not None:
+        structlog.contextvars.bind_contextvars(worker=worker.index)
     _configure_logging(config.log_level)
     log_start(config)
     configure_tracing("edge")
@@ -80,7 +90,7 @@ async def serve(
         catalog = await asyncio.to_thread(current)
     metrics = Metrics("edge")
     try:
-        edge = Edge(config, catalog, metrics, tls=tls, source=source)
+        edge = Edge(config, catalog, metrics, tls=tls, source=source, worker=worker)
     except BaseException:
         metrics.close()
         raise
@@ -119,11 +129,15 @@ class Edge:
         tls: Tls = PLAINTEXT,
         application: Application | None = None,
         source: ConfigSource[EdgeConfig] | None = None,
+        worker: Worker | None = None,
     ) -> None:
         """`catalog` defines the models, `load` loads their vocabularies; None: from the model
-        store. `application` is served over HTTP/3 in place of the edge's own. Raises
-        UnknownModelError."""
+        store. `application` is served over HTTP/3 in place of the edge's own. `worker`: which of
+        the edge's processes this is, None: the only one. Raises UnknownModelError."""
+        if worker is not None:
+            config = share_of(config, worker.index)
         self._config = config
+        self._worker = worker
         models = config.edge_models(catalog)
         self.upstream = RouterPool(
             config.upstream_policy(),
@@ -137,15 +151,23 @@ class Edge:
             config, models, load or vocabularies_of(config), metrics, self.telemetry
         )
         self._issuer = IssuerKeys(config.jwt) if config.jwt.issuer else None
-        self._identities = config.identities(self._issuer.verifier if self._issuer else None)
+        self._identities = config.identities(
+            self._issuer.verifier if self._issuer else None,
+            None if worker is None else worker.key("trust groups"),
+        )
         self._limiter = Limiter(time.monotonic)
-        self._shared_limits: SharedLimits | None = None
+        self._usage = (
+            None if worker is None else SharedUsage(worker.usage, worker.index, worker.count)
+        )
+        """What all processes of this edge count together."""
+        self._shared_limits: LimitSharing | None = None
         self._following = contextlib.AsyncExitStack()
         """Of the file of API keys."""
         self._time_slicer = TimeSlicer()
         self._keyed_chats = KeyedChats(self._identities, self._time_slicer, self.telemetry)
         context = self._context()
-        self.listener = Listener(context, config.listener_limits())
+        ids = None if worker is None else ConnectionIds(worker)
+        self.listener = Listener(context, self._quotas(config.listener_limits()), ids)
         self.http = _http_listener(config, context, self.listener.shared)
         """None: HTTP is not served."""
         if self.http is not None:
@@ -165,7 +187,8 @@ class Edge:
 
     def _context(self) -> EdgeContext:
         config = self._config
-        resumable = ResumableChats(config.resume_limits(), self.telemetry)
+        named = None if self._worker is None else self._worker.named
+        resumable = ResumableChats(config.resume_limits(), self.telemetry, named)
         return EdgeContext(
             name=config.name,
             region=config.region,
@@ -184,6 +207,23 @@ class Edge:
                 config.name, config.region, self._identities, self.models, resumable.window_s
             ),
         )
+
+    def _quotas(self, limits: ListenerLimits) -> ListenerQuotas:
+        if self._worker is None or self._usage is None:
+            return ListenerQuotas(limits)
+        key, usage = self._worker.key("quotas"), self._usage
+        return ListenerQuotas(
+            limits,
+            quotas=SharedQuotas[str](limits.quotas, usage, key, "address"),
+            client_quotas=SharedQuotas[bytes](limits.client_quotas, usage, key, "client"),
+        )
+
+    def _limit_sharing(self) -> LimitSharing | None:
+        """With whom the limits of tenants are held: a Redis, or the edge's other processes."""
+        shared = open_shared_limits(self._config.shared_limits)
+        if shared is not None or self._worker is None or self._usage is None:
+            return shared
+        return HostLimits(self._usage, self._worker.key("tenants"), time.monotonic)
 
     def set_models(self, config: EdgeConfig, catalog: ModelCatalog) -> None:
         """Serve the models of `config`, as `catalog` defines them, from now on, to whom it allows
@@ -211,13 +251,15 @@ class Edge:
         await self._following.enter_async_context(keys_followed(config.keys_file, self._set_keys))
         if self._issuer is not None:
             self._issuer.start()
-        self._shared_limits = open_shared_limits(config.shared_limits)
+        self._shared_limits = self._limit_sharing()
         self._limiter.share(self._shared_limits)
         await self.models.start()
         admin_port = await self._admin.start()
         self.upstream.start()
         self._drafter_deadline = asyncio.get_running_loop().time() + _DRAFTER_START_S
-        port = await self.listener.start(config.host, config.port, chain, key)
+        port = await self.listener.start(
+            config.host, config.port, chain, key, opened=self._opened("datagrams")
+        )
         http_port = await self._start_http(chain, key, port)
         self._renewal = asyncio.create_task(
             certificate.follow(partial(_certificate, config), (chain, key), self._renew)
@@ -237,7 +279,19 @@ class Edge:
         if self.http is None or http.port is None:
             return 0
         elsewhere = alt_svc(quic_port, http3.alt_svc_max_age_s) if http3.enabled else b""
-        return await self.http.start(http.host, http.port, chain, key, alt_svc=elsewhere.decode())
+        return await self.http.start(
+            http.host,
+            http.port,
+            chain,
+            key,
+            alt_svc=elsewhere.decode(),
+            opened=self._opened("connections"),
+        )
+
+    def _opened(self, what: Literal["datagrams", "connections"]) -> socket.socket | None:
+        """The socket of that name that the parent opened; None: there is none."""
+        descriptor = -1 if self._worker is None else getattr(self._worker, what)
+        return None if descriptor < 0 else socket.socket(fileno=descriptor)
 
     async def _renew(self, chain: Path, key: Path) -> None:
         """Use this certificate from now on. Raises ConfigError."""
@@ -308,8 +362,7 @@ def _http3_service(config: EdgeConfig, application: Application) -> Http3Service
 def _certificate(config: EdgeConfig) -> tuple[Path, Path]:
     if config.certificate is not None and config.private_key is not None:
         return config.certificate, config.private_key
-    folder = config.state_dir / "tls"
-    return certificate.ensure(folder, config.server_names, certificate.utc_now())
+    return certificate.ensure(config.tls_folder, config.server_names, certificate.utc_now())
 
 
 async def _first(*waits: Coroutine[None, None, object]) -> None:

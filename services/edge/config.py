@@ -20,6 +20,7 @@ from outrider.telemetry.config import AdminConfig
 from outrider.tls.config import TlsConfig
 from outrider.tokenization.pool.config import TokenizationConfig
 from outrider.tokenization.rewriting import AS_IT_IS, RewritingPolicy
+from outrider.workers.steering import MAX_PROCESSES
 from services.edge.access.config import AccessConfig, JwtConfig, SharedLimitsConfig
 from services.edge.drafter.settings import (
     MAX_LEAD,
@@ -73,6 +74,9 @@ class EdgeConfig:
     """Address of the QUIC listener."""
     port: int = 4433
     """UDP port of the QUIC listener; 0: any free one."""
+    processes: int = 1
+    """Processes that serve this port and that of HTTP together, where one core is not enough
+    (docs/guides/processes.md); more than 1 needs Linux."""
     tls: TlsConfig = field(default_factory=TlsConfig)
     """Mutual TLS with routers, in the role edge; clients see `certificate`."""
     admin: AdminConfig = field(default_factory=AdminConfig)
@@ -197,6 +201,7 @@ class EdgeConfig:
         for router in self.routers:
             parse_target(router, "each of routers")
         _check("port", self.port, 0, 65535)
+        _check("processes", self.processes, 1, MAX_PROCESSES)
         _check("quic.max_frame_bytes", self.quic.max_frame_bytes, 1, _MAX_FRAME_BYTES)
         _check("drafts.max_lead", self.drafts.max_lead, 0, MAX_LEAD)
         _check("drafts.first_tokens", self.drafts.first_tokens, 0, 2**31)
@@ -227,10 +232,18 @@ class EdgeConfig:
     def listener_limits(self) -> ListenerLimits:
         """The limits of the QUIC side."""
         most = self.quic.max_resident_bytes or memory.limit_bytes() * 4 // 5
-        return replace(self.quic, max_resident_bytes=most)
+        return replace(self.quic, max_resident_bytes=most // self.processes)
 
-    def identities(self, tokens: TokenChecker | None = None) -> Identities:
-        """Whose chats are; nobody has an API key yet. Raises ConfigError."""
+    @property
+    def tls_folder(self) -> Path:
+        """Where the development certificate is."""
+        return self.state_dir / "tls"
+
+    def identities(
+        self, tokens: TokenChecker | None = None, salt_key: bytes | None = None
+    ) -> Identities:
+        """Whose chats are; nobody has an API key yet. `salt_key` stands for `cache_salt_key` where
+        that is empty. Raises ConfigError."""
         anonymous = AccessPolicy(
             self.tenant,
             trust_of(self.trust, "trust"),
@@ -238,7 +251,7 @@ class EdgeConfig:
             self.trust_trace,
             self.anonymous_models,
         )
-        key = self.cache_salt_key.encode() or secrets.token_bytes(32)
+        key = self.cache_salt_key.encode() or salt_key or secrets.token_bytes(32)
         return Identities(
             key,
             anonymous=anonymous if self.anonymous else None,

@@ -101,6 +101,23 @@ class TokenBucket:
             self._at = now
 
 
+def too_many(count: Count, held: int) -> OverloadedError:
+    """The error for one more of what a key holds as many of as it may."""
+    return OverloadedError(
+        f"there are {held} {count.value} from where this one comes, and no more are taken; try "
+        "again when one has ended",
+        retry_delay_ms=_BUSY_RETRY_MS,
+    )
+
+
+def too_much(rate: Rate, wait_s: float) -> OverloadedError:
+    """The error for what a key may spend in `wait_s` only."""
+    return OverloadedError(
+        f"too many {rate.value} came from here lately; wait {wait_s:.1f} s",
+        retry_delay_ms=max(1, round(wait_s * 1000)),
+    )
+
+
 class _KeyUsage:
     __slots__ = ("buckets", "counts")
 
@@ -131,11 +148,7 @@ class Quotas(Generic[KeyT]):
         usage, limit = self._usage(key), self._limits.counts.get(count)
         num = usage.counts.get(count, 0)
         if limit is not None and num >= limit:
-            raise OverloadedError(
-                f"there are {num} {count.value} from where this one comes, and no more are taken; "
-                "try again when one has ended",
-                retry_delay_ms=_BUSY_RETRY_MS,
-            )
+            raise too_many(count, num)
         usage.counts[count] = num + 1
         if key in self._idle:
             self._busy[key] = self._idle.pop(key)
@@ -159,11 +172,7 @@ class Quotas(Generic[KeyT]):
         if bucket is None:
             bucket = usage.buckets[rate] = TokenBucket(limit, now)
         if not bucket.take(amount, now):
-            wait_s = bucket.wait_s(amount, now)
-            raise OverloadedError(
-                f"too many {rate.value} came from here lately; wait {wait_s:.1f} s",
-                retry_delay_ms=max(1, round(wait_s * 1000)),
-            )
+            raise too_much(rate, bucket.wait_s(amount, now))
 
     def level(self, key: KeyT, rate: Rate, now: float) -> float:
         """How much a key could spend now; infinite where the rate is not limited."""

@@ -25,6 +25,7 @@ from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import configure_tracing, shutdown_tracing
 from outrider.tls import PLAINTEXT, Role, Tls
 from outrider.v1 import router_pb2, router_pb2_grpc
+from outrider.workers.worker import this_worker
 from services.router.admission.admission import Admission
 from services.router.admission.routing import LiveFleetView
 from services.router.autoscale.advisor import AutoscaleAdvisor
@@ -37,6 +38,7 @@ from services.router.placement.history import PlacementHistory
 from services.router.placement.placement import Placement
 from services.router.prefix_index.index import PrefixIndex
 from services.router.prefix_index.prompt import TokenIdReader
+from services.router.processes.share import share_of
 from services.router.recent_replies import RecentReplies
 from services.router.relay.dispatch import Dispatch, PromptCache
 from services.router.relay.failover import Failover
@@ -214,13 +216,18 @@ async def serve(
     stop: asyncio.Event | None = None,
     source: ConfigSource[RouterConfig] | None = None,
 ) -> None:
-    """Run a router until `stop` is set; `ready` hears of the bound ports once the replicas were
-    tried. The file of `source` is followed. Raises ConfigError when a port is taken."""
+    """Run a router until `stop` is set, or one of its processes; `ready` hears of the bound ports
+    once the replicas were tried. The file of `source` is followed. Raises ConfigError when a port
+    is taken."""
+    worker = this_worker()
+    if worker is not None:
+        structlog.contextvars.bind_contextvars(worker=worker.index)
     configure_logging("router", config.log_level)
     log_start(config)
     configure_tracing("router")
     tls = await asyncio.to_thread(Tls.open, config.tls, Role.ROUTER)
-    router = Router(config, tls)
+    own = config if worker is None else share_of(config, worker.index, worker.port)
+    router = Router(own, tls)
     try:
         async with (
             tls.watched(),
@@ -247,7 +254,11 @@ async def _listening(
     router: Router, source: ConfigSource[RouterConfig] | None
 ) -> AsyncIterator[tuple[Ports, HealthControl]]:
     config = router.config
-    server = make_server(router.tls, max_message_bytes=config.max_message_bytes)
+    server = make_server(
+        router.tls,
+        max_message_bytes=config.max_message_bytes,
+        shares_port=this_worker() is not None,
+    )
     health = add_health(server, SERVICE)
     router_pb2_grpc.add_RouterServiceServicer_to_server(_service(router, health), server)
     port = bind(server, config.host, config.port, router.tls)

@@ -13,6 +13,7 @@ from outrider.peers.membership import DiscoveryPolicy, Lookup, parse_target
 from outrider.telemetry.config import AdminConfig
 from outrider.tls.config import TlsConfig
 from outrider.tls.identity import is_label
+from outrider.workers.steering import MAX_PROCESSES
 from services.router.admission.policy import AdmissionPolicy, LengthPolicy
 from services.router.admission.pricing import Price, PriceTable
 from services.router.admission.tenants import TenantPolicy
@@ -95,6 +96,9 @@ class RouterConfig:
     """Address the gRPC listener binds."""
     port: int = 7100
     """Port of the gRPC listener; 0: any free one."""
+    processes: int = 1
+    """Processes, where one core is not enough: at `port` and the ports behind it. Each is a router
+    of its own (docs/guides/processes.md); more than 1 needs Linux."""
     admin: AdminConfig = dataclasses.field(default_factory=AdminConfig)
     """Where /metrics, /health and /ready are served."""
     tls: TlsConfig = dataclasses.field(default_factory=TlsConfig)
@@ -208,8 +212,17 @@ class RouterConfig:
                 "replica would be suspect between two reports; leave room for at least two."
             )
         check_message_bytes(self.max_message_bytes)
-        if not 0 <= self.port <= 65535:
-            raise ConfigError(f"port is {self.port}: use 0 to 65535.")
+        if not 1 <= self.processes <= MAX_PROCESSES:
+            raise ConfigError(f"processes is {self.processes}: use 1 to {MAX_PROCESSES}.")
+        for tenant in self.tenants:
+            for key in ("max_sessions", "tokens_per_minute"):
+                if 0 < getattr(tenant, key) < self.processes:
+                    raise ConfigError(
+                        f"{key} of tenant {tenant.name} is {getattr(tenant, key)}, which "
+                        f"{self.processes} processes cannot divide: use fewer processes."
+                    )
+        if not 0 <= self.port <= 65536 - self.processes:
+            raise ConfigError(f"port is {self.port}: use 0 to {65536 - self.processes}.")
         for field in _NOT_NEGATIVE:
             if getattr(self, field) < 0:
                 raise ConfigError(f"{field} is {getattr(self, field)}: it cannot be negative.")

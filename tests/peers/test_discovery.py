@@ -65,6 +65,11 @@ async def asked_again(server: NameServer) -> None:
     await eventually(lambda: len(server.asked) > 4)
 
 
+async def test_every_port_of_a_target_is_a_peer() -> None:
+    async with running_name_server() as server, looking(server, "10.0.0.1:7100-7102") as (_, notes):
+        assert sorted(notes.there) == ["10.0.0.1:7100", "10.0.0.1:7101", "10.0.0.1:7102"]
+
+
 async def test_peers_join_leave_and_return() -> None:
     async with leak_check(), running_name_server() as server:
         server.records["x.test", "A"] = ["10.0.0.1", "10.0.0.2"]

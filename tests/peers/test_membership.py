@@ -145,6 +145,26 @@ def test_a_target_says_how_it_is_looked_up(text: str, lookup: Lookup, host: str,
     assert parse_target(text, "each of routers") == Target(text, lookup, host, port)
 
 
+@pytest.mark.parametrize(
+    ("text", "lookup", "host"),
+    [
+        ("router-1:7100-7103", Lookup.NONE, "router-1"),
+        ("dns:router:7100-7103", Lookup.ADDRESSES, "router"),
+    ],
+)
+def test_a_target_may_have_several_ports(text: str, lookup: Lookup, host: str) -> None:
+    assert parse_target(text, "each of routers") == Target(text, lookup, host, 7100, 4)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["router:7103-7100", "router:7100-7200", "router:-7100", "router:7100-", "x:65535-65536"],
+)
+def test_ports_that_cannot_be_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="each of routers"):
+        parse_target(text, "each of routers")
+
+
 @pytest.mark.parametrize("text", ["", "router", "dns:", "dns:x", "srv:", "router:0", "dns:x:99999"])
 def test_what_is_no_target_is_refused_by_the_name_of_its_key(text: str) -> None:
     with pytest.raises(ConfigError, match="each of routers"):

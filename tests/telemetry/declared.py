@@ -127,6 +127,8 @@ _OVERLOAD: Final = "tests/router/integration/test_overload.py"
 
 ELSEWHERE: Final[dict[str, str]] = {
     names.LOSSY_TOKENS: "tests/inference/test_service.py",
+    names.WORKER_UP: "tests/e2e/test_processes.py",
+    names.WORKER_RESTARTS: "tests/e2e/test_processes.py",
     names.LOOP_STALLS: "tests/telemetry/test_process.py",
     names.LOOP_LAG_MAX: "tests/telemetry/test_process.py",
     names.LOOP_BLOCKED_MAX: "tests/telemetry/test_process.py",

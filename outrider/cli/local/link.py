@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from typing import Final
 
 _READ_BYTES: Final = 1 << 16
@@ -22,9 +23,12 @@ class DelayedLink:
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
 
-    async def start(self) -> int:
-        """The port to connect to."""
-        self._server = await asyncio.start_server(self._accept, self._host, 0)
+    async def start(self, bound: socket.socket | None = None) -> int:
+        """The port to connect to. `bound`: a socket that is bound to it; None: any free one."""
+        if bound is None:
+            self._server = await asyncio.start_server(self._accept, self._host, 0)
+        else:
+            self._server = await asyncio.start_server(self._accept, sock=bound)
         return int(self._server.sockets[0].getsockname()[1])
 
     async def stop(self) -> None:

@@ -88,6 +88,10 @@ class MeshOptions:
     num_routers: int = 1
     """They stand in the regions in turn."""
     num_edges: int = 1
+    router_processes: int = 1
+    """Of each router."""
+    edge_processes: int = 1
+    """Of each edge."""
     rtt_ms: float = 0.0
     """Round trip that is put between edges and routers; 0: none."""
     engine: str = "openvino"
@@ -123,7 +127,13 @@ class MeshOptions:
                     f"a region's name in certificates is a-z, 0-9, '-': not {region!r}; use such a "
                     "name, or --plaintext"
                 )
-        for name, count in (("routers", self.num_routers), ("edges", self.num_edges)):
+        counts = {
+            "routers": self.num_routers,
+            "edges": self.num_edges,
+            "router-processes": self.router_processes,
+            "edge-processes": self.edge_processes,
+        }
+        for name, count in counts.items():
             if not 1 <= count <= MAX_PER_ROLE:
                 raise ConfigError(f"{name} must be 1 to {MAX_PER_ROLE}, not {count}")
         if not 0.0 <= self.rtt_ms <= MAX_RTT_MS:
@@ -273,6 +283,7 @@ def routers(
         "host": options.host,
         "port": 0,
         "admin": {"port": 0},
+        "processes": options.router_processes,
         "tokenizers": (f"{options.host}:{tokenizer_port}",),
         "default_model": options.models[0].name,
         "replicas": table,
@@ -285,9 +296,14 @@ def routers(
 
 
 def edges(options: MeshOptions, router_ports: Sequence[int], state_dir: Path) -> list[ProcessSpec]:
-    """The edges in front of the routers, the one that makes the certificate of all first. Each
-    lists another router first: it prefers that one among equals."""
-    addresses = [f"{options.host}:{port}" for port in router_ports]
+    """The edges in front of the routers, the one that makes the certificate of all first;
+    `router_ports`: the first port of each router. Each edge lists another router first: it prefers
+    that one among equals."""
+    more = options.router_processes - 1
+    addresses = [
+        f"{options.host}:{port}-{port + more}" if more else f"{options.host}:{port}"
+        for port in router_ports
+    ]
     specs = []
     for number, name in enumerate(options.edge_names):
         first = number % len(addresses)
@@ -311,6 +327,7 @@ def _edge(options: MeshOptions, state_dir: Path) -> dict[str, object]:
     """What all edges have."""
     return {
         "host": options.host,
+        "processes": options.edge_processes,
         "admin": {"port": 0},
         "region": options.regions[0],
         "models": _names(options),

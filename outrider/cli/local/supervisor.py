@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import secrets
 import signal
@@ -21,20 +20,20 @@ from outrider.cli.local.certificates import Certificates
 from outrider.cli.local.changes import Definitions
 from outrider.cli.local.link import DelayedLink
 from outrider.cli.local.mesh import MeshOptions, ProcessSpec
-from outrider.cli.local.restarts import RestartPolicy, Restarts
 from outrider.cli.local.state import RunningMesh, publish, withdraw, write_private
 from outrider.engines.huge_pages import with_huge_pages
 from outrider.errors import UnavailableError
 from outrider.free_ports import free_tcp_port, free_udp_port
 from outrider.models.catalog import MODELS_VARIABLE
-from outrider.process import Ports, read_ports
+from outrider.process import Ports, die_with_parent, read_ports
 from outrider.tls.config import TlsConfig
 from outrider.tls.identity import Role
+from outrider.workers.ports import reserve_row
+from outrider.workers.restarts import RestartPolicy, Restarts
 
 START_LIMIT_S = 300.0
 STOP_LIMIT_S = 15.0
 _POLL_S = 0.05
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(slots=True)
@@ -65,11 +64,6 @@ class Child:
     last_end: LastEnd | None = None
     keeper: asyncio.Task[None] | None = None
     """Starts it again whenever it dies."""
-
-
-def die_with_parent() -> None:
-    """Ask the kernel for SIGTERM when the supervisor dies, however it dies (prctl(2))."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 class Supervisor:
@@ -110,20 +104,24 @@ class Supervisor:
         ports = {child.spec.name: child.ports.main for child in started}
         router_specs = mesh.routers(options, replicas, ports, ports["tokenizer"])
         routers = await self.start_all(router_specs, options.definitions)
-        router_ports = [await self._far_port(child.ports.main) for child in routers]
+        router_ports = [await self._far_port(child.ports) for child in routers]
         first, *others = mesh.edges(options, router_ports, self.state_dir)
         await self.start_all([first], options.definitions)
         await self.start_all(others, options.definitions)
         self._is_up = True
         self.publish()
 
-    async def _far_port(self, port: int) -> int:
-        """Where edges reach this port of a router: the distance that was asked for away."""
+    async def _far_port(self, ports: Ports) -> int:
+        """Where edges reach the first port of a router, and behind it the others: the distance that
+        was asked for away."""
         if not self.options.rtt_ms:
-            return port
-        link = DelayedLink(self.options.host, port, self.options.rtt_ms / 2e3)
-        self._links.append(link)
-        return await link.start()
+            return ports.main
+        row = reserve_row(self.options.host, 0, ports.num_main)
+        for number, reserved in enumerate(row):
+            link = DelayedLink(self.options.host, ports.main + number, self.options.rtt_ms / 2e3)
+            self._links.append(link)
+            await link.start(reserved)
+        return int(row[0].getsockname()[1])
 
     async def start_all(
         self, specs: Sequence[ProcessSpec], definitions: Definitions

@@ -73,6 +73,16 @@ _Edges = Annotated[
     int,
     typer.Option(min=1, max=MAX_PER_ROLE, help="Edges; the second has the next ports, and so on."),
 ]
+_RouterProcesses = Annotated[
+    int,
+    typer.Option(min=1, max=MAX_PER_ROLE, help="Processes of each router; Linux alone has more."),
+]
+_EdgeProcesses = Annotated[
+    int,
+    typer.Option(
+        min=1, max=MAX_PER_ROLE, help="Processes of each edge, behind its port; Linux alone."
+    ),
+]
 _Rtt = Annotated[
     float,
     typer.Option(
@@ -122,6 +132,8 @@ def up(
     replicas: _Replicas = 1,
     routers: _Routers = 1,
     edges: _Edges = 1,
+    router_processes: _RouterProcesses = 1,
+    edge_processes: _EdgeProcesses = 1,
     rtt: _Rtt = 0.0,
     threads: _Threads = 0,
     engine: _Engine = "openvino",
@@ -152,6 +164,8 @@ def up(
         regions=names,
         num_routers=routers,
         num_edges=edges,
+        router_processes=router_processes,
+        edge_processes=edge_processes,
         rtt_ms=rtt,
         engine=engine,
         port=port,

@@ -1,4 +1,5 @@
-"""Holds chats to the limits of their tenants: here, and through Redis over all edges of a region.
+"""Holds chats to the limits of their tenants: here, and with others that count too: all edges of a
+region through Redis, or all processes of an edge.
 
 Nothing here waits. With Redis a chat is asked for while its loop does other things, and if there is
 no answer in time, what this edge has counted decides.
@@ -10,8 +11,15 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from outrider.errors import OutriderError, RateLimitedError
-from services.edge.access.limits import UNLIMITED, Limited, RateStates, TenantUsage, Usage
-from services.edge.access.shared_limits import SharedAnswer, SharedAsk, SharedLimits
+from services.edge.access.limits import (
+    UNLIMITED,
+    Limited,
+    RateStates,
+    TenantLimits,
+    TenantUsage,
+    Usage,
+)
+from services.edge.access.shared_limits import Answered, SharedAnswer, SharedAsk
 from services.edge.identity import Identity
 
 Decided = Callable[[OutriderError | None], None]
@@ -32,6 +40,29 @@ class Allowance(Protocol):
 
     def close(self) -> None:
         """The chat has ended."""
+        ...
+
+
+class LimitSharing(Protocol):
+    """Whoever counts for several: services.edge.access.shared_limits, or
+    services.edge.processes.limits."""
+
+    def ask(self, ask: SharedAsk, answered: Answered) -> None:
+        """Ask for a chat; `answered` is called once: with None if this edge has to decide."""
+        ...
+
+    def charge(
+        self, tenant: str, limits: TenantLimits, input_tokens: int, output_tokens: int
+    ) -> None:
+        """A tenant has used so much."""
+        ...
+
+    def sessions(self, tenant: str, limits: TenantLimits, num_sessions: int) -> None:
+        """A tenant has so many chats under way here."""
+        ...
+
+    async def close(self) -> None:
+        """Tell what is left to tell, and end."""
         ...
 
 
@@ -59,11 +90,11 @@ class Limiter:
         """`clock`: seconds that never go back."""
         self._clock = clock
         self._usage = Usage()
-        self._shared: SharedLimits | None = None
+        self._shared: LimitSharing | None = None
         """None: this edge counts for itself."""
 
-    def share(self, shared: SharedLimits | None) -> None:
-        """Count with the other edges of the region from now on."""
+    def share(self, shared: LimitSharing | None) -> None:
+        """Count with others from now on: the edges of the region, or processes of this edge."""
         self._shared = shared
 
     def begin(self, identity: Identity) -> Allowance:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import socket
 import ssl
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -93,17 +94,27 @@ class HttpListener:
         return len(self._connections)
 
     async def start(
-        self, host: str, port: int, certificate: Path, key: Path, *, alt_svc: str = ""
+        self,
+        host: str,
+        port: int,
+        certificate: Path,
+        key: Path,
+        *,
+        alt_svc: str = "",
+        opened: socket.socket | None = None,
     ) -> int:
         """Listen and return the bound port. `alt_svc`: where the same is served besides, as the
-        header of that name says it; told over TLS alone (RFC 7838, section 2.1). Raises
-        ConfigError."""
+        header of that name says it; told over TLS alone (RFC 7838, section 2.1). `opened`: a socket
+        that listens already; it is this listener's from now on. Raises ConfigError."""
         if self._door.config.is_encrypted:
             self._config.alt_svc_headers = [alt_svc] if alt_svc else []  # type: ignore[misc]
             self._tls = _tls_context()
             await self.renew(certificate, key)
         try:
-            self._server = await asyncio.start_server(self._accept, host, port)
+            if opened is None:
+                self._server = await asyncio.start_server(self._accept, host, port)
+            else:
+                self._server = await asyncio.start_server(self._accept, sock=opened)
         except OSError as error:
             raise ConfigError(
                 f"cannot listen on TCP {host}:{port} for HTTP ({error.strerror}); set another "

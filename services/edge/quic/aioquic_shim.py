@@ -27,6 +27,7 @@ from aioquic.quic.connection import (
     Limit,
     NetworkAddress,
     QuicConnection,
+    QuicConnectionId,
     QuicNetworkPath,
     QuicReceiveContext,
     stream_is_client_initiated,
@@ -35,8 +36,10 @@ from aioquic.quic.connection import (
 from aioquic.quic.packet import QuicFrameType, QuicPacketType
 from aioquic.quic.packet_builder import QuicDeliveryState, QuicPacketBuilder
 from aioquic.quic.recovery import QuicPacketSpace
+from aioquic.quic.retry import QuicRetryTokenHandler
 from aioquic.quic.stream import QuicStream
 from aioquic.tls import Epoch, ExtensionType, SessionTicket
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from outrider.errors import ConfigError
 from services.edge.quic.aioquic_streams import (
@@ -46,6 +49,7 @@ from services.edge.quic.aioquic_streams import (
     ReceiveState,
     excessive,
 )
+from services.edge.quic.connection_ids import ConnectionIds
 from services.edge.quic.early_data import TicketStore
 from services.edge.quic.limits import MemoryBudget
 from services.edge.quotas import RateLimit, TokenBucket
@@ -56,6 +60,8 @@ _MAX_SENT_PACKETS: Final = 1024
 _SWEEP_EVERY_PACKETS: Final = 64
 _FRAMES_AT_ONCE: Final = 64
 """Taken from the rate limit at once: it costs as much as taking one."""
+_MAX_ISSUED_IDS: Final = 8
+"""As aioquic has it, where its peer takes so many."""
 _MAX_PEER_CONNECTION_IDS: Final = 1024
 """Issued by a peer that has not retired earlier ones."""
 _LEAST_STREAM_FRAME_BYTES: Final = 24
@@ -122,6 +128,15 @@ def _no_probe() -> None:
     """An ended connection sends no probes."""
 
 
+class RetryTokens(QuicRetryTokenHandler):
+    """With a key of one's own: aioquic makes a new one for each handler."""
+
+    def __init__(self, key: bytes) -> None:
+        """`key`: 16 bytes; tokens of one handler are good for every other one with the same."""
+        super().__init__()
+        self._aead = AESGCM(key)
+
+
 class BoundedConnection(QuicConnection):
     """A server's connection. What it holds for its peer is taken from `budget`, which the caller
     clears when the connection has ended."""
@@ -133,12 +148,19 @@ class BoundedConnection(QuicConnection):
         budget: MemoryBudget,
         now: float,
         tickets: Mapping[str, TicketStore[SessionTicket]] | None = None,
+        ids: ConnectionIds | None = None,
         **settings: Any,
     ) -> None:
         """`tickets`: by application protocol, for a ticket is good for the one it was issued with
-        alone (RFC 8446, section 4.2.10); None: there is no 0-RTT. `settings` as QuicConnection has
-        them."""
+        alone (RFC 8446, section 4.2.10); None: there is no 0-RTT. `ids` makes its connection IDs;
+        None: they are random. `settings` as QuicConnection has them."""
         super().__init__(**settings)
+        self._ids = ids
+        if ids is not None:
+            self._host_cids.clear()
+            self._host_cid_seq = 0
+            first = self._issue(ids, was_sent=True)
+            self.host_cid = self._local_initial_source_connection_id = first.cid
         self._tickets = tickets
         if tickets is not None:
             self._session_ticket_fetcher = self._take_ticket
@@ -434,6 +456,20 @@ class BoundedConnection(QuicConnection):
         super()._handle_new_connection_id_frame(context, frame_type, buf)
         if len(self._peer_cid_sequence_numbers) > _MAX_PEER_CONNECTION_IDS:
             raise excessive(frame_type, "too many connection IDs")
+
+    def _replenish_connection_ids(self) -> None:
+        if self._ids is None:
+            super()._replenish_connection_ids()
+            return
+        while len(self._host_cids) < min(_MAX_ISSUED_IDS, self._remote_active_connection_id_limit):
+            self._issue(self._ids, was_sent=False)
+
+    def _issue(self, ids: ConnectionIds, *, was_sent: bool) -> QuicConnectionId:
+        cid = ids.new(self._configuration.connection_id_length)
+        issued = QuicConnectionId(cid, self._host_cid_seq, ids.reset_token(cid), was_sent)
+        self._host_cids.append(issued)
+        self._host_cid_seq += 1
+        return issued
 
     def _write_connection_limits(self, builder: QuicPacketBuilder, space: QuicPacketSpace) -> None:
         """MAX_DATA is what was read plus a window; it is sent when it can grow by half a window."""

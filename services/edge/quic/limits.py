@@ -321,15 +321,26 @@ class ListenerQuotas:
     """The limits of an edge, and what its clients use of them now. One object for all
     connections."""
 
-    def __init__(self, limits: ListenerLimits) -> None:
+    def __init__(
+        self,
+        limits: ListenerLimits,
+        *,
+        quotas: Quotas[str] | None = None,
+        client_quotas: Quotas[bytes] | None = None,
+    ) -> None:
+        """`quotas` and `client_quotas` are those that other processes of this edge count in too;
+        None: there are none."""
         self.limits = limits
         self.is_draining = False
         """No connection is admitted and no chat begins any more."""
         self.num_connections = 0
         """Whose handshake is complete."""
-        self.quotas: Quotas[str] = Quotas(limits.quotas)
+        # A table that is empty counts as false.
+        self.quotas = Quotas[str](limits.quotas) if quotas is None else quotas
         """By address prefix."""
-        self.client_quotas: Quotas[bytes] = Quotas(limits.client_quotas)
+        self.client_quotas = (
+            Quotas[bytes](limits.client_quotas) if client_quotas is None else client_quotas
+        )
         """By Identity.client."""
         self.handshakes = HandshakeAdmission(limits.handshakes, self.quotas)
         self.loop_uses = LoopUses(limits.loop_share)

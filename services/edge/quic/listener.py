@@ -20,9 +20,10 @@ from services.edge.quic import memory
 from services.edge.quic.aioquic_shim import BoundedConnection, QuicLimits, check_version
 from services.edge.quic.alpn import ApplicationService
 from services.edge.quic.connection import EdgeConnection
+from services.edge.quic.connection_ids import ConnectionIds
 from services.edge.quic.early_data import TicketStore
 from services.edge.quic.fair_queue import MAX_ADDRESSES
-from services.edge.quic.limits import ListenerLimits, ListenerQuotas, Verdict
+from services.edge.quic.limits import ListenerQuotas, Verdict
 from services.edge.quic.server import DatagramServer, Dispatcher, Receiver, Routes
 
 _RECEIVE_BUFFER_BYTES: Final = 4 << 20
@@ -43,11 +44,15 @@ def _ticket_store() -> TicketStore[SessionTicket]:
 class Listener:
     """All connections of one edge."""
 
-    def __init__(self, context: EdgeContext, limits: ListenerLimits) -> None:
+    def __init__(
+        self, context: EdgeContext, shared: ListenerQuotas, ids: ConnectionIds | None = None
+    ) -> None:
+        """`shared`: what clients may use; `ids` makes connection IDs, None: they are random."""
         self.context = context
+        self._ids = ids
         self.services: dict[str, ApplicationService] = {}
         """What is served on the same port besides the native protocol, by its name (ALPN)."""
-        self.shared = ListenerQuotas(limits)
+        self.shared = shared
         self.connections: set[EdgeConnection] = set()
         """Whether their handshake is complete or not."""
         self._configuration: QuicConfiguration | None = None
@@ -66,8 +71,17 @@ class Listener:
         self.services[service.alpn] = service
         self._tickets[service.alpn] = _ticket_store()
 
-    async def start(self, host: str, port: int, certificate: Path, key: Path) -> int:
-        """Listen and return the bound port. Raises ConfigError."""
+    async def start(
+        self,
+        host: str,
+        port: int,
+        certificate: Path,
+        key: Path,
+        *,
+        opened: socket.socket | None = None,
+    ) -> int:
+        """Listen and return the bound port. `opened`: a socket that is bound already; it is this
+        listener's from now on. Raises ConfigError."""
         check_version()
         limits = self.shared.limits
         self._configuration = self._load(certificate, key)
@@ -78,12 +92,13 @@ class Listener:
             prefix_of=limits.prefixes.of,
             resident_bytes=self._resident,
             report=self._report,
+            ids=self._ids,
         )
         prefix_of = lru_cache(MAX_ADDRESSES)(limits.prefixes.of)
         try:
             transport, self._server = await asyncio.get_running_loop().create_datagram_endpoint(
                 lambda: DatagramServer(dispatcher.receive, prefix_of, self.shared.loop_uses),
-                local_addr=(host, port),
+                **({"local_addr": (host, port)} if opened is None else {"sock": opened}),
             )
         except OSError as error:
             raise ConfigError(
@@ -115,6 +130,7 @@ class Listener:
             original_destination_connection_id=original_cid,
             retry_source_connection_id=retry_cid,
             tickets=tickets,
+            ids=self._ids,
         )
         connection = EdgeConnection(
             quic,

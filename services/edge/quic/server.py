@@ -24,7 +24,8 @@ from aioquic.quic.packet import (
 from aioquic.quic.packet_builder import QuicPacketBuilder
 from aioquic.quic.retry import QuicRetryTokenHandler
 
-from services.edge.quic.aioquic_shim import Buffer
+from services.edge.quic.aioquic_shim import Buffer, RetryTokens
+from services.edge.quic.connection_ids import MAX_RESET_BYTES, ConnectionIds
 from services.edge.quic.fair_queue import FairQueue, LoopUses
 from services.edge.quic.limits import REASONS, HandshakeAdmission, Verdict
 from services.edge.quotas import RateLimit, TokenBucket
@@ -42,6 +43,8 @@ _MAX_QUEUED_BYTES_PER_SOURCE: Final = 2 << 20
 _MAX_QUEUED_BYTES: Final = 64 << 20
 _REFUSALS: Final = RateLimit(per_s=100.0, burst=100.0)
 """Refusals that the client is told; each costs a hash and a key."""
+_RESETS: Final = RateLimit(per_s=1000.0, burst=1000.0)
+"""Connections that a client is told are lost: the clients of a process that died come at once."""
 
 
 class Receiver(Protocol):
@@ -230,9 +233,10 @@ class Dispatcher:
         prefix_of: Callable[[str], str],
         resident_bytes: Callable[[], int],
         report: Callable[[Verdict], None],
+        ids: ConnectionIds | None = None,
     ) -> None:
         """`prefix_of` gives the address prefix of a host; `report` is called with the verdict on
-        each first packet."""
+        each first packet; `ids` makes connection IDs, None: they are random."""
         self._configuration = configuration
         self._handshakes = handshakes
         self._open = open_connection
@@ -241,8 +245,10 @@ class Dispatcher:
         self._report = report
         self._loop = asyncio.get_running_loop()
         self._table: dict[bytes, Receiver] = {}
-        self._tokens = QuicRetryTokenHandler()
+        self._ids = ids
+        self._tokens = QuicRetryTokenHandler() if ids is None else RetryTokens(ids.retry_key)
         self._refusals = TokenBucket(_REFUSALS, self._loop.time())
+        self._resets = TokenBucket(_RESETS, self._loop.time())
         self.transport: asyncio.DatagramTransport | None = None
 
     def receive(self, data: bytes, addr: NetworkAddress) -> Receiver | None:
@@ -257,6 +263,9 @@ class Dispatcher:
             return None
         receiver = self._table.get(header.destination_cid)
         if receiver is None:
+            if header.version is None:
+                self._reset(header, data, addr)
+                return None
             if len(data) < SMALLEST_MAX_DATAGRAM_SIZE:
                 return None
             receiver = self._without_connection(header, addr)
@@ -264,8 +273,17 @@ class Dispatcher:
             receiver.datagram_received(data, addr)
         return receiver
 
+    def _reset(self, header: QuicHeader, data: bytes, addr: NetworkAddress) -> None:
+        """Tell a client whose connection is not known that it is lost: another process of this edge
+        may have had it, and died."""
+        if self._ids is None or not self._resets.take(1, self._loop.time()):
+            return
+        random = os.urandom(MAX_RESET_BYTES)
+        if reset := self._ids.reset(header.destination_cid, len(data), random):
+            self._send(reset, addr)
+
     def _without_connection(self, header: QuicHeader, addr: NetworkAddress) -> Receiver | None:
-        if header.version is None or header.packet_type == QuicPacketType.VERSION_NEGOTIATION:
+        if header.packet_type == QuicPacketType.VERSION_NEGOTIATION:
             return None
         if header.version not in self._configuration.supported_versions:
             self._send(
@@ -318,7 +336,8 @@ class Dispatcher:
         return routes.receiver
 
     def _retry(self, header: QuicHeader, addr: NetworkAddress, now: float) -> bytes:
-        source_cid = os.urandom(self._configuration.connection_id_length)
+        num_bytes = self._configuration.connection_id_length
+        source_cid = os.urandom(num_bytes) if self._ids is None else self._ids.new(num_bytes)
         token = self._tokens.create_token(
             address=addr,
             original_destination_connection_id=header.destination_cid,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from typing import Protocol, TypeAlias
+from collections.abc import Callable
+from typing import Final, Protocol, TypeAlias
 
 from outrider.access.api_keys import is_allowed
 from outrider.errors import KeyReusedError, UnknownChatError, UnknownModelError
 from outrider.session_types import FinishReason
+from outrider.workers.steering import PREFIX_BYTES
 from services.edge.identity import Identity
 from services.edge.resumption.eviction import EvictionKey
 from services.edge.resumption.replay import ReplayCursor, ReplayLog
@@ -22,6 +24,9 @@ from services.edge.resumption.table import (
 from services.edge.session.events import ChatRequest, ClientGone
 from services.edge.stream import ChatHandler, RequestStream
 from services.edge.telemetry import EdgeTelemetry
+
+SECRET_BYTES: Final = 16
+"""Of a resume token: nobody guesses it."""
 
 
 class ServedChat(ChatHandler, Protocol):
@@ -38,13 +43,21 @@ Entry: TypeAlias = ResumableChat[ServedChat]
 class ResumableChats:
     """Keeps them in a table, and gives up those that no client comes back to."""
 
-    def __init__(self, limits: ResumeLimits, telemetry: EdgeTelemetry) -> None:
+    def __init__(
+        self,
+        limits: ResumeLimits,
+        telemetry: EdgeTelemetry,
+        named: Callable[[int], bytes] | None = None,
+    ) -> None:
+        """`named` makes so many random bytes that name this process, of an edge that has several
+        (outrider.workers.steering): a client sends them to come back to it."""
         self._loop = asyncio.get_running_loop()
         self._table = ChatTable[ServedChat](limits)
         self._telemetry = telemetry
         self._timer: asyncio.TimerHandle | None = None
         self._armed_at: float | None = None
         self._is_closed = False
+        self._named = named
         self.window_s = limits.window_s
 
     def find(self, request: ChatRequest, identity: Identity) -> Entry | None:
@@ -62,7 +75,7 @@ class ResumableChats:
         entry = entry or self._table.find(ChatKey(owner, request.request_id), request.digest)
         if entry is not None:
             _check_model(request, entry, identity.models)
-            self._table.renew(entry, token, _new_token())
+            self._table.renew(entry, token, self._new_token())
         return entry
 
     def add(
@@ -75,7 +88,7 @@ class ResumableChats:
             ChatKey(identity.owner, request.request_id),
             EvictionKey(identity.origin, identity.share),
             request.digest,
-            _new_token(),
+            self._new_token(),
             log,
             chat,
             request.model,
@@ -111,6 +124,11 @@ class ResumableChats:
         """Nobody can come back any more."""
         self._is_closed = True
         self._give_up(self._table.close())
+
+    def _new_token(self) -> str:
+        if self._named is None:
+            return secrets.token_hex(SECRET_BYTES)
+        return self._named(PREFIX_BYTES).hex() + secrets.token_hex(SECRET_BYTES)
 
     def _advance(self, entry: Entry, event: ResumableInput) -> None:
         chat = entry.chat
@@ -152,7 +170,3 @@ def _check_model(request: ChatRequest, entry: Entry, allowed: tuple[str, ...]) -
             f"this chat is with the model {entry.model}; ask for that one, or take a new key for "
             "another chat"
         )
-
-
-def _new_token() -> str:
-    return secrets.token_hex(16)

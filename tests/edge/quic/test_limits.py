@@ -8,6 +8,8 @@ from services.edge.quic.limits import (
     AddressPrefixes,
     HandshakeAdmission,
     HandshakeLimits,
+    ListenerLimits,
+    ListenerQuotas,
     MemoryBudget,
     Verdict,
 )
@@ -131,3 +133,10 @@ def test_a_closed_budget_counts_nowhere() -> None:
     assert everything.num_bytes == 0 and not one.take(1)
     one.give_back(5)
     assert everything.num_bytes == 0
+
+
+def test_quotas_of_several_processes_count_although_nobody_has_used_them() -> None:
+    quotas, client_quotas = Quotas[str](QuotaLimits()), Quotas[bytes](QuotaLimits())
+    shared = ListenerQuotas(ListenerLimits(), quotas=quotas, client_quotas=client_quotas)
+    shared.hold_chat("192.0.2.1/32", b"somebody", 0.0)
+    assert (len(quotas), len(client_quotas)) == (1, 1)

@@ -9,7 +9,7 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import uvloop
@@ -21,8 +21,12 @@ from aioquic.quic.packet import QuicErrorCode, QuicPacketType, pull_quic_header
 
 from bench.hostile.quic_attacks import initial
 from bench.hostile.quic_client import crypto_frame
+from outrider.workers.steering import process_of
+from outrider.workers.worker import Worker
+from services.edge.quic.aioquic_shim import BoundedConnection, QuicLimits
+from services.edge.quic.connection_ids import ConnectionIds
 from services.edge.quic.fair_queue import LoopShare, LoopUses
-from services.edge.quic.limits import HandshakeAdmission, HandshakeLimits, Verdict
+from services.edge.quic.limits import HandshakeAdmission, HandshakeLimits, MemoryBudget, Verdict
 from services.edge.quic.server import (
     MAX_DATAGRAM_BYTES,
     DatagramServer,
@@ -164,6 +168,7 @@ class Server:
     sent: list[bytes] = field(default_factory=list)
     verdicts: list[Verdict] = field(default_factory=list)
     opened: list[Any] = field(default_factory=list)
+    ids: ConnectionIds | None = None
 
     def __post_init__(self) -> None:
         self.dispatcher = Dispatcher(
@@ -173,6 +178,7 @@ class Server:
             prefix_of=lambda host: host,
             resident_bytes=lambda: self.resident,
             report=self.verdicts.append,
+            ids=self.ids,
         )
         self.dispatcher.transport = self  # type: ignore[assignment]
 
@@ -293,3 +299,62 @@ async def test_who_is_refused_learns_why_and_a_flood_of_them_does_not() -> None:
     for _ in range(500):
         server.receive(initial([crypto_frame(0, b"hello")]))
     assert len(server.sent) < 200 and server.verdicts == [Verdict.REFUSE_MEMORY] * 501
+
+
+def ids(index: int, secret: bytes = bytes(32)) -> ConnectionIds:
+    """Of one of three processes."""
+    return ConnectionIds(Worker(index, 3, secret.hex()))
+
+
+async def test_any_process_takes_the_token_of_a_retry_that_another_one_sent() -> None:
+    """The first one died before its client came back."""
+    first, second = (Server(HandshakeLimits(retry_from_half_open=0), ids=ids(it)) for it in (0, 1))
+    quic = client()
+    first.receive(flight(quic))
+    quic.receive_datagram(first.sent[0], ("192.0.2.1", 4433), now=0.0)
+    again = flight(quic)
+    header = pull_quic_header(Buffer(data=again), host_cid_length=8)
+    assert process_of(header.destination_cid, 3) == 0
+    second.receive(again)
+    assert len(second.opened) == 1
+    stranger = Server(HandshakeLimits(retry_from_half_open=0), ids=ids(0, bytes(31) + b"x"))
+    stranger.receive(again)
+    assert not stranger.opened
+
+
+async def test_a_packet_of_a_connection_that_is_not_known_is_answered_by_its_reset() -> None:
+    server, cid = Server(ids=ids(1)), ids(0).new(8)
+    for size in (21, 30, 100, 1200):
+        server.receive(b"\x40" + cid + bytes(size - 9))
+    *resets, _ = server.sent
+    assert [len(reset) for reset in server.sent] == [29, 43, 43], "always shorter than what came"
+    for reset in resets:
+        assert reset[0] & 0xC0 == 0x40
+        assert reset[-16:] == ids(2).reset_token(cid), "as any process would say it"
+    for _ in range(3000):
+        server.receive(b"\x40" + cid + bytes(40))
+    assert len(server.sent) < 2000, "a flood is not answered"
+    alone = Server()
+    alone.receive(b"\x40" + cid + bytes(40))
+    assert not alone.sent
+
+
+async def test_the_ids_of_a_connection_name_its_process_and_have_their_reset_tokens() -> None:
+    quic = BoundedConnection(
+        limits=QuicLimits(),
+        budget=MemoryBudget(1 << 20),
+        now=0.0,
+        ids=ids(2),
+        configuration=QuicConfiguration(
+            is_client=False, certificate=cast(Any, object()), private_key=cast(Any, object())
+        ),
+        original_destination_connection_id=os.urandom(8),
+    )
+    quic._remote_active_connection_id_limit = 8
+    quic._replenish_connection_ids()
+    issued = quic._host_cids
+    assert [it.sequence_number for it in issued] == list(range(8))
+    assert {process_of(it.cid, 3) for it in issued} == {2}
+    assert len({it.cid for it in issued}) == 8
+    assert all(it.stateless_reset_token == ids(0).reset_token(it.cid) for it in issued)
+    assert quic.host_cid == issued[0].cid == quic._local_initial_source_connection_id

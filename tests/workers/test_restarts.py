@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.cli.local.restarts import RestartPolicy, Restarts
+from outrider.workers.restarts import RestartPolicy, Restarts
 
 POLICY = RestartPolicy()
 

@@ -1,0 +1,1 @@
+"""A router of several processes at ports that follow one another."""

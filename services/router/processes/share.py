@@ -1,0 +1,50 @@
+"""What one of several processes of a router has of the router's settings (pure).
+
+Each is a router of its own, with its own queue, which edges choose among by the sessions that each
+has. Limits that a router has as a whole are divided, so that together the processes never let more
+through than the settings say.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from outrider.telemetry.config import AdminConfig
+from services.router.admission.tenants import TenantPolicy
+from services.router.config import RouterConfig
+
+
+def share_of(config: RouterConfig, process: int, port: int) -> RouterConfig:
+    """For process number `process` of `config.processes`, at this port. Its admin port is its own,
+    for its parent."""
+    count = config.processes
+    admission = config.admission
+    return replace(
+        config,
+        processes=1,
+        port=port,
+        admin=AdminConfig(port=0),
+        admission=replace(
+            admission,
+            max_waiting=_part(admission.max_waiting, count),
+            max_above_low_per_address=_part(admission.max_above_low_per_address, count),
+        ),
+        tenants=tuple(_tenant(tenant, process, count) for tenant in config.tenants),
+        max_sessions=_part(config.max_sessions, count),
+        max_kept_bytes=_part(config.max_kept_bytes, count),
+        max_tokenizing=_part(config.max_tokenizing, count),
+    )
+
+
+def _tenant(tenant: TenantPolicy, process: int, count: int) -> TenantPolicy:
+    """Of what does not divide evenly, the first processes have one more."""
+    sessions, more = divmod(tenant.max_sessions, count)
+    return replace(
+        tenant,
+        max_sessions=sessions + (process < more),
+        tokens_per_minute=tenant.tokens_per_minute // count,
+    )
+
+
+def _part(number: int, count: int) -> int:
+    return max(1, number // count)
