@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import structlog
 
@@ -254,8 +254,9 @@ class Parent:
 async def _all_or(stop: asyncio.Task[bool], tasks: Sequence[asyncio.Task[None]]) -> None:
     """Until `stop` is done, or all tasks are. Raises what one of them raises."""
     together = asyncio.gather(*tasks)
+    either: set[asyncio.Future[Any]] = {stop, together}
     try:
-        await asyncio.wait({stop, together}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if together.done():
             together.result()
     finally:

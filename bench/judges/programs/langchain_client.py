@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import openai
-from langchain_openai import ChatOpenAI, OpenAI  # type: ignore[import-not-found]
+from langchain_openai import ChatOpenAI, OpenAI
 
 from bench.judges.programs.trying import Api, check, try_all
 

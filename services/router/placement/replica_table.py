@@ -331,12 +331,12 @@ class ReplicaTable:
         self._loads += [_ReportedLoad.of(UNREPORTED)] * more
 
     def _name_views(self) -> None:
-        names = _REPORTED_FLOATS + _COMPUTED_FLOATS
-        self.columns = dict(zip(names, self._floats, strict=False))
-        self.queue_ms, self.drained_ms = np.split(self._floats[len(names) :], 2)
-        names = _REPORTED_INTS + _COMPUTED_INTS
-        self.counts = dict(zip(names, self._ints, strict=False))
-        self.num_sessions, self.num_excess = np.split(self._ints[len(names) :], 2)
+        floats = _REPORTED_FLOATS + _COMPUTED_FLOATS
+        self.columns = dict(zip(floats, self._floats, strict=False))
+        self.queue_ms, self.drained_ms = np.split(self._floats[len(floats) :], 2)
+        ints = _REPORTED_INTS + _COMPUTED_INTS
+        self.counts = dict(zip(ints, self._ints, strict=False))
+        self.num_sessions, self.num_excess = np.split(self._ints[len(ints) :], 2)
 
 
 def _min_priority(load: ReplicaLoad) -> int:

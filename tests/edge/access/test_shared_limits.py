@@ -140,7 +140,7 @@ async def test_the_end_of_one_chat_does_not_hide_the_next(
         second = one.begin(who)
         assert await asked(second) is None
         shared = one._shared
-        assert shared is not None
+        assert isinstance(shared, shared_limits.SharedLimits)
         shared._hand_over()
         # Behind what waited, so that it was told before this is asked for.
         assert await asked(one.begin(tenant("other", requests_per_minute=1))) is None
@@ -151,7 +151,7 @@ async def test_the_end_of_one_chat_does_not_hide_the_next(
 async def test_what_is_held_is_forgotten_with_its_limit(server: RedisServer) -> None:
     async with edge(server) as one:
         shared = one._shared
-        assert shared is not None
+        assert isinstance(shared, shared_limits.SharedLimits)
         chat = one.begin(tenant(max_sessions=2))
         assert await asked(chat) is None and len(shared._held) == 1
         one.begin(tenant(requests_per_minute=9))
@@ -200,7 +200,7 @@ async def test_redis_may_go_and_come_back(server: RedisServer) -> None:
         for _ in range(5):
             assert await asked(one.begin(many)) is None
         shared = one._shared
-        assert shared is not None and shared._breaker.is_open
+        assert isinstance(shared, shared_limits.SharedLimits) and shared._breaker.is_open
         server.start()  # it has no script any more, and no counts
 
         while shared._breaker.is_open:

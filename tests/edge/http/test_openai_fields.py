@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -326,7 +325,7 @@ def test_a_stream_of_calls_goes_on_where_it_was_cut_off(
         before = joined[-1] if joined else None
         if isinstance(event, Commit) and isinstance(before, Commit) and data.draw(st.booleans()):
             text, ids = before.text + event.text, before.ids + event.ids
-            joined[-1] = replace(before, text=text, ids=ids, upto=event.upto)
+            joined[-1] = before._replace(text=text, ids=ids, upto=event.upto)
         else:
             joined.append(event)
     stream = told(again, joined)

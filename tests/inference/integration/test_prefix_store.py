@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import redis
@@ -105,6 +105,10 @@ async def ask_anew(
         return reply
 
 
+def names_in(client: redis.Redis) -> set[bytes]:
+    return set(cast("list[bytes]", client.keys()))
+
+
 def cached(reply: Reply) -> int:
     assert reply.done is not None
     return reply.done.usage.cached_tokens
@@ -132,18 +136,18 @@ async def test_what_one_session_alone_has_is_not_stored(
 
 async def test_groups_find_nothing_of_each_other(server: RedisServer, empty: redis.Redis) -> None:
     await fill(server)
-    names = set(empty.keys())
+    names = names_in(empty)
     other = await ask_anew(
         server, lambda it: counted(it, "missing") == NUM_BLOCKS, cache_salt=b"another group"
     )
     assert cached(other) == 0
-    assert set(empty.keys()) == names
+    assert names_in(empty) == names
     async with running(**settings(server)) as it:
         await ask(it, cache_salt=b"another group")
         await ask(it, cache_salt=b"another group")
         await eventually(lambda: counted(it, "saved") == NUM_BLOCKS)
-    assert len(set(empty.keys()) - names) == NUM_BLOCKS, "the same prompt under other names"
-    assert all(name.startswith(PREFIX) for name in empty.keys())
+    assert len(names_in(empty) - names) == NUM_BLOCKS, "the same prompt under other names"
+    assert all(name.startswith(PREFIX) for name in names_in(empty))
 
 
 @pytest.mark.parametrize("how", ["garbage", "swapped", "cut"])
@@ -151,8 +155,8 @@ async def test_a_store_that_lies_is_not_believed(
     server: RedisServer, empty: redis.Redis, how: str
 ) -> None:
     await fill(server)
-    names = sorted(empty.keys())
-    values = empty.mget(names)
+    names = sorted(names_in(empty))
+    values = [bytes(value) for value in cast("list[bytes]", empty.mget(names))]
     for name, value, other in zip(names, values, [*values[1:], values[0]], strict=True):
         lie = {"garbage": b"\0" * 500, "swapped": other, "cut": value[:-1]}[how]
         empty.set(name, lie)
@@ -162,7 +166,7 @@ async def test_a_store_that_lies_is_not_believed(
 
 async def test_gaps_are_computed(server: RedisServer, empty: redis.Redis) -> None:
     await fill(server)
-    empty.delete(*sorted(empty.keys())[::2])
+    empty.delete(*sorted(names_in(empty))[::2])
     reply = await ask_anew(server, lambda it: counted(it, "loaded") > 0 and is_settled(it))
     assert 0 < cached(reply) <= NUM_BLOCKS // 2 * BLOCK
 

@@ -186,4 +186,4 @@ async def test_groups_share_no_compiled_grammar() -> None:
             await peer.finish(number)
         grammars = it.replica._grammars
         assert grammars is not None
-        assert list(grammars._kept) == [(SALT, GRAMMAR), (b"another", GRAMMAR)]
+        assert len(grammars._kept) == 2, "one of each group"
