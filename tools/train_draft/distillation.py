@@ -115,8 +115,9 @@ def _loss_and_gradient(
     rest_draft = (1 - torch.where(kept, draft, 0.0).sum(1)).clamp(min=_LEAST)
     value = (inside * (log_target - logq)).sum(1) + rest * (rest.log() - rest_draft.log())
     total = divergence * value
-    to_logq = torch.where(kept, draft * (rest / rest_draft)[:, None], 0.0).sub_(inside)
-    gradient = to_logq.sub_(draft * to_logq.sum(1, keepdim=True)).mul_(divergence[:, None])
+    # An id's own event keeps its chance; those that are one share what there is too much of.
+    gradient = torch.where(kept, draft - target, draft * (1 - rest / rest_draft)[:, None])
+    gradient.mul_(divergence[:, None])
     # Cross-entropy on the likeliest id.
     says = rows.top >= 0
     at = rows.top.clamp(min=0)[:, None]

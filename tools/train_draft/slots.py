@@ -157,8 +157,9 @@ class Slots:
         slots, phase = self._slots, self._phase
         writes = (phase == _WRITES) & ~is_given
         ends_turn = writes & (token == self._turn_end)
+        stops = (token[:, None] == self._stops).any(1)
         room = self._span - len(self._answer) - self._most - 1
-        lost = writes & ~ends_turn & ((behind >= room) | torch.isin(token, self._stops))
+        lost = writes & ~ends_turn & ((behind >= room) | stops)
         lost |= ends_turn & ((behind >= room) | (behind < self._known + _MIN_TURN - 1))
         ends_turn &= ~lost
         columns = (behind[:, None] + 1 + torch.arange(len(self._answer), device=slots.device)).clamp(
@@ -170,7 +171,7 @@ class Slots:
         )
         known = behind + 1 + len(self._answer)
         replies = (phase == _REPLIES) & ~is_given
-        over = replies & (torch.isin(token, self._stops) | (behind + 1 >= self._begins + self._most))
+        over = replies & (stops | (behind + 1 >= self._begins + self._most))
         self._known.copy_(torch.where(ends_turn, known, self._known))
         self._begins.copy_(torch.where(ends_turn, known, self._begins))
         self._temperature.copy_(
