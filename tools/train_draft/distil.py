@@ -10,8 +10,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +27,6 @@ from tools.train_draft.prompts import shipped_grammar
 from tools.train_draft.schedule import Schedule
 from tools.train_draft.self_written import (
     Seed,
-    Template,
     canonical,
     forbidden,
     grammar_seed,
@@ -43,7 +40,13 @@ from tools.train_draft.target_network import TargetNetwork
 from tools.train_draft.training import device_of
 
 _HELD_BACK = 64
+"""One chat in so many is not learnt from: agreement is measured on them."""
 _CHECKPOINT_S = 90.0
+_DOCUMENT_SHARE = 0.5
+_ASKED_FIRST_SHARE = 0.3
+_OWN_TURN_SHARE = 0.5
+_LONGEST_TURNS = 512
+"""A stage of longer chats has documents alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +101,9 @@ def later_seeds(
         part[which].tolist() for part in (chats.offsets, chats.lengths, chats.replies)
     )
     all_tokens = chats.tokens.cpu().numpy()
-    texts = [all_tokens[begin : begin + n].tolist() for begin, n in zip(offsets, lengths, strict=True)]
+    texts = [
+        all_tokens[begin : begin + n].tolist() for begin, n in zip(offsets, lengths, strict=True)
+    ]
     ended = [text for text in texts if text[-1] == stop_id]
     passages = [
         [i for i in text[-n:] if i != stop_id]
@@ -108,26 +113,32 @@ def later_seeds(
     seeds = []
     while len(seeds) < stage.num_seeds and ended and passages:
         plan = reply_plan(rng, stage.lengths, stage.weights)
-        if rng.random() < 0.5 and stage.span <= 512:
-            ids = [*rng.choice(ended), *template.again]
-            if own := rng.random() < 0.5:
-                seeds.append(Seed(tuple(ids), True, *plan, "turn"))
-                continue
-            ids += vocabulary.encode(grammar.draw("followup", rng))
-            kind = "turn"
-        else:
-            own, kind = False, "document"
-            limit = rng.randint(stage.span // 4, stage.span * 3 // 4)
-            ids = list(template.begin)
-            while len(ids) < limit:
-                ids += [*rng.choice(passages), *vocabulary.encode("\n\n")]
-            ask = vocabulary.encode(grammar.draw("documentask", rng))
-            if rng.random() < 0.3:
-                ids = [*template.begin, *ask, *vocabulary.encode("\n\n"), *ids[len(template.begin) : -1]]
-            else:
-                ids += ask
-        seeds.append(Seed((*ids, *template.answer), own, *plan, kind))
+        if rng.random() < _DOCUMENT_SHARE or stage.span > _LONGEST_TURNS:
+            num_tokens = rng.randint(stage.span // 4, stage.span * 3 // 4)
+            ids = [*template.begin, *_document(vocabulary, passages, num_tokens, rng)]
+            seeds.append(Seed((*ids, *template.answer), False, *plan))
+            continue
+        ids = [*rng.choice(ended), *template.again]
+        if rng.random() < _OWN_TURN_SHARE:
+            seeds.append(Seed(tuple(ids), True, *plan))
+            continue
+        ids += vocabulary.encode(grammar.draw("followup", rng))
+        seeds.append(Seed((*ids, *template.answer), False, *plan))
     return seeds
+
+
+def _document(
+    vocabulary: Vocabulary, passages: Sequence[list[int]], num_tokens: int, rng: random.Random
+) -> list[int]:
+    """Passages of at least so many tokens, and what is asked about them behind or before."""
+    gap = vocabulary.encode("\n\n")
+    ask = vocabulary.encode(shipped_grammar().draw("documentask", rng))
+    ids: list[int] = []
+    while len(ids) < num_tokens:
+        ids += [*rng.choice(passages), *gap]
+    if rng.random() < _ASKED_FIRST_SHARE:
+        return [*ask, *gap, *ids[: -len(gap)]]
+    return ids + ask
 
 
 def _generator() -> torch.Generator:
@@ -169,7 +180,7 @@ class Run:
         print(f"{time.monotonic() - self._begin:6.1f} s {text}", flush=True)
 
     def _first_seeds(self) -> dict[Stage, list[Seed]]:
-        """By processes, before there is a GPU to forbid that."""
+        """By processes; before CUDA is used, which does not survive a fork."""
         num = self._arguments.threads
         context = multiprocessing.get_context("fork")
         with context.Pool(num) as pool:
@@ -188,7 +199,12 @@ class Run:
         seconds = self._arguments.generate_minutes * 60
         for stage in self._stages:
             begin = time.monotonic()
-            seeds = self._seeds.get(stage) or self._later_seeds(stage, pool)
+            seeds = (
+                self._seeds[stage] if not stage.later else self._later_seeds(stage, joined(pool))
+            )
+            if not seeds:
+                self.say(f"span {stage.span}: nothing to go on from")
+                continue
             slots = Slots(
                 self.network,
                 self._template,
@@ -211,17 +227,14 @@ class Run:
                 torch.cuda.empty_cache()
         return joined(pool)
 
-    def _later_seeds(self, stage: Stage, pool: Pool) -> list[Seed]:
-        chats = joined(pool)
-        seeds = later_seeds(
-            self._vocabulary, stage, chats, self._wanted(chats), self._template.answer[0]
-        )
-        for name in ("tokens", "lengths", "replies", "greedy", "own", "hidden", "masses", "top"):
-            getattr(pool, name).append(getattr(chats, name))
-        return seeds
+    def _later_seeds(self, stage: Stage, chats: Chats) -> list[Seed]:
+        end = self._template.answer[0]
+        return later_seeds(self._vocabulary, stage, chats, self._wanted(chats), end)
 
     def _wanted(self, chats: Chats) -> Tensor:
-        there = [torch.from_numpy(part).to(self.device) for part in (self._canonical, self._forbidden)]
+        there = [
+            torch.from_numpy(part).to(self.device) for part in (self._canonical, self._forbidden)
+        ]
         return wanted(chats, *there)
 
     def learn(self, chats: Chats) -> Draft:
@@ -229,8 +242,8 @@ class Run:
         arguments = self._arguments
         chosen = self._wanted(chats)
         self.say(
-            f"{len(chats)} chats, {len(chosen)} of them new, {int(chats.own[chosen].sum())} written "
-            f"by the target, {int(chats.replies[chosen].sum())} reply tokens"
+            f"{len(chats)} chats, {len(chosen)} of them new, "
+            f"{int(chats.own[chosen].sum())} written by the target, {int(chats.replies[chosen].sum())} reply tokens"
         )
         self._show(chats, chosen)
         always = np.array(sorted({*self._vocabulary.stop_ids, *self._single_bytes()}))
@@ -247,7 +260,10 @@ class Run:
             quantised_from=arguments.quantised_from,
         )
         order = torch.randperm(len(chosen), generator=_generator()).to(self.device)
-        held, learnt = (chosen[part] for part in (order[: len(order) // _HELD_BACK], order[len(order) // _HELD_BACK :]))
+        held, learnt = (
+            chosen[part]
+            for part in (order[: len(order) // _HELD_BACK], order[len(order) // _HELD_BACK :])
+        )
         kept = len(set(head_ids.tolist()) & set(self.start.head_ids.tolist()))
         self.say(f"head keeps {kept} ids; before: {distiller.agreement(chats, held[:4096])}")
         saved = time.monotonic()
@@ -258,7 +274,8 @@ class Run:
         def report(progress: float, step: int, loss: float) -> None:
             nonlocal saved
             self.say(
-                f"{progress:.0%} step {step} loss {loss:.4f} {distiller.num_tokens / 1e6:.1f} M tokens, "
+                f"{progress:.0%} step {step} loss {loss:.4f} "
+                f"{distiller.num_tokens / 1e6:.1f} M tokens, "
                 f"{distiller.num_targets / 1e6:.1f} M learnt from, epoch {distiller.num_epochs}"
             )
             if time.monotonic() - saved > _CHECKPOINT_S:
@@ -289,7 +306,8 @@ class Run:
         return [
             i
             for i in range(self._vocabulary.size)
-            if len(self._vocabulary.token_bytes(i)) == 1 and self._vocabulary.token_bytes(i)[0] >= 128
+            if len(self._vocabulary.token_bytes(i)) == 1
+            and self._vocabulary.token_bytes(i)[0] >= 128
         ]
 
     def _show(self, chats: Chats, chosen: Tensor, count: int = 12) -> None:

@@ -16,14 +16,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from tools.train_draft.batches import FIRST_WEIGHT, LENGTH_STEP, WEIGHT_DECAY
 from tools.train_draft.losses import ACCEPTANCE_TEMPERATURE
 from tools.train_draft.network import Student
 from tools.train_draft.schedule import LossWeights, Schedule, loss_weights
 from tools.train_draft.slots import Chats
+from tools.train_draft.training import MAX_GRADIENT_NORM, optimizer_of
 
-_LENGTH_STEP = 16
-_FIRST_WEIGHT = 5.0
-_WEIGHT_DECAY = 3.0
 _KEPT = 2e-4
 """Ids that the target finds less likely than this are one event: whether they are chosen one of
 them hardly ever matters, and a student that puts its chance there is unsure."""
@@ -48,7 +47,11 @@ class TargetRows:
 
 
 def head_loss(
-    hidden: Tensor, head: Tensor, target_head: Tensor, rows: TargetRows, mixes: tuple[LossWeights, LossWeights]
+    hidden: Tensor,
+    head: Tensor,
+    target_head: Tensor,
+    rows: TargetRows,
+    mixes: tuple[LossWeights, LossWeights],
 ) -> Tensor:
     """The loss of a student's normed hidden rows [N, width] under its head [R, width], against the
     target's with `target_head` [R, width]; `mixes` are of greedy and of sampled replies."""
@@ -144,7 +147,9 @@ def mixes_at(progress: float) -> tuple[LossWeights, LossWeights]:
     late = loss_weights(1.0)
     now = loss_weights(progress)
     turned = now.acceptance / late.acceptance
-    greedy = LossWeights(1 - 0.20 * turned - (0.15 + 0.35 * turned), 0.20 * turned, 0.15 + 0.35 * turned)
+    greedy = LossWeights(
+        1 - 0.20 * turned - (0.15 + 0.35 * turned), 0.20 * turned, 0.15 + 0.35 * turned
+    )
     sampled = LossWeights(1 - 0.60 * turned - 0.15, 0.60 * turned, 0.15)
     return greedy, sampled
 
@@ -174,17 +179,21 @@ class Distiller:
         self._tokens_per_batch = tokens_per_batch
         self._quantised_from = quantised_from
         self._rng = np.random.default_rng(seed)
-        self._optimizer = _optimizer(student, schedule.peak_rate)
+        self._optimizer = optimizer_of(student, schedule.peak_rate)
         self.step = 0
         self.num_tokens = 0
         self.num_targets = 0
         self.num_epochs = 0
 
     def run(
-        self, chats: Chats, chosen: Tensor, report: Callable[[float, int, float], None], every: int = 50
+        self,
+        chats: Chats,
+        chosen: Tensor,
+        report: Callable[[float, int, float], None],
+        every: int = 50,
     ) -> None:
-        """To the end of the schedule, on the `chosen` chats again and again; `report` gets progress,
-        step and mean loss."""
+        """To the end of the schedule, on the `chosen` chats again and again; `report` gets
+        progress, step and mean loss."""
         lengths = chats.lengths[chosen].cpu().numpy()
         begin = time.monotonic()
         recent: list[Tensor] = []
@@ -198,7 +207,9 @@ class Distiller:
                     return
                 if progress >= self._quantised_from:
                     self._student.quantise()
-                recent.append(self._learn(chats, chosen[torch.from_numpy(group).to(self._device)], progress))
+                recent.append(
+                    self._learn(chats, chosen[torch.from_numpy(group).to(self._device)], progress)
+                )
                 if self.step % every == 0:
                     report(progress, self.step, float(torch.stack(recent).mean()))
                     recent.clear()
@@ -209,8 +220,11 @@ class Distiller:
         groups, begin = [], 0
         sizes = lengths[order]
         while begin < len(order):
-            end = begin + max(1, self._tokens_per_batch // (int(sizes[begin]) + _LENGTH_STEP))
-            while end > begin + 1 and int(sizes[begin:end].max()) * (end - begin) > 1.3 * self._tokens_per_batch:
+            end = begin + max(1, self._tokens_per_batch // (int(sizes[begin]) + LENGTH_STEP))
+            while (
+                end > begin + 1
+                and int(sizes[begin:end].max()) * (end - begin) > 1.3 * self._tokens_per_batch
+            ):
                 end -= max(1, (end - begin) // 16)
             groups.append(order[begin:end])
             begin = end
@@ -227,7 +241,7 @@ class Distiller:
         )
         self._optimizer.zero_grad(set_to_none=True)
         value.backward()
-        torch.nn.utils.clip_grad_norm_(self._student.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(self._student.parameters(), MAX_GRADIENT_NORM)
         self._optimizer.step()
         self.step += 1
         self.num_tokens += tokens.numel()
@@ -241,7 +255,9 @@ class Distiller:
         found: dict[str, list[Tensor]] = {}
         for which in chosen.split(256):
             tokens, at, rows = batch_of(chats, which, self._rows_of)
-            with torch.autocast(self._device.type, torch.bfloat16, enabled=self._device.type == "cuda"):
+            with torch.autocast(
+                self._device.type, torch.bfloat16, enabled=self._device.type == "cuda"
+            ):
                 hidden = self._student.hidden(tokens, at)
             logits = hidden.float() @ self._student.output.T
             right = (logits.argmax(1) == rows.top).float()
@@ -267,7 +283,7 @@ def batch_of(chats: Chats, which: Tensor, rows_of: Tensor) -> tuple[Tensor, Tens
     """Of the chats `which` [B]: tokens [B, T] padded behind, the places of their replies' rows in
     B * T, and what the target thought there."""
     lengths, replies = chats.lengths[which], chats.replies[which]
-    width = -(-(int(lengths.max()) - 1) // _LENGTH_STEP) * _LENGTH_STEP
+    width = -(-(int(lengths.max()) - 1) // LENGTH_STEP) * LENGTH_STEP
     device = which.device
     place = torch.arange(width, device=device)
     inside = place < (lengths - 1)[:, None]
@@ -279,7 +295,7 @@ def batch_of(chats: Chats, which: Tensor, rows_of: Tensor) -> tuple[Tensor, Tens
     number = within.flatten()[at]
     owner = at // width
     source = chats.rows[which][owner] + number
-    weights = 1 + _FIRST_WEIGHT * torch.exp(-number.float() / _WEIGHT_DECAY)
+    weights = 1 + FIRST_WEIGHT * torch.exp(-number.float() / WEIGHT_DECAY)
     rows = TargetRows(
         chats.hidden[source],
         chats.masses[source],
@@ -309,13 +325,3 @@ def frequent_ids(
     weights[always] = np.inf
     ranked = np.argsort(-weights, kind="stable")
     return np.sort(ranked[:num_rows]).astype(np.uint32)
-
-
-def _optimizer(student: Student, rate: float) -> torch.optim.Optimizer:
-    matrices = [p for p in student.parameters() if p.ndim > 1]
-    vectors = [p for p in student.parameters() if p.ndim == 1]
-    groups = [
-        {"params": matrices, "weight_decay": 0.01},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.98), fused=True)

@@ -52,7 +52,6 @@ class Seed:
     """Of the reply."""
     max_tokens: int
     """Of the reply."""
-    kind: str = ""
 
 
 def template_of(vocabulary: Vocabulary) -> Template:
@@ -76,7 +75,9 @@ def _find(ids: Sequence[int], part: Sequence[int]) -> int:
     raise ValueError("the chat template changes a user's text: prompts cannot be self-written")
 
 
-def reply_plan(rng: random.Random, lengths: Sequence[int], weights: Sequence[int]) -> tuple[float, int]:
+def reply_plan(
+    rng: random.Random, lengths: Sequence[int], weights: Sequence[int]
+) -> tuple[float, int]:
     """Temperature and most tokens of a reply."""
     temperature = rng.choices(_REPLY_TEMPERATURES, _TEMPERATURE_WEIGHTS)[0]
     return temperature, rng.choices(lengths, weights)[0]
@@ -98,7 +99,7 @@ def own_seed(
         ids = whole[: _find(whole, vocabulary.encode(_MARK))]
     if rng.random() < _OPENER_SHARE:
         ids += vocabulary.encode(grammar.draw("opener", rng))
-    return Seed(tuple(ids), True, *reply_plan(rng, lengths, weights), "own")
+    return Seed(tuple(ids), True, *reply_plan(rng, lengths, weights))
 
 
 def grammar_seed(
@@ -111,7 +112,7 @@ def grammar_seed(
     """A training chat of the grammar."""
     chat = draw_chat("train", number)
     ids = tuple(vocabulary.encode_chat(chat.messages))
-    return Seed(ids, False, *reply_plan(rng, lengths, weights), chat.kind)
+    return Seed(ids, False, *reply_plan(rng, lengths, weights))
 
 
 def canonical(vocabulary: Vocabulary) -> npt.NDArray[np.int64]:

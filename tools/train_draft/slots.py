@@ -162,21 +162,17 @@ class Slots:
         lost = writes & ~ends_turn & ((behind >= room) | stops)
         lost |= ends_turn & ((behind >= room) | (behind < self._known + _MIN_TURN - 1))
         ends_turn &= ~lost
-        columns = (behind[:, None] + 1 + torch.arange(len(self._answer), device=slots.device)).clamp(
-            max=self._span - 1
-        )
+        columns = (
+            behind[:, None] + 1 + torch.arange(len(self._answer), device=slots.device)
+        ).clamp(max=self._span - 1)
         there = self._tokens[slots[:, None], columns]
-        self._tokens[slots[:, None], columns] = torch.where(
-            ends_turn[:, None], self._answer, there
-        )
+        self._tokens[slots[:, None], columns] = torch.where(ends_turn[:, None], self._answer, there)
         known = behind + 1 + len(self._answer)
         replies = (phase == _REPLIES) & ~is_given
         over = replies & (stops | (behind + 1 >= self._begins + self._most))
         self._known.copy_(torch.where(ends_turn, known, self._known))
         self._begins.copy_(torch.where(ends_turn, known, self._begins))
-        self._temperature.copy_(
-            torch.where(ends_turn, self._reply_temperature, self._temperature)
-        )
+        self._temperature.copy_(torch.where(ends_turn, self._reply_temperature, self._temperature))
         phase.masked_fill_(ends_turn, _REPLIES)
         phase.masked_fill_(over, _ENDED)
         phase.masked_fill_(lost, _LOST)
@@ -253,9 +249,7 @@ class _Queue:
     """[n] whether the ids begin as most do, so that a slot has their keys and values."""
 
 
-def _queue(
-    seeds: Sequence[Seed], template: Template, span: int, device: torch.device
-) -> _Queue:
+def _queue(seeds: Sequence[Seed], template: Template, span: int, device: torch.device) -> _Queue:
     tokens = torch.zeros(len(seeds), span, dtype=torch.int32)
     for at, seed in enumerate(seeds):
         tokens[at, : len(seed.ids)] = torch.tensor(seed.ids, dtype=torch.int32)
@@ -272,7 +266,7 @@ def _queue(
 
 @dataclass(frozen=True, slots=True)
 class Chats:
-    """A pool as one: n chats, sorted no way in particular."""
+    """A pool as one: n chats in no order. What a part is, Pool says."""
 
     tokens: Tensor
     offsets: Tensor
@@ -292,12 +286,11 @@ class Chats:
 
 
 def joined(pool: Pool) -> Chats:
-    """All chats; the pool is empty afterwards."""
+    """All chats so far. The pool's lists have one part each afterwards: nothing is there twice."""
 
     def whole(parts: list[Tensor]) -> Tensor:
-        result = torch.cat(parts)
-        parts.clear()
-        return result
+        parts[:] = [torch.cat(parts)]
+        return parts[0]
 
     lengths, replies = whole(pool.lengths), whole(pool.replies)
     return Chats(

@@ -103,7 +103,9 @@ class TargetNetwork:
             hidden = self._rest(hidden, mixed.reshape(batch, -1), weights)
         return F.rms_norm(hidden, self._norm.shape, self._norm, geometry.rms_epsilon)
 
-    def read(self, tokens: Tensor, cache: Tensor | None = None, slots: Tensor | None = None) -> Tensor:
+    def read(
+        self, tokens: Tensor, cache: Tensor | None = None, slots: Tensor | None = None
+    ) -> Tensor:
         """Normed hidden rows [B, T, width] (f32) of whole texts [B, T] from position 0 on, padded
         behind; writes the keys and values of these `slots` [B]."""
         geometry = self.geometry

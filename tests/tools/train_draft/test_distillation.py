@@ -46,7 +46,11 @@ def _rows(num: int, width: int, target_head: Tensor, num_rows: int) -> TargetRow
 
 
 def _plain_loss(
-    hidden: Tensor, head: Tensor, target_head: Tensor, rows: TargetRows, mixes: tuple[LossWeights, ...]
+    hidden: Tensor,
+    head: Tensor,
+    target_head: Tensor,
+    rows: TargetRows,
+    mixes: tuple[LossWeights, ...],
 ) -> Tensor:
     """As written in the docstrings, for autograd to differentiate."""
     logits = hidden @ head.T
@@ -96,11 +100,11 @@ def test_a_batch_has_the_rows_before_each_reply_token() -> None:
     tokens, at, rows = batch_of(chats, which, torch.arange(50))
     replies = chats.replies[which]
     assert len(at) == int(replies.sum())
-    texts = [
-        chats.tokens[int(chats.offsets[i]) :][: int(chats.lengths[i])].tolist() for i in which
-    ]
+    texts = [chats.tokens[int(chats.offsets[i]) :][: int(chats.lengths[i])].tolist() for i in which]
     expected = [
-        token for text, n in zip(texts, replies.tolist(), strict=True) for token in text[-n - 1 : -1]
+        token
+        for text, n in zip(texts, replies.tolist(), strict=True)
+        for token in text[-n - 1 : -1]
     ]
     assert tokens.flatten()[at].tolist() == expected
     ranges = [range(int(chats.rows[i]), int(chats.rows[i] + chats.replies[i])) for i in which]

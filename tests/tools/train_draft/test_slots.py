@@ -83,7 +83,9 @@ def test_chats_are_prompt_and_reply_with_what_the_target_thought(reads: bool) ->
     given = {seed.ids: seed for seed in seeds if not seed.writes_prompt}
     assert len(chats) > 20 and chats.own.any() and chats.greedy.any() and not chats.greedy.all()
     for at in range(len(chats)):
-        begin, length, num = (int(part[at]) for part in (chats.offsets, chats.lengths, chats.replies))
+        begin, length, num = (
+            int(part[at]) for part in (chats.offsets, chats.lengths, chats.replies)
+        )
         tokens = chats.tokens[begin : begin + length].long()
         prompt, reply = tuple(tokens[: length - num].tolist()), tokens[length - num :].tolist()
         assert prompt[-len(TEMPLATE.answer) :] == TEMPLATE.answer
