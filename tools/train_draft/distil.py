@@ -243,7 +243,8 @@ class Run:
         chosen = self._wanted(chats)
         self.say(
             f"{len(chats)} chats, {len(chosen)} of them new, "
-            f"{int(chats.own[chosen].sum())} written by the target, {int(chats.replies[chosen].sum())} reply tokens"
+            f"{int(chats.own[chosen].sum())} written by the target, "
+            f"{int(chats.replies[chosen].sum())} reply tokens"
         )
         self._show(chats, chosen)
         always = np.array(sorted({*self._vocabulary.stop_ids, *self._single_bytes()}))
