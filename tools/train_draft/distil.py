@@ -262,10 +262,7 @@ class Run:
         )
         order = torch.randperm(len(chosen), generator=_generator()).to(self.device)
         num_held = max(1, len(order) // _HELD_BACK)
-        held, learnt = (
-            chosen[part]
-            for part in (order[:num_held], order[num_held:])
-        )
+        held, learnt = (chosen[part] for part in (order[:num_held], order[num_held:]))
         kept = len(set(head_ids.tolist()) & set(self.start.head_ids.tolist()))
         self.say(f"head keeps {kept} ids; before: {distiller.agreement(chats, held[:4096])}")
         saved = time.monotonic()
