@@ -93,7 +93,7 @@ def test_a_run_writes_a_draft(
         assert tuple(prompt[-len(template.answer) :]) == template.answer
     run.learn(chats)
     draft = read_draft(tmp_path / "out.gguf")
-    assert draft.geometry == start.geometry and len(draft.head_ids) == len(ids)
+    assert draft.geometry == run.start.geometry and len(draft.head_ids) == len(ids)
     assert set(vocabulary.stop_ids) <= set(draft.head_ids.tolist())
 
 
