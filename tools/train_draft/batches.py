@@ -15,12 +15,12 @@ from tools.train_draft.replies import Ids, Reply
 Floats: TypeAlias = npt.NDArray[np.float32]
 Indices: TypeAlias = npt.NDArray[np.int64]
 
-_LENGTH_STEP = 16
+LENGTH_STEP = 16
 """Lengths are padded to a multiple of this: few shapes, little padding."""
 _PROBE_TOKENS = 16
 """Prompts that begin with the same so many are taken to share their beginning."""
-_FIRST_WEIGHT = 5.0
-_WEIGHT_DECAY = 3.0
+FIRST_WEIGHT = 5.0
+WEIGHT_DECAY = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def position_weights(num: int) -> Floats:
     """[num] of reply positions 0, 1, ...: the first counts six times as much as late ones, since
     the reader waits for it and nothing of the reply's own tells it."""
     at = np.arange(num, dtype=np.float32)
-    return np.asarray(1 + _FIRST_WEIGHT * np.exp(-at / _WEIGHT_DECAY), np.float32)
+    return np.asarray(1 + FIRST_WEIGHT * np.exp(-at / WEIGHT_DECAY), np.float32)
 
 
 def rows_of_ids(head_ids: npt.NDArray[np.uint32], vocabulary_size: int) -> npt.NDArray[np.int32]:
@@ -68,7 +68,7 @@ def make_batch(replies: Sequence[Reply], rows_of: npt.NDArray[np.int32]) -> Batc
     """One batch of these replies."""
     prefix = _common_prefix(replies)
     texts = [np.concatenate((r.prompt[len(prefix) :], r.ids[:-1])) for r in replies]
-    width = -(-max(map(len, texts)) // _LENGTH_STEP) * _LENGTH_STEP
+    width = -(-max(map(len, texts)) // LENGTH_STEP) * LENGTH_STEP
     tokens = np.zeros((len(replies), width), np.int64)
     rows = []
     for at, (reply, text) in enumerate(zip(replies, texts, strict=True)):

@@ -168,6 +168,11 @@ class TargetFile:
         return tensors | {OUTPUT_NORM: self._tensor(OUTPUT_NORM), OUTPUT: head}
 
     @property
+    def is_llama(self) -> bool:
+        """Whether it is one in every detail: a whole model of its tensors says what it says."""
+        return self._architecture == "llama"
+
+    @property
     def _takes_layers(self) -> bool:
         """Whether a draft can begin with layers of this target."""
         return self._architecture in _LIKE_LLAMA

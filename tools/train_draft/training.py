@@ -33,7 +33,7 @@ from tools.train_draft.target import Geometry, coverage, head_ids, open_target, 
 
 _BETAS = (0.9, 0.98)
 _WEIGHT_DECAY = 0.01
-_MAX_GRADIENT_NORM = 1.0
+MAX_GRADIENT_NORM = 1.0
 _CHECKPOINT_EVERY_S = 180.0
 _REPORT_EVERY = 20
 _NUM_LAYERS = 4
@@ -105,7 +105,7 @@ class Trainer:
         self._geometry = geometry
         self._recipe = recipe
         self._path = folder / "checkpoint.pt"
-        self._optimizer = _optimizer(student, recipe.schedule.peak_rate)
+        self._optimizer = optimizer_of(student, recipe.schedule.peak_rate)
         self.state = State()
         if self._path.exists():
             self._resume()
@@ -187,7 +187,7 @@ class Trainer:
         )
         self._optimizer.zero_grad(set_to_none=True)
         value.backward()
-        torch.nn.utils.clip_grad_norm_(self._student.parameters(), _MAX_GRADIENT_NORM)
+        torch.nn.utils.clip_grad_norm_(self._student.parameters(), MAX_GRADIENT_NORM)
         self._optimizer.step()
         self.state.step += 1
         self.state.num_tokens += batch.num_tokens
@@ -198,7 +198,8 @@ class Trainer:
         return torch.from_numpy(part).to(self._device)
 
 
-def _optimizer(student: Student, rate: float) -> torch.optim.Optimizer:
+def optimizer_of(student: Student, rate: float) -> torch.optim.Optimizer:
+    """AdamW that leaves the norms' weights undecayed."""
     matrices = [p for p in student.parameters() if p.ndim > 1]
     vectors = [p for p in student.parameters() if p.ndim == 1]
     groups = [
