@@ -110,7 +110,7 @@ def later_seeds(
         for text, n in zip(texts, replies, strict=True)
         if n >= min(40, stage.span // 16)
     ]
-    seeds = []
+    seeds: list[Seed] = []
     while len(seeds) < stage.num_seeds and ended and passages:
         plan = reply_plan(rng, stage.lengths, stage.weights)
         if rng.random() < _DOCUMENT_SHARE or stage.span > _LONGEST_TURNS:

@@ -55,7 +55,7 @@ def head_loss(
 ) -> Tensor:
     """The loss of a student's normed hidden rows [N, width] under its head [R, width], against the
     target's with `target_head` [R, width]; `mixes` are of greedy and of sampled replies."""
-    return _HeadLoss.apply(hidden, head, target_head, rows, mixes)  # type: ignore[no-any-return,no-untyped-call]
+    return _HeadLoss.apply(hidden, head, target_head, rows, mixes)
 
 
 class _HeadLoss(torch.autograd.Function):
