@@ -49,6 +49,12 @@ class Group(Protocol):
         """Of them together; that of the admin listener is the parent's."""
         ...
 
+    @property
+    def kept(self) -> Sequence[int]:
+        """Descriptors that every process holds open, for the others too: what they are of stays as
+        it is when the parent is killed, until the last process has ended."""
+        ...
+
     def worker(self, index: int) -> Worker:
         """What a process is told."""
         ...
@@ -175,12 +181,13 @@ class Parent:
         ready_file = folder / f"{index}.json"
         ready_file.unlink(missing_ok=True)
         worker = self._group.worker(index)
+        told = (worker.datagrams, worker.connections, worker.usage)
         process = await asyncio.create_subprocess_exec(
             *self._command,
             *("--ready-file", str(ready_file)),
             stdin=asyncio.subprocess.DEVNULL,
             env={**os.environ, **worker.to_environment()},
-            pass_fds=[fd for fd in (worker.datagrams, worker.connections, worker.usage) if fd >= 0],
+            pass_fds=sorted({fd for fd in (*told, *self._group.kept) if fd >= 0}),
             start_new_session=True,  # Ctrl-C reaches the parent alone, which stops all
             preexec_fn=die_with_parent,
         )

@@ -57,6 +57,7 @@ class FakeGroup:
 
     count = 2
     ports = Ports(main=4433, admin=0, http=8080)
+    kept = ()
 
     def __init__(self) -> None:
         self.live: list[frozenset[int]] = []
