@@ -80,7 +80,7 @@ def serve(
         loaded,
         ready_file=ready_file,
         on_hangup=source.read_at_once if source else None,
-        parent=os.getppid() if worker.this_worker() is not None else 0,
+        has_parent=worker.this_worker() is not None,
     )
 
 

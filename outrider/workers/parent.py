@@ -14,13 +14,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 import structlog
 
 from outrider.errors import UnavailableError
-from outrider.process import Ports, die_with_parent, read_ports
+from outrider.process import PARENT_ENDED, Ports, die_with_parent, read_ports
 from outrider.telemetry import names
 from outrider.telemetry.config import AdminConfig
 from outrider.telemetry.logs import configure_logging
@@ -189,7 +190,7 @@ class Parent:
             env={**os.environ, **worker.to_environment()},
             pass_fds=sorted({fd for fd in (*told, *self._group.kept) if fd >= 0}),
             start_new_session=True,  # Ctrl-C reaches the parent alone, which stops all
-            preexec_fn=die_with_parent,
+            preexec_fn=partial(die_with_parent, PARENT_ENDED),
         )
         self._processes[index] = process
         while (ports := read_ports(ready_file)) is None:

@@ -264,7 +264,7 @@ async def test_all_drain_when_the_parent_is_told_to_stop_and_when_it_is_killed(
                 for each, (_, reference) in zip(under_way, asked, strict=True)
             )
             for events in await asyncio.gather(*finishing):
-                assert not any(isinstance(event, Interrupted) for event in events)
+                assert [event for event in events if isinstance(event, Interrupted)] == []
         await eventually(
             lambda: not any(runs(pid) for pid in (parent, *before)),
             timeout_s=_PATIENCE_S,

@@ -230,5 +230,8 @@ class Listener:
         congestion window, is sent again and on by nobody once this process has ended."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_DELIVERY_S):
-                while not all(it.quic.is_delivered for it in self.connections if it.is_admitted):
+                # Not by an event: every datagram of an edge's life would have to set it.
+                while not all(  # noqa: ASYNC110
+                    it.quic.is_delivered for it in self.connections if it.is_admitted
+                ):
                     await asyncio.sleep(_DELIVERY_POLL_S)
