@@ -71,7 +71,6 @@ async def _run(
 ) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-
     first: list[signal.Signals] = []
 
     def on_signal(number: signal.Signals) -> None:
