@@ -80,6 +80,7 @@ def serve(
         loaded,
         ready_file=ready_file,
         on_hangup=source.read_at_once if source else None,
+        has_parent=worker.this_worker() is not None,
     )
 
 

@@ -14,13 +14,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 import structlog
 
 from outrider.errors import UnavailableError
-from outrider.process import Ports, die_with_parent, read_ports
+from outrider.process import PARENT_ENDED, Ports, die_with_parent, read_ports
 from outrider.telemetry import names
 from outrider.telemetry.config import AdminConfig
 from outrider.telemetry.logs import configure_logging
@@ -47,6 +48,12 @@ class Group(Protocol):
     @property
     def ports(self) -> Ports:
         """Of them together; that of the admin listener is the parent's."""
+        ...
+
+    @property
+    def kept(self) -> Sequence[int]:
+        """Descriptors that every process holds open, for the others too: what they are of stays as
+        it is when the parent is killed, until the last process has ended."""
         ...
 
     def worker(self, index: int) -> Worker:
@@ -175,14 +182,15 @@ class Parent:
         ready_file = folder / f"{index}.json"
         ready_file.unlink(missing_ok=True)
         worker = self._group.worker(index)
+        told = (worker.datagrams, worker.connections, worker.usage)
         process = await asyncio.create_subprocess_exec(
             *self._command,
             *("--ready-file", str(ready_file)),
             stdin=asyncio.subprocess.DEVNULL,
             env={**os.environ, **worker.to_environment()},
-            pass_fds=[fd for fd in (worker.datagrams, worker.connections, worker.usage) if fd >= 0],
+            pass_fds=sorted({fd for fd in (*told, *self._group.kept) if fd >= 0}),
             start_new_session=True,  # Ctrl-C reaches the parent alone, which stops all
-            preexec_fn=die_with_parent,
+            preexec_fn=partial(die_with_parent, PARENT_ENDED),
         )
         self._processes[index] = process
         while (ports := read_ports(ready_file)) is None:

@@ -12,12 +12,14 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from bench.faults.chats import ReferenceChat, make_reference_chats
 from bench.harness.local_mesh import LocalMesh, local_mesh
+from outrider.cli.local.state import running_mesh
 from outrider.client import Client, Committed, Event, Interrupted, Message, Resumed, connect
 from outrider.client.chat import Chat
 from outrider.errors import OutriderError, UnavailableError
@@ -84,6 +86,13 @@ def workers(parent: int) -> dict[int, int]:
             if told:
                 pids[json.loads(told[0].partition(b"=")[2])["index"]] = int(pid)
     return pids
+
+
+def runs(pid: int) -> bool:
+    """Whether it has not ended; it may wait to be noticed by its parent (proc(5))."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    return False
 
 
 async def halfway(client: Client, reference: ReferenceChat) -> tuple[Chat, list[Event]]:
@@ -230,3 +239,46 @@ async def test_a_chat_comes_back_to_its_process_by_its_token(
     resumed = "outrider_edge_resumed_chats_total"
     found = [by_worker(mesh, "edge", resumed, how=how) for how in ("attached", "replayed")]
     assert sum(sum(chats.values()) for chats in found) == 4, "none of them ran anew"
+
+
+async def test_all_drain_when_the_parent_is_told_to_stop_and_when_it_is_killed(
+    mesh: LocalMesh, references: list[ReferenceChat]
+) -> None:
+    def serving() -> dict[str, Any]:
+        state = running_mesh(mesh.state_dir)
+        assert state is not None
+        return state.service("edge")
+
+    async def ends(parent: int, signals: list[tuple[int, signal.Signals]]) -> None:
+        """Chats under way do not notice; all processes end by themselves, and others serve."""
+        before = workers(parent).values()
+        assert len(before) == 2
+        async with contextlib.AsyncExitStack() as opened:
+            clients = [await opened.enter_async_context(connected(mesh)) for _ in range(4)]
+            asked = list(zip(clients, references, strict=False))
+            under_way = await asyncio.gather(*(halfway(*each) for each in asked))
+            for pid, number in signals:
+                os.kill(pid, number)
+            finishing = (
+                finish(*each, reference)
+                for each, (_, reference) in zip(under_way, asked, strict=True)
+            )
+            for events in await asyncio.gather(*finishing):
+                assert [event for event in events if isinstance(event, Interrupted)] == []
+        await eventually(
+            lambda: not any(runs(pid) for pid in (parent, *before)),
+            timeout_s=_PATIENCE_S,
+        )
+        await eventually(
+            lambda: serving()["is_up"] and serving()["pid"] != parent, timeout_s=_PATIENCE_S
+        )
+
+    parent = serving()["pid"]
+    # As systemd does it: every process is told, and the parent passes it on besides.
+    everybody = [(pid, signal.SIGTERM) for pid in (parent, *workers(parent).values())]
+    await ends(parent, everybody)
+    parent = serving()["pid"]
+    await ends(parent, [(parent, signal.SIGKILL)])
+    async with connected(mesh) as client:
+        chat, events = await halfway(client, references[0])
+        await finish(chat, events, references[0])

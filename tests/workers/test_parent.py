@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import sys
 import urllib.error
 import urllib.request
@@ -57,6 +58,7 @@ class FakeGroup:
 
     count = 2
     ports = Ports(main=4433, admin=0, http=8080)
+    kept: tuple[int, ...] = ()
 
     def __init__(self) -> None:
         self.live: list[frozenset[int]] = []
@@ -151,3 +153,14 @@ async def test_a_process_that_cannot_start_ends_all_of_them() -> None:
         async with running(parent):
             raise AssertionError("it is ready")
     assert not parent._processes and group.told[-1] == "close"
+
+
+async def test_every_process_holds_what_is_to_outlive_the_parent() -> None:
+    group = FakeGroup()
+    parent = parent_of(group)
+    with socket.socket(type=socket.SOCK_DGRAM) as opened:
+        group.kept = (opened.fileno(),)
+        async with running(parent):
+            for process in parent._processes.values():
+                held = os.readlink(f"/proc/{process.pid}/fd/{opened.fileno()}")
+                assert held == os.readlink(f"/proc/self/fd/{opened.fileno()}")

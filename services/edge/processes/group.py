@@ -52,6 +52,11 @@ class EdgeGroup:
         http = self._connections[0].getsockname()[1] if self._connections else 0
         return Ports(main=self._datagrams[0].getsockname()[1], admin=0, http=http)
 
+    @property
+    def kept(self) -> list[int]:
+        """The UDP sockets: as long as all of them are open, the kernel numbers them as it did."""
+        return [each.fileno() for each in self._datagrams]
+
     def worker(self, index: int) -> Worker:
         """What process `index` is told."""
         return Worker(

@@ -202,6 +202,15 @@ class BoundedConnection(QuicConnection):
         stream = self._streams.get(stream_id)
         return 0 if stream is None else len(stream.sender._buffer)
 
+    @property
+    def is_delivered(self) -> bool:
+        """Whether the peer has acknowledged all that was written to streams, their ends too, or
+        nothing is sent any more."""
+        senders = [stream.sender for stream in self._streams.values()]
+        return self._state in END_STATES or not any(
+            len(it._buffer) or (it._buffer_fin is not None and not it.is_finished) for it in senders
+        )
+
     def set_unread(self, stream_id: int, num_bytes: int) -> None:
         """So many bytes that came on a stream are kept until its application reads them: the peer
         gets no room for others in their place."""

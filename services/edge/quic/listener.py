@@ -35,6 +35,10 @@ _STREAMS_BESIDE_CHATS: Final = 32
 """Streams that may be open without a chat: they are refused, or ask what this edge is."""
 _RESIDENT_AGE_S: Final = 0.05
 """How old the figure of the process's memory may be; to read it takes 10 us."""
+_DELIVERY_S: Final = 10.0
+"""How long, and no longer than it drains, an edge that stops waits for clients to acknowledge the
+ends of their replies: beyond, they are gone, and did not say so."""
+_DELIVERY_POLL_S: Final = 0.01
 
 
 def _ticket_store() -> TicketStore[SessionTicket]:
@@ -57,6 +61,7 @@ class Listener:
         """Whether their handshake is complete or not."""
         self._configuration: QuicConfiguration | None = None
         self._server: DatagramServer | None = None
+        self._transport: asyncio.DatagramTransport | None = None
         self._tickets = {ALPN: _ticket_store()}
         self._resident_bytes = 0
         self._resident_at = -_RESIDENT_AGE_S
@@ -95,16 +100,20 @@ class Listener:
             ids=self._ids,
         )
         prefix_of = lru_cache(MAX_ADDRESSES)(limits.prefixes.of)
+
+        def made(transport: asyncio.DatagramTransport) -> None:
+            # The first datagram may be processed before the endpoint is returned.
+            self._transport = dispatcher.transport = transport
+
         try:
             transport, self._server = await asyncio.get_running_loop().create_datagram_endpoint(
-                lambda: DatagramServer(dispatcher.receive, prefix_of, self.shared.loop_uses),
+                lambda: DatagramServer(dispatcher.receive, prefix_of, self.shared.loop_uses, made),
                 **({"local_addr": (host, port)} if opened is None else {"sock": opened}),
             )
         except OSError as error:
             raise ConfigError(
                 f"cannot listen on UDP {host}:{port} ({error}); set another port, or 0 for any"
             ) from error
-        dispatcher.transport = transport
         transport.get_extra_info("socket").setsockopt(
             socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES
         )
@@ -114,8 +123,7 @@ class Listener:
         self, prefix: str, original_cid: bytes, retry_cid: bytes | None, routes: Routes
     ) -> tuple[Receiver, bytes]:
         """The connection of a first packet that was admitted."""
-        assert self._configuration is not None and self._server is not None
-        assert self._server.transport is not None
+        assert self._configuration is not None and self._transport is not None
         limits = self.shared.limits
         tickets = self._tickets if limits.early_data else None
         address, budget = self.shared.connection_opened(prefix)
@@ -142,7 +150,7 @@ class Listener:
             services=self.services,
             on_ended=self.connections.discard,
         )
-        connection.connection_made(self._server.transport)
+        connection.connection_made(self._transport)
         self.connections.add(connection)
         return connection, quic.host_cid
 
@@ -189,13 +197,16 @@ class Listener:
         return configuration
 
     async def stop(self, drain_s: float) -> None:
-        """Refuse new chats, give those under way `drain_s`, then end them and close."""
+        """Refuse new chats, give those under way `drain_s` to end and to reach their clients, then
+        end them and close."""
         self.shared.is_draining = True
         self.context.resumable.close()
         for connection in list(self.connections):
             connection.drain()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._idle(), drain_s)
+            async with asyncio.timeout(drain_s):
+                await self._idle()
+                await self._delivered()
         for service in self.services.values():
             await service.stop()
         error = DrainingError("this edge is shutting down; send the chat to another")
@@ -213,3 +224,14 @@ class Listener:
         await self.context.telemetry.idle.wait()
         for service in self.services.values():
             await service.idle()
+
+    async def _delivered(self) -> None:
+        """Return when clients have what was sent to them: what is lost on the way, or waits for the
+        congestion window, is sent again and on by nobody once this process has ended."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_DELIVERY_S):
+                # Not by an event: every datagram of an edge's life would have to set it.
+                while not all(  # noqa: ASYNC110
+                    it.quic.is_delivered for it in self.connections if it.is_admitted
+                ):
+                    await asyncio.sleep(_DELIVERY_POLL_S)

@@ -77,11 +77,19 @@ class DatagramServer(asyncio.DatagramProtocol):
     behind a thousand others would wait in the socket for tens of turns, where nobody knows its
     sender. So the rest of the socket is read here."""
 
-    def __init__(self, receive: Receive, prefix_of: Callable[[str], str], uses: LoopUses) -> None:
+    def __init__(
+        self,
+        receive: Receive,
+        prefix_of: Callable[[str], str],
+        uses: LoopUses,
+        made: Callable[[asyncio.DatagramTransport], None] | None = None,
+    ) -> None:
         """`receive` processes a datagram; `prefix_of` gives the address prefix of a host;
-        `uses` is what prefixes used of the loop."""
+        `uses` is what prefixes used of the loop; `made` is told the transport before the first
+        datagram is received."""
         self._receive = receive
         self._prefix_of = prefix_of
+        self._made = made
         self.transport: asyncio.DatagramTransport | None = None
         self._queue = FairQueue[NetworkAddress](
             _MAX_QUEUED_BYTES_PER_SOURCE, _MAX_QUEUED_BYTES, uses
@@ -99,6 +107,8 @@ class DatagramServer(asyncio.DatagramProtocol):
         # Transports do not give away their socket, but a copy of its descriptor can be read.
         self._socket = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
         self._socket.setblocking(False)
+        if self._made is not None:
+            self._made(self.transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The socket is closed."""

@@ -23,6 +23,11 @@ class RouterGroup:
         """Of all processes together."""
         return Ports(main=self._first, admin=0, num_main=self.count)
 
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """Nothing: each process has its port."""
+        return ()
+
     def worker(self, index: int) -> Worker:
         """What process `index` is told."""
         return Worker(index, self.count, port=self._first + index)

@@ -12,6 +12,7 @@ from outrider.client import (
     Committed,
     Cost,
     Done,
+    Interrupted,
     Message,
     Provisional,
     SamplingParams,
@@ -23,6 +24,7 @@ from outrider.tokenization.rewriting import RewritingPolicy
 from outrider.v1 import inference_pb2
 from outrider.wire import set_cost
 from services.edge.upstream.link import RouterLink
+from tests.edge.integration.nat import nat
 from tests.edge.integration.running import running
 
 ASK = [Message("user", "say hello there, hello there, hello there")]
@@ -273,4 +275,31 @@ async def test_the_stopping_edge_lets_chats_finish(words: Vocabulary, tmp_path: 
             await eventually(lambda: mesh.edge.listener.is_draining)
             chat.cancel()
             assert (await chat.result()).finish_reason == "cancelled"
+        await stopping
+
+
+async def test_the_stopping_edge_waits_until_the_end_of_a_reply_has_arrived(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    """What was lost on the way is sent again, although no chat is open any more."""
+    async with (
+        running(words, tmp_path, REPLY, drain_s=60.0) as mesh,
+        nat(mesh) as relay,
+        mesh.client(relay.port) as client,
+    ):
+        mesh.region.hold_at = 6
+        mesh.region.gate.clear()
+        async with client.chat(ASK) as chat:
+            async for event in chat:
+                if isinstance(event, Committed):
+                    break
+            relay.is_cut = True
+            mesh.region.gate.set()
+            await eventually(lambda: mesh.edge.telemetry.num_chats == 0)
+            stopping = asyncio.create_task(mesh.edge.stop())
+            await eventually(lambda: mesh.edge.listener.is_draining)
+            relay.is_cut = False
+            events = [event async for event in chat]
+            assert (await chat.result()).text == REPLY
+        assert not any(isinstance(event, Interrupted) for event in events)
         await stopping
