@@ -178,10 +178,10 @@ async def test_what_is_too_large_is_refused_in_the_apis_words(
 
 
 def padded(num_bytes: int) -> dict[str, Any]:
-    """A chat whose body has so many bytes."""
-    body = CHAT | {"metadata": {"x": ""}}
+    """A chat whose body has so many bytes, most of them in a field that nobody reads."""
+    body = CHAT | {"padding": ""}
     bare = len(json.dumps(body, separators=(",", ":"), ensure_ascii=False))
-    return body | {"metadata": {"x": "x" * (num_bytes - bare)}}
+    return body | {"padding": "x" * (num_bytes - bare)}
 
 
 async def test_limits_of_an_address_are_of_the_clients(words: Vocabulary, tmp_path: Path) -> None:
