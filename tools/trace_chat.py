@@ -3,8 +3,9 @@
 An edge, a router and a replica with the fake engine run in this process, on real sockets, and a
 client chats with them (no tokenizer service: the edge tokenizes). Two stretches are followed:
 opening a chat, from the client's request to the replica's first engine call, and one commit, from
-one engine call to the next (choosing the token, relaying it, showing it, drafting ahead, the next
-batch). Each is seen many times; a function counts if it is entered in more than half of them.
+one answer of the engine to the next (choosing the token, the next batch, relaying the token,
+showing it, drafting ahead). Each is seen many times; a function counts if it is entered in more
+than half of them.
 
 What the mesh does without a chat (heartbeats, load reports, timers) is left out: the same mesh is
 followed for as long while no chat is open, and a function counts only if it is called at least
@@ -44,6 +45,7 @@ from services.edge.config import EdgeConfig
 from services.edge.drafter.settings import NO_DRAFT_MODEL, DrafterConfig
 from services.inference import app as inference_app
 from services.inference.config import InferenceConfig
+from services.inference.scheduler.scheduler import Scheduler
 from services.router import app as router_app
 from services.router.config import ReplicaConfig, RouterConfig
 
@@ -141,7 +143,10 @@ class Tracer:
     def __init__(self) -> None:
         self.current: Stretch | None = None
         """Where calls are counted; None: they are not."""
-        self.on_engine_call: Callable[[], None] = lambda: None
+        self.on_engine_call: Callable[[], None] | None = None
+        """Called as an engine call begins."""
+        self.on_answer: Callable[[], None] | None = None
+        """Called as an engine call has its answer, before the scheduler takes it."""
         self._modules: dict[CodeType, str] = {}
         """Paths of code seen so far; empty: not counted."""
 
@@ -160,9 +165,13 @@ class Tracer:
         if event != "call":
             return
         code = frame.f_code
-        if code is FakeEngine.step.__code__:
+        # Read once: the event loop's thread may have done with it while this one sleeps.
+        if code is FakeEngine.step.__code__ and (begins := self.on_engine_call) is not None:
             time.sleep(_ENGINE_CALL_S)
-            self.on_engine_call()
+            begins()
+        if code is Scheduler.postprocess.__code__ and (answers := self.on_answer) is not None:
+            time.sleep(_ENGINE_CALL_S)
+            answers()
         stretch = self.current
         if stretch is None:
             return
@@ -318,20 +327,20 @@ async def _opening(tracer: Tracer, client: Client, prompt: str) -> Stretch:
 
 
 async def _committing(tracer: Tracer, client: Client, commits: list[Stretch]) -> None:
-    def engine_called() -> None:
+    def answered() -> None:
         if commits:
             commits[-1].end()
         commits.append(Stretch())
         tracer.current = commits[-1]
 
-    tracer.on_engine_call = engine_called
+    tracer.on_engine_call, tracer.on_answer = None, answered
     # Sampled text: few drafts prove right, so that a commit is a token or two.
     sampling = SamplingParams(max_tokens=4 * NUM_COMMITS, ignore_eos=True, temperature=1.0, seed=7)
     async with client.chat([Message("user", "Tell me a story.")], sampling=sampling) as chat:
         async for _ in chat:
             if len(commits) > NUM_COMMITS + _SKIPPED_COMMITS:
                 break
-    tracer.current, tracer.on_engine_call = None, lambda: None
+    tracer.current, tracer.on_answer = None, None
 
 
 def _print(title: str, stretches: Stretches) -> None:

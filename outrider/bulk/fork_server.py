@@ -37,7 +37,6 @@ from outrider.errors import OutriderError
 from outrider.telemetry.logs import configure_logging
 from outrider.tokenization.backends.base import Backend
 
-_MODULE: Final = "outrider.bulk.fork_server"
 _MESSAGE: Final = struct.Struct("!ci")
 _FORK: Final = b"f"
 """Fork a worker that works over the descriptor that comes along; the answer is its process id."""
@@ -144,7 +143,7 @@ def _executed(job: BulkJob) -> Started:
         pickle.dump(job, given)
         given.seek(0)
         process = subprocess.Popen(
-            [sys.executable, "-m", _MODULE, str(theirs.fileno())],
+            [sys.executable, "-m", __name__, str(theirs.fileno())],
             stdin=given,
             env={**os.environ, **ENVIRONMENT},
             pass_fds=[theirs.fileno()],
