@@ -3,6 +3,7 @@ What they say is nonsense, and as exact."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -15,16 +16,17 @@ VOCABULARY = [*map(chr, range(0x21, 0x7F)), "\u0120", "ab"]
 TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
 
 
-def write_tiny(file: Path, scale: float) -> Path:
+def write_tiny(file: Path, scale: float, context: int = SHAPE.context) -> Path:
     """Another `scale` of the weights makes another model."""
+    shape = replace(SHAPE, context=context)
 
     def add_template(writer: gguf.GGUFWriter) -> None:
         writer.add_chat_template(TEMPLATE)
 
     write(
         file,
-        SHAPE,
-        weights(SHAPE, scale=scale),
+        shape,
+        weights(shape, scale=scale),
         vocabulary=VOCABULARY,
         add_tokenizer=add_template,
     )

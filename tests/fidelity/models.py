@@ -37,6 +37,8 @@ class Shape:
     """Of gemma3, whose layers see such a window and all tokens in turn."""
     window_base: float = 30.0
     """Of rotary frequencies in layers with a window."""
+    context: int = 512
+    """Tokens of prompt and reply together."""
     factor: float = 2.0
     """By which positions are divided in gemma3's other layers."""
 
@@ -108,7 +110,7 @@ def write(
     are types of single tensors, `fields` more of the architecture's own, texts."""
     writer = gguf.GGUFWriter(path, shape.architecture)
     writer.add_block_count(shape.layers)
-    writer.add_context_length(512)
+    writer.add_context_length(shape.context)
     writer.add_embedding_length(shape.width)
     writer.add_feed_forward_length(shape.inner)
     writer.add_head_count(shape.heads)
