@@ -130,7 +130,10 @@ class KvPool:
     def add_loaded(self, sequence: int, index: int, ids: Sequence[int]) -> int | None:
         """A physical block for the KV of block `index` of `ids`, loaded from elsewhere, to be
         written before the next engine call; None where it is of no use (that block is computed,
-        published or loaded already, or is not one that can be reused) or where no block is free."""
+        published or loaded already, or is not one that can be reused), where no block is free, and
+        while copies wait to be made: the block might be the source of one."""
+        if self._copies:
+            return None
         table = self._tables[sequence]
         reusable = (len(ids) - self._min_rows) // self.block_tokens
         if not table.num_shared <= index < reusable or index in table.loaded or not self.num_free:

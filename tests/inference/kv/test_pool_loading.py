@@ -131,6 +131,19 @@ def test_without_a_free_block_nothing_is_loaded() -> None:
     assert pool.num_free == 3
 
 
+def test_nothing_is_written_where_a_copy_has_yet_to_be_read() -> None:
+    """The source of a copy is nobody's: it may be the next block to be given away."""
+    pool, memory = pool_of(num_blocks=4), dict[int, tuple[int, ...]]()
+    first = Run(pool, 1, list(range(8)))
+    first.compute(memory, 8)
+    pool.release(1)
+    other = Run(pool, 2, [0, 1, 2, 99, *range(50, 62)])
+    assert other.computed == 3, "the beginning of a published block is copied"
+    assert not other.load(memory, 1)
+    assert [copy.sequence for copy in pool.take_copies()] == [2]
+    assert other.load(memory, 1)
+
+
 def test_held_blocks_outlive_their_sequence_and_are_not_evicted() -> None:
     pool, memory = pool_of(num_blocks=4), dict[int, tuple[int, ...]]()
     run = Run(pool, 1, list(range(14)))
