@@ -8,8 +8,8 @@
     section = length crc32(section):u32le bytes     one per block, in order
     bytes(x) = length x
 
-Who reads it first reads the header alone (`read_header`), compares it with what its own engine is,
-and only then has sections decoded, one by one, into memory whose size the layout gives. A length
+`decode_frame` reads the header alone. Who has it compares it with what its own engine is, and only
+then has sections decoded, one by one, into memory whose size the layout gives. A length
 reserves nothing by itself, and a checksum is compared before anything is unpacked.
 """
 
@@ -133,11 +133,6 @@ def decode_frame(data: bytes | memoryview) -> KvFrame:
         raise MalformedFrameError(f"{len(ids)} ids do not fill blocks of {block_tokens}")
     header = KvHeader(payload, layout, fingerprint, digest, parent, ids)
     return KvFrame(header, view, reader.at)
-
-
-def read_header(data: bytes | memoryview) -> KvHeader:
-    """The header alone. Raises MalformedFrameError."""
-    return decode_frame(data).header
 
 
 class _Reader:

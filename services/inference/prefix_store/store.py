@@ -1,12 +1,10 @@
-"""Where entries are kept: in Redis, behind a circuit breaker; or in this process, for tests and for
-several instances of one replica."""
+"""Where entries are kept: in Redis, behind a circuit breaker."""
 
 from __future__ import annotations
 
 import asyncio
 import ssl
 import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
 
@@ -41,36 +39,6 @@ class PrefixStore(Protocol):
         ...
 
     async def close(self) -> None: ...
-
-
-class MemoryStore:
-    """Entries of this process, the least recently used dropped beyond `max_bytes`."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._entries: OrderedDict[bytes, bytes] = OrderedDict()
-        self.num_bytes = 0
-
-    async def present(self, names: Sequence[bytes]) -> list[bool]:
-        return [name in self._entries for name in names]
-
-    async def fetch(self, names: Sequence[bytes]) -> list[bytes | None]:
-        for name in names:
-            if name in self._entries:
-                self._entries.move_to_end(name)
-        return [self._entries.get(name) for name in names]
-
-    async def put(self, entries: Sequence[tuple[bytes, bytes]]) -> bool:
-        for name, value in entries:
-            self.num_bytes += len(value) - len(self._entries.pop(name, b""))
-            self._entries[name] = value
-        while self.num_bytes > self._max_bytes:
-            self.num_bytes -= len(self._entries.popitem(last=False)[1])
-        return True
-
-    async def close(self) -> None:
-        self._entries.clear()
-        self.num_bytes = 0
 
 
 class RedisStore:

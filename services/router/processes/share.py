@@ -1,8 +1,7 @@
 """What one of several processes of a router has of the router's settings (pure).
 
 Each is a router of its own, with its own queue, which edges choose among by the sessions that each
-has. Limits that a router has as a whole are divided, so that together the processes never let more
-through than the settings say.
+has. Limits that a router has as a whole are divided, down to one for each process.
 """
 
 from __future__ import annotations

@@ -19,7 +19,6 @@ from outrider.codec.kv import (
     PlaneGroup,
     decode_frame,
     encode_frame,
-    read_header,
 )
 from outrider.codec.kv.layout import MAX_BLOCK_BYTES, uniform_layout
 from outrider.errors import MalformedFrameError
@@ -181,7 +180,7 @@ def test_layouts_that_no_engine_has_are_refused(layout: KvLayout) -> None:
     with pytest.raises(MalformedFrameError):
         layout.check()
     with pytest.raises(MalformedFrameError):
-        read_header(encode_frame(KvHeader(Payload.EXACT, layout, b"", b"", b"", ()), []))
+        decode_frame(encode_frame(KvHeader(Payload.EXACT, layout, b"", b"", b"", ()), []))
 
 
 def test_the_largest_block_is_allowed() -> None:

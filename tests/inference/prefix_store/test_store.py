@@ -1,4 +1,4 @@
-"""Stores: a real Redis that is killed, full or slow, and memory that is bounded."""
+"""A real Redis that is killed, full or slow."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import redis
 from outrider.errors import ConfigError
 from outrider.tokenization.shared_cache.circuit_breaker import CircuitBreakerPolicy
 from outrider.tokenization.shared_cache.redis_cache import RedisAddress
-from services.inference.prefix_store.store import MemoryStore, RedisStore, connect
+from services.inference.prefix_store.store import RedisStore, connect
 from tests.redis_server import RedisServer, redis_server
 
 
@@ -96,16 +96,3 @@ async def test_one_that_does_not_answer_costs_a_bounded_wait_and_then_none() -> 
 def test_an_address_that_is_none_is_said() -> None:
     with pytest.raises(ConfigError, match=r"prefix_store\.url"):
         connect(RedisAddress("http://nowhere"), 1.0)
-
-
-async def test_memory_drops_what_was_used_longest_ago() -> None:
-    store = MemoryStore(max_bytes=10)
-    assert await store.put([(b"a", b"1" * 4), (b"b", b"2" * 4)])
-    assert await store.fetch([b"a"]) == [b"1" * 4]
-    assert await store.put([(b"c", b"3" * 4)])
-    assert await store.present([b"a", b"b", b"c"]) == [True, False, True]
-    assert store.num_bytes == 8
-    assert await store.put([(b"huge", b"4" * 11)])
-    assert await store.present([b"a", b"c", b"huge"]) == [False, False, False]
-    await store.close()
-    assert store.num_bytes == 0
