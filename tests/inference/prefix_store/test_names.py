@@ -1,0 +1,16 @@
+"""Names that are remembered, so many at most."""
+
+from __future__ import annotations
+
+from services.inference.prefix_store.exchange import Names
+
+
+def test_the_least_recently_added_is_forgotten() -> None:
+    names = Names(max_names=2)
+    assert not names.add(b"a") and not names.add(b"b")
+    assert names.add(b"a"), "it was there"
+    assert not names.add(b"c")
+    assert len(names) == 2 and b"a" in names and b"b" not in names
+    names.discard(b"a")
+    names.discard(b"never added")
+    assert len(names) == 1 and b"c" in names
