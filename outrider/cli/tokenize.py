@@ -203,8 +203,8 @@ def _print_counts(report: RunReport, folder: Path, elapsed_s: float) -> None:
     counts = report.counts
     print(
         f"{counts.documents:,} documents, {counts.bytes:,} bytes, {counts.tokens:,} tokens "
-        f"({counts.bytes / max(1, counts.tokens):.2f} bytes each) in {len(report.names)} of "
-        f"{report.total_shards} shards in {folder}"
+        f"({counts.bytes / max(1, counts.tokens):.2f} bytes each) in "
+        f"{len(report.names)} {'shard' if len(report.names) == 1 else 'shards'} in {folder}"
         if report.names or not report.total_shards
         else f"{counts.tokens:,} tokens in the finished shards in {folder}"
     )

@@ -90,7 +90,8 @@ def test_what_is_wrong_is_told_at_the_end(vocabulary: Vocabulary, tmp_path: Path
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode == 1
     assert f"{wrong}, record 1: has no field 'text'" in done.stderr
-    assert "2 documents, 8 bytes" in done.stdout and "2 of 2 shards" not in done.stdout
+    assert "2 documents, 8 bytes" in done.stdout and "in 2 shards" in done.stdout
+    assert "2 of 2 shards" in done.stderr, "progress leaves the output alone"
     assert [row["ids"] for row in rows(out)] == [
         vocabulary.encode("one"),
         vocabulary.encode("three"),

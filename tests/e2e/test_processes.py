@@ -22,6 +22,7 @@ from bench.harness.local_mesh import LocalMesh, local_mesh
 from outrider.cli.local.state import running_mesh
 from outrider.client import Client, Committed, Event, Interrupted, Message, Resumed, connect
 from outrider.client.chat import Chat
+from outrider.client.liveness import Liveness, LivenessLimits
 from outrider.errors import OutriderError, UnavailableError
 from outrider.testing import eventually
 from outrider.workers.steering import process_of
@@ -35,6 +36,7 @@ NUM_CLIENTS = 20
 AT_A_TIME = 4
 MAX_CONNECTIONS = 24
 SHAPE = ("--edge-processes", "2", "--router-processes", "2")
+PATIENT = LivenessLimits(busy_s=60.0, idle_s=60.0, answer_s=60.0)
 _PATIENCE_S = 240.0
 
 
@@ -159,6 +161,9 @@ async def test_a_client_whose_address_changes_keeps_its_connection(
     mesh: LocalMesh, references: list[ReferenceChat]
 ) -> None:
     async with connected(mesh) as client:
+        connection = client._link.connection
+        # A machine that is slow for two seconds would have it dial anew, which is not asked here.
+        connection._liveness = Liveness(PATIENT, asyncio.get_running_loop().time())
         chat, events = await halfway(client, references[0])
         for _ in range(6):  # another port each time: the kernel's own hash would err half the time
             await client.migrate()
@@ -166,7 +171,7 @@ async def test_a_client_whose_address_changes_keeps_its_connection(
             while not any(isinstance(event, Committed) for event in events[have:]):
                 events.append(await anext(chat))
         events = await finish(chat, events, references[0])
-        assert client._link.connection.num_migrations == 6
+        assert client._link.connection is connection and connection.num_migrations == 6
     assert not any(isinstance(event, Interrupted) for event in events)
 
 
@@ -226,6 +231,14 @@ async def test_a_chat_comes_back_to_its_process_by_its_token(
     mesh: LocalMesh, references: list[ReferenceChat]
 ) -> None:
     """A connection that ends without the client's doing: the chat goes on where it ran."""
+
+    def num_resumed() -> float:
+        """Where the edge still had the chat."""
+        resumed = "outrider_edge_resumed_chats_total"
+        found = [by_worker(mesh, "edge", resumed, how=how) for how in ("attached", "replayed")]
+        return sum(sum(chats.values()) for chats in found)
+
+    before = num_resumed()
     async with connected(mesh) as client:
         for reference in references[:4]:
             chat, events = await halfway(client, reference)
@@ -236,9 +249,7 @@ async def test_a_chat_comes_back_to_its_process_by_its_token(
             assert any(isinstance(event, Resumed) for event in events)
             process = process_of(bytes.fromhex(served), 2)
             assert process_of(bytes.fromhex(chat.resume_token[:8]), 2) == process
-    resumed = "outrider_edge_resumed_chats_total"
-    found = [by_worker(mesh, "edge", resumed, how=how) for how in ("attached", "replayed")]
-    assert sum(sum(chats.values()) for chats in found) == 4, "none of them ran anew"
+    assert num_resumed() - before >= 4, "none of them ran anew"
 
 
 async def test_all_drain_when_the_parent_is_told_to_stop_and_when_it_is_killed(

@@ -38,9 +38,10 @@ def empty(server: RedisServer) -> Iterator[redis.Redis]:
 
 
 def settings(server: RedisServer, **changes: Any) -> dict[str, Any]:
-    """Prompts are computed a block at a time, so that what is loaded comes in between."""
+    """Prompts are computed a block at a time, so that what is loaded comes in between; and slowly
+    as the first guess has it, so that loading pays however slow this machine is."""
     store = PrefixStoreConfig(server.url, key=KEY, min_tokens=2 * BLOCK)
-    limits = SchedulerLimits(prefill_chunk_tokens=BLOCK)
+    limits = SchedulerLimits(prefill_chunk_tokens=BLOCK, row_ms=1000.0)
     return {"prefix_store": store, "scheduler": limits} | changes
 
 
