@@ -3,36 +3,43 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from importlib import import_module
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
-from outrider.cli import config, context, definitions, keys, models, serve
-from outrider.cli.bench import serve as bench
-from outrider.cli.check import check
-from outrider.cli.demo import commands as demo
-from outrider.cli.doctor import doctor
-from outrider.cli.drain import drain
-from outrider.cli.explain import explain
-from outrider.cli.local import mesh_models, up
-from outrider.cli.local.logs import logs
-from outrider.cli.local.status import status
-from outrider.cli.prompting.chat import chat
-from outrider.cli.prompting.reference import reference
-from outrider.cli.tokenize import tokenize
 from outrider.errors import OutriderError
 
-app = typer.Typer(
-    name="outrider",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    help=(
-        "A speculative token mesh: LLM answers that start at the network edge and are decided "
-        "in the datacenter.\n\nFirst steps: `outrider up --detach`, `outrider chat`, "
-        "`outrider down`. Exit status: 0 well, 1 failed or refused, 2 no such command or "
-        "flag, or a value that the flag does not take, 130 interrupted."
-    ),
+COMMANDS: Final = {
+    "up": "outrider.cli.local.up:up",
+    "down": "outrider.cli.local.up:down",
+    "status": "outrider.cli.local.status:status",
+    "logs": "outrider.cli.local.logs:logs",
+    "chat": "outrider.cli.prompting.chat:chat",
+    "reference": "outrider.cli.prompting.reference:reference",
+    "serve": "outrider.cli.serve:serve",
+    "tokenize": "outrider.cli.tokenize:tokenize",
+    "explain": "outrider.cli.explain:explain",
+    "drain": "outrider.cli.drain:drain",
+    "doctor": "outrider.cli.doctor:doctor",
+    "check": "outrider.cli.check:check",
+    "models": "outrider.cli.definitions:app",
+    "mesh": "outrider.cli.local.mesh_models:app",
+    "keys": "outrider.cli.keys:app",
+    "config": "outrider.cli.config:app",
+    "context": "outrider.cli.context:app",
+    "demo": "outrider.cli.demo.commands:app",
+    "bench": "outrider.cli.bench.serve:app",
+}
+"""Where each command, or group of commands, is. To import them all takes most of a second."""
+
+_HELP: Final = (
+    "A speculative token mesh: LLM answers that start at the network edge and are decided "
+    "in the datacenter.\n\nFirst steps: `outrider up --detach`, `outrider chat`, "
+    "`outrider down`. Exit status: 0 well, 1 failed or refused, 2 no such command or "
+    "flag, or a value that the flag does not take, 130 interrupted."
 )
 
 
@@ -42,7 +49,6 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _outrider(
     show_version: Annotated[
         bool,
@@ -54,33 +60,28 @@ def _outrider(
     """Holds the flags that belong to no subcommand."""
 
 
-app.command()(up.up)
-app.command()(up.down)
-app.command()(status)
-app.command()(logs)
-app.command()(chat)
-app.command()(reference)
-app.command()(serve.serve)
-app.command()(tokenize)
-app.command()(explain)
-app.command()(drain)
-app.command()(doctor)
-app.command()(check)
-models.app.command()(definitions.add)
-models.app.command()(definitions.forget)
-app.add_typer(models.app, name="models")
-app.add_typer(mesh_models.app, name="mesh")
-app.add_typer(keys.app, name="keys")
-app.add_typer(config.app, name="config")
-app.add_typer(context.app, name="context")
-app.add_typer(demo.app, name="demo")
-app.add_typer(bench.app, name="bench")
+def app_for(arguments: Sequence[str]) -> typer.Typer:
+    """The command line with the command that the arguments name; with all where they name none, to
+    be listed or suggested."""
+    app = typer.Typer(
+        name="outrider", no_args_is_help=True, pretty_exceptions_enable=False, help=_HELP
+    )
+    app.callback()(_outrider)
+    named = [name for name in arguments[:1] if name in COMMANDS]
+    for name in named or COMMANDS:
+        module, _, attribute = COMMANDS[name].partition(":")
+        found = getattr(import_module(module), attribute)
+        if isinstance(found, typer.Typer):
+            app.add_typer(found, name=name)
+        else:
+            app.command(name)(found)
+    return app
 
 
 def main() -> None:
     """Run the command line; our errors, and files that fail, are one line on stderr, status 1."""
     try:
-        app()
+        app_for(sys.argv[1:])()
     except OutriderError as error:
         print(f"outrider: {error.message}", file=sys.stderr)
         raise SystemExit(1) from None

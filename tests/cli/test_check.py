@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from bench.harness.local_mesh import LocalMesh, local_mesh, outrider
 from outrider.access.client_key import DEVELOPMENT_KEY
 from outrider.cli.check import of_certificate, of_state
-from outrider.cli.main import app
 from outrider.testing import free_tcp_port, free_udp_port
+from tests.cli.invoking import invoke
 from tests.cli.test_status import MODEL, REGION, REPLICA
 
 WELL = REPLICA | {"inconsistent": False}
@@ -55,7 +54,7 @@ def test_a_certificate_is_looked_at(days: int, ok: bool, soon: bool) -> None:
 def test_where_nothing_listens_it_says_so() -> None:
     router, edge = f"127.0.0.1:{free_tcp_port()}", f"127.0.0.1:{free_udp_port()}"
     flags = ("--plaintext", "--timeout", "1", "--json")
-    done = CliRunner().invoke(app, ["check", "--router", router, "--edge", edge, *flags])
+    done = invoke(["check", "--router", router, "--edge", edge, *flags])
     assert done.exit_code == 1
     first, second = json.loads(done.stdout)
     assert not first["ok"] and f"{router} takes no connections" in first["what"]

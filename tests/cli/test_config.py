@@ -5,16 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from outrider.cli.main import app
 from outrider.errors import ConfigError, OutriderError
+from tests.cli.invoking import invoke
 
 SECRET = "0123456789abcdef0123456789abcdef"
 
 
 def run(*arguments: str, **environment: str) -> str:
-    result = CliRunner().invoke(app, ["config", *arguments], env=environment)
+    result = invoke(["config", *arguments], env=environment)
     if isinstance(result.exception, OutriderError):
         raise result.exception
     assert result.exit_code == 0, result.output

@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from outrider.cli.main import app
 from outrider.models.catalog import DEFAULT_MODEL, MODELS_VARIABLE, SHIPPED, lookup
 from outrider.models.store import ModelStore
+from tests.cli.invoking import invoke
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,7 @@ def weights(tmp_path: Path) -> Path:
 
 
 def run(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["models", *arguments])
+    return invoke(["models", *arguments])
 
 
 def listed() -> dict[str, dict[str, object]]:

@@ -7,15 +7,14 @@ import shlex
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from outrider.cli import doctor
 from outrider.cli.findings import Finding
-from outrider.cli.main import app
 from outrider.cli.model_choice import choose
 from outrider.engines import draft_loading
 from outrider.models.catalog import DEFAULT_MODEL, ModelSpec, load_catalog, use
 from outrider.models.store import ModelStore
+from tests.cli.invoking import invoke
 from tests.engines.test_draft_file import write
 
 
@@ -83,7 +82,7 @@ def test_what_is_advised_for_a_changed_file_helps(
         weights.write_bytes(content)
         found = doctor._model(choose(str(weights)).spec)
         assert not found.ok
-        fetched = CliRunner().invoke(app, shlex.split(found.fix)[1:])
+        fetched = invoke(shlex.split(found.fix)[1:])
         assert fetched.exit_code == 0, fetched.output
         assert doctor._model(choose(str(weights)).spec).ok
     assert found.fix == f"outrider models pull --refresh 'file:{weights}'"
@@ -101,9 +100,9 @@ def test_findings_as_json_have_the_same_exit_status(
     ]
     monkeypatch.setattr(doctor, "_findings", lambda specs, state_dir: iter(findings))
     flags = ("doctor", "--state-dir", str(tmp_path))
-    told = CliRunner().invoke(app, [*flags, "--json"])
+    told = invoke([*flags, "--json"])
     assert json.loads(told.stdout) == [
         {"ok": True, "what": "fine", "fix": ""},
         {"ok": is_well, "what": "disk", "fix": "" if is_well else "more"},
     ]
-    assert told.exit_code == CliRunner().invoke(app, flags).exit_code == (0 if is_well else 1)
+    assert told.exit_code == invoke(flags).exit_code == (0 if is_well else 1)

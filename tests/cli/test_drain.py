@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from typer.testing import CliRunner
 
 from outrider.cli.drain import check
-from outrider.cli.main import app
 from outrider.errors import DeadlineError, InvalidRequestError
 from outrider.v1 import router_pb2
+from tests.cli.invoking import invoke
 from tests.router.replica import Replica, RouterUnderTest, running_replicas, running_router
 
 
@@ -35,7 +34,7 @@ def test_an_unknown_replica_is_named_with_those_there_are() -> None:
 async def _run(router: RouterUnderTest, *arguments: str) -> tuple[str, BaseException | None]:
     """What the command prints, and its error; it has an event loop of its own, so a thread."""
     where = ("--router", f"127.0.0.1:{router.ports.main}", "--plaintext")
-    done = await asyncio.to_thread(CliRunner().invoke, app, ["drain", *arguments, *where])
+    done = await asyncio.to_thread(invoke, ["drain", *arguments, *where])
     return done.output, done.exception
 
 

@@ -7,13 +7,12 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from outrider.cli import explain
-from outrider.cli.main import app
 from outrider.errors import InvalidRequestError, UnavailableError, UnknownModelError
 from outrider.testing import free_tcp_port
 from outrider.v1 import router_pb2
+from tests.cli.invoking import invoke
 from tests.router.relay.mesh import opening
 from tests.router.replica import Replica, running_replicas, running_router
 
@@ -21,7 +20,7 @@ from tests.router.replica import Replica, running_replicas, running_router
 async def _asked(port: int, *flags: str) -> str:
     """What the command prints; it has an event loop of its own, so a thread."""
     arguments = ["explain", "--router", f"127.0.0.1:{port}", *flags]
-    done = await asyncio.to_thread(CliRunner().invoke, app, arguments, catch_exceptions=False)
+    done = await asyncio.to_thread(invoke, arguments, catch_exceptions=False)
     return done.stdout
 
 
@@ -61,12 +60,12 @@ async def test_why_sessions_went_where_they_went() -> None:
 
 def test_what_cannot_be_asked_is_said_plainly() -> None:
     address = f"127.0.0.1:{free_tcp_port()}"
-    failed = CliRunner().invoke(app, ["explain", "--router", address])
+    failed = invoke(["explain", "--router", address])
     assert isinstance(failed.exception, UnavailableError)
-    both = CliRunner().invoke(app, ["explain", "a prompt", "--request", "x", "--router", address])
+    both = invoke(["explain", "a prompt", "--request", "x", "--router", address])
     assert isinstance(both.exception, InvalidRequestError)
     flags = ["--model", "./m.gguf", "--router", address]
-    file = CliRunner().invoke(app, ["explain", "a prompt", *flags])
+    file = invoke(["explain", "a prompt", *flags])
     assert isinstance(file.exception, InvalidRequestError)
     assert "takes a name" in str(file.exception)
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from outrider.access.api_keys import DEAD_KEPT_S, ApiKey, KeyTable, Scope
 from outrider.access.keys_file import read
@@ -18,9 +17,9 @@ from outrider.cli.keys import make, moment
 from outrider.cli.local import development_key
 from outrider.cli.local.mesh import MeshOptions, ServedModel
 from outrider.cli.local.state import RunningMesh
-from outrider.cli.main import app
 from outrider.errors import ConfigError, OutriderError, UnauthenticatedError
 from outrider.session_types import Priority
+from tests.cli.invoking import invoke
 
 NOW = 1_700_000_000.0
 
@@ -35,7 +34,7 @@ class Keys:
     def __call__(self, *arguments: str) -> str:
         """What it prints. Raises the error that ends it."""
         where = ("--keys-file", str(self.file), "--state-dir", str(self._folder))
-        done = CliRunner().invoke(app, ["keys", *arguments, *where])
+        done = invoke(["keys", *arguments, *where])
         if isinstance(done.exception, OutriderError):
             raise done.exception
         assert done.exit_code == 0, done.output
@@ -243,7 +242,7 @@ def test_who_names_a_file_makes_its_keys(told: dict[str, Any], is_own: bool) -> 
 
 def test_keys_go_where_the_mesh_finds_them(tmp_path: Path) -> None:
     def create(name: str) -> None:
-        done = CliRunner().invoke(app, ["keys", "create", name, "--state-dir", str(tmp_path)])
+        done = invoke(["keys", "create", name, "--state-dir", str(tmp_path)])
         assert done.exit_code == 0, done.output
 
     create("one")

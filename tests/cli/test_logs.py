@@ -9,12 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from outrider.cli.local.logs import LogFile, by_time
 from outrider.cli.local.state import holding
-from outrider.cli.main import app
 from outrider.errors import InvalidRequestError, UnavailableError
+from tests.cli.invoking import invoke
 
 
 def _line(at: int, event: str) -> str:
@@ -29,7 +28,7 @@ def _write(folder: Path, **services: list[str]) -> None:
 
 def _shown(folder: Path, *arguments: str) -> list[str]:
     command = ["logs", "--state-dir", str(folder), *arguments]
-    return CliRunner().invoke(app, command, catch_exceptions=False).stdout.splitlines()
+    return invoke(command, catch_exceptions=False).stdout.splitlines()
 
 
 def test_lines_of_all_services_are_in_order_of_time(tmp_path: Path) -> None:

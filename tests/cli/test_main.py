@@ -10,9 +10,9 @@ from typing import Annotated, Any, get_args, get_origin
 import pytest
 import typer
 from typer.models import OptionInfo
-from typer.testing import CliRunner
 
-from outrider.cli.main import app
+from outrider.cli.main import app_for
+from tests.cli.invoking import invoke
 
 
 def commands(of: typer.Typer, path: str) -> Iterator[tuple[str, Any]]:
@@ -25,7 +25,7 @@ def commands(of: typer.Typer, path: str) -> Iterator[tuple[str, Any]]:
         yield from commands(group.typer_instance, f"{path} {group.name}")
 
 
-COMMANDS = dict(commands(app, "outrider"))
+COMMANDS = dict(commands(app_for([]), "outrider"))
 
 
 def flags() -> Iterator[tuple[str, type, OptionInfo]]:
@@ -69,7 +69,7 @@ def test_every_command_and_flag_is_explained() -> None:
 def test_a_number_out_of_bounds_names_the_flag_and_the_bound(
     arguments: tuple[str, ...], bound: str
 ) -> None:
-    done = CliRunner().invoke(app, arguments)
+    done = invoke(arguments)
     assert done.exit_code == 2
     told = " ".join(done.output.replace("\u2502", " ").split())
     assert f"Invalid value for '{arguments[-2]}'" in told
@@ -77,5 +77,5 @@ def test_a_number_out_of_bounds_names_the_flag_and_the_bound(
 
 
 def test_the_version() -> None:
-    done = CliRunner().invoke(app, ["--version"])
+    done = invoke(["--version"])
     assert (done.exit_code, done.output) == (0, f"outrider {version('outrider')}\n")

@@ -9,14 +9,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from outrider.cli.local import mesh_models
 from outrider.cli.local.mesh import ServedModel
 from outrider.cli.local.state import RunningMesh, holding, publish
-from outrider.cli.main import app
 from outrider.errors import ConfigError, UnavailableError
 from outrider.models import catalog
+from tests.cli.invoking import invoke
 
 REPLICA = {
     **{"name": "here-b-0", "role": "inference", "model": "b"},
@@ -55,17 +54,17 @@ def mesh(tmp_path: Path, weights: Path) -> Iterator[RunningMesh]:
 
 def test_without_a_mesh_there_is_nothing_to_change(tmp_path: Path) -> None:
     for arguments in (["list"], ["add", "a"], ["remove", "a"]):
-        result = CliRunner().invoke(app, ["mesh", *arguments, "--state-dir", str(tmp_path)])
+        result = invoke(["mesh", *arguments, "--state-dir", str(tmp_path)])
         assert isinstance(result.exception, UnavailableError)
         assert "outrider up" in str(result.exception)
 
 
 def test_models_are_listed_with_their_replicas(tmp_path: Path, mesh: RunningMesh) -> None:
     state = ("--state-dir", str(tmp_path / "state"))
-    told = CliRunner().invoke(app, ["mesh", "list", *state]).stdout.splitlines()
+    told = invoke(["mesh", "list", *state]).stdout.splitlines()
     assert told[0].split() == ["a", "0", "of", "0", "replicas", "up", "default"]
     assert told[1].split() == ["b", "1", "of", "2", "replicas", "up"]
-    rows = CliRunner().invoke(app, ["mesh", "list", "--json", *state]).stdout.splitlines()
+    rows = invoke(["mesh", "list", "--json", *state]).stdout.splitlines()
     assert [json.loads(row)["is_default"] for row in rows] == [True, False]
 
 

@@ -8,12 +8,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from outrider.cli.local import detached, mesh, settings
 from outrider.cli.local.mesh import ROLES, MeshOptions, ServedModel
 from outrider.cli.local.preparing import fetched
-from outrider.cli.main import app
 from outrider.cli.model_choice import choose, choose_all, is_name, served_name
 from outrider.errors import (
     ArtifactMissingError,
@@ -25,6 +23,7 @@ from outrider.errors import (
 from outrider.models.catalog import DEFAULT_MODEL, lookup, read_config_file
 from outrider.models.definitions import ModelSpec, as_table
 from outrider.models.store import ModelStore
+from tests.cli.invoking import invoke
 from tests.models.test_folder import write_folder
 
 
@@ -127,7 +126,7 @@ def test_a_source_gets_one_too() -> None:
 def test_what_is_no_model(model: str, error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
         choose(model)
-    result = CliRunner().invoke(app, ["reference", "--model", model, "hello"])
+    result = invoke(["reference", "--model", model, "hello"])
     assert isinstance(result.exception, error)
 
 
@@ -171,9 +170,7 @@ def test_a_mesh_is_asked_by_names_only(weights: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="does not say what the mesh serves"):
         served_name(str(weights), tmp_path / "gone.toml")
     for model in (str(weights), "hf:o/r@main#f"):
-        result = CliRunner().invoke(
-            app, ["chat", "--edge", "localhost:1", "--model", model, "hello"]
-        )
+        result = invoke(["chat", "--edge", "localhost:1", "--model", model, "hello"])
         assert isinstance(result.exception, InvalidRequestError)
         assert "a model is named" in str(result.exception)
 

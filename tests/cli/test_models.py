@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from outrider.cli import main, models
+from outrider.cli import models
 from outrider.cli.models import app
 from outrider.errors import UnknownModelError
 from outrider.models.catalog import DEFAULT_MODEL, ModelSpec
 from outrider.models.store import ModelStore
+from tests.cli.invoking import invoke
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +43,7 @@ def test_a_model_is_fetched_once_by_its_name(
 
 
 def test_no_mesh_starts_for_a_model_nobody_knows(tmp_path: Path) -> None:
-    done = CliRunner().invoke(main.app, ["up", "--model", "nope", "--state-dir", str(tmp_path)])
+    done = invoke(["up", "--model", "nope", "--state-dir", str(tmp_path)])
     assert isinstance(done.exception, UnknownModelError)
     assert not (tmp_path / "logs").exists()
 

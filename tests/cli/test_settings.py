@@ -7,17 +7,16 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from outrider.cli.local import detached, settings
 from outrider.cli.local.certificates import OPERATOR, Certificates, forget, of_process
 from outrider.cli.local.mesh import ROLES, MeshOptions, ProcessSpec, ServedModel, completed, to_toml
 from outrider.cli.local.state import holding, make_private, write_private
-from outrider.cli.main import app
 from outrider.config import load
 from outrider.errors import ConfigError, UnavailableError
 from outrider.tls import PeerIdentity, Role, Tls, TlsConfig
 from services.edge.config import EdgeConfig
+from tests.cli.invoking import invoke
 
 
 def test_settings_have_the_types_of_their_service() -> None:
@@ -48,7 +47,7 @@ def test_secrets_are_refused_on_command_lines() -> None:
     with pytest.raises(ConfigError, match="cache_salt_key is a secret"):
         settings.typed("edge", ["cache_salt_key=x"])
     assert settings.typed("edge", ["private_key=/k.pem"]) == {"private_key": Path("/k.pem")}
-    failed = CliRunner().invoke(app, ["serve", "tokenizer", "--set", "shared-cache.key=x"])
+    failed = invoke(["serve", "tokenizer", "--set", "shared-cache.key=x"])
     assert isinstance(failed.exception, ConfigError)
 
 

@@ -10,21 +10,20 @@ import time
 from dataclasses import asdict
 
 import pytest
-from typer.testing import CliRunner
 
 from outrider.cli.local.status_view import lines
 from outrider.cli.local.supervisor import LastEnd, ending
-from outrider.cli.main import app
 from outrider.errors import ConfigError, UnavailableError
 from outrider.testing import free_tcp_port
 from outrider.v1 import router_pb2
+from tests.cli.invoking import invoke
 from tests.router.replica import Replica, running_replicas, running_router
 
 
 async def _asked(port: int, *flags: str) -> str:
     """What the command prints; it has an event loop of its own, so a thread."""
     arguments = ["status", "--router", f"127.0.0.1:{port}", *flags]
-    done = await asyncio.to_thread(CliRunner().invoke, app, arguments, catch_exceptions=False)
+    done = await asyncio.to_thread(invoke, arguments, catch_exceptions=False)
     return done.stdout
 
 
@@ -65,14 +64,14 @@ def _section(shown: str, heading: str) -> list[str]:
 
 def test_a_router_that_is_not_there_is_said_plainly() -> None:
     address = f"127.0.0.1:{free_tcp_port()}"
-    failed = CliRunner().invoke(app, ["status", "--router", address])
+    failed = invoke(["status", "--router", address])
     assert isinstance(failed.exception, UnavailableError)
     assert f"the router at {address} does not answer" in str(failed.exception)
 
 
 @pytest.mark.parametrize("address", ["here", "here:0"])
 def test_an_address_is_host_and_port(address: str) -> None:
-    failed = CliRunner().invoke(app, ["status", "--router", address])
+    failed = invoke(["status", "--router", address])
     assert isinstance(failed.exception, ConfigError)
 
 

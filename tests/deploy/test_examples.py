@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from outrider.cli.local.settings import config_class
-from outrider.cli.main import app
 from outrider.config import load
+from tests.cli.invoking import invoke
 
 EXAMPLES = Path(__file__).parents[2] / "deploy" / "examples"
 ROLES = ("edge", "router", "tokenizer", "inference")
@@ -22,7 +21,7 @@ def example(role: str) -> Any:
 
 @pytest.mark.parametrize("role", ROLES)
 def test_an_example_is_valid(role: str) -> None:
-    result = CliRunner().invoke(app, ["config", "validate", str(EXAMPLES / f"{role}.toml")])
+    result = invoke(["config", "validate", str(EXAMPLES / f"{role}.toml")])
     assert result.exit_code == 0, result.output
 
 

@@ -103,7 +103,8 @@ def test_a_role_needs_no_package_of_another(role: str, tmp_path: Path) -> None:
         f"sys.modules.update(dict.fromkeys({blocked!r}))\n"  # None: importing it fails
         f"import outrider.cli.main, services.{role}.app, services.{role}.config\n"
         "from typer.testing import CliRunner\n"
-        f"done = CliRunner().invoke(outrider.cli.main.app, ['serve', {role!r}, '--help'])\n"
+        f"command = ['serve', {role!r}, '--help']\n"
+        "done = CliRunner().invoke(outrider.cli.main.app_for(command), command)\n"
         "assert done.exit_code == 0, done.output\n"
     )
     done = subprocess.run(

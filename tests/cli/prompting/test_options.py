@@ -8,15 +8,14 @@ import re
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from outrider.access.client_key import KEY_VARIABLE
 from outrider.cli import edge_choice
-from outrider.cli.main import app
 from outrider.cli.prompting import options
 from outrider.cli.prompting.options import read_prompts, read_tools
 from outrider.errors import InvalidRequestError, InvalidSamplingError, OutriderError
 from outrider.sampling.grammar import JSON_OBJECT, Grammar, GrammarKind
+from tests.cli.invoking import invoke
 
 
 def test_one_prompt_from_any_place(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +107,7 @@ def test_two_places_at_once(given: tuple[str | None, str | None, Path | None]) -
 
 @pytest.mark.parametrize("edge", ["nowhere", ":4433", "here:0", "here:99999", "here:http"])
 def test_edges_that_are_none(edge: str) -> None:
-    done = CliRunner().invoke(app, ["chat", "hi", "--edge", edge])
+    done = invoke(["chat", "hi", "--edge", edge])
     assert isinstance(done.exception, OutriderError)
     assert "HOST:PORT" in done.exception.message
 
@@ -136,7 +135,7 @@ def test_a_key_is_read_from_a_file_or_the_environment(
 
 
 def test_objects_need_prompts() -> None:
-    done = CliRunner().invoke(app, ["chat", "--json", "--edge", "localhost:1"])
+    done = invoke(["chat", "--json", "--edge", "localhost:1"])
     assert isinstance(done.exception, OutriderError)
     assert "--prompt" in done.exception.message
     assert done.stdout == ""
