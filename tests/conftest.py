@@ -72,7 +72,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 # No deadline: a busy machine is no failure. No database: a run depends on the source and a seed.
-settings.register_profile("repeatable", deadline=None, derandomize=True, database=None)
+settings.register_profile(
+    "repeatable", deadline=None, derandomize=True, database=None, max_examples=60
+)
 settings.register_profile(
     "fresh", deadline=None, derandomize=False, database=None, max_examples=30, print_blob=True
 )
