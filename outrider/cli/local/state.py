@@ -148,16 +148,24 @@ def running_mesh(state_dir: Path) -> RunningMesh | None:
 
 def make_private(state_dir: Path) -> None:
     """The folder is there, and this user's alone: keys and logs are in it. Raises UnavailableError
-    for one that others may enter, unless it is a mesh's, or empty."""
+    for one that others may enter, unless it is a mesh's, or empty, or Outrider's by its name."""
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not state_dir.stat().st_mode & 0o077:
         return
-    if not (state_dir / _LOCK).exists() and any(state_dir.iterdir()):
+    is_mesh = (state_dir / _LOCK).exists()
+    if not is_mesh and not _is_outriders(state_dir) and any(state_dir.iterdir()):
         raise UnavailableError(
             f"others may read {state_dir}, which is no mesh's and not empty: name another folder, "
             f"or chmod 700 {state_dir}"
         )
     state_dir.chmod(0o700)
+
+
+def _is_outriders(state_dir: Path) -> bool:
+    """Whether it is `outrider` in the user's state folder: services that were started one by one
+    keep what is theirs in it, and make it as the user's umask says."""
+    environ = {name: text for name, text in os.environ.items() if name != "OUTRIDER_STATE_DIR"}
+    return state_dir.resolve() == state_folder(environ).resolve()
 
 
 def write_private(path: Path, text: str) -> None:

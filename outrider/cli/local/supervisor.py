@@ -231,6 +231,8 @@ class Supervisor:
         )
         if role is Role.EDGE:
             told.setdefault("cache_salt_key", self._salt_key)
+        if role is Role.INFERENCE:
+            told.setdefault("state_dir", str(self.state_dir / "inference"))
         completed = mesh.completed(spec, told, tls)
         if is_first:
             return completed

@@ -11,10 +11,9 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 from rich.console import Console
@@ -52,6 +51,8 @@ from outrider.models.definitions import NO_DRAFT, ModelSpec, as_table
 Welcome = Callable[[RunningMesh], Iterable[str]]
 
 _POLL_S = 0.1
+_STARTING = "starting; replicas load their model first, which takes most of the time"
+"""Stands on a terminal until the mesh is up."""
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -181,17 +182,19 @@ def up(
     if not any(".model_store=" in setting for setting in options.settings):
         options = _prepared(options, chosen.specs)
     make_private(folder)
-    # Made here and not in the detached process, whose output is kept in a log.
-    welcome: Welcome | None = None
-    if not development_key.has_own_file(options):
-        key, is_new = development_key.ensure(folder)
-        welcome = partial(development_key.welcome, state_dir=folder, key=key, is_new=is_new)
+    # Made and said here and not in the detached process, whose output is kept in a log.
+    has_key = not development_key.has_own_file(options)
+    key, is_new = development_key.ensure(folder) if has_key else ("", False)
+
+    def welcome(mesh: RunningMesh) -> Iterator[str]:
+        yield from _ready(mesh, folder)
+        if key:
+            yield from development_key.welcome(mesh, folder, key, is_new=is_new)
+
     if detach:
-        _detach(options, folder)
-        mesh = running_mesh(folder)
-        if welcome is not None and mesh is not None:
-            for line in welcome(mesh):
-                _console().print(line)
+        mesh = _detach(options, folder)
+        for line in welcome(mesh):
+            _console().print(line)
     else:
         asyncio.run(run(options, folder, welcome))
 
@@ -218,7 +221,7 @@ def _inference_settings(options: MeshOptions) -> dict[str, object]:
     return {**tables, **told.typed("inference", options.settings_of("inference"))}
 
 
-def _detach(options: MeshOptions, state_dir: Path) -> None:
+def _detach(options: MeshOptions, state_dir: Path) -> RunningMesh:
     """Run the mesh in a session of its own; wait until it is ready."""
     make_private(state_dir)
     log = state_dir / "up.log"
@@ -233,17 +236,38 @@ def _detach(options: MeshOptions, state_dir: Path) -> None:
     assert child.stdin is not None, "a pipe was asked for"
     with child.stdin as shape, contextlib.suppress(BrokenPipeError):
         shape.write(detached.dump(options))
+    console = _console()
     with _taken_along(child):
-        _wait_ready(child, state_dir, log)
-    _console().print(log.read_text(encoding="utf-8").rstrip())
+        mesh = _wait_ready(child, state_dir, log, console)
+    return mesh
 
 
-def _wait_ready(child: subprocess.Popen[bytes], state_dir: Path, log: Path) -> None:
+def _wait_ready(
+    child: subprocess.Popen[bytes], state_dir: Path, log: Path, console: Console
+) -> RunningMesh:
+    """The mesh, when all of it is up; what its process says until then is shown as it comes."""
     limit = time.monotonic() + 2 * START_LIMIT_S
-    while (mesh := running_mesh(state_dir)) is None or mesh.supervisor_pid != child.pid:
-        if child.poll() is not None or time.monotonic() > limit:
-            raise UnavailableError(f"the mesh did not start:\n{tail(log)}")
-        time.sleep(_POLL_S)
+    with log.open(encoding="utf-8", errors="replace") as said, console.status(_STARTING):
+        while (mesh := running_mesh(state_dir)) is None or mesh.supervisor_pid != child.pid:
+            if child.poll() is not None or time.monotonic() > limit:
+                raise UnavailableError(f"the mesh did not start:\n{tail(log)}")
+            _pass_on(said, console)
+            time.sleep(_POLL_S)
+        _pass_on(said, console)
+    return mesh
+
+
+def _pass_on(said: TextIO, console: Console) -> None:
+    for line in iter(said.readline, ""):
+        console.print(line, end="")
+
+
+def _ready(mesh: RunningMesh, state_dir: Path) -> Iterator[str]:
+    """What a user is told when all of a mesh is up."""
+    yield f"ready; logs in {state_dir / 'logs'}; try: {command_for('chat', state_dir)}"
+    for row in mesh.services:
+        if row.get("http_port"):
+            yield f"HTTP: http://{mesh.host}:{row['http_port']}/v1"
 
 
 @contextlib.contextmanager
@@ -295,21 +319,17 @@ async def run(options: MeshOptions, state_dir: Path, welcome: Welcome | None = N
 async def _start_and_wait(
     supervisor: Supervisor, stop: asyncio.Event, console: Console, welcome: Welcome | None
 ) -> None:
-    starting = asyncio.create_task(supervisor.start())
+    start = asyncio.create_task(supervisor.start())
     asked = asyncio.create_task(stop.wait())
-    await asyncio.wait({starting, asked}, return_when=asyncio.FIRST_COMPLETED)
+    with console.status(_STARTING):
+        await asyncio.wait({start, asked}, return_when=asyncio.FIRST_COMPLETED)
     asked.cancel()
-    if not starting.done():
-        starting.cancel()
+    if not start.done():
+        start.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            await starting
+            await start
         return
-    starting.result()
-    chat = command_for("chat", supervisor.state_dir)
-    console.print(f"ready; logs in {supervisor.state_dir / 'logs'}; try: {chat}")
-    for child in supervisor.children:
-        if child.ports.http:
-            console.print(f"HTTP: http://{supervisor.options.host}:{child.ports.http}/v1")
+    start.result()
     folder = supervisor.state_dir
     mesh = running_mesh(folder)
     for line in welcome(mesh) if welcome is not None and mesh is not None else ():
