@@ -70,7 +70,9 @@ def test_a_key_is_printed_once_and_kept_as_a_digest(keys: Keys) -> None:
     assert stat.S_IMODE(keys.file.stat().st_mode) == 0o600
     (key,) = keys.stored
     assert (key.tenant, key.models, key.expires) == ("web", ("*",), None)
-    assert f"or_{key.id}" in keys("list")
+    head, row = keys("list").splitlines()
+    assert head.split() == ["ID", "NAME", "TENANT", "STATE", "SCOPES", "MODELS", "UNTIL"]
+    assert row.split() == [f"or_{key.id}", "web", "web", "live", "chat,models,tokenize", "*", "-"]
 
 
 def test_json_is_one_object(keys: Keys) -> None:

@@ -131,10 +131,47 @@ def running_mesh(state_dir: Path) -> RunningMesh | None:
     Raises UnavailableError when its record is damaged.
     """
     pid = supervisor_pid(state_dir)
-    if pid is None:
+    mesh = None if pid is None else _recorded(state_dir)
+    # Another's record is of a mesh that was killed before this one began to start.
+    return mesh if mesh is not None and mesh.supervisor_pid == pid else None
+
+
+def killed_mesh(state_dir: Path) -> RunningMesh | None:
+    """The last mesh that was up in the folder, if it was not stopped but its supervisor killed, or
+    the machine; None while another one is up, starts or stops."""
+    if supervisor_pid(state_dir) is not None:
         return None
     try:
-        mesh = RunningMesh(**json.loads((state_dir / _RECORD).read_text(encoding="utf-8")))
+        return _recorded(state_dir)
+    except UnavailableError:
+        return None  # its record is damaged, and of no use
+
+
+def left_running(killed: RunningMesh, state_dir: Path) -> list[int]:
+    """Which processes of a mesh that was killed have not ended yet. The kernel told them to when
+    their supervisor died, and they let chats end first. Linux alone: elsewhere none are seen."""
+    return [row["pid"] for row in killed.services if _is_told(row["pid"], state_dir / "config")]
+
+
+def _is_told(pid: int, folder: Path) -> bool:
+    """Whether a process was started with a file in that folder: others may have its number now."""
+    try:
+        return os.fsencode(folder) in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def no_mesh(state_dir: Path) -> UnavailableError:
+    """Why nothing can be asked of a folder's mesh, and what to do."""
+    killed = killed_mesh(state_dir)
+    why = f" (the last one was killed: process {killed.supervisor_pid})" if killed else ""
+    start = command_for("up", state_dir)
+    return UnavailableError(f"no mesh is up in {state_dir}{why}; start one with `{start}`")
+
+
+def _recorded(state_dir: Path) -> RunningMesh | None:
+    try:
+        return RunningMesh(**json.loads((state_dir / _RECORD).read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
     except (ValueError, TypeError) as error:
@@ -142,8 +179,6 @@ def running_mesh(state_dir: Path) -> RunningMesh | None:
             f"{state_dir / _RECORD} is damaged ({error}); start anew: "
             f"{command_for('down', state_dir)}, {command_for('up', state_dir)}"
         ) from error
-    # Another's record is of a mesh that was killed before this one began to start.
-    return mesh if mesh.supervisor_pid == pid else None
 
 
 def make_private(state_dir: Path) -> None:

@@ -29,7 +29,7 @@ from outrider.cli.local.mesh import (
     MeshOptions,
     ServedModel,
 )
-from outrider.cli.local.preparing import check_memory, fair_share, fetched
+from outrider.cli.local.preparing import check_memory, check_ports, fair_share, fetched
 from outrider.cli.local.serving import Asking
 from outrider.cli.local.state import (
     RunningMesh,
@@ -38,7 +38,10 @@ from outrider.cli.local.state import (
     command_for,
     default_state_dir,
     holding,
+    killed_mesh,
+    left_running,
     make_private,
+    no_mesh,
     running_mesh,
     supervisor_pid,
 )
@@ -179,6 +182,8 @@ def up(
     )
     for role in ROLES:
         told.typed(role, options.settings_of(role))
+    _await_killed(folder)
+    _check_ports(options)
     if not any(".model_store=" in setting for setting in options.settings):
         options = _prepared(options, chosen.specs)
     make_private(folder)
@@ -197,6 +202,34 @@ def up(
             _console().print(line)
     else:
         asyncio.run(run(options, folder, welcome))
+
+
+def _await_killed(folder: Path) -> None:
+    """Says that the last mesh here was killed, and waits until nothing of it runs any more: it may
+    have the ports. Raises UnavailableError if that does not end."""
+    killed = killed_mesh(folder)
+    if killed is None:
+        return
+    _console().print(
+        f"the last mesh here (process {killed.supervisor_pid}) was killed, not stopped; starting "
+        "anew"
+    )
+    limit = time.monotonic() + STOP_LIMIT_S
+    while left := left_running(killed, folder):
+        if time.monotonic() > limit:
+            pids = ", ".join(str(pid) for pid in left)
+            raise UnavailableError(f"of the killed mesh, these processes do not end: {pids}")
+        time.sleep(_POLL_S)
+
+
+def _check_ports(options: MeshOptions) -> None:
+    """Of the edges, as far as flags say which; raises UnavailableError."""
+    own = {**options.tables.get("edge", {}), **told.typed("edge", options.settings_of("edge"))}
+    if "host" in own:
+        return
+    port = 0 if "port" in own else options.port
+    http_port = None if "http" in own else options.http_port
+    check_ports(options.host, port, http_port, options.num_edges)
 
 
 def _prepared(options: MeshOptions, specs: Sequence[ModelSpec]) -> MeshOptions:
@@ -344,7 +377,7 @@ def down(state_dir: StateDir = None) -> None:
     folder = (state_dir or default_state_dir()).resolve()
     pid = supervisor_pid(folder)
     if pid is None:
-        raise UnavailableError(f"no mesh is up in {folder}")
+        raise no_mesh(folder)
     os.kill(pid, signal.SIGTERM)
     limit = time.monotonic() + (len(ROLES) + 1) * STOP_LIMIT_S
     # Not until the process is gone: without anyone to reap it, it would stay as a zombie for ever.

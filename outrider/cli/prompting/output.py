@@ -139,9 +139,9 @@ def summary(result: ChatResult) -> str:
 
 
 def _is_seen_early(times: ClientTimings) -> bool:
-    """Whether provisional text was the first that was seen of a reply."""
+    """Whether provisional text was the first that was seen of a reply, by a millisecond."""
     early, final = times.provisional_ttft_ms, times.committed_ttft_ms
-    return early is not None and (final is None or early < final)
+    return early is not None and (final is None or round(early) < round(final))
 
 
 def in_words(number: int, one: str, more: str) -> str:
