@@ -87,7 +87,8 @@ if [ "$(cat "$stamp" 2>/dev/null || true)" != "$want" ]; then
     # At a terminal pip says what it fetches.
     [ -t 1 ] && quiet= || quiet=--quiet
     .venv/bin/python -m pip install $quiet --disable-pip-version-check \
-        --constraint constraints.txt --editable "$target"
+        --constraint constraints.txt --editable "$target" ||
+        fail 'pip could not install it. Does it reach a package index? (PIP_INDEX_URL names one, HTTPS_PROXY a proxy.) Then run it again'
     if [ "$extra" = dev ]; then
         .venv/bin/python -m tools.check_deploy --fetch
         get_nginx
