@@ -40,7 +40,7 @@ get_nginx() {
     command -v nginx >/dev/null 2>&1 && return
     mkdir -p .tools/nginx
     if ! command -v apt-get >/dev/null 2>&1 || ! unpack_nginx; then
-        echo 'setup: there is no nginx, and none was fetched: its tests will fail until it is installed'
+        echo 'setup: no nginx was fetched: its tests fail until it is there (sudo apt-get install nginx)'
     fi
 }
 
@@ -48,11 +48,23 @@ unpack_nginx() {
     echo 'setup: fetching nginx into .tools'
     (
         cd .tools/nginx
-        if ! apt-get download -q nginx >/dev/null 2>&1; then
-            [ "$(id -u)" = 0 ] && apt-get update -q >/dev/null && apt-get download -q nginx >/dev/null
-        fi
-        dpkg-deb --extract nginx_*.deb . && rm nginx_*.deb
+        download nginx && dpkg-deb --extract nginx_*.deb . && rm nginx_*.deb
     )
+}
+
+# A Debian package into this folder. Where the machine has no lists of packages, or old ones, they
+# are fetched beside it: nobody has to be root.
+download() {
+    apt-get download -q "$1" >/dev/null 2>&1 && return
+    mkdir -p apt/lists/partial apt/cache
+    status=0
+    for step in update "download $1"; do
+        # Two words, where there are two.
+        apt-get -q -o "Dir::State::lists=$PWD/apt/lists" -o "Dir::Cache=$PWD/apt/cache" $step \
+            >/dev/null 2>apt/errors || { status=1; cat apt/errors; break; }
+    done
+    rm -rf apt
+    return $status
 }
 
 # The tests have what every service says at /metrics judged by Prometheus's own promtool: 19 MB to
@@ -62,7 +74,7 @@ get_promtool() {
     [ ! -x .tools/prometheus/usr/bin/promtool ] || return 0
     mkdir -p .tools/prometheus
     if ! command -v apt-get >/dev/null 2>&1 || ! unpack_promtool; then
-        echo 'setup: there is no promtool, and none was fetched: its tests will fail until it is installed'
+        echo 'setup: no promtool was fetched: its tests fail until it is there (sudo apt-get install prometheus)'
     fi
 }
 
@@ -70,10 +82,8 @@ unpack_promtool() {
     echo 'setup: fetching promtool into .tools'
     (
         cd .tools/prometheus
-        if ! apt-get download -q prometheus >/dev/null 2>&1; then
-            [ "$(id -u)" = 0 ] && apt-get update -q >/dev/null && apt-get download -q prometheus >/dev/null
-        fi
-        dpkg-deb --fsys-tarfile prometheus_*.deb | tar -x ./usr/bin/promtool && rm prometheus_*.deb
+        download prometheus &&
+            dpkg-deb --fsys-tarfile prometheus_*.deb | tar -x ./usr/bin/promtool && rm prometheus_*.deb
     )
 }
 
