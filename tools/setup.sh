@@ -40,7 +40,7 @@ get_nginx() {
     command -v nginx >/dev/null 2>&1 && return
     mkdir -p .tools/nginx
     if ! command -v apt-get >/dev/null 2>&1 || ! unpack_nginx; then
-        echo 'setup: there is no nginx, and none was fetched: its tests will fail until it is installed'
+        echo 'setup: no nginx was fetched: its tests fail until it is there (sudo apt-get install nginx)'
     fi
 }
 
@@ -48,11 +48,23 @@ unpack_nginx() {
     echo 'setup: fetching nginx into .tools'
     (
         cd .tools/nginx
-        if ! apt-get download -q nginx >/dev/null 2>&1; then
-            [ "$(id -u)" = 0 ] && apt-get update -q >/dev/null && apt-get download -q nginx >/dev/null
-        fi
-        dpkg-deb --extract nginx_*.deb . && rm nginx_*.deb
+        download nginx && dpkg-deb --extract nginx_*.deb . && rm nginx_*.deb
     )
+}
+
+# A Debian package into this folder. Where the machine has no lists of packages, or old ones, they
+# are fetched beside it: nobody has to be root.
+download() {
+    apt-get download -q "$1" >/dev/null 2>&1 && return
+    mkdir -p apt/lists/partial apt/cache
+    status=0
+    for step in update "download $1"; do
+        # Two words, where there are two.
+        apt-get -q -o "Dir::State::lists=$PWD/apt/lists" -o "Dir::Cache=$PWD/apt/cache" $step \
+            >/dev/null 2>apt/errors || { status=1; cat apt/errors; break; }
+    done
+    rm -rf apt
+    return $status
 }
 
 # The tests have what every service says at /metrics judged by Prometheus's own promtool: 19 MB to
@@ -62,7 +74,7 @@ get_promtool() {
     [ ! -x .tools/prometheus/usr/bin/promtool ] || return 0
     mkdir -p .tools/prometheus
     if ! command -v apt-get >/dev/null 2>&1 || ! unpack_promtool; then
-        echo 'setup: there is no promtool, and none was fetched: its tests will fail until it is installed'
+        echo 'setup: no promtool was fetched: its tests fail until it is there (sudo apt-get install prometheus)'
     fi
 }
 
@@ -70,10 +82,8 @@ unpack_promtool() {
     echo 'setup: fetching promtool into .tools'
     (
         cd .tools/prometheus
-        if ! apt-get download -q prometheus >/dev/null 2>&1; then
-            [ "$(id -u)" = 0 ] && apt-get update -q >/dev/null && apt-get download -q prometheus >/dev/null
-        fi
-        dpkg-deb --fsys-tarfile prometheus_*.deb | tar -x ./usr/bin/promtool && rm prometheus_*.deb
+        download prometheus &&
+            dpkg-deb --fsys-tarfile prometheus_*.deb | tar -x ./usr/bin/promtool && rm prometheus_*.deb
     )
 }
 
@@ -83,9 +93,12 @@ want=$(cat pyproject.toml constraints.txt tools/setup.sh | sha256sum)
 if [ "$(cat "$stamp" 2>/dev/null || true)" != "$want" ]; then
     target='.[dev]'
     [ "$extra" = dev ] || target='.[all]'
-    echo "setup: installing outrider$(printf %s "$target" | tr -d .) into .venv (about a minute)"
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check \
-        --constraint constraints.txt --editable "$target"
+    echo "setup: installing outrider$(printf %s "$target" | tr -d .) into .venv, 0.5 to 1 GB: a minute or some"
+    # At a terminal pip says what it fetches.
+    [ -t 1 ] && quiet= || quiet=--quiet
+    .venv/bin/python -m pip install $quiet --disable-pip-version-check \
+        --constraint constraints.txt --editable "$target" ||
+        fail 'pip could not install it. Does it reach a package index? (PIP_INDEX_URL names one, HTTPS_PROXY a proxy.) Then run it again'
     if [ "$extra" = dev ]; then
         .venv/bin/python -m tools.check_deploy --fetch
         get_nginx

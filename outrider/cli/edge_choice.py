@@ -13,7 +13,7 @@ import typer
 from outrider.access.client_key import KEY_VARIABLE, configured_key, read_key_file
 from outrider.cli import contexts
 from outrider.cli.local import development_key
-from outrider.cli.local.state import default_state_dir, running_mesh
+from outrider.cli.local.state import default_state_dir, no_mesh, running_mesh
 from outrider.errors import InvalidRequestError, UnavailableError
 
 Edge = Annotated[str | None, typer.Option(help="HOST:PORT; default: the mesh of `outrider up`.")]
@@ -113,7 +113,7 @@ def _address(edge: str | None, ca: Path | None, state: Path, *, insecure: bool) 
         return EdgeAddress(host, int(port), ca, insecure)
     mesh = running_mesh(state)
     if mesh is None:
-        raise UnavailableError("no mesh is up here; start one with `outrider up`, or give --edge")
+        raise UnavailableError(f"{no_mesh(state).message}, or give --edge")
     return EdgeAddress(
         mesh.host, mesh.service("edge")["port"], ca or state / "tls" / "cert.pem", insecure
     )

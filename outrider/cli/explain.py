@@ -116,7 +116,7 @@ def lines(placement: router_pb2.Placement) -> Iterator[str]:
     yield (
         f"{what}: {placement.prompt_tokens} prompt tokens for {placement.model}, "
         f"{placement.age_ms / 1000.0:.1f} s ago, decided in {placement.decision_ms:.2f} ms "
-        f"among {placement.able}"
+        f"among {placement.able}; predicted, in ms:"
     )
     rows = [_HEAD, _row("chosen", placement.chosen)]
     if placement.HasField("runner_up"):
@@ -133,7 +133,7 @@ def lines(placement: router_pb2.Placement) -> Iterator[str]:
 
 _HEAD = (
     *("", "replica", "region", "identity"),
-    *("wait", "rtt", "slot", "queue", "transfer", "prefill", "cached"),
+    *("wait", "rtt", "slot", "queue", "transfer", "prefill", "cached tokens"),
 )
 _NUM_NAMES = 4
 """Columns to the left of the numbers."""

@@ -30,6 +30,7 @@ from outrider.access.api_keys import (
     scopes_of,
     without_long_dead,
 )
+from outrider.cli.columns import columns
 from outrider.cli.local.mesh import KEYS_FILE
 from outrider.cli.local.state import StateDir, default_state_dir, running_mesh
 from outrider.errors import ConfigError, UnavailableError
@@ -156,6 +157,7 @@ def list_(
     """What keys there are, without their secrets; with --json one object per line."""
     now = time.time()
     stored = keys_file.read(_file(file, _folder(state_dir)))
+    rows = [("ID", "NAME", "TENANT", "STATE", "SCOPES", "MODELS", "UNTIL")]
     for key in stored.keys:
         state = _state(key, now)
         if state != "live" and not every:
@@ -165,10 +167,9 @@ def list_(
             continue
         scopes = ",".join(sorted(scope.value for scope in key.scopes))
         models = ",".join(key.models) or "none"
-        print(
-            f"or_{key.id}  {key.name:<20} {key.tenant:<20} {state:<8} {scopes:<22} "
-            f"models {models}{_until(key)}"
-        )
+        rows.append((f"or_{key.id}", key.name, key.tenant, state, scopes, models, _until(key)))
+    if not as_json:
+        print("\n".join(columns(rows, num_names=len(rows[0]))))
 
 
 @app.command()
@@ -275,8 +276,8 @@ def _state(key: ApiKey, now: float) -> str:
 
 def _until(key: ApiKey) -> str:
     if key.expires is None:
-        return ""
-    return f"  until {datetime.fromtimestamp(key.expires, UTC):%Y-%m-%d %H:%M} UTC"
+        return "-"
+    return f"{datetime.fromtimestamp(key.expires, UTC):%Y-%m-%d %H:%M} UTC"
 
 
 def _row(key: ApiKey) -> dict[str, object]:

@@ -88,7 +88,7 @@ def main() -> None:
     except OSError as error:
         if error.filename is None:
             raise
-        print(f"outrider: {error}", file=sys.stderr)
+        print(f"outrider: {error.filename}: {error.strerror}", file=sys.stderr)
         raise SystemExit(1) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from outrider.cli import contexts, operator
-from outrider.cli.local.state import RunningMesh, command_for, default_state_dir, running_mesh
+from outrider.cli.local.state import RunningMesh, default_state_dir, no_mesh, running_mesh
 from outrider.config import check_address
-from outrider.errors import InvalidRequestError, UnavailableError
+from outrider.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from outrider.tls import Tls
@@ -57,8 +57,7 @@ def mesh_here(folder: Path) -> RunningMesh:
     """That of `outrider up` in a folder. Raises UnavailableError."""
     mesh = running_mesh(folder)
     if mesh is None:
-        start = command_for("up", folder)
-        raise UnavailableError(f"no mesh is up in {folder}; start one with `{start}`")
+        raise no_mesh(folder)
     return mesh
 
 

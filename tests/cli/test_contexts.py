@@ -199,7 +199,7 @@ def test_commands_go_where_the_context_says(mesh: LocalMesh, shell: Shell) -> No
     chat = ("chat", "hello", "--max-tokens", "4", "--json")
     assert json.loads(shell.says(*chat, "--context", "here"))["text"]
     assert json.loads(shell.says(*chat, OUTRIDER_CONTEXT="here"))["text"]
-    assert "no mesh is up here" in shell.run(*chat).stderr
+    assert "no mesh is up in" in shell.run(*chat).stderr
     shell.says("context", "use", "here")
     assert json.loads(shell.says(*chat))["text"]
     assert json.loads(shell.says("status", "--json"))["replicas"][0]["state"] == "READY"

@@ -69,7 +69,9 @@ def test_a_key_is_printed_once_and_kept_as_a_digest(keys: Keys) -> None:
     assert stat.S_IMODE(keys.file.stat().st_mode) == 0o600
     (key,) = keys.stored
     assert (key.tenant, key.models, key.expires) == ("web", ("*",), None)
-    assert f"or_{key.id}" in keys("list")
+    head, row = keys("list").splitlines()
+    assert head.split() == ["ID", "NAME", "TENANT", "STATE", "SCOPES", "MODELS", "UNTIL"]
+    assert row.split() == [f"or_{key.id}", "web", "web", "live", "chat,models,tokenize", "*", "-"]
 
 
 def test_json_is_one_object(keys: Keys) -> None:
@@ -117,8 +119,8 @@ def test_a_name_is_one_live_keys(keys: Keys) -> None:
         keys("create", "web")
     keys("revoke", "web")
     keys("create", "web")
-    assert len(keys.stored) == 2 and len(keys("list").splitlines()) == 1
-    assert len(keys("list", "--all").splitlines()) == 2
+    assert len(keys.stored) == 2 and len(keys("list").splitlines()) == 2
+    assert len(keys("list", "--all").splitlines()) == 3
 
 
 def test_keys_that_are_long_dead_make_room(keys: Keys) -> None:

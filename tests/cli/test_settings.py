@@ -11,7 +11,7 @@ import pytest
 from outrider.cli.local import detached, settings
 from outrider.cli.local.certificates import OPERATOR, Certificates, forget, of_process
 from outrider.cli.local.mesh import ROLES, MeshOptions, ProcessSpec, ServedModel, completed, to_toml
-from outrider.cli.local.state import holding, make_private, write_private
+from outrider.cli.local.state import default_state_dir, holding, make_private, write_private
 from outrider.config import load
 from outrider.errors import ConfigError, UnavailableError
 from outrider.tls import PeerIdentity, Role, Tls, TlsConfig
@@ -104,6 +104,18 @@ def test_a_folder_of_others_is_not_taken_over(tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match="chmod 700"):
         make_private(folder)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o755
+
+
+def test_the_folder_that_a_service_alone_made_becomes_its_users_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.delenv("OUTRIDER_STATE_DIR", raising=False)
+    folder = default_state_dir()
+    (folder / "inference" / "learnt").mkdir(parents=True)
+    folder.chmod(0o755)
+    make_private(folder)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
 def test_every_process_has_a_certificate_and_nobody_else_can_read_it(tmp_path: Path) -> None:

@@ -18,6 +18,9 @@ from outrider.cli.local.state import (
     RunningMesh,
     command_for,
     holding,
+    killed_mesh,
+    left_running,
+    no_mesh,
     publish,
     running_mesh,
     supervisor_pid,
@@ -74,6 +77,39 @@ def test_files_left_behind_are_no_mesh(tmp_path: Path) -> None:
     with holding(tmp_path):  # they do not stop the next one, nor pass for it while it starts
         publish(tmp_path, replace(MESH, supervisor_pid=1))
         assert running_mesh(tmp_path) is None
+
+
+def test_a_mesh_that_was_killed_is_told_from_one_that_was_stopped(tmp_path: Path) -> None:
+    assert killed_mesh(tmp_path) is None
+    with holding(tmp_path):
+        publish(tmp_path, MESH)
+        assert killed_mesh(tmp_path) is None, "it is up"
+    assert killed_mesh(tmp_path) == MESH
+    assert f"killed: process {MESH.supervisor_pid}" in no_mesh(tmp_path).message
+    (tmp_path / "mesh.json").write_text("{bad", encoding="utf-8")
+    assert killed_mesh(tmp_path) is None
+    withdraw(tmp_path)
+    assert "(the last one" not in no_mesh(tmp_path).message
+
+
+def test_only_processes_of_the_folder_are_left_of_a_killed_mesh(
+    tmp_path: Path, stranger: subprocess.Popen[bytes]
+) -> None:
+    command = [
+        sys.executable,
+        "-c",
+        "import signal; signal.pause()",
+        str(tmp_path / "config" / "a"),
+    ]
+    with subprocess.Popen(command) as own:
+        try:
+            killed = replace(MESH, services=[{"pid": own.pid}, {"pid": stranger.pid}])
+            while not (left := left_running(killed, tmp_path)):  # the kernel tells it after exec
+                assert own.poll() is None
+            assert left == [own.pid]
+        finally:
+            own.kill()
+    assert left_running(killed, tmp_path) == []
 
 
 def test_a_damaged_record_is_named(tmp_path: Path) -> None:

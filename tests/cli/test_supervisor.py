@@ -8,7 +8,7 @@ import pytest
 
 from outrider.cli.local import mesh
 from outrider.cli.local.mesh import MeshOptions, ProcessSpec, ServedModel
-from outrider.cli.local.supervisor import _environ, _with_ports
+from outrider.cli.local.supervisor import _environ, _with_ports, tail
 from outrider.config import load
 from services.edge.config import EdgeConfig
 from services.tokenizer.config import TokenizerConfig
@@ -54,3 +54,12 @@ def test_ports_that_were_asked_for_stay(tmp_path: Path) -> None:
     values = _with_ports(edge, options.host)
     assert values["port"] == 4433
     assert values["http"] == {"host": "127.0.0.1", "port": 8080}
+
+
+def test_of_a_log_its_failure_is_told_and_not_what_was_before(tmp_path: Path) -> None:
+    log = tmp_path / "edge.log"
+    log.write_text("".join(f'{{"event": "{number}"}}\n' for number in range(30)), "utf-8")
+    assert tail(log).splitlines()[0] == '{"event": "10"}'
+    with log.open("a", encoding="utf-8") as file:
+        file.write("outrider: cannot listen on UDP 127.0.0.1:4433\nset another port\n")
+    assert tail(log) == "cannot listen on UDP 127.0.0.1:4433\nset another port"

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -137,11 +136,24 @@ def test_down_leaves_no_process() -> None:
     assert not any(_alive(pid) for pid in pids)
 
 
-def test_killed_supervisor_leaves_no_orphan() -> None:
+def test_killed_supervisor_leaves_no_orphan_and_the_next_one_says_so() -> None:
     with local_mesh(engine="fake", regions="here", settings=NO_DRAFTER) as mesh:
         pids = [row["pid"] for row in mesh.state.services]
         os.kill(mesh.state.supervisor_pid, signal.SIGKILL)
-        _until_gone(pids)
+        folder = ("--state-dir", str(mesh.state_dir))
+        flags = ("--regions", "here", "--set=edge.drafter.model=none", *folder)
+        again = outrider(*_UP, "--detach", *flags)  # its context stops this one, too
+        assert not any(_alive(pid) for pid in pids)
+        killed, *rows, ready, http, _, _ = again.stderr.splitlines()
+        assert f"(process {mesh.state.supervisor_pid}) was killed" in killed
+        assert sorted(row.split()[1] for row in rows) == [
+            "edge",
+            "inference",
+            "router",
+            "tokenizer",
+        ]
+        assert ready.startswith("ready; ") and f"outrider chat --state-dir {folder[1]}" in ready
+        assert http.startswith("HTTP: http://127.0.0.1:")
 
 
 def test_interrupt_stops_an_attached_mesh(tmp_path: Path) -> None:
@@ -194,10 +206,3 @@ def _alive(pid: int) -> bool:
     except FileNotFoundError:
         return False
     return status.rpartition(")")[2].split()[0] != "Z"
-
-
-def _until_gone(pids: list[int]) -> None:
-    limit = time.monotonic() + LIMIT_S
-    while any(_alive(pid) for pid in pids):
-        assert time.monotonic() < limit, "processes outlived their supervisor"
-        time.sleep(0.05)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import typer
+from rich.console import Console
 
 from outrider.cli import operator
 from outrider.cli.demo.mesh import command, own_mesh
@@ -99,7 +100,8 @@ def _reference(prompt: str, model: str, params: SamplingParams) -> str:
     arguments = ["reference", "--json", "--prompt", prompt, "--seed", str(params.seed)]
     arguments += ["--temperature", str(params.temperature), "--max-tokens", str(params.max_tokens)]
     arguments += ["--model", model] if model else []
-    done = subprocess.run(command(*arguments), capture_output=True, text=True, check=False)
+    with Console(stderr=True).status("the reference loads the model and writes its reply"):
+        done = subprocess.run(command(*arguments), capture_output=True, text=True, check=False)
     if done.returncode:
         raise UnavailableError(f"`outrider reference` failed:\n{done.stderr.rstrip()}")
     return str(json.loads(done.stdout)["text"])

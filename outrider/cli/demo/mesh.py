@@ -9,6 +9,8 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from rich.console import Console
+
 from outrider.cli.local.preparing import fetched
 from outrider.cli.local.state import running_mesh
 from outrider.cli.model_choice import choose_all
@@ -32,9 +34,10 @@ def own_mesh(model: str = "", arguments: Sequence[str] = ()) -> Iterator[Path]:
         arguments = (*arguments, "--model", model)
     with tempfile.TemporaryDirectory(prefix="outrider-demo-") as folder:
         up = ("up", "--detach", "--port", "0", "--http-port", "-1", "--state-dir", folder)
-        started = subprocess.run(
-            command(*up, *arguments), stderr=subprocess.PIPE, text=True, check=False
-        )
+        with Console(stderr=True).status("starting the mesh"):
+            started = subprocess.run(
+                command(*up, *arguments), stderr=subprocess.PIPE, text=True, check=False
+            )
         if started.returncode:
             raise UnavailableError(f"the demo's mesh did not start:\n{started.stderr.rstrip()}")
         try:

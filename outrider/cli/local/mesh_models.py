@@ -17,7 +17,13 @@ from rich.console import Console
 from outrider.cli.local import control
 from outrider.cli.local.mesh import ServedModel
 from outrider.cli.local.preparing import check_memory, fair_share, fetched
-from outrider.cli.local.state import RunningMesh, StateDir, default_state_dir, running_mesh
+from outrider.cli.local.state import (
+    RunningMesh,
+    StateDir,
+    default_state_dir,
+    no_mesh,
+    running_mesh,
+)
 from outrider.cli.model_choice import MODEL_HELP, choose_all, is_name, source_of
 from outrider.errors import ConfigError, UnavailableError
 from outrider.models.definitions import (
@@ -132,7 +138,7 @@ def _folder(state_dir: Path | None) -> Path:
 def _mesh(folder: Path) -> RunningMesh:
     mesh = running_mesh(folder)
     if mesh is None:
-        raise UnavailableError(f"no mesh is up in {folder}; start one with `outrider up`")
+        raise no_mesh(folder)
     return mesh
 
 

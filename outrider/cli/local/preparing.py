@@ -6,11 +6,13 @@ Done by the command, where it is seen and may take its time; the services would 
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterable, Mapping
 
 from outrider.cli import models
 from outrider.cli.model_choice import is_name
 from outrider.engines.free_memory import known_free_memory
+from outrider.errors import UnavailableError
 from outrider.models.definitions import NO_DRAFT, ModelSpec
 from outrider.models.store import ModelStore, default_root
 
@@ -62,6 +64,32 @@ def check_memory(
     if with_services:
         others_bytes += SERVICES_BYTES
     check_together(groups, known_free_memory(), others_bytes)
+
+
+def check_ports(host: str, port: int, http_port: int | None, count: int) -> None:
+    """Raises UnavailableError where something else listens on a port that an edge is to have, of
+    `count` edges: before models are loaded, and not when the edges start at last."""
+    for flag, kind, first in (
+        ("--port", socket.SOCK_DGRAM, port),
+        ("--http-port", socket.SOCK_STREAM, http_port),
+    ):
+        for wanted in range(first, first + count) if first else ():
+            _check_port(flag, kind, host, wanted)
+
+
+def _check_port(flag: str, kind: socket.SocketKind, host: str, port: int) -> None:
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=kind)[0]
+    with socket.socket(family, kind) as alone:
+        if kind is socket.SOCK_STREAM:
+            alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            alone.bind(address)
+        except OSError as error:
+            name = "UDP" if kind is socket.SOCK_DGRAM else "TCP"
+            raise UnavailableError(
+                f"{name} port {port} of {host} cannot be had ({error.strerror}), perhaps because "
+                f"another mesh is up; give another {flag}, or 0 for any"
+            ) from error
 
 
 def fair_share(num_replicas: int) -> int:

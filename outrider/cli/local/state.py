@@ -131,10 +131,47 @@ def running_mesh(state_dir: Path) -> RunningMesh | None:
     Raises UnavailableError when its record is damaged.
     """
     pid = supervisor_pid(state_dir)
-    if pid is None:
+    mesh = None if pid is None else _recorded(state_dir)
+    # Another's record is of a mesh that was killed before this one began to start.
+    return mesh if mesh is not None and mesh.supervisor_pid == pid else None
+
+
+def killed_mesh(state_dir: Path) -> RunningMesh | None:
+    """The last mesh that was up in the folder, if it was not stopped but its supervisor killed, or
+    the machine; None while another one is up, starts or stops."""
+    if supervisor_pid(state_dir) is not None:
         return None
     try:
-        mesh = RunningMesh(**json.loads((state_dir / _RECORD).read_text(encoding="utf-8")))
+        return _recorded(state_dir)
+    except UnavailableError:
+        return None  # its record is damaged, and of no use
+
+
+def left_running(killed: RunningMesh, state_dir: Path) -> list[int]:
+    """Which processes of a mesh that was killed have not ended yet. The kernel told them to when
+    their supervisor died, and they let chats end first. Linux alone: elsewhere none are seen."""
+    return [row["pid"] for row in killed.services if _is_told(row["pid"], state_dir / "config")]
+
+
+def _is_told(pid: int, folder: Path) -> bool:
+    """Whether a process was started with a file in that folder: others may have its number now."""
+    try:
+        return os.fsencode(folder) in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def no_mesh(state_dir: Path) -> UnavailableError:
+    """Why nothing can be asked of a folder's mesh, and what to do."""
+    killed = killed_mesh(state_dir)
+    why = f" (the last one was killed: process {killed.supervisor_pid})" if killed else ""
+    start = command_for("up", state_dir)
+    return UnavailableError(f"no mesh is up in {state_dir}{why}; start one with `{start}`")
+
+
+def _recorded(state_dir: Path) -> RunningMesh | None:
+    try:
+        return RunningMesh(**json.loads((state_dir / _RECORD).read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
     except (ValueError, TypeError) as error:
@@ -142,22 +179,28 @@ def running_mesh(state_dir: Path) -> RunningMesh | None:
             f"{state_dir / _RECORD} is damaged ({error}); start anew: "
             f"{command_for('down', state_dir)}, {command_for('up', state_dir)}"
         ) from error
-    # Another's record is of a mesh that was killed before this one began to start.
-    return mesh if mesh.supervisor_pid == pid else None
 
 
 def make_private(state_dir: Path) -> None:
     """The folder is there, and this user's alone: keys and logs are in it. Raises UnavailableError
-    for one that others may enter, unless it is a mesh's, or empty."""
+    for one that others may enter, unless it is a mesh's, or empty, or Outrider's by its name."""
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not state_dir.stat().st_mode & 0o077:
         return
-    if not (state_dir / _LOCK).exists() and any(state_dir.iterdir()):
+    is_mesh = (state_dir / _LOCK).exists()
+    if not is_mesh and not _is_outriders(state_dir) and any(state_dir.iterdir()):
         raise UnavailableError(
             f"others may read {state_dir}, which is no mesh's and not empty: name another folder, "
             f"or chmod 700 {state_dir}"
         )
     state_dir.chmod(0o700)
+
+
+def _is_outriders(state_dir: Path) -> bool:
+    """Whether it is `outrider` in the user's state folder: services that were started one by one
+    keep what is theirs in it, and make it as the user's umask says."""
+    environ = {name: text for name, text in os.environ.items() if name != "OUTRIDER_STATE_DIR"}
+    return state_dir.resolve() == state_folder(environ).resolve()
 
 
 def write_private(path: Path, text: str) -> None:

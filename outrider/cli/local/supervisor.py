@@ -13,7 +13,7 @@ import urllib.request
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from outrider.cli.local import certificates, changes, mesh, settings
 from outrider.cli.local.certificates import Certificates
@@ -33,6 +33,8 @@ from outrider.workers.restarts import RestartPolicy, Restarts
 
 START_LIMIT_S = 300.0
 STOP_LIMIT_S = 15.0
+_FAILED: Final = "outrider: "
+"""What a command begins with when it says why it failed (outrider/cli/main.py)."""
 _POLL_S = 0.05
 
 
@@ -231,6 +233,8 @@ class Supervisor:
         )
         if role is Role.EDGE:
             told.setdefault("cache_salt_key", self._salt_key)
+        if role is Role.INFERENCE:
+            told.setdefault("state_dir", str(self.state_dir / "inference"))
         completed = mesh.completed(spec, told, tls)
         if is_first:
             return completed
@@ -429,9 +433,11 @@ def ending(status: int) -> str:
 
 
 def tail(log: Path, num_lines: int = 20) -> str:
-    """The last lines of a log."""
+    """The last lines of a log; where a command says among them why it failed, from there on."""
     try:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError as error:
         return f"(no log: {error})"
-    return "\n".join(lines[-num_lines:])
+    last = lines[-num_lines:]
+    failures = [number for number, line in enumerate(last) if line.startswith(_FAILED)]
+    return "\n".join(last[failures[-1] :] if failures else last).removeprefix(_FAILED)

@@ -11,10 +11,9 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 from rich.console import Console
@@ -30,7 +29,7 @@ from outrider.cli.local.mesh import (
     MeshOptions,
     ServedModel,
 )
-from outrider.cli.local.preparing import check_memory, fair_share, fetched
+from outrider.cli.local.preparing import check_memory, check_ports, fair_share, fetched
 from outrider.cli.local.serving import Asking
 from outrider.cli.local.state import (
     RunningMesh,
@@ -39,7 +38,10 @@ from outrider.cli.local.state import (
     command_for,
     default_state_dir,
     holding,
+    killed_mesh,
+    left_running,
     make_private,
+    no_mesh,
     running_mesh,
     supervisor_pid,
 )
@@ -52,6 +54,8 @@ from outrider.models.definitions import NO_DRAFT, ModelSpec, as_table
 Welcome = Callable[[RunningMesh], Iterable[str]]
 
 _POLL_S = 0.1
+_STARTING = "starting; replicas load their model first, which takes most of the time"
+"""Stands on a terminal until the mesh is up."""
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -178,22 +182,54 @@ def up(
     )
     for role in ROLES:
         told.typed(role, options.settings_of(role))
+    _await_killed(folder)
+    _check_ports(options)
     if not any(".model_store=" in setting for setting in options.settings):
         options = _prepared(options, chosen.specs)
     make_private(folder)
-    # Made here and not in the detached process, whose output is kept in a log.
-    welcome: Welcome | None = None
-    if not development_key.has_own_file(options):
-        key, is_new = development_key.ensure(folder)
-        welcome = partial(development_key.welcome, state_dir=folder, key=key, is_new=is_new)
+    # Made and said here and not in the detached process, whose output is kept in a log.
+    has_key = not development_key.has_own_file(options)
+    key, is_new = development_key.ensure(folder) if has_key else ("", False)
+
+    def welcome(mesh: RunningMesh) -> Iterator[str]:
+        yield from _ready(mesh, folder)
+        if key:
+            yield from development_key.welcome(mesh, folder, key, is_new=is_new)
+
     if detach:
-        _detach(options, folder)
-        mesh = running_mesh(folder)
-        if welcome is not None and mesh is not None:
-            for line in welcome(mesh):
-                _console().print(line)
+        mesh = _detach(options, folder)
+        for line in welcome(mesh):
+            _console().print(line)
     else:
         asyncio.run(run(options, folder, welcome))
+
+
+def _await_killed(folder: Path) -> None:
+    """Says that the last mesh here was killed, and waits until nothing of it runs any more: it may
+    have the ports. Raises UnavailableError if that does not end."""
+    killed = killed_mesh(folder)
+    if killed is None:
+        return
+    _console().print(
+        f"the last mesh here (process {killed.supervisor_pid}) was killed, not stopped; starting "
+        "anew"
+    )
+    limit = time.monotonic() + STOP_LIMIT_S
+    while left := left_running(killed, folder):
+        if time.monotonic() > limit:
+            pids = ", ".join(str(pid) for pid in left)
+            raise UnavailableError(f"of the killed mesh, these processes do not end: {pids}")
+        time.sleep(_POLL_S)
+
+
+def _check_ports(options: MeshOptions) -> None:
+    """Of the edges, as far as flags say which; raises UnavailableError."""
+    own = {**options.tables.get("edge", {}), **told.typed("edge", options.settings_of("edge"))}
+    if "host" in own:
+        return
+    port = 0 if "port" in own else options.port
+    http_port = None if "http" in own else options.http_port
+    check_ports(options.host, port, http_port, options.num_edges)
 
 
 def _prepared(options: MeshOptions, specs: Sequence[ModelSpec]) -> MeshOptions:
@@ -218,7 +254,7 @@ def _inference_settings(options: MeshOptions) -> dict[str, object]:
     return {**tables, **told.typed("inference", options.settings_of("inference"))}
 
 
-def _detach(options: MeshOptions, state_dir: Path) -> None:
+def _detach(options: MeshOptions, state_dir: Path) -> RunningMesh:
     """Run the mesh in a session of its own; wait until it is ready."""
     make_private(state_dir)
     log = state_dir / "up.log"
@@ -233,17 +269,38 @@ def _detach(options: MeshOptions, state_dir: Path) -> None:
     assert child.stdin is not None, "a pipe was asked for"
     with child.stdin as shape, contextlib.suppress(BrokenPipeError):
         shape.write(detached.dump(options))
+    console = _console()
     with _taken_along(child):
-        _wait_ready(child, state_dir, log)
-    _console().print(log.read_text(encoding="utf-8").rstrip())
+        mesh = _wait_ready(child, state_dir, log, console)
+    return mesh
 
 
-def _wait_ready(child: subprocess.Popen[bytes], state_dir: Path, log: Path) -> None:
+def _wait_ready(
+    child: subprocess.Popen[bytes], state_dir: Path, log: Path, console: Console
+) -> RunningMesh:
+    """The mesh, when all of it is up; what its process says until then is shown as it comes."""
     limit = time.monotonic() + 2 * START_LIMIT_S
-    while (mesh := running_mesh(state_dir)) is None or mesh.supervisor_pid != child.pid:
-        if child.poll() is not None or time.monotonic() > limit:
-            raise UnavailableError(f"the mesh did not start:\n{tail(log)}")
-        time.sleep(_POLL_S)
+    with log.open(encoding="utf-8", errors="replace") as said, console.status(_STARTING):
+        while (mesh := running_mesh(state_dir)) is None or mesh.supervisor_pid != child.pid:
+            if child.poll() is not None or time.monotonic() > limit:
+                raise UnavailableError(f"the mesh did not start:\n{tail(log)}")
+            _pass_on(said, console)
+            time.sleep(_POLL_S)
+        _pass_on(said, console)
+    return mesh
+
+
+def _pass_on(said: TextIO, console: Console) -> None:
+    for line in iter(said.readline, ""):
+        console.print(line, end="")
+
+
+def _ready(mesh: RunningMesh, state_dir: Path) -> Iterator[str]:
+    """What a user is told when all of a mesh is up."""
+    yield f"ready; logs in {state_dir / 'logs'}; try: {command_for('chat', state_dir)}"
+    for row in mesh.services:
+        if row.get("http_port"):
+            yield f"HTTP: http://{mesh.host}:{row['http_port']}/v1"
 
 
 @contextlib.contextmanager
@@ -295,21 +352,17 @@ async def run(options: MeshOptions, state_dir: Path, welcome: Welcome | None = N
 async def _start_and_wait(
     supervisor: Supervisor, stop: asyncio.Event, console: Console, welcome: Welcome | None
 ) -> None:
-    starting = asyncio.create_task(supervisor.start())
+    start = asyncio.create_task(supervisor.start())
     asked = asyncio.create_task(stop.wait())
-    await asyncio.wait({starting, asked}, return_when=asyncio.FIRST_COMPLETED)
+    with console.status(_STARTING):
+        await asyncio.wait({start, asked}, return_when=asyncio.FIRST_COMPLETED)
     asked.cancel()
-    if not starting.done():
-        starting.cancel()
+    if not start.done():
+        start.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            await starting
+            await start
         return
-    starting.result()
-    chat = command_for("chat", supervisor.state_dir)
-    console.print(f"ready; logs in {supervisor.state_dir / 'logs'}; try: {chat}")
-    for child in supervisor.children:
-        if child.ports.http:
-            console.print(f"HTTP: http://{supervisor.options.host}:{child.ports.http}/v1")
+    start.result()
     folder = supervisor.state_dir
     mesh = running_mesh(folder)
     for line in welcome(mesh) if welcome is not None and mesh is not None else ():
@@ -324,7 +377,7 @@ def down(state_dir: StateDir = None) -> None:
     folder = (state_dir or default_state_dir()).resolve()
     pid = supervisor_pid(folder)
     if pid is None:
-        raise UnavailableError(f"no mesh is up in {folder}")
+        raise no_mesh(folder)
     os.kill(pid, signal.SIGTERM)
     limit = time.monotonic() + (len(ROLES) + 1) * STOP_LIMIT_S
     # Not until the process is gone: without anyone to reap it, it would stay as a zombie for ever.

@@ -15,7 +15,7 @@ from outrider.cli.prompting.painter import Painter
 from outrider.session_types import FinishReason
 
 if TYPE_CHECKING:
-    from outrider.client import ChatResult, Event
+    from outrider.client import ChatResult, ClientTimings, Event
 
 INEXACT: Final = (
     "inexact: a replica was lost, and one that computes differently went on with the reply"
@@ -127,7 +127,7 @@ def summary(result: ChatResult) -> str:
         f"{in_words(len(result.ids), 'token', 'tokens')}{early}{erased}{lossy}, "
         f"{_ENDS[result.finish_reason]}"
     ]
-    if times.provisional_ttft_ms is not None:
+    if _is_seen_early(times):
         parts.append(f"first text after {times.provisional_ttft_ms:.0f} ms")
     if times.committed_ttft_ms is not None:
         parts.append(f"first final text after {times.committed_ttft_ms:.0f} ms")
@@ -136,6 +136,12 @@ def summary(result: ChatResult) -> str:
     if result.usage.cost is not None:
         parts.append(f"costs {result.usage.cost}")
     return " · ".join(parts)
+
+
+def _is_seen_early(times: ClientTimings) -> bool:
+    """Whether provisional text was the first that was seen of a reply, by a millisecond."""
+    early, final = times.provisional_ttft_ms, times.committed_ttft_ms
+    return early is not None and (final is None or round(early) < round(final))
 
 
 def in_words(number: int, one: str, more: str) -> str:

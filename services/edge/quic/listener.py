@@ -112,7 +112,8 @@ class Listener:
             )
         except OSError as error:
             raise ConfigError(
-                f"cannot listen on UDP {host}:{port} ({error}); set another port, or 0 for any"
+                f"cannot listen on UDP {host}:{port} ({error}); set another port (`outrider up "
+                "--port`), or 0 for any"
             ) from error
         transport.get_extra_info("socket").setsockopt(
             socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES

@@ -51,6 +51,15 @@ def test_the_text_and_the_figures_go_apart(capsys: pytest.CaptureFixture[str]) -
     )
 
 
+def test_what_is_final_when_it_is_first_seen_has_one_time(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    late = replace(RESULT, timings=ClientTimings(95.0, 30.6, 30.6, 120.0, 21.0))
+    report("why?", late, as_json=False, shown=False)
+    times = capsys.readouterr().err.split(" · ", 1)[1]
+    assert times == "first final text after 31 ms · 21 tokens/s\n"
+
+
 def test_that_a_reply_is_inexact_is_said_in_a_line_of_its_own(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
