@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from outrider.cli import config, context, definitions, keys, models, serve
+from outrider.cli import config, context, definitions, keys, mirrors, models, serve
 from outrider.cli.bench import serve as bench
 from outrider.cli.check import check
 from outrider.cli.demo import commands as demo
@@ -68,6 +68,9 @@ app.command()(doctor)
 app.command()(check)
 models.app.command()(definitions.add)
 models.app.command()(definitions.forget)
+models.app.command()(mirrors.manifest)
+models.app.command()(mirrors.push)
+models.app.command()(mirrors.serve)
 app.add_typer(models.app, name="models")
 app.add_typer(mesh_models.app, name="mesh")
 app.add_typer(keys.app, name="keys")

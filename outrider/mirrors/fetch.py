@@ -56,6 +56,8 @@ class Mirrors:
         self._mirrors = tuple(mirrors)
         self._connections = connections
         self._pace = _Pace(max_bytes_s)
+        self.fetched_bytes = {mirror.text: 0 for mirror in self._mirrors}
+        """Of shards, that came from each, of all fetches."""
 
     def fetch(self, sha256: str, path: Path, *, max_bytes: int, report: ReportProgress) -> int:
         """Have the model of this digest at `path`, verified; returns its size. What is there from
@@ -103,7 +105,12 @@ class Mirrors:
                 have = _verified_shards(descriptor, manifest)
                 _check_room(descriptor, path, manifest)
                 os.ftruncate(descriptor, manifest.num_bytes)
-                _Run(manifest, mirrors, descriptor, have, self._pace).go(self._connections, report)
+                run = _Run(manifest, mirrors, descriptor, have, self._pace)
+                try:
+                    run.go(self._connections, report)
+                finally:
+                    for name, num_bytes in run.fetched_bytes.items():
+                        self.fetched_bytes[name] += num_bytes
                 os.fsync(descriptor)
         finally:
             os.close(descriptor)
@@ -145,7 +152,7 @@ class _Run:
         self._there = {shard: manifest.extent(shard)[1] for shard in have}
         """Bytes of each shard that has any."""
         self._done_bytes = sum(self._there.values())
-        self._fetched_bytes = dict.fromkeys(names, 0)
+        self.fetched_bytes = dict.fromkeys(names, 0)
         self._num_writing = 0
         self._is_stopped = False
         self._error: Exception | None = None
@@ -174,7 +181,7 @@ class _Run:
             sha256=self._manifest.sha256,
             num_bytes=self._manifest.num_bytes,
             seconds=round(time.monotonic() - began, 1),
-            fetched_bytes=self._fetched_bytes,
+            fetched_bytes=self.fetched_bytes,
         )
 
     def _watch(self, report: ReportProgress) -> None:
@@ -232,7 +239,7 @@ class _Run:
         finally:
             with self._changed:
                 self._num_writing -= 1
-                self._fetched_bytes[source] += len(data)
+                self.fetched_bytes[source] += len(data)
                 self._changed.notify_all()
 
     def note(self, shard: int, num_bytes: int) -> None:

@@ -116,4 +116,4 @@ def _faults() -> Iterator[None]:
 
 
 def _short(text: str) -> str:
-    return " ".join(text.split())[:200]
+    return " ".join(text.split())[:400]

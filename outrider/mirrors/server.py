@@ -230,6 +230,8 @@ class ModelServer:
             return _said(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD")
         match = _PATH.fullmatch(target)
         if match is None or not await asyncio.to_thread(self._holds, match[1]):
+            if match is not None:
+                self._manifests.pop(match[1], None)  # of one that was removed
             return _said(HTTPStatus.NOT_FOUND, "there is no such model here")
         manifest, path = await self._manifest(match[1])
         if match[2] == "manifest.json":
