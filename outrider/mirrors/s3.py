@@ -86,6 +86,9 @@ def _store(url: str, environ: Mapping[str, str]) -> S3Store:
     retry: RetryConfig = {"max_retries": 1, "retry_timeout": timedelta(seconds=5)}
     parts = urlsplit(url)
     config: S3Config = {"endpoint": endpoint} if endpoint else {}
+    for name in ("access_key_id", "secret_access_key", "region"):
+        if value := environ.get(f"AWS_{name.upper()}"):
+            config[name] = value
     try:
         return S3Store(
             parts.netloc,

@@ -47,9 +47,7 @@ ACCESS: Final[Mapping[str, frozenset[Role]]] = {
 }
 """By full method name."""
 
-MODELS: Final = frozenset(
-    {Role.EDGE, Role.TOKENIZER, Role.INFERENCE, Role.MODELS, Role.OPERATOR}
-)
+MODELS: Final = frozenset({Role.EDGE, Role.TOKENIZER, Role.INFERENCE, Role.MODELS, Role.OPERATOR})
 """Who may fetch models over HTTP (`outrider models serve`): whoever loads them, and operators."""
 
 

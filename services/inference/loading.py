@@ -38,10 +38,8 @@ class LoadProgress:
         """Raises LoadStoppedError."""
         if self._stopped.is_set():
             raise LoadStoppedError
-        share = progress.done_bytes / progress.total_bytes if progress.total_bytes else 0.0
-        percent = int(100 * share)
-        shown = f" {percent} %" if progress.total_bytes else f" {progress.done_bytes} bytes"
-        self._text = f"{progress.stage} the model{'' if progress.stage == 'waiting' else shown}"
+        percent = 100 * progress.done_bytes // progress.total_bytes if progress.total_bytes else 0
+        self._text = _said(progress, percent)
         step = (progress.stage, percent // _LOGGED_PERCENT)
         if step != self._logged:
             self._logged = step
@@ -51,3 +49,10 @@ class LoadProgress:
                 done_bytes=progress.done_bytes,
                 total_bytes=progress.total_bytes,
             )
+
+
+def _said(progress: PullProgress, percent: int) -> str:
+    if progress.stage == "waiting":
+        return "waiting for another process that fetches the model"
+    share = f"{percent} %" if progress.total_bytes else f"{progress.done_bytes} bytes"
+    return f"{progress.stage} the model {share}"

@@ -61,7 +61,9 @@ async def cutting_relay(target_port: int) -> AsyncIterator[CuttingRelay]:
 
 
 async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Until the client is gone; then nothing more is wanted of the mirror either."""
     with suppress(ConnectionError):
         while data := await reader.read(4096):
             writer.write(data)
             await writer.drain()
+    writer.close()
