@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -22,7 +23,8 @@ from outrider.models.store import ModelStore
 from outrider.telemetry.logs import configure_logging
 from outrider.tls import Role, Tls, TlsConfig
 
-MB = 1 << 20
+MIB = 1 << 20
+MIRRORS_VARIABLE = "OUTRIDER_MODEL_MIRRORS"
 _SERVER = ServerConfig()
 Certificate = Annotated[Path | None, typer.Option(help="PEM certificate of this process.")]
 PrivateKey = Annotated[Path | None, typer.Option(help="PEM key of --certificate.")]
@@ -38,18 +40,18 @@ ShardMib = Annotated[
 
 
 def manifest(
-    model: Model, shard_mib: ShardMib = DEFAULT_SHARD_BYTES // MB, store: Store = None
+    model: Model, shard_mib: ShardMib = DEFAULT_SHARD_BYTES // MIB, store: Store = None
 ) -> None:
     """Print what a model of the store is made of: its digest, its shards and theirs."""
     with failures(as_json=False):
         artifact = held_artifact(open_store(store), model)
-        print(make_manifest(artifact.path, shard_mib * MB).to_json(), end="")
+        print(make_manifest(artifact.path, shard_mib * MIB).to_json(), end="")
 
 
 def push(
     model: Model,
     mirror: Annotated[str, typer.Argument(help="s3://BUCKET/PREFIX or file:PATH.")],
-    shard_mib: ShardMib = DEFAULT_SHARD_BYTES // MB,
+    shard_mib: ShardMib = DEFAULT_SHARD_BYTES // MIB,
     connections: Annotated[int, typer.Option(min=1, max=64, help="Shards sent at once.")] = 4,
     refresh: Annotated[
         bool, typer.Option("--refresh", help="Send shards again that are there.")
@@ -67,7 +69,7 @@ def push(
     with failures(as_json):
         target = open_writable(mirror)
         artifact = held_artifact(open_store(store), model)
-        found = make_manifest(artifact.path, shard_mib * MB)
+        found = make_manifest(artifact.path, shard_mib * MIB)
         with progress_bar(model, as_json) as report:
             sent_bytes = push_model(
                 artifact.path,
@@ -94,12 +96,12 @@ def serve(
     trust_domain: TrustDomain = TlsConfig().trust_domain,
     plaintext: Plaintext = False,
     max_mb_s: Annotated[
-        float, typer.Option(min=0, help="Megabytes a second at most, to all; 0: no cap.")
+        float, typer.Option(min=0, max=100_000, help="Megabytes a second to all; 0: no cap.")
     ] = _SERVER.max_mb_s,
     max_connections: Annotated[
-        int, typer.Option(min=1, help="At once; further ones are closed.")
+        int, typer.Option(min=1, max=10_000, help="At once; further ones are closed.")
     ] = _SERVER.max_connections,
-    shard_mib: ShardMib = DEFAULT_SHARD_BYTES // MB,
+    shard_mib: ShardMib = DEFAULT_SHARD_BYTES // MIB,
     store: Store = None,
     ready_file: Annotated[
         Path | None, typer.Option(help="Written as JSON with the port when it serves.")
@@ -114,7 +116,7 @@ def serve(
     """
     configure_logging("models", log_level)
     tls = Tls.open(TlsConfig(certificate, private_key, ca, trust_domain, plaintext), Role.MODELS)
-    config = ServerConfig(host, port, max_connections, max_mb_s, shard_mib * MB)
+    config = ServerConfig(host, port, max_connections, max_mb_s, shard_mib * MIB)
     server = ModelServer(open_store(store), config, tls)
 
     async def run(
@@ -137,9 +139,11 @@ def serve(
 def with_mirrors(
     store: Path | None, sources: list[str], max_mb_s: float, connections: int, tls: TlsConfig
 ) -> ModelStore:
-    """The store, which asks these mirrors. Raises ConfigError."""
+    """The store, which asks these mirrors, and then those of the environment. Raises
+    ConfigError."""
     from outrider.mirrors.opening import open_mirrors
 
+    sources = [*sources, *os.environ.get(MIRRORS_VARIABLE, "").split()]
     if max_mb_s and not sources:
         raise ConfigError("--max-mb-s is for mirrors; name one with --from")
     configure_logging("models", "warning")

@@ -81,16 +81,21 @@ def pull(
         list[str] | None,
         typer.Option(
             "--from",
-            envvar="OUTRIDER_MODEL_MIRRORS",
             metavar="MIRROR",
-            help="Asked before the model's own source if its sha256 is known; several times, the "
-            "first one is asked first: peer://HOST:PORT, https://HOST/PATH, s3://BUCKET/PREFIX, "
-            "file:PATH.",
+            help="Asked before the model's own source if its sha256 is known: peer://HOST:PORT, "
+            "https://HOST/PATH, s3://BUCKET/PREFIX, file:PATH. May be given several times; those "
+            "of OUTRIDER_MODEL_MIRRORS, with blanks between, are asked after them.",
             show_default=False,
         ),
     ] = None,
     max_mb_s: Annotated[
-        float, typer.Option(min=0, help="Megabytes a second at most from mirrors; 0: no cap.")
+        float,
+        typer.Option(
+            min=0,
+            max=100_000,
+            envvar="OUTRIDER_MODEL_MAX_MB_S",
+            help="Megabytes a second at most from mirrors; 0: no cap.",
+        ),
     ] = 0.0,
     connections: Annotated[
         int, typer.Option(min=1, max=64, help="Shards fetched at once from mirrors.")
