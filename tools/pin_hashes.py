@@ -20,10 +20,10 @@ from typing import Any, Final
 ROOT: Final = Path(__file__).resolve().parent.parent
 FOLDER: Final = ROOT / "deploy" / "docker" / "requirements"
 EXTRAS: Final = {
-    "edge": ("edge", "draft", "redis"),
+    "edge": ("edge", "draft", "redis", "s3"),
     "router": ("router",),
-    "tokenizer": ("tokenizer", "fast-tokenizers", "redis"),
-    "inference": ("inference", "redis"),
+    "tokenizer": ("tokenizer", "fast-tokenizers", "redis", "s3"),
+    "inference": ("inference", "redis", "s3"),
 }
 """What each image holds."""
 BUILD: Final = "build"

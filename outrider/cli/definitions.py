@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from outrider.cli.model_choice import source_of
-from outrider.cli.models import Json, app, failures
+from outrider.cli.models import Json, failures
 from outrider.errors import ArtifactMissingError, ConfigError, UnknownModelError
 from outrider.models.catalog import (
     SHIPPED,
@@ -26,7 +26,6 @@ from outrider.models.store import ModelStore, default_root
 from outrider.reply_parsing.formats import CallSyntax
 
 
-@app.command()
 def add(
     name: Annotated[str, typer.Argument(metavar="NAME", help="What requests will call it.")],
     source: Annotated[
@@ -94,7 +93,6 @@ def add(
         )
 
 
-@app.command()
 def forget(
     name: Annotated[
         str, typer.Argument(metavar="NAME", help="A name that `outrider models add` defined.")

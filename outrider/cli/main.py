@@ -25,7 +25,7 @@ COMMANDS: Final = {
     "drain": "outrider.cli.drain:drain",
     "doctor": "outrider.cli.doctor:doctor",
     "check": "outrider.cli.check:check",
-    "models": "outrider.cli.definitions:app",
+    "models": "outrider.cli.model_commands:app",
     "mesh": "outrider.cli.local.mesh_models:app",
     "keys": "outrider.cli.keys:app",
     "config": "outrider.cli.config:app",

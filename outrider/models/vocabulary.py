@@ -38,6 +38,7 @@ from outrider.reply_parsing.formats import (
 
 if TYPE_CHECKING:
     from outrider.models.catalog import ModelSpec
+    from outrider.models.disk.fetch import ReportProgress
     from outrider.models.store import ModelStore
 
 # One call tokenizes on its caller's thread: callers bring their own threads, and a hidden pool
@@ -392,7 +393,9 @@ def _decoder_steps(tokenizer_json: str) -> list[dict[str, Any]]:
     raise ArtifactCorruptError("a tokenizer record has no decoder that is known")
 
 
-def load_vocabulary(spec: ModelSpec, store: ModelStore) -> Vocabulary:
+def load_vocabulary(
+    spec: ModelSpec, store: ModelStore, progress: ReportProgress | None = None
+) -> Vocabulary:
     """The vocabulary of `spec`; the model is fetched if the store lacks it.
 
     Parsing the model file takes seconds, so its result is kept in the store beside the model,
@@ -400,7 +403,7 @@ def load_vocabulary(spec: ModelSpec, store: ModelStore) -> Vocabulary:
     before an event loop runs, or in a thread. Raises what ModelStore.ensure, ModelStore.derived,
     Vocabulary.from_gguf and folder.unpacked raise.
     """
-    artifact = store.ensure(spec.source, sha256=spec.sha256)
+    artifact = store.ensure(spec.source, progress=progress, sha256=spec.sha256)
 
     def build(folder: Path) -> None:
         template, stop_tokens = spec.chat_template, spec.stop_tokens

@@ -47,6 +47,9 @@ ACCESS: Final[Mapping[str, frozenset[Role]]] = {
 }
 """By full method name."""
 
+MODELS: Final = frozenset({Role.EDGE, Role.TOKENIZER, Role.INFERENCE, Role.MODELS, Role.OPERATOR})
+"""Who may fetch models over HTTP (`outrider models serve`): whoever loads them, and operators."""
+
 
 def check(identity: PeerIdentity, method: str) -> None:
     """Raises PermissionDeniedError unless the method answers to that role."""

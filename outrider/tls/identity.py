@@ -33,6 +33,8 @@ class Role(StrEnum):
     TOKENIZER = "tokenizer"
     TOKENIZER_WORKER = "tokenizer-worker"
     INFERENCE = "inference"
+    MODELS = "models"
+    """Serves models' files to the others (`outrider models serve`)."""
     OPERATOR = "operator"
     """A person or a program that asks how the mesh does."""
 

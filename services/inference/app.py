@@ -18,8 +18,10 @@ from outrider.engines.base import Engine, EngineInfo
 from outrider.engines.factory import check_vocabulary, create_engine, warm_up
 from outrider.engines.page_collapse import collapse_pages
 from outrider.errors import EngineError, UnavailableError
+from outrider.mirrors.opening import open_mirrors
 from outrider.model_identity import model_identity, short_form
 from outrider.models.catalog import ModelSpec, current, lookup
+from outrider.models.disk.fetch import ReportProgress, ignore_progress
 from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import Vocabulary, load_vocabulary
 from outrider.process import Ports
@@ -37,6 +39,7 @@ from outrider.tls import PLAINTEXT, Role, Tls
 from outrider.v1 import inference_pb2, inference_pb2_grpc
 from services.inference.config import InferenceConfig
 from services.inference.instances.group import InstanceGroup
+from services.inference.loading import LoadProgress, LoadStoppedError
 from services.inference.prefix_store.opening import open_exchange
 from services.inference.runner import ModelRunner, ModelTick
 from services.inference.scheduler.limits import context_limit
@@ -78,14 +81,18 @@ class LoadedModel:
     """For grammars; without it, requests with one are refused."""
 
 
-def load_model(config: InferenceConfig) -> LoadedModel:
+def load_model(
+    config: InferenceConfig, tls: Tls = PLAINTEXT, report: ReportProgress = ignore_progress
+) -> LoadedModel:
     """Load vocabulary and engines; blocks for seconds, longer if the model has to be fetched.
 
-    Raises UnknownModelError, ModelStoreError, EngineError and ConfigError.
+    `tls` is what mirrors of the mesh are shown. Raises UnknownModelError, ModelStoreError,
+    EngineError and ConfigError, and what `report` raises.
     """
     spec = lookup(config.model)
-    store = ModelStore(config.model_store or default_root())
-    vocabulary = load_vocabulary(spec, store)
+    mirrors = open_mirrors(config.mirrors, tls)
+    store = ModelStore(config.model_store or default_root(), mirrors=mirrors)
+    vocabulary = load_vocabulary(spec, store, report)
     # From here on the weights are known, whether the definition names their digest or not.
     spec = replace(spec, sha256=spec.sha256 or store.recorded(spec.source))
     check_vocabulary(config.engine_config(vocabulary.size, spec), vocabulary)
@@ -343,21 +350,23 @@ async def serve(
     source: ConfigSource[InferenceConfig] | None = None,
 ) -> None:
     """Run a replica until `stop` is set; `ready` is called with the bound ports once the model is
-    loaded, unless `stop` came first: loading itself is not interrupted. The admin port answers
-    from the start. Raises what `load_model` raises, ConfigError when a port is taken, and
-    EngineError, after draining, when the model broke down: whoever supervises the process starts
-    another. Changes of `source`'s file are logged: a replica needs a restart for all of them."""
+    loaded, unless `stop` came first: fetching ends then, loading is not interrupted. The admin port
+    answers from the start, and says how far a fetch is. Raises what `load_model` raises,
+    ConfigError when a port is taken, and EngineError, after draining, when the model broke down:
+    whoever supervises the process starts another. Changes of `source`'s file are logged: a replica
+    needs a restart for all of them."""
     configure_logging("inference", config.log_level)
     log_start(config)
     configure_tracing("inference")
     metrics = Metrics("inference")
     stop = stop or asyncio.Event()
     loaded: list[Replica] = []
-    admin = _admin_server(config, loaded, metrics)
+    progress = LoadProgress()
+    admin = _admin_server(config, loaded, progress, metrics)
     try:
         admin_port = await admin.start()
         tls = await asyncio.to_thread(Tls.open, config.tls, Role.INFERENCE, config.region)
-        if (replica := await _load_replica(config, metrics, stop, tls)) is not None:
+        if (replica := await _load_replica(config, metrics, stop, tls, progress)) is not None:
             loaded.append(replica)
             fixed = (lookup(config.model).name,)
             async with tls.watched(), following(source, config, current(), fixed_models=fixed):
@@ -369,20 +378,35 @@ async def serve(
 
 
 def _admin_server(
-    config: InferenceConfig, loaded: Sequence[Replica], metrics: Metrics
+    config: InferenceConfig, loaded: Sequence[Replica], progress: LoadProgress, metrics: Metrics
 ) -> AdminServer:
     return AdminServer(
         config.admin,
-        ready=lambda: loaded[0].readiness() if loaded else (False, "loading the model"),
+        ready=lambda: loaded[0].readiness() if loaded else (False, str(progress)),
         registry=metrics.registry,
     )
 
 
 async def _load_replica(
-    config: InferenceConfig, metrics: Metrics, stop: asyncio.Event, tls: Tls
+    config: InferenceConfig,
+    metrics: Metrics,
+    stop: asyncio.Event,
+    tls: Tls,
+    progress: LoadProgress,
 ) -> Replica | None:
-    """None if `stop` was set while the model was loaded."""
-    model = await asyncio.to_thread(load_model, config)
+    """None if `stop` was set while the model was fetched or loaded."""
+
+    async def pass_on() -> None:
+        await stop.wait()
+        progress.stop()
+
+    passing_on = asyncio.create_task(pass_on())
+    try:
+        model = await asyncio.to_thread(load_model, config, tls, progress)
+    except LoadStoppedError:
+        return None
+    finally:
+        passing_on.cancel()
     replica: Replica | None = None
     try:
         if not stop.is_set():

@@ -13,6 +13,7 @@ from outrider.engines.config import EngineConfig, EngineName
 from outrider.engines.fake import FakeOptions
 from outrider.engines.tensorrt_llm.config import TensorRtLlmOptions
 from outrider.errors import ConfigError
+from outrider.mirrors.config import MirrorConfig
 from outrider.models.definitions import ModelSpec
 from outrider.speculation.learnt import LearntConfig
 from outrider.telemetry.config import AdminConfig
@@ -92,6 +93,8 @@ class InferenceConfig:
     """A name of the model catalog; empty: the default model."""
     model_store: Path | None = None
     """The model store's directory; unset: the machine's."""
+    mirrors: MirrorConfig = dataclasses.field(default_factory=MirrorConfig)
+    """Where the model is fetched from, by its digest, if the store lacks it."""
     engine: str = "openvino"
     """openvino; tensorrt-llm, on a GPU; or fake: deterministic text without a model, for tests of a
     mesh."""

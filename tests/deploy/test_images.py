@@ -23,6 +23,7 @@ EXTRA_MODULES = {
     "client": ("aioquic", "prompt_toolkit", "pylsqpack", "service_identity", "wcwidth"),
     "inference": ("openvino", "openvino_genai", "openvino_tokenizers", "llguidance"),
     "redis": ("redis",),
+    "s3": ("obstore",),
     "jwt": ("jwt", "pyjwt"),
     "edge": ("anycorn", "anyio", "msgspec", "starlette"),
 }

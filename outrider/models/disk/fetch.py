@@ -27,7 +27,8 @@ COPY_BYTES: Final = 1 << 20
 """Read from a source and written to the file at a time."""
 CHECKPOINT_BYTES: Final = 32 << 20
 """Fetched between two checkpoints."""
-_DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What a disk without room says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +279,7 @@ def _write_all(file: io.FileIO, data: bytes) -> None:
 
 
 def _is_disk_full(error: BaseException | None) -> bool:
-    return isinstance(error, OSError) and error.errno in _DISK_FULL
+    return isinstance(error, OSError) and error.errno in DISK_FULL
 
 
 def _read_state(path: Path, state_path: Path) -> FetchPosition:

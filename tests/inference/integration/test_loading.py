@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import threading
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import pytest
+from structlog.testing import capture_logs
 
 from outrider.engines.config import EngineConfig
 from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.errors import ConfigError, EngineError
 from outrider.models.catalog import DEFAULT_MODEL
+from outrider.models.disk.fetch import PullProgress
+from outrider.models.store import Artifact, ModelStore
 from outrider.process import Ports
-from outrider.testing import eventually, leak_check
+from outrider.telemetry.config import AdminConfig
+from outrider.testing import eventually, free_tcp_port, leak_check
 from services.inference import app
 from services.inference.config import InferenceConfig
+from services.inference.loading import LoadProgress
 from tests.inference.harness import loaded
 
 
@@ -29,7 +38,7 @@ def _is_closed(engine: FakeEngine) -> bool:
 
 async def test_a_taken_port_closes_the_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     engines = FakeEngine(), FakeEngine()
-    monkeypatch.setattr(app, "load_model", lambda config: loaded(*engines))
+    monkeypatch.setattr(app, "load_model", lambda *_: loaded(*engines))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         config = InferenceConfig(engine="fake", port=taken.getsockname()[1])
         async with leak_check():
@@ -43,7 +52,7 @@ async def test_a_replica_stopped_while_it_loads_never_serves(
 ) -> None:
     engine, loading, go_on = FakeEngine(), threading.Event(), threading.Event()
 
-    def load(config: InferenceConfig) -> app.LoadedModel:
+    def load(*_: object) -> app.LoadedModel:
         loading.set()
         assert go_on.wait(10)
         return loaded(engine)
@@ -59,6 +68,53 @@ async def test_a_replica_stopped_while_it_loads_never_serves(
         await serving
     assert not came_up
     assert _is_closed(engine)
+
+
+async def test_a_replica_stopped_while_it_fetches_ends_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The rest of the file would come for ever."""
+    fetching = threading.Event()
+
+    def fetch(self: ModelStore, source: str, **given: Any) -> Artifact:
+        while True:
+            fetching.set()
+            given["progress"](PullProgress("fetching", 40, 100))
+
+    monkeypatch.setattr(ModelStore, "ensure", fetch)
+    stop, came_up, admin = asyncio.Event(), list[Ports](), free_tcp_port()
+    async with leak_check():
+        config = InferenceConfig(engine="fake", port=0, admin=AdminConfig(port=admin))
+        serving = asyncio.create_task(app.serve(config, ready=came_up.append, stop=stop))
+        await eventually(fetching.is_set)
+        said = await asyncio.to_thread(_ready, admin)
+        stop.set()
+        await serving
+    assert said == {"ready": False, "reason": "fetching the model 40 %"}
+    assert not came_up
+
+
+def _ready(port: int) -> Any:
+    try:
+        with urlopen(f"http://127.0.0.1:{port}/ready", timeout=30) as answer:
+            return json.loads(answer.read())
+    except HTTPError as error:
+        with error:
+            return json.loads(error.read())
+
+
+def test_how_far_a_fetch_is_stands_in_the_log_now_and_then() -> None:
+    progress = LoadProgress()
+    assert str(progress) == "loading the model"
+    with capture_logs() as lines:
+        for done in range(101):
+            progress(PullProgress("fetching", done, 100))
+        progress(PullProgress("verifying", 100, 100))
+    assert [line["done_bytes"] for line in lines] == [*range(0, 101, 10), 100]
+    progress(PullProgress("waiting", 0, None))
+    assert str(progress) == "waiting for another process that fetches the model"
+    progress(PullProgress("fetching", 5, None))
+    assert str(progress) == "fetching the model 5 bytes"
 
 
 def test_an_instance_that_does_not_load_closes_those_before(

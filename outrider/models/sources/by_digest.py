@@ -1,0 +1,27 @@
+"""`sha256:DIGEST`: a model that only mirrors have, named by what it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from outrider.errors import SourceError
+from outrider.models.disk.fetch import PartialFetch
+
+
+class DigestSource:
+    """An artifact without an origin of its own: mirrors are asked, or it is in the store."""
+
+    def __init__(self, sha256: str) -> None:
+        self.sha256 = sha256
+
+    @property
+    def text(self) -> str:
+        """The canonical text."""
+        return f"sha256:{self.sha256}"
+
+    def fetch(self, partial: PartialFetch, scratch: Path) -> str | None:
+        """Raises SourceError: there is nowhere to fetch it from."""
+        raise SourceError(
+            f"{self.text} is had from mirrors alone, and there is none; name some: outrider models "
+            "pull --from MIRROR, or mirrors.sources of a replica"
+        )

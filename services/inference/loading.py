@@ -1,0 +1,58 @@
+"""What a replica says while it has no model yet, and how it stops fetching one."""
+
+from __future__ import annotations
+
+import threading
+
+import structlog
+
+from outrider.models.disk.fetch import PullProgress
+
+_LOGGED_PERCENT = 10
+"""A line for every so much."""
+
+_log = structlog.get_logger()
+
+
+class LoadStoppedError(Exception):
+    """The process was told to stop while it fetched its model."""
+
+
+class LoadProgress:
+    """Takes the reports of a pull, in whatever thread it runs. Once `stop` was called, the next one
+    ends the pull: what came stays for the next start."""
+
+    def __init__(self) -> None:
+        self._text = "loading the model"
+        self._logged = (" ", -1)
+        self._stopped = threading.Event()
+
+    def __str__(self) -> str:
+        return self._text
+
+    def stop(self) -> None:
+        """Fetch nothing more."""
+        self._stopped.set()
+
+    def __call__(self, progress: PullProgress) -> None:
+        """Raises LoadStoppedError."""
+        if self._stopped.is_set():
+            raise LoadStoppedError
+        percent = 100 * progress.done_bytes // progress.total_bytes if progress.total_bytes else 0
+        self._text = _said(progress, percent)
+        step = (progress.stage, percent // _LOGGED_PERCENT)
+        if step != self._logged:
+            self._logged = step
+            _log.info(
+                "model_fetching",
+                stage=progress.stage,
+                done_bytes=progress.done_bytes,
+                total_bytes=progress.total_bytes,
+            )
+
+
+def _said(progress: PullProgress, percent: int) -> str:
+    if progress.stage == "waiting":
+        return "waiting for another process that fetches the model"
+    share = f"{percent} %" if progress.total_bytes else f"{progress.done_bytes} bytes"
+    return f"{progress.stage} the model {share}"

@@ -1,0 +1,250 @@
+"""A model arrives whole, from whichever mirrors, or not at all; nothing is fetched twice."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import hashlib
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import obstore
+import pytest
+
+from outrider.errors import ModelStoreError, SourceError
+from outrider.mirrors.config import MirrorConfig
+from outrider.mirrors.fetch import Mirrors
+from outrider.mirrors.manifest import manifest_name, shard_name
+from outrider.mirrors.opening import open_mirror, open_mirrors
+from outrider.mirrors.push import push
+from outrider.mirrors.s3 import S3Mirror
+from outrider.models.disk.fetch import PullProgress
+from outrider.models.store import ModelStore
+from tests.mirrors.cutting_relay import cutting_relay
+from tests.mirrors.models import SHARD_BYTES, SmallModel, flipped, peer, small_model
+from tests.models.stores import published, unfinished
+from tests.s3_server import S3Server, s3_server
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> SmallModel:
+    return small_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def bucket_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    root = tmp_path_factory.mktemp("s3")
+    (root / "models").mkdir()
+    with s3_server(root) as server:
+        yield server
+
+
+@pytest.fixture
+def bucket(bucket_server: S3Server, model: SmallModel, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """s3://models/weights, which has the model."""
+    for name, value in bucket_server.environment().items():
+        monkeypatch.setenv(name, value)
+    mirror = S3Mirror("s3://models/weights")
+    push(model.blob, model.manifest, mirror, refresh=True)
+    return mirror
+
+
+def remove(bucket: S3Mirror, name: str) -> None:
+    # Not from the server's folder, of which it remembers what is there.
+    obstore.delete(bucket._store, name)
+
+
+def test_a_bucket_gives_what_was_pushed(
+    model: SmallModel, bucket: S3Mirror, tmp_path: Path
+) -> None:
+    mirrors = open_mirrors(MirrorConfig(("s3://models/weights",)))
+    assert mirrors is not None
+    reports = list[PullProgress]()
+    assert model.fetch(mirrors, tmp_path / "got", reports.append) == model.data
+    assert mirrors.fetched_bytes == {"s3://models/weights": len(model.data)}
+    assert [it.stage for it in reports[-2:]] == ["fetching", "verifying"]
+    assert reports[-2].done_bytes == reports[-2].total_bytes == len(model.data)
+    assert push(model.blob, model.manifest, bucket) == 0, "it is all there"
+    remove(bucket, shard_name(model.sha256, 4))
+    assert push(model.blob, model.manifest, bucket) == SHARD_BYTES
+
+
+def test_a_flipped_byte_in_a_bucket_is_refused_and_named(
+    model: SmallModel, bucket: S3Mirror, tmp_path: Path
+) -> None:
+    bucket.put(shard_name(model.sha256, 3), flipped(model.data[3 * SHARD_BYTES :][:SHARD_BYTES]))
+    mirrors = Mirrors([bucket])
+    with pytest.raises(SourceError, match=r"shard 3 have another digest.*outrider models push"):
+        model.fetch(mirrors, tmp_path / "got")
+    folder = model.mirror(tmp_path / "folder")
+    mirrors = Mirrors([bucket, folder])
+    assert model.fetch(mirrors, tmp_path / "got") == model.data, "another mirror has it whole"
+    assert mirrors.fetched_bytes[folder.text] < len(model.data), "what was good is kept"
+
+
+def test_a_shard_that_a_bucket_lacks_comes_from_elsewhere(
+    model: SmallModel, bucket: S3Mirror, tmp_path: Path
+) -> None:
+    remove(bucket, shard_name(model.sha256, 5))
+    with pytest.raises(SourceError, match="has no shard 5"):
+        model.fetch(Mirrors([bucket]), tmp_path / "got")
+    folder = model.mirror(tmp_path / "folder")
+    mirrors = Mirrors([bucket, folder], connections=1)
+    assert model.fetch(mirrors, tmp_path / "new") == model.data
+    assert mirrors.fetched_bytes[folder.text] == SHARD_BYTES
+
+
+def test_a_wrong_key_is_told(
+    model: SmallModel, bucket: S3Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
+    with pytest.raises(SourceError, match="AWS_SECRET_ACCESS_KEY"):
+        model.fetch(Mirrors([open_mirror("s3://models/weights")]), tmp_path / "got")
+
+
+async def test_a_link_that_is_cut_goes_on_where_it_was(
+    model: SmallModel, bucket: S3Mirror, bucket_server: S3Server, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    async with peer(model.store) as port, cutting_relay(port) as relay:
+        # The first answer is the manifest; then shards break early, in the middle, at the end.
+        relay.cuts = [10**9, 700, SHARD_BYTES // 2, SHARD_BYTES, 5_000, 2_000]
+        mirrors = Mirrors([open_mirror(f"peer://127.0.0.1:{relay.port}")])
+        assert await asyncio.to_thread(model.fetch, mirrors, tmp_path / "peer") == model.data
+        assert relay.num_cut >= 4
+        assert sum(mirrors.fetched_bytes.values()) == len(model.data), "no byte came twice"
+    async with cutting_relay(bucket_server.port) as relay:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{relay.port}")
+        mirrors = Mirrors([open_mirror("s3://models/weights")])
+        relay.cuts = [10**9, 5_000, 9_000]
+        assert await asyncio.to_thread(model.fetch, mirrors, tmp_path / "bucket") == model.data
+        assert relay.num_cut == 2
+        assert sum(mirrors.fetched_bytes.values()) == len(model.data)
+
+
+async def test_a_peer_that_dies_is_left_for_the_next_mirror(
+    model: SmallModel, tmp_path: Path
+) -> None:
+    folder = model.mirror(tmp_path / "folder")
+    async with peer(model.store) as port, cutting_relay(port) as relay:
+
+        def die(progress: PullProgress) -> None:
+            relay.is_dead = relay.is_dead or progress.done_bytes > 0
+
+        # A cap, so that the peer is not done before it dies.
+        dying = open_mirror(f"peer://127.0.0.1:{relay.port}")
+        mirrors = Mirrors([dying, folder], connections=2, max_bytes_s=1)
+        mirrors._pace = _Slow()
+        got = await asyncio.to_thread(model.fetch, mirrors, tmp_path / "got", die)
+        assert got == model.data
+        assert mirrors.fetched_bytes[folder.text] > 0
+        assert sum(mirrors.fetched_bytes.values()) <= len(model.data) + 2 * SHARD_BYTES
+
+
+class _Slow:
+    """Some milliseconds for each piece."""
+
+    def take(self, num_bytes: int) -> float:
+        return 0.05
+
+
+def test_an_interrupted_fetch_goes_on_from_what_is_verified(
+    model: SmallModel, tmp_path: Path
+) -> None:
+    folder, path = model.mirror(tmp_path / "folder"), tmp_path / "got"
+
+    class StopError(Exception):
+        pass
+
+    def stop(progress: PullProgress) -> None:
+        if progress.done_bytes > 2 * SHARD_BYTES:
+            raise StopError
+
+    first = Mirrors([folder], connections=2)
+    first._pace = _Slow()
+    with pytest.raises(StopError):
+        model.fetch(first, path, stop)
+    left = path.read_bytes()
+    # A part of it was damaged meanwhile, as a power loss may do.
+    damaged = bytearray(left)
+    damaged[10] ^= 1
+    path.write_bytes(damaged)
+    shards = [slice(at, at + SHARD_BYTES) for at in range(0, len(model.data), SHARD_BYTES)]
+    kept = sum(len(left[it]) for it in shards[1:] if left[it] == model.data[it])
+    second = Mirrors([folder])
+    reports = list[PullProgress]()
+    assert model.fetch(second, path, reports.append) == model.data
+    assert sum(second.fetched_bytes.values()) == len(model.data) - kept
+    assert kept > 0
+    third = Mirrors([folder])
+    assert model.fetch(third, path) == model.data
+    assert sum(third.fetched_bytes.values()) == 0, "all of it is there"
+
+
+def test_a_manifest_that_lies_is_found_out_by_the_whole(model: SmallModel, tmp_path: Path) -> None:
+    """Its shards have the digests that it says, and are not the model."""
+    liar, folder = model.mirror(tmp_path / "liar"), model.mirror(tmp_path / "folder")
+    lie = flipped(model.data[:SHARD_BYTES])
+    liar.put(shard_name(model.sha256, 0), lie)
+    shards = (hashlib.sha256(lie).hexdigest(), *model.manifest.shards[1:])
+    false = replace(model.manifest, shards=shards).to_json().encode()
+    liar.put(manifest_name(model.sha256), false)
+    with pytest.raises(SourceError, match="the manifest is false"):
+        model.fetch(Mirrors([liar]), tmp_path / "got")
+    mirrors = Mirrors([liar, folder])
+    assert model.fetch(mirrors, tmp_path / "got") == model.data
+    assert mirrors.fetched_bytes[folder.text] == SHARD_BYTES, "the rest was good"
+
+
+def test_a_full_disk_keeps_nothing_and_says_what_to_do(
+    model: SmallModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, path = model.mirror(tmp_path / "folder"), tmp_path / "got"
+    write = os.pwrite
+
+    def full(descriptor: int, data: memoryview, at: int) -> int:
+        if at >= 3 * SHARD_BYTES:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(descriptor, data, at)
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(ModelStoreError, match="free space"):
+        model.fetch(Mirrors([folder]), path)
+    assert not path.exists()
+
+
+def test_a_store_publishes_what_mirrors_give_and_nothing_less(
+    model: SmallModel, tmp_path: Path
+) -> None:
+    folder = model.mirror(tmp_path / "folder")
+    model.shard(tmp_path / "folder", 2).unlink()
+    store = ModelStore(tmp_path / "store", mirrors=Mirrors([folder]))
+    source = f"sha256:{model.sha256}"
+    with pytest.raises(SourceError, match="has no shard 2"):
+        store.ensure(source)
+    assert published(store) == []
+    assert ModelStore(tmp_path / "store").recorded(source) == ""
+    # Where a model has a source of its own, that is asked then.
+    origin = tmp_path / "origin"
+    origin.write_bytes(model.data)
+    assert store.ensure(f"file:{origin}", sha256=model.sha256).sha256 == model.sha256
+    # And what is there is not fetched, whichever source is asked for.
+    assert store.ensure(source).path.read_bytes() == model.data
+    assert [path for path in unfinished(store) if path.is_file() and not path.suffix] == []
+
+
+def test_without_a_mirror_a_digest_is_no_source(model: SmallModel, tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="--from MIRROR"):
+        ModelStore(tmp_path).pull(f"sha256:{model.sha256}")
+
+
+def test_more_than_a_store_may_hold_is_refused_before_it_comes(
+    model: SmallModel, tmp_path: Path
+) -> None:
+    mirrors = Mirrors([model.mirror(tmp_path / "folder")])
+    store = ModelStore(tmp_path / "store", max_bytes=1000, mirrors=mirrors)
+    with pytest.raises(SourceError, match="above the limit"):
+        store.pull(f"sha256:{model.sha256}")
+    assert sum(mirrors.fetched_bytes.values()) == 0
