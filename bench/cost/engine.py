@@ -3,7 +3,8 @@
 A greedy token follows from the chat, its position and the last id, so that no draft is right; or,
 for a share of them, from the chat and the last id alone: such text repeats itself, and drafts are
 often right. No chat's text is like another's: what is learnt from earlier chats would make later
-ones cheaper. The ids are those of ordinary text. A row has the scores of a few candidates, as rows
+ones cheaper. The ids are those of ordinary text, and as often as there: the n-th of them comes in
+proportion to 1/n (G. K. Zipf, Human Behavior and the Principle of Least Effort, 1949). A row has the scores of a few candidates, as rows
 of an engine on a GPU do: no more is measured of sampling than that.
 """
 
@@ -29,6 +30,7 @@ from outrider.engines.base import (
 from outrider.engines.fake import FakeEngine, FakeOptions
 
 _NUM_CANDIDATES: Final = 4
+_NUM_DRAWS: Final = 1 << 16
 _HABITS: Final = np.uint64(12)
 """Ids that the repeating part of a chat's text is made of."""
 _SCORES: Final = np.array([[-0.1, -3.0, -4.0, -5.0]], np.float32)
@@ -38,12 +40,15 @@ class PacedEngine(FakeEngine):
     """Keeps no KV: the scheduler's and the pool's work does not depend on what is in it."""
 
     def __init__(self, ordinary: Sequence[int], options: FakeOptions, num_blocks: int) -> None:
-        """`ordinary`: the ids that it chooses from."""
+        """`ordinary`: the ids that it chooses from, the most frequent first."""
         super().__init__(options)
         self._paced_info = replace(
             super().info, num_blocks=num_blocks, num_candidates=_NUM_CANDIDATES
         )
         self._ordinary = np.array(ordinary, np.int32)
+        ranks = np.float64(len(ordinary)) ** (np.arange(_NUM_DRAWS) / _NUM_DRAWS)
+        self._ranks = ranks.astype(np.int64) - 1
+        """[draw] place in `_ordinary`."""
         self._salts: dict[int, int] = {}
         self._past: dict[int, int] = {}
         self.tick_ms = 1.0
@@ -121,9 +126,9 @@ class PacedEngine(FakeEngine):
         is_habit = drawn % np.uint64(1024) < np.uint64(int(1024 * self.repetition))
         habit = _mix(_mix(last + salt) % _HABITS + salt)
         word = np.where(is_habit, habit, drawn >> np.uint64(10))
-        best = word % np.uint64(len(self._ordinary))
-        columns = best[:, None] + np.arange(_NUM_CANDIDATES, dtype=np.uint64)
-        chosen: npt.NDArray[np.int32] = self._ordinary[columns % np.uint64(len(self._ordinary))]
+        best = self._ranks[word % np.uint64(_NUM_DRAWS)]
+        columns = best[:, None] + np.arange(_NUM_CANDIDATES)
+        chosen: npt.NDArray[np.int32] = self._ordinary[columns % len(self._ordinary)]
         return chosen
 
 

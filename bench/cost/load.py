@@ -5,7 +5,8 @@
 Reads one job as a line of JSON, opens its chats, and prints `{"steady": true}` once each of them
 has had some tokens. A chat that ends is followed by another. Every further line on its input is
 answered with what came since the line before: the times between two tokens' arrivals in a chat
-among it.
+among it. At the end of its input it ends all chats: a client that only vanishes may come back, and
+an edge lets its chats go on meanwhile.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from outrider.errors import OutriderError
 STEADY_EVENTS: Final = 4
 """A chat is steady when so many commits of its have come."""
 _MAX_TOKENS: Final = 4000
+_CLOSE_S: Final = 20.0
+"""For ending all chats."""
 _OPENING: Final = 24
 """Chats that may wait for their first token at once."""
 
@@ -200,7 +203,9 @@ async def main() -> None:
             }
             answer["gaps_ms"] = [round(gap, 2) for gap in counts.gaps_ms]
             print(json.dumps(answer), flush=True)
-        os._exit(0)  # a thousand chats need not be ended one by one
+        running.cancel()
+        await asyncio.wait((running,), timeout=_CLOSE_S)
+        os._exit(0)
 
 
 if __name__ == "__main__":

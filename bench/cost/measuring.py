@@ -92,8 +92,21 @@ async def clients(job: Job) -> AsyncIterator[asyncio.subprocess.Process]:
             ) from None
         await asyncio.sleep(SETTLE_S)
         yield process
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
+        assert process.stdin is not None
+        process.stdin.close()
+        await process.wait()
+
+
+async def without_chats(mesh: CostMesh) -> None:
+    """Return once the engine has nothing to do. Raises RuntimeError if it goes on."""
+    try:
+        async with asyncio.timeout(STEADY_S):
+            calls, before = (await mesh.ask(tick_ms=1.0))["calls"], -1
+            while calls != before:
+                await asyncio.sleep(SETTLE_S)
+                calls, before = (await mesh.ask())["calls"], calls
+    except TimeoutError:
+        raise RuntimeError("chats of the measurement before go on") from None
 
 
 async def idle(mesh: CostMesh, seconds: float) -> dict[str, float]:
@@ -108,6 +121,7 @@ async def idle(mesh: CostMesh, seconds: float) -> dict[str, float]:
 
 async def measure(mesh: CostMesh, load: Load, tick_ms: float, seconds: float) -> Cost:
     """Open these chats, and measure for so long. Raises RuntimeError if they come to nothing."""
+    await without_chats(mesh)
     await mesh.ask(tick_ms=tick_ms, repetition=load.repetition)
     is_native = load.protocol == "native"
     job = Job(

@@ -40,7 +40,8 @@ _NUM_BLOCKS = 400_000
 
 
 def ordinary_ids(vocabulary: Vocabulary) -> list[int]:
-    """Of tokens that are plain letters, with a space before them or without."""
+    """Of tokens that are plain letters, with a space before them or without. A vocabulary of merged
+    pairs has the most frequent first."""
     return [
         token
         for token in range(vocabulary.size)

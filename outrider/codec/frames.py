@@ -14,11 +14,16 @@ from outrider.errors import FrameTooLargeError, MalformedFrameError, OutriderErr
 DEFAULT_MAX_FRAME_BYTES: Final = 1 << 20
 
 
+_SHORT: Final = tuple(bytes([size]) for size in range(0x80))
+"""The lengths of nearly all frames, as varints."""
+
+
 def encode_frame(payload: bytes) -> bytes:
     """`payload` with its length before it. Raises MalformedFrameError for an empty one."""
     if not payload:
         raise MalformedFrameError("an empty frame cannot be sent; send a message with content")
-    return varint.encode(len(payload)) + payload
+    size = len(payload)
+    return (_SHORT[size] if size < len(_SHORT) else varint.encode(size)) + payload
 
 
 class FrameDecoder:

@@ -52,11 +52,8 @@ class ByteDecoder:
         self._strips_space = strips_space
         self._is_first = True
         self._utf8 = _Decoder("replace")
-
-    @property
-    def has_part(self) -> bool:
+        self.has_part = False
         """Whether a character is incomplete."""
-        return bool(self._utf8.getstate()[0])
 
     def decode(self, data: bytes) -> str:
         """The text that `data` completes."""
@@ -64,20 +61,27 @@ class ByteDecoder:
             self._is_first = False
             if self._strips_space:
                 data = data.removeprefix(b" ")
-        return self._utf8.decode(data)
+        if not self.has_part and data.isascii():
+            return data.decode("ascii")
+        text = self._utf8.decode(data)
+        self.has_part = bool(self._utf8.getstate()[0])
+        return text
 
     def finish(self) -> str:
         """What an incomplete character at the end becomes; the decoder starts anew."""
         rest = self._utf8.decode(b"", True)
         self._utf8.reset()
         self._is_first = True
+        self.has_part = False
         return rest
 
     def copy(self) -> ByteDecoder:
         """Another one at the same place."""
         other = ByteDecoder(strips_space=self._strips_space)
         other._is_first = self._is_first
-        other._utf8.setstate(self._utf8.getstate())
+        if self.has_part:
+            other.has_part = True
+            other._utf8.setstate(self._utf8.getstate())
         return other
 
 

@@ -38,8 +38,9 @@ MAX_FRAMES: Final = 1024
 """Of one message, sent or received."""
 MAX_BATCH_BYTES: Final = MIN_MESSAGE_BYTES // 2
 """Of the frames of one message that has more than one: some 500 commits."""
-_MAX_FRAMES_PER_TURN: Final = 32
-"""Frames taken before the event loop does other work: opens are the dearest, some 0.2 ms each."""
+MAX_OPENS_PER_TURN: Final = 32
+"""Frames taken before the event loop does other work where they may be opens, which are the
+dearest: some 0.2 ms each."""
 
 
 def outgoing(outbox: Outbox[FrameT]) -> AsyncIterator[list[FrameT]]:
@@ -48,20 +49,22 @@ def outgoing(outbox: Outbox[FrameT]) -> AsyncIterator[list[FrameT]]:
     return outbox.batches(MAX_FRAMES, MAX_BATCH_BYTES, _size)
 
 
-async def received(messages: AsyncIterable[FrameMessage[FrameT]]) -> AsyncIterator[list[FrameT]]:
-    """The frames of a stream, some at a time. Raises MalformedFrameError for a message without
-    frames or with more than MAX_FRAMES."""
+async def received(
+    messages: AsyncIterable[FrameMessage[FrameT]], per_turn: int = MAX_OPENS_PER_TURN
+) -> AsyncIterator[list[FrameT]]:
+    """The frames of a stream, at most `per_turn` in a turn of the event loop. Raises
+    MalformedFrameError for a message without frames or with more than MAX_FRAMES."""
     async for message in messages:
         frames = list(message.frames[: MAX_FRAMES + 1])
         if not 1 <= len(frames) <= MAX_FRAMES:
             raise MalformedFrameError(
                 f"a message has {len(frames) or 'no'} frames; send 1 to {MAX_FRAMES} in one"
             )
-        if len(frames) <= _MAX_FRAMES_PER_TURN:
+        if len(frames) <= per_turn:
             yield frames
             continue
-        for begin in range(0, len(frames), _MAX_FRAMES_PER_TURN):
-            yield frames[begin : begin + _MAX_FRAMES_PER_TURN]
+        for begin in range(0, len(frames), per_turn):
+            yield frames[begin : begin + per_turn]
             await asyncio.sleep(0)
 
 

@@ -558,7 +558,7 @@ class CommitDetails(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def pace(self) -> Global___Pace:
-        """Left out where the session takes no drafts of its edge."""
+        """Left out where the session takes no drafts of its edge, and where it is about what it was."""
 
     @_builtins.property
     def lossy(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -585,13 +585,14 @@ Global___CommitDetails: _TypeAlias = CommitDetails  # noqa: Y015
 
 @_typing.final
 class Pace(_message.Message):
-    """What a drafting edge needs to know of the replica's speed."""
+    """What a drafting edge needs to know of the replica's speed: with a session's first commit, and when it
+    has changed or a Draft's `echo` is to be returned.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     COMMIT_INTERVAL_MS_FIELD_NUMBER: _builtins.int
     ROW_MS_FIELD_NUMBER: _builtins.int
-    READY_SESSIONS_FIELD_NUMBER: _builtins.int
     MAX_LEAD_FIELD_NUMBER: _builtins.int
     ECHO_FIELD_NUMBER: _builtins.int
     ACK_DELAY_MS_FIELD_NUMBER: _builtins.int
@@ -600,7 +601,6 @@ class Pace(_message.Message):
     """Time between this session's commits, smoothed, without what drafts of the edge added to it."""
     row_ms: _builtins.float
     """Cost of one more draft row in a tick."""
-    ready_sessions: _builtins.int
     max_lead: _builtins.int
     """Most drafts ahead of the commits that the replica will keep."""
     echo: _builtins.int
@@ -614,7 +614,6 @@ class Pace(_message.Message):
         *,
         commit_interval_ms: _builtins.float = ...,
         row_ms: _builtins.float = ...,
-        ready_sessions: _builtins.int = ...,
         max_lead: _builtins.int = ...,
         echo: _builtins.int = ...,
         ack_delay_ms: _builtins.float = ...,
@@ -622,7 +621,7 @@ class Pace(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack_delay_ms", b"ack_delay_ms", "commit_interval_ms", b"commit_interval_ms", "echo", b"echo", "max_lead", b"max_lead", "overload_level", b"overload_level", "ready_sessions", b"ready_sessions", "row_ms", b"row_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack_delay_ms", b"ack_delay_ms", "commit_interval_ms", b"commit_interval_ms", "echo", b"echo", "max_lead", b"max_lead", "overload_level", b"overload_level", "row_ms", b"row_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

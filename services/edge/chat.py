@@ -227,6 +227,9 @@ class Chat:
                 log.exception("chat_failed", kind=type(action).__name__)
 
     def _perform(self, action: Action) -> None:
+        if type(action) is Commit:  # as nearly all are
+            self._tell(action)
+            return
         match action:
             case OpenRegion():
                 self._open(action)

@@ -211,6 +211,14 @@ class BoundedConnection(QuicConnection):
             len(it._buffer) or (it._buffer_fin is not None and not it.is_finished) for it in senders
         )
 
+    def send_stream_data(self, stream_id: int, data: bytes, end_stream: bool = False) -> None:
+        """As QuicConnection, without its questions about a stream that is there."""
+        stream = self._streams.get(stream_id)
+        if stream is None or stream_is_unidirectional(stream_id):
+            super().send_stream_data(stream_id, data, end_stream)
+        else:
+            stream.sender.write(data, end_stream)
+
     def set_unread(self, stream_id: int, num_bytes: int) -> None:
         """So many bytes that came on a stream are kept until its application reads them: the peer
         gets no room for others in their place."""
@@ -319,7 +327,7 @@ class BoundedConnection(QuicConnection):
         return [
             stream
             for stream in self._streams_queue
-            if (len(stream.sender._pending) or stream.sender._pending_eof) and not stream.is_blocked
+            if not stream.sender.buffer_is_empty and not stream.is_blocked
         ]
 
     def _write_application(
@@ -376,12 +384,10 @@ class BoundedConnection(QuicConnection):
                 self._remote_max_data_used += used
                 if used:
                     served.append(stream)
+                # aioquic finds this out when it next looks for something to send.
+                sender.buffer_is_empty = not (len(sender._pending) or sender._pending_eof)
         finally:
-            left = [
-                stream
-                for stream in waiting
-                if len(stream.sender._pending) or stream.sender._pending_eof
-            ]
+            left = [stream for stream in waiting if not stream.sender.buffer_is_empty]
             if left and served:
                 # By identity: streams are compared by what is in them.
                 numbers = {id(stream) for stream in served}

@@ -10,6 +10,7 @@ from aioquic.quic.connection import QuicConnectionError
 from aioquic.quic.events import StreamDataReceived, StreamReset
 from aioquic.quic.packet import QuicErrorCode, QuicFrameType, QuicStreamFrame
 from aioquic.quic.packet_builder import QuicDeliveryState
+from aioquic.quic.rangeset import RangeSet
 from aioquic.quic.stream import FinalSizeError, QuicStreamReceiver, QuicStreamSender
 
 from services.edge.quic.limits import MemoryBudget
@@ -206,3 +207,5 @@ class BoundedSender(QuicStreamSender):
         super().reset(error_code)
         if self._reset_error_code is not None:
             self._buffer.clear()
+            self._pending = RangeSet()
+            self._pending_eof = False

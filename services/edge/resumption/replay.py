@@ -7,8 +7,9 @@ ClientChannel sends what that client lacks on the stream it reads at the moment.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from outrider.errors import DuplicateSessionError
 from services.edge.resumption.logprob_log import LogprobLog
@@ -162,13 +163,12 @@ class ReplayLog:
 
     def append(self, event: ClientEvent) -> None:
         """The chat told its client this."""
-        match event:
-            case Accepted():
-                self._accepted = event
-            case Commit():
-                self._commit(event)
-            case Done():
-                self.done = event
+        if type(event) is Commit:
+            self._commit(event)
+        elif isinstance(event, Accepted):
+            self._accepted = event
+        elif isinstance(event, Done):
+            self.done = event
 
     def replay(self, cursor: ReplayCursor) -> list[ClientEvent]:
         """The events that bring a client up to date; `cursor` is then at the end."""
@@ -199,10 +199,14 @@ class ReplayLog:
         self._text_bytes += len(text) if text.isascii() else len(text.encode())
         if commit.lossy:
             self._lossy += zip(commit.lossy, commit.lossy_spans, strict=True)
-        self._logprobs.append(commit.logprobs)
+        if commit.logprobs:
+            self._logprobs.append(commit.logprobs)
         if commit.model_identity is not None:
             self._model_identity = commit.model_identity
         self._is_inexact = self._is_inexact or commit.inexact
+
+
+_SHOWN: Final = (Provisional, Retract)
 
 
 class ClientChannel:
@@ -238,26 +242,29 @@ class ClientChannel:
     def tell(self, event: ClientEvent) -> bool:
         """Log an event and send what the client lacks of it. True if the chat has just caught up
         with the client: provisional text has to start over."""
-        if isinstance(event, Provisional | Retract) and (self._is_muted or self.is_behind):
-            self._is_muted = True
-            return False
-        first_char = self.log.num_chars
-        self.log.append(event)
-        if self._stream is None:
-            return False
-        for missing in self._missing(event, first_char):
-            self._send(self._stream, missing)
-        caught_up = self._is_muted and not self.is_behind
+        if type(event) is Commit:
+            self._commit(event)
+        else:
+            if isinstance(event, _SHOWN) and (self._is_muted or self.is_behind):
+                self._is_muted = True
+                return False
+            self.log.append(event)
+            if self._stream is not None:
+                self._send(self._stream, event)
+        caught_up = self._is_muted and self._stream is not None and not self.is_behind
         if caught_up:
             self._is_muted = False
         return caught_up
 
-    def _missing(self, event: ClientEvent, first_char: int) -> Iterable[ClientEvent]:
-        """What the client lacks of an event."""
-        if not isinstance(event, Commit):
-            return (event,)
-        missing = self._cursor.clip(event, first_char)
-        return () if missing is None else in_frames(missing)
+    def _commit(self, commit: Commit) -> None:
+        first_char = self.log.num_chars
+        self.log.append(commit)
+        if self._stream is None:
+            return
+        missing = self._cursor.clip(commit, first_char)
+        if missing is not None:
+            for event in in_frames(missing) if missing.logprobs else (missing,):
+                self._stream.tell(event)
 
     def join(self, stream: ClientStream, cursor: ReplayCursor) -> None:
         """The client comes back on another stream; the one before it, if it is still there, ends

@@ -27,13 +27,12 @@ if TYPE_CHECKING:
 
 
 class ReplicaPace(NamedTuple):
-    """How fast a replica works; it says so with each commit."""
+    """How fast a replica works."""
 
     interval_s: float = 0.0
     """Between the session's commits, smoothed; 0: it did not say."""
     row_s: float = 0.0
     """Time that one more draft token adds to a call of the model."""
-    ready_sessions: int = 0
     max_lead: int = 0
     """Most drafts ahead of the commits that the replica keeps; 0: it did not say."""
     overload_level: int = 0
@@ -42,8 +41,6 @@ class ReplicaPace(NamedTuple):
     ack_delay_s: float = 0.0
     """Time from the arrival of that frame to this commit."""
 
-
-NO_PACE = ReplicaPace()
 
 RawPrompt: TypeAlias = str | tuple[int, ...]
 """A prompt as it is, without a chat template: text, in which the texts of control tokens are these
@@ -212,7 +209,8 @@ class RegionCommit(NamedTuple):
     ids: tuple[int, ...]
     upto: int
     """Number of tokens now final: base + accepted + len(ids)."""
-    pace: ReplicaPace = NO_PACE
+    pace: ReplicaPace | None = None
+    """None: about what it was, or the replica does not say."""
     lossy: tuple[int, ...] = ()
     """Positions in the reply of those tokens among these that a lossy threshold let through."""
     logprobs: tuple[TokenLogprobs, ...] = ()

@@ -100,11 +100,11 @@ class Milestones:
         """These actions are about to be done; the reply's first `num_resumed` tokens are of earlier
         runs."""
         for action in actions:
-            if isinstance(action, Provisional) and self.provisional is None:
+            if type(action) is Commit:
+                if self.committed is None and action.upto > num_resumed:
+                    self.committed = now
+            elif self.provisional is None and isinstance(action, Provisional):
                 self.provisional = now
-            is_new = isinstance(action, Commit) and action.upto > num_resumed
-            if is_new and self.committed is None:
-                self.committed = now
 
     def timings(self, now: float) -> Timings:
         """Milliseconds since the request came; 0 for what has not happened."""

@@ -222,12 +222,14 @@ class ReplyFlow:
             commit.upto,
             commit.lossy,
             lossy_spans,
-            model_identity=origin.identity,
-            inexact=origin.is_inexact,
-            logprobs=self._logprobs(commit, resolved.ids),
+            origin.identity,
+            origin.is_inexact,
+            self._logprobs(commit, resolved.ids),
         )
-        told = [TellDrafter(resolved.ids, self.controller.lead)] if self._tells_drafter else []
-        return [*([] if retract is None else [retract]), committed, *told]
+        actions: list[Action] = [committed] if retract is None else [retract, committed]
+        if self._tells_drafter:
+            actions.append(TellDrafter(resolved.ids, self.controller.lead))
+        return actions
 
     def _resolve(self, commit: RegionCommit) -> ResolvedCommit:
         resolved = self.chain.commit(commit.epoch, commit.base, commit.accepted, commit.ids)
@@ -235,7 +237,7 @@ class ReplyFlow:
             raise MalformedFrameError(
                 f"a commit ends at token {self.chain.committed}, not at {commit.upto} as it says"
             )
-        if not all(commit.base <= number < commit.upto for number in commit.lossy):
+        if commit.lossy and not all(commit.base <= it < commit.upto for it in commit.lossy):
             raise MalformedFrameError("a commit calls a token lossy that is not one of its own")
         return resolved
 
@@ -264,8 +266,10 @@ class ReplyFlow:
         return token._replace(text=self._token_bytes(token.id))
 
     def _learn(self, commit: RegionCommit, resolved: ResolvedCommit, now: float) -> None:
-        self.chain.limit_lead(commit.pace.max_lead)
-        self.controller.checked(resolved.outcomes, resolved.ended_at)
+        if commit.pace is not None:
+            self.chain.limit_lead(commit.pace.max_lead)
+        if resolved.outcomes or resolved.ended_at is not None:
+            self.controller.checked(resolved.outcomes, resolved.ended_at)
         for outcome in resolved.outcomes:
             if outcome.decides:
                 self._calibrations.observe(

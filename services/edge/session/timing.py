@@ -88,12 +88,14 @@ class PaceTracker:
         self._draft_time_s = self._draft_time_s * _DECAY + took_s
         self._num_drafts = self._num_drafts * _DECAY + count
 
-    def committed(self, pace: ReplicaPace, num_tokens: int, *, on_its_own: bool) -> None:
-        """A commit came; `on_its_own`: no draft of the edge was in its call."""
+    def told(self, pace: ReplicaPace) -> None:
+        """The replica says how fast it works."""
         self.interval_s = pace.interval_s or self.interval_s
         self.row_s = pace.row_s or self.row_s
-        if on_its_own:
-            self._own.observe(num_tokens)
+
+    def observe_own(self, num_tokens: int) -> None:
+        """A commit came, and no draft of the edge was in its call."""
+        self._own.observe(num_tokens)
 
 
 class RoundTrip:

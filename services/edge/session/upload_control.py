@@ -107,6 +107,8 @@ class UploadController:
         """Commits since `_pays` changed."""
         self._since_probe = 0
         """Commits since the last probe."""
+        self._has_news = False
+        """Whether something came since the last prediction that may change it."""
         self._num_path_changes = 0
         self._max_drafts = 0
         self.round_trip = RoundTrip()
@@ -185,23 +187,27 @@ class UploadController:
         self.counts.sent += count
 
     def committed(
-        self, pace: ReplicaPace, num_tokens: int, *, on_its_own: bool, now: float
+        self, pace: ReplicaPace | None, num_tokens: int, *, on_its_own: bool, now: float
     ) -> None:
-        """A commit of so many tokens came; `on_its_own`: no draft of the edge was in its call."""
-        self.round_trip.returned(pace.echo, pace.ack_delay_s, now)
-        self.pace.committed(pace, num_tokens, on_its_own=on_its_own)
+        """A commit of so many tokens came; `on_its_own`: no draft of the edge was in its call.
+        `pace` as in RegionCommit."""
+        if pace is not None:
+            self.round_trip.returned(pace.echo, pace.ack_delay_s, now)
+            self.pace.told(pace)
+            self._has_news = True
+            self._overloaded = pace.overload_level >= NO_DRAFTS
+        if on_its_own:
+            self.pace.observe_own(num_tokens)
         if self._uploads_pay:
             self.counts.commits_with_uploads += 1
         else:
             self.counts.commits_without_uploads += 1
-        self._overloaded = pace.overload_level >= NO_DRAFTS
         self._review()
         self._probe()
 
     def checked(self, outcomes: tuple[DraftOutcome, ...], ended_at: int | None) -> None:
         """Drafts were compared with what became final; `ended_at` as in Acceptance.observe."""
-        if not outcomes and ended_at is None:
-            return
+        self._has_news = True
         self.acceptance.observe(outcomes, ended_at)
         self._averages.acceptance.observe(outcomes, ended_at)
         for outcome in outcomes:
@@ -223,7 +229,8 @@ class UploadController:
         if not self._may_send:
             return
         every = _PREDICT_EVERY if self._pays else _PREDICT_SELDOM_EVERY
-        if is_new_path or self._since_change % every == 0:
+        if self._has_news and (is_new_path or self._since_change % every == 0):
+            self._has_news = False
             self._predict()
         self._move_lead(at_once=is_new_path)
         if is_new_path or self._since_change >= self._policy.dwell_commits:

@@ -122,6 +122,8 @@ def read_typed_text(
 
 def write(event: ClientEvent, edge: str, token: str = "") -> bytes:
     """The EdgeFrame of an event; `edge` is this edge's name, `token` the chat's resume token."""
+    if type(event) is Commit:
+        return _commit(event).SerializeToString()
     frame = _frame(event, edge)
     if isinstance(event, Accepted):
         frame.accepted.resume_token = token

@@ -156,7 +156,7 @@ class RegionWire:
             accepted=accepted,
             ids=ids,
             upto=upto,
-            pace=_pace(details.pace),
+            pace=_pace(details.pace) if details.HasField("pace") else None,
             lossy=tuple(details.lossy),
             logprobs=logprobs_from_proto(details.logprobs, max_tokens=MAX_COMMIT_TOKENS),
         )
@@ -173,7 +173,6 @@ def _pace(pace: inference_pb2.Pace) -> ReplicaPace:
     return ReplicaPace(
         interval_s=_seconds(pace.commit_interval_ms),
         row_s=_seconds(pace.row_ms),
-        ready_sessions=pace.ready_sessions,
         max_lead=pace.max_lead,
         overload_level=pace.overload_level,
         echo=pace.echo,

@@ -165,8 +165,8 @@ class LiveSession:
     """What SessionOpened returns."""
     commit_echo: wire.Echo = wire.NO_ECHO
     """What the next Commit returns."""
-    takes_edge_drafts: bool = True
-    """Whether drafts of the edge are used: without them it need not know the replica's pace."""
+    told_pace: wire.ToldPace | None = None
+    """None: no drafts of the edge are used, so it need not know the replica's pace."""
     sends_accepted_ids: bool = False
     """Whether commits repeat the ids of accepted drafts."""
     cancelled: bool = False
@@ -273,7 +273,7 @@ class SessionTable:
                 num_resumed=len(request.resume),
             ),
             opened_echo=wire.Echo(frame.echo, now),
-            takes_edge_drafts=request.edge_drafts,
+            told_pace=wire.ToldPace() if request.edge_drafts else None,
             sends_accepted_ids=frame.echo_accepted,
             early_drafts=None if grammar is None else [],
             request=request if self._prefixes is not None else None,
@@ -413,10 +413,9 @@ class SessionTable:
                 self._prefixes.first_token(session.engine_session_id)
             session.telemetry.committed(event)
             pace = None
-            if session.takes_edge_drafts:
-                pace = wire.pace_of(event, load, self.contract)
-                session.commit_echo.put(pace, self.clock())
-                session.commit_echo = wire.NO_ECHO
+            if session.told_pace is not None:
+                echo, session.commit_echo = session.commit_echo, wire.NO_ECHO
+                pace = session.told_pace.news(event, load, self.contract, echo, self.clock())
             frame = wire.commit_frame(
                 session.upstream_session_id,
                 event,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import Final
 
 from outrider.codec.tokens import TokenCodec, TokenCoder, negotiate
 from outrider.errors import (
@@ -99,6 +100,46 @@ class Echo:
 
 
 NO_ECHO = Echo()
+
+_PACE_CHANGE: Final = 0.05
+"""Share by which a time has to change before the edge is told: its predictions are no finer."""
+
+
+class ToldPace:
+    """What the edge of a session knows of the replica's pace."""
+
+    __slots__ = ("_interval_ms", "_overload_level", "_row_ms")
+
+    def __init__(self) -> None:
+        self._interval_ms = self._row_ms = 0.0
+        self._overload_level = -1
+        """-1: the edge was told nothing yet."""
+
+    def news(
+        self, event: Committed, load: Load, contract: Contract, echo: Echo, now: float
+    ) -> inference_pb2.Pace | None:
+        """What the edge is told with this commit. None: it knows, and wants no number back."""
+        interval_ms, row_ms, level = event.commit_interval_ms, event.row_ms, load.overload_level
+        if not (
+            echo.number
+            or level != self._overload_level
+            or _has_changed(self._interval_ms, interval_ms)
+            or _has_changed(self._row_ms, row_ms)
+        ):
+            return None
+        self._interval_ms, self._row_ms, self._overload_level = interval_ms, row_ms, level
+        pace = inference_pb2.Pace(
+            commit_interval_ms=interval_ms,
+            row_ms=row_ms,
+            max_lead=contract.max_lead,
+            overload_level=level,
+        )
+        echo.put(pace, now)
+        return pace
+
+
+def _has_changed(before: float, now: float) -> bool:
+    return abs(now - before) > _PACE_CHANGE * before
 
 
 def open_request(
@@ -242,7 +283,7 @@ def commit_frame(
     sends_accepted_ids: bool = False,
 ) -> inference_pb2.SessionDown:
     """New final tokens. Accepted drafts are counted; their ids are repeated on request only.
-    Without `pace` the edge sends no drafts."""
+    `pace` as ToldPace.news has it."""
     commit = inference_pb2.Commit(epoch=event.epoch, base=event.base, upto=event.upto)
     if event.ids:
         commit.ids = commit_bytes(contract.coder, event.ids, codec)
@@ -256,17 +297,6 @@ def commit_frame(
         )
         commit.details = details.SerializeToString()
     return inference_pb2.SessionDown(session=number, commit=commit)
-
-
-def pace_of(event: Committed, load: Load, contract: Contract) -> inference_pb2.Pace:
-    """How fast the session's replica is."""
-    return inference_pb2.Pace(
-        commit_interval_ms=event.commit_interval_ms,
-        row_ms=event.row_ms,
-        ready_sessions=load.running_sessions,
-        max_lead=contract.max_lead,
-        overload_level=load.overload_level,
-    )
 
 
 def done_frame(number: int, event: Finished) -> inference_pb2.SessionDown:

@@ -47,6 +47,8 @@ from services.router.upstream.kv_events import KvEventSubscriber
 
 _SERVING: Final = health_pb2.HealthCheckResponse.SERVING
 _MAX_COST_MS: Final = 1e6
+_FRAMES_PER_TURN: Final = 128
+"""Nearly all are commits, of some 10 us each; those of a turn leave as one message for each edge."""
 """No engine is that slow. Infinity would make a sum of predicted waits no number."""
 _GenerateCall: TypeAlias = grpc.aio.StreamStreamCall[
     inference_pb2.GenerateRequest, inference_pb2.GenerateResponse
@@ -186,7 +188,7 @@ class ReplicaLink:
         raise UnavailableError("it does not read its stream")
 
     async def _read(self, call: _GenerateCall, stream: int) -> NoReturn:
-        async for frames in received(call):
+        async for frames in received(call, _FRAMES_PER_TURN):
             if not self._switch.from_replica(stream, frames, self._clock()):
                 self._is_replaced = True
                 raise UnavailableError(

@@ -165,6 +165,21 @@ def test_an_acknowledgement_needs_no_answer(tls: tuple[Path, Path]) -> None:
     assert not pair.server.needs_transmit()
 
 
+def test_a_stream_that_is_reset_with_data_unsent_holds_up_no_other(tls: tuple[Path, Path]) -> None:
+    pair = Pair(tls)
+    first, second = pair.open(2)
+    for size, end in ((200_000, False), (5, True)):  # more than may be in flight; and its end
+        pair.server.send_stream_data(first, bytes(size), end)
+    pair.step()
+    pair.server.reset_stream(first, 1)
+    pair.server.send_stream_data(second, b"token", False)
+    for _ in range(40):
+        pair.step()
+    assert pair.received[second] == b"token" and len(pair.received[first]) < 200_000
+    assert pair.server.num_unacknowledged_bytes(first) == 0
+    assert not pair.server.needs_transmit()
+
+
 def test_credit_is_given_for_what_was_read(tls: tuple[Path, Path]) -> None:
     pair = Pair(tls)
     stream = pair.client.get_next_available_stream_id()

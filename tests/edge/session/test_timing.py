@@ -76,22 +76,22 @@ def test_a_chat_knows_what_regions_found_by_themselves_in_earlier_ones() -> None
     before = PaceTracker(average)
     assert before.own_tokens == 1.0
     for _ in range(60):
-        before.committed(ReplicaPace(0.03), 3, on_its_own=True)
+        before.observe_own(3)
     after = PaceTracker(average)
     assert after.own_tokens == pytest.approx(3.0, abs=0.2)
     for _ in range(60):
-        after.committed(ReplicaPace(0.03), 1, on_its_own=True)
+        after.observe_own(1)
     assert after.own_tokens == pytest.approx(1.0, abs=0.2), "its own is what counts"
 
 
 def test_the_pace_counts_what_the_region_finds_by_itself() -> None:
     book = PaceTracker()
     for _ in range(60):
-        book.committed(ReplicaPace(0.03), 3, on_its_own=True)
-        book.committed(ReplicaPace(0.03), 1, on_its_own=False)
+        book.observe_own(3)
     assert book.own_tokens == pytest.approx(3.0, abs=0.1)
-    book.committed(ReplicaPace(), 1, on_its_own=False)
-    assert book.interval_s == pytest.approx(0.03), "a commit that says nothing changes nothing"
+    book.told(ReplicaPace(0.03))
+    book.told(ReplicaPace())
+    assert book.interval_s == pytest.approx(0.03), "a time that is not told changes nothing"
 
 
 def test_the_time_of_a_draft_is_a_ratio_of_sums() -> None:

@@ -45,7 +45,7 @@ class Chat:
         controller = self.controller
         number = controller.round_trip.next_echo(self.now)
         self.now += interval_s + self.rtt_s
-        pace = ReplicaPace(interval_s, 0.0006, 1, 64, overload_level, number, interval_s)
+        pace = ReplicaPace(interval_s, 0.0006, 64, overload_level, number, interval_s)
         controller.checked(outcomes, None)
         controller.committed(pace, 1, on_its_own=True, now=self.now)
 

@@ -167,7 +167,6 @@ def test_numbers_go_up_and_come_back() -> None:
     pace = inference_pb2.Pace(
         commit_interval_ms=30,
         row_ms=2,
-        ready_sessions=5,
         echo=4,
         ack_delay_ms=12.5,
         overload_level=2,
@@ -175,7 +174,7 @@ def test_numbers_go_up_and_come_back() -> None:
     details = inference_pb2.CommitDetails(pace=pace).SerializeToString()
     commit = inference_pb2.Commit(accepted=1, upto=1, details=details)
     assert wire.read(inference_pb2.SessionDown(commit=commit)) == RegionCommit(
-        0, 0, 1, (), 1, ReplicaPace(0.03, 0.002, 5, 0, 2, 4, 0.0125)
+        0, 0, 1, (), 1, ReplicaPace(0.03, 0.002, 0, 2, 4, 0.0125)
     )
 
 

@@ -45,6 +45,6 @@ async def test_who_wants_nothing_back_gets_nothing() -> None:
         assert reply.opened is not None and reply.opened.echo == 0
         assert reply.opened.ack_delay_ms == 0
         assert all(details_of(commit).pace.echo == 0 for commit in reply.commits)
-        pace = details_of(reply.commits[-1]).pace
-        assert pace.commit_interval_ms > 0
-        assert (pace.max_lead, pace.overload_level) == (64, 0)
+        paces = [details_of(it).pace for it in reply.commits if it.details]
+        assert paces[-1].commit_interval_ms > 0
+        assert {(pace.max_lead, pace.overload_level) for pace in paces} == {(64, 0)}
