@@ -7,11 +7,11 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from outrider.cli.main import app
 from outrider.mirrors.manifest import shard_name
 from outrider.models.store import ModelStore
+from tests.cli.invoking import invoke
 
 WEIGHTS = b"weights" * 400_000
 DIGEST = hashlib.sha256(WEIGHTS).hexdigest()
@@ -31,7 +31,7 @@ def source(tmp_path: Path) -> str:
 
 
 def run(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["models", *arguments])
+    return invoke(["models", *arguments])
 
 
 def test_what_is_pushed_is_pulled_by_its_digest(source: str, tmp_path: Path) -> None:
