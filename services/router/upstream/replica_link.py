@@ -47,9 +47,9 @@ from services.router.upstream.kv_events import KvEventSubscriber
 
 _SERVING: Final = health_pb2.HealthCheckResponse.SERVING
 _MAX_COST_MS: Final = 1e6
-_FRAMES_PER_TURN: Final = 128
-"""Nearly all are commits, of some 10 us each; those of a turn leave as one message for each edge."""
 """No engine is that slow. Infinity would make a sum of predicted waits no number."""
+_FRAMES_PER_TURN: Final = 128
+"""Nearly all are commits, of some 10 us each; those of a turn leave as one message."""
 _GenerateCall: TypeAlias = grpc.aio.StreamStreamCall[
     inference_pb2.GenerateRequest, inference_pb2.GenerateResponse
 ]
