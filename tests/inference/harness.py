@@ -24,6 +24,7 @@ from services.inference.app import LoadedModel, Replica
 from services.inference.config import InferenceConfig
 from services.inference.reference import ReferenceReply, generate
 from services.inference.scheduler.types import total_load
+from services.inference.static_prefixes.prefixes import StaticPrefix
 from tests.inference.letters import (
     DIGEST,
     LETTER_TABLE,
@@ -57,9 +58,16 @@ class GatedEngine(FakeEngine):
         return super().step(slices)
 
 
-def loaded(*engines: Engine) -> LoadedModel:
+def loaded(*engines: Engine, prefixes: tuple[StaticPrefix, ...] = ()) -> LoadedModel:
     return LoadedModel(
-        "letters", engines, CODER, DIGEST, new_reply, IDENTITY, token_table=LETTER_TABLE
+        "letters",
+        engines,
+        CODER,
+        DIGEST,
+        new_reply,
+        IDENTITY,
+        token_table=LETTER_TABLE,
+        prefixes=prefixes,
     )
 
 
@@ -196,13 +204,18 @@ def opening(
 class Running:
     """A started replica with a client."""
 
-    def __init__(self, engines: Sequence[Engine], config: InferenceConfig) -> None:
+    def __init__(
+        self,
+        engines: Sequence[Engine],
+        config: InferenceConfig,
+        static: tuple[StaticPrefix, ...] = (),
+    ) -> None:
         self.crashed = False
         """Set by a test that kills the model thread: its scheduler died with sessions in hand."""
         self.metrics = Metrics("test")
         self.engines = engines
         self.engine = engines[0]
-        self.replica = Replica(config, loaded(*engines), self.metrics)
+        self.replica = Replica(config, loaded(*engines, prefixes=static), self.metrics)
         self.channel = make_channel(f"127.0.0.1:{self.replica.port}")
         self.stub: inference_pb2_grpc.InferenceServiceAsyncStub
         self.stub = inference_pb2_grpc.InferenceServiceStub(self.channel)
@@ -215,26 +228,36 @@ class Running:
         load = total_load([scheduler.load() for scheduler in self.replica.schedulers])
         return load.kv_blocks_total - load.kv_blocks_free
 
+    @property
+    def num_pinned_blocks(self) -> int:
+        return self.replica.static.num_blocks * len(self.engines)
+
     def is_clean(self) -> bool:
         """No session, no stream, no KV in use."""
         return (
             len(self.replica.table) == 0
             and self.replica.service.num_streams == 0
             and not any(s.load().running_sessions for s in self.replica.schedulers)
-            and self.num_busy_blocks == 0
+            and self.num_busy_blocks == self.num_pinned_blocks
         )
 
 
 @asynccontextmanager
-async def running(*engines: Engine, **settings: Any) -> AsyncIterator[Running]:
-    """A replica for a test, with a FakeEngine if none is given; afterwards nothing of it may be
-    left."""
+async def running(
+    *engines: Engine,
+    static: tuple[StaticPrefix, ...] = (),
+    is_started: bool = True,
+    **settings: Any,
+) -> AsyncIterator[Running]:
+    """A replica for a test, with a FakeEngine if none is given, and these static prefixes;
+    afterwards nothing of it may be left. Unless it `is_started`, the test starts it."""
     settings = {"port": 0, "drain_s": 0.0} | settings
     config = InferenceConfig(engine="fake", **settings)
     async with leak_check():
-        it = Running(engines or (FakeEngine(),), config)
-        await it.replica.start()
+        it = Running(engines or (FakeEngine(),), config, static)
         try:
+            if is_started:
+                await it.replica.start()
             yield it
         finally:
             await it.channel.close()

@@ -85,6 +85,8 @@ class _Prompt:
     salt: bytes
     hashes: list[bytes]
     names: list[bytes]
+    model: KvBlocks
+    """Whose session it is."""
     is_computed: bool = False
     """Whether its first token is there, or it has ended: what arrives now is late."""
 
@@ -162,9 +164,25 @@ class PrefixExchange:
     def opened(self, request: OpenRequest, cached_tokens: int, compute_token_ms: float) -> None:
         """A session is in the queue, or computes; the first `cached_tokens` are there already, and
         the engine takes so long for one of the others."""
-        prompt = self._prompt(request)
-        if prompt is None:
-            return
+        # Nothing of a group would be found again whose name is another one after a restart.
+        prompt = self._prompt(request, self._model) if request.group_lasts else None
+        if prompt is not None:
+            self._opened(request, prompt, cached_tokens, compute_token_ms)
+
+    def warming_up(
+        self, request: OpenRequest, model: KvBlocks, cached_tokens: int, compute_token_ms: float
+    ) -> None:
+        """As opened(), for a static prefix that this instance computes. It is saved at once: it
+        comes again, with every start."""
+        prompt = self._prompt(request, model)
+        if prompt is not None:
+            for name in prompt.names:
+                self._seen.add(name)
+            self._opened(request, prompt, cached_tokens, compute_token_ms)
+
+    def _opened(
+        self, request: OpenRequest, prompt: _Prompt, cached_tokens: int, compute_token_ms: float
+    ) -> None:
         self._prompts[request.session_id] = prompt
         block_tokens = self._identity.layout.block_tokens
         first = cached_tokens // block_tokens
@@ -202,17 +220,16 @@ class PrefixExchange:
         self._threads.shutdown(wait=False, cancel_futures=True)
         await self._store.close()
 
-    def _prompt(self, request: OpenRequest) -> _Prompt | None:
-        """None where nothing would be found again: short prompts, and groups whose name is another
-        one after a restart."""
+    def _prompt(self, request: OpenRequest, model: KvBlocks) -> _Prompt | None:
+        """None for short prompts."""
         block_tokens = self._identity.layout.block_tokens
         num_blocks = min(len(request.prompt), self._max_tokens) // block_tokens
-        if not request.group_lasts or num_blocks * block_tokens < self._min_tokens:
+        if num_blocks * block_tokens < self._min_tokens:
             return None
         ids = request.prompt[: num_blocks * block_tokens]
         hashes = list(block_hashes(ids, block_tokens, request.cache_salt))
         names = [self._sealer.name(block) for block in hashes]
-        return _Prompt(request.session_id, ids, request.cache_salt, hashes, names)
+        return _Prompt(request.session_id, ids, request.cache_salt, hashes, names, model)
 
     def _start(self, tasks: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(_logged(work))
@@ -265,7 +282,7 @@ class PrefixExchange:
         self._count("missing", len(values) - num_found)
         self._count("refused", num_found - len(blocks))
         if blocks and not prompt.is_computed:
-            self._model.load_blocks(LoadBlocks(prompt.session_id, tuple(blocks)))
+            prompt.model.load_blocks(LoadBlocks(prompt.session_id, tuple(blocks)))
             self._count("loaded", len(blocks))
         else:
             self._count("late", len(blocks))
@@ -314,7 +331,7 @@ class PrefixExchange:
                 await self._save_chunk(prompt, chunk)
 
     async def _save_chunk(self, prompt: _Prompt, chunk: tuple[int, ...]) -> None:
-        blocks = await self._model.export_blocks(prompt.ids, prompt.salt, chunk)
+        blocks = await prompt.model.export_blocks(prompt.ids, prompt.salt, chunk)
         if not blocks:
             return
         began = self._clock()

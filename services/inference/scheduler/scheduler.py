@@ -229,7 +229,7 @@ class Scheduler:
             raise DeadlineError("the deadline had passed when the session was opened")
         self._admission.check_room(request.priority)
         session = self._new_session(request, now)
-        num_cached = self._pool.match(session.ids, request.cache_salt)
+        num_cached = self._pool.match(session.ids, request.cache_salt, request.static_salts)
         session.cached_at_arrival = num_cached
         if session.finished is None:
             self._admission.check_time(session, num_cached, now)
@@ -283,7 +283,7 @@ class Scheduler:
         return -self._num_held, self._pool.hold(-self._num_held, ids, salt)
 
     def release_prefix(self, number: int) -> None:
-        """The copies are made."""
+        """The copies are made. A prefix that is never released is pinned."""
         self._pool.release(number)
 
     def cancel(self, session: int, now: float) -> list[Event]:
@@ -303,7 +303,8 @@ class Scheduler:
         forecast = self._admission.forecast
         if self._in_flight is not None or not forecast.is_late(session, now):
             return False
-        num_cached = self._pool.match(session.ids, session.request.cache_salt)
+        request = session.request
+        num_cached = self._pool.match(session.ids, request.cache_salt, request.static_salts)
         return forecast.is_late(session, now, num_cached)
 
     def _rank(self, priority: Priority, now: float) -> tuple[float, int]:

@@ -60,6 +60,10 @@ class OpenRequest:
     """Whether the region drafts for itself."""
     cache_salt: bytes = b""
     """The trust group: equal salts share cached prefixes and drafting statistics."""
+    static_salts: tuple[bytes, ...] = ()
+    """Of the static prefixes that the session may use."""
+    warms_up: bool = False
+    """Computed before the replica serves: no objective holds for it."""
     group_lasts: bool = False
     """The group's name is the same after a restart of its edges: what it learns may be kept."""
     prediction: tuple[int, ...] = ()

@@ -191,10 +191,12 @@ class SessionTable:
         max_sessions: int,
         grammars: ConstraintSource | None = None,
         prefixes: PrefixTransfers | None = None,
+        static_salts: Callable[[str], tuple[bytes, ...]] = lambda tenant: (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """At most `max_sessions` share an engine call; `clock` is the model thread's. Without
-        `grammars`, requests with one are refused."""
+        `grammars`, requests with one are refused. `static_salts`: of the static prefixes that a
+        tenant's sessions may use."""
         self.contract = contract
         self.clock = clock
         self.load: Load | None = None
@@ -220,6 +222,7 @@ class SessionTable:
         self._running = RunningRequests()
         self._grammars = grammars
         self._prefixes = prefixes
+        self._static_salts = static_salts
         self._compiling: set[asyncio.Task[None]] = set()
         """Of sessions that the model thread does not know yet."""
         self._engine_session_ids = itertools.count(1)
@@ -252,6 +255,7 @@ class SessionTable:
         engine_session_id = next(self._engine_session_ids)
         now = self.clock()
         request, codec = wire.open_request(engine_session_id, frame, self.contract, now)
+        request = replace(request, static_salts=self._static_salts(frame.tenant))
         name = (frame.tenant, frame.request_id)
         earlier = self._running.earlier(name, request)
         request = self._with_kept_grammar(request)
