@@ -18,6 +18,7 @@ from outrider.cli.explain import explain
 from outrider.cli.local import mesh_models, up
 from outrider.cli.local.logs import logs
 from outrider.cli.local.status import status
+from outrider.cli.prefixes import prefixes
 from outrider.cli.prompting.chat import chat
 from outrider.cli.prompting.reference import reference
 from outrider.cli.tokenize import tokenize
@@ -64,6 +65,7 @@ app.command()(serve.serve)
 app.command()(tokenize)
 app.command()(explain)
 app.command()(drain)
+app.command()(prefixes)
 app.command()(doctor)
 app.command()(check)
 models.app.command()(definitions.add)

@@ -760,6 +760,7 @@ class WatchLoadResponse(_message.Message):
     SERVICE_MS_FIELD_NUMBER: _builtins.int
     QUEUES_LOW_FIELD_NUMBER: _builtins.int
     REFUSES_SESSIONS_FIELD_NUMBER: _builtins.int
+    KV_FIELD_NUMBER: _builtins.int
     running_sessions: _builtins.int
     queued_sessions: _builtins.int
     queued_prompt_tokens: _builtins.int
@@ -795,6 +796,8 @@ class WatchLoadResponse(_message.Message):
 
     @_builtins.property
     def medium(self) -> Global___ClassLoad: ...
+    @_builtins.property
+    def kv(self) -> Global___KvCounts: ...
     def __init__(
         self,
         *,
@@ -815,14 +818,81 @@ class WatchLoadResponse(_message.Message):
         service_ms: _builtins.float = ...,
         queues_low: _builtins.bool = ...,
         refuses_sessions: _builtins.bool = ...,
+        kv: Global___KvCounts | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["low", b"low", "medium", b"medium"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["kv", b"kv", "low", b"low", "medium", b"medium"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "fixed_ms", b"fixed_ms", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_total", b"kv_blocks_total", "low", b"low", "max_sessions", b"max_sessions", "medium", b"medium", "num_instances", b"num_instances", "overload_level", b"overload_level", "paused_sessions", b"paused_sessions", "queued_prompt_tokens", b"queued_prompt_tokens", "queued_sessions", b"queued_sessions", "queues_low", b"queues_low", "refuses_sessions", b"refuses_sessions", "row_ms", b"row_ms", "running_sessions", b"running_sessions", "service_ms", b"service_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "fixed_ms", b"fixed_ms", "kv", b"kv", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_total", b"kv_blocks_total", "low", b"low", "max_sessions", b"max_sessions", "medium", b"medium", "num_instances", b"num_instances", "overload_level", b"overload_level", "paused_sessions", b"paused_sessions", "queued_prompt_tokens", b"queued_prompt_tokens", "queued_sessions", b"queued_sessions", "queues_low", b"queues_low", "refuses_sessions", b"refuses_sessions", "row_ms", b"row_ms", "running_sessions", b"running_sessions", "service_ms", b"service_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WatchLoadResponse: _TypeAlias = WatchLoadResponse  # noqa: Y015
+
+@_typing.final
+class KvCounts(_message.Message):
+    """Since the replica started; of sessions that have ended, and of static prefixes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    POOL_TOKENS_FIELD_NUMBER: _builtins.int
+    STORE_TOKENS_FIELD_NUMBER: _builtins.int
+    SYNC_BYTES_FIELD_NUMBER: _builtins.int
+    STORE_FAILURES_FIELD_NUMBER: _builtins.int
+    prompt_tokens: _builtins.int
+    pool_tokens: _builtins.int
+    """Of these: found in the replica's own pool, and loaded from the prefix store."""
+    store_tokens: _builtins.int
+    sync_bytes: _builtins.int
+    """To and from the prefix store, packed."""
+    store_failures: _builtins.int
+    """Requests to the prefix store that failed."""
+    def __init__(
+        self,
+        *,
+        prompt_tokens: _builtins.int = ...,
+        pool_tokens: _builtins.int = ...,
+        store_tokens: _builtins.int = ...,
+        sync_bytes: _builtins.int = ...,
+        store_failures: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pool_tokens", b"pool_tokens", "prompt_tokens", b"prompt_tokens", "store_failures", b"store_failures", "store_tokens", b"store_tokens", "sync_bytes", b"sync_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvCounts: _TypeAlias = KvCounts  # noqa: Y015
+
+@_typing.final
+class StaticPrefix(_message.Message):
+    """What an operator registered as the beginning of many prompts: its KV is pinned."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    TENANTS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    tokens: _builtins.int
+    @_builtins.property
+    def tenants(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Whose chats may use it; "*": everybody's."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        tokens: _builtins.int = ...,
+        tenants: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "tenants", b"tenants", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StaticPrefix: _TypeAlias = StaticPrefix  # noqa: Y015
 
 @_typing.final
 class ClassLoad(_message.Message):
@@ -1052,6 +1122,7 @@ class GetModelResponse(_message.Message):
     PREFILL_LIMITS_FIELD_NUMBER: _builtins.int
     MODEL_IDENTITY_FIELD_NUMBER: _builtins.int
     TOKENS_DIGEST_FIELD_NUMBER: _builtins.int
+    STATIC_PREFIXES_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     vocabulary_digest: _builtins.bytes
     vocabulary_size: _builtins.int
@@ -1073,6 +1144,10 @@ class GetModelResponse(_message.Message):
     def codecs(self) -> _containers.RepeatedScalarFieldContainer[_common_pb2.TokenCodec.ValueType]: ...
     @_builtins.property
     def prefill_limits(self) -> Global___PrefillLimits: ...
+    @_builtins.property
+    def static_prefixes(self) -> _containers.RepeatedCompositeFieldContainer[Global___StaticPrefix]:
+        """At most 64."""
+
     def __init__(
         self,
         *,
@@ -1088,10 +1163,11 @@ class GetModelResponse(_message.Message):
         prefill_limits: Global___PrefillLimits | None = ...,
         model_identity: _builtins.bytes = ...,
         tokens_digest: _builtins.bytes = ...,
+        static_prefixes: _abc.Iterable[Global___StaticPrefix] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prefill_limits", b"prefill_limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "codecs", b"codecs", "engine", b"engine", "max_context_tokens", b"max_context_tokens", "model", b"model", "model_identity", b"model_identity", "prefill_limits", b"prefill_limits", "region", b"region", "replica", b"replica", "tokens_digest", b"tokens_digest", "vocabulary_digest", b"vocabulary_digest", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "codecs", b"codecs", "engine", b"engine", "max_context_tokens", b"max_context_tokens", "model", b"model", "model_identity", b"model_identity", "prefill_limits", b"prefill_limits", "region", b"region", "replica", b"replica", "static_prefixes", b"static_prefixes", "tokens_digest", b"tokens_digest", "vocabulary_digest", b"vocabulary_digest", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -482,6 +482,7 @@ def _contract(config: InferenceConfig, model: LoadedModel) -> Contract:
         block_tokens=info.block_tokens,
         max_lead=config.scheduler.max_lead,
         max_drafts=config.scheduler.max_draft_tokens,
+        static_prefixes=model.prefixes,
         prefill_limits=inference_pb2.PrefillLimits(
             max_chunk_tokens=config.scheduler.prefill_chunk_tokens,
             min_chunk_tokens=LEAST_CHUNK,

@@ -92,6 +92,8 @@ class KvPool:
         self._tables: dict[int, _Table] = {}
         self._copies: list[BlockCopy] = []
         self._recorder: BlockRecorder | None = None
+        self.num_loaded_tokens = 0
+        """Of blocks loaded from elsewhere that came to be used."""
 
     @property
     def num_free(self) -> int:
@@ -292,6 +294,7 @@ class KvPool:
         block = table.loaded.pop(table.num_shared, None)
         if block is None:
             return False
+        self.num_loaded_tokens += self.block_tokens
         index = table.num_shared
         table.follow(self._tree.publish(table.path[-1], key, block))
         self._put(table, index, block)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import structlog
 
@@ -37,6 +37,10 @@ TRANSFERRED: Final = Family(
 TRANSFER_SECONDS: Final = Family(
     "outrider_kv_transfer_seconds",
     "Time to fetch and unpack, or to pack and store, some blocks of KV.",
+)
+STORE_FAILURES: Final = Family(
+    "outrider_kv_store_failures",
+    "Requests to the prefix store that failed: slow, full, gone, or refused.",
 )
 STORE_BLOCKS: Final = Family(
     "outrider_kv_store_blocks",
@@ -89,6 +93,15 @@ class _Prompt:
     """Whose session it is."""
     is_computed: bool = False
     """Whether its first token is there, or it has ended: what arrives now is late."""
+
+
+class TransferCounts(NamedTuple):
+    """Since the replica started."""
+
+    num_bytes: int = 0
+    """To the store and from it, packed."""
+    num_failures: int = 0
+    """Requests to the store that failed."""
 
 
 class Names:
@@ -154,12 +167,20 @@ class PrefixExchange:
         self._loads: set[asyncio.Task[None]] = set()
         self._saves: set[asyncio.Task[None]] = set()
         self._saving = asyncio.Lock()
+        self._num_bytes = 0
+        self._num_failures = 0
+        self._failures = metrics.counter(STORE_FAILURES)
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="kv")
 
     @property
     def num_transfers(self) -> int:
         """Prompts that are being loaded or saved, or wait to be."""
         return len(self._loads) + len(self._saves)
+
+    @property
+    def counts(self) -> TransferCounts:
+        """What was moved, and how often that failed."""
+        return TransferCounts(self._num_bytes, self._num_failures)
 
     def opened(self, request: OpenRequest, cached_tokens: int, compute_token_ms: float) -> None:
         """A session is in the queue, or computes; the first `cached_tokens` are there already, and
@@ -242,6 +263,7 @@ class PrefixExchange:
         began = self._clock()
         present = await self._store.present(prompt.names[first:last])
         self._planner.observe_round_trip((self._clock() - began) * 1e3)
+        self._count_failures()
         there = [index for index, is_there in enumerate(present, first) if is_there]
         for index in there:
             self._stored.add(prompt.names[index])
@@ -274,7 +296,7 @@ class PrefixExchange:
         took_s = self._clock() - began
         self._planner.observe_load(len(names), took_s * 1e3)
         self._seconds.record(took_s, {"direction": "load"})
-        self._bytes.add(sum(len(value or b"") for value in values), {"direction": "load"})
+        self._moved("load", sum(len(value or b"") for value in values))
         for index, value in zip(indices, values, strict=True):
             if value is None:
                 self._stored.discard(prompt.names[index])
@@ -340,8 +362,9 @@ class PrefixExchange:
         is_stored = await self._store.put(entries)
         self._seconds.record(self._clock() - began, {"direction": "save"})
         self._count("saved" if is_stored else "failed", len(entries))
+        self._count_failures()
         if is_stored:
-            self._bytes.add(sum(len(value) for _, value in entries), {"direction": "save"})
+            self._moved("save", sum(len(value) for _, value in entries))
             for name, _ in entries:
                 self._stored.add(name)
 
@@ -355,6 +378,17 @@ class PrefixExchange:
             frame = encode_frame(self._header(prompt, index), [block])
             entries.append((name, self._sealer.seal(name, frame)))
         return entries
+
+    def _moved(self, direction: str, num_bytes: int) -> None:
+        self._num_bytes += num_bytes
+        self._bytes.add(num_bytes, {"direction": direction})
+        self._count_failures()
+
+    def _count_failures(self) -> None:
+        new = self._store.num_failures - self._num_failures
+        if new:
+            self._num_failures += new
+            self._failures.add(new)
 
     def _count(self, what: str, num_blocks: int) -> None:
         if num_blocks:

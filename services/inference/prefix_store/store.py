@@ -26,6 +26,9 @@ _CONNECT_S: Final = 1.0
 class PrefixStore(Protocol):
     """Entries by name. Nothing is ever raised: a store that is slow, full or gone has nothing."""
 
+    num_failures: int
+    """Requests that failed."""
+
     async def present(self, names: Sequence[bytes]) -> list[bool]:
         """Which of them it has, in one round trip."""
         ...

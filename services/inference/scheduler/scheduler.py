@@ -46,6 +46,7 @@ from services.inference.scheduler.types import (
     Event,
     Failed,
     Finished,
+    KvHits,
     Load,
     Opened,
     OpenRequest,
@@ -94,6 +95,8 @@ class Scheduler:
         self._statistics = GroupStatisticsTable(prior, self._kept.restore)
         self._admission = Admission(limits, self._queues, self._cost)
         self._num_opened = 0
+        self._num_prompt_tokens = self._num_cached_tokens = 0
+        """Of sessions that have ended."""
         self._num_held = 0
         self._in_flight: Batch | None = None
         self._timed: tuple[Batch, float] | None = None
@@ -350,11 +353,14 @@ class Scheduler:
         if session.num_reply and session.state is not SessionState.WAITING:
             self._admission.forecast.observe_service(session.service_ms(now))
         self._queues.end(session)
+        usage = session.usage()
+        self._num_prompt_tokens += usage.prompt_tokens
+        self._num_cached_tokens += usage.cached_tokens
         return Finished(
             session_id=session.session_id,
             reason=reason,
             upto=session.num_reply,
-            usage=session.usage(),
+            usage=usage,
             timings=session.timings(now),
         )
 
@@ -381,6 +387,9 @@ class Scheduler:
             low=self._class_load(Priority.LOW),
             medium=self._class_load(Priority.MEDIUM),
             service_ms=self._admission.forecast.service_ms,
+            kv_hits=KvHits(
+                self._num_prompt_tokens, self._num_cached_tokens, self._pool.num_loaded_tokens
+            ),
         )
 
     def _class_load(self, priority: Priority) -> ClassLoad:

@@ -25,6 +25,7 @@ from outrider.telemetry.families import Family
 from outrider.telemetry.metrics import Metrics, state_rows
 from outrider.telemetry.refusals import RefusalLog
 from outrider.v1 import inference_pb2
+from services.inference.prefix_store.exchange import TransferCounts
 from services.inference.runner import ModelTick
 from services.inference.scheduler.types import (
     Committed,
@@ -79,6 +80,9 @@ class ConstraintSource(Protocol):
 
 class PrefixTransfers(Protocol):
     """What moves KV of prompts to and from a store (prefix_store.exchange.PrefixExchange)."""
+
+    @property
+    def counts(self) -> TransferCounts: ...
 
     def opened(self, request: OpenRequest, cached_tokens: int, compute_token_ms: float) -> None: ...
 
@@ -377,6 +381,11 @@ class SessionTable:
             self._lose_all(tick.problem)
         self._measure(tick)
         self.announce()
+
+    @property
+    def transfers(self) -> TransferCounts:
+        """To and from the prefix store."""
+        return TransferCounts() if self._prefixes is None else self._prefixes.counts
 
     @property
     def draining(self) -> bool:

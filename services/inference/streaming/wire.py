@@ -33,6 +33,7 @@ from outrider.wire import (
     token_block_from_proto,
     usage_to_proto,
 )
+from services.inference.prefix_store.exchange import TransferCounts
 from services.inference.scheduler.types import (
     Committed,
     Drafts,
@@ -42,7 +43,9 @@ from services.inference.scheduler.types import (
     OpenRequest,
     OverloadLevel,
 )
+from services.inference.static_prefixes.prefixes import StaticPrefix
 
+NO_TRANSFERS = TransferCounts()
 MAX_REQUEST_ID_CHARS = 128
 MAX_SALT_BYTES = 64
 _OWN_SALT_BYTES = 16
@@ -81,6 +84,7 @@ class Contract:
     """What routers are told of the prompt tokens of a call."""
     tokens_digest: bytes = b""
     """Of the vocabulary's ids alone, whatever its chat template."""
+    static_prefixes: tuple[StaticPrefix, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,8 +289,11 @@ def error_frame(number: int, error: OutriderError) -> inference_pb2.SessionDown:
     return inference_pb2.SessionDown(session=number, error=error_to_proto(error))
 
 
-def load_response(load: Load, *, draining: bool) -> inference_pb2.WatchLoadResponse:
+def load_response(
+    load: Load, transfers: TransferCounts = NO_TRANSFERS, *, draining: bool = False
+) -> inference_pb2.WatchLoadResponse:
     """A report for routers."""
+    hits = load.kv_hits
     return inference_pb2.WatchLoadResponse(
         running_sessions=load.running_sessions,
         queued_sessions=load.queued_sessions,
@@ -305,6 +312,14 @@ def load_response(load: Load, *, draining: bool) -> inference_pb2.WatchLoadRespo
         service_ms=load.service_ms,
         queues_low=load.overload_level >= OverloadLevel.QUEUE_LOW,
         refuses_sessions=load.overload_level >= OverloadLevel.REFUSE,
+        kv=inference_pb2.KvCounts(
+            prompt_tokens=hits.prompt_tokens,
+            # A block may be loaded for a session that ended before it counted.
+            pool_tokens=max(0, hits.cached_tokens - hits.loaded_tokens),
+            store_tokens=hits.loaded_tokens,
+            sync_bytes=transfers.num_bytes,
+            store_failures=transfers.num_failures,
+        ),
     )
 
 
@@ -322,6 +337,10 @@ def model_response(contract: Contract) -> inference_pb2.GetModelResponse:
         replica=contract.replica,
         region=contract.region,
         prefill_limits=contract.prefill_limits,
+        static_prefixes=[
+            inference_pb2.StaticPrefix(name=it.name, tokens=len(it.ids), tenants=it.tenants)
+            for it in contract.static_prefixes
+        ],
     )
 
 

@@ -138,7 +138,10 @@ def test_whatever_comes_finds_what_is_its_own(
         if pool.grow(sequence, len(ids)):
             blocks = pool.blocks(sequence)
             for number in range(num_cached, len(ids)):
-                memory[int(blocks[number // BLOCK]), number % BLOCK] = salt, tuple(ids[: number + 1])
+                memory[int(blocks[number // BLOCK]), number % BLOCK] = (
+                    salt,
+                    tuple(ids[: number + 1]),
+                )
             pool.commit(sequence, ids, len(ids))
         if stays and len(live) < 2:
             live.append(sequence)
