@@ -312,8 +312,8 @@ class OpenSession(_message.Message):
     def trace(self) -> _common_pb2.TraceContext: ...
     @_builtins.property
     def resumed(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenBlock]:
-        """Ids committed behind those of `resume`, in the blocks that they came in: whoever moves a session
-        needs no vocabulary to say how far it had come.
+        """Ids committed behind those of `resume`, in the codecs that they came in, without checksums:
+        whoever moves a session needs no vocabulary to say how far it had come.
         """
 
     @_builtins.property
@@ -464,15 +464,21 @@ Global___SessionMoved: _TypeAlias = SessionMoved  # noqa: Y015
 class Draft(_message.Message):
     """Guesses for the reply's tokens from number `base` on (0 is the reply's first token).
     Frames of one epoch extend each other; a chain that proved wrong ends its epoch.
+
+    The guesses are in one of the last four fields, as in Commit. No checksum is with them: a wrong
+    guess is refused by the model.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     EPOCH_FIELD_NUMBER: _builtins.int
     BASE_FIELD_NUMBER: _builtins.int
-    IDS_FIELD_NUMBER: _builtins.int
     CONTINUES_FIELD_NUMBER: _builtins.int
     ECHO_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    IDS_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     base: _builtins.int
     continues: _builtins.bool
@@ -481,30 +487,45 @@ class Draft(_message.Message):
     """
     echo: _builtins.int
     """Any number but 0, for the pace of the next Commit to return; 0: none is wanted."""
-    @_builtins.property
-    def ids(self) -> _common_pb2.TokenBlock: ...
+    id: _builtins.int
+    rank: _builtins.int
+    ids: _builtins.bytes
+    ranks: _builtins.bytes
     def __init__(
         self,
         *,
         epoch: _builtins.int = ...,
         base: _builtins.int = ...,
-        ids: _common_pb2.TokenBlock | None = ...,
         continues: _builtins.bool = ...,
         echo: _builtins.int = ...,
+        id: _builtins.int | None = ...,
+        rank: _builtins.int | None = ...,
+        ids: _builtins.bytes = ...,
+        ranks: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_id", b"_id", "_rank", b"_rank", "id", b"id", "rank", b"rank"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "continues", b"continues", "echo", b"echo", "epoch", b"epoch", "ids", b"ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_id", b"_id", "_rank", b"_rank", "base", b"base", "continues", b"continues", "echo", b"echo", "epoch", b"epoch", "id", b"id", "ids", b"ids", "rank", b"rank", "ranks", b"ranks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__id: _TypeAlias = _typing.Literal["id"]  # noqa: Y015
+    _WhichOneofArgType__id: _TypeAlias = _typing.Literal["_id", b"_id"]  # noqa: Y015
+    _WhichOneofReturnType__rank: _TypeAlias = _typing.Literal["rank"]  # noqa: Y015
+    _WhichOneofArgType__rank: _TypeAlias = _typing.Literal["_rank", b"_rank"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__id) -> _WhichOneofReturnType__id | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rank) -> _WhichOneofReturnType__rank | None: ...
 
 Global___Draft: _TypeAlias = Draft  # noqa: Y015
 
 @_typing.final
 class Commit(_message.Message):
     """Tokens [base, base + accepted) are the session's drafts of `epoch` and are not echoed;
-    `ids` follow them. base + accepted + the number of `ids` == upto, the number of tokens now final.
-    Most frames are commits, and pass through a router: it reads the numbers and carries the rest.
+    upto - base - accepted others follow them, so that `upto` tokens are final now. Most frames are
+    commits, and pass through a router: it reads the numbers and carries the rest.
+
+    The others are in one field at most: one token as `id`, or as `rank` if the session's codec is
+    RANK_VARINT; several as their LEB128 in a row. Their checksum is SessionDone's.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -512,38 +533,53 @@ class Commit(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     BASE_FIELD_NUMBER: _builtins.int
     ACCEPTED_FIELD_NUMBER: _builtins.int
-    IDS_FIELD_NUMBER: _builtins.int
     UPTO_FIELD_NUMBER: _builtins.int
     ACCEPTED_IDS_FIELD_NUMBER: _builtins.int
     DETAILS_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    IDS_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     base: _builtins.int
     accepted: _builtins.int
-    ids: _builtins.bytes
-    """A serialised TokenBlock; empty: none."""
     upto: _builtins.int
     accepted_ids: _builtins.bytes
-    """The `accepted` drafts as a serialised TokenBlock, where OpenSession.echo_accepted asked for
-    them; routers keep them back.
+    """The `accepted` drafts as a serialised TokenBlock without a checksum, where
+    OpenSession.echo_accepted asked for them; routers keep them back.
     """
     details: _builtins.bytes
     """A serialised CommitDetails; empty: none."""
+    id: _builtins.int
+    rank: _builtins.int
+    ids: _builtins.bytes
+    ranks: _builtins.bytes
     def __init__(
         self,
         *,
         epoch: _builtins.int = ...,
         base: _builtins.int = ...,
         accepted: _builtins.int = ...,
-        ids: _builtins.bytes = ...,
         upto: _builtins.int = ...,
         accepted_ids: _builtins.bytes = ...,
         details: _builtins.bytes = ...,
+        id: _builtins.int | None = ...,
+        rank: _builtins.int | None = ...,
+        ids: _builtins.bytes = ...,
+        ranks: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_id", b"_id", "_rank", b"_rank", "id", b"id", "rank", b"rank"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "accepted_ids", b"accepted_ids", "base", b"base", "details", b"details", "epoch", b"epoch", "ids", b"ids", "upto", b"upto"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_id", b"_id", "_rank", b"_rank", "accepted", b"accepted", "accepted_ids", b"accepted_ids", "base", b"base", "details", b"details", "epoch", b"epoch", "id", b"id", "ids", b"ids", "rank", b"rank", "ranks", b"ranks", "upto", b"upto"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__id: _TypeAlias = _typing.Literal["id"]  # noqa: Y015
+    _WhichOneofArgType__id: _TypeAlias = _typing.Literal["_id", b"_id"]  # noqa: Y015
+    _WhichOneofReturnType__rank: _TypeAlias = _typing.Literal["rank"]  # noqa: Y015
+    _WhichOneofArgType__rank: _TypeAlias = _typing.Literal["_rank", b"_rank"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__id) -> _WhichOneofReturnType__id | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rank) -> _WhichOneofReturnType__rank | None: ...
 
 Global___Commit: _TypeAlias = Commit  # noqa: Y015
 
@@ -655,9 +691,12 @@ class SessionDone(_message.Message):
     USAGE_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
     UPTO_FIELD_NUMBER: _builtins.int
+    CHECKSUM_FIELD_NUMBER: _builtins.int
     finish_reason: _common_pb2.FinishReason.ValueType
     upto: _builtins.int
     """Number of final tokens, to check against the commits seen."""
+    checksum: _builtins.int
+    """Of all of them, as in TokenBlock."""
     @_builtins.property
     def usage(self) -> _common_pb2.Usage: ...
     @_builtins.property
@@ -669,10 +708,11 @@ class SessionDone(_message.Message):
         usage: _common_pb2.Usage | None = ...,
         timings: _common_pb2.Timings | None = ...,
         upto: _builtins.int = ...,
+        checksum: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "timings", b"timings", "upto", b"upto", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum", b"checksum", "finish_reason", b"finish_reason", "timings", b"timings", "upto", b"upto", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from outrider.cli.prefixes import lines, listed
 
 PREFIX = {"name": "support", "tokens": 70, "tenants": ["acme", "ajax"]}
 
 
 def test_a_prefix_is_listed_once_with_all_that_have_it() -> None:
-    replicas = [
+    replicas: list[dict[str, Any]] = [
         {"name": "a", "model": "m", "static_prefixes": [PREFIX]},
         {"name": "b", "model": "m", "static_prefixes": [PREFIX]},
         {"name": "c", "model": "n", "static_prefixes": [PREFIX | {"tokens": 64}]},

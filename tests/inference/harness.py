@@ -19,7 +19,13 @@ from outrider.sampling.params import SamplingParams
 from outrider.telemetry.metrics import Metrics
 from outrider.testing import leak_check
 from outrider.v1 import common_pb2, inference_pb2, inference_pb2_grpc
-from outrider.wire import error_from_proto, parsed_block, sampling_to_proto, token_block_to_proto
+from outrider.wire import (
+    error_from_proto,
+    ids_of,
+    put_ids,
+    sampling_to_proto,
+    token_block_to_proto,
+)
 from services.inference.app import LoadedModel, Replica
 from services.inference.config import InferenceConfig
 from services.inference.reference import ReferenceReply, generate
@@ -151,8 +157,9 @@ class Peer:
     def _draft(self, number: int, epoch: int, base: int, ids: Sequence[int]) -> inference_pb2.Draft:
         first, chain = self._chains.setdefault((number, epoch), (base, []))
         chain[base - first :] = ids
-        block = token_block_to_proto(CODER.encode(ids))
-        return inference_pb2.Draft(epoch=epoch, base=base, ids=block)
+        draft = inference_pb2.Draft(epoch=epoch, base=base)
+        put_ids(draft, CODER, ids, TokenCodec.VARINT)
+        return draft
 
     def _enter(self, frame: inference_pb2.SessionDown) -> None:
         reply = self.replies[frame.session]
@@ -165,6 +172,7 @@ class Peer:
         elif kind == "done":
             reply.done = frame.done
             assert frame.done.upto == len(reply.ids)
+            assert frame.done.checksum == CODER.checksum(reply.ids)
         else:
             reply.error = error_from_proto(frame.error)
 
@@ -175,7 +183,7 @@ class Peer:
             base, chain = self._chains[number, commit.epoch]
             start = commit.base - base
             reply.ids += chain[start : start + commit.accepted]
-        reply.ids += CODER.decode(parsed_block(commit.ids), max_count=4096) if commit.ids else ()
+        reply.ids += ids_of(commit, CODER, max_count=4096)
         assert commit.upto == len(reply.ids)
         reply.commits.append(commit)
 

@@ -177,6 +177,8 @@ class LiveSession:
     """Whether the model thread was told to end it."""
     request: OpenRequest | None = None
     """Until it is opened, where its prompt may be in a store."""
+    checksum: int = 0
+    """Of the tokens committed so far."""
     has_token: bool = False
     early_drafts: list[Drafts] | None = None
     """What came before the model thread knew the session; None: it knows it."""
@@ -285,6 +287,7 @@ class SessionTable:
             sends_accepted_ids=frame.echo_accepted,
             early_drafts=None if grammar is None else [],
             request=request if self._prefixes is not None else None,
+            checksum=self.contract.coder.checksum(request.resume),
         )
         self._live[engine_session_id] = session
         self._running.claim(name, request)
@@ -424,6 +427,8 @@ class SessionTable:
             if self._prefixes is not None and not session.has_token:
                 session.has_token = True
                 self._prefixes.first_token(session.engine_session_id)
+            ids = (*event.accepted_ids, *event.ids) if event.accepted_ids else event.ids
+            session.checksum = self.contract.coder.checksum(ids, session.checksum)
             session.telemetry.committed(event)
             pace = None
             if session.takes_edge_drafts:
@@ -459,7 +464,7 @@ class SessionTable:
             return
         if isinstance(how, Finished):
             session.telemetry.finished(how)
-            session.peer.send(wire.done_frame(session.upstream_session_id, how))
+            session.peer.send(wire.done_frame(session.upstream_session_id, how, session.checksum))
         else:
             session.telemetry.failed(how)
             session.peer.send(wire.error_frame(session.upstream_session_id, how))

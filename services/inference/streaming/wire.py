@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import chain
 
 from outrider.codec.tokens import TokenCodec, TokenCoder, negotiate
 from outrider.errors import (
@@ -22,12 +23,14 @@ from outrider.model_identity import check_model_identity, same_model, short_form
 from outrider.session_types import Priority, Speculation
 from outrider.v1 import common_pb2, inference_pb2
 from outrider.wire import (
-    commit_bytes,
     error_to_proto,
     finish_reason_to_proto,
+    ids_of,
     logprobs_to_proto,
     priority_from_proto,
+    put_ids,
     sampling_from_proto,
+    serialized_block,
     speculation_from_proto,
     timings_to_proto,
     token_block_from_proto,
@@ -199,20 +202,31 @@ def _resumed(frame: inference_pb2.OpenSession, contract: Contract) -> tuple[int,
             f"resume has {count} tokens, the context has room for {contract.context_limit}"
         )
     limit = contract.context_limit
-    return tuple(token for block in blocks for token in _ids(block, contract, limit))
+    # Whoever moves a session has no checksum of what it saw.
+    begun = _ids(frame.resume, contract, limit)
+    since = [_ids(block, contract, limit, needs_checksum=False) for block in frame.resumed]
+    return tuple(chain(begun, *since))
 
 
 def drafts_of(frame: inference_pb2.Draft, contract: Contract) -> Drafts:
     """Drafts of the edge. Raises BadTokenBlockError."""
-    ids = _ids(frame.ids, contract, MAX_DRAFT_TOKENS)
+    ids = ids_of(frame, contract.coder, max_count=MAX_DRAFT_TOKENS)
     return Drafts(frame.epoch, frame.base, ids, frame.continues)
 
 
-def _ids(block: common_pb2.TokenBlock, contract: Contract, max_count: int) -> tuple[int, ...]:
+def _ids(
+    block: common_pb2.TokenBlock,
+    contract: Contract,
+    max_count: int,
+    *,
+    needs_checksum: bool = True,
+) -> tuple[int, ...]:
     if not block.count and not block.payload:
         return ()
     try:
-        return contract.coder.decode(token_block_from_proto(block), max_count=max_count)
+        return contract.coder.decode(
+            token_block_from_proto(block), max_count=max_count, needs_checksum=needs_checksum
+        )
     except BadTokenBlockError as error:
         error.metadata["vocabulary_digest"] = contract.vocabulary_digest.hex()
         raise
@@ -249,11 +263,12 @@ def commit_frame(
     Without `pace` the edge sends no drafts."""
     commit = inference_pb2.Commit(epoch=event.epoch, base=event.base, upto=event.upto)
     if event.ids:
-        commit.ids = commit_bytes(contract.coder, event.ids, codec)
+        put_ids(commit, contract.coder, event.ids, codec)
     if event.accepted:
         commit.accepted = event.accepted
         if sends_accepted_ids:
-            commit.accepted_ids = commit_bytes(contract.coder, event.accepted_ids, codec)
+            block = contract.coder.encode(event.accepted_ids, codec)
+            commit.accepted_ids = serialized_block(replace(block, checksum=None))
     if pace is not None or event.lossy or event.logprobs:
         details = inference_pb2.CommitDetails(
             pace=pace, lossy=event.lossy, logprobs=logprobs_to_proto(event.logprobs)
@@ -273,13 +288,14 @@ def pace_of(event: Committed, load: Load, contract: Contract) -> inference_pb2.P
     )
 
 
-def done_frame(number: int, event: Finished) -> inference_pb2.SessionDown:
-    """The end of a session."""
+def done_frame(number: int, event: Finished, checksum: int) -> inference_pb2.SessionDown:
+    """The end of a session; `checksum` of all its tokens."""
     done = inference_pb2.SessionDone(
         finish_reason=finish_reason_to_proto(event.reason),
         usage=usage_to_proto(event.usage),
         timings=timings_to_proto(event.timings),
         upto=event.upto,
+        checksum=checksum,
     )
     return inference_pb2.SessionDown(session=number, done=done)
 

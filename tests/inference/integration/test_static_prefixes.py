@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -43,8 +44,7 @@ def cached(reply: Reply) -> int:
 @pytest.mark.parametrize("num_instances", [1, 2])
 async def test_the_first_chats_of_all_groups_find_it(num_instances: int) -> None:
     engines = [FakeEngine() for _ in range(num_instances)]
-    settings = {"instances": num_instances}
-    async with running(*engines, static=(EVERYBODYS, ACMES), **settings) as it:
+    async with running(*engines, static=(EVERYBODYS, ACMES), instances=num_instances) as it:
         for number in range(4):
             reply = await ask(it, [*IDS, 30, 31, number], salt=b"group %d" % number)
             assert cached(reply) == NUM_TOKENS
@@ -94,7 +94,7 @@ async def test_a_replica_that_cannot_compute_it_does_not_start() -> None:
 async def test_it_is_loaded_from_the_store_by_the_next_replica() -> None:
     """Slowly computed as the first guess has it, and a block at a time, so that loading pays."""
     with redis_server() as server:
-        settings = {
+        settings: dict[str, Any] = {
             "prefix_store": PrefixStoreConfig(server.url, key="k" * 32, min_tokens=2 * BLOCK),
             "scheduler": SchedulerLimits(prefill_chunk_tokens=BLOCK, row_ms=1000.0),
         }
