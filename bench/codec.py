@@ -1,7 +1,8 @@
 """Bytes and microseconds of the token codecs, next to protobuf's packed uint32 and plain text.
 
 The ids are those of the shared prompts, from which no rank table was made. Messages are counted
-whole: a token block with its codec, count and checksum, a packed field with its tag and length.
+whole: a token block with its codec, count and checksum, a packed field with its tag and length. Of
+commits and drafts what carries ids is counted, with tags and lengths.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from outrider.models.catalog import lookup
 from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import Vocabulary, load_vocabulary
 from outrider.v1 import common_pb2, inference_pb2
-from outrider.wire import token_block_from_proto, token_block_to_proto
+from outrider.wire import ids_of, put_ids, token_block_from_proto, token_block_to_proto
 
-BLOCK_TOKENS = (1, 4, 16, 128, 1024)
+BLOCK_TOKENS = (16, 128, 1024)
+COMMIT_TOKENS = (1, 2, 4, 8)
+PACKED = "protobuf packed"
 NUM_RECENT = (64, 112)
 _CALLS = 20
 
@@ -45,7 +48,10 @@ def main() -> int:
     forms = [*_codecs(vocabulary), _packed()]
     _bytes_by_kind(run, vocabulary, forms)
     _recent_first(run, vocabulary)
-    _by_block_size(run, vocabulary, forms, 20 if run.quick else 200)
+    repeats = 20 if run.quick else 200
+    _by_block_size(run, vocabulary, forms, repeats)
+    _commits(run, vocabulary, repeats)
+    _chats(run, vocabulary)
     run.finish()
     return 0
 
@@ -69,7 +75,7 @@ def _codecs(vocabulary: Vocabulary) -> list[Form]:
 def _packed() -> Form:
     """A message whose only content is a packed repeated uint32."""
     return Form(
-        "protobuf packed",
+        PACKED,
         lambda ids: inference_pb2.CommitDetails(lossy=ids).SerializeToString(),
         lambda data: list(inference_pb2.CommitDetails.FromString(data).lossy),
     )
@@ -149,6 +155,86 @@ def _by_block_size(run: Run, vocabulary: Vocabulary, forms: list[Form], repeats:
                 run.samples(f"{way}, {form.name}, {count} tokens", sample, unit="us")
             table.add(count, form.name, size, *(table.median(s) for s in times.values()))
     table.note(f"Times: n = {repeats}, each the mean of {_CALLS} calls.")
+
+
+def _frames(vocabulary: Vocabulary) -> list[Form]:
+    """Ids in a commit, without a header: by each codec that they can have, and packed."""
+    coder = TokenCoder(vocabulary.digest, vocabulary.size, shipped_table(vocabulary.tokens_digest))
+
+    def form(codec: TokenCodec) -> Form:
+        def encode(ids: Sequence[int]) -> bytes:
+            frame = inference_pb2.Commit()
+            put_ids(frame, coder, ids, codec)
+            return frame.SerializeToString()
+
+        def decode(data: bytes) -> Sequence[int]:
+            return ids_of(inference_pb2.Commit.FromString(data), coder, max_count=1 << 12)
+
+        return Form(codec.name.lower(), encode, decode)
+
+    return [form(codec) for codec in coder.supported if codec != TokenCodec.U16]
+
+
+def _commits(run: Run, vocabulary: Vocabulary, repeats: int) -> None:
+    """What commits carry, beside a packed field."""
+    ids = list(itertools.chain(*(vocabulary.encode(prompt.text) for prompt in load_prompts())))
+    table = run.table(
+        "Ids in a commit or a draft, by its tokens",
+        *("tokens", "encoding", "bytes", "payload", "encode, us", "decode, us"),
+    )
+    for count in COMMIT_TOKENS:
+        blocks = [ids[at : at + count] for at in range(0, len(ids) - count + 1, count)][:256]
+        for form in [*_frames(vocabulary), _packed()]:
+            data = [form.encode(block) for block in blocks]
+            assert [tuple(form.decode(message)) for message in data] == [*map(tuple, blocks)]
+            size = sum(map(len, data)) / len(data)
+            head = 1 if count == 1 and form.name != PACKED else 2
+            times = _speed(form, blocks, data, repeats)
+            for way, sample in times.items():
+                run.samples(f"{way}, commit, {form.name}, {count} tokens", sample, unit="us")
+            medians = (table.median(sample) for sample in times.values())
+            table.add(count, form.name, size, size - head, *medians)
+    run.figures["commit_overhead_bytes"] = 1
+    table.note(f"Times: n = {repeats}, each the mean of {_CALLS} calls, message included.")
+
+
+def _chats(run: Run, vocabulary: Vocabulary) -> None:
+    """All ids of a chat, up and down: six tenths of each text as the prompt, the rest the reply."""
+    ours, packed = _frames(vocabulary)[0], _packed()
+    whole = _codecs(vocabulary)[0]
+    title = "Ids of whole chats, both ways, bytes: prompt, drafts and commits"
+    table = run.table(title, "reply", "chats", "tokens", "bytes", "packed", "fewer")
+    chats = []
+    for prompt in load_prompts():
+        ids = vocabulary.encode(prompt.text)
+        chats.append((ids[: len(ids) * 6 // 10], ids[len(ids) * 6 // 10 :]))
+    num_tokens = sum(len(prompt) + len(reply) for prompt, reply in chats)
+    found: dict[str, float] = {}
+    for name, steps in (("a token at a time", _plain), ("four drafts, two right", _drafted)):
+        sizes = [
+            sum(
+                len(first.encode(prompt))
+                + sum(len(form.encode(part)) for part in steps(reply) if part)
+                for prompt, reply in chats
+            )
+            for first, form in ((whole, ours), (packed, packed))
+        ]
+        fewer = 1 - sizes[0] / sizes[1]
+        table.add(name, len(chats), num_tokens, *sizes, f"{fewer:.1%}")
+        found[name] = round(fewer, 3)
+    run.figures["ids_vs_packed"] = found
+
+
+def _plain(reply: Sequence[int]) -> list[Sequence[int]]:
+    return [[token] for token in reply]
+
+
+def _drafted(reply: Sequence[int]) -> list[Sequence[int]]:
+    """Up four drafts; down the token behind the two that were right."""
+    parts: list[Sequence[int]] = []
+    for at in range(0, len(reply), 3):
+        parts += [reply[at : at + 4], reply[at + 2 : at + 3]]
+    return parts
 
 
 def _speed(

@@ -75,7 +75,7 @@ async def measure(ports: dict[str, int], tls: Tls, turns: int) -> Samples:
 
 async def _turn(call: _Call) -> tuple[float, float]:
     frame = inference_pb2.SessionUp(session=1)
-    frame.draft.ids.payload = _TOKENS
+    frame.draft.ids = _TOKENS
     request = inference_pb2.GenerateRequest(frames=[frame])
     began, cpu_began = time.perf_counter(), time.process_time()
     for _ in range(_FRAMES):

@@ -108,14 +108,16 @@ def check_message_bytes(num_bytes: int) -> None:
 
 
 def toml_literal(value: object) -> str:
-    """A value as it stands behind the `=` in a TOML file; whatever is no number, boolean or list,
-    as text."""
+    """A value as it stands behind the `=` in a TOML file; whatever is no number, boolean, list or
+    table, as text."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):
         return repr(value)
     if isinstance(value, tuple | list):
         return "[" + ", ".join(toml_literal(item) for item in value) + "]"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key} = {toml_literal(it)}" for key, it in value.items()) + "}"
     # Of a JSON string's escapes TOML lacks none but the solidus, which json never writes.
     return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
 

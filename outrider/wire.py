@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
-from typing import Final
+from typing import Final, TypeAlias
 
 from google.protobuf.message import DecodeError
 
+from outrider.codec import varint
 from outrider.codec.tokens import Block, TokenCodec, TokenCoder
 from outrider.cost import Cost
 from outrider.errors import (
@@ -35,8 +36,14 @@ from outrider.session_types import (
     TokenLogprobs,
     Usage,
 )
-from outrider.v1 import common_pb2
+from outrider.v1 import common_pb2, inference_pb2
 
+TokensFrame: TypeAlias = inference_pb2.Commit | inference_pb2.Draft
+"""What carries ids without a header."""
+_BLOCK_CODEC: Final = bytes((common_pb2.TokenBlock.CODEC_FIELD_NUMBER << 3,))
+_BLOCK_COUNT: Final = bytes((common_pb2.TokenBlock.COUNT_FIELD_NUMBER << 3,))
+_BLOCK_PAYLOAD: Final = bytes((common_pb2.TokenBlock.PAYLOAD_FIELD_NUMBER << 3 | 2,))
+"""Protocol Buffers, encoding: field number and wire type."""
 DEFAULT_MAX_TOKENS = 256
 """Longest reply of a request that names none."""
 MAX_MESSAGE_CHARS = 1024
@@ -84,8 +91,14 @@ def token_block_to_proto(block: Block) -> common_pb2.TokenBlock:
     )
 
 
+def token_block_from_proto(block: common_pb2.TokenBlock) -> Block:
+    """The block as it came, unknown codecs included; `TokenCoder.decode` is what checks it."""
+    checksum = block.checksum if block.HasField("checksum") else None
+    return Block(block.codec, block.count, checksum, block.payload)
+
+
 def serialized_block(block: Block) -> bytes:
-    """A TokenBlock in bytes, as commits carry it."""
+    """A TokenBlock in bytes, as commits carry accepted drafts."""
     return token_block_to_proto(block).SerializeToString()
 
 
@@ -100,30 +113,50 @@ def parsed_block(data: bytes) -> Block:
         ) from error
 
 
-def commit_bytes(coder: TokenCoder, ids: tuple[int, ...], codec: TokenCodec) -> bytes:
-    """The ids of a commit as it carries them. Raises BadTokenBlockError."""
-    if len(ids) != 1:
-        return serialized_block(coder.encode(ids, codec))
-    (token,) = ids
-    data = coder.short_blocks.data(codec, token)
-    if data is None:
-        data = serialized_block(coder.encode(ids, codec))
-        coder.short_blocks.put_data(codec, token, data)
-    return data
+def put_ids(frame: TokensFrame, coder: TokenCoder, ids: Sequence[int], codec: TokenCodec) -> None:
+    """Put ids into a commit or a draft, as ranks if the codec is RANK_VARINT. Raises
+    BadTokenBlockError."""
+    is_ranked = codec == TokenCodec.RANK_VARINT
+    if len(ids) == 1:
+        number = coder.number(ids[0], codec)
+        if is_ranked:
+            frame.rank = number
+        else:
+            frame.id = number
+    elif is_ranked:
+        frame.ranks = coder.pack(ids, codec)
+    else:
+        frame.ids = coder.pack(ids, codec)
 
 
-def commit_ids(coder: TokenCoder, data: bytes, *, max_count: int) -> tuple[int, ...]:
-    """The ids that a commit carries as `data`. Raises MalformedFrameError, BadTokenBlockError."""
-    ids = coder.short_blocks.ids(data)
-    if ids is None:
-        ids = coder.decode(parsed_block(data), max_count=max_count)
-        coder.short_blocks.put_ids(data, ids)
-    return ids
+def ids_of(frame: TokensFrame, coder: TokenCoder, *, max_count: int) -> tuple[int, ...]:
+    """The ids that `put_ids` put there; none if it was not called. Raises BadTokenBlockError."""
+    if frame.HasField("rank"):
+        return (coder.token(frame.rank, TokenCodec.RANK_VARINT),)
+    if frame.HasField("id"):
+        return (coder.token(frame.id, TokenCodec.VARINT),)
+    if payload := frame.ranks:
+        return coder.unpack(payload, TokenCodec.RANK_VARINT, max_count=max_count)
+    return coder.unpack(frame.ids, TokenCodec.VARINT, max_count=max_count) if frame.ids else ()
 
 
-def token_block_from_proto(block: common_pb2.TokenBlock) -> Block:
-    """The block as it came, unknown codecs included; `TokenCoder.decode` is what checks it."""
-    return Block(block.codec, block.count, block.checksum, block.payload)
+def block_bytes(frame: TokensFrame, count: int) -> bytes:
+    """The `count` ids of a commit or a draft as a serialised TokenBlock without a checksum, by who
+    has no vocabulary; empty where there are none. Whether they are so many, their reader finds
+    out."""
+    if frame.HasField("rank"):
+        codec, payload = TokenCodec.RANK_VARINT, varint.encode(frame.rank)
+    elif frame.HasField("id"):
+        codec, payload = TokenCodec.VARINT, varint.encode(frame.id)
+    elif frame.ranks:
+        codec, payload = TokenCodec.RANK_VARINT, frame.ranks
+    else:
+        codec, payload = TokenCodec.VARINT, frame.ids
+    if not payload:
+        return b""
+    # A relay does this for each commit: a message of its own would take five times as long.
+    head = _BLOCK_CODEC, bytes((codec,)), _BLOCK_COUNT, varint.encode(count), _BLOCK_PAYLOAD
+    return b"".join((*head, varint.encode(len(payload)), payload))
 
 
 def sampling_to_proto(params: SamplingParams) -> common_pb2.Sampling:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 
 import grpc
 import pytest
@@ -10,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider import errors
-from outrider.codec.tokens import MAX_SHORT_BLOCKS, Block, TokenCodec, TokenCoder
+from outrider.codec.ranks import RankTable
+from outrider.codec.tokens import Block, TokenCodec, TokenCoder, ids_checksum
 from outrider.cost import MAX_AMOUNT_NANOS, Cost
 from outrider.errors import BadTokenBlockError, InvalidSamplingError, MalformedFrameError
 from outrider.sampling.grammar import JSON_OBJECT, Grammar, GrammarKind
@@ -24,21 +26,23 @@ from outrider.session_types import (
     TokenLogprobs,
     Usage,
 )
-from outrider.v1 import common_pb2, edge_pb2
+from outrider.v1 import common_pb2, edge_pb2, inference_pb2
 from outrider.wire import (
     MAX_MESSAGE_CHARS,
     MAX_METADATA,
-    commit_bytes,
-    commit_ids,
+    block_bytes,
     cost_of,
     error_from_proto,
     error_to_proto,
     finish_reason_from_proto,
     finish_reason_to_proto,
+    ids_of,
     logprobs_from_proto,
     logprobs_to_proto,
+    parsed_block,
     priority_from_proto,
     priority_to_proto,
+    put_ids,
     sampling_from_proto,
     sampling_to_proto,
     set_cost,
@@ -50,8 +54,6 @@ from outrider.wire import (
     usage_to_proto,
 )
 
-CODER = TokenCoder(b"d" * 32, 70_000)
-
 
 def test_round_trip_of_a_token_block() -> None:
     coder = TokenCoder(b"d" * 32, 1000)
@@ -62,34 +64,58 @@ def test_round_trip_of_a_token_block() -> None:
         assert coder.decode(block, max_count=4) == tuple(ids)
 
 
-@given(st.lists(st.integers(0, 69_999), max_size=12), st.integers(0, 1))
-def test_ids_of_commits_are_the_blocks_of_the_coder_remembered_or_not(
-    ids: list[int], which: int
-) -> None:
-    codec = CODER.supported[which % len(CODER.supported)]
-    expected = token_block_to_proto(CODER.encode(ids, codec)).SerializeToString()
-    for _ in range(2):
-        data = commit_bytes(CODER, tuple(ids), codec)
-        assert data == expected
-        assert commit_ids(CODER, data, max_count=12) == tuple(ids)
+RANKED = TokenCoder(b"d" * 32, 300, RankTable(b"t" * 32, 300, [299, 7]))
 
 
-def test_what_is_remembered_of_commits_is_bounded() -> None:
-    coder = TokenCoder(b"d" * 32, 70_000)
-    for token in range(MAX_SHORT_BLOCKS + 10):
-        data = commit_bytes(coder, (token,), TokenCodec.VARINT)
-        assert commit_ids(coder, data, max_count=1) == (token,)
-    long = tuple(range(100))
-    assert commit_ids(coder, commit_bytes(coder, long, TokenCodec.VARINT), max_count=100) == long
-    assert len(coder.short_blocks._data) == len(coder.short_blocks._ids) == 10
+@given(st.lists(st.integers(0, 299), max_size=12), st.sampled_from(TokenCodec), st.booleans())
+def test_ids_of_commits_and_drafts(ids: list[int], codec: TokenCodec, is_draft: bool) -> None:
+    frame = inference_pb2.Draft() if is_draft else inference_pb2.Commit()
+    put_ids(frame, RANKED, ids, codec)
+    assert ids_of(frame, RANKED, max_count=12) == tuple(ids)
+    payload = RANKED.pack(ids, codec)
+    # One token is its number behind a byte, others have their length in between.
+    assert len(frame.SerializeToString()) == len(payload) + min(len(ids), 2)
+    block = block_bytes(frame, len(ids))
+    assert bool(block) == bool(ids)
+    if block:
+        found = parsed_block(block)
+        assert RANKED.decode(found, max_count=12, needs_checksum=False) == tuple(ids)
+        with pytest.raises(BadTokenBlockError, match="no checksum"):
+            RANKED.decode(found, max_count=12)
 
 
-@pytest.mark.parametrize("data", [b"\xff", b"\x08\x02\x10\x01\x1d\x00\x00\x00\x00\x22\x01\x05"])
-def test_ids_of_commits_that_are_none(data: bytes) -> None:
-    coder = TokenCoder(b"d" * 32, 1000)
-    for _ in range(2):
-        with pytest.raises((MalformedFrameError, BadTokenBlockError)):
-            commit_ids(coder, data, max_count=4)
+@pytest.mark.parametrize(
+    "frame",
+    [
+        inference_pb2.Commit(id=300),
+        inference_pb2.Commit(rank=300),
+        inference_pb2.Commit(ids=b"\xac\x02"),
+        inference_pb2.Commit(ranks=b"\xac\x02"),
+        inference_pb2.Draft(ids=b"\xff"),
+        inference_pb2.Draft(ranks=b"\x01" * 5),
+        inference_pb2.Draft(ids=b"\x81\x00"),
+    ],
+)
+def test_ids_of_commits_that_are_none(frame: inference_pb2.Commit | inference_pb2.Draft) -> None:
+    with pytest.raises(BadTokenBlockError):
+        ids_of(frame, RANKED, max_count=4)
+
+
+def test_ranks_are_of_no_use_without_their_table() -> None:
+    coder = TokenCoder(b"d" * 32, 300)
+    for frame in (inference_pb2.Commit(rank=1), inference_pb2.Commit(ranks=b"\x01\x02")):
+        with pytest.raises(BadTokenBlockError, match="token codec 1 is not one of"):
+            ids_of(frame, coder, max_count=4)
+    with pytest.raises(BadTokenBlockError, match="outside the vocabulary"):
+        put_ids(inference_pb2.Commit(), coder, [300], TokenCodec.VARINT)
+
+
+@given(st.lists(st.integers(0, 299), max_size=8), st.integers(0, 8))
+def test_a_checksum_runs_over_the_parts_of_a_reply(ids: list[int], cut: int) -> None:
+    whole = RANKED.checksum(ids)
+    assert RANKED.checksum(ids[cut:], RANKED.checksum(ids[:cut])) == whole
+    assert ids_checksum(b"d" * 32, array("I", ids)) == whole == RANKED.encode(ids).checksum
+    assert not ids or RANKED.checksum(ids[:-1]) != whole
 
 
 def test_unknown_codec_reaches_the_decoder() -> None:

@@ -23,7 +23,13 @@ from outrider.rpc import from_rpc_error, make_channel
 from outrider.sampling.params import SamplingParams
 from outrider.tls import PLAINTEXT, Role, Tls
 from outrider.v1 import common_pb2, inference_pb2, inference_pb2_grpc, router_pb2, router_pb2_grpc
-from outrider.wire import error_from_proto, parsed_block, sampling_to_proto, token_block_to_proto
+from outrider.wire import (
+    error_from_proto,
+    ids_of,
+    put_ids,
+    sampling_to_proto,
+    token_block_to_proto,
+)
 
 Drafter: TypeAlias = Callable[[Sequence[int]], Sequence[int]]
 """Reply ids so far -> guesses for the next ones."""
@@ -239,8 +245,7 @@ class _Session:
             start = commit.base - base
             reply.ids.extend(chain[start : start + commit.accepted])
             reply.num_accepted += commit.accepted
-        if commit.ids:
-            reply.ids.extend(self._coder.decode(parsed_block(commit.ids), max_count=1 << 20))
+        reply.ids.extend(ids_of(commit, self._coder, max_count=1 << 20))
         assert commit.upto == len(reply.ids)
 
     def draft(self) -> inference_pb2.Draft | None:
@@ -253,5 +258,6 @@ class _Session:
         self._epoch += 1
         base = len(self.reply.ids)
         self._chains[self._epoch] = (base, ids)
-        block = token_block_to_proto(self._coder.encode(ids))
-        return inference_pb2.Draft(epoch=self._epoch, base=base, ids=block)
+        draft = inference_pb2.Draft(epoch=self._epoch, base=base)
+        put_ids(draft, self._coder, ids, self._coder.supported[0])
+        return draft

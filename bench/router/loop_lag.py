@@ -21,7 +21,7 @@ from outrider.codec.tokens import TokenCodec, TokenCoder
 from outrider.process import Ports
 from outrider.rpc import add_health, bind, make_channel, make_server
 from outrider.v1 import common_pb2, inference_pb2, inference_pb2_grpc, router_pb2, router_pb2_grpc
-from outrider.wire import serialized_block, token_block_to_proto
+from outrider.wire import token_block_to_proto
 from services.router.app import serve
 from services.router.config import ReplicaConfig, RouterConfig
 
@@ -75,14 +75,13 @@ class Replica(inference_pb2_grpc.InferenceServiceServicer):
     async def Generate(
         self, request_iterator: AsyncIterator[inference_pb2.GenerateRequest], context: Context
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
-        token = serialized_block(_CODER.encode([1]))
         async for request in request_iterator:
             for opened in request.frames:
                 if opened.WhichOneof("kind") != "open":
                     continue
                 for frame in (
                     inference_pb2.SessionDown(opened=inference_pb2.SessionOpened()),
-                    inference_pb2.SessionDown(commit=inference_pb2.Commit(ids=token, upto=1)),
+                    inference_pb2.SessionDown(commit=inference_pb2.Commit(id=1, upto=1)),
                     inference_pb2.SessionDown(done=inference_pb2.SessionDone(upto=1)),
                 ):
                     frame.session = opened.session

@@ -60,10 +60,8 @@ class BadInput:
         return error
 
     def draft(self) -> inference_pb2.Draft:
-        """Guesses that were damaged on their way: the session ends with BadTokenBlockError."""
-        block = self._block([_ANY_ID] * self._chance.randint(1, 8))
-        block.checksum ^= 1
-        return inference_pb2.Draft(epoch=1, base=0, ids=block)
+        """Guesses that are no ids: the session ends with BadTokenBlockError."""
+        return inference_pb2.Draft(epoch=1, base=0, ids=b"\xff" * self._chance.randint(1, 8))
 
     def _block(self, ids: list[int]) -> common_pb2.TokenBlock:
         return token_block_to_proto(self._coder.encode(ids))

@@ -15,13 +15,13 @@ from bench.harness import Run, median
 from bench.tokenizer.texts import chats, text_of
 from outrider.models.chat import Message
 from outrider.models.vocabulary import Vocabulary
+from outrider.redis_settings import RedisAddress
 from outrider.testing import free_tcp_port
 from outrider.tokenization.backends.fallback import FallbackBackend
 from outrider.tokenization.encoder import CachingEncoder
 from outrider.tokenization.segment_cache import CachePolicy, ContentClass
 from outrider.tokenization.shared_cache.entries import Entries
 from outrider.tokenization.shared_cache.redis_cache import (
-    RedisAddress,
     RedisStore,
     RedisTokenCache,
     SharedCachePolicy,

@@ -12,7 +12,7 @@ from bench.wan.draft_source import Source
 from bench.wan.waiting_verifier import MAX_DRAFTS
 from outrider.codec.tokens import TokenCoder
 from outrider.v1 import inference_pb2
-from outrider.wire import parsed_block, token_block_to_proto
+from outrider.wire import ids_of, put_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,12 +165,13 @@ def _send(
 ) -> None:
     if where is not None:
         epoch, base, continues = where
-        block = token_block_to_proto(coder.encode(ids))
-        talk.draft(inference_pb2.Draft(epoch=epoch, base=base, ids=block, continues=continues))
+        draft = inference_pb2.Draft(epoch=epoch, base=base, continues=continues)
+        put_ids(draft, coder, ids, coder.supported[0])
+        talk.draft(draft)
 
 
 def _apply(chain: WaitingChain, commit: inference_pb2.Commit, coder: TokenCoder) -> tuple[int, ...]:
     if commit.base != chain.committed:
         raise RuntimeError(f"a commit from token {commit.base}, not from {chain.committed}")
-    ids = coder.decode(parsed_block(commit.ids), max_count=1 << 12)
+    ids = ids_of(commit, coder, max_count=1 << 12)
     return chain.commit(commit.accepted, ids)

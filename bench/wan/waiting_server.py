@@ -43,7 +43,7 @@ from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
 from outrider.telemetry.logs import configure_logging
 from outrider.v1 import common_pb2, inference_pb2
-from outrider.wire import sampling_from_proto, serialized_block, token_block_from_proto
+from outrider.wire import ids_of, put_ids, sampling_from_proto, token_block_from_proto
 from services.inference.scheduler.types import Drafts
 
 _SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
@@ -98,7 +98,7 @@ class VerifierLoop:
         self.wake.set()
 
     def draft(self, number: int, frame: inference_pb2.Draft) -> None:
-        ids = self._ids(frame.ids, MAX_LEAD)
+        ids = ids_of(frame, self.coder, max_count=MAX_LEAD)
         self.verifier.draft(number, Drafts(frame.epoch, frame.base, ids, frame.continues))
         self.wake.set()
 
@@ -120,9 +120,9 @@ class VerifierLoop:
             epoch=verdict.epoch,
             base=verdict.base,
             accepted=verdict.accepted,
-            ids=serialized_block(self.coder.encode(verdict.ids)),
             upto=verdict.upto,
         )
+        put_ids(commit, self.coder, verdict.ids, self.coder.supported[0])
         outbox.put_nowait(inference_pb2.SessionDown(session=number, commit=commit))
         if verdict.finished:
             session = self.close(verdict.session)

@@ -23,6 +23,7 @@ COMMANDS: Final = {
     "tokenize": "outrider.cli.tokenize:tokenize",
     "explain": "outrider.cli.explain:explain",
     "drain": "outrider.cli.drain:drain",
+    "prefixes": "outrider.cli.prefixes:prefixes",
     "doctor": "outrider.cli.doctor:doctor",
     "check": "outrider.cli.check:check",
     "models": "outrider.cli.model_commands:app",

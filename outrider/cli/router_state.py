@@ -103,6 +103,17 @@ def _replica_as_dict(replica: router_pb2.Replica) -> State:
         "kv_blocks_total": replica.kv_blocks_total,
         "kv_blocks_free": replica.kv_blocks_free,
         "overload_level": replica.overload_level,
+        "kv": {
+            "prompt_tokens": replica.kv.prompt_tokens,
+            "pool_tokens": replica.kv.pool_tokens,
+            "store_tokens": replica.kv.store_tokens,
+            "sync_bytes": replica.kv.sync_bytes,
+            "store_failures": replica.kv.store_failures,
+        },
+        "static_prefixes": [
+            {"name": it.name, "tokens": it.tokens, "tenants": list(it.tenants)}
+            for it in replica.static_prefixes
+        ],
         "quarantines": replica.quarantines,
         "inconsistent": replica.inconsistent,
     }

@@ -5,7 +5,10 @@ little-endian 16-bit ids. The checksum is CRC-32 over the ids as little-endian u
 CRC-32 of the vocabulary digest, so a wrong table, a wrong vocabulary or a flipped bit is refused
 and never decoded to other ids.
 
-A block of a few ids (the usual commit) takes a plain Python path, a long one numpy.
+A block of a few ids takes a plain Python path, a long one numpy.
+
+Commits and drafts are too short for a header and a checksum: they carry LEB128 alone, of ids or of
+ranks (`TokenCoder.pack` and `unpack`, `number` and `token`), and a running checksum covers a reply.
 """
 
 from __future__ import annotations
@@ -27,9 +30,6 @@ from outrider.codec.varint import U32
 from outrider.errors import BadTokenBlockError, MalformedFrameError
 
 _LONG_ENCODE: Final = 768
-MAX_SHORT_BLOCKS: Final = 16_384
-_MAX_SHORT_BYTES: Final = 32
-"""Of a block on the wire: up to some eight ids."""
 _LONG_DECODE: Final = 96
 """Ids from which numpy is faster than a loop, as measured."""
 _U16_VOCABULARY: Final = 1 << 16
@@ -51,7 +51,8 @@ class Block:
     """A TokenCodec number, or one that this version does not know."""
     count: int
     """Number of ids."""
-    checksum: int
+    checksum: int | None
+    """None where the ids are checked with those of other messages."""
     payload: bytes
 
 
@@ -73,38 +74,6 @@ def negotiate(offered: Iterable[int], supported: Sequence[TokenCodec]) -> TokenC
     )
 
 
-class ShortBlocks:
-    """Blocks of a few ids and the bytes that stand for them on the wire: most commits are of one
-    token, and most tokens were there before. At most MAX_SHORT_BLOCKS each way; thread-safe."""
-
-    def __init__(self) -> None:
-        self._data: dict[int, bytes] = {}
-        """By codec and id."""
-        self._ids: dict[bytes, tuple[int, ...]] = {}
-
-    def data(self, codec: TokenCodec, token: int) -> bytes | None:
-        """The block of this token alone, if it was put."""
-        return self._data.get(token << 3 | codec)
-
-    def put_data(self, codec: TokenCodec, token: int, data: bytes) -> None:
-        """Remember it."""
-        if len(self._data) >= MAX_SHORT_BLOCKS:
-            self._data.clear()
-        self._data[token << 3 | codec] = data
-
-    def ids(self, data: bytes) -> tuple[int, ...] | None:
-        """Those of a block, if they were put."""
-        return self._ids.get(data)
-
-    def put_ids(self, data: bytes, ids: tuple[int, ...]) -> None:
-        """Remember those of a block that is valid; of longer ones nothing."""
-        if len(data) > _MAX_SHORT_BYTES:
-            return
-        if len(self._ids) >= MAX_SHORT_BLOCKS:
-            self._ids.clear()
-        self._ids[data] = ids
-
-
 class TokenCoder:
     """Writes and reads the token blocks of one vocabulary. Thread-safe."""
 
@@ -124,10 +93,9 @@ class TokenCoder:
         # Built now, not at first use: it takes some 10 ms that no event loop should meet.
         self._id_pieces = [varint.encode(i) for i in range(vocabulary_size)]
         to_rank = [] if ranks is None else ranks.to_rank.tolist()
+        self._ranks_by_id: list[int] = to_rank
         self._rank_pieces = [self._id_pieces[rank] for rank in to_rank]
         self._ids_by_rank: list[int] = [] if ranks is None else ranks.to_id.tolist()
-        self.short_blocks = ShortBlocks()
-        """What outrider.wire remembers."""
 
     def _codecs(self) -> tuple[TokenCodec, ...]:
         rank = () if self._ranks is None else (TokenCodec.RANK_VARINT,)
@@ -148,12 +116,54 @@ class TokenCoder:
             raise self._outside() from error
         return Block(chosen, len(ids), zlib.crc32(raw, self._seed), payload)
 
-    def decode(self, block: Block, *, max_count: int) -> tuple[int, ...]:
+    def checksum(self, ids: Sequence[int], before: int | None = None) -> int:
+        """CRC-32 of ids, behind those whose checksum is `before`."""
+        return zlib.crc32(_as_bytes(ids), self._seed if before is None else before)
+
+    def number(self, token: int, codec: TokenCodec) -> int:
+        """What stands for a token alone: its rank with RANK_VARINT, else its id. Raises
+        BadTokenBlockError for one outside the vocabulary."""
+        if not 0 <= token < self._size:
+            raise self._outside()
+        return self._ranks_by_id[token] if codec == TokenCodec.RANK_VARINT else token
+
+    def token(self, number: int, codec: TokenCodec) -> int:
+        """The token of `number`. Raises BadTokenBlockError."""
+        self._require(codec)
+        if number >= self._size:
+            raise self._outside()
+        return self._ids_by_rank[number] if codec == TokenCodec.RANK_VARINT else number
+
+    def pack(self, ids: Sequence[int], codec: TokenCodec) -> bytes:
+        """Their LEB128 in a row: of ranks with RANK_VARINT, else of ids. Raises
+        BadTokenBlockError."""
+        pieces = self._rank_pieces if codec == TokenCodec.RANK_VARINT else self._id_pieces
+        if ids and not 0 <= min(ids) <= max(ids) < self._size:
+            raise self._outside()
+        return b"".join([pieces[i] for i in ids])
+
+    def unpack(self, payload: bytes, codec: TokenCodec, *, max_count: int) -> tuple[int, ...]:
+        """The ids of what `pack` made. Raises BadTokenBlockError."""
+        self._require(codec)
+        table = self._ids_by_rank if codec == TokenCodec.RANK_VARINT else range(self._size)
+        try:
+            return tuple([table[value] for value in varint.decode(payload, max_count=max_count)])
+        except MalformedFrameError as error:
+            raise _damaged(error) from error
+        except IndexError as error:
+            raise self._outside() from error
+
+    def decode(
+        self, block: Block, *, max_count: int, needs_checksum: bool = True
+    ) -> tuple[int, ...]:
         """The ids of `block`.
 
         Counts and lengths are checked before anything is decoded. Raises BadTokenBlockError for
         everything that `encode` cannot have made for this vocabulary, and above `max_count` ids.
+        A block without a checksum is one of these, unless it needs none.
         """
+        if block.checksum is None and needs_checksum:
+            raise BadTokenBlockError("a token block has no checksum; send it with one")
         if block.count >= _LONG_DECODE:
             return tuple(self.decode_array(block, max_count=max_count).tolist())
         self._check(block, max_count)
@@ -167,7 +177,8 @@ class TokenCoder:
         return ids
 
     def decode_array(self, block: Block, *, max_count: int) -> U32:
-        """As `decode`, for long blocks: [count] ids. Lets go of the GIL for most of its time."""
+        """As `decode`, for long blocks: [count] ids. Lets go of the GIL for most of its time.
+        A checksum that is not there is not missed."""
         self._check(block, max_count)
         try:
             ids = self._unpack_array(block)
@@ -192,7 +203,7 @@ class TokenCoder:
     def _check_decoded(self, block: Block, count: int, raw: bytes) -> None:
         if count != block.count:
             raise BadTokenBlockError(f"a token block announces {block.count} ids and holds {count}")
-        if zlib.crc32(raw, self._seed) != block.checksum:
+        if block.checksum is not None and zlib.crc32(raw, self._seed) != block.checksum:
             raise BadTokenBlockError(
                 "a token block fails its checksum; the peers' vocabularies or rank tables differ, "
                 "or bytes were changed"
@@ -249,6 +260,11 @@ def _as_bytes(ids: Sequence[int]) -> bytes:
     if isinstance(ids, array) and ids.itemsize == 4 and sys.byteorder == "little":
         return ids.tobytes()
     return struct.pack(f"<{len(ids)}I", *ids)
+
+
+def ids_checksum(vocabulary_digest: bytes, ids: Sequence[int]) -> int:
+    """As TokenCoder.checksum, of ids that are known to be of this vocabulary."""
+    return zlib.crc32(_as_bytes(ids), zlib.crc32(vocabulary_digest))
 
 
 def _damaged(error: MalformedFrameError) -> BadTokenBlockError:

@@ -135,7 +135,8 @@ Global___GrammarKind: _TypeAlias = GrammarKind  # noqa: Y015
 @_typing.final
 class TokenBlock(_message.Message):
     """Token ids in transit. `checksum` is CRC-32 over the ids as little-endian u32, seeded with the
-    CRC-32 of the vocabulary digest: a wrong table, vocabulary or byte is caught, never decoded.
+    CRC-32 of the vocabulary digest: a wrong table, vocabulary or byte is caught, never decoded. Only
+    where a comment says so may it be left out.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -153,14 +154,16 @@ class TokenBlock(_message.Message):
         *,
         codec: Global___TokenCodec.ValueType = ...,
         count: _builtins.int = ...,
-        checksum: _builtins.int = ...,
+        checksum: _builtins.int | None = ...,
         payload: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_checksum", b"_checksum", "checksum", b"checksum"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum", b"checksum", "codec", b"codec", "count", b"count", "payload", b"payload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_checksum", b"_checksum", "checksum", b"checksum", "codec", b"codec", "count", b"count", "payload", b"payload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__checksum: _TypeAlias = _typing.Literal["checksum"]  # noqa: Y015
+    _WhichOneofArgType__checksum: _TypeAlias = _typing.Literal["_checksum", b"_checksum"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__checksum) -> _WhichOneofReturnType__checksum | None: ...
 
 Global___TokenBlock: _TypeAlias = TokenBlock  # noqa: Y015
 

@@ -312,8 +312,8 @@ class OpenSession(_message.Message):
     def trace(self) -> _common_pb2.TraceContext: ...
     @_builtins.property
     def resumed(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenBlock]:
-        """Ids committed behind those of `resume`, in the blocks that they came in: whoever moves a session
-        needs no vocabulary to say how far it had come.
+        """Ids committed behind those of `resume`, in the codecs that they came in, without checksums:
+        whoever moves a session needs no vocabulary to say how far it had come.
         """
 
     @_builtins.property
@@ -464,15 +464,21 @@ Global___SessionMoved: _TypeAlias = SessionMoved  # noqa: Y015
 class Draft(_message.Message):
     """Guesses for the reply's tokens from number `base` on (0 is the reply's first token).
     Frames of one epoch extend each other; a chain that proved wrong ends its epoch.
+
+    The guesses are in one of the last four fields, as in Commit. No checksum is with them: a wrong
+    guess is refused by the model.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     EPOCH_FIELD_NUMBER: _builtins.int
     BASE_FIELD_NUMBER: _builtins.int
-    IDS_FIELD_NUMBER: _builtins.int
     CONTINUES_FIELD_NUMBER: _builtins.int
     ECHO_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    IDS_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     base: _builtins.int
     continues: _builtins.bool
@@ -481,30 +487,45 @@ class Draft(_message.Message):
     """
     echo: _builtins.int
     """Any number but 0, for the pace of the next Commit to return; 0: none is wanted."""
-    @_builtins.property
-    def ids(self) -> _common_pb2.TokenBlock: ...
+    id: _builtins.int
+    rank: _builtins.int
+    ids: _builtins.bytes
+    ranks: _builtins.bytes
     def __init__(
         self,
         *,
         epoch: _builtins.int = ...,
         base: _builtins.int = ...,
-        ids: _common_pb2.TokenBlock | None = ...,
         continues: _builtins.bool = ...,
         echo: _builtins.int = ...,
+        id: _builtins.int | None = ...,
+        rank: _builtins.int | None = ...,
+        ids: _builtins.bytes = ...,
+        ranks: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_id", b"_id", "_rank", b"_rank", "id", b"id", "rank", b"rank"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "continues", b"continues", "echo", b"echo", "epoch", b"epoch", "ids", b"ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_id", b"_id", "_rank", b"_rank", "base", b"base", "continues", b"continues", "echo", b"echo", "epoch", b"epoch", "id", b"id", "ids", b"ids", "rank", b"rank", "ranks", b"ranks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__id: _TypeAlias = _typing.Literal["id"]  # noqa: Y015
+    _WhichOneofArgType__id: _TypeAlias = _typing.Literal["_id", b"_id"]  # noqa: Y015
+    _WhichOneofReturnType__rank: _TypeAlias = _typing.Literal["rank"]  # noqa: Y015
+    _WhichOneofArgType__rank: _TypeAlias = _typing.Literal["_rank", b"_rank"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__id) -> _WhichOneofReturnType__id | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rank) -> _WhichOneofReturnType__rank | None: ...
 
 Global___Draft: _TypeAlias = Draft  # noqa: Y015
 
 @_typing.final
 class Commit(_message.Message):
     """Tokens [base, base + accepted) are the session's drafts of `epoch` and are not echoed;
-    `ids` follow them. base + accepted + the number of `ids` == upto, the number of tokens now final.
-    Most frames are commits, and pass through a router: it reads the numbers and carries the rest.
+    upto - base - accepted others follow them, so that `upto` tokens are final now. Most frames are
+    commits, and pass through a router: it reads the numbers and carries the rest.
+
+    The others are in one field at most: one token as `id`, or as `rank` if the session's codec is
+    RANK_VARINT; several as their LEB128 in a row. Their checksum is SessionDone's.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -512,38 +533,53 @@ class Commit(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     BASE_FIELD_NUMBER: _builtins.int
     ACCEPTED_FIELD_NUMBER: _builtins.int
-    IDS_FIELD_NUMBER: _builtins.int
     UPTO_FIELD_NUMBER: _builtins.int
     ACCEPTED_IDS_FIELD_NUMBER: _builtins.int
     DETAILS_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    IDS_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     base: _builtins.int
     accepted: _builtins.int
-    ids: _builtins.bytes
-    """A serialised TokenBlock; empty: none."""
     upto: _builtins.int
     accepted_ids: _builtins.bytes
-    """The `accepted` drafts as a serialised TokenBlock, where OpenSession.echo_accepted asked for
-    them; routers keep them back.
+    """The `accepted` drafts as a serialised TokenBlock without a checksum, where
+    OpenSession.echo_accepted asked for them; routers keep them back.
     """
     details: _builtins.bytes
     """A serialised CommitDetails; empty: none."""
+    id: _builtins.int
+    rank: _builtins.int
+    ids: _builtins.bytes
+    ranks: _builtins.bytes
     def __init__(
         self,
         *,
         epoch: _builtins.int = ...,
         base: _builtins.int = ...,
         accepted: _builtins.int = ...,
-        ids: _builtins.bytes = ...,
         upto: _builtins.int = ...,
         accepted_ids: _builtins.bytes = ...,
         details: _builtins.bytes = ...,
+        id: _builtins.int | None = ...,
+        rank: _builtins.int | None = ...,
+        ids: _builtins.bytes = ...,
+        ranks: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_id", b"_id", "_rank", b"_rank", "id", b"id", "rank", b"rank"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "accepted_ids", b"accepted_ids", "base", b"base", "details", b"details", "epoch", b"epoch", "ids", b"ids", "upto", b"upto"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_id", b"_id", "_rank", b"_rank", "accepted", b"accepted", "accepted_ids", b"accepted_ids", "base", b"base", "details", b"details", "epoch", b"epoch", "id", b"id", "ids", b"ids", "rank", b"rank", "ranks", b"ranks", "upto", b"upto"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__id: _TypeAlias = _typing.Literal["id"]  # noqa: Y015
+    _WhichOneofArgType__id: _TypeAlias = _typing.Literal["_id", b"_id"]  # noqa: Y015
+    _WhichOneofReturnType__rank: _TypeAlias = _typing.Literal["rank"]  # noqa: Y015
+    _WhichOneofArgType__rank: _TypeAlias = _typing.Literal["_rank", b"_rank"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__id) -> _WhichOneofReturnType__id | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rank) -> _WhichOneofReturnType__rank | None: ...
 
 Global___Commit: _TypeAlias = Commit  # noqa: Y015
 
@@ -654,9 +690,12 @@ class SessionDone(_message.Message):
     USAGE_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
     UPTO_FIELD_NUMBER: _builtins.int
+    CHECKSUM_FIELD_NUMBER: _builtins.int
     finish_reason: _common_pb2.FinishReason.ValueType
     upto: _builtins.int
     """Number of final tokens, to check against the commits seen."""
+    checksum: _builtins.int
+    """Of all of them, as in TokenBlock."""
     @_builtins.property
     def usage(self) -> _common_pb2.Usage: ...
     @_builtins.property
@@ -668,10 +707,11 @@ class SessionDone(_message.Message):
         usage: _common_pb2.Usage | None = ...,
         timings: _common_pb2.Timings | None = ...,
         upto: _builtins.int = ...,
+        checksum: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "timings", b"timings", "upto", b"upto", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum", b"checksum", "finish_reason", b"finish_reason", "timings", b"timings", "upto", b"upto", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -759,6 +799,7 @@ class WatchLoadResponse(_message.Message):
     SERVICE_MS_FIELD_NUMBER: _builtins.int
     QUEUES_LOW_FIELD_NUMBER: _builtins.int
     REFUSES_SESSIONS_FIELD_NUMBER: _builtins.int
+    KV_FIELD_NUMBER: _builtins.int
     running_sessions: _builtins.int
     queued_sessions: _builtins.int
     queued_prompt_tokens: _builtins.int
@@ -794,6 +835,8 @@ class WatchLoadResponse(_message.Message):
 
     @_builtins.property
     def medium(self) -> Global___ClassLoad: ...
+    @_builtins.property
+    def kv(self) -> Global___KvCounts: ...
     def __init__(
         self,
         *,
@@ -814,14 +857,81 @@ class WatchLoadResponse(_message.Message):
         service_ms: _builtins.float = ...,
         queues_low: _builtins.bool = ...,
         refuses_sessions: _builtins.bool = ...,
+        kv: Global___KvCounts | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["low", b"low", "medium", b"medium"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["kv", b"kv", "low", b"low", "medium", b"medium"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "fixed_ms", b"fixed_ms", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_total", b"kv_blocks_total", "low", b"low", "max_sessions", b"max_sessions", "medium", b"medium", "num_instances", b"num_instances", "overload_level", b"overload_level", "paused_sessions", b"paused_sessions", "queued_prompt_tokens", b"queued_prompt_tokens", "queued_sessions", b"queued_sessions", "queues_low", b"queues_low", "refuses_sessions", b"refuses_sessions", "row_ms", b"row_ms", "running_sessions", b"running_sessions", "service_ms", b"service_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "fixed_ms", b"fixed_ms", "kv", b"kv", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_total", b"kv_blocks_total", "low", b"low", "max_sessions", b"max_sessions", "medium", b"medium", "num_instances", b"num_instances", "overload_level", b"overload_level", "paused_sessions", b"paused_sessions", "queued_prompt_tokens", b"queued_prompt_tokens", "queued_sessions", b"queued_sessions", "queues_low", b"queues_low", "refuses_sessions", b"refuses_sessions", "row_ms", b"row_ms", "running_sessions", b"running_sessions", "service_ms", b"service_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WatchLoadResponse: _TypeAlias = WatchLoadResponse  # noqa: Y015
+
+@_typing.final
+class KvCounts(_message.Message):
+    """Since the replica started; of sessions that have ended, and of static prefixes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    POOL_TOKENS_FIELD_NUMBER: _builtins.int
+    STORE_TOKENS_FIELD_NUMBER: _builtins.int
+    SYNC_BYTES_FIELD_NUMBER: _builtins.int
+    STORE_FAILURES_FIELD_NUMBER: _builtins.int
+    prompt_tokens: _builtins.int
+    pool_tokens: _builtins.int
+    """Of these: found in the replica's own pool, and loaded from the prefix store."""
+    store_tokens: _builtins.int
+    sync_bytes: _builtins.int
+    """To and from the prefix store, packed."""
+    store_failures: _builtins.int
+    """Requests to the prefix store that failed."""
+    def __init__(
+        self,
+        *,
+        prompt_tokens: _builtins.int = ...,
+        pool_tokens: _builtins.int = ...,
+        store_tokens: _builtins.int = ...,
+        sync_bytes: _builtins.int = ...,
+        store_failures: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pool_tokens", b"pool_tokens", "prompt_tokens", b"prompt_tokens", "store_failures", b"store_failures", "store_tokens", b"store_tokens", "sync_bytes", b"sync_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvCounts: _TypeAlias = KvCounts  # noqa: Y015
+
+@_typing.final
+class StaticPrefix(_message.Message):
+    """What an operator registered as the beginning of many prompts: its KV is pinned."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    TENANTS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    tokens: _builtins.int
+    @_builtins.property
+    def tenants(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Whose chats may use it; "*": everybody's."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        tokens: _builtins.int = ...,
+        tenants: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "tenants", b"tenants", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StaticPrefix: _TypeAlias = StaticPrefix  # noqa: Y015
 
 @_typing.final
 class ClassLoad(_message.Message):
@@ -1051,6 +1161,7 @@ class GetModelResponse(_message.Message):
     PREFILL_LIMITS_FIELD_NUMBER: _builtins.int
     MODEL_IDENTITY_FIELD_NUMBER: _builtins.int
     TOKENS_DIGEST_FIELD_NUMBER: _builtins.int
+    STATIC_PREFIXES_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     vocabulary_digest: _builtins.bytes
     vocabulary_size: _builtins.int
@@ -1072,6 +1183,10 @@ class GetModelResponse(_message.Message):
     def codecs(self) -> _containers.RepeatedScalarFieldContainer[_common_pb2.TokenCodec.ValueType]: ...
     @_builtins.property
     def prefill_limits(self) -> Global___PrefillLimits: ...
+    @_builtins.property
+    def static_prefixes(self) -> _containers.RepeatedCompositeFieldContainer[Global___StaticPrefix]:
+        """At most 64."""
+
     def __init__(
         self,
         *,
@@ -1087,10 +1202,11 @@ class GetModelResponse(_message.Message):
         prefill_limits: Global___PrefillLimits | None = ...,
         model_identity: _builtins.bytes = ...,
         tokens_digest: _builtins.bytes = ...,
+        static_prefixes: _abc.Iterable[Global___StaticPrefix] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prefill_limits", b"prefill_limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "codecs", b"codecs", "engine", b"engine", "max_context_tokens", b"max_context_tokens", "model", b"model", "model_identity", b"model_identity", "prefill_limits", b"prefill_limits", "region", b"region", "replica", b"replica", "tokens_digest", b"tokens_digest", "vocabulary_digest", b"vocabulary_digest", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "codecs", b"codecs", "engine", b"engine", "max_context_tokens", b"max_context_tokens", "model", b"model", "model_identity", b"model_identity", "prefill_limits", b"prefill_limits", "region", b"region", "replica", b"replica", "static_prefixes", b"static_prefixes", "tokens_digest", b"tokens_digest", "vocabulary_digest", b"vocabulary_digest", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

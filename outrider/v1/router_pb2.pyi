@@ -120,6 +120,8 @@ class Replica(_message.Message):
     KV_BLOCKS_TOTAL_FIELD_NUMBER: _builtins.int
     KV_BLOCKS_FREE_FIELD_NUMBER: _builtins.int
     OVERLOAD_LEVEL_FIELD_NUMBER: _builtins.int
+    KV_FIELD_NUMBER: _builtins.int
+    STATIC_PREFIXES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     region: _builtins.str
     address: _builtins.str
@@ -151,6 +153,12 @@ class Replica(_message.Message):
     kv_blocks_free: _builtins.int
     overload_level: _builtins.int
     """As in WatchLoadResponse."""
+    @_builtins.property
+    def kv(self) -> _inference_pb2.KvCounts: ...
+    @_builtins.property
+    def static_prefixes(self) -> _containers.RepeatedCompositeFieldContainer[_inference_pb2.StaticPrefix]:
+        """As in GetModelResponse."""
+
     def __init__(
         self,
         *,
@@ -175,10 +183,12 @@ class Replica(_message.Message):
         kv_blocks_total: _builtins.int = ...,
         kv_blocks_free: _builtins.int = ...,
         overload_level: _builtins.int = ...,
+        kv: _inference_pb2.KvCounts | None = ...,
+        static_prefixes: _abc.Iterable[_inference_pb2.StaticPrefix] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["kv", b"kv"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "inconsistent", b"inconsistent", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_total", b"kv_blocks_total", "max_sessions", b"max_sessions", "min_rtt_ms", b"min_rtt_ms", "model", b"model", "model_identity", b"model_identity", "name", b"name", "overload_level", b"overload_level", "predicted_wait_ms", b"predicted_wait_ms", "quarantines", b"quarantines", "queued_sessions", b"queued_sessions", "region", b"region", "rtt_ms", b"rtt_ms", "running_sessions", b"running_sessions", "sessions", b"sessions", "source", b"source", "state", b"state", "state_s", b"state_s", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "inconsistent", b"inconsistent", "kv", b"kv", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_total", b"kv_blocks_total", "max_sessions", b"max_sessions", "min_rtt_ms", b"min_rtt_ms", "model", b"model", "model_identity", b"model_identity", "name", b"name", "overload_level", b"overload_level", "predicted_wait_ms", b"predicted_wait_ms", "quarantines", b"quarantines", "queued_sessions", b"queued_sessions", "region", b"region", "rtt_ms", b"rtt_ms", "running_sessions", b"running_sessions", "sessions", b"sessions", "source", b"source", "state", b"state", "state_s", b"state_s", "static_prefixes", b"static_prefixes", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -117,6 +117,7 @@ class Chat:
             context.region,
             identity,
             context.rewriter,
+            model.region_codec,
         )
         self._session = ChatSession(model.policy, model.tools, self._loop.time())
         self._span = context.telemetry.chat_span(self._request, continues=identity.trusts_trace)

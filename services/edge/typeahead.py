@@ -126,6 +126,7 @@ class TypeaheadPrefill:
                 self._wire = RegionWire(
                     *(model.coder, model.vocabulary_digest),
                     *(self._context.region, self._identity),
+                    region_codec=model.region_codec,
                 )
                 self._context.models.release(model)
         return self._plan

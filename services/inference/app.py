@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -46,6 +46,8 @@ from services.inference.scheduler.limits import context_limit
 from services.inference.scheduler.prefill_budget import LEAST_CHUNK, LEAST_STRETCH
 from services.inference.scheduler.scheduler import Scheduler
 from services.inference.service import InferenceService
+from services.inference.static_prefixes.prefixes import StaticPrefix, StaticPrefixes, rendered
+from services.inference.static_prefixes.warming import Warming
 from services.inference.streaming.block_feed import BlockFeed
 from services.inference.streaming.sessions import SessionTable
 from services.inference.streaming.wire import Contract
@@ -79,6 +81,8 @@ class LoadedModel:
     """Of the vocabulary's ids alone: tables that are shipped belong to these."""
     token_table: TokenTable | None = None
     """For grammars; without it, requests with one are refused."""
+    prefixes: tuple[StaticPrefix, ...] = ()
+    """What the operator registered for this model."""
 
 
 def load_model(
@@ -96,6 +100,7 @@ def load_model(
     # From here on the weights are known, whether the definition names their digest or not.
     spec = replace(spec, sha256=spec.sha256 or store.recorded(spec.source))
     check_vocabulary(config.engine_config(vocabulary.size, spec), vocabulary)
+    prefixes = rendered(config.prefixes, spec.name, vocabulary)
     engines = _load_engines(config, vocabulary.size, spec)
     if engines[0].info.vocabulary_size != vocabulary.size:
         _close_engines(engines)
@@ -120,6 +125,7 @@ def load_model(
         identity,
         vocabulary.tokens_digest,
         _token_table(vocabulary, engines[0].info),
+        prefixes,
     )
 
 
@@ -236,6 +242,12 @@ class Replica:
         """Raises ConfigError if the limits cannot serve this engine or the port is taken."""
         self.config = config
         limits = config.scheduler
+        self.static = StaticPrefixes(
+            model.prefixes,
+            model.engines[0].info,
+            max_share=config.prefix_share,
+            context_limit=context_limit(model.engines[0].info),
+        )
         contract = _contract(config, model)
         prior = shipped_prior(model.tokens_digest)
         self._keepers = [_keeper(config, model, number) for number in range(len(model.engines))]
@@ -261,7 +273,10 @@ class Replica:
             max_sessions=limits.max_sessions,
             grammars=self._grammars,
             prefixes=self.prefixes,
+            static_salts=self.static.salts_of,
         )
+        self._warming = Warming(model.engines[0].info.block_tokens, self.prefixes)
+        self._is_warm = False
         self.blocks = BlockFeed(model.engines[0].info.block_tokens)
         self.service = InferenceService(
             self.table,
@@ -281,13 +296,18 @@ class Replica:
         if self.table.is_stopping:
             return False, "shutting down"
         problem = self.runner.problem
+        if not problem and not self._is_warm:
+            problem = "computing the static prefixes"
         return not problem, problem or f"serving {self.config.replica}"
 
     async def start(self) -> None:
-        """Take what was learnt before and begin to serve; stop() has to follow."""
+        """Take what was learnt before, pin the static prefixes and begin to serve; stop() has to
+        follow. Raises EngineError if a prefix cannot be computed."""
         for keeper in self._keepers:
             await asyncio.to_thread(keeper.load)
         self.runner.start()
+        await self._warming.run(self.static.prefixes, self.runner.instances)
+        self._is_warm = True
         if self.config.learnt.keep:
             self._saving = [
                 asyncio.create_task(
@@ -333,6 +353,7 @@ class Replica:
         return InstanceGroup(instances, self._on_tick, metrics)
 
     def _on_tick(self, tick: ModelTick) -> None:
+        self._warming.on_tick(tick)
         self.table.on_tick(tick)
         self.blocks.take(tick.blocks)
         if tick.problem:
@@ -424,25 +445,41 @@ async def _run(
     stop: asyncio.Event,
 ) -> None:
     try:
-        await replica.start()
+        if not await _started(replica, stop):
+            return
         _log.info("replica_ready", port=replica.port, admin_port=admin_port)
         if ready:
             ready(Ports(replica.port, admin_port))
-        if not await _first_of(stop, replica.broken):
+        await _first_of(stop.wait(), replica.broken.wait())
+        if not stop.is_set():
             raise EngineError(replica.runner.problem)
     finally:
         await replica.stop()
 
 
-async def _first_of(stop: asyncio.Event, broken: asyncio.Event) -> bool:
-    """Wait for either; whether it was `stop`."""
-    waits = [asyncio.create_task(event.wait()) for event in (stop, broken)]
+async def _started(replica: Replica, stop: asyncio.Event) -> bool:
+    """False if `stop` came while the static prefixes were computed. Raises what start() does."""
+    starting = asyncio.ensure_future(replica.start())
     try:
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        await _first_of(asyncio.shield(starting), stop.wait())
     finally:
-        for wait in waits:
-            wait.cancel()
-    return stop.is_set()
+        if is_late := not starting.done():
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+    if not is_late:
+        await starting
+    return not is_late
+
+
+async def _first_of(*waiting: Awaitable[object]) -> None:
+    """Wait for either; the others are cancelled."""
+    tasks = [asyncio.ensure_future(each) for each in waiting]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _keeper(config: InferenceConfig, model: LoadedModel, instance: int) -> LearntKeeper:
@@ -469,6 +506,7 @@ def _contract(config: InferenceConfig, model: LoadedModel) -> Contract:
         block_tokens=info.block_tokens,
         max_lead=config.scheduler.max_lead,
         max_drafts=config.scheduler.max_draft_tokens,
+        static_prefixes=model.prefixes,
         prefill_limits=inference_pb2.PrefillLimits(
             max_chunk_tokens=config.scheduler.prefill_chunk_tokens,
             min_chunk_tokens=LEAST_CHUNK,

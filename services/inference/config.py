@@ -19,6 +19,7 @@ from outrider.speculation.learnt import LearntConfig
 from outrider.telemetry.config import AdminConfig
 from outrider.tls.config import TlsConfig
 from services.inference.scheduler.limits import SchedulerLimits
+from services.inference.static_prefixes.config import StaticPrefixConfig, check_prefixes
 
 _FAKE = FakeOptions()
 _ENGINE = EngineConfig()
@@ -164,6 +165,11 @@ class InferenceConfig:
     """What is kept of what sessions taught, for drafts after the next start."""
     prefix_store: PrefixStoreConfig = dataclasses.field(default_factory=PrefixStoreConfig)
     """A Redis that keeps KV of prompts' beginnings over restarts, and for other replicas."""
+    prefixes: tuple[StaticPrefixConfig, ...] = ()
+    """What many chats begin with: computed, or loaded from the prefix store, before the replica is
+    ready, and kept."""
+    prefix_share: float = 0.25
+    """Share of each instance's KV pool that `prefixes` may take."""
     log_level: str = "info"
     """Least severe level that is logged."""
 
@@ -179,6 +185,9 @@ class InferenceConfig:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}: set it above 0")
         self._check_instances()
+        check_prefixes(self.prefixes)
+        if not 0 < self.prefix_share < 1:
+            raise ConfigError(f"prefix_share is {self.prefix_share}: set it between 0 and 1")
         if self.warm_up_rows < 0:
             raise ConfigError(f"warm_up_rows is {self.warm_up_rows}: it cannot be negative")
         if not self.drain_s >= 0:

@@ -50,6 +50,17 @@ class ExportBlocks:
     """Called in the model thread, once all are copied."""
 
 
+@dataclass(frozen=True, slots=True)
+class PinPrefix:
+    """Command: keep the cached KV of the leading blocks of these ids for as long as the replica
+    runs."""
+
+    ids: tuple[int, ...]
+    salt: bytes
+    answer: Callable[[list[int]], None]
+    """Called in the model thread with the blocks that are pinned."""
+
+
 @dataclass(slots=True)
 class _Export:
     """A prefix that is being copied out, block by block."""
@@ -104,6 +115,11 @@ class KvTransfer:
                 # Nothing that was not written may ever count as computed.
                 self._scheduler.drop_loaded(command.session_id, index)
                 log.error("kv_not_loaded", error=error.message)
+
+    def pin(self, command: PinPrefix) -> None:
+        """A prefix that is held and never released."""
+        _, blocks = self._scheduler.hold_prefix(command.ids, command.salt)
+        command.answer(blocks.tolist())
 
     def export(self, command: ExportBlocks) -> None:
         """Begin to copy out what is cached of it."""

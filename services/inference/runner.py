@@ -25,7 +25,7 @@ from outrider.engines.base import Engine, LogitsRows
 from outrider.errors import EngineError, OutriderError, OverloadedError, UnavailableError
 from outrider.speculation.learnt import Learnt
 from services.inference.kv.events import BlockEvent
-from services.inference.kv_transfer import ExportBlocks, KvTransfer, LoadBlocks
+from services.inference.kv_transfer import ExportBlocks, KvTransfer, LoadBlocks, PinPrefix
 from services.inference.scheduler.batch import Batch
 from services.inference.scheduler.scheduler import Scheduler
 from services.inference.scheduler.types import Drafts, Event, Failed, Load, OpenRequest
@@ -65,7 +65,9 @@ class TakeLearnt:
     """Called in the model thread."""
 
 
-Command: TypeAlias = OpenRequest | Draft | Cancel | TakeLearnt | LoadBlocks | ExportBlocks
+Command: TypeAlias = (
+    OpenRequest | Draft | Cancel | TakeLearnt | LoadBlocks | ExportBlocks | PinPrefix
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +224,11 @@ class ModelRunner:
         """Why no session can be opened; empty if one can."""
         return self._problem
 
+    @property
+    def instances(self) -> tuple[ModelRunner, ...]:
+        """As InstanceGroup.instances: there is one."""
+        return (self,)
+
     def start(self) -> None:
         """Begin. The running event loop gets the ticks."""
         loop = asyncio.get_running_loop()
@@ -269,6 +276,10 @@ class ModelRunner:
         """The KV of those of the leading blocks of `ids` that are cached, copied while the engine
         computes; none where the thread has ended or too much waits."""
         return await self._asked(lambda answer: ExportBlocks(ids, salt, indices, answer))
+
+    async def pin_prefix(self, ids: tuple[int, ...], salt: bytes) -> list[int]:
+        """Keep what is cached of the leading blocks of `ids` from now on; the blocks that it is."""
+        return await self._asked(lambda answer: PinPrefix(ids, salt, answer))
 
     async def take_learnt(self, instance: int = 0) -> list[tuple[bytes, Learnt]]:
         """Copies of what groups' replies taught since the last time; none where the thread has
@@ -390,12 +401,15 @@ class _ModelThread:
             if isinstance(command, ExportBlocks):
                 self._kv.export(command)
                 return []
+            if isinstance(command, PinPrefix):
+                self._kv.pin(command)
+                return []
             if isinstance(command, Draft):
                 self._scheduler.draft(command.session_id, command.drafts, now)
                 return []
             return self._scheduler.cancel(command.session_id, now)
         except OutriderError as error:
-            if isinstance(command, TakeLearnt | LoadBlocks | ExportBlocks):
+            if isinstance(command, TakeLearnt | LoadBlocks | ExportBlocks | PinPrefix):
                 return []
             self._scheduler.cancel(command.session_id, now)
             return [Failed(command.session_id, error)]

@@ -196,7 +196,9 @@ class InferenceService(InferenceServiceServicer):
         while not self._closed:
             changed = self._table.load_changed
             if self._table.load is not None:
-                report = wire.load_response(self._table.load, draining=self._table.draining)
+                report = wire.load_response(
+                    self._table.load, self._table.transfers, draining=self._table.draining
+                )
                 if report != last:
                     last = report
                     yield report

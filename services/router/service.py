@@ -11,7 +11,7 @@ import grpc.aio
 from outrider.errors import InvalidRequestError, OutriderError, OverloadedError
 from outrider.rpc import Outbox, incoming, outgoing, received
 from outrider.telemetry.refusals import RefusalLog
-from outrider.v1 import router_pb2, router_pb2_grpc
+from outrider.v1 import inference_pb2, router_pb2, router_pb2_grpc
 from services.router.autoscale.advisor import FleetKey, ScalingAdvice
 from services.router.explain import Explainer
 from services.router.fleet.model_fleets import Load, ModelFleet, RegionFleet, model_fleets
@@ -231,4 +231,9 @@ def _to_proto(replica: Replica, status: ReplicaStatus, now: float) -> router_pb2
         kv_blocks_total=load.kv_blocks_total,
         kv_blocks_free=load.kv_blocks_free,
         overload_level=load.overload_level,
+        kv=inference_pb2.KvCounts(**load.kv._asdict()),
+        static_prefixes=[
+            inference_pb2.StaticPrefix(**prefix._asdict())
+            for prefix in (replica.model.static_prefixes if replica.model else ())
+        ],
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry
@@ -14,6 +13,7 @@ from prometheus_client.registry import Collector
 
 from outrider.errors import ConfigError
 from outrider.models.vocabulary import Vocabulary
+from outrider.redis_settings import RedisAddress, needs_client, sealing_key, secret
 from outrider.telemetry import names
 from outrider.tokenization.backends.base import REFERENCE
 from outrider.tokenization.backends.fallback import FallbackBackend
@@ -25,8 +25,6 @@ from services.tokenizer.vocabularies import MakeSharedCache
 if TYPE_CHECKING:
     from outrider.tokenization.shared_cache.redis_cache import RedisStore
 
-MIN_KEY_CHARS: Final = 32
-"""Whoever can read the Redis can try keys offline, without limit."""
 _MIN_CHARS: Final = {REFERENCE: 1024, Fastokens.name: 8192}
 """Length from which a lookup is faster than encoding, by backend (`python -m bench.tokenizer`)."""
 _NEVER: Final = 1 << 30
@@ -42,12 +40,7 @@ def shared_cache(
     if not config.shared_cache.url:
         yield None
         return
-    key = _secret(config.shared_cache.key, config.shared_cache.key_file, "shared_cache.key")
-    if len(key) < MIN_KEY_CHARS:
-        raise ConfigError(
-            f"shared_cache.key has {len(key)} characters: make one of {MIN_KEY_CHARS} or more, for "
-            "example with `openssl rand -hex 32`."
-        )
+    key = sealing_key(config.shared_cache.key, config.shared_cache.key_file, "shared_cache.key")
     store = _open_store(config)
     collector = _SharedCacheMetrics(store)
     registry.register(collector)
@@ -61,19 +54,16 @@ def shared_cache(
 def _open_store(config: TokenizerConfig) -> RedisStore:
     try:
         from outrider.tokenization.shared_cache.redis_cache import (
-            RedisAddress,
             RedisStore,
             SharedCachePolicy,
             connect,
         )
     except ImportError as error:
-        raise ConfigError(
-            "shared_cache.url needs the Redis client: pip install 'outrider[redis]'."
-        ) from error
+        raise needs_client("shared_cache.url") from error
     address = RedisAddress(
         config.shared_cache.url,
         config.shared_cache.user,
-        _secret(
+        secret(
             config.shared_cache.password,
             config.shared_cache.password_file,
             "shared_cache.password",
@@ -87,16 +77,6 @@ def _open_store(config: TokenizerConfig) -> RedisStore:
         # Neither the URL nor Redis' own message is quoted: they may hold a password.
         raise ConfigError(f"shared_cache.url cannot be used: {error}.") from None
     return RedisStore(client, SharedCachePolicy(ttl_s=config.shared_cache.ttl_s))
-
-
-def _secret(value: str, file: Path | None, where: str) -> str:
-    """The value of a setting, or of its file. Raises ConfigError."""
-    if file is None:
-        return value
-    try:
-        return file.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{where}_file {file} cannot be read: {type(error).__name__}.") from None
 
 
 def _cache_of(

@@ -74,6 +74,10 @@ def test_tables_of_tables_survive(tmp_path: Path) -> None:
     table = tomllib.loads('[router]\n[[router.tenants]]\nname = "a"\n')["router"]
     text = to_toml(completed(ProcessSpec("router", "router", {"port": 1}), table, TlsConfig()))
     assert tomllib.loads(text)["router"] == {"port": 1, "tenants": [{"name": "a"}]}
+    messages = [{"role": "user", "content": 'say "hi"\n'}]
+    nested = {"prefixes": [{"name": "p", "messages": messages}]}
+    text = to_toml(completed(ProcessSpec("r", "inference", {}), nested, TlsConfig()))
+    assert tomllib.loads(text)["inference"] == nested
 
 
 def test_the_shape_of_a_mesh_goes_to_its_supervisor_unchanged() -> None:

@@ -120,7 +120,13 @@ REPLICA = {
     **{"min_rtt_ms": 1.0, "predicted_wait_ms": 7.0, "sessions": 4, "running_sessions": 4},
     **{"queued_sessions": 1, "max_sessions": 16, "kv_blocks_total": 8, "kv_blocks_free": 6},
     **{"overload_level": 2, "quarantines": 1, "inconsistent": True},
+    "static_prefixes": [],
 }
+KV = {
+    **{"prompt_tokens": 200, "pool_tokens": 100, "store_tokens": 50},
+    **{"sync_bytes": 2_500_000, "store_failures": 3},
+}
+REPLICA["kv"] = dict.fromkeys(KV, 0)
 
 
 def _shown(**state: object) -> str:
@@ -147,6 +153,15 @@ def test_a_replica_is_shown_with_its_load_and_what_is_wrong() -> None:
     assert "READY, overload 2, quarantined 1x  " in row
     assert row.endswith("2m  1.0 ms  7 ms     4/16       1  25%  0a0a0a0a  h:1 (dns:h)")
     assert "WARNING: here-0 opens sessions as another model" in shown
+
+
+def test_a_replica_that_has_any_says_where_prompts_kv_came_from() -> None:
+    assert "\nKV" not in _shown(replicas=[REPLICA])
+    pinned = [{"name": "p", "tokens": 70, "tenants": ["*"]}, {"name": "q", "tokens": 5}]
+    shown = _shown(replicas=[REPLICA | {"kv": KV}, REPLICA | {"static_prefixes": pinned}])
+    _, first, second = _section(shown, "KV")
+    assert first.split() == ["here-0", "0", "200", "50%", "25%", "2.5", "MB", "3"]
+    assert second.split() == ["here-0", "75", "0", "-", "-", "0.0", "MB", "0"]
 
 
 def test_services_are_shown_where_the_mesh_is_on_this_machine() -> None:

@@ -315,7 +315,7 @@ def _session_frames() -> list[inference_pb2.SessionUp]:
     opened = opening(
         1, request_id="request", ids=ids, codecs=[common_pb2.TOKEN_CODEC_VARINT], cache_salt=b"salt"
     )
-    draft = inference_pb2.Draft(epoch=1, base=0, ids=_block((7,)))
+    draft = inference_pb2.Draft(epoch=1, base=0, ids=b"\x07\x08")
     cancel = inference_pb2.CancelSession(reason="test")
     return [
         opened,
@@ -325,13 +325,12 @@ def _session_frames() -> list[inference_pb2.SessionUp]:
 
 
 def _region_frames() -> list[bytes]:
-    ids = _block((3, 4, 5)).SerializeToString()
     details = inference_pb2.CommitDetails(pace=inference_pb2.Pace(row_ms=1.0), lossy=[1])
     return [
         inference_pb2.SessionDown(session=1, **{kind: message}).SerializeToString()  # type: ignore[arg-type]
         for kind, message in (
             ("opened", inference_pb2.SessionOpened(prompt_tokens=3)),
-            ("commit", inference_pb2.Commit(ids=ids, details=details.SerializeToString())),
+            ("commit", inference_pb2.Commit(ids=b"\x03\x04", details=details.SerializeToString())),
             ("done", inference_pb2.SessionDone()),
             ("error", common_pb2.ErrorDetail(reason="OVERLOADED", message="no")),
         )
@@ -358,7 +357,7 @@ def _blocks() -> list[bytes]:
     made = []
     for codec in _CODER.supported:
         block = _CODER.encode((1, 2, 300), codec)
-        head = bytes([block.codec - 1, block.count]) + block.checksum.to_bytes(4, "little")
+        head = bytes([block.codec - 1, block.count]) + (block.checksum or 0).to_bytes(4, "little")
         made.append(head + block.payload)
     return made
 

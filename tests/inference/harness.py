@@ -19,11 +19,18 @@ from outrider.sampling.params import SamplingParams
 from outrider.telemetry.metrics import Metrics
 from outrider.testing import leak_check
 from outrider.v1 import common_pb2, inference_pb2, inference_pb2_grpc
-from outrider.wire import error_from_proto, parsed_block, sampling_to_proto, token_block_to_proto
+from outrider.wire import (
+    error_from_proto,
+    ids_of,
+    put_ids,
+    sampling_to_proto,
+    token_block_to_proto,
+)
 from services.inference.app import LoadedModel, Replica
 from services.inference.config import InferenceConfig
 from services.inference.reference import ReferenceReply, generate
 from services.inference.scheduler.types import total_load
+from services.inference.static_prefixes.prefixes import StaticPrefix
 from tests.inference.letters import (
     DIGEST,
     LETTER_TABLE,
@@ -57,9 +64,16 @@ class GatedEngine(FakeEngine):
         return super().step(slices)
 
 
-def loaded(*engines: Engine) -> LoadedModel:
+def loaded(*engines: Engine, prefixes: tuple[StaticPrefix, ...] = ()) -> LoadedModel:
     return LoadedModel(
-        "letters", engines, CODER, DIGEST, new_reply, IDENTITY, token_table=LETTER_TABLE
+        "letters",
+        engines,
+        CODER,
+        DIGEST,
+        new_reply,
+        IDENTITY,
+        token_table=LETTER_TABLE,
+        prefixes=prefixes,
     )
 
 
@@ -143,8 +157,9 @@ class Peer:
     def _draft(self, number: int, epoch: int, base: int, ids: Sequence[int]) -> inference_pb2.Draft:
         first, chain = self._chains.setdefault((number, epoch), (base, []))
         chain[base - first :] = ids
-        block = token_block_to_proto(CODER.encode(ids))
-        return inference_pb2.Draft(epoch=epoch, base=base, ids=block)
+        draft = inference_pb2.Draft(epoch=epoch, base=base)
+        put_ids(draft, CODER, ids, TokenCodec.VARINT)
+        return draft
 
     def _enter(self, frame: inference_pb2.SessionDown) -> None:
         reply = self.replies[frame.session]
@@ -157,6 +172,7 @@ class Peer:
         elif kind == "done":
             reply.done = frame.done
             assert frame.done.upto == len(reply.ids)
+            assert frame.done.checksum == CODER.checksum(reply.ids)
         else:
             reply.error = error_from_proto(frame.error)
 
@@ -167,7 +183,7 @@ class Peer:
             base, chain = self._chains[number, commit.epoch]
             start = commit.base - base
             reply.ids += chain[start : start + commit.accepted]
-        reply.ids += CODER.decode(parsed_block(commit.ids), max_count=4096) if commit.ids else ()
+        reply.ids += ids_of(commit, CODER, max_count=4096)
         assert commit.upto == len(reply.ids)
         reply.commits.append(commit)
 
@@ -196,13 +212,18 @@ def opening(
 class Running:
     """A started replica with a client."""
 
-    def __init__(self, engines: Sequence[Engine], config: InferenceConfig) -> None:
+    def __init__(
+        self,
+        engines: Sequence[Engine],
+        config: InferenceConfig,
+        static: tuple[StaticPrefix, ...] = (),
+    ) -> None:
         self.crashed = False
         """Set by a test that kills the model thread: its scheduler died with sessions in hand."""
         self.metrics = Metrics("test")
         self.engines = engines
         self.engine = engines[0]
-        self.replica = Replica(config, loaded(*engines), self.metrics)
+        self.replica = Replica(config, loaded(*engines, prefixes=static), self.metrics)
         self.channel = make_channel(f"127.0.0.1:{self.replica.port}")
         self.stub: inference_pb2_grpc.InferenceServiceAsyncStub
         self.stub = inference_pb2_grpc.InferenceServiceStub(self.channel)
@@ -215,26 +236,36 @@ class Running:
         load = total_load([scheduler.load() for scheduler in self.replica.schedulers])
         return load.kv_blocks_total - load.kv_blocks_free
 
+    @property
+    def num_pinned_blocks(self) -> int:
+        return self.replica.static.num_blocks * len(self.engines)
+
     def is_clean(self) -> bool:
         """No session, no stream, no KV in use."""
         return (
             len(self.replica.table) == 0
             and self.replica.service.num_streams == 0
             and not any(s.load().running_sessions for s in self.replica.schedulers)
-            and self.num_busy_blocks == 0
+            and self.num_busy_blocks == self.num_pinned_blocks
         )
 
 
 @asynccontextmanager
-async def running(*engines: Engine, **settings: Any) -> AsyncIterator[Running]:
-    """A replica for a test, with a FakeEngine if none is given; afterwards nothing of it may be
-    left."""
+async def running(
+    *engines: Engine,
+    static: tuple[StaticPrefix, ...] = (),
+    is_started: bool = True,
+    **settings: Any,
+) -> AsyncIterator[Running]:
+    """A replica for a test, with a FakeEngine if none is given, and these static prefixes;
+    afterwards nothing of it may be left. Unless it `is_started`, the test starts it."""
     settings = {"port": 0, "drain_s": 0.0} | settings
     config = InferenceConfig(engine="fake", **settings)
     async with leak_check():
-        it = Running(engines or (FakeEngine(),), config)
-        await it.replica.start()
+        it = Running(engines or (FakeEngine(),), config, static)
         try:
+            if is_started:
+                await it.replica.start()
             yield it
         finally:
             await it.channel.close()

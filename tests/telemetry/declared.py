@@ -175,6 +175,7 @@ ELSEWHERE: Final[dict[str, str]] = {
     inference.PAUSED: "tests/inference/streaming/test_priorities.py",
     inference.DRAFTS_DROPPED: "tests/inference/streaming/test_sessions.py",
     prefix_store.STORE_BLOCKS: "tests/inference/integration/test_prefix_store.py",
+    prefix_store.STORE_FAILURES: "tests/inference/integration/test_prefix_store.py",
     prefix_store.TRANSFERRED: "tests/inference/integration/test_prefix_store.py",
     prefix_store.TRANSFER_SECONDS: "tests/inference/integration/test_prefix_store.py",
     worker_pool.QUEUED: _WORKER_POOL,

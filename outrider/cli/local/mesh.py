@@ -110,6 +110,8 @@ class MeshOptions:
     """The same by role, from a file; `settings` win."""
     definitions: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     """Of models besides the shipped ones, by name: a mesh keeps what it was started with."""
+    prefix_store: str = ""
+    """redis: start one, for the replicas' prefixes; empty: none."""
     plaintext: bool = False
     """Whether the services talk to each other without certificates."""
 
@@ -143,6 +145,13 @@ class MeshOptions:
         if self.http_port is not None and not 0 <= self.http_port <= (1 << 16) - self.num_edges:
             raise ConfigError(
                 f"http-port must be 0 to {(1 << 16) - self.num_edges}, or -1, not {self.http_port}"
+            )
+        if self.prefix_store not in ("", "redis"):
+            raise ConfigError(f"prefix-store is redis, or left out: not {self.prefix_store!r}")
+        if self.prefix_store and "prefix_store" in self.tables.get("inference", {}):
+            raise ConfigError(
+                "a prefix store is in the file of --config: leave --prefix-store out, which starts "
+                "another one"
             )
         if self.engine == "fake" and self.draft_model not in ("", "none"):
             raise ConfigError(

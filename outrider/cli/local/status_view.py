@@ -20,6 +20,8 @@ def lines(state: Mapping[str, Any]) -> Iterator[str]:
         yield from _section("SERVICES", _services(state["services"], state["host"]), num_names=6)
     yield from _section("MODELS", _models(state["models"]), num_names=2)
     yield from _section("REPLICAS", _replicas(state["replicas"]), num_names=4)
+    if any(map(_has_kv, state["replicas"])):
+        yield from _section("KV", _kv(state["replicas"]), num_names=1)
     yield from map(_warning, filter(_is_inconsistent, state["replicas"]))
 
 
@@ -113,6 +115,29 @@ def _replica(it: Mapping[str, Any]) -> Sequence[str]:
         _percent(used_blocks, it["kv_blocks_total"]),
         short_form(bytes.fromhex(it["identity"])),
         it["address"] + ("" if it["source"] == "configured" else f" ({it['source']})"),
+    )
+
+
+def _has_kv(it: Mapping[str, Any]) -> bool:
+    return any(it["kv"].values()) or bool(it["static_prefixes"])
+
+
+def _kv(replicas: Iterable[Mapping[str, Any]]) -> list[Sequence[str]]:
+    """Where prompts' KV came from, since each replica started."""
+    head = ("NAME", "PINNED", "PROMPT TOKENS", "POOL", "STORE", "SYNC", "STORE FAILURES")
+    return [head, *map(_kv_of, filter(_has_kv, replicas))]
+
+
+def _kv_of(it: Mapping[str, Any]) -> Sequence[str]:
+    kv = it["kv"]
+    return (
+        it["name"],
+        str(sum(prefix["tokens"] for prefix in it["static_prefixes"])),
+        str(kv["prompt_tokens"]),
+        _percent(kv["pool_tokens"], kv["prompt_tokens"]),
+        _percent(kv["store_tokens"], kv["prompt_tokens"]),
+        f"{kv['sync_bytes'] / 1e6:.1f} MB",
+        str(kv["store_failures"]),
     )
 
 

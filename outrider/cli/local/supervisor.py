@@ -20,6 +20,7 @@ from outrider.cli.local.certificates import Certificates
 from outrider.cli.local.changes import Definitions
 from outrider.cli.local.link import DelayedLink
 from outrider.cli.local.mesh import MeshOptions, ProcessSpec
+from outrider.cli.local.redis_server import LocalRedis, find_binary
 from outrider.cli.local.state import RunningMesh, publish, withdraw, write_private
 from outrider.engines.huge_pages import with_huge_pages
 from outrider.errors import UnavailableError
@@ -89,6 +90,8 @@ class Supervisor:
         self._certificates: Certificates | None = None
         self._is_up = False
         self._links: list[DelayedLink] = []
+        self.redis: LocalRedis | None = None
+        """The prefix store, where one was asked for."""
         self._salt_key = secrets.token_urlsafe(32)
         """Kept over restarts, so that an edge finds its clients' trust groups again."""
 
@@ -101,6 +104,8 @@ class Supervisor:
         else:
             self._certificates = Certificates(self.state_dir)
         options = self.options
+        if options.prefix_store:
+            await self._start_redis()
         replicas = mesh.replicas(options)
         started = await self.start_all([*replicas, mesh.tokenizer(options)], options.definitions)
         ports = {child.spec.name: child.ports.main for child in started}
@@ -112,6 +117,12 @@ class Supervisor:
         await self.start_all(others, options.definitions)
         self._is_up = True
         self.publish()
+
+    async def _start_redis(self) -> None:
+        log = self.state_dir / "logs" / "prefix-store.log"
+        self.redis = LocalRedis(find_binary(), self.options.host, log)
+        await self.redis.start()
+        self._say(f"{'prefix-store':<32} {'redis':<10} port {self.redis.port}")
 
     async def _far_port(self, ports: Ports) -> int:
         """Where edges reach the first port of a router, and behind it the others: the distance that
@@ -235,6 +246,8 @@ class Supervisor:
             told.setdefault("cache_salt_key", self._salt_key)
         if role is Role.INFERENCE:
             told.setdefault("state_dir", str(self.state_dir / "inference"))
+        if role is Role.INFERENCE and self.redis is not None:
+            told = mesh.merged(told, {"prefix_store": self.redis.settings})
         completed = mesh.completed(spec, told, tls)
         if is_first:
             return completed
@@ -374,6 +387,8 @@ class Supervisor:
             group = [c.process for c in self.children if c.spec.role == role]
             await asyncio.gather(*(_end(process) for process in group))
         await asyncio.gather(*(_end(process) for process in self._starting))
+        if self.redis is not None:
+            await self.redis.stop()
         for link in self._links:
             await link.stop()
         self._links.clear()

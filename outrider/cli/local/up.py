@@ -30,6 +30,7 @@ from outrider.cli.local.mesh import (
     ServedModel,
 )
 from outrider.cli.local.preparing import check_memory, check_ports, fair_share, fetched
+from outrider.cli.local.redis_server import find_binary
 from outrider.cli.local.serving import Asking
 from outrider.cli.local.state import (
     RunningMesh,
@@ -125,6 +126,14 @@ _Config = Annotated[
 _Plaintext = Annotated[
     bool, typer.Option("--plaintext", help="No certificates between the services.")
 ]
+_PrefixStore = Annotated[
+    str,
+    typer.Option(
+        metavar="redis",
+        help="Start a Redis that keeps KV of prompts' beginnings over restarts of replicas, and "
+        "shares it between them.",
+    ),
+]
 _Detached = Annotated[
     bool, typer.Option("--detach", help="Return when ready; `outrider down` stops it.")
 ]
@@ -146,6 +155,7 @@ def up(
     draft_model: _Draft = "",
     settings: _Settings = None,
     config: _Config = None,
+    prefix_store: _PrefixStore = "",
     plaintext: _Plaintext = False,
     state_dir: StateDir = None,
     detach: _Detached = False,
@@ -178,8 +188,11 @@ def up(
         settings=tuple(settings or ()),
         tables={} if config is None else told.read(config, ROLES),
         definitions={spec.name: as_table(spec) for spec in chosen.definitions},
+        prefix_store=prefix_store,
         plaintext=plaintext,
     )
+    if prefix_store:
+        find_binary()  # before anything is fetched
     for role in ROLES:
         told.typed(role, options.settings_of(role))
     _await_killed(folder)

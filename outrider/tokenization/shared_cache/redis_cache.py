@@ -6,23 +6,20 @@ while Redis is slow or gone a circuit breaker skips it.
 
 from __future__ import annotations
 
-import ssl
 import threading
 import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from ipaddress import ip_address
-from pathlib import Path
-from typing import Any, Final, cast
-from urllib.parse import urlsplit
+from typing import Final, cast
 
 import redis
 import structlog
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from outrider.redis_settings import RedisAddress
 from outrider.tokenization.shared_cache.circuit_breaker import CircuitBreaker, CircuitBreakerPolicy
 from outrider.tokenization.shared_cache.entries import Entries
 
@@ -68,69 +65,17 @@ class SharedCacheStats:
     """Whether the circuit breaker is open."""
 
 
-@dataclass(frozen=True, slots=True)
-class RedisAddress:
-    """Where Redis is, and as which user to log in."""
-
-    url: str
-    """redis://HOST:PORT/DATABASE, or rediss:// over TLS; without secrets and options."""
-    user: str = ""
-    """User of its access control lists (ACL); "": its default user."""
-    password: str = field(default="", repr=False)
-    ca: Path | None = None
-    """CA certificates for its own, in PEM; None: those of this machine."""
-
-    def check(self) -> None:
-        """Raises ValueError, which never quotes the URL: it may hold a password."""
-        try:
-            parts = urlsplit(self.url)
-            host = parts.hostname or ""
-        except ValueError:
-            raise ValueError("it is no URL") from None
-        if parts.scheme not in ("redis", "rediss") or not host:
-            raise ValueError("use redis://HOST:PORT/DATABASE, or rediss:// for TLS")
-        if parts.username is not None or parts.password is not None:
-            raise ValueError(
-                "it holds a user or a password, which would be logged: set shared_cache.user and "
-                "shared_cache.password or shared_cache.password_file"
-            )
-        if parts.query or parts.fragment:
-            raise ValueError("it has options: only host, port and database are taken")
-        if parts.scheme == "redis" and self.ca is not None:
-            raise ValueError("there is a CA, but no TLS: use rediss://")
-        if parts.scheme == "redis" and self.password and not _is_loopback(host):
-            raise ValueError("the password would go over the network as it is: use rediss://")
-
-
 def connect(address: RedisAddress, timeout_s: float, num_connections: int) -> redis.Redis:
     """A client that waits `timeout_s` at most and never retries; over TLS a new connection may take
-    `TLS_CONNECT_S`. The certificate has to be valid for the host of the URL. Raises ValueError."""
+    `TLS_CONNECT_S`. Raises ValueError."""
     address.check()
-    tls: dict[str, Any] = {}
-    if address.url.startswith("rediss:"):
-        tls = {
-            "ssl_cert_reqs": "required",
-            "ssl_check_hostname": True,
-            "ssl_min_version": ssl.TLSVersion.TLSv1_2,
-            "ssl_ca_certs": None if address.ca is None else str(address.ca),
-        }
+    connect_s = max(timeout_s, TLS_CONNECT_S) if address.is_tls else timeout_s
     return redis.Redis.from_url(
         address.url,
-        username=address.user or None,
-        password=address.password or None,
-        socket_timeout=timeout_s,
-        socket_connect_timeout=max(timeout_s, TLS_CONNECT_S) if tls else timeout_s,
         retry=Retry(NoBackoff(), 0),
         max_connections=num_connections,
-        **tls,
+        **address.options(timeout_s, connect_s),
     )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 class RedisStore:

@@ -23,6 +23,7 @@ from uuid import uuid4
 import structlog
 
 from outrider.errors import ConfigError
+from outrider.redis_settings import RedisAddress, needs_client, secret
 from outrider.tokenization.shared_cache.circuit_breaker import CircuitBreaker, CircuitBreakerPolicy
 from services.edge.access.config import SharedLimitsConfig
 from services.edge.access.limits import RATES, Limited, TenantLimits
@@ -376,17 +377,10 @@ def open_shared_limits(config: SharedLimitsConfig) -> SharedLimits | None:
     if not config.url:
         return None
     try:
-        from outrider.tokenization.shared_cache.redis_cache import RedisAddress, connect
+        from outrider.tokenization.shared_cache.redis_cache import connect
     except ImportError as error:
-        raise ConfigError(
-            "shared_limits.url needs the Redis client: pip install 'outrider[redis]'"
-        ) from error
-    password = config.password
-    if config.password_file is not None:
-        try:
-            password = config.password_file.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"cannot read {config.password_file}: {error}") from error
+        raise needs_client("shared_limits.url") from error
+    password = secret(config.password, config.password_file, "shared_limits.password")
     address = RedisAddress(config.url, config.user, password, config.ca)
     timeout_s = config.timeout_ms / 1000
     try:

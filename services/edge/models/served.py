@@ -38,6 +38,7 @@ from services.edge.session.reopening import ReopenPolicy
 from services.edge.session.reply import ReplyTools
 from services.edge.session.typeahead_plan import TypeaheadPolicy
 from services.edge.tool_calling import ToolCalling
+from services.edge.wire.region import RegionCodec
 
 LoadVocabulary: TypeAlias = Callable[[ModelSpec], tuple[Vocabulary, FallbackBackend]]
 """A model's vocabulary, and what encodes with it. Blocks; raises OutriderError."""
@@ -69,6 +70,7 @@ class ServedModel:
     tokenization: TokenizationPool
     typeahead: TypeaheadPolicy
     drafter: DrafterLink
+    region_codec: RegionCodec
     has_drafter: bool
     """Whether a process drafts for it."""
     definitions: DefinitionsFile
@@ -158,6 +160,7 @@ def load_model(
         ),
         tools=reply_tools(vocabulary, learning.groups, used_drafter, admit=learning.admit),
         coder=coder,
+        region_codec=RegionCodec(),
         vocabulary=vocabulary,
         encoder=encoder,
         tokenization=tokenization,

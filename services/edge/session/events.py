@@ -225,6 +225,8 @@ class RegionDone:
     upto: int
     usage: Usage = field(default_factory=Usage)
     timings: Timings = field(default_factory=Timings)
+    checksum: int | None = None
+    """Of the reply's tokens, as the replica has them; None: there is none to compare with."""
 
 
 @dataclass(frozen=True, slots=True)

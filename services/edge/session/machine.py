@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Any, TypeAlias
 
+from outrider.codec.tokens import ids_checksum
 from outrider.errors import (
     DeadlineError,
     MalformedFrameError,
@@ -309,9 +310,17 @@ class ChatSession:
             raise MalformedFrameError(
                 f"the region ended at token {item.upto}, the edge has {self.num_tokens}"
             )
+        if item.checksum not in (None, self._checksum(chat)):
+            raise MalformedFrameError(
+                "the reply fails its checksum: the peers' vocabularies or rank tables differ, or "
+                "bytes were changed"
+            )
         events = chat.reply.finish(now)
         self.state = SessionState.CLOSED
         return [*events, self._done(item.finish_reason, item.usage, item.timings, now), Finish()]
+
+    def _checksum(self, chat: _OpenedChat) -> int:
+        return ids_checksum(self._policy.vocabulary_digest, chat.reply.ids)
 
     def _cancel(self, chat: _AskedChat | _OpenedChat, item: CancelAsked, now: float) -> Actions:
         events = chat.reply.finish(now) if isinstance(chat, _OpenedChat) else []

@@ -5,17 +5,18 @@ from __future__ import annotations
 from google.protobuf.message import DecodeError
 
 from outrider.codec.tokens import TokenCodec, TokenCoder
-from outrider.errors import MalformedFrameError
+from outrider.errors import BadTokenBlockError, MalformedFrameError
 from outrider.model_identity import check_model_identity
 from outrider.tokenization.rewriting import Rewriter
 from outrider.v1 import common_pb2, inference_pb2
 from outrider.wire import (
-    commit_ids,
     error_from_proto,
     finish_reason_from_proto,
+    ids_of,
     logprobs_from_proto,
     message_to_proto,
     priority_to_proto,
+    put_ids,
     sampling_to_proto,
     speculation_to_proto,
     timings_from_proto,
@@ -39,8 +40,16 @@ MAX_COMMIT_TOKENS = 4096
 RegionInput = RegionOpened | RegionCommit | RegionMoved | RegionDone | RegionFailed
 
 
+class RegionCodec:
+    """The codec that a model's replicas last named: prompts go up in it. VARINT at first, which
+    every replica reads, and again after a block that one did not read."""
+
+    def __init__(self) -> None:
+        self.codec = TokenCodec.VARINT
+
+
 class RegionWire:
-    """One session's frames. Blocks go out as VARINT until the region names the codec it wants."""
+    """One session's frames."""
 
     def __init__(
         self,
@@ -49,15 +58,17 @@ class RegionWire:
         origin_region: str,
         identity: Identity = UNIDENTIFIED,
         rewriter: Rewriter | None = None,
+        region_codec: RegionCodec | None = None,
     ) -> None:
-        """`rewriter`: puts the operator's prefix before messages that the region tokenizes; the
-        region shortens what is too long."""
+        """`region_codec` is that of all sessions with the model. `rewriter`: puts the operator's
+        prefix before messages that the region tokenizes; the region shortens what is too long."""
         self._coder = coder
         self._digest = vocabulary_digest
         self._origin_region = origin_region
         self._identity = identity
         self._rewriter = rewriter or Rewriter()
-        self._codec = TokenCodec.VARINT
+        self._region_codec = region_codec or RegionCodec()
+        self._codec = self._region_codec.codec
 
     def open(self, action: OpenRegion, trace: tuple[str, str]) -> inference_pb2.SessionUp:
         """The frame that opens the session."""
@@ -97,14 +108,13 @@ class RegionWire:
 
     def draft(self, action: SendDraft) -> inference_pb2.SessionUp:
         """A frame of drafts."""
-        ids = self._block(action.ids)
         draft = inference_pb2.Draft(
             epoch=action.epoch,
             base=action.base,
-            ids=ids,
             continues=action.continues,
             echo=action.echo,
         )
+        put_ids(draft, self._coder, action.ids, self._codec)
         return inference_pb2.SessionUp(draft=draft)
 
     def read(self, frame: inference_pb2.SessionDown) -> RegionInput:
@@ -121,7 +131,10 @@ class RegionWire:
             identity = check_model_identity(moved.model_identity)
             return RegionMoved(moved.replica, moved.region, moved.epoch, identity)
         if kind == "error":
-            return RegionFailed(error_from_proto(frame.error))
+            error = error_from_proto(frame.error)
+            if isinstance(error, BadTokenBlockError):
+                self._region_codec.codec = TokenCodec.VARINT
+            return RegionFailed(error)
         raise MalformedFrameError("the region sent a frame of no known kind")
 
     def _block(self, ids: tuple[int, ...]) -> common_pb2.TokenBlock:
@@ -129,7 +142,7 @@ class RegionWire:
 
     def _opened(self, opened: inference_pb2.SessionOpened) -> RegionOpened:
         if int(opened.codec) in self._coder.supported:
-            self._codec = TokenCodec(opened.codec)
+            self._codec = self._region_codec.codec = TokenCodec(opened.codec)
         return RegionOpened(
             prompt_tokens=opened.prompt_tokens,
             cached_tokens=opened.cached_tokens,
@@ -143,9 +156,7 @@ class RegionWire:
         )
 
     def _commit(self, commit: inference_pb2.Commit) -> RegionCommit:
-        ids: tuple[int, ...] = ()
-        if data := commit.ids:
-            ids = commit_ids(self._coder, data, max_count=MAX_COMMIT_TOKENS)
+        ids = ids_of(commit, self._coder, max_count=MAX_COMMIT_TOKENS)
         epoch, base, accepted, upto = commit.epoch, commit.base, commit.accepted, commit.upto
         if not (data := commit.details):
             return RegionCommit(epoch, base, accepted, ids, upto)
@@ -195,6 +206,7 @@ def _done(done: inference_pb2.SessionDone) -> RegionDone:
     return RegionDone(
         finish_reason=finish_reason_from_proto(done.finish_reason),
         upto=done.upto,
+        checksum=done.checksum,
         usage=usage_from_proto(done.usage),
         timings=timings_from_proto(done.timings),
     )

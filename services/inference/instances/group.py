@@ -52,6 +52,12 @@ class InstanceGroup:
         """Why no session can be opened; empty if one can."""
         return next((runner.problem for runner in self._runners if runner.problem), "")
 
+    @property
+    def instances(self) -> tuple[ModelRunner, ...]:
+        """Each for itself. A session that is opened with one of them directly is not placed; its
+        events come with the ticks."""
+        return tuple(self._runners)
+
     def start(self) -> None:
         """Begin. The running event loop gets the ticks."""
         for runner in self._runners:

@@ -22,7 +22,7 @@ import numpy as np
 from outrider.engines.base import Ids
 from services.inference.kv.allocator import BlockAllocator
 from services.inference.kv.events import BlockEvent, BlockRecorder
-from services.inference.kv.prefix_tree import Key, Node, PrefixTree
+from services.inference.kv.prefix_tree import Key, Node, PrefixTree, children_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,9 @@ class BlockCopy:
 class _Table:
     path: list[Node]
     """Root, then one node per shared block."""
+    pinned: list[Node] = field(default_factory=list)
+    """Of the static prefixes that the sequence may use, the nodes that stand for the same ids as
+    the path's last one."""
     blocks: array[int] = field(default_factory=lambda: array("i"))
     """The shared blocks, then the private ones."""
     copied: Ids | None = None
@@ -48,6 +51,12 @@ class _Table:
     @property
     def num_shared(self) -> int:
         return len(self.path) - 1
+
+    def follow(self, node: Node) -> None:
+        """One more node of the path."""
+        self.path.append(node)
+        if self.pinned:
+            self.pinned = children_at(self.pinned, node.key)
 
     def append(self, block: int) -> None:
         """One more private block, or a shared one behind the shared ones."""
@@ -83,6 +92,8 @@ class KvPool:
         self._tables: dict[int, _Table] = {}
         self._copies: list[BlockCopy] = []
         self._recorder: BlockRecorder | None = None
+        self.num_loaded_tokens = 0
+        """Of blocks loaded from elsewhere that came to be used."""
 
     @property
     def num_free(self) -> int:
@@ -98,19 +109,21 @@ class KvPool:
         """Blocks of a table that covers num_tokens and the scratch behind them."""
         return -(-(num_tokens + self._scratch_tokens) // self.block_tokens)
 
-    def match(self, ids: Sequence[int], salt: bytes) -> int:
+    def match(self, ids: Sequence[int], salt: bytes, static_salts: Sequence[bytes] = ()) -> int:
         """Leading tokens of `ids` that open() would find cached now, memory permitting."""
-        node, num_shared = self._tree.match(salt, self._keys(ids, 0))
-        if node is None:
-            return 0
-        num_same = self._tree.closest(node, self._rest(ids, num_shared))[1]
+        nodes, num_shared = self._tree.match((salt, *static_salts), self._keys(ids, 0))
+        num_same = self._tree.closest(nodes, self._rest(ids, num_shared))[1]
         return num_shared * self.block_tokens + num_same
 
-    def open(self, sequence: int, ids: Sequence[int], salt: bytes) -> int:
-        """A table for a sequence that will compute `ids`; returns how many are cached already."""
+    def open(
+        self, sequence: int, ids: Sequence[int], salt: bytes, static_salts: Sequence[bytes] = ()
+    ) -> int:
+        """A table for a sequence that will compute `ids`; returns how many are cached already, for
+        this salt or as static prefixes: what is held under `static_salts`, and never released."""
         if sequence in self._tables:
             raise RuntimeError(f"sequence {sequence} already has a KV table")
-        self._tables[sequence] = _Table([self._tree.enter(salt)])
+        pinned = self._tree.roots(static_salts) if static_salts else []
+        self._tables[sequence] = _Table([self._tree.enter(salt)], pinned)
         return self.reuse(sequence, ids, 0)
 
     def reuse(self, sequence: int, ids: Sequence[int], num_computed: int) -> int:
@@ -218,8 +231,7 @@ class KvPool:
         for index in range(table.num_shared, num_tokens // self.block_tokens):
             key = self._key(ids, index)
             if not self._share(table, key):
-                node = self._tree.publish(table.path[-1], key, table.blocks[index])
-                table.path.append(node)
+                table.follow(self._tree.publish(table.path[-1], key, table.blocks[index]))
                 self._drop_loaded(table, index)
 
     def truncate(self, sequence: int, num_tokens: int) -> None:
@@ -250,8 +262,9 @@ class KvPool:
         covers more tokens than are computed; returns the tokens that are computed then."""
         table = self._tables[sequence]
         begin = table.num_shared * self.block_tokens
-        node, num_same = self._tree.closest(table.path[-1], self._rest(ids, table.num_shared))
-        if begin + num_same <= num_computed:
+        rest = self._rest(ids, table.num_shared)
+        node, num_same = self._tree.closest((table.path[-1], *table.pinned), rest)
+        if node is None or begin + num_same <= num_computed:
             return num_computed
         self._tree.touch(node)
         if len(table.blocks) == table.num_shared:
@@ -266,10 +279,12 @@ class KvPool:
 
     def _share(self, table: _Table, key: Key) -> bool:
         node = self._tree.descend(table.path[-1], key)
+        if node is None and (pinned := children_at(table.pinned, key)):
+            node = self._tree.alias(table.path[-1], pinned[0])
         if node is None:
             return False
         index = table.num_shared
-        table.path.append(node)
+        table.follow(node)
         self._put(table, index, node.block)
         return True
 
@@ -279,8 +294,9 @@ class KvPool:
         block = table.loaded.pop(table.num_shared, None)
         if block is None:
             return False
-        index, parent = table.num_shared, table.path[-1]
-        table.path.append(self._tree.publish(parent, key, block))
+        self.num_loaded_tokens += self.block_tokens
+        index = table.num_shared
+        table.follow(self._tree.publish(table.path[-1], key, block))
         self._put(table, index, block)
         return True
 

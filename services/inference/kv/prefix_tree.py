@@ -2,14 +2,17 @@
 
 One edge is one block: its ids are the edge's key, so a match costs one dictionary look-up per
 block. A node's KV depends on all ids from the root down, which is what makes it reusable. Trees of
-different cache salts share nothing. (The idea is SGLang's RadixAttention, arXiv 2312.07104,
-section 3, with vLLM's full-block granularity.)
+different cache salts share nothing, but for static prefixes: an operator pins these under salts of
+their own, and says whose sessions may use them. A tree then gets an *alias* of a pinned node: a
+node of its own, with the other one's block. It takes no memory, so it goes as soon as nothing uses
+it and nothing is below it. (The idea is SGLang's RadixAttention, arXiv 2312.07104, section 3, with
+vLLM's full-block granularity.)
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
@@ -24,9 +27,23 @@ _NO_BLOCK = -1
 class Node:
     """One published block. `num_users` counts the sessions whose path runs through it."""
 
-    __slots__ = ("block", "children", "hash", "key", "num_users", "ordered", "parent", "salt")
+    __slots__ = (
+        "block",
+        "children",
+        "hash",
+        "is_alias",
+        "key",
+        "num_users",
+        "ordered",
+        "parent",
+        "salt",
+    )
 
-    def __init__(self, parent: Node | None, key: Key, block: int, salt: bytes) -> None:
+    def __init__(
+        self, parent: Node | None, key: Key, block: int, salt: bytes, *, is_alias: bool = False
+    ) -> None:
+        self.is_alias = is_alias
+        """Whether the block is that of a pinned node of another salt."""
         self.parent = parent
         self.key = key
         self.block = block
@@ -65,29 +82,35 @@ class PrefixTree:
             if node.parent is not None:
                 recorder.stored(node.parent.hash, node.hash)
 
-    def match(self, salt: bytes, keys: Iterator[Key]) -> tuple[Node | None, int]:
-        """The last node along the leading keys that are published, and their number. Adds no
-        reference. None if nothing is known of the salt."""
-        node = self._roots.get(salt)
+    def match(self, salts: Sequence[bytes], keys: Iterator[Key]) -> tuple[list[Node], int]:
+        """Along the leading keys that are published under any of the salts: the last nodes, and
+        the number of keys. Adds no reference. No node if nothing is known of any salt."""
+        nodes = [root for salt in salts if (root := self._roots.get(salt)) is not None]
         count = 0
         for key in keys:
-            child = node.children.get(key) if node is not None else None
-            if child is None:
+            children = children_at(nodes, key)
+            if not children:
                 break
-            node = child
+            nodes = children
             count += 1
-        return node, count
+        return nodes, count
 
-    def closest(self, node: Node, ids: Key) -> tuple[Node, int]:
-        """The child whose ids begin most like `ids`, and how many are the same; `node` itself
-        and 0 if none begins so."""
-        # Of sorted sequences, a neighbour of the place of `ids` shares the longest prefix with it.
-        at = bisect_left(node.ordered, ids)
-        best, most = node, 0
-        for key in node.ordered[max(0, at - 1) : at + 1]:
-            num_same = _num_same(key, ids)
-            if num_same > most:
-                best, most = node.children[key], num_same
+    def roots(self, salts: Sequence[bytes]) -> list[Node]:
+        """Of those salts of which something is known. Adds no reference."""
+        return self.match(salts, iter(()))[0]
+
+    def closest(self, nodes: Sequence[Node], ids: Key) -> tuple[Node | None, int]:
+        """The child of these whose ids begin most like `ids`, and how many are the same; None and
+        0 if none begins so."""
+        best: Node | None = None
+        most = 0
+        for node in nodes:
+            # Of sorted sequences, a neighbour of the place of `ids` shares most of its beginning.
+            at = bisect_left(node.ordered, ids)
+            for key in node.ordered[max(0, at - 1) : at + 1]:
+                num_same = _num_same(key, ids)
+                if num_same > most:
+                    best, most = node.children[key], num_same
         return best, most
 
     def touch(self, node: Node) -> None:
@@ -114,13 +137,24 @@ class PrefixTree:
 
     def publish(self, node: Node, key: Key, block: int) -> Node:
         """A new child of `node` for a block of the caller, who is its first user."""
-        child = Node(node, key, block, node.salt)
+        return self._add(Node(node, key, block, node.salt))
+
+    def alias(self, node: Node, pinned: Node) -> Node:
+        """A new child of `node` with the key and the block of a node of another salt, whose users
+        outlast it. The caller is its first user."""
+        return self._add(Node(node, pinned.key, pinned.block, node.salt, is_alias=True))
+
+    def _add(self, child: Node) -> Node:
+        node, key = child.parent, child.key
+        assert node is not None
         node.children[key] = child
         insort(node.ordered, key)
         if self._recorder is not None:
             self._recorder.stored(node.hash, child.hash)
         child.num_users = 1
-        self._allocator.retain(block)
+        self._allocator.retain(child.block)
+        if child.is_alias:
+            self._allocator.retain(child.block)  # its first user's; a published block comes with it
         self.num_nodes += 1
         return child
 
@@ -132,14 +166,18 @@ class PrefixTree:
                 self._forget_empty(node)
                 continue
             self._allocator.release(node.block)
-            if node.num_users == 0:
+            if node.num_users == 0 and not node.is_alias:
                 self._idle[node] = None
+            self._forget_alias(node)
 
     def evict(self) -> None:
         """Free the least recently used idle block. The caller checks num_idle first."""
         node, _ = self._idle.popitem(last=False)
+        self._remove(node)
+
+    def _remove(self, node: Node) -> None:
         parent = node.parent
-        assert parent is not None and not node.children, "an idle inner node was to be evicted"
+        assert parent is not None and not node.children, "an inner node was to be removed"
         del parent.children[node.key]
         del parent.ordered[bisect_left(parent.ordered, node.key)]
         if self._recorder is not None:
@@ -147,6 +185,13 @@ class PrefixTree:
         self._allocator.release(node.block)
         self.num_nodes -= 1
         self._forget_empty(parent)
+        self._forget_alias(parent)
+
+    def _forget_alias(self, node: Node) -> None:
+        """Remove an alias that nothing needs any more, and those above it of which that is true
+        then."""
+        if node.is_alias and not node.children and node.num_users == 0:
+            self._remove(node)
 
     def _forget_empty(self, node: Node) -> None:
         if node.parent is None and not node.children and node.num_users == 0:
@@ -165,18 +210,32 @@ class PrefixTree:
         """Raises AssertionError if use counts, the idle queue or the blocks disagree."""
         nodes = list(self.nodes())
         assert len(nodes) == self.num_nodes
-        assert len({node.block for node in nodes}) == len(nodes), "two nodes share a block"
-        assert {node for node in nodes if node.num_users == 0} == set(self._idle)
+        own = [node.block for node in nodes if not node.is_alias]
+        assert len(set(own)) == len(own), "two nodes share a block"
+        num_references: Counter[int] = Counter()
+        for node in nodes:
+            num_references[node.block] += 1 + node.num_users
+        idle = {node for node in nodes if node.num_users == 0 and not node.is_alias}
+        assert idle == set(self._idle)
         order = {node: place for place, node in enumerate(self._idle)}
         for node in nodes:
-            assert self._allocator.ref_count(node.block) == 1 + node.num_users
+            assert self._allocator.ref_count(node.block) == num_references[node.block]
+            if node.is_alias:
+                assert node.num_users or node.children, "an alias was kept in vain"
+                assert node.block in own, "an alias outlived its block"
             below = sum(child.num_users for child in node.children.values())
             assert node.num_users >= below, "a child has users that its parent lacks"
             if node in order:
-                assert all(order[child] < order[node] for child in node.children.values())
+                for child in node.children.values():
+                    assert child.is_alias or order[child] < order[node]
             assert node.ordered == sorted(node.children)
         for root in self._roots.values():
             assert root.children or root.num_users, "an empty root was kept"
+
+
+def children_at(nodes: Sequence[Node], key: Key) -> list[Node]:
+    """The children at `key` of those nodes that have one."""
+    return [child for node in nodes if (child := node.children.get(key)) is not None]
 
 
 def _num_same(one: Key, other: Key) -> int:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import structlog
 
@@ -37,6 +37,10 @@ TRANSFERRED: Final = Family(
 TRANSFER_SECONDS: Final = Family(
     "outrider_kv_transfer_seconds",
     "Time to fetch and unpack, or to pack and store, some blocks of KV.",
+)
+STORE_FAILURES: Final = Family(
+    "outrider_kv_store_failures",
+    "Requests to the prefix store that failed: slow, full, gone, or refused.",
 )
 STORE_BLOCKS: Final = Family(
     "outrider_kv_store_blocks",
@@ -85,8 +89,19 @@ class _Prompt:
     salt: bytes
     hashes: list[bytes]
     names: list[bytes]
+    model: KvBlocks
+    """Whose session it is."""
     is_computed: bool = False
     """Whether its first token is there, or it has ended: what arrives now is late."""
+
+
+class TransferCounts(NamedTuple):
+    """Since the replica started."""
+
+    num_bytes: int = 0
+    """To the store and from it, packed."""
+    num_failures: int = 0
+    """Requests to the store that failed."""
 
 
 class Names:
@@ -152,6 +167,9 @@ class PrefixExchange:
         self._loads: set[asyncio.Task[None]] = set()
         self._saves: set[asyncio.Task[None]] = set()
         self._saving = asyncio.Lock()
+        self._num_bytes = 0
+        self._num_failures = 0
+        self._failures = metrics.counter(STORE_FAILURES)
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="kv")
 
     @property
@@ -159,12 +177,33 @@ class PrefixExchange:
         """Prompts that are being loaded or saved, or wait to be."""
         return len(self._loads) + len(self._saves)
 
+    @property
+    def counts(self) -> TransferCounts:
+        """What was moved, and how often that failed."""
+        return TransferCounts(self._num_bytes, self._num_failures)
+
     def opened(self, request: OpenRequest, cached_tokens: int, compute_token_ms: float) -> None:
         """A session is in the queue, or computes; the first `cached_tokens` are there already, and
         the engine takes so long for one of the others."""
-        prompt = self._prompt(request)
-        if prompt is None:
-            return
+        # Nothing of a group would be found again whose name is another one after a restart.
+        prompt = self._prompt(request, self._model) if request.group_lasts else None
+        if prompt is not None:
+            self._opened(request, prompt, cached_tokens, compute_token_ms)
+
+    def warming_up(
+        self, request: OpenRequest, model: KvBlocks, cached_tokens: int, compute_token_ms: float
+    ) -> None:
+        """As opened(), for a static prefix that this instance computes. It is saved at once: it
+        comes again, with every start."""
+        prompt = self._prompt(request, model)
+        if prompt is not None:
+            for name in prompt.names:
+                self._seen.add(name)
+            self._opened(request, prompt, cached_tokens, compute_token_ms)
+
+    def _opened(
+        self, request: OpenRequest, prompt: _Prompt, cached_tokens: int, compute_token_ms: float
+    ) -> None:
         self._prompts[request.session_id] = prompt
         block_tokens = self._identity.layout.block_tokens
         first = cached_tokens // block_tokens
@@ -202,17 +241,16 @@ class PrefixExchange:
         self._threads.shutdown(wait=False, cancel_futures=True)
         await self._store.close()
 
-    def _prompt(self, request: OpenRequest) -> _Prompt | None:
-        """None where nothing would be found again: short prompts, and groups whose name is another
-        one after a restart."""
+    def _prompt(self, request: OpenRequest, model: KvBlocks) -> _Prompt | None:
+        """None for short prompts."""
         block_tokens = self._identity.layout.block_tokens
         num_blocks = min(len(request.prompt), self._max_tokens) // block_tokens
-        if not request.group_lasts or num_blocks * block_tokens < self._min_tokens:
+        if num_blocks * block_tokens < self._min_tokens:
             return None
         ids = request.prompt[: num_blocks * block_tokens]
         hashes = list(block_hashes(ids, block_tokens, request.cache_salt))
         names = [self._sealer.name(block) for block in hashes]
-        return _Prompt(request.session_id, ids, request.cache_salt, hashes, names)
+        return _Prompt(request.session_id, ids, request.cache_salt, hashes, names, model)
 
     def _start(self, tasks: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(_logged(work))
@@ -225,6 +263,7 @@ class PrefixExchange:
         began = self._clock()
         present = await self._store.present(prompt.names[first:last])
         self._planner.observe_round_trip((self._clock() - began) * 1e3)
+        self._count_failures()
         there = [index for index, is_there in enumerate(present, first) if is_there]
         for index in there:
             self._stored.add(prompt.names[index])
@@ -257,7 +296,7 @@ class PrefixExchange:
         took_s = self._clock() - began
         self._planner.observe_load(len(names), took_s * 1e3)
         self._seconds.record(took_s, {"direction": "load"})
-        self._bytes.add(sum(len(value or b"") for value in values), {"direction": "load"})
+        self._moved("load", sum(len(value or b"") for value in values))
         for index, value in zip(indices, values, strict=True):
             if value is None:
                 self._stored.discard(prompt.names[index])
@@ -265,7 +304,7 @@ class PrefixExchange:
         self._count("missing", len(values) - num_found)
         self._count("refused", num_found - len(blocks))
         if blocks and not prompt.is_computed:
-            self._model.load_blocks(LoadBlocks(prompt.session_id, tuple(blocks)))
+            prompt.model.load_blocks(LoadBlocks(prompt.session_id, tuple(blocks)))
             self._count("loaded", len(blocks))
         else:
             self._count("late", len(blocks))
@@ -314,7 +353,7 @@ class PrefixExchange:
                 await self._save_chunk(prompt, chunk)
 
     async def _save_chunk(self, prompt: _Prompt, chunk: tuple[int, ...]) -> None:
-        blocks = await self._model.export_blocks(prompt.ids, prompt.salt, chunk)
+        blocks = await prompt.model.export_blocks(prompt.ids, prompt.salt, chunk)
         if not blocks:
             return
         began = self._clock()
@@ -323,8 +362,9 @@ class PrefixExchange:
         is_stored = await self._store.put(entries)
         self._seconds.record(self._clock() - began, {"direction": "save"})
         self._count("saved" if is_stored else "failed", len(entries))
+        self._count_failures()
         if is_stored:
-            self._bytes.add(sum(len(value) for _, value in entries), {"direction": "save"})
+            self._moved("save", sum(len(value) for _, value in entries))
             for name, _ in entries:
                 self._stored.add(name)
 
@@ -338,6 +378,17 @@ class PrefixExchange:
             frame = encode_frame(self._header(prompt, index), [block])
             entries.append((name, self._sealer.seal(name, frame)))
         return entries
+
+    def _moved(self, direction: str, num_bytes: int) -> None:
+        self._num_bytes += num_bytes
+        self._bytes.add(num_bytes, {"direction": direction})
+        self._count_failures()
+
+    def _count_failures(self) -> None:
+        new = self._store.num_failures - self._num_failures
+        if new:
+            self._num_failures += new
+            self._failures.add(new)
 
     def _count(self, what: str, num_blocks: int) -> None:
         if num_blocks:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar, cast
 
 import structlog
 
 from outrider.errors import ConfigError
+from outrider.redis_settings import RedisAddress
 from outrider.tokenization.shared_cache.circuit_breaker import CircuitBreaker, CircuitBreakerPolicy
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
-
-    from outrider.tokenization.shared_cache.redis_cache import RedisAddress
 
 _log = structlog.get_logger()
 _T = TypeVar("_T")
@@ -25,6 +23,9 @@ _CONNECT_S: Final = 1.0
 
 class PrefixStore(Protocol):
     """Entries by name. Nothing is ever raised: a store that is slow, full or gone has nothing."""
+
+    num_failures: int
+    """Requests that failed."""
 
     async def present(self, names: Sequence[bytes]) -> list[bool]:
         """Which of them it has, in one round trip."""
@@ -130,20 +131,8 @@ def connect(address: RedisAddress, timeout_s: float) -> Redis:
         address.check()
     except ValueError as error:
         raise ConfigError(f"prefix_store.url: {error}") from error
-    tls: dict[str, Any] = {}
-    if address.url.startswith("rediss:"):
-        tls = {
-            "ssl_cert_reqs": "required",
-            "ssl_check_hostname": True,
-            "ssl_min_version": ssl.TLSVersion.TLSv1_2,
-            "ssl_ca_certs": None if address.ca is None else str(address.ca),
-        }
     return Redis.from_url(
         address.url,
-        username=address.user or None,
-        password=address.password or None,
-        socket_timeout=timeout_s,
-        socket_connect_timeout=max(timeout_s, _CONNECT_S),
         retry=Retry(NoBackoff(), 0),
-        **tls,
+        **address.options(timeout_s, max(timeout_s, _CONNECT_S)),
     )

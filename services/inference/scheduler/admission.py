@@ -214,7 +214,7 @@ class Admission:
                 "leave it more time, or shorten the prompt"
             )
         slo_ms = self._limits.slo_ttft_ms(session.priority)
-        if not slo_ms or session.request.resume:
+        if not slo_ms or session.request.resume or session.request.warms_up:
             return
         ahead = queue_ahead(self._queues, session.priority, session.rank)
         ttft_ms = self.forecast.ttft_ms(len(session.ids) - num_cached, ahead)

@@ -160,7 +160,10 @@ class SessionQueues:
         """Cached tokens of its new table; None if there is no room for all its tokens, the rows of
         the next one, and a block for each running session."""
         sequence = self._last_sequence + 1
-        num_cached = self._pool.open(sequence, session.ids, session.request.cache_salt)
+        request = session.request
+        num_cached = self._pool.open(
+            sequence, session.ids, request.cache_salt, request.static_salts
+        )
         reserve = len(self.running) * self._pool.block_tokens
         if not self._pool.can_grow(sequence, len(session.ids) + self._min_rows - 1 + reserve):
             self._pool.release(sequence)

@@ -46,6 +46,7 @@ from services.inference.scheduler.types import (
     Event,
     Failed,
     Finished,
+    KvHits,
     Load,
     Opened,
     OpenRequest,
@@ -94,6 +95,8 @@ class Scheduler:
         self._statistics = GroupStatisticsTable(prior, self._kept.restore)
         self._admission = Admission(limits, self._queues, self._cost)
         self._num_opened = 0
+        self._num_prompt_tokens = self._num_cached_tokens = 0
+        """Of sessions that have ended."""
         self._num_held = 0
         self._in_flight: Batch | None = None
         self._timed: tuple[Batch, float] | None = None
@@ -229,7 +232,7 @@ class Scheduler:
             raise DeadlineError("the deadline had passed when the session was opened")
         self._admission.check_room(request.priority)
         session = self._new_session(request, now)
-        num_cached = self._pool.match(session.ids, request.cache_salt)
+        num_cached = self._pool.match(session.ids, request.cache_salt, request.static_salts)
         session.cached_at_arrival = num_cached
         if session.finished is None:
             self._admission.check_time(session, num_cached, now)
@@ -283,7 +286,7 @@ class Scheduler:
         return -self._num_held, self._pool.hold(-self._num_held, ids, salt)
 
     def release_prefix(self, number: int) -> None:
-        """The copies are made."""
+        """The copies are made. A prefix that is never released is pinned."""
         self._pool.release(number)
 
     def cancel(self, session: int, now: float) -> list[Event]:
@@ -303,7 +306,8 @@ class Scheduler:
         forecast = self._admission.forecast
         if self._in_flight is not None or not forecast.is_late(session, now):
             return False
-        num_cached = self._pool.match(session.ids, session.request.cache_salt)
+        request = session.request
+        num_cached = self._pool.match(session.ids, request.cache_salt, request.static_salts)
         return forecast.is_late(session, now, num_cached)
 
     def _rank(self, priority: Priority, now: float) -> tuple[float, int]:
@@ -349,11 +353,14 @@ class Scheduler:
         if session.num_reply and session.state is not SessionState.WAITING:
             self._admission.forecast.observe_service(session.service_ms(now))
         self._queues.end(session)
+        usage = session.usage()
+        self._num_prompt_tokens += usage.prompt_tokens
+        self._num_cached_tokens += usage.cached_tokens
         return Finished(
             session_id=session.session_id,
             reason=reason,
             upto=session.num_reply,
-            usage=session.usage(),
+            usage=usage,
             timings=session.timings(now),
         )
 
@@ -380,6 +387,9 @@ class Scheduler:
             low=self._class_load(Priority.LOW),
             medium=self._class_load(Priority.MEDIUM),
             service_ms=self._admission.forecast.service_ms,
+            kv_hits=KvHits(
+                self._num_prompt_tokens, self._num_cached_tokens, self._pool.num_loaded_tokens
+            ),
         )
 
     def _class_load(self, priority: Priority) -> ClassLoad:

@@ -60,6 +60,10 @@ class OpenRequest:
     """Whether the region drafts for itself."""
     cache_salt: bytes = b""
     """The trust group: equal salts share cached prefixes and drafting statistics."""
+    static_salts: tuple[bytes, ...] = ()
+    """Of the static prefixes that the session may use."""
+    warms_up: bool = False
+    """Computed before the replica serves: no objective holds for it."""
     group_lasts: bool = False
     """The group's name is the same after a restart of its edges: what it learns may be kept."""
     prediction: tuple[int, ...] = ()
@@ -133,6 +137,19 @@ class ClassLoad:
     queued_prompt_tokens: int = 0
 
 
+class KvHits(NamedTuple):
+    """Prompt tokens of all sessions that have ended, and where their KV came from."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """That were not computed by the session itself."""
+    loaded_tokens: int = 0
+    """Of these: loaded from elsewhere."""
+
+
+NO_HITS = KvHits()
+
+
 @dataclass(frozen=True, slots=True)
 class Load:
     """Load of one scheduler, or of a replica (total_load), as routers are told it."""
@@ -156,6 +173,7 @@ class Load:
     medium: ClassLoad = ClassLoad()
     service_ms: float = 0.0
     """Mean service time: from a session's admission to its end; 0: none has ended yet."""
+    kv_hits: KvHits = NO_HITS
 
 
 def total_load(loads: Sequence[Load]) -> Load:
@@ -181,6 +199,7 @@ def total_load(loads: Sequence[Load]) -> Load:
         low=_total_class_load(load.low for load in loads),
         medium=_total_class_load(load.medium for load in loads),
         service_ms=sum(load.service_ms for load in loads) / count,
+        kv_hits=KvHits(*map(sum, zip(*(load.kv_hits for load in loads), strict=True))),
     )
 
 

@@ -25,6 +25,7 @@ from outrider.telemetry.families import Family
 from outrider.telemetry.metrics import Metrics, state_rows
 from outrider.telemetry.refusals import RefusalLog
 from outrider.v1 import inference_pb2
+from services.inference.prefix_store.exchange import TransferCounts
 from services.inference.runner import ModelTick
 from services.inference.scheduler.types import (
     Committed,
@@ -79,6 +80,9 @@ class ConstraintSource(Protocol):
 
 class PrefixTransfers(Protocol):
     """What moves KV of prompts to and from a store (prefix_store.exchange.PrefixExchange)."""
+
+    @property
+    def counts(self) -> TransferCounts: ...
 
     def opened(self, request: OpenRequest, cached_tokens: int, compute_token_ms: float) -> None: ...
 
@@ -173,6 +177,8 @@ class LiveSession:
     """Whether the model thread was told to end it."""
     request: OpenRequest | None = None
     """Until it is opened, where its prompt may be in a store."""
+    checksum: int = 0
+    """Of the tokens committed so far."""
     has_token: bool = False
     early_drafts: list[Drafts] | None = None
     """What came before the model thread knew the session; None: it knows it."""
@@ -191,10 +197,12 @@ class SessionTable:
         max_sessions: int,
         grammars: ConstraintSource | None = None,
         prefixes: PrefixTransfers | None = None,
+        static_salts: Callable[[str], tuple[bytes, ...]] = lambda tenant: (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """At most `max_sessions` share an engine call; `clock` is the model thread's. Without
-        `grammars`, requests with one are refused."""
+        `grammars`, requests with one are refused. `static_salts`: of the static prefixes that a
+        tenant's sessions may use."""
         self.contract = contract
         self.clock = clock
         self.load: Load | None = None
@@ -220,6 +228,7 @@ class SessionTable:
         self._running = RunningRequests()
         self._grammars = grammars
         self._prefixes = prefixes
+        self._static_salts = static_salts
         self._compiling: set[asyncio.Task[None]] = set()
         """Of sessions that the model thread does not know yet."""
         self._engine_session_ids = itertools.count(1)
@@ -252,6 +261,7 @@ class SessionTable:
         engine_session_id = next(self._engine_session_ids)
         now = self.clock()
         request, codec = wire.open_request(engine_session_id, frame, self.contract, now)
+        request = replace(request, static_salts=self._static_salts(frame.tenant))
         name = (frame.tenant, frame.request_id)
         earlier = self._running.earlier(name, request)
         request = self._with_kept_grammar(request)
@@ -277,6 +287,7 @@ class SessionTable:
             sends_accepted_ids=frame.echo_accepted,
             early_drafts=None if grammar is None else [],
             request=request if self._prefixes is not None else None,
+            checksum=self.contract.coder.checksum(request.resume),
         )
         self._live[engine_session_id] = session
         self._running.claim(name, request)
@@ -375,6 +386,11 @@ class SessionTable:
         self.announce()
 
     @property
+    def transfers(self) -> TransferCounts:
+        """To and from the prefix store."""
+        return TransferCounts() if self._prefixes is None else self._prefixes.counts
+
+    @property
     def draining(self) -> bool:
         """Whether it takes no new sessions."""
         return self.is_stopping or self._is_drained
@@ -411,6 +427,8 @@ class SessionTable:
             if self._prefixes is not None and not session.has_token:
                 session.has_token = True
                 self._prefixes.first_token(session.engine_session_id)
+            ids = (*event.accepted_ids, *event.ids) if event.accepted_ids else event.ids
+            session.checksum = self.contract.coder.checksum(ids, session.checksum)
             session.telemetry.committed(event)
             pace = None
             if session.told_pace is not None:
@@ -445,7 +463,7 @@ class SessionTable:
             return
         if isinstance(how, Finished):
             session.telemetry.finished(how)
-            session.peer.send(wire.done_frame(session.upstream_session_id, how))
+            session.peer.send(wire.done_frame(session.upstream_session_id, how, session.checksum))
         else:
             session.telemetry.failed(how)
             session.peer.send(wire.error_frame(session.upstream_session_id, how))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from typing import Final
 
 from outrider.codec.tokens import TokenCodec, TokenCoder, negotiate
@@ -23,17 +24,20 @@ from outrider.model_identity import check_model_identity, same_model, short_form
 from outrider.session_types import Priority, Speculation
 from outrider.v1 import common_pb2, inference_pb2
 from outrider.wire import (
-    commit_bytes,
     error_to_proto,
     finish_reason_to_proto,
+    ids_of,
     logprobs_to_proto,
     priority_from_proto,
+    put_ids,
     sampling_from_proto,
+    serialized_block,
     speculation_from_proto,
     timings_to_proto,
     token_block_from_proto,
     usage_to_proto,
 )
+from services.inference.prefix_store.exchange import TransferCounts
 from services.inference.scheduler.types import (
     Committed,
     Drafts,
@@ -43,7 +47,9 @@ from services.inference.scheduler.types import (
     OpenRequest,
     OverloadLevel,
 )
+from services.inference.static_prefixes.prefixes import StaticPrefix
 
+NO_TRANSFERS = TransferCounts()
 MAX_REQUEST_ID_CHARS = 128
 MAX_SALT_BYTES = 64
 _OWN_SALT_BYTES = 16
@@ -82,6 +88,7 @@ class Contract:
     """What routers are told of the prompt tokens of a call."""
     tokens_digest: bytes = b""
     """Of the vocabulary's ids alone, whatever its chat template."""
+    static_prefixes: tuple[StaticPrefix, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,20 +243,31 @@ def _resumed(frame: inference_pb2.OpenSession, contract: Contract) -> tuple[int,
             f"resume has {count} tokens, the context has room for {contract.context_limit}"
         )
     limit = contract.context_limit
-    return tuple(token for block in blocks for token in _ids(block, contract, limit))
+    # Whoever moves a session has no checksum of what it saw.
+    begun = _ids(frame.resume, contract, limit)
+    since = [_ids(block, contract, limit, needs_checksum=False) for block in frame.resumed]
+    return tuple(chain(begun, *since))
 
 
 def drafts_of(frame: inference_pb2.Draft, contract: Contract) -> Drafts:
     """Drafts of the edge. Raises BadTokenBlockError."""
-    ids = _ids(frame.ids, contract, MAX_DRAFT_TOKENS)
+    ids = ids_of(frame, contract.coder, max_count=MAX_DRAFT_TOKENS)
     return Drafts(frame.epoch, frame.base, ids, frame.continues)
 
 
-def _ids(block: common_pb2.TokenBlock, contract: Contract, max_count: int) -> tuple[int, ...]:
+def _ids(
+    block: common_pb2.TokenBlock,
+    contract: Contract,
+    max_count: int,
+    *,
+    needs_checksum: bool = True,
+) -> tuple[int, ...]:
     if not block.count and not block.payload:
         return ()
     try:
-        return contract.coder.decode(token_block_from_proto(block), max_count=max_count)
+        return contract.coder.decode(
+            token_block_from_proto(block), max_count=max_count, needs_checksum=needs_checksum
+        )
     except BadTokenBlockError as error:
         error.metadata["vocabulary_digest"] = contract.vocabulary_digest.hex()
         raise
@@ -286,11 +304,12 @@ def commit_frame(
     `pace` as ToldPace.news has it."""
     commit = inference_pb2.Commit(epoch=event.epoch, base=event.base, upto=event.upto)
     if event.ids:
-        commit.ids = commit_bytes(contract.coder, event.ids, codec)
+        put_ids(commit, contract.coder, event.ids, codec)
     if event.accepted:
         commit.accepted = event.accepted
         if sends_accepted_ids:
-            commit.accepted_ids = commit_bytes(contract.coder, event.accepted_ids, codec)
+            block = contract.coder.encode(event.accepted_ids, codec)
+            commit.accepted_ids = serialized_block(replace(block, checksum=None))
     if pace is not None or event.lossy or event.logprobs:
         details = inference_pb2.CommitDetails(
             pace=pace, lossy=event.lossy, logprobs=logprobs_to_proto(event.logprobs)
@@ -299,13 +318,14 @@ def commit_frame(
     return inference_pb2.SessionDown(session=number, commit=commit)
 
 
-def done_frame(number: int, event: Finished) -> inference_pb2.SessionDown:
-    """The end of a session."""
+def done_frame(number: int, event: Finished, checksum: int) -> inference_pb2.SessionDown:
+    """The end of a session; `checksum` of all its tokens."""
     done = inference_pb2.SessionDone(
         finish_reason=finish_reason_to_proto(event.reason),
         usage=usage_to_proto(event.usage),
         timings=timings_to_proto(event.timings),
         upto=event.upto,
+        checksum=checksum,
     )
     return inference_pb2.SessionDown(session=number, done=done)
 
@@ -315,8 +335,11 @@ def error_frame(number: int, error: OutriderError) -> inference_pb2.SessionDown:
     return inference_pb2.SessionDown(session=number, error=error_to_proto(error))
 
 
-def load_response(load: Load, *, draining: bool) -> inference_pb2.WatchLoadResponse:
+def load_response(
+    load: Load, transfers: TransferCounts = NO_TRANSFERS, *, draining: bool = False
+) -> inference_pb2.WatchLoadResponse:
     """A report for routers."""
+    hits = load.kv_hits
     return inference_pb2.WatchLoadResponse(
         running_sessions=load.running_sessions,
         queued_sessions=load.queued_sessions,
@@ -335,6 +358,14 @@ def load_response(load: Load, *, draining: bool) -> inference_pb2.WatchLoadRespo
         service_ms=load.service_ms,
         queues_low=load.overload_level >= OverloadLevel.QUEUE_LOW,
         refuses_sessions=load.overload_level >= OverloadLevel.REFUSE,
+        kv=inference_pb2.KvCounts(
+            prompt_tokens=hits.prompt_tokens,
+            # A block may be loaded for a session that ended before it counted.
+            pool_tokens=max(0, hits.cached_tokens - hits.loaded_tokens),
+            store_tokens=hits.loaded_tokens,
+            sync_bytes=transfers.num_bytes,
+            store_failures=transfers.num_failures,
+        ),
     )
 
 
@@ -352,6 +383,10 @@ def model_response(contract: Contract) -> inference_pb2.GetModelResponse:
         replica=contract.replica,
         region=contract.region,
         prefill_limits=contract.prefill_limits,
+        static_prefixes=[
+            inference_pb2.StaticPrefix(name=it.name, tokens=len(it.ids), tenants=it.tenants)
+            for it in contract.static_prefixes
+        ],
     )
 
 

@@ -36,6 +36,24 @@ class PrefillLimits:
         return min(max(self.min_chunk_tokens, tokens), self.max_chunk_tokens)
 
 
+class StaticPrefix(NamedTuple):
+    """What many prompts begin with, as a replica reports it."""
+
+    name: str
+    tokens: int
+    tenants: tuple[str, ...]
+
+
+class KvCounts(NamedTuple):
+    """Where prompts' KV came from since a replica started, as in its KvCounts."""
+
+    prompt_tokens: int = 0
+    pool_tokens: int = 0
+    store_tokens: int = 0
+    sync_bytes: int = 0
+    store_failures: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class ServedModel:
     """What a replica serves, as it reports."""
@@ -53,6 +71,8 @@ class ServedModel:
     """What it computes (outrider.model_identity); empty: not reported."""
     tokens_digest: bytes = b""
     """Of the vocabulary's ids alone; rank tables belong to these. Empty: not reported."""
+    static_prefixes: tuple[StaticPrefix, ...] = ()
+    """What is pinned in its KV pool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +94,7 @@ class ClassLoad(NamedTuple):
 
 
 _NO_LOAD = ClassLoad()
+_NO_KV = KvCounts()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +125,7 @@ class ReplicaLoad:
     """Mean service time of a session; 0: not reported."""
     kv_blocks_total: int = 0
     kv_blocks_free: int = 0
+    kv: KvCounts = _NO_KV
 
     def ahead_of(self, priority: int) -> ClassLoad:
         """Load that is served before a new session of a class (1 LOW to 3 HIGH): that of its own

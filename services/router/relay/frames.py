@@ -17,7 +17,7 @@ from outrider.cost import Cost
 from outrider.errors import CancelledError, DeadlineError, MalformedFrameError
 from outrider.session_types import FinishReason
 from outrider.v1 import inference_pb2
-from outrider.wire import finish_reason_to_proto, set_cost
+from outrider.wire import block_bytes, finish_reason_to_proto, set_cost
 from services.router.relay.sessions import Session
 
 Up: TypeAlias = inference_pb2.SessionUp
@@ -88,7 +88,7 @@ def resumable_tokens(commit: inference_pb2.Commit, num_committed: int) -> bytes 
         if not tokens:
             return None
     if base + num_accepted < upto:
-        ids = _resumed_entry(commit.ids)
+        ids = _resumed_entry(block_bytes(commit, upto - base - num_accepted))
         return tokens + ids if ids else None
     return tokens
 

@@ -35,11 +35,13 @@ from services.router.config import RouterConfig
 from services.router.fleet.registry import Registry
 from services.router.fleet.replica import (
     ClassLoad,
+    KvCounts,
     PrefillLimits,
     Replica,
     ReplicaIdentity,
     ReplicaLoad,
     ServedModel,
+    StaticPrefix,
 )
 from services.router.relay.frames import Up
 from services.router.relay.switch import Switch
@@ -50,6 +52,10 @@ _MAX_COST_MS: Final = 1e6
 """No engine is that slow. Infinity would make a sum of predicted waits no number."""
 _FRAMES_PER_TURN: Final = 128
 """Nearly all are commits, of some 10 us each; those of a turn leave as one message."""
+_MAX_PREFIXES: Final = 64
+_MAX_TENANTS: Final = 256
+"""Of a prefix: what replicas accept in their settings."""
+_MAX_NAME_CHARS: Final = 128
 _GenerateCall: TypeAlias = grpc.aio.StreamStreamCall[
     inference_pb2.GenerateRequest, inference_pb2.GenerateResponse
 ]
@@ -176,6 +182,7 @@ class ReplicaLink:
             prefill_limits=read_prefill_limits(said),
             identity=check_model_identity(said.model_identity),
             tokens_digest=said.tokens_digest,
+            static_prefixes=tuple(map(_static_prefix, said.static_prefixes[:_MAX_PREFIXES])),
         )
         return ReplicaIdentity(said.replica, said.region, model)
 
@@ -276,6 +283,13 @@ async def watch_load(
             refuses_sessions=report.refuses_sessions,
             kv_blocks_total=report.kv_blocks_total,
             kv_blocks_free=report.kv_blocks_free,
+            kv=KvCounts(
+                report.kv.prompt_tokens,
+                report.kv.pool_tokens,
+                report.kv.store_tokens,
+                report.kv.sync_bytes,
+                report.kv.store_failures,
+            ),
         )
 
 
@@ -291,6 +305,11 @@ def read_prefill_limits(told: inference_pb2.GetModelResponse) -> PrefillLimits |
         max_stretch=_cost_ms(limits.max_stretch),
         min_stretch=_cost_ms(limits.min_stretch),
     )
+
+
+def _static_prefix(told: inference_pb2.StaticPrefix) -> StaticPrefix:
+    tenants = tuple(name[:_MAX_NAME_CHARS] for name in told.tenants[:_MAX_TENANTS])
+    return StaticPrefix(told.name[:_MAX_NAME_CHARS], told.tokens, tenants)
 
 
 def _class_load(told: inference_pb2.ClassLoad) -> ClassLoad:

@@ -21,8 +21,9 @@ from outrider.tls import PLAINTEXT, Tls
 from outrider.v1 import common_pb2, inference_pb2, router_pb2, router_pb2_grpc
 from outrider.wire import (
     error_to_proto,
+    ids_of,
     logprobs_to_proto,
-    serialized_block,
+    put_ids,
     token_block_from_proto,
 )
 
@@ -194,7 +195,7 @@ class Region(router_pb2_grpc.RouterServiceServicer):
         session.task.add_done_callback(partial(self._ended, outbox))
 
     def _draft(self, session: RegionSession, draft: inference_pb2.Draft) -> None:
-        ids = self.coder.decode(token_block_from_proto(draft.ids), max_count=1000)
+        ids = ids_of(draft, self.coder, max_count=1000)
         session.num_frames += 1
         session.echo = draft.echo
         if draft.epoch != session.epoch:
@@ -229,6 +230,7 @@ class Region(router_pb2_grpc.RouterServiceServicer):
         done = inference_pb2.SessionDone(
             finish_reason=common_pb2.FINISH_REASON_STOP,
             upto=session.committed,
+            checksum=self.coder.checksum(session.reply[: session.committed]),
             usage=common_pb2.Usage(completion_tokens=session.committed),
             timings=TIMINGS,
         )
@@ -273,14 +275,15 @@ class Region(router_pb2_grpc.RouterServiceServicer):
                 for index, token in enumerate(told)
             ),
         )
-        return inference_pb2.Commit(
+        commit = inference_pb2.Commit(
             epoch=session.epoch,
             base=base,
             accepted=accepted,
-            ids=serialized_block(self.coder.encode(ids, session.codec)),
             upto=session.committed,
             details=details.SerializeToString(),
         )
+        put_ids(commit, self.coder, ids, session.codec)
+        return commit
 
     def _num_prompt_tokens(self, opening: inference_pb2.OpenSession) -> int:
         if opening.HasField("ids"):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from outrider.codec.tokens import ids_checksum
 from outrider.errors import (
     DeadlineError,
     MalformedFrameError,
@@ -83,6 +84,11 @@ def wrong_end() -> type[Exception]:
     return failure(in_state(SessionState.STREAMING), RegionDone(FinishReason.STOP, 5))
 
 
+def other_tokens() -> type[Exception]:
+    chat = in_state(SessionState.STREAMING)
+    return failure(chat, RegionDone(FinishReason.STOP, 0, checksum=ids_checksum(DIGEST, [7])))
+
+
 def past_the_end() -> type[Exception]:
     return failure(in_state(SessionState.STREAMING), RegionCommit(0, 0, 0, (EOS, 1), 2))
 
@@ -102,6 +108,7 @@ def region_lost() -> type[Exception]:
         (wrong_upto, MalformedFrameError),
         (strange_mark, MalformedFrameError),
         (wrong_end, MalformedFrameError),
+        (other_tokens, MalformedFrameError),
         (past_the_end, MalformedFrameError),
         (region_lost, UnavailableError),
     ],

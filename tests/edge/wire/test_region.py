@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from outrider.codec.ranks import RankTable
 from outrider.codec.tokens import TokenCodec, TokenCoder
 from outrider.cost import Cost
 from outrider.errors import BadTokenBlockError, MalformedFrameError, OverloadedError
@@ -15,7 +16,6 @@ from outrider.v1 import common_pb2, inference_pb2
 from outrider.wire import (
     error_to_proto,
     logprobs_to_proto,
-    serialized_block,
     token_block_from_proto,
 )
 from services.edge.identity import Identity
@@ -30,7 +30,7 @@ from services.edge.session.events import (
     ResumePoint,
     SendDraft,
 )
-from services.edge.wire.region import MAX_COMMIT_TOKENS, RegionWire
+from services.edge.wire.region import MAX_COMMIT_TOKENS, RegionCodec, RegionWire
 from tests.edge.session.toolkit import DIGEST, request
 
 CODER = TokenCoder(DIGEST, 1000)
@@ -115,21 +115,45 @@ def test_a_thin_prompt_goes_up_with_the_operators_prefix_which_is_told() -> None
     ("named", "used"),
     [(3, TokenCodec.U16), (1, TokenCodec.VARINT), (0, TokenCodec.VARINT), (77, TokenCodec.VARINT)],
 )
-def test_drafts_use_the_codec_the_region_named_if_we_can(named: int, used: TokenCodec) -> None:
-    wire = fresh()
+def test_the_next_prompts_use_the_codec_the_region_named_if_we_can(
+    named: int, used: TokenCodec
+) -> None:
+    shared = RegionCodec()
+
+    def prompt_codec() -> int:
+        wire = RegionWire(CODER, DIGEST, "here", region_codec=shared)
+        return int(wire.open(OpenRegion(request(), (7, 8), 0), ("", "")).open.ids.tail.codec)
+
+    assert prompt_codec() == TokenCodec.VARINT
     opened = inference_pb2.SessionOpened(vocabulary_digest=DIGEST)
     opened.codec = common_pb2.TokenCodec.ValueType(named)
+    wire = RegionWire(CODER, DIGEST, "here", region_codec=shared)
     assert isinstance(wire.read(inference_pb2.SessionDown(opened=opened)), RegionOpened)
-    draft = wire.draft(SendDraft(2, 5, (7, 8), continues=True)).draft
-    assert int(draft.ids.codec) == used
-    assert (draft.epoch, draft.base, draft.continues) == (2, 5, True)
+    assert prompt_codec() == used
+    refused = error_to_proto(BadTokenBlockError("token codec 3 is not one of [2]"))
+    wire.read(inference_pb2.SessionDown(error=refused))
+    assert prompt_codec() == TokenCodec.VARINT
+
+
+@pytest.mark.parametrize("named", [1, 2, 77])
+def test_drafts_are_ranks_if_the_region_and_we_have_them(named: int) -> None:
+    ranks = RankTable(b"t" * 32, 1000, [7])
+    for coder in (CODER, TokenCoder(DIGEST, 1000, ranks)):
+        wire = RegionWire(coder, DIGEST, "here")
+        opened = inference_pb2.SessionOpened(vocabulary_digest=DIGEST)
+        opened.codec = common_pb2.TokenCodec.ValueType(named)
+        wire.read(inference_pb2.SessionDown(opened=opened))
+        draft = wire.draft(SendDraft(2, 5, (7, 8), continues=True)).draft
+        is_ranked = coder is not CODER and named == TokenCodec.RANK_VARINT
+        expected = (b"", b"\x00\x08") if is_ranked else (b"\x07\x08", b"")
+        assert (draft.ids, draft.ranks) == expected
+        assert (draft.epoch, draft.base, draft.continues) == (2, 5, True)
 
 
 def test_commits_with_and_without_ids() -> None:
-    block = serialized_block(CODER.encode((4, 5)))
     details = inference_pb2.CommitDetails(pace=inference_pb2.Pace(max_lead=9), lossy=[5])
     commit = inference_pb2.Commit(
-        epoch=1, base=2, accepted=3, ids=block, upto=7, details=details.SerializeToString()
+        epoch=1, base=2, accepted=3, ids=b"\x04\x05", upto=7, details=details.SerializeToString()
     )
     got = fresh().read(inference_pb2.SessionDown(commit=commit))
     assert got == RegionCommit(1, 2, 3, (4, 5), 7, ReplicaPace(max_lead=9), (5,))
@@ -145,9 +169,8 @@ def test_a_prediction_goes_up_as_a_block() -> None:
 
 def test_log_probabilities_come_down_and_are_bounded() -> None:
     told = TokenLogprobs(ScoredToken(5, -0.5), (ScoredToken(9, -0.25),))
-    block = serialized_block(CODER.encode((5,)))
     details = inference_pb2.CommitDetails(logprobs=logprobs_to_proto([told]))
-    commit = inference_pb2.Commit(ids=block, upto=1, details=details.SerializeToString())
+    commit = inference_pb2.Commit(id=5, upto=1, details=details.SerializeToString())
     got = fresh().read(inference_pb2.SessionDown(commit=commit))
     assert isinstance(got, RegionCommit) and got.logprobs == (told,)
     details.logprobs.extend(logprobs_to_proto([told] * MAX_COMMIT_TOKENS))
@@ -193,15 +216,13 @@ def test_times_that_are_none_are_refused(field: str, ms: float) -> None:
 
 def test_a_commit_of_absurd_length_is_refused() -> None:
     ids = (1,) * (MAX_COMMIT_TOKENS + 1)
-    commit = inference_pb2.Commit(ids=serialized_block(CODER.encode(ids)), upto=len(ids))
+    commit = inference_pb2.Commit(ids=CODER.pack(ids, TokenCodec.VARINT), upto=len(ids))
     with pytest.raises(BadTokenBlockError):
         fresh().read(inference_pb2.SessionDown(commit=commit))
 
 
-@pytest.mark.parametrize("field", ["ids", "details"])
-def test_bytes_that_are_no_message_are_a_malformed_frame(field: str) -> None:
-    commit = inference_pb2.Commit(upto=1)
-    setattr(commit, field, b"\xff")
+def test_details_that_are_no_message_are_a_malformed_frame() -> None:
+    commit = inference_pb2.Commit(upto=1, details=b"\xff")
     with pytest.raises(MalformedFrameError):
         fresh().read(inference_pb2.SessionDown(commit=commit))
 
@@ -216,12 +237,14 @@ def test_done_and_error() -> None:
             cost=common_pb2.Cost(amount_nanos=3, currency="USD"),
         ),
         timings=common_pb2.Timings(queue_ms=1.5, total_ms=9),
+        checksum=77,
     )
     assert fresh().read(inference_pb2.SessionDown(done=done)) == RegionDone(
         FinishReason.LENGTH,
         3,
         Usage(prompt_tokens=1, accepted_tokens=2, cost=Cost(3, "USD")),
         Timings(queue_ms=1.5, total_ms=9),
+        checksum=77,
     )
     done.usage.cost.currency = ""
     with pytest.raises(MalformedFrameError, match="costs"):

@@ -28,7 +28,7 @@ from outrider.sampling.params import SamplingParams
 from outrider.telemetry.metrics import Metrics
 from outrider.testing import eventually, leak_check
 from outrider.v1 import inference_pb2
-from outrider.wire import parsed_block, token_block_to_proto
+from outrider.wire import ids_of, put_ids
 from services.inference.app import Replica
 from services.inference.config import InferenceConfig
 from services.inference.reference import generate
@@ -129,15 +129,15 @@ class Edge:
                 self._engine.allow()
                 commit = (await session.receive()).commit
                 reply += truth[len(reply) : len(reply) + commit.accepted]
-                block = parsed_block(commit.ids)
-                reply += self._coder.decode(block, max_count=len(truth))
+                reply += ids_of(commit, self._coder, max_count=len(truth))
             assert (await session.receive()).WhichOneof("kind") == "done"
         assert reply == list(truth)
         return num_calls
 
     def _draft(self, epoch: int, base: int, ids: Sequence[int]) -> inference_pb2.Draft:
-        block = token_block_to_proto(self._coder.encode(ids))
-        return inference_pb2.Draft(epoch=epoch, base=base, ids=block)
+        draft = inference_pb2.Draft(epoch=epoch, base=base)
+        put_ids(draft, self._coder, ids, self._coder.supported[0])
+        return draft
 
 
 async def test_no_failing_stream_costs_the_session_calls(

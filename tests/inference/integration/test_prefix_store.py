@@ -11,9 +11,11 @@ import redis
 from outrider.engines.fake import FakeOptions
 from outrider.sampling.params import SamplingParams
 from outrider.testing import eventually
+from outrider.v1 import inference_pb2
 from services.inference.config import PrefixStoreConfig
 from services.inference.prefix_store.sealing import PREFIX
 from services.inference.scheduler.limits import SchedulerLimits
+from services.inference.streaming.wire import load_response
 from tests.inference.harness import GatedEngine, Reply, Running, reference, running
 from tests.redis_server import RedisServer, redis_server
 
@@ -90,9 +92,13 @@ async def fill(server: RedisServer) -> None:
 
 
 async def ask_anew(
-    server: RedisServer, has_come: Callable[[Running], bool], **fields: Any
+    server: RedisServer,
+    has_come: Callable[[Running], bool],
+    told: list[inference_pb2.WatchLoadResponse] | None = None,
+    **fields: Any,
 ) -> Reply:
-    """A new replica, whose first engine call lasts until `has_come`."""
+    """A new replica, whose first engine call lasts until `has_come`; and what it has `told` routers
+    in the end."""
     engine = GatedEngine()
     async with running(engine, **settings(server)) as it:
         peer = it.peer()
@@ -102,6 +108,11 @@ async def ask_anew(
         reply = await peer.finish(1)
         peer.call.cancel()
         assert reply.error is None and reply.ids == list(reference(PROMPT, SAMPLING).ids)
+        if told is not None:
+            report = load_response(it.replica.schedulers[0].load(), it.replica.table.transfers)
+            told.append(report)
+            value = it.metrics.registry.get_sample_value("outrider_kv_store_failures_total")
+            assert (value or 0.0) == report.kv.store_failures
         assert (moved(it, "load")[0] > 0) == bool(counted(it, "loaded") + counted(it, "refused"))
         return reply
 
@@ -120,8 +131,12 @@ async def test_what_two_sessions_begin_with_outlives_the_replica(
 ) -> None:
     await fill(server)
     assert empty.dbsize() == NUM_BLOCKS
-    reply = await ask_anew(server, is_loaded)
+    told: list[inference_pb2.WatchLoadResponse] = []
+    reply = await ask_anew(server, is_loaded, told)
     assert NUM_BLOCKS / 2 < cached(reply) / BLOCK < NUM_BLOCKS
+    kv = told[0].kv
+    assert (kv.prompt_tokens, kv.pool_tokens) == (len(PROMPT), 0)
+    assert kv.store_tokens == cached(reply) and kv.sync_bytes > 0 == kv.store_failures
 
 
 async def test_what_one_session_alone_has_is_not_stored(
@@ -176,8 +191,10 @@ async def test_a_store_that_is_gone_costs_nothing_but_its_prefixes() -> None:
     with redis_server() as server:
         await fill(server)
         server.kill()
-        reply = await ask_anew(server, lambda it: counted(it, "missing") == NUM_BLOCKS)
+        told: list[inference_pb2.WatchLoadResponse] = []
+        reply = await ask_anew(server, lambda it: counted(it, "missing") == NUM_BLOCKS, told=told)
         assert cached(reply) == 0
+        assert told[0].kv.store_failures > 0 and told[0].kv.store_tokens == 0
 
 
 async def test_a_session_that_ends_while_it_is_loaded_leaves_nothing(server: RedisServer) -> None:

@@ -22,8 +22,9 @@ from outrider.telemetry.metrics import Metrics
 from outrider.testing import leak_check
 from outrider.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 from outrider.wire import (
+    ids_of,
     logprobs_from_proto,
-    parsed_block,
+    put_ids,
     sampling_to_proto,
     token_block_to_proto,
 )
@@ -108,16 +109,15 @@ class Conversation:
 
     async def _commit(self, number: int, commit: inference_pb2.Commit) -> None:
         assert commit.accepted == 0
-        block = parsed_block(commit.ids)
-        self._ids[number] += self._coder.decode(block, max_count=64)
+        self._ids[number] += ids_of(commit, self._coder, max_count=64)
         details = inference_pb2.CommitDetails.FromString(commit.details)
         self.logprobs[number] += logprobs_from_proto(details.logprobs, max_tokens=64)
         if self._garbage is None:
             return
         self._epoch += 1
         guess = [self._garbage.choice(RESERVED) for _ in range(5)]
-        ids = token_block_to_proto(self._coder.encode(guess))
-        draft = inference_pb2.Draft(epoch=self._epoch, base=commit.upto, ids=ids)
+        draft = inference_pb2.Draft(epoch=self._epoch, base=commit.upto)
+        put_ids(draft, self._coder, guess, self._coder.supported[0])
         await self._send(inference_pb2.SessionUp(session=number, draft=draft))
 
     async def _send(self, frame: inference_pb2.SessionUp) -> None:

@@ -39,7 +39,7 @@ def publish(
 
 
 def matched(tree: PrefixTree, *keys: Key, salt: bytes = b"") -> int:
-    return tree.match(salt, iter(keys))[1]
+    return tree.match((salt,), iter(keys))[1]
 
 
 def test_matches_the_longest_published_prefix(tree: PrefixTree, allocator: BlockAllocator) -> None:
@@ -99,11 +99,11 @@ def test_finds_whoever_begins_most_alike(keys: list[Key], wanted: list[int]) -> 
     tree = PrefixTree(allocator)
     paths = [publish(tree, allocator, key) for key in keys]
     root = paths[0][0] if paths else tree.enter(b"")
-    node, num_same = tree.closest(root, tuple(wanted))
+    node, num_same = tree.closest([root], tuple(wanted))
     same = [next((n for n, id_ in enumerate(wanted) if key[n] != id_), len(wanted)) for key in keys]
     assert num_same == max(same, default=0)
-    assert (node is root) == (num_same == 0)
-    assert node.key[:num_same] == tuple(wanted[:num_same])
+    assert (node is None) == (num_same == 0)
+    assert node is None or node.key[:num_same] == tuple(wanted[:num_same])
     for path in paths:
         tree.leave(path)
     for _ in keys:
@@ -115,6 +115,8 @@ def test_what_was_of_use_is_evicted_later(tree: PrefixTree, allocator: BlockAllo
     for key in ((1,), (2,), (3,)):
         tree.leave(publish(tree, allocator, key))
     root = tree.enter(b"")
-    tree.touch(tree.closest(root, (1,))[0])
+    first = tree.closest([root], (1,))[0]
+    assert first is not None
+    tree.touch(first)
     tree.evict()
     assert [matched(tree, key) for key in ((1,), (2,), (3,))] == [1, 0, 1]

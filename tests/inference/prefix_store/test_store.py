@@ -10,8 +10,8 @@ import pytest
 import redis
 
 from outrider.errors import ConfigError
+from outrider.redis_settings import RedisAddress
 from outrider.tokenization.shared_cache.circuit_breaker import CircuitBreakerPolicy
-from outrider.tokenization.shared_cache.redis_cache import RedisAddress
 from services.inference.prefix_store.store import RedisStore, connect
 from tests.redis_server import RedisServer, redis_server
 

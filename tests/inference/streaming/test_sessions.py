@@ -94,7 +94,8 @@ async def test_accepted_drafts_are_told_to_who_asks() -> None:
         for commit in asked.commits:
             ids = truth[commit.base : commit.base + commit.accepted]
             block = parsed_block(commit.accepted_ids)
-            assert (CODER.decode(block, max_count=9) if ids else ()) == ids
+            found = CODER.decode(block, max_count=9, needs_checksum=False) if ids else ()
+            assert found == ids
         assert not any(commit.accepted_ids for commit in unasked.commits)
 
 

@@ -16,7 +16,7 @@ import pytest
 from outrider import config_following
 from outrider.cli.local.serving import Asking
 from outrider.testing import eventually, leak_check
-from outrider.v1 import common_pb2, inference_pb2, router_pb2
+from outrider.v1 import inference_pb2, router_pb2
 from tests.router.relay.mesh import accepted, commit, done, opening
 from tests.router.replica import Replica, RouterUnderTest, running_replicas, running_router, started
 
@@ -155,8 +155,7 @@ async def test_of_a_changed_address_the_sessions_move_and_the_new_one_serves(
         await edge.send(opening())
         sent = await old.hear("open")
         old.say(accepted(sent.session))
-        block = common_pb2.TokenBlock(count=1, payload=b"a")
-        first = inference_pb2.Commit(ids=block.SerializeToString(), upto=1)
+        first = inference_pb2.Commit(id=5, upto=1)
         old.say(inference_pb2.SessionDown(session=sent.session, commit=first))
         await edge.hear("opened")
         await edge.hear("commit")

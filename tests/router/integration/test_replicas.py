@@ -82,8 +82,7 @@ async def test_a_session_whose_tokens_are_not_known_is_its_edges_to_open_again(
 
 def tokens(session: int, base: int, count: int) -> inference_pb2.SessionDown:
     """A commit of so many ids."""
-    block = common_pb2.TokenBlock(count=count, payload=b"abc"[:count])
-    found = inference_pb2.Commit(base=base, ids=block.SerializeToString(), upto=base + count)
+    found = inference_pb2.Commit(base=base, ids=b"abc"[:count], upto=base + count)
     return inference_pb2.SessionDown(session=session, commit=found)
 
 

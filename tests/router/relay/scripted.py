@@ -8,10 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from outrider.codec.tokens import TokenCoder
+from outrider.codec.tokens import TokenCodec, TokenCoder
 from outrider.errors import EngineError, OutriderError, UnavailableError
 from outrider.v1 import common_pb2, inference_pb2
-from outrider.wire import error_from_proto, token_block_from_proto, token_block_to_proto
+from outrider.wire import (
+    error_from_proto,
+    ids_of,
+    put_ids,
+    token_block_from_proto,
+    token_block_to_proto,
+)
 from services.edge.session.continuity import ModelContinuity
 from services.router.admission.pricing import PriceTable
 from services.router.admission.tenants import TenantPolicy
@@ -33,8 +39,9 @@ def block(ids: Sequence[int]) -> common_pb2.TokenBlock:
     return token_block_to_proto(CODER.encode(ids))
 
 
-def ids_of(frame: common_pb2.TokenBlock) -> list[int]:
-    return list(CODER.decode(token_block_from_proto(frame), max_count=4096)) if frame.count else []
+def ids_in(frame: common_pb2.TokenBlock) -> list[int]:
+    found = token_block_from_proto(frame)
+    return list(CODER.decode(found, max_count=4096, needs_checksum=False)) if frame.count else []
 
 
 @dataclass(slots=True)
@@ -131,7 +138,8 @@ class World:
         chat.sent = [token(chat.seed, base + i) for i in range(3)]
         if not right:
             chat.sent[1] = (chat.sent[1] + 1) % 1000
-        drafts = inference_pb2.Draft(epoch=chat.epoch, base=base, ids=block(chat.sent))
+        drafts = inference_pb2.Draft(epoch=chat.epoch, base=base)
+        put_ids(drafts, CODER, chat.sent, TokenCodec.VARINT)
         self.mesh.send(self.edge, inference_pb2.SessionUp(session=number, draft=drafts))
 
     async def listen(self, name: str) -> None:
@@ -150,7 +158,7 @@ class World:
             elif run := self.runs[name].get(frame.session):
                 if frame.draft.base == len(run.reply):
                     run.epoch, run.chain = frame.draft.epoch, []
-                    run.chain = ids_of(frame.draft.ids)
+                    run.chain = list(ids_of(frame.draft, CODER, max_count=4096))
 
     async def tick(self, name: str) -> None:
         """One engine call."""
@@ -218,7 +226,7 @@ class World:
         self, name: str, upstream_session_id: int, frame: inference_pb2.OpenSession
     ) -> None:
         seed, length = frame.sampling.seed, frame.sampling.max_tokens
-        reply = [i for part in (frame.resume, *frame.resumed) for i in ids_of(part)]
+        reply = [i for part in (frame.resume, *frame.resumed) for i in ids_in(part)]
         own = self.identities[name]
         if reply and frame.model_identity not in (b"", own):
             refusal = UnavailableError("the reply was begun by another model")
@@ -249,7 +257,7 @@ class World:
             epoch=run.epoch, base=base, accepted=agreed, upto=len(run.reply)
         )
         if new[agreed:]:
-            commit.ids = block(new[agreed:]).SerializeToString()
+            put_ids(commit, CODER, new[agreed:], TokenCodec.VARINT)
         if agreed:
             commit.accepted_ids = block(new[:agreed]).SerializeToString()
         self.mesh.reply(name, inference_pb2.SessionDown(session=upstream_session_id, commit=commit))
@@ -267,9 +275,8 @@ class World:
             assert not frame.commit.accepted_ids, "the edge has them"
             assert frame.commit.base == len(chat.reply), "no token twice, none left out"
             assert not frame.commit.accepted or frame.commit.epoch == chat.epoch
-            new = chat.sent[: frame.commit.accepted] + ids_of(
-                common_pb2.TokenBlock.FromString(frame.commit.ids)
-            )
+            new = chat.sent[: frame.commit.accepted]
+            new += ids_of(frame.commit, CODER, max_count=4096)
             chat.sent = (
                 chat.sent[len(new) :] if new[: len(chat.sent)] == chat.sent[: len(new)] else []
             )

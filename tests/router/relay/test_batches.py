@@ -69,7 +69,7 @@ async def test_what_is_kept_is_not_the_message_it_came_in() -> None:
     mesh.switch.from_edge(edge, request.frames, mesh.clock())
     session = mesh.table.of_edge(edge, 1)
     assert session is not None and session.replay is not None
-    request.frames[0].open.request_id = request.frames[1].draft.ids.payload.hex() + "changed"
+    request.frames[0].open.request_id = request.frames[1].draft.ids.hex() + "changed"
     request.frames[1].draft.base = 7
     assert session.replay.open_frame.open.request_id != request.frames[0].open.request_id
     assert [it.draft.base for it in session.replay.drafts] == [0]
@@ -82,7 +82,7 @@ async def test_bytes_that_are_no_block_end_a_session_that_would_move() -> None:
     bad, good = await opened(mesh, edge, 1, 2)
     for number, ids in ((bad, b"\xff\xff"), (good, block([5]).SerializeToString())):
         mesh.reply("near", accepted(number))
-        tokens = inference_pb2.Commit(ids=ids, upto=1)
+        tokens = inference_pb2.Commit(accepted=1, accepted_ids=ids, upto=1)
         mesh.reply("near", inference_pb2.SessionDown(session=number, commit=tokens))
     await mesh.at_edge(edge)
     mesh.lose("near")

@@ -202,7 +202,7 @@ async def test_tokens_before_the_session_is_opened_are_of_an_unknown_model() -> 
     edge = mesh.edge()
     mesh.send(edge, opening())
     (sent,) = await mesh.at_replica("near")
-    tokens = inference_pb2.Commit(ids=block([5]).SerializeToString(), upto=1)
+    tokens = inference_pb2.Commit(id=5, upto=1)
     mesh.reply("near", inference_pb2.SessionDown(session=sent.session, commit=tokens))
     session = mesh.table.of_edge(edge, 1)
     assert session is not None and session.num_committed == 1 and not session.model_identity

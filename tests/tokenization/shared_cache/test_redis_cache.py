@@ -11,11 +11,11 @@ from dataclasses import replace
 import pytest
 import redis
 
+from outrider.redis_settings import RedisAddress
 from outrider.testing import eventually, free_tcp_port
 from outrider.tokenization.shared_cache.circuit_breaker import CircuitBreakerPolicy
 from outrider.tokenization.shared_cache.entries import Entries
 from outrider.tokenization.shared_cache.redis_cache import (
-    RedisAddress,
     RedisStore,
     RedisTokenCache,
     SharedCachePolicy,

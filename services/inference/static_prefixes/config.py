@@ -1,0 +1,65 @@
+"""The settings of static prefixes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from outrider.access.api_keys import check_label, check_listed
+from outrider.errors import ConfigError
+
+MAX_PREFIXES: Final = 64
+"""Every session that opens compares its tenant with each of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixMessage:
+    """One message of a prefix."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class StaticPrefixConfig:
+    """What many chats begin with: computed before the replica serves, and kept
+    (`[[inference.prefixes]]`)."""
+
+    name: str
+    """Unique; shown by `outrider prefixes`."""
+    tenants: tuple[str, ...] = ()
+    """Whose chats may use it, by name; ["*"] is everybody. It has to be said: such a chat is told
+    by its cached_tokens, and by how soon it begins, that it begins with this prefix."""
+    system: str = ""
+    """A system prompt."""
+    messages: tuple[PrefixMessage, ...] = ()
+    """Or the first messages of a chat. If the last one is the user's, chats go on in it."""
+    model: str = ""
+    """Only for replicas of this model; empty: of any."""
+
+    def __post_init__(self) -> None:
+        check_label(self.name, "a prefix's name")
+        if not self.tenants:
+            raise ConfigError(
+                f"prefix {self.name} has no tenants: name those whose chats may use it, or "
+                '["*"] for everybody. Who may use it can find out that it is registered'
+            )
+        check_listed(self.tenants, f"tenants of prefix {self.name}")
+        if bool(self.system) == bool(self.messages):
+            raise ConfigError(f"prefix {self.name}: give either system or messages")
+
+    @property
+    def all_messages(self) -> tuple[PrefixMessage, ...]:
+        """Messages, whichever way they are given."""
+        return self.messages or (PrefixMessage("system", self.system),)
+
+
+def check_prefixes(prefixes: Sequence[StaticPrefixConfig]) -> None:
+    """Raises ConfigError for two of one name and model, and for too many."""
+    if len(prefixes) > MAX_PREFIXES:
+        raise ConfigError(f"there are {len(prefixes)} prefixes: give at most {MAX_PREFIXES}")
+    names = [(prefix.name, prefix.model) for prefix in prefixes]
+    for name, model in names:
+        if names.count((name, model)) > 1:
+            raise ConfigError(f"prefix {name} is there twice: give each a name of its own")

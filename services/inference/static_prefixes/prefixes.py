@@ -1,0 +1,144 @@
+"""What operators register, as token ids, and which sessions may use it (pure).
+
+A static prefix is pinned under a salt of its own, which no trust group has: it is longer than any
+salt of a session may be. A session finds it if its tenant is one of those that the operator named.
+So it is shared by trust groups that share nothing else, by the operator's word alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Final, Protocol
+
+from outrider.access.api_keys import is_allowed
+from outrider.codec.block_hashes import block_hashes
+from outrider.engines.base import EngineInfo
+from outrider.errors import ConfigError, InvalidRequestError
+from outrider.models.chat import Message
+from services.inference.static_prefixes.config import StaticPrefixConfig
+
+_PROBES: Final = ("Hello", "1")
+"""What a user may go on with: what the prompts of both have in common is the prefix."""
+
+
+class Templates(Protocol):
+    """A vocabulary with a chat template (outrider.models.vocabulary.Vocabulary)."""
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StaticPrefix:
+    """A prefix in token ids."""
+
+    name: str
+    tenants: tuple[str, ...]
+    """Whose sessions may use it; "*": everybody's."""
+    ids: tuple[int, ...]
+
+    @property
+    def salt(self) -> bytes:
+        """Under which it is pinned, the same in all replicas."""
+        named = "\0".join(sorted(self.tenants)).encode()
+        return b"static prefix " + blake2b(named).digest()
+
+    def padded(self, block_tokens: int) -> tuple[int, ...]:
+        """Ids that fill whole blocks: of the last one, sessions copy what is the prefix's."""
+        missing = -len(self.ids) % block_tokens
+        return (*self.ids, *self.ids[-1:] * missing)
+
+
+def rendered(
+    configs: Iterable[StaticPrefixConfig], model: str, templates: Templates
+) -> tuple[StaticPrefix, ...]:
+    """Those of `model`, through its chat template. Raises ConfigError for one that no chat can
+    begin with."""
+    return tuple(
+        StaticPrefix(config.name, config.tenants, _ids(config, templates))
+        for config in configs
+        if config.model in ("", model)
+    )
+
+
+def _ids(config: StaticPrefixConfig, templates: Templates) -> tuple[int, ...]:
+    """What all chats begin with that begin with these messages. A last message of the user goes
+    on, or the user says something after it."""
+    messages = [Message(message.role, message.content) for message in config.all_messages]
+    head, begun = messages, ""
+    if messages[-1].role == "user":
+        head, begun = messages[:-1], messages[-1].content
+    try:
+        one, other = (
+            templates.encode_chat([*head, Message("user", begun + probe)]) for probe in _PROBES
+        )
+    except InvalidRequestError as error:
+        raise ConfigError(
+            f"prefix {config.name} is not what a chat of this model can begin with: {error.message}"
+        ) from error
+    num_same = next(
+        (n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), len(other)
+    )
+    if not num_same:
+        raise ConfigError(f"prefix {config.name}: chats that begin with it have no token in common")
+    return tuple(one[:num_same])
+
+
+class StaticPrefixes:
+    """The static prefixes of a replica."""
+
+    def __init__(
+        self,
+        prefixes: Sequence[StaticPrefix],
+        info: EngineInfo,
+        *,
+        max_share: float,
+        context_limit: int,
+    ) -> None:
+        """They may take `max_share` of an instance's KV pool, as far as one session of
+        `context_limit` tokens has room beside them. Raises ConfigError if they take more, and for
+        an engine that keeps its KV to itself."""
+        self.prefixes = tuple(prefixes)
+        self.num_blocks = 0
+        """Of each instance's KV pool that they take."""
+        self._salts = {prefix.salt: frozenset(prefix.tenants) for prefix in prefixes}
+        if not prefixes:
+            return
+        if info.kv_layout is None:
+            raise ConfigError(
+                f"the engine {info.name} keeps its KV to itself, so no prefix can be pinned: leave "
+                "out [[inference.prefixes]]"
+            )
+        for prefix in prefixes:
+            if len(prefix.padded(info.block_tokens)) >= context_limit:
+                raise ConfigError(
+                    f"prefix {prefix.name} has {len(prefix.ids)} tokens, and prompt and reply have "
+                    f"room for {context_limit}: shorten it, or raise max_context_tokens"
+                )
+        self._check_room(info, max_share, context_limit)
+
+    def _check_room(self, info: EngineInfo, max_share: float, context_limit: int) -> None:
+        blocks = {
+            name
+            for prefix in self.prefixes
+            for name in block_hashes(
+                prefix.padded(info.block_tokens), info.block_tokens, prefix.salt
+            )
+        }
+        session = -(-(context_limit + info.scratch_tokens + info.min_rows) // info.block_tokens)
+        room = min(int(max_share * info.num_blocks), info.num_blocks - session)
+        self.num_blocks = len(blocks)
+        if len(blocks) > room:
+            needed = len(blocks) * info.block_tokens
+            raise ConfigError(
+                f"the static prefixes need {len(blocks)} blocks of the KV pool ({needed} tokens, "
+                f"{len(blocks) * info.block_bytes} bytes), and may have {max(0, room)} of its "
+                f"{info.num_blocks}: prefix_share is {max_share:g}, and a session of "
+                f"{context_limit} tokens has to fit beside them. Register fewer or shorter ones, "
+                "or raise kv_bytes or prefix_share, or lower max_context_tokens"
+            )
+
+    def salts_of(self, tenant: str) -> tuple[bytes, ...]:
+        """Of those that this tenant's sessions may use."""
+        return tuple(salt for salt, tenants in self._salts.items() if is_allowed(tenant, tenants))
