@@ -93,7 +93,7 @@ want=$(cat pyproject.toml constraints.txt tools/setup.sh | sha256sum)
 if [ "$(cat "$stamp" 2>/dev/null || true)" != "$want" ]; then
     target='.[dev]'
     [ "$extra" = dev ] || target='.[all]'
-    echo "setup: installing outrider$(printf %s "$target" | tr -d .) into .venv, 0.5 to 1 GB: a minute or some"
+    echo "setup: installing outrider$(printf %s "$target" | tr -d .) into .venv (0.5 to 1 GB, some minutes)"
     # At a terminal pip says what it fetches.
     [ -t 1 ] && quiet= || quiet=--quiet
     .venv/bin/python -m pip install $quiet --disable-pip-version-check \

@@ -374,7 +374,8 @@ class _Bar:
         self._task = bars.add_task(self._model, total=None)
 
     def __call__(self, progress: PullProgress) -> None:
-        label = {"waiting": "waiting for another pull of"}.get(progress.stage, progress.stage)
+        labels = {"waiting": "waiting for another pull of", "asking": "asking mirrors for"}
+        label = labels.get(progress.stage, progress.stage)
         self._bars.update(
             self._task,
             description=f"{label} {self._model}",

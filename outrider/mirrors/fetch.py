@@ -8,7 +8,9 @@ for nothing: its shards are compared again, and those that are not as they shoul
 from __future__ import annotations
 
 import hashlib
+import math
 import os
+import queue
 import shutil
 import threading
 import time
@@ -34,6 +36,8 @@ from outrider.models.disk.fetch import DISK_FULL, PullProgress, ReportProgress
 from outrider.models.disk.files import file_sha256
 
 _MANIFEST_ATTEMPTS: Final = 3
+_GRACE_S: Final = 5.0
+"""For the other mirrors, once one has said what the model is made of."""
 _PATIENCE_S: Final = 60.0
 """A shard that takes longer is fetched elsewhere, if there is another source; time in which the cap
 made it wait is not counted."""
@@ -66,7 +70,7 @@ class Mirrors:
         Raises SourceError if no mirror gives it, with what each of them said; ModelStoreError for a
         full disk, of which nothing is kept; what `report` raises, which so ends it.
         """
-        offers, problems = self._offers(sha256)
+        offers, problems = self._offers(sha256, report)
         for manifest, mirrors in offers.items():
             try:
                 _check_size(manifest, max_bytes)
@@ -85,14 +89,41 @@ class Mirrors:
             "are reached, or push it: outrider models push MODEL MIRROR"
         )
 
-    def _offers(self, sha256: str) -> tuple[dict[Manifest, list[Mirror]], list[str]]:
-        """The mirrors that have the model, by what they say it is made of."""
-        offers, problems = dict[Manifest, list[Mirror]](), list[str]()
-        for mirror in self._mirrors:
+    def _offers(
+        self, sha256: str, report: ReportProgress
+    ) -> tuple[dict[Manifest, list[Mirror]], list[str]]:
+        """The mirrors that have the model, by what they say it is made of. All are asked at once;
+        once one has answered the others get a few seconds, so that a silent one holds up nobody."""
+        answers = queue.SimpleQueue[tuple[int, Manifest | SourceError]]()
+
+        def ask(place: int, mirror: Mirror) -> None:
             try:
-                offers.setdefault(_manifest_of(mirror, sha256), []).append(mirror)
+                answers.put((place, _manifest_of(mirror, sha256)))
             except SourceError as error:
-                problems.append(error.message)
+                answers.put((place, error))
+            except Exception as error:  # else its answer would be waited for
+                answers.put((place, SourceError(f"{mirror.text}: {error}")))
+
+        for place, mirror in enumerate(self._mirrors):
+            threading.Thread(target=ask, args=(place, mirror), daemon=True).start()
+        said = dict[int, Manifest | SourceError]()
+        late_at = math.inf
+        while len(said) < len(self._mirrors) and time.monotonic() < late_at:
+            with suppress(queue.Empty):
+                place, answer = answers.get(timeout=_REPORT_S)
+                said[place] = answer
+                if isinstance(answer, Manifest):
+                    late_at = min(late_at, time.monotonic() + _GRACE_S)
+            report(PullProgress("asking", 0, None))
+        offers, problems = dict[Manifest, list[Mirror]](), list[str]()
+        for place, mirror in enumerate(self._mirrors):
+            match said.get(place):
+                case Manifest() as manifest:
+                    offers.setdefault(manifest, []).append(mirror)
+                case SourceError() as error:
+                    problems.append(error.message)
+                case None:
+                    problems.append(f"{mirror.text}: does not answer")
         return offers, problems
 
     def _fetch_by(

@@ -54,5 +54,7 @@ class LoadProgress:
 def _said(progress: PullProgress, percent: int) -> str:
     if progress.stage == "waiting":
         return "waiting for another process that fetches the model"
+    if progress.stage == "asking":
+        return "asking which mirrors have the model"
     share = f"{percent} %" if progress.total_bytes else f"{progress.done_bytes} bytes"
     return f"{progress.stage} the model {share}"

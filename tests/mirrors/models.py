@@ -76,9 +76,11 @@ def flipped(data: bytes) -> bytes:
 
 
 @asynccontextmanager
-async def peer(store: ModelStore, tls: Tls = PLAINTEXT, **settings: int) -> AsyncIterator[int]:
+async def peer(
+    store: ModelStore, tls: Tls = PLAINTEXT, max_connections: int = 64
+) -> AsyncIterator[int]:
     """A server of a store; yields its port."""
-    config = ServerConfig(port=0, shard_bytes=SHARD_BYTES, **settings)
+    config = ServerConfig(port=0, shard_bytes=SHARD_BYTES, max_connections=max_connections)
     server = ModelServer(store, config, tls)
     port = await server.start()
     async with server.serving():

@@ -14,6 +14,7 @@ import obstore
 import pytest
 
 from outrider.errors import ModelStoreError, SourceError
+from outrider.mirrors import fetch
 from outrider.mirrors.config import MirrorConfig
 from outrider.mirrors.fetch import Mirrors
 from outrider.mirrors.manifest import manifest_name, shard_name
@@ -42,7 +43,7 @@ def bucket_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server
 
 
 @pytest.fixture
-def bucket(bucket_server: S3Server, model: SmallModel, monkeypatch: pytest.MonkeyPatch) -> Path:
+def bucket(bucket_server: S3Server, model: SmallModel, monkeypatch: pytest.MonkeyPatch) -> S3Mirror:
     """s3://models/weights, which has the model."""
     for name, value in bucket_server.environment().items():
         monkeypatch.setenv(name, value)
@@ -125,7 +126,7 @@ async def test_a_link_that_is_cut_goes_on_where_it_was(
 
 
 async def test_a_peer_that_dies_is_left_for_the_next_mirror(
-    model: SmallModel, tmp_path: Path
+    model: SmallModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = model.mirror(tmp_path / "folder")
     async with peer(model.store) as port, cutting_relay(port) as relay:
@@ -135,8 +136,8 @@ async def test_a_peer_that_dies_is_left_for_the_next_mirror(
 
         # A cap, so that the peer is not done before it dies.
         dying = open_mirror(f"peer://127.0.0.1:{relay.port}")
-        mirrors = Mirrors([dying, folder], connections=2, max_bytes_s=1)
-        mirrors._pace = _Slow()
+        mirrors = Mirrors([dying, folder], connections=2)
+        monkeypatch.setattr(mirrors, "_pace", _Slow())
         got = await asyncio.to_thread(model.fetch, mirrors, tmp_path / "got", die)
         assert got == model.data
         assert mirrors.fetched_bytes[folder.text] > 0
@@ -151,7 +152,7 @@ class _Slow:
 
 
 def test_an_interrupted_fetch_goes_on_from_what_is_verified(
-    model: SmallModel, tmp_path: Path
+    model: SmallModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, path = model.mirror(tmp_path / "folder"), tmp_path / "got"
 
@@ -163,7 +164,7 @@ def test_an_interrupted_fetch_goes_on_from_what_is_verified(
             raise StopError
 
     first = Mirrors([folder], connections=2)
-    first._pace = _Slow()
+    monkeypatch.setattr(first, "_pace", _Slow())
     with pytest.raises(StopError):
         model.fetch(first, path, stop)
     left = path.read_bytes()
@@ -248,3 +249,22 @@ def test_more_than_a_store_may_hold_is_refused_before_it_comes(
     with pytest.raises(SourceError, match="above the limit"):
         store.pull(f"sha256:{model.sha256}")
     assert sum(mirrors.fetched_bytes.values()) == 0
+
+
+async def test_a_mirror_that_is_silent_holds_up_nobody(
+    model: SmallModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch, "_GRACE_S", 0.1)
+    folder, gone = model.mirror(tmp_path / "folder"), asyncio.Event()
+
+    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await gone.wait()
+        writer.close()
+
+    server = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    mirrors = Mirrors([open_mirror(f"peer://127.0.0.1:{port}"), folder])
+    assert await asyncio.to_thread(model.fetch, mirrors, tmp_path / "got") == model.data
+    gone.set()
+    server.close()
+    await server.wait_closed()

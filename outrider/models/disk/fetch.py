@@ -36,7 +36,8 @@ class PullProgress:
     """One report. Reports come often and in order; show the last."""
 
     stage: str
-    """`waiting` (another process pulls the same), `fetching`, or `unpacking`."""
+    """`waiting` (another process pulls the same), `asking` (which mirrors have it), `fetching`,
+    `unpacking`, `verifying`, or `pushing`."""
     done_bytes: int
     """Of this stage."""
     total_bytes: int | None
