@@ -375,6 +375,7 @@ def model_response(contract: Contract) -> inference_pb2.GetModelResponse:
         model=contract.model,
         vocabulary_digest=contract.vocabulary_digest,
         model_identity=contract.model_identity,
+        tokens_digest=contract.tokens_digest,
         vocabulary_size=contract.vocabulary_size,
         max_context_tokens=contract.context_limit,
         engine=contract.engine,

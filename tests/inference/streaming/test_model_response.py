@@ -1,0 +1,26 @@
+"""What routers are told of a replica's model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from outrider.engines.fake import FakeEngine
+from outrider.telemetry.metrics import Metrics
+from services.inference.app import Replica
+from services.inference.config import InferenceConfig
+from services.inference.static_prefixes.prefixes import StaticPrefix
+from services.inference.streaming.wire import model_response
+from tests.inference.harness import loaded
+
+
+async def test_routers_can_read_prompts_in_ranks_and_learn_what_is_pinned() -> None:
+    prefix = StaticPrefix("p", ("acme",), (1, 2, 3))
+    model = replace(loaded(FakeEngine(), prefixes=(prefix,)), tokens_digest=b"t" * 32)
+    metrics = Metrics("test")
+    replica = Replica(InferenceConfig(engine="fake", port=0), model, metrics)
+    told = model_response(replica.table.contract)
+    assert told.tokens_digest == b"t" * 32, "of the rank table that the prompts are in"
+    (pinned,) = told.static_prefixes
+    assert (pinned.name, pinned.tokens, list(pinned.tenants)) == ("p", 3, ["acme"])
+    await replica.stop()
+    metrics.close()
