@@ -58,8 +58,6 @@ SERVICE: Final = router_pb2.DESCRIPTOR.services_by_name["RouterService"].full_na
 LIVE_KEYS: Final = frozenset({"default_model", "replicas"})
 """Settings that are followed while the router runs."""
 _TICK_S: Final = 0.1
-_TICKS_PER_EXPORT: Final = 5
-"""Metrics of sessions are brought up to date with every such tick: it takes most of its time."""
 _MAX_SWEPT_ROWS: Final = 2048
 """Rows of the prefix tree looked at in one tick: a fraction of a millisecond."""
 
@@ -144,7 +142,6 @@ class Router:
             tls=tls,
         )
 
-        self._num_ticks = 0
         self.replica_metrics = ReplicaMetrics(self.metrics)
         self.admission_metrics = AdmissionMetrics(self.metrics, admission, self.registry)
         self.autoscale_metrics = AutoscaleMetrics(
@@ -172,18 +169,12 @@ class Router:
         self.replica_metrics.tick(self.registry, self.clock())
         self.prefix_index.sweep(self.clock(), _MAX_SWEPT_ROWS)
         self.switch.expire(self.clock())
+        self.admission_metrics.tick()
         self.autoscale_metrics.tick(self.clock())
-        self._num_ticks += 1
-        if self._num_ticks % _TICKS_PER_EXPORT == 1:
-            self._export()
         if self.replicas.is_settled and self.tokenizers.is_settled:
             self.settled.set()
         if not len(self.table):
             self.idle.set()
-
-    def _export(self) -> None:
-        """Bring the metrics of sessions up to date."""
-        self.admission_metrics.tick()
         self.telemetry.flush(len(self.table), self.registry.count())
 
     async def apply(self, update: Update[RouterConfig]) -> None:
