@@ -96,7 +96,7 @@ class EmbeddingFolder:
 class TextTokenizer:
     """Texts to ids with the model's own tokenizer, as sentence-transformers does: the tokens that
     begin and end a text are put around it, and texts of control tokens become these tokens.
-    Thread-safe; releases the GIL while it works. Pickles by its text."""
+    Thread-safe; releases the GIL while it works."""
 
     def __init__(self, tokenizer_json: str, facts: EmbeddingFacts) -> None:
         """Raises ArtifactCorruptError for a file that is no tokenizer."""
@@ -110,6 +110,8 @@ class TextTokenizer:
         if tokenizer.get_vocab_size() > facts.shape.vocabulary_size:
             raise ArtifactCorruptError(f"{TOKENIZER} has more ids than the model; fetch it again")
         self._tokenizer = tokenizer
+        self.definition = tokenizer_json
+        """tokenizer.json."""
         self._max_tokens = facts.max_tokens
         self._vocabulary_size = facts.shape.vocabulary_size
         self._num_around = tokenizer.num_special_tokens_to_add(False)

@@ -1052,6 +1052,7 @@ class GetModelResponse(_message.Message):
     PREFILL_LIMITS_FIELD_NUMBER: _builtins.int
     MODEL_IDENTITY_FIELD_NUMBER: _builtins.int
     TOKENS_DIGEST_FIELD_NUMBER: _builtins.int
+    EMBEDDING_DIMENSIONS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     vocabulary_digest: _builtins.bytes
     vocabulary_size: _builtins.int
@@ -1069,6 +1070,8 @@ class GetModelResponse(_message.Message):
     """SHA-256 over what each id of the vocabulary stands for, whatever its chat template and the ids
     that end a reply: the rank table of RANK_VARINT belongs to these.
     """
+    embedding_dimensions: _builtins.int
+    """Values of a vector, of a model that embeds; 0: it writes replies."""
     @_builtins.property
     def codecs(self) -> _containers.RepeatedScalarFieldContainer[_common_pb2.TokenCodec.ValueType]: ...
     @_builtins.property
@@ -1088,10 +1091,11 @@ class GetModelResponse(_message.Message):
         prefill_limits: Global___PrefillLimits | None = ...,
         model_identity: _builtins.bytes = ...,
         tokens_digest: _builtins.bytes = ...,
+        embedding_dimensions: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prefill_limits", b"prefill_limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "codecs", b"codecs", "engine", b"engine", "max_context_tokens", b"max_context_tokens", "model", b"model", "model_identity", b"model_identity", "prefill_limits", b"prefill_limits", "region", b"region", "replica", b"replica", "tokens_digest", b"tokens_digest", "vocabulary_digest", b"vocabulary_digest", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "codecs", b"codecs", "embedding_dimensions", b"embedding_dimensions", "engine", b"engine", "max_context_tokens", b"max_context_tokens", "model", b"model", "model_identity", b"model_identity", "prefill_limits", b"prefill_limits", "region", b"region", "replica", b"replica", "tokens_digest", b"tokens_digest", "vocabulary_digest", b"vocabulary_digest", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

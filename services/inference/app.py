@@ -36,6 +36,7 @@ from outrider.telemetry.tracing import configure_tracing, shutdown_tracing
 from outrider.tls import PLAINTEXT, Role, Tls
 from outrider.v1 import inference_pb2, inference_pb2_grpc
 from services.inference.config import InferenceConfig
+from services.inference.embedding.app import EmbeddingReplica, load_embedder
 from services.inference.instances.group import InstanceGroup
 from services.inference.prefix_store.opening import open_exchange
 from services.inference.runner import ModelRunner, ModelTick
@@ -269,6 +270,11 @@ class Replica:
         self.broken = asyncio.Event()
         """Set when the engine cannot serve any more: the process has to be restarted."""
 
+    @property
+    def problem(self) -> str:
+        """Why the model broke down."""
+        return self.runner.problem
+
     def readiness(self) -> tuple[bool, str]:
         """For the admin port."""
         if self.table.is_stopping:
@@ -352,7 +358,7 @@ async def serve(
     configure_tracing("inference")
     metrics = Metrics("inference")
     stop = stop or asyncio.Event()
-    loaded: list[Replica] = []
+    loaded: list[Replica | EmbeddingReplica] = []
     admin = _admin_server(config, loaded, metrics)
     try:
         admin_port = await admin.start()
@@ -369,7 +375,7 @@ async def serve(
 
 
 def _admin_server(
-    config: InferenceConfig, loaded: Sequence[Replica], metrics: Metrics
+    config: InferenceConfig, loaded: Sequence[Replica | EmbeddingReplica], metrics: Metrics
 ) -> AdminServer:
     return AdminServer(
         config.admin,
@@ -380,8 +386,11 @@ def _admin_server(
 
 async def _load_replica(
     config: InferenceConfig, metrics: Metrics, stop: asyncio.Event, tls: Tls
-) -> Replica | None:
+) -> Replica | EmbeddingReplica | None:
     """None if `stop` was set while the model was loaded."""
+    if (spec := lookup(config.model)).embeds:
+        embedder = await asyncio.to_thread(load_embedder, config, spec)
+        return None if stop.is_set() else EmbeddingReplica(config, embedder, metrics, tls)
     model = await asyncio.to_thread(load_model, config)
     replica: Replica | None = None
     try:
@@ -394,7 +403,7 @@ async def _load_replica(
 
 
 async def _run(
-    replica: Replica,
+    replica: Replica | EmbeddingReplica,
     admin_port: int,
     ready: Callable[[Ports], None] | None,
     stop: asyncio.Event,
@@ -405,7 +414,7 @@ async def _run(
         if ready:
             ready(Ports(replica.port, admin_port))
         if not await _first_of(stop, replica.broken):
-            raise EngineError(replica.runner.problem)
+            raise EngineError(replica.problem)
     finally:
         await replica.stop()
 

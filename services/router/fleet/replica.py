@@ -53,6 +53,8 @@ class ServedModel:
     """What it computes (outrider.model_identity); empty: not reported."""
     tokens_digest: bytes = b""
     """Of the vocabulary's ids alone; rank tables belong to these. Empty: not reported."""
+    dimensions: int = 0
+    """Of its vectors, if it embeds; 0: it writes replies."""
 
 
 @dataclass(frozen=True, slots=True)

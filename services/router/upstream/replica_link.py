@@ -174,6 +174,7 @@ class ReplicaLink:
             prefill_limits=read_prefill_limits(said),
             identity=check_model_identity(said.model_identity),
             tokens_digest=said.tokens_digest,
+            dimensions=said.embedding_dimensions,
         )
         return ReplicaIdentity(said.replica, said.region, model)
 
