@@ -14,6 +14,7 @@ from outrider.cli.check import check
 from outrider.cli.demo import commands as demo
 from outrider.cli.doctor import doctor
 from outrider.cli.drain import drain
+from outrider.cli.embed import embed
 from outrider.cli.explain import explain
 from outrider.cli.local import mesh_models, up
 from outrider.cli.local.logs import logs
@@ -62,6 +63,7 @@ app.command()(chat)
 app.command()(reference)
 app.command()(serve.serve)
 app.command()(tokenize)
+app.command()(embed)
 app.command()(explain)
 app.command()(drain)
 app.command()(doctor)

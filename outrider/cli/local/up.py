@@ -38,6 +38,7 @@ from outrider.cli.local.state import (
     already_up,
     command_for,
     default_state_dir,
+    embeds,
     holding,
     make_private,
     running_mesh,
@@ -305,8 +306,10 @@ async def _start_and_wait(
             await starting
         return
     starting.result()
-    chat = command_for("chat", supervisor.state_dir)
-    console.print(f"ready; logs in {supervisor.state_dir / 'logs'}; try: {chat}")
+    options = supervisor.options
+    first = "embed TEXT" if embeds(options.models[0].name, options.definitions) else "chat"
+    command = command_for(first, supervisor.state_dir)
+    console.print(f"ready; logs in {supervisor.state_dir / 'logs'}; try: {command}")
     for child in supervisor.children:
         if child.ports.http:
             console.print(f"HTTP: http://{supervisor.options.host}:{child.ports.http}/v1")
