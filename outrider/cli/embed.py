@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -20,6 +18,7 @@ from outrider.errors import InvalidRequestError, OutriderError, UnavailableError
 MAX_TEXTS: Final = 2048
 """Of one request; a longer input becomes several."""
 _MAX_ANSWER_BYTES: Final = 256 << 20
+_MAX_ERROR_BYTES: Final = 1 << 16
 _TIMEOUT_S: Final = 600.0
 _SHOWN_VALUES: Final = 4
 
@@ -88,6 +87,10 @@ def _local_url(folder: Path) -> str:
 
 def _post(url: str, body: dict[str, Any], key: str) -> dict[str, Any]:
     """Raises UnavailableError, and OutriderError with what the edge says."""
+    # Imported here: other commands do without.
+    import urllib.error
+    import urllib.request
+
     if not url.startswith(("http://", "https://")):
         raise InvalidRequestError(f"--url takes http://HOST:PORT/v1, not {url!r}")
     headers = {"content-type": "application/json"}
@@ -99,16 +102,16 @@ def _post(url: str, body: dict[str, Any], key: str) -> dict[str, Any]:
             found: dict[str, Any] = json.loads(answer.read(_MAX_ANSWER_BYTES))
             return found
     except urllib.error.HTTPError as error:
-        raise OutriderError(_why(error)) from None
+        raise OutriderError(_why(error.code, error.read(_MAX_ERROR_BYTES))) from None
     except (OSError, ValueError) as error:
         raise UnavailableError(f"{url} does not answer: {error}") from error
 
 
-def _why(error: urllib.error.HTTPError) -> str:
+def _why(status: int, body: bytes) -> str:
     try:
-        return str(json.loads(error.read(1 << 16))["error"]["message"])
-    except (OSError, ValueError, LookupError, TypeError):
-        return f"the edge answers {error.code}"
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, LookupError, TypeError):
+        return f"the edge answers {status}"
 
 
 def _show(index: int, text: str, vector: Sequence[float], *, as_json: bool) -> None:

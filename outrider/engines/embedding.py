@@ -71,8 +71,8 @@ def pool(states: Vectors, lengths: Sequence[int], pooling: Pooling, *, normalize
         else:
             made[row] = tokens[0 if pooling is Pooling.FIRST else length - 1]
     if normalizes:
-        for row in made:
-            row /= max(np.float32(np.sqrt(np.dot(row, row))), np.float32(1e-12))
+        for vector in made:
+            vector /= max(np.float32(np.sqrt(np.dot(vector, vector))), np.float32(1e-12))
     return made
 
 

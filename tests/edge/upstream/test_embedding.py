@@ -52,7 +52,8 @@ class Router(embedding_pb2_grpc.EmbeddingRouterServiceServicer):
 
 def vector(number: int, data: bytes | None = None) -> Answer:
     value = np.array([number], "<f4").tobytes() if data is None else data
-    told = embedding_pb2.Vectors(ids=[number], num_tokens=[2], dimensions=1, format=1, data=value)
+    f32 = embedding_pb2.VECTOR_FORMAT_F32
+    told = embedding_pb2.Vectors(ids=[number], num_tokens=[2], dimensions=1, format=f32, data=value)
     return Answer(vectors=told)
 
 

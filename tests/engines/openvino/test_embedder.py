@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,7 +34,7 @@ def opened(folder: Path, root: Path) -> OpenVinoEmbedder:
 def test_a_small_model_is_what_numpy_makes_of_it(
     tmp_path: Path, pools_by: str, normalizes: bool, kind: str
 ) -> None:
-    changes = {"model_type": kind, "pad_token_id": 0 if kind == "bert" else 1}
+    changes: dict[str, Any] = {"model_type": kind, "pad_token_id": 0 if kind == "bert" else 1}
     tensors = write_encoder(tmp_path / "m", pools_by=pools_by, normalizes=normalizes, **changes)
     engine = opened(tmp_path / "m", tmp_path)
     rng = np.random.default_rng(1)
