@@ -49,6 +49,7 @@ class EmbeddingServiceServicer:
     def Embed(self, request_iterator, context):
         """One request of one client. Every input is answered once, in any order, by a vector or by an
         error of its own.
+        buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

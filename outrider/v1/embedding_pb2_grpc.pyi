@@ -36,6 +36,7 @@ class EmbeddingServiceStub:
     Embed: _grpc.StreamStreamMultiCallable[_embedding_pb2.EmbedRequest, _embedding_pb2.EmbedResponse]
     """One request of one client. Every input is answered once, in any order, by a vector or by an
     error of its own.
+    buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
     """
 
 @_typing.type_check_only
@@ -46,6 +47,7 @@ class EmbeddingServiceAsyncStub(EmbeddingServiceStub):
     Embed: _aio.StreamStreamMultiCallable[_embedding_pb2.EmbedRequest, _embedding_pb2.EmbedResponse]  # type: ignore[assignment]
     """One request of one client. Every input is answered once, in any order, by a vector or by an
     error of its own.
+    buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
     """
 
 class EmbeddingServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -59,6 +61,7 @@ class EmbeddingServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_embedding_pb2.EmbedResponse], _abc.AsyncIterator[_embedding_pb2.EmbedResponse]]:
         """One request of one client. Every input is answered once, in any order, by a vector or by an
         error of its own.
+        buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
         """
 
 def add_EmbeddingServiceServicer_to_server(servicer: EmbeddingServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
