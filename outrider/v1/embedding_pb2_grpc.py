@@ -126,7 +126,8 @@ class EmbeddingRouterServiceServicer:
 
     def Embed(self, request_iterator, context):
         """As EmbeddingService.Embed; the router spreads the inputs over replicas, and sends those of one
-        that is lost to another.
+        that is lost to another. A router passes frames on, so they are of one kind.
+        buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

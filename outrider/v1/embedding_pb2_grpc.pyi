@@ -75,7 +75,8 @@ class EmbeddingRouterServiceStub:
     def __new__(cls, channel: _aio.Channel) -> EmbeddingRouterServiceAsyncStub: ...
     Embed: _grpc.StreamStreamMultiCallable[_embedding_pb2.EmbedRequest, _embedding_pb2.EmbedResponse]
     """As EmbeddingService.Embed; the router spreads the inputs over replicas, and sends those of one
-    that is lost to another.
+    that is lost to another. A router passes frames on, so they are of one kind.
+    buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
     """
 
 @_typing.type_check_only
@@ -85,7 +86,8 @@ class EmbeddingRouterServiceAsyncStub(EmbeddingRouterServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Embed: _aio.StreamStreamMultiCallable[_embedding_pb2.EmbedRequest, _embedding_pb2.EmbedResponse]  # type: ignore[assignment]
     """As EmbeddingService.Embed; the router spreads the inputs over replicas, and sends those of one
-    that is lost to another.
+    that is lost to another. A router passes frames on, so they are of one kind.
+    buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
     """
 
 class EmbeddingRouterServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -98,7 +100,8 @@ class EmbeddingRouterServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_embedding_pb2.EmbedResponse], _abc.AsyncIterator[_embedding_pb2.EmbedResponse]]:
         """As EmbeddingService.Embed; the router spreads the inputs over replicas, and sends those of one
-        that is lost to another.
+        that is lost to another. A router passes frames on, so they are of one kind.
+        buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
         """
 
 def add_EmbeddingRouterServiceServicer_to_server(servicer: EmbeddingRouterServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
