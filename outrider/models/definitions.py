@@ -41,7 +41,7 @@ NO_DRAFT: Final = "none"
 """The `draft` of a model for which edges run no draft model."""
 _NAMES_SHOWN: Final = 16
 _PLAIN_KEYS: Final = (
-    *("sha256", "max_context_tokens", "chat_template", "tool_parser", "draft", "tested"),
+    *("sha256", "max_context_tokens", "chat_template", "tool_parser", "draft", "embeds", "tested"),
 )
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _NAME_RULE: Final = "a-z, 0-9, '.', '_', '-', at most 64, the first a letter or a digit"
@@ -93,6 +93,8 @@ class ModelSpec:
     """Settings of the engine that suit it."""
     sampling: SuggestedSampling | None = None
     """What conversations begin with; None: what the model's files suggest."""
+    embeds: bool = False
+    """Whether it makes vectors of texts (docs/guides/embeddings.md), and no replies."""
     tested: bool = False
     """Whether this file was run with Outrider."""
     defined_in: str = field(default="", compare=False)
@@ -280,6 +282,7 @@ class _Table:
             draft=self._draft(),
             engine=self._engine(),
             sampling=self._sampling(),
+            embeds=self._flag("embeds"),
             tested=self._flag("tested"),
             defined_in=self._place.name,
         )

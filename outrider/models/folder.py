@@ -73,6 +73,7 @@ def unpack(archive: Path, folder: Path) -> None:
         for member, content in _members(archive):
             found.add(member.name)
             if not is_weights_file(member.name):
+                (folder / member.name).parent.mkdir(exist_ok=True)
                 _copy(content, folder / member.name, member.size)
     if problems := missing_members(found, lambda: _index_of(folder)):
         raise ArtifactCorruptError(f"{problems[0]}; pull it again")

@@ -6,7 +6,14 @@ from outrider.rpc.errors import abort, from_rpc_error, status_code
 from outrider.rpc.frames import outgoing, received
 from outrider.rpc.outbox import Outbox
 from outrider.rpc.reconnect import LOSSES, Reconnector, loss_reason, loss_text
-from outrider.rpc.server import HealthControl, add_health, bind, incoming, make_server
+from outrider.rpc.server import (
+    HealthControl,
+    add_health,
+    bind,
+    discarded,
+    incoming,
+    make_server,
+)
 
 __all__ = [
     "LOSSES",
@@ -16,6 +23,7 @@ __all__ = [
     "abort",
     "add_health",
     "bind",
+    "discarded",
     "end_call",
     "from_rpc_error",
     "incoming",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
 from typing import Any, Final, TypeVar
 
@@ -131,6 +132,16 @@ async def incoming(requests: AsyncIterable[T]) -> AsyncIterator[T]:
             yield request
     except DecodeError as error:
         raise MalformedFrameError(f"a message does not parse: {error}") from error
+
+
+async def discarded(requests: AsyncIterable[T], limit_s: float = 5.0) -> None:
+    """Read what a peer still sends, for so long, once it has been told why that is in vain: the
+    write that a stream's end breaks would hide from it what was said before (grpc.aio makes the
+    call an internal error)."""
+    with contextlib.suppress(TimeoutError, OutriderError):
+        async with asyncio.timeout(limit_s):
+            async for _ in requests:
+                pass
 
 
 class _Interceptor(grpc.aio.ServerInterceptor):

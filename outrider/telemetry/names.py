@@ -45,6 +45,17 @@ ENGINE_TIME: Final = Family(
     "outrider_engine_time_seconds",
     "Time with sessions to serve: busy while the engine computes, idle while it waits for Python.",
 )
+EMBEDDING_INPUTS: Final = Family(
+    "outrider_embedding_inputs",
+    "Texts that a replica was given to embed, by what became of them: vector, error.",
+)
+EMBEDDING_TOKENS: Final = Family(
+    "outrider_embedding_tokens",
+    "Tokens that engines made vectors of, by kind: of a text, or padding behind it.",
+)
+EMBEDDING_WAITING: Final = Family(
+    "outrider_embedding_waiting_inputs", "Texts that wait for a vector at a replica."
+)
 DRAFTED_TOKENS: Final = Family(
     "outrider_draft_proposed_tokens",
     "Draft tokens that the model checked.",

@@ -18,6 +18,7 @@ _ROUTER_OPERATOR: Final = frozenset({Role.ROUTER, Role.OPERATOR})
 ACCESS: Final[Mapping[str, frozenset[Role]]] = {
     # Sessions of clients come from edges, and nobody else speaks for a tenant.
     "/outrider.v1.RouterService/Route": frozenset({Role.EDGE}),
+    "/outrider.v1.EmbeddingRouterService/Embed": frozenset({Role.EDGE}),
     "/outrider.v1.RouterService/GetRouter": frozenset({Role.EDGE, Role.ROUTER, Role.OPERATOR}),
     # What they tell is of everybody's sessions.
     "/outrider.v1.RouterService/ListModels": _ROUTER_OPERATOR,
@@ -26,6 +27,7 @@ ACCESS: Final[Mapping[str, frozenset[Role]]] = {
     # Takes capacity away.
     "/outrider.v1.RouterService/DrainReplica": frozenset({Role.OPERATOR}),
     "/outrider.v1.InferenceService/Generate": _ROUTER,
+    "/outrider.v1.EmbeddingService/Embed": _ROUTER,
     "/outrider.v1.InferenceService/WatchLoad": _ROUTER,
     "/outrider.v1.InferenceService/WatchKv": _ROUTER,
     "/outrider.v1.InferenceService/GetModel": _ROUTER_OPERATOR,

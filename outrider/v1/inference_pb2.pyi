@@ -1162,6 +1162,7 @@ class GetModelResponse(_message.Message):
     MODEL_IDENTITY_FIELD_NUMBER: _builtins.int
     TOKENS_DIGEST_FIELD_NUMBER: _builtins.int
     STATIC_PREFIXES_FIELD_NUMBER: _builtins.int
+    EMBEDDING_DIMENSIONS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     vocabulary_digest: _builtins.bytes
     vocabulary_size: _builtins.int
@@ -1179,6 +1180,8 @@ class GetModelResponse(_message.Message):
     """SHA-256 over what each id of the vocabulary stands for, whatever its chat template and the ids
     that end a reply: the rank table of RANK_VARINT belongs to these.
     """
+    embedding_dimensions: _builtins.int
+    """Values of a vector, of a model that embeds; 0: it writes replies."""
     @_builtins.property
     def codecs(self) -> _containers.RepeatedScalarFieldContainer[_common_pb2.TokenCodec.ValueType]: ...
     @_builtins.property
@@ -1203,10 +1206,11 @@ class GetModelResponse(_message.Message):
         model_identity: _builtins.bytes = ...,
         tokens_digest: _builtins.bytes = ...,
         static_prefixes: _abc.Iterable[Global___StaticPrefix] | None = ...,
+        embedding_dimensions: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prefill_limits", b"prefill_limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "codecs", b"codecs", "engine", b"engine", "max_context_tokens", b"max_context_tokens", "model", b"model", "model_identity", b"model_identity", "prefill_limits", b"prefill_limits", "region", b"region", "replica", b"replica", "static_prefixes", b"static_prefixes", "tokens_digest", b"tokens_digest", "vocabulary_digest", b"vocabulary_digest", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "codecs", b"codecs", "embedding_dimensions", b"embedding_dimensions", "engine", b"engine", "max_context_tokens", b"max_context_tokens", "model", b"model", "model_identity", b"model_identity", "prefill_limits", b"prefill_limits", "region", b"region", "replica", b"replica", "static_prefixes", b"static_prefixes", "tokens_digest", b"tokens_digest", "vocabulary_digest", b"vocabulary_digest", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

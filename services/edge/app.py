@@ -148,7 +148,12 @@ class Edge:
         )
         self.telemetry = EdgeTelemetry(metrics)
         self.models = EdgeModels(
-            config, models, load or vocabularies_of(config), metrics, self.telemetry
+            config,
+            models,
+            load or vocabularies_of(config),
+            metrics,
+            self.telemetry,
+            embedders=config.embedders(catalog),
         )
         self._issuer = IssuerKeys(config.jwt) if config.jwt.issuer else None
         self._identities = config.identities(
@@ -230,9 +235,10 @@ class Edge:
         them; nothing else of it is heeded. Chats under way end undisturbed. Raises
         UnknownModelError, and then nothing changes."""
         served = {key: getattr(config, key) for key in LIVE_KEYS}
-        models = replace(self._config, **served).edge_models(catalog)
+        changed = replace(self._config, **served)
+        models, embedders = changed.edge_models(catalog), changed.embedders(catalog)
         self._identities.set_tenants(Tenants(config.tenants), config.anonymous_models)
-        self.models.set_models(models)
+        self.models.set_models(models, embedders)
 
     def _set_keys(self, keys: KeyTable, revision: int) -> None:
         self._identities.set_keys(keys)

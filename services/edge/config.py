@@ -262,17 +262,21 @@ class EdgeConfig:
         )
 
     def edge_models(self, catalog: ModelCatalog) -> tuple[EdgeModel, ...]:
-        """The models served, as `catalog` defines them, the default first. Raises
+        """The models that write replies, as `catalog` defines them, the default first. Raises
         UnknownModelError."""
         named = self.drafter.model
         made = []
-        for number, name in enumerate(self.models or ("",)):
-            spec = catalog.lookup(name)
+        served = [catalog.lookup(name) for name in self.models or ("",)]
+        for number, spec in enumerate(spec for spec in served if not spec.embeds):
             own = named if number == 0 or named == NO_DRAFT_MODEL else ""
             draft = own or spec.draft
             draft_spec = catalog.lookup(draft) if draft in catalog.names else None
             made.append(EdgeModel(spec, draft, draft_spec))
         return tuple(made)
+
+    def embedders(self, catalog: ModelCatalog) -> tuple[ModelSpec, ...]:
+        """The models that make vectors, the default first. Raises UnknownModelError."""
+        return tuple(spec for name in self.models if (spec := catalog.lookup(name)).embeds)
 
     def context_tokens(self, spec: ModelSpec) -> int:
         """Tokens of prompt and reply together, in a chat with this model."""

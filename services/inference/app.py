@@ -38,6 +38,7 @@ from outrider.telemetry.tracing import configure_tracing, shutdown_tracing
 from outrider.tls import PLAINTEXT, Role, Tls
 from outrider.v1 import inference_pb2, inference_pb2_grpc
 from services.inference.config import InferenceConfig
+from services.inference.embedding.app import EmbeddingReplica, load_embedder
 from services.inference.instances.group import InstanceGroup
 from services.inference.loading import LoadProgress, LoadStoppedError
 from services.inference.prefix_store.opening import open_exchange
@@ -291,6 +292,11 @@ class Replica:
         self.broken = asyncio.Event()
         """Set when the engine cannot serve any more: the process has to be restarted."""
 
+    @property
+    def problem(self) -> str:
+        """Why the model broke down."""
+        return self.runner.problem
+
     def readiness(self) -> tuple[bool, str]:
         """For the admin port."""
         if self.table.is_stopping:
@@ -381,7 +387,7 @@ async def serve(
     configure_tracing("inference")
     metrics = Metrics("inference")
     stop = stop or asyncio.Event()
-    loaded: list[Replica] = []
+    loaded: list[Replica | EmbeddingReplica] = []
     progress = LoadProgress()
     admin = _admin_server(config, loaded, progress, metrics)
     try:
@@ -399,7 +405,10 @@ async def serve(
 
 
 def _admin_server(
-    config: InferenceConfig, loaded: Sequence[Replica], progress: LoadProgress, metrics: Metrics
+    config: InferenceConfig,
+    loaded: Sequence[Replica | EmbeddingReplica],
+    progress: LoadProgress,
+    metrics: Metrics,
 ) -> AdminServer:
     return AdminServer(
         config.admin,
@@ -414,7 +423,7 @@ async def _load_replica(
     stop: asyncio.Event,
     tls: Tls,
     progress: LoadProgress,
-) -> Replica | None:
+) -> Replica | EmbeddingReplica | None:
     """None if `stop` was set while the model was fetched or loaded."""
 
     async def pass_on() -> None:
@@ -423,6 +432,9 @@ async def _load_replica(
 
     passing_on = asyncio.create_task(pass_on())
     try:
+        if (spec := lookup(config.model)).embeds:
+            embedder = await asyncio.to_thread(load_embedder, config, spec, tls, progress)
+            return None if stop.is_set() else EmbeddingReplica(config, embedder, metrics, tls)
         model = await asyncio.to_thread(load_model, config, tls, progress)
     except LoadStoppedError:
         return None
@@ -439,7 +451,7 @@ async def _load_replica(
 
 
 async def _run(
-    replica: Replica,
+    replica: Replica | EmbeddingReplica,
     admin_port: int,
     ready: Callable[[Ports], None] | None,
     stop: asyncio.Event,
@@ -452,12 +464,12 @@ async def _run(
             ready(Ports(replica.port, admin_port))
         await _first_of(stop.wait(), replica.broken.wait())
         if not stop.is_set():
-            raise EngineError(replica.runner.problem)
+            raise EngineError(replica.problem)
     finally:
         await replica.stop()
 
 
-async def _started(replica: Replica, stop: asyncio.Event) -> bool:
+async def _started(replica: Replica | EmbeddingReplica, stop: asyncio.Event) -> bool:
     """False if `stop` came while the static prefixes were computed. Raises what start() does."""
     starting = asyncio.ensure_future(replica.start())
     try:

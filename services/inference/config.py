@@ -18,6 +18,7 @@ from outrider.models.definitions import ModelSpec
 from outrider.speculation.learnt import LearntConfig
 from outrider.telemetry.config import AdminConfig
 from outrider.tls.config import TlsConfig
+from services.inference.embedding.limits import EmbeddingLimits
 from services.inference.scheduler.limits import SchedulerLimits
 from services.inference.static_prefixes.config import StaticPrefixConfig, check_prefixes
 
@@ -149,6 +150,8 @@ class InferenceConfig:
     """Engine calls of up to so many rows are made before the replica is ready; 0: none."""
     scheduler: SchedulerLimits = dataclasses.field(default_factory=SchedulerLimits)
     """Bounds of each instance's scheduler."""
+    embedding: EmbeddingLimits = dataclasses.field(default_factory=EmbeddingLimits)
+    """Bounds of a replica whose model makes vectors of texts."""
     max_message_bytes: int = 4 << 20
     """Largest message read from a peer, which is as long as its longest open at least; not below
     65,536, as small frames come several in one."""

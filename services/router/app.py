@@ -24,12 +24,13 @@ from outrider.telemetry.logs import configure_logging, log_start
 from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import configure_tracing, shutdown_tracing
 from outrider.tls import PLAINTEXT, Role, Tls
-from outrider.v1 import router_pb2, router_pb2_grpc
+from outrider.v1 import embedding_pb2_grpc, router_pb2, router_pb2_grpc
 from outrider.workers.worker import this_worker
 from services.router.admission.admission import Admission
 from services.router.admission.routing import LiveFleetView
 from services.router.autoscale.advisor import AutoscaleAdvisor
 from services.router.config import RouterConfig
+from services.router.embedding.relay import EmbeddingRelay, EmbeddingRouterService
 from services.router.explain import Explainer
 from services.router.fleet.geography import Geography
 from services.router.fleet.registry import FleetPolicy, Registry
@@ -142,6 +143,17 @@ class Router:
             tls=tls,
         )
 
+        self.embeddings = EmbeddingRelay(
+            self.registry,
+            admission,
+            config.price_table(),
+            config.embedding,
+            clock=self.clock,
+            return_s=config.return_s,
+            max_message_bytes=config.max_message_bytes,
+            tls=tls,
+        )
+
         self.replica_metrics = ReplicaMetrics(self.metrics)
         self.admission_metrics = AdmissionMetrics(self.metrics, admission, self.registry)
         self.autoscale_metrics = AutoscaleMetrics(
@@ -173,7 +185,7 @@ class Router:
         self.autoscale_metrics.tick(self.clock())
         if self.replicas.is_settled and self.tokenizers.is_settled:
             self.settled.set()
-        if not len(self.table):
+        if not len(self.table) and not self.embeddings.num_requests:
             self.idle.set()
         self.telemetry.flush(len(self.table), self.registry.count())
 
@@ -244,6 +256,7 @@ async def serve(
             health.close()
             await router.drain()
     finally:
+        await router.embeddings.close()
         await router.tokenization.close()
         router.metrics.close()
         shutdown_tracing()
@@ -261,6 +274,9 @@ async def _listening(
     )
     health = add_health(server, SERVICE)
     router_pb2_grpc.add_RouterServiceServicer_to_server(_service(router, health), server)
+    embedding_pb2_grpc.add_EmbeddingRouterServiceServicer_to_server(
+        EmbeddingRouterService(router.embeddings, serving=lambda: health.serving), server
+    )
     port = bind(server, config.host, config.port, router.tls)
     admin = AdminServer(
         config.admin,

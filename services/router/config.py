@@ -18,6 +18,7 @@ from services.router.admission.policy import AdmissionPolicy, LengthPolicy
 from services.router.admission.pricing import Price, PriceTable
 from services.router.admission.tenants import TenantPolicy
 from services.router.autoscale.policy import AutoscalePolicy
+from services.router.embedding.policy import EmbeddingPolicy
 from services.router.placement.types import PlacementPolicy
 from services.router.prefix_index.index import PrefixIndexLimits
 from services.router.relay.failover import FailoverPolicy
@@ -138,6 +139,8 @@ class RouterConfig:
     """Currency of the prices, as clients are told it, e.g. USD; needed where there are prices."""
     autoscale: AutoscalePolicy = dataclasses.field(default_factory=AutoscalePolicy)
     """How many replicas a region should have."""
+    embedding: EmbeddingPolicy = dataclasses.field(default_factory=EmbeddingPolicy)
+    """Bounds of requests for vectors (docs/guides/embeddings.md)."""
     seed: int = 0
     """Seed of the choice between near-equal replicas; 0: from the operating system."""
     max_sessions: int = 4096

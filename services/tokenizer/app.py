@@ -29,7 +29,7 @@ from services.tokenizer.config import TokenizerConfig
 from services.tokenizer.long_texts.listener import worker_listeners
 from services.tokenizer.long_texts.texts import LongDetokenizer, LongTexts
 from services.tokenizer.requests import RequestHandler
-from services.tokenizer.served_models import ServedModels, StoreLoader, check_models
+from services.tokenizer.served_models import ServedModels, StoreLoader, tokenized
 from services.tokenizer.service import RequestMetrics, TokenizerService
 from services.tokenizer.shared_cache import shared_cache
 from services.tokenizer.threads import RequestThreads
@@ -110,9 +110,8 @@ async def _parts(
         stack.callback(threads.close)
         loader = _loader(config, catalog, make_shared)
         if vocabularies is None:
-            check_models(config.models, catalog)
             limits = VocabularyLimits(config.max_loaded_vocabularies)
-            models = ServedModels(loader, config.models, limits)
+            models = ServedModels(loader, tokenized(config.models, catalog), limits)
             stack.push_async_callback(models.close)
             await models.preload()
         else:
@@ -140,9 +139,9 @@ def _loader(
 
 async def _apply(parts: _Parts, update: Update[TokenizerConfig]) -> None:
     """The configuration file has changed. Raises ConfigError for a model that is not defined."""
-    check_models(update.config.models, update.catalog)
+    served = tokenized(update.config.models, update.catalog)
     loader = replace(parts.loader, catalog=update.catalog)
-    parts.models.configure(loader, update.config.models, update.changed_models)
+    parts.models.configure(loader, served, update.changed_models)
 
 
 def _service(parts: _Parts) -> TokenizerService:

@@ -119,6 +119,8 @@ class ServedModels:
         loads = self._table.preload()
         self._perform(loads)
         tasks = [self._loads[load.key] for load in loads]
+        if not tasks:
+            return  # a mesh of models that embed alone
         # Whoever gives up the start does not cancel the loads: `close` waits for their threads.
         await asyncio.wait(tasks)
         if (error := tasks[0].result()) is not None:
@@ -232,10 +234,14 @@ class ServedModels:
         self._perform(self._table.tick(self._loop.time()))
 
 
-def check_models(models: Iterable[str], catalog: ModelCatalog) -> None:
-    """Raises ConfigError for a model that is not defined."""
+def tokenized(models: Iterable[str], catalog: ModelCatalog) -> tuple[str, ...]:
+    """Those whose vocabularies are served: models that embed tokenize at their replicas. Raises
+    ConfigError for a model that is not defined."""
+    found = list[str]()
     for model in models:
         try:
-            catalog.lookup(model)
+            if not catalog.lookup(model).embeds:
+                found.append(model)
         except UnknownModelError as error:
             raise ConfigError(f"models has {model!r}: {error.message}") from error
+    return tuple(found)

@@ -167,7 +167,7 @@ class VocabularyTable(Generic[WaiterT]):
     ) -> list[TableAction[WaiterT]]:
         """A request for a model, the default for "", with the vocabulary of that digest if one is
         given."""
-        model = model or self._models[0]
+        model = model or next(iter(self._models), "")
         replaced = self._replaced(model, digest)
         if replaced is not None:
             return [self._grant(waiter, replaced, digest)]

@@ -226,6 +226,8 @@ def test_a_line_for_curl_is_one_for_a_shell() -> None:
     assert "Authorization: Bearer or_x" in rest and "Content-Type: application/json" in rest
     body = json.loads(rest[-1])
     assert body["model"] == "m" and body["messages"][0]["role"] == "user"
+    embeds = shlex.split(development_key.curl_line("http://h:1", "or_x", "m", embeds=True))
+    assert embeds[1] == "http://h:1/v1/embeddings" and "input" in json.loads(embeds[-1])
 
 
 @pytest.mark.parametrize(

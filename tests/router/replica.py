@@ -45,12 +45,16 @@ class Replica(inference_pb2_grpc.InferenceServiceServicer):
     async def start(self) -> None:
         """Listen; again on the same port after `kill`."""
         self._server = make_server(self.tls)
-        inference_pb2_grpc.add_InferenceServiceServicer_to_server(self, self._server)
+        self.register(self._server)
         self.health = add_health(self._server)
         self.port = bind(self._server, self.host, self.port or free_tcp_port(self.host), self.tls)
         self.address = f"{self.host}:{self.port}"
         self.health.set_serving(True)
         await self._server.start()
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """What it serves."""
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server(self, server)
 
     async def kill(self) -> None:
         """Break every stream and stop listening."""

@@ -125,8 +125,12 @@ _SHARED_CACHE: Final = "tests/tokenizer/test_shared_cache.py"
 _FAILOVER: Final = "tests/router/relay/test_failover.py"
 _OVERLOAD: Final = "tests/router/integration/test_overload.py"
 
+_EMBEDDING: Final = "tests/inference/embedding/test_service.py"
 ELSEWHERE: Final[dict[str, str]] = {
     names.LOSSY_TOKENS: "tests/inference/test_service.py",
+    names.EMBEDDING_INPUTS: _EMBEDDING,
+    names.EMBEDDING_TOKENS: _EMBEDDING,
+    names.EMBEDDING_WAITING: _EMBEDDING,
     names.WORKER_UP: "tests/e2e/test_processes.py",
     names.WORKER_RESTARTS: "tests/e2e/test_processes.py",
     names.LOOP_STALLS: "tests/telemetry/test_process.py",

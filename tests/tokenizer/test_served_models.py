@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -13,7 +12,6 @@ import pytest
 from outrider.errors import (
     ConfigError,
     ModelStoreError,
-    OutriderError,
     OverloadedError,
     UnknownModelError,
     VocabularyMismatchError,
@@ -24,7 +22,7 @@ from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
 from services.router.config import RouterConfig
 from services.router.upstream.tokenizers import MAX_ASKED
-from services.tokenizer.served_models import ServedModels, check_models
+from services.tokenizer.served_models import ServedModels, tokenized
 from services.tokenizer.vocabularies import ServedVocabulary
 from services.tokenizer.vocabulary_table import VocabularyLimits
 from tests.edge.integration.region import small_vocabulary
@@ -263,13 +261,8 @@ async def test_given_vocabularies_are_served_and_the_older_one_by_its_digest() -
     assert await use(models, "a", digest_of("a")) == digest_of("a")
 
 
-@pytest.mark.parametrize(
-    ("model", "refused"), [("smollm2-135m-instruct", None), ("nobody", ConfigError)]
-)
-def test_models_have_to_be_defined(model: str, refused: type[OutriderError] | None) -> None:
-    check: Callable[[], None] = lambda: check_models([model], SHIPPED)  # noqa: E731
-    if refused is None:
-        check()
-    else:
-        with pytest.raises(refused, match="there is"):
-            check()
+def test_models_have_to_be_defined_and_those_that_embed_tokenize_at_their_replicas() -> None:
+    names = ["smollm2-135m-instruct", "all-minilm-l6-v2"]
+    assert tokenized(names, SHIPPED) == ("smollm2-135m-instruct",)
+    with pytest.raises(ConfigError, match="there is"):
+        tokenized(["nobody"], SHIPPED)

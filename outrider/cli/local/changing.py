@@ -15,6 +15,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 from outrider.cli.local import changes, mesh
 from outrider.cli.local.changes import Change, Definitions
 from outrider.cli.local.mesh import MeshOptions, ProcessSpec, ServedModel
+from outrider.cli.local.state import embeds
 from outrider.errors import ConfigError, DeadlineError, OverloadedError, UnavailableError
 from outrider.process import Ports
 
@@ -103,8 +104,11 @@ class Changing(Generic[P]):
             try:
                 say(f"starting {_count(len(change.start), 'replica')} of {model.name}")
                 await supervisor.start_all(change.start, change.after.definitions)
+                is_tokenized = not embeds(model.name, change.after.definitions)
                 for role in ("tokenizer", "router", "edge"):
                     self._rewrite(role, change.after, self._replicas())
+                    if role == "tokenizer" and not is_tokenized:
+                        continue
                     say(f"the {role} takes it")
                     await self._until_serves(role, model.name, len(change.start))
             except BaseException:

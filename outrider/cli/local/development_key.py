@@ -59,12 +59,15 @@ def has_own_file(options: MeshOptions) -> bool:
     return named or "access.keys_file" in {name.strip() for name in settings}
 
 
-def curl_line(url: str, key: str, model: str) -> str:
-    """A command for a shell that asks a question over HTTP. `key` is put in as it is, so that it
-    may be a `$(cat FILE)`."""
+def curl_line(url: str, key: str, model: str, *, embeds: bool = False) -> str:
+    """A command for a shell that asks a question over HTTP, or for its vector where the model makes
+    such. `key` is put in as it is, so that it may be a `$(cat FILE)`."""
+    path = "embeddings" if embeds else "chat/completions"
     body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "{_QUESTION}"}}]}}'
+    if embeds:
+        body = f'{{"model": "{model}", "input": "{_QUESTION}"}}'
     return (
-        f'curl {shlex.quote(url)}/v1/chat/completions -H "Authorization: Bearer {key}" '
+        f'curl {shlex.quote(url)}/v1/{path} -H "Authorization: Bearer {key}" '
         f"-H 'Content-Type: application/json' -d {shlex.quote(body)}"
     )
 
@@ -81,5 +84,6 @@ def welcome(mesh: RunningMesh, state_dir: Path, key: str, *, is_new: bool) -> li
     lines = [f"API key, shown once, kept in {path}: {key}" if is_new else f"API key: in {path}"]
     if url := http_url(mesh):
         shown = key if is_new else f"$(cat {shlex.quote(str(path))})"
-        lines.append(curl_line(url, shown, mesh.models[0]["name"]))
+        name = mesh.models[0]["name"]
+        lines.append(curl_line(url, shown, name, embeds=mesh.embeds(name)))
     return lines

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 _TIMEOUT_S: Final = 5.0
 _SESSIONS: Final = re.compile(
-    r"^outrider_sessions_(?:running|queued|paused)(?:\{.*\})? (\S+)$", re.MULTILINE
+    r"^outrider_(?:sessions_(?:running|queued|paused)|embedding_waiting_inputs)(?:\{.*\})? (\S+)$",
+    re.MULTILINE,
 )
 
 _SERVED: Final = re.compile(r'^outrider_edge_served_models\{model="([^"]+)"\} 1', re.MULTILINE)

@@ -16,7 +16,7 @@ import json
 import os
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,6 +25,7 @@ import typer
 
 from outrider.access.client_key import state_folder
 from outrider.errors import UnavailableError
+from outrider.models.catalog import SHIPPED
 
 _LOCK, _RECORD = "mesh.lock", "mesh.json"
 _PROBES_S = 1.0
@@ -49,12 +50,23 @@ class RunningMesh:
     definitions: dict[str, Any]
     """Of these and their drafts, where they are not shipped."""
 
+    def embeds(self, model: str) -> bool:
+        """Whether one of its models makes vectors, and no replies."""
+        return embeds(model, self.definitions)
+
     def service(self, name: str) -> dict[str, Any]:
         """The row of one service. Raises UnavailableError."""
         for row in self.services:
             if row["name"] == name:
                 return row
         raise UnavailableError(f"the mesh has no service named {name!r}")
+
+
+def embeds(model: str, definitions: Mapping[str, Mapping[str, Any]]) -> bool:
+    """The same of a model that is defined here, or shipped."""
+    if model in definitions:
+        return bool(definitions[model].get("embeds", False))
+    return model in SHIPPED.names and SHIPPED.lookup(model).embeds
 
 
 def default_state_dir() -> Path:

@@ -310,7 +310,8 @@ def _pass_on(said: TextIO, console: Console) -> None:
 
 def _ready(mesh: RunningMesh, state_dir: Path) -> Iterator[str]:
     """What a user is told when all of a mesh is up."""
-    yield f"ready; logs in {state_dir / 'logs'}; try: {command_for('chat', state_dir)}"
+    first = "embed TEXT" if mesh.embeds(mesh.models[0]["name"]) else "chat"
+    yield f"ready; logs in {state_dir / 'logs'}; try: {command_for(first, state_dir)}"
     for row in mesh.services:
         if row.get("http_port"):
             yield f"HTTP: http://{mesh.host}:{row['http_port']}/v1"

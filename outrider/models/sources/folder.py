@@ -20,6 +20,7 @@ from outrider.models.safetensors_file import Extent, read_header
 from outrider.models.sources.members import (
     CHECKPOINT_INDEX,
     MAX_INDEX_BYTES,
+    POOLING,
     choose_members,
     is_weights_file,
 )
@@ -34,13 +35,15 @@ class FolderSource:
     """`dir:PATH`: a folder as models are published, with a graph of OpenVINO's or a checkpoint in
     safetensors."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, text: str = "") -> None:
+        """`text`: the canonical one, where the folder is a part of something else."""
         self._path = path
+        self._text = text or f"dir:{path}"
 
     @property
     def text(self) -> str:
         """The canonical text, with the absolute path."""
-        return f"dir:{self._path}"
+        return self._text
 
     def fetch(self, partial: PartialFetch, scratch: Path) -> str | None:
         """Write the archive. SourceError if a file is missing or changes meanwhile,
@@ -76,6 +79,8 @@ class FolderSource:
             there = {entry.name for entry in os.scandir(self._path)}
         except OSError as error:
             raise SourceError(f"{self.text} cannot be read: {error.strerror}") from error
+        if (self._path / POOLING).exists():
+            there.add(POOLING)
         return choose_members(there, self.text, self._index)
 
     def _index(self) -> bytes:

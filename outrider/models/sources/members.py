@@ -20,7 +20,13 @@ TOKENIZER_CONFIG: Final = "tokenizer_config.json"
 GENERATION_CONFIG: Final = "generation_config.json"
 TEMPLATE: Final = "chat_template.jinja"
 TEMPLATE_JSON: Final = "chat_template.json"
-OPTIONAL: Final = frozenset({TOKENIZER_CONFIG, GENERATION_CONFIG, TEMPLATE, TEMPLATE_JSON})
+MODULES: Final = "modules.json"
+"""What follows the transformer in a model of sentence-transformers."""
+POOLING: Final = "1_Pooling/config.json"
+SEQUENCE: Final = "sentence_bert_config.json"
+OF_EMBEDDER: Final = frozenset({MODULES, POOLING, SEQUENCE})
+"""What models that make embeddings have besides."""
+OPTIONAL: Final = OF_EMBEDDER | {TOKENIZER_CONFIG, GENERATION_CONFIG, TEMPLATE, TEMPLATE_JSON}
 SERVED: Final = (
     f"what can be served is a GGUF file (file:PATH), or a folder (dir:PATH) with {CONFIG}, "
     f"{TOKENIZER} and either {GRAPH} and {WEIGHTS}, or {CHECKPOINT}, whole or in shards with "

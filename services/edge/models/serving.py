@@ -10,11 +10,13 @@ from typing import Final, Protocol
 import structlog
 
 from outrider.errors import OutriderError
+from outrider.models.definitions import ModelSpec
 from outrider.models.suggested_sampling import SuggestedSampling
 from outrider.telemetry.metrics import Metrics
 from outrider.tokenization.encoder import CachingEncoder
 from outrider.tokenization.pool.metrics import TokenizationMetrics
 from services.edge.config import EdgeConfig
+from services.edge.models.embedders import Embedders
 from services.edge.models.keys import EdgeModel, ModelKey
 from services.edge.models.served import LoadVocabulary, ServedModel, load_model
 from services.edge.models.table import Grant, Load, LoadAction, ModelTable, Refuse, Unload
@@ -50,7 +52,10 @@ class EdgeModels:
         load: LoadVocabulary,
         metrics: Metrics,
         telemetry: EdgeTelemetry,
+        embedders: Sequence[ModelSpec] = (),
     ) -> None:
+        self.embedders = Embedders(embedders)
+        """Nothing of these is loaded."""
         self._config = config
         self._load_vocabulary = load
         self._telemetry = telemetry
@@ -110,7 +115,10 @@ class EdgeModels:
 
     async def start(self) -> None:
         """Load the first model. Raises OutriderError."""
-        key = next(iter(self._models.values())).key
+        first = next(iter(self._models.values()), None)
+        if first is None:
+            return  # an edge of models that embed alone
+        key = first.key
         self._is_starting = True
         self._perform(self._table.preload(key.name))
         # Whoever gives up the start does not cancel the load: `stop` waits for its thread.
@@ -126,9 +134,10 @@ class EdgeModels:
             await asyncio.wait(self._tasks.values())
         self.tokenizing.close()
 
-    def set_models(self, models: Sequence[EdgeModel]) -> None:
+    def set_models(self, models: Sequence[EdgeModel], embedders: Sequence[ModelSpec] = ()) -> None:
         """These are served from now on. Chats on others, and on older definitions, end undisturbed;
         what is the first model now is loaded if there is room."""
+        self.embedders.set(embedders)
         self._define(models)
         if models:
             self._perform(self._table.preload(models[0].spec.name))
@@ -156,7 +165,7 @@ class EdgeModels:
         self._perform(self._table.define([model.key for model in models], self._loop.time()))
         for key in [key for key in self._defined if not self._is_needed(key)]:
             self._forget(key)
-        self._telemetry.served(self._models)
+        self._telemetry.served([*self._models, *self.embedders.names])
         self.revision += 1
 
     def _is_needed(self, key: ModelKey) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from random import Random
-from typing import Final, NoReturn, Protocol
+from typing import Any, Final, NoReturn, Protocol
 
 import grpc.aio
 import structlog
@@ -28,7 +28,7 @@ from outrider.rpc import (
     until_distrusted,
 )
 from outrider.tls import PLAINTEXT, Role, Tls
-from outrider.v1 import inference_pb2, router_pb2, router_pb2_grpc
+from outrider.v1 import embedding_pb2_grpc, inference_pb2, router_pb2, router_pb2_grpc
 from services.edge.upstream.table import RouterTable
 
 log = structlog.get_logger()
@@ -90,6 +90,8 @@ class RouterLink:
         self._on_connected = on_connected
         self._tls = tls
         self._outbox: _RouteOutbox | None = None
+        self._channel: grpc.aio.Channel | None = None
+        """While the stream is up."""
         self._sinks: dict[int, Sink] = {}
         """By session id."""
         self._unserved: set[int] = set()
@@ -126,6 +128,14 @@ class RouterLink:
             frame.session = session_id
             self._outbox.put_nowait(frame, last=True)
 
+    def embed(self) -> Any:
+        """A call of EmbeddingRouterService.Embed, for whoever ends it. Raises UnavailableError."""
+        if self._channel is None:
+            raise UnavailableError(f"the router at {self.address} cannot be reached")
+        stub: embedding_pb2_grpc.EmbeddingRouterServiceAsyncStub
+        stub = embedding_pb2_grpc.EmbeddingRouterServiceStub(self._channel)
+        return stub.Embed()
+
     def forget(self, session_id: int) -> None:
         """The session needs no frame any more; what still comes for it is dropped."""
         if self._sinks.pop(session_id, None) is not None:
@@ -156,7 +166,12 @@ class RouterLink:
                     await call.wait_for_connection()
                 self._table.connected(self.address, self._clock())
                 self._heard(said, rtt_ms)
+                self._channel = channel
+                ending.callback(self._unlink)
                 await self._serve(stub, call, outbox)
+
+    def _unlink(self) -> None:
+        self._channel = None
 
     async def _serve(
         self, stub: router_pb2_grpc.RouterServiceAsyncStub, call: _RouteCall, outbox: _RouteOutbox

@@ -73,6 +73,8 @@ class ServedModel:
     """Of the vocabulary's ids alone; rank tables belong to these. Empty: not reported."""
     static_prefixes: tuple[StaticPrefix, ...] = ()
     """What is pinned in its KV pool."""
+    dimensions: int = 0
+    """Of its vectors, if it embeds; 0: it writes replies."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,6 +183,7 @@ class ReplicaLink:
             identity=check_model_identity(said.model_identity),
             tokens_digest=said.tokens_digest,
             static_prefixes=tuple(map(_static_prefix, said.static_prefixes[:_MAX_PREFIXES])),
+            dimensions=said.embedding_dimensions,
         )
         return ReplicaIdentity(said.replica, said.region, model)
 

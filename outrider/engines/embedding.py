@@ -1,0 +1,89 @@
+"""What makes vectors of token ids, behind one interface. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from outrider.models.embedding import Pooling
+
+Ids: TypeAlias = npt.NDArray[np.int32]
+Vectors: TypeAlias = npt.NDArray[np.float32]
+
+BUCKET_TOKENS: Final = 4
+"""Texts are padded to a multiple of so many tokens: at most three tokens of a text are padding."""
+LEAST_TOKENS: Final = 8
+"""Shorter texts are padded to so many: products of very few rows come from other kernels on some
+CPUs (decision 0002), and a text alone is such a product."""
+
+
+def padded_tokens(num_tokens: int) -> int:
+    """The length that a text of so many tokens is computed at: of itself alone, whatever it is
+    batched with. The sums of a softmax are added in another order where the row is longer, so two
+    lengths would be two results (decision 0022)."""
+    return max(LEAST_TOKENS, -(-num_tokens // BUCKET_TOKENS) * BUCKET_TOKENS)
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedderInfo:
+    """What an embedder is."""
+
+    name: str
+    """Of the engine."""
+    precision: str
+    dimensions: int
+    max_tokens: int
+    vocabulary_size: int
+    fingerprint: bytes
+    """Of numbers that it computed at start-up: equal ones compute the same."""
+
+
+class Embedder(Protocol):
+    """One engine. Used by one thread at a time."""
+
+    @property
+    def info(self) -> EmbedderInfo:
+        """What it is."""
+        ...
+
+    def embed(self, texts: Sequence[Ids]) -> Vectors:
+        """[n, dimensions] the vectors of texts of one padded length. A vector is bit for bit a
+        function of its text's ids. Raises EngineError."""
+        ...
+
+    def close(self) -> None:
+        """Give memory and threads back."""
+        ...
+
+
+def pool(states: Vectors, lengths: Sequence[int], pooling: Pooling, *, normalizes: bool) -> Vectors:
+    """[n, width] one vector for each text, of its tokens' [n, padded tokens, width].
+
+    Text by text, over its own tokens alone: what follows them has no part in any sum."""
+    made = np.empty((len(lengths), states.shape[2]), np.float32)
+    for row, (tokens, length) in enumerate(zip(states, lengths, strict=True)):
+        if pooling is Pooling.MEAN:
+            made[row] = tokens[:length].sum(axis=0) / np.float32(length)
+        else:
+            made[row] = tokens[0 if pooling is Pooling.FIRST else length - 1]
+    if normalizes:
+        for vector in made:
+            vector /= max(np.float32(np.sqrt(np.dot(vector, vector))), np.float32(1e-12))
+    return made
+
+
+def shortened(vectors: Vectors, dimensions: int, *, normalizes: bool) -> Vectors:
+    """[n, dimensions] their first values, of length 1 again where the model's are: what models
+    trained for it mean by fewer dimensions (Matryoshka representation learning, arXiv 2205.13147).
+    """
+    if dimensions >= vectors.shape[1]:
+        return vectors
+    cut = vectors[:, :dimensions].copy()
+    if normalizes:
+        for row in cut:
+            row /= max(np.float32(np.sqrt(np.dot(row, row))), np.float32(1e-12))
+    return cut

@@ -1,0 +1,97 @@
+"""The OpenVINO engine that makes vectors of texts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import openvino as ov
+
+from outrider.engines.embedding import EmbedderInfo, Ids, Vectors, padded_tokens, pool
+from outrider.engines.fingerprint import fingerprint_of, probe_ids
+from outrider.engines.openvino.encoder_graph import IDS, MASK, encoder_graph
+from outrider.errors import EngineError
+from outrider.models.embedding_folder import EmbeddingFolder
+
+NAME: Final = "openvino"
+_PROBES: Final = ((6, 24), (2, 3))
+"""Tokens of the probes, and the numbers of texts that each is computed among."""
+
+
+class OpenVinoEmbedder:
+    """One compiled encoder, in float32: vectors are compared with those of other programs, and
+    bf16 moves their third digit."""
+
+    def __init__(self, folder: EmbeddingFolder, *, threads: int = 1, pins_threads: bool = False):
+        """Blocks for a second. Raises EngineError, UnsupportedModelError, and EngineError on a CPU
+        on which a vector would depend on what else is computed."""
+        self._facts = folder.facts
+        core = ov.Core()
+        settings = {
+            "PERFORMANCE_HINT": "LATENCY",
+            "NUM_STREAMS": "1",
+            "INFERENCE_NUM_THREADS": str(threads),
+            "INFERENCE_PRECISION_HINT": "f32",
+        } | ({} if pins_threads else {"ENABLE_CPU_PINNING": "NO"})
+        try:
+            compiled = core.compile_model(encoder_graph(folder), "CPU", settings)
+            self._request: Any = compiled.create_infer_request()
+        except RuntimeError as error:
+            raise EngineError(f"the model cannot be compiled: {error}") from error
+        self._info = EmbedderInfo(
+            name=NAME,
+            precision="f32",
+            dimensions=self._facts.shape.width,
+            max_tokens=self._facts.max_tokens,
+            vocabulary_size=self._facts.shape.vocabulary_size,
+            fingerprint=self._checked_fingerprint(),
+        )
+
+    @property
+    def info(self) -> EmbedderInfo:
+        """What it is."""
+        return self._info
+
+    def embed(self, texts: Sequence[Ids]) -> Vectors:
+        """As Embedder.embed."""
+        lengths = [len(ids) for ids in texts]
+        padded = padded_tokens(max(lengths))
+        if any(padded_tokens(length) != padded for length in lengths):
+            raise EngineError("texts of different lengths are in one call")
+        ids = np.full((len(texts), padded), self._facts.padding_id, np.int32)
+        mask = np.full((len(texts), padded), -np.inf, np.float32)
+        for row, text in enumerate(texts):
+            ids[row, : len(text)] = text
+            mask[row, : len(text)] = 0.0
+        try:
+            self._request.infer({IDS: ids, MASK: mask})
+            states: Vectors = self._request.get_output_tensor(0).data
+        except RuntimeError as error:
+            raise EngineError(f"the engine failed: {error}") from error
+        if not np.isfinite(states[:, 0]).all():
+            raise EngineError("the engine computed what is no number; choose another model")
+        return pool(states, lengths, self._facts.pooling, normalizes=self._facts.normalizes)
+
+    def close(self) -> None:
+        """As Embedder.close."""
+        self._request = None
+
+    def _checked_fingerprint(self) -> bytes:
+        """Of probes, each computed alone and among others."""
+        found: list[Vectors] = []
+        lengths, counts = _PROBES
+        for length in lengths:
+            num_tokens = min(length, self._facts.max_tokens)
+            ids = probe_ids(self._facts.shape.vocabulary_size, num_tokens)
+            alone = self.embed([ids])
+            for count in counts:
+                others = [np.roll(ids, shift) for shift in range(1, count)]
+                among = self.embed([*others, ids])[-1:]
+                if among.tobytes() != alone.tobytes():
+                    raise EngineError(
+                        "on this CPU a vector depends on what is computed beside it, so the same "
+                        "text would have several; report this CPU's model"
+                    )
+            found.append(alone)
+        return fingerprint_of(np.concatenate(found))

@@ -1,0 +1,166 @@
+"""What the files of a model say of the vectors that it makes: encoder, length, pooling (pure).
+
+A folder of sentence-transformers has, beside the transformer's config.json, modules.json (what
+follows the transformer), 1_Pooling/config.json (how one vector is made of those of all tokens) and
+sentence_bert_config.json (the longest text it was trained for). Without them the vectors are means
+that are brought to length 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final, NoReturn
+
+from outrider.errors import UnsupportedModelError
+
+_BERT: Final = "bert"
+_ROBERTA: Final = ("roberta", "xlm-roberta")
+CAN_BE: Final = (
+    "models that can embed are encoders of the kinds bert, roberta and xlm-roberta, with absolute "
+    "positions, pooled by the first or the last token or by the mean"
+)
+_MAX_LAYERS: Final = 256
+_MAX_WIDTH: Final = 1 << 16
+_MAX_TOKENS: Final = 1 << 16
+_MODULES: Final = ("Transformer", "Pooling", "Normalize")
+_POOLING_BEGINS: Final = "pooling_mode_"
+
+
+class Pooling(Enum):
+    """How one vector is made of those of a text's tokens."""
+
+    MEAN = "mean_tokens"
+    FIRST = "cls_token"
+    LAST = "lasttoken"
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderShape:
+    """The transformer's sizes."""
+
+    vocabulary_size: int
+    width: int
+    """Values of a token's vector, and of the model's."""
+    num_layers: int
+    num_heads: int
+    inner_width: int
+    epsilon: float
+    """Of the layer norms."""
+    num_positions: int
+    first_position: int
+    """The position of a text's first token: RoBERTa counts from behind that of padding."""
+
+    @property
+    def head_size(self) -> int:
+        """Values of one head."""
+        return self.width // self.num_heads
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingFacts:
+    """What a model that embeds does with a text's tokens."""
+
+    shape: EncoderShape
+    pooling: Pooling
+    normalizes: bool
+    """Whether a vector has length 1."""
+    max_tokens: int
+    """Of one text, with the tokens that begin and end it."""
+    padding_id: int
+
+
+def read_embedding_facts(
+    config: Mapping[str, Any],
+    modules: Sequence[Mapping[str, Any]] | None,
+    pooling: Mapping[str, Any] | None,
+    sequence: Mapping[str, Any] | None,
+) -> EmbeddingFacts:
+    """Of the parsed files config.json, modules.json, 1_Pooling/config.json and
+    sentence_bert_config.json, None for one that is not there. Raises UnsupportedModelError, naming
+    the field, for one that is missing or asks for something else."""
+    shape = _shape(config)
+    room = shape.num_positions - shape.first_position
+    asked = (sequence or {}).get("max_seq_length")
+    if asked is not None and (type(asked) is not int or asked < 1):
+        _refuse("max_seq_length is no number of tokens")
+    padding = config.get("pad_token_id") or 0
+    if type(padding) is not int or not 0 <= padding < shape.vocabulary_size:
+        _refuse("pad_token_id is no token")
+    kinds = _kinds(modules)
+    return EmbeddingFacts(
+        shape=shape,
+        pooling=_pooling(pooling),
+        normalizes="Normalize" in kinds,
+        max_tokens=min(asked or room, room),
+        padding_id=padding,
+    )
+
+
+def _shape(config: Mapping[str, Any]) -> EncoderShape:
+    kind = config.get("model_type")
+    if kind != _BERT and kind not in _ROBERTA:
+        _refuse(f"its model_type is {str(kind)[:32]!r}")
+    if config.get("position_embedding_type", "absolute") != "absolute":
+        _refuse("its positions are not absolute")
+    if config.get("hidden_act") != "gelu":
+        _refuse(f"its hidden_act is {str(config.get('hidden_act'))[:32]!r}, not 'gelu'")
+    width = _count(config, "hidden_size", _MAX_WIDTH)
+    heads = _count(config, "num_attention_heads", width)
+    if width % heads:
+        _refuse(f"{heads} heads do not share a width of {width}")
+    epsilon = config.get("layer_norm_eps", 1e-12)
+    if not isinstance(epsilon, float) or not 0.0 < epsilon < 1.0:
+        _refuse("layer_norm_eps is no small number")
+    first = 0 if kind == _BERT else _count(config, "pad_token_id", _MAX_TOKENS) + 1
+    positions = _count(config, "max_position_embeddings", _MAX_TOKENS)
+    if positions - first < 1:
+        _refuse("it has no positions")
+    return EncoderShape(
+        vocabulary_size=_count(config, "vocab_size", 1 << 24),
+        width=width,
+        num_layers=_count(config, "num_hidden_layers", _MAX_LAYERS),
+        num_heads=heads,
+        inner_width=_count(config, "intermediate_size", 1 << 20),
+        epsilon=epsilon,
+        num_positions=positions,
+        first_position=first,
+    )
+
+
+def _count(config: Mapping[str, Any], name: str, most: int) -> int:
+    value = config.get(name)
+    if type(value) is not int or not 0 < value <= most:
+        _refuse(f"config.json has no {name} of 1 to {most}")
+    return value
+
+
+def _kinds(modules: Sequence[Mapping[str, Any]] | None) -> list[str]:
+    """Of the modules, in order; without a list of them the usual ones."""
+    if modules is None:
+        return list(_MODULES)
+    try:
+        kinds = [str(module["type"]).rpartition(".")[2] for module in modules]
+    except (TypeError, KeyError):
+        _refuse("modules.json is no list of modules")
+    if kinds not in (list(_MODULES), list(_MODULES[:2])):
+        _refuse(f"its modules are {', '.join(kinds)[:200]}")
+    return kinds
+
+
+def _pooling(pooling: Mapping[str, Any] | None) -> Pooling:
+    if pooling is None:
+        return Pooling.MEAN
+    chosen = [
+        name.removeprefix(_POOLING_BEGINS)
+        for name, value in pooling.items()
+        if name.startswith(_POOLING_BEGINS) and value
+    ]
+    if len(chosen) != 1 or chosen[0] not in [kind.value for kind in Pooling]:
+        _refuse(f"it pools by {', '.join(chosen)[:100] or 'nothing'}")
+    return Pooling(chosen[0])
+
+
+def _refuse(why: str) -> NoReturn:
+    raise UnsupportedModelError(f"this model cannot embed texts here: {why}; {CAN_BE}")

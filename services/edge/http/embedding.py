@@ -1,0 +1,91 @@
+"""Serves POST /v1/embeddings: whose it is, its limits, and the vectors from a router."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from outrider.errors import OutriderError, by_reason
+from services.edge.context import EdgeContext
+from services.edge.http.exchange import ClientLeft, Exchange
+from services.edge.http.openai_embeddings import AskedEmbeddings, answer_of, asked_of
+from services.edge.http.tokenizing import allowed
+from services.edge.identity import Identity
+from services.edge.models.choice import choose
+from services.edge.upstream.embedding import Embedded, EmbeddingWish, InputError, embedded
+
+_T = TypeVar("_T")
+
+
+async def serve_embeddings(exchange: Exchange) -> None:
+    """Answer one request, which counts as a chat of its client and a request of its tenant, with
+    its tokens. Raises OutriderError, ClientLeft."""
+    exchange.door.check_draining()
+    asked = await asyncio.to_thread(asked_of, await exchange.body())
+    exchange.release()
+    identity = exchange.admit(asked.user) if asked.user else exchange.identity
+    assert identity is not None
+    context: EdgeContext = exchange.door.context
+    model = choose(asked.model, context.models.embedders.names, identity.models)
+    wish = EmbeddingWish(
+        request_id=exchange.request_id,
+        model=model,
+        inputs=asked.inputs,
+        tenant=identity.tenant,
+        priority=identity.class_of(None),
+        residency=identity.residency(asked.residency),
+        dimensions=asked.dimensions,
+        truncate=asked.truncate,
+    )
+    with contextlib.ExitStack() as held:
+        held.callback(exchange.begin_chat(identity.client))
+        found = await _while_wanted(exchange, _limited(context, identity, wish))
+    data = await asyncio.to_thread(_written, found, model, asked)
+    await exchange.answer(200, data, headers=exchange.rate_headers())
+
+
+async def _limited(context: EdgeContext, identity: Identity, wish: EmbeddingWish) -> Embedded:
+    """Within the limits of the tenant. The replica counts the tokens, so that they are taken once
+    they were computed, as those of chats that a region tokenizes."""
+    allowance = context.limiter.begin(identity)
+    try:
+        await allowed(allowance)
+        context.identities.check(identity)  # its key may have been revoked meanwhile
+        found = await embedded(context.upstream, wish)
+        allowance.charge(input_tokens=found.num_tokens)
+        return found
+    except InputError as failed:
+        raise _of_input(failed) from None
+    finally:
+        allowance.close()
+
+
+def _of_input(failed: InputError) -> OutriderError:
+    """The error of one input, with its place."""
+    error = failed.error
+    return by_reason(error.reason)(
+        f"input[{failed.index}]: {error.message}",
+        retry_delay_ms=error.retry_delay_ms,
+        metadata={**error.metadata, "param": "input"},
+    )
+
+
+async def _while_wanted(exchange: Exchange, work: Coroutine[Any, Any, _T]) -> _T:
+    """What `work` returns, unless the client leaves: then it is cancelled. Raises ClientLeft."""
+    task = asyncio.ensure_future(work)
+    watch = asyncio.ensure_future(exchange.left())
+    try:
+        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientLeft
+        return task.result()
+    finally:
+        for each in (task, watch):
+            each.cancel()
+        await asyncio.gather(task, watch, return_exceptions=True)
+
+
+def _written(found: Embedded, model: str, asked: AskedEmbeddings) -> bytes:
+    return answer_of(found.vectors, model, found.num_tokens, found.cost, is_base64=asked.is_base64)

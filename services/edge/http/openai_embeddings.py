@@ -1,0 +1,171 @@
+"""POST /v1/embeddings of the OpenAI API: what is asked for and how it is answered (pure)."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from msgspec import UNSET, UnsetType
+
+from outrider.cost import Cost
+from outrider.models.chat import check_text
+from services.edge.http.bodies import read
+from services.edge.http.openai_errors import refused
+from services.edge.http.openai_reply import decimals
+
+MAX_INPUTS: Final = 2048
+"""Of one request; that API's."""
+_MAX_DIMENSIONS: Final = 1 << 16
+_MAX_ID: Final = (1 << 32) - 1
+_WHOLE: Final = -1
+
+
+class EmbeddingsRequest(msgspec.Struct, kw_only=True):
+    """Asks for the vectors of texts. Fields that are not listed are ignored."""
+
+    input: str | list[str | int | list[int]]
+    """A text or its token ids, one or several, up to 2,048."""
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] = "float"
+    """base64: of the values as little-endian float32."""
+    dimensions: int | None = None
+    """Of a vector only its first so many values."""
+    user: str | None = None
+    truncate_prompt_tokens: int | None = None
+    """-1: inputs that are longer than the model takes lose their end (vLLM); otherwise they are
+    refused."""
+    residency: list[str] | None = None
+    """Regions that may hold the inputs."""
+
+
+class EmbeddingObject(msgspec.Struct, kw_only=True):
+    """The vector of one input."""
+
+    object: Literal["embedding"] = "embedding"
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(msgspec.Struct, kw_only=True):
+    """Tokens of all inputs."""
+
+    prompt_tokens: int
+    total_tokens: int
+    cost: str | UnsetType = UNSET
+    """Ours: what they cost, where the operator has prices."""
+    currency: str | UnsetType = UNSET
+
+
+class EmbeddingList(msgspec.Struct, kw_only=True):
+    """The answer, in the order of the inputs."""
+
+    object: Literal["list"] = "list"
+    data: list[EmbeddingObject]
+    model: str
+    usage: EmbeddingUsage
+
+
+@dataclass(frozen=True, slots=True)
+class AskedEmbeddings:
+    """What a request asks for."""
+
+    inputs: tuple[str | bytes, ...]
+    """Texts, or token ids as little-endian u32."""
+    model: str
+    user: str
+    dimensions: int
+    """0: all."""
+    truncate: bool
+    is_base64: bool
+    residency: tuple[str, ...]
+
+
+_decode: Final = msgspec.json.Decoder(EmbeddingsRequest).decode
+
+
+def asked_of(body: bytes) -> AskedEmbeddings:
+    """Raises InvalidRequestError."""
+    asked = read(_decode, body)
+    inputs = _inputs(asked.input)
+    if not inputs:
+        raise refused("input", "input is empty; send a text, or a list of them")
+    if len(inputs) > MAX_INPUTS:
+        raise refused("input", f"input has {len(inputs)} texts; send {MAX_INPUTS} at once at most")
+    if asked.dimensions is not None and not 1 <= asked.dimensions <= _MAX_DIMENSIONS:
+        raise refused("dimensions", "dimensions is a number from 1 on, or left out")
+    if asked.truncate_prompt_tokens not in (None, _WHOLE):
+        raise refused(
+            "truncate_prompt_tokens",
+            "truncate_prompt_tokens is -1, for as many as the model takes, or left out",
+        )
+    return AskedEmbeddings(
+        inputs=inputs,
+        model=asked.model or "",
+        user=asked.user or "",
+        dimensions=asked.dimensions or 0,
+        truncate=asked.truncate_prompt_tokens == _WHOLE,
+        is_base64=asked.encoding_format == "base64",
+        residency=tuple(asked.residency or ()),
+    )
+
+
+def answer_of(
+    vectors: npt.NDArray[np.float32],
+    model: str,
+    num_tokens: int,
+    cost: Cost | None,
+    *,
+    is_base64: bool,
+) -> bytes:
+    """JSON of [n, d] vectors. Takes a millisecond for some of them: not for an event loop."""
+    data = [
+        EmbeddingObject(index=index, embedding=_written(vector, is_base64=is_base64))
+        for index, vector in enumerate(vectors)
+    ]
+    usage = EmbeddingUsage(
+        prompt_tokens=num_tokens,
+        total_tokens=num_tokens,
+        cost=UNSET if cost is None else decimals(cost.amount_nanos),
+        currency=UNSET if cost is None else cost.currency,
+    )
+    return msgspec.json.encode(EmbeddingList(data=data, model=model, usage=usage))
+
+
+def _written(vector: npt.NDArray[np.float32], *, is_base64: bool) -> list[float] | str:
+    if is_base64:
+        return base64.b64encode(vector.astype("<f4", copy=False).tobytes()).decode()
+    values: list[float] = vector.tolist()
+    return values
+
+
+def _inputs(given: str | list[str | int | list[int]]) -> tuple[str | bytes, ...]:
+    if isinstance(given, str):
+        return (_text(given),)
+    kinds = {type(each) for each in given}
+    if len(kinds) > 1:
+        raise refused("input", "input is texts, token ids, or lists of token ids; send one kind")
+    if kinds == {int}:
+        return (_ids([each for each in given if isinstance(each, int)]),)
+    return tuple(
+        _text(each) if isinstance(each, str) else _ids(each if isinstance(each, list) else [])
+        for each in given
+    )
+
+
+def _text(text: str) -> str:
+    if not text:
+        raise refused("input", "a text of input is empty; leave it out")
+    check_text(text)
+    return text
+
+
+def _ids(ids: list[int]) -> bytes:
+    if not ids:
+        raise refused("input", "a list of token ids is empty; leave it out")
+    if not all(0 <= each <= _MAX_ID for each in ids):
+        raise refused("input", "token ids are numbers from 0 on")
+    return np.array(ids, "<u4").tobytes()

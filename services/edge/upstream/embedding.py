@@ -1,0 +1,190 @@
+"""Vectors of texts, by way of a router: asked of another one if it is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import grpc.aio
+import numpy as np
+import numpy.typing as npt
+
+from outrider.codec.vectors import VectorFormat, unpacked
+from outrider.cost import Cost
+from outrider.errors import MalformedFrameError, OutriderError, UnavailableError
+from outrider.rpc import LOSSES, end_call, loss_reason
+from outrider.session_types import Priority
+from outrider.v1 import embedding_pb2
+from outrider.wire import cost_of, error_from_proto, priority_to_proto
+from services.edge.upstream.pool import RouterPool
+
+MAX_ATTEMPTS: Final = 3
+"""Routers that are asked, one after the other."""
+_MAX_FRAME_INPUTS: Final = 256
+_MAX_FRAME_BYTES: Final = 1 << 20
+"""Of texts in one message; a single longer one goes by itself."""
+_BYTES_PER_TOKEN: Final = 3
+
+Content = str | bytes
+"""A text, or token ids as little-endian u32."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingWish:
+    """What a client asks for."""
+
+    request_id: str
+    model: str
+    inputs: Sequence[Content]
+    tenant: str
+    priority: Priority
+    residency: Sequence[str]
+    dimensions: int = 0
+    """0: all."""
+    truncate: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """What it gets."""
+
+    vectors: npt.NDArray[np.float32]
+    """[n, d] in the order of the inputs."""
+    num_tokens: int
+    cost: Cost | None
+
+
+class InputError(Exception):
+    """One input has no vector."""
+
+    def __init__(self, index: int, error: OutriderError) -> None:
+        super().__init__(error.message)
+        self.index = index
+        self.error = error
+
+
+async def embedded(upstream: RouterPool, wish: EmbeddingWish) -> Embedded:
+    """All vectors. Raises InputError for the first input without one, and OutriderError."""
+    asking = _Asking(wish)
+    avoided: list[str] = []
+    while True:
+        link = upstream.pick(avoided)
+        try:
+            await asking.ask(link.embed())
+            return asking.result()
+        except UnavailableError:
+            avoided.append(link.address)
+            if len(avoided) >= MAX_ATTEMPTS:
+                raise
+
+
+class _Asking:
+    """One request, over all routers that are asked."""
+
+    def __init__(self, wish: EmbeddingWish) -> None:
+        self._wish = wish
+        self._rows: dict[int, npt.NDArray[np.float32]] = {}
+        self._num_tokens = 0
+        self._costs: list[Cost] = []
+
+    def result(self) -> Embedded:
+        """Once every input has its vector."""
+        vectors = np.stack([self._rows[index] for index in range(len(self._wish.inputs))])
+        cost = None
+        if self._costs:
+            nanos = sum(cost.amount_nanos for cost in self._costs)
+            cost = Cost(nanos, self._costs[-1].currency)
+        return Embedded(vectors, self._num_tokens, cost)
+
+    async def ask(self, call: Any) -> None:
+        """Ask a router for the vectors that are missing. Raises what `embedded` raises, and
+        UnavailableError where another router may know better."""
+        missing = [index for index in range(len(self._wish.inputs)) if index not in self._rows]
+        writer = asyncio.create_task(self._write(call, missing))
+        try:
+            async for answer in call:
+                if self._take(answer):
+                    return
+            raise UnavailableError("the router ended its answer")
+        except LOSSES as loss:
+            reason = loss_reason(loss)
+            if type(reason) is OutriderError or not isinstance(reason, OutriderError):
+                raise UnavailableError(f"the router was lost: {reason}") from loss
+            raise reason from loss
+        finally:
+            writer.cancel()
+            end_call(call)
+            await asyncio.gather(writer, return_exceptions=True)
+
+    def _take(self, answer: embedding_pb2.EmbedResponse) -> bool:
+        """Whether it was the last frame."""
+        kind = answer.WhichOneof("kind")
+        if kind == "error":
+            raise error_from_proto(answer.error)
+        if kind == "failed":
+            raise InputError(answer.failed.id, error_from_proto(answer.failed.error))
+        if kind == "done":
+            if len(self._rows) < len(self._wish.inputs):
+                raise MalformedFrameError("the router left inputs without an answer")
+            if (cost := cost_of(answer.done.usage)) is not None:
+                self._costs.append(cost)
+            return True
+        told = answer.vectors
+        try:
+            rows = unpacked(told.data, told.scales, told.dimensions, VectorFormat(told.format))
+        except ValueError as error:
+            raise MalformedFrameError(f"the router sends no vectors: {error}") from error
+        if len(rows) != len(told.ids) or len(told.num_tokens) != len(told.ids):
+            raise MalformedFrameError("the router sends vectors of other inputs")
+        for index, row, num_tokens in zip(told.ids, rows, told.num_tokens, strict=True):
+            if index in self._rows or index >= len(self._wish.inputs):
+                raise MalformedFrameError("the router answers what was not asked")
+            self._rows[index] = row
+            self._num_tokens += num_tokens
+        return False
+
+    async def _write(self, call: Any, missing: Sequence[int]) -> None:
+        # What is wrong with the call is told by its answers.
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            await call.write(embedding_pb2.EmbedRequest(open=self._opening(missing)))
+            for frame in self._frames(missing):
+                await call.write(frame)
+            await call.done_writing()
+
+    def _opening(self, missing: Sequence[int]) -> embedding_pb2.OpenEmbed:
+        wish = self._wish
+        num_bytes = sum(_num_bytes(wish.inputs[index]) for index in missing)
+        return embedding_pb2.OpenEmbed(
+            request_id=wish.request_id,
+            model=wish.model,
+            priority=priority_to_proto(wish.priority),
+            format=embedding_pb2.VECTOR_FORMAT_F32,
+            dimensions=wish.dimensions,
+            truncate=wish.truncate,
+            tenant=wish.tenant,
+            residency=wish.residency,
+            estimated_tokens=num_bytes // _BYTES_PER_TOKEN + 2 * len(missing),
+        )
+
+    def _frames(self, missing: Sequence[int]) -> Iterator[embedding_pb2.EmbedRequest]:
+        made, num_bytes = embedding_pb2.EmbedInputs(), 0
+        for index in missing:
+            content = self._wish.inputs[index]
+            size = _num_bytes(content)
+            is_full = len(made.inputs) >= _MAX_FRAME_INPUTS or num_bytes + size > _MAX_FRAME_BYTES
+            if made.inputs and is_full:
+                yield embedding_pb2.EmbedRequest(inputs=made)
+                made, num_bytes = embedding_pb2.EmbedInputs(), 0
+            if isinstance(content, str):
+                made.inputs.add(id=index, text=content)
+            else:
+                made.inputs.add(id=index, ids=content)
+            num_bytes += size
+        yield embedding_pb2.EmbedRequest(inputs=made)
+
+
+def _num_bytes(content: Content) -> int:
+    return len(content.encode()) if isinstance(content, str) else len(content)

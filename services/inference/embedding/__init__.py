@@ -1,0 +1,1 @@
+"""Replicas of models that embed: queue, tokenizer threads, engines, and the gRPC side."""

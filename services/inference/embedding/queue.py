@@ -1,0 +1,221 @@
+"""What a replica that embeds has to do: inputs that wait for a tokenizer, then an engine (pure).
+
+    text --next_text--> with a tokenizer --tokenized--> token buffer --next_batch--> engine
+    ids --------------------------------------------------^
+
+A batch is of texts of one padded length (decision 0022), within a budget of tokens. Which length it
+is: that of the longest text that waits, in the highest class that waits; that of the oldest text
+once it has waited for `max_wait_ms`; and whatever its class, that of one that has waited for
+`starvation_ms`. All that is held is bounded: further inputs are refused, and texts stay texts while
+the token buffer is full.
+
+Keys are the caller's. Times are in seconds on the clock of `now`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from outrider.engines.embedding import Ids, padded_tokens
+from outrider.errors import FrameTooLargeError, OverloadedError
+from outrider.session_types import Priority
+from services.inference.embedding.limits import EmbeddingLimits
+
+_CLASSES: Final = (Priority.HIGH, Priority.MEDIUM, Priority.LOW)
+_RETRY_MS: Final = 250
+_BYTES_PER_TOKEN: Final = 4
+"""Of text that is not tokenized yet, as an estimate; of ids as they come."""
+_NO_KEYS: Final[dict[int, None]] = {}
+
+
+@dataclass(slots=True)
+class _Input:
+    key: int
+    priority: Priority
+    arrived_at: float
+    deadline_at: float | None
+    num_bytes: int
+    ids: Ids | None = None
+
+    @property
+    def estimated_tokens(self) -> int:
+        if self.ids is not None:
+            return len(self.ids)
+        return self.num_bytes // _BYTES_PER_TOKEN + 2
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingBatch:
+    """One engine call."""
+
+    keys: tuple[int, ...]
+    texts: tuple[Ids, ...]
+    padded_tokens: int
+    """Length of each row."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Of the texts, without padding."""
+        return sum(map(len, self.texts))
+
+
+class EmbeddingQueue:
+    """All inputs of a replica, from `add` to `finished`."""
+
+    def __init__(self, limits: EmbeddingLimits) -> None:
+        self._limits = limits
+        self._inputs: dict[int, _Input] = {}
+        self._texts: dict[Priority, dict[int, None]] = {it: {} for it in _CLASSES}
+        """In the order in which they came; as `_ready` and `_lengths`."""
+        self._ready: dict[Priority, dict[int, None]] = {it: {} for it in _CLASSES}
+        self._lengths: dict[Priority, dict[int, dict[int, None]]] = {it: {} for it in _CLASSES}
+        """The same keys by padded length."""
+        self._num_bytes = 0
+        self._num_estimated_tokens = 0
+        self.num_buffered_tokens = 0
+        """In the token buffer."""
+
+    def __len__(self) -> int:
+        """Inputs that are not finished."""
+        return len(self._inputs)
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all of them, estimated where they are not known."""
+        return self._num_estimated_tokens
+
+    def add(
+        self,
+        key: int,
+        num_bytes: int,
+        priority: Priority,
+        deadline_at: float | None,
+        now: float,
+        *,
+        ids: Ids | None = None,
+    ) -> None:
+        """An input of so many bytes, with `ids` if it needs no tokenizer. Raises OverloadedError,
+        FrameTooLargeError; then it is not there."""
+        limits = self._limits
+        if num_bytes > limits.max_input_bytes:
+            raise FrameTooLargeError(
+                f"an input has {num_bytes} bytes, the most is {limits.max_input_bytes}; shorten it"
+            )
+        if (
+            len(self._inputs) >= limits.max_inputs
+            or self._num_bytes + num_bytes > limits.max_text_bytes
+        ):
+            raise OverloadedError(
+                f"{len(self._inputs)} inputs wait here already; send fewer at once, or try again",
+                retry_delay_ms=_RETRY_MS,
+            )
+        made = _Input(key, priority, now, deadline_at, num_bytes, ids)
+        self._inputs[key] = made
+        self._num_bytes += num_bytes
+        self._num_estimated_tokens += made.estimated_tokens
+        if ids is None:
+            self._texts[priority][key] = None
+        else:
+            self._buffer(made, ids)
+
+    def next_text(self, now: float) -> int | None:
+        """The next text for a tokenizer, which follows it up with `tokenized` or `finished`; None:
+        there is none, or no room for its tokens."""
+        if self.num_buffered_tokens >= self._limits.max_buffered_tokens:
+            return None
+        first = self._first([texts for texts in self._texts.values() if texts], now)
+        if first is None:
+            return None
+        del self._texts[first.priority][first.key]
+        return first.key
+
+    def tokenized(self, key: int, ids: Ids) -> None:
+        """The tokens of a text that `next_text` gave."""
+        found = self._inputs.get(key)
+        if found is None:
+            return  # finished meanwhile: cancelled, or too late
+        self._num_estimated_tokens += len(ids) - found.estimated_tokens
+        self._buffer(found, ids)
+
+    def next_batch(self, now: float) -> EmbeddingBatch | None:
+        """The next engine call, whose inputs are `finished` later; None: nothing is ready."""
+        chosen = self._choose(now)
+        if chosen is None:
+            return None
+        first, padded = chosen
+        most = min(self._limits.max_batch_texts, max(1, self._limits.max_batch_tokens // padded))
+        found: list[_Input] = []
+        for key in self._of_length(first, padded):
+            if len(found) == most:
+                break
+            found.append(self._inputs[key])
+        for each in found:
+            self._unbuffer(each)
+        texts = tuple(each.ids for each in found if each.ids is not None)
+        return EmbeddingBatch(tuple(each.key for each in found), texts, padded)
+
+    def finished(self, key: int) -> bool:
+        """An input needs nothing more: it was answered, or nobody wants it. False: it was finished
+        before."""
+        found = self._inputs.pop(key, None)
+        if found is None:
+            return False
+        self._num_bytes -= found.num_bytes
+        self._num_estimated_tokens -= found.estimated_tokens
+        self._texts[found.priority].pop(key, None)
+        if key in self._ready[found.priority]:
+            self._unbuffer(found)
+        return True
+
+    def expired(self, now: float) -> list[int]:
+        """Inputs whose deadline has passed; the caller finishes them. Takes time in proportion to
+        all that wait."""
+        return [
+            each.key
+            for each in self._inputs.values()
+            if each.deadline_at is not None and each.deadline_at <= now
+        ]
+
+    def _buffer(self, found: _Input, ids: Ids) -> None:
+        found.ids = ids
+        self.num_buffered_tokens += len(ids)
+        self._ready[found.priority][found.key] = None
+        of_length = self._lengths[found.priority].setdefault(padded_tokens(len(ids)), {})
+        of_length[found.key] = None
+
+    def _unbuffer(self, found: _Input) -> None:
+        assert found.ids is not None, "it is in the token buffer"
+        padded = padded_tokens(len(found.ids))
+        self.num_buffered_tokens -= len(found.ids)
+        del self._ready[found.priority][found.key]
+        lengths = self._lengths[found.priority]
+        del lengths[padded][found.key]
+        if not lengths[padded]:
+            del lengths[padded]
+
+    def _choose(self, now: float) -> tuple[Priority, int] | None:
+        """The class and the length of what comes next."""
+        first = self._first([ready for ready in self._ready.values() if ready], now)
+        if first is None:
+            return None
+        if (now - first.arrived_at) * 1e3 < self._limits.max_wait_ms:
+            return first.priority, max(self._lengths[first.priority])
+        assert first.ids is not None, "it is in the token buffer"
+        return first.priority, padded_tokens(len(first.ids))
+
+    def _first(self, waiting: list[dict[int, None]], now: float) -> _Input | None:
+        """The oldest input of the highest class that waits, or one that starves; `waiting`: keys of
+        each class that has some, the highest first."""
+        oldest = [self._inputs[next(iter(keys))] for keys in waiting]
+        if not oldest:
+            return None
+        starving = min(oldest, key=lambda each: each.arrived_at)
+        is_starving = (now - starving.arrived_at) * 1e3 >= self._limits.starvation_ms
+        return starving if is_starving else oldest[0]
+
+    def _of_length(self, first: Priority, padded: int) -> Iterator[int]:
+        """Of this class, then of the others, the highest first."""
+        for priority in (first, *(it for it in _CLASSES if it is not first)):
+            yield from self._lengths[priority].get(padded, _NO_KEYS)

@@ -1,0 +1,402 @@
+"""The gRPC side of a replica that embeds: requests, and what routers watch."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from outrider.codec.vectors import VectorFormat, packed
+from outrider.engines.embedding import Ids, shortened
+from outrider.errors import (
+    DrainingError,
+    InvalidRequestError,
+    MalformedFrameError,
+    OutriderError,
+    UnavailableError,
+    UnknownModelError,
+    VocabularyMismatchError,
+)
+from outrider.model_identity import short_form
+from outrider.rpc import discarded, incoming
+from outrider.session_types import Priority, Usage
+from outrider.telemetry.refusals import RefusalLog
+from outrider.v1 import embedding_pb2, inference_pb2
+from outrider.v1.embedding_pb2_grpc import EmbeddingServiceServicer
+from outrider.v1.inference_pb2_grpc import InferenceServiceServicer
+from outrider.wire import error_to_proto, priority_from_proto, usage_to_proto
+from services.inference.embedding.pipeline import (
+    EmbeddingInput,
+    EmbeddingPipeline,
+    Outcome,
+    ids_of,
+)
+from services.inference.streaming.wire import error_frame
+
+_LOAD_INTERVAL_MS: Final = 50
+_MAX_WAITING: Final = 64
+"""Answers that wait for a peer to read them; meanwhile nothing more is read of it."""
+_MAX_INPUTS: Final = 1 << 16
+"""Of one request."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingContract:
+    """What the replica serves, for routers."""
+
+    model: str
+    replica: str
+    region: str
+    vocabulary_digest: bytes
+    vocabulary_size: int
+    model_identity: bytes
+    engine: str
+    dimensions: int
+    max_tokens: int
+    normalizes: bool
+
+    def to_proto(self) -> inference_pb2.GetModelResponse:
+        """For GetModel."""
+        return inference_pb2.GetModelResponse(
+            model=self.model,
+            vocabulary_digest=self.vocabulary_digest,
+            vocabulary_size=self.vocabulary_size,
+            max_context_tokens=self.max_tokens,
+            engine=self.engine,
+            replica=self.replica,
+            region=self.region,
+            model_identity=self.model_identity,
+            embedding_dimensions=self.dimensions,
+        )
+
+
+class _Request:
+    """One Embed call: its inputs in, their answers out."""
+
+    def __init__(
+        self,
+        contract: EmbeddingContract,
+        pipeline: EmbeddingPipeline,
+        opened: embedding_pb2.OpenEmbed,
+    ) -> None:
+        """Raises UnknownModelError, InvalidRequestError, VocabularyMismatchError."""
+        if opened.model not in ("", contract.model):
+            raise UnknownModelError(f"this replica serves {contract.model}")
+        if opened.model_identity not in (b"", contract.model_identity):
+            raise VocabularyMismatchError(
+                f"this replica is {short_form(contract.model_identity)}, the request is of "
+                f"{short_form(opened.model_identity)}: their vectors differ"
+            )
+        if opened.dimensions > contract.dimensions:
+            raise InvalidRequestError(
+                f"{contract.model} has {contract.dimensions} dimensions, not {opened.dimensions}"
+            )
+        try:
+            self._format = VectorFormat(opened.format or VectorFormat.F32)
+        except ValueError:
+            raise MalformedFrameError(f"vectors have no format {opened.format}") from None
+        self._contract = contract
+        self._pipeline = pipeline
+        self._dimensions = opened.dimensions or contract.dimensions
+        self._truncate = opened.truncate
+        self._priority = priority_from_proto(opened.priority) or Priority.MEDIUM
+        self._deadline_at = (
+            time.monotonic() + opened.deadline_ms / 1e3 if opened.deadline_ms else None
+        )
+        self._ids: dict[int, int] = {}
+        """Numbers of inputs without an answer by the pipeline's keys."""
+        self._keys: dict[int, int] = {}
+        self._seen: set[int] = set()
+        """Numbers of all inputs."""
+        self._answers: asyncio.Queue[embedding_pb2.EmbedResponse | None] = asyncio.Queue()
+        self._has_room = asyncio.Event()
+        self._has_room.set()
+        self._answer = self._answered
+        """One object, by which the pipeline tells the inputs of a request."""
+        self._is_whole = False
+        self._num_tokens = 0
+
+    async def next(self) -> embedding_pb2.EmbedResponse | None:
+        """The next answer for the peer; None: every input has its answer."""
+        answer = await self._answers.get()
+        if self._answers.qsize() <= _MAX_WAITING:
+            self._has_room.set()
+        return answer
+
+    async def room(self) -> None:
+        """Return once the peer has read enough of its answers for more inputs."""
+        await self._has_room.wait()
+
+    def take(self, frame: embedding_pb2.EmbedRequest) -> None:
+        """A frame of the peer. Raises MalformedFrameError."""
+        kind = frame.WhichOneof("kind")
+        if kind == "inputs":
+            for given in frame.inputs.inputs:
+                self._add(given)
+        elif kind == "cancel":
+            keys = [self._keys[number] for number in frame.cancel.ids if number in self._keys]
+            self._pipeline.cancel(keys)
+        else:
+            raise MalformedFrameError("a request is opened once; send inputs, or cancel some")
+
+    def no_more_inputs(self) -> None:
+        """The peer has sent all."""
+        self._is_whole = True
+        self._end_if_done()
+
+    def leave(self) -> None:
+        """The peer is gone."""
+        self._pipeline.cancel(list(self._ids))
+
+    def done(self) -> embedding_pb2.EmbedResponse:
+        """The last frame."""
+        return embedding_pb2.EmbedResponse(
+            done=embedding_pb2.EmbedDone(
+                model=self._contract.model,
+                usage=usage_to_proto(Usage(prompt_tokens=self._num_tokens)),
+                model_identity=self._contract.model_identity,
+            )
+        )
+
+    def _add(self, given: embedding_pb2.EmbedInput) -> None:
+        if given.id in self._seen:
+            raise MalformedFrameError(f"two inputs have the number {given.id}")
+        if len(self._seen) >= _MAX_INPUTS:
+            raise MalformedFrameError(f"a request has at most {_MAX_INPUTS} inputs; open another")
+        self._seen.add(given.id)
+        try:
+            key = self._pipeline.submit(self._input(given))
+        except OutriderError as error:
+            self._fail(given.id, error)
+            return
+        self._ids[key], self._keys[given.id] = given.id, key
+
+    def _input(self, given: embedding_pb2.EmbedInput) -> EmbeddingInput:
+        kind = given.WhichOneof("content")
+        content: str | Ids
+        if kind == "ids":
+            if len(given.ids) % 4:
+                raise MalformedFrameError("token ids are four bytes each")
+            content, num_bytes = ids_of(given.ids), len(given.ids)
+        else:
+            content, num_bytes = given.text, len(given.text.encode())
+        return EmbeddingInput(
+            content,
+            num_bytes,
+            self._truncate,
+            self._priority,
+            self._deadline_at,
+            self._answer,
+        )
+
+    def _answered(self, outcomes: list[tuple[int, Outcome]]) -> None:
+        found: list[tuple[int, Any, int]] = []
+        for key, outcome in outcomes:
+            number = self._ids.pop(key)
+            del self._keys[number]
+            if isinstance(outcome, OutriderError):
+                self._fail(number, outcome)
+            else:
+                found.append((number, *outcome))
+        if found:
+            vectors = shortened(
+                np.stack([vector for _, vector, _ in found]),
+                self._dimensions,
+                normalizes=self._contract.normalizes,
+            )
+            data, scales = packed(vectors, self._format)
+            self._num_tokens += sum(count for _, _, count in found)
+            told = embedding_pb2.Vectors(
+                ids=[number for number, _, _ in found],
+                num_tokens=[count for _, _, count in found],
+                dimensions=vectors.shape[1],
+                format=embedding_pb2.VectorFormat.ValueType(self._format),
+                data=data,
+                scales=scales,
+            )
+            self._put(embedding_pb2.EmbedResponse(vectors=told))
+        self._end_if_done()
+
+    def _fail(self, number: int, error: OutriderError) -> None:
+        failed = embedding_pb2.InputFailed(id=number, error=error_to_proto(error))
+        self._put(embedding_pb2.EmbedResponse(failed=failed))
+        self._end_if_done()
+
+    def _put(self, answer: embedding_pb2.EmbedResponse) -> None:
+        self._answers.put_nowait(answer)
+        if self._answers.qsize() > _MAX_WAITING:
+            self._has_room.clear()
+
+    def _end_if_done(self) -> None:
+        if self._is_whole and not self._ids:
+            self._answers.put_nowait(None)
+
+
+class EmbeddingReplicaService(EmbeddingServiceServicer, InferenceServiceServicer):
+    """Requests over one pipeline, and what every replica tells routers. Sessions are refused: there
+    are no replies here."""
+
+    def __init__(self, contract: EmbeddingContract, pipeline: EmbeddingPipeline) -> None:
+        self._contract = contract
+        self._pipeline = pipeline
+        self._changed = asyncio.Event()
+        self._is_closed = False
+        self._is_drained = False
+        self._num_requests = 0
+        self._refused = RefusalLog("embeddings")
+
+    @property
+    def num_requests(self) -> int:
+        """Under way."""
+        return self._num_requests
+
+    def changed(self) -> None:
+        """The load is another one."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def set_drained(self, *, drained: bool) -> None:
+        """No new requests from now on, or again."""
+        self._is_drained = drained
+        self.changed()
+
+    async def idle(self, limit_s: float) -> None:
+        """Return when no request is under way, or after so long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                while self._num_requests:
+                    await self._changed.wait()
+
+    def close(self) -> None:
+        """End what routers watch."""
+        self._is_closed = True
+        self.changed()
+
+    async def Embed(
+        self, request_iterator: Any, context: Any
+    ) -> AsyncIterator[embedding_pb2.EmbedResponse]:
+        frames = incoming(request_iterator)
+        try:
+            self._check()
+            request = _Request(self._contract, self._pipeline, await _opened(frames))
+            async with aclosing(self._answers(request, frames)) as answers:
+                async for answer in answers:
+                    yield answer
+        except OutriderError as error:
+            self._refused.note(error.reason)
+            yield embedding_pb2.EmbedResponse(error=error_to_proto(error))
+            await discarded(frames)
+
+    def _check(self) -> None:
+        if self._is_closed:
+            raise UnavailableError("this replica is shutting down; go elsewhere")
+        if self._is_drained:
+            raise DrainingError("this replica takes nothing new; go elsewhere")
+
+    async def _answers(
+        self, request: _Request, frames: AsyncIterator[embedding_pb2.EmbedRequest]
+    ) -> AsyncGenerator[embedding_pb2.EmbedResponse, None]:
+        """All that there are. Raises OutriderError for frames that are none."""
+        self._num_requests += 1
+        reader = asyncio.create_task(_read(frames, request))
+        try:
+            async for answer in _until(request, reader):
+                yield answer
+            yield request.done()
+        finally:
+            self._num_requests -= 1
+            self.changed()
+            request.leave()
+            reader.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
+
+    async def Generate(
+        self, request_iterator: Any, context: Any
+    ) -> AsyncIterator[inference_pb2.GenerateResponse]:
+        """Routers keep a stream to every replica."""
+        error = InvalidRequestError(
+            f"{self._contract.model} makes vectors of texts and writes no replies; ask "
+            "/v1/embeddings, or name another model"
+        )
+        async for message in incoming(request_iterator):
+            opened = [frame.session for frame in message.frames if frame.HasField("open")]
+            if opened:
+                frames = [error_frame(number, error) for number in opened]
+                yield inference_pb2.GenerateResponse(frames=frames)
+
+    async def WatchLoad(
+        self, request: inference_pb2.WatchLoadRequest, context: Any
+    ) -> AsyncIterator[inference_pb2.WatchLoadResponse]:
+        interval_s = (request.min_interval_ms or _LOAD_INTERVAL_MS) / 1e3
+        longest_s = request.max_interval_ms / 1e3 or None
+        while not self._is_closed:
+            changed = self._changed
+            load = self._pipeline.load
+            yield inference_pb2.WatchLoadResponse(
+                running_sessions=self._num_requests,
+                queued_prompt_tokens=load.num_tokens,
+                row_ms=load.token_ms,
+                draining=self._is_drained,
+            )
+            await asyncio.sleep(interval_s)
+            try:
+                async with asyncio.timeout(longest_s and max(0.0, longest_s - interval_s)):
+                    await changed.wait()
+            except TimeoutError:
+                pass  # time for a heartbeat
+
+    async def WatchKv(
+        self, request: inference_pb2.WatchKvRequest, context: Any
+    ) -> AsyncIterator[inference_pb2.WatchKvResponse]:
+        """There is no KV: the stream ends at once."""
+        nothing: tuple[inference_pb2.WatchKvResponse, ...] = ()
+        for response in nothing:
+            yield response
+
+    async def GetModel(
+        self, request: inference_pb2.GetModelRequest, context: Any
+    ) -> inference_pb2.GetModelResponse:
+        return self._contract.to_proto()
+
+    async def Drain(
+        self, request: inference_pb2.DrainRequest, context: Any
+    ) -> inference_pb2.DrainResponse:
+        self.set_drained(drained=not request.undo)
+        return inference_pb2.DrainResponse()
+
+
+async def _opened(frames: AsyncIterator[embedding_pb2.EmbedRequest]) -> embedding_pb2.OpenEmbed:
+    async for frame in frames:
+        if frame.WhichOneof("kind") == "open":
+            return frame.open
+        break
+    raise MalformedFrameError("a request begins with its open")
+
+
+async def _read(frames: AsyncIterator[embedding_pb2.EmbedRequest], request: _Request) -> None:
+    async for frame in frames:
+        await request.room()
+        request.take(frame)
+    request.no_more_inputs()
+
+
+async def _until(
+    request: _Request, reader: asyncio.Task[None]
+) -> AsyncIterator[embedding_pb2.EmbedResponse]:
+    """The answers to all inputs. Raises what reading raises."""
+    while True:
+        getting = asyncio.ensure_future(request.next())
+        await asyncio.wait({getting, reader}, return_when=asyncio.FIRST_COMPLETED)
+        if not getting.done() and reader.done() and reader.exception() is not None:
+            getting.cancel()
+            reader.result()
+        answer = await getting
+        if answer is None:
+            return
+        yield answer

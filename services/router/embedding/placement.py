@@ -1,0 +1,99 @@
+"""Which replica gets inputs to embed: the one that has them done first, as predicted (pure).
+
+    predicted ms = round trip + cost of a token * (tokens it reported + tokens sent since + these)
+
+What it reported includes what this router sent before the report; what is counted here twice for
+one report interval makes a burst spread, and never gathers it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Final
+
+from outrider.errors import NoReplicaError, UnknownModelError
+from outrider.model_identity import same_model, short_form
+from services.router.fleet.replica import Replica
+
+_BYTES_PER_TOKEN: Final = 3
+"""Rather too few: what a tenant has reserved and not used it gets back."""
+_AROUND: Final = 2
+"""Tokens that begin and end a text."""
+_RETRY_MS: Final = 500
+_ASSUMED_TOKEN_MS: Final = 0.5
+"""Of a replica that has not reported yet."""
+
+
+def estimated_tokens(num_bytes: int, max_tokens: int) -> int:
+    """Of a text of so many bytes, for a model that takes so many; 0: not known."""
+    estimate = num_bytes // _BYTES_PER_TOKEN + _AROUND
+    return min(estimate, max_tokens) if max_tokens else estimate
+
+
+class EmbeddingPlacement:
+    """What was sent to each replica and is not answered yet."""
+
+    def __init__(self) -> None:
+        self._sent: dict[str, int] = {}
+
+    def sent_tokens(self, replica: str) -> int:
+        """Estimated tokens of this router's inputs there."""
+        return self._sent.get(replica, 0)
+
+    def sent(self, replica: str, num_tokens: int) -> None:
+        """Inputs of so many tokens were sent there."""
+        self._sent[replica] = self.sent_tokens(replica) + num_tokens
+
+    def settled(self, replica: str, num_tokens: int) -> None:
+        """They were answered, or are somebody else's now."""
+        left = self.sent_tokens(replica) - num_tokens
+        if left > 0:
+            self._sent[replica] = left
+        else:
+            self._sent.pop(replica, None)
+
+    def predicted_ms(self, replica: Replica, num_tokens: int) -> float:
+        """Until so many further tokens would be done there."""
+        load = replica.load
+        reported = load.queued_prompt_tokens if load is not None else 0
+        token_ms = (load.row_ms if load is not None else 0.0) or _ASSUMED_TOKEN_MS
+        ahead = max(reported, self.sent_tokens(replica.name))
+        instances = load.num_instances if load is not None else 1
+        return replica.rtt.smoothed_ms + token_ms * (ahead + num_tokens) / instances
+
+    def choose(
+        self,
+        replicas: Iterable[Replica],
+        model: str,
+        num_tokens: int,
+        *,
+        identity: bytes,
+        residency: Collection[str],
+        exclude: Collection[str] = (),
+    ) -> Replica:
+        """The one with the least predicted time. `identity`: what other vectors of the request were
+        computed by; b"": there are none. Raises UnknownModelError, NoReplicaError."""
+        embedders = [it for it in replicas if it.model is not None and it.model.dimensions]
+        serving = [it for it in embedders if it.model_name == model]
+        if not serving:
+            names = ", ".join(sorted({it.model_name for it in embedders})) or "none"
+            raise UnknownModelError(
+                f"No replica embeds with model {model[:100]!r}; those that embed here: {names}."
+            )
+        able = [
+            it
+            for it in serving
+            if it.takes_sessions
+            and it.name not in exclude
+            and (not residency or it.region in residency)
+        ]
+        same = [it for it in able if not identity or same_model(it.model_identity, identity)]
+        if not same:
+            states = ", ".join(f"{it.name} {it.state.name}" for it in serving)
+            what = f", as {short_form(identity)} computes," if able else ""
+            raise NoReplicaError(
+                f"No replica can embed with model {model}{what} now ({states}): try again in a "
+                "moment.",
+                retry_delay_ms=_RETRY_MS,
+            )
+        return min(same, key=lambda it: (self.predicted_ms(it, num_tokens), it.name))

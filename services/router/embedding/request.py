@@ -1,0 +1,89 @@
+"""One request for vectors: which input is where, and that each is answered once (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from outrider.errors import MalformedFrameError
+
+
+@dataclass(slots=True)
+class PendingInput:
+    """One without an answer."""
+
+    number: int
+    frame: bytes
+    """A serialised EmbedInput."""
+    num_tokens: int
+    """Estimated."""
+    replica: str = ""
+    """Where it is; empty: to be placed."""
+    lost: list[str] = field(default_factory=list)
+    """Replicas that were lost while they had it."""
+
+
+class EmbeddingRequest:
+    """The inputs of a request, from `add` to their answer."""
+
+    def __init__(self, max_inputs: int, max_lost_replicas: int) -> None:
+        """`max_inputs`: of the request, over its life."""
+        self._max_inputs = max_inputs
+        self._max_lost = max_lost_replicas
+        self._pending: dict[int, PendingInput] = {}
+        self._seen: set[int] = set()
+        self.is_whole = False
+        """Whether no further inputs come."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every input has its answer."""
+        return self.is_whole and not self._pending
+
+    @property
+    def pending(self) -> list[PendingInput]:
+        """Those without an answer."""
+        return list(self._pending.values())
+
+    def add(self, number: int, frame: bytes, num_tokens: int) -> PendingInput:
+        """One more. Raises MalformedFrameError for a number that was there."""
+        if number in self._seen:
+            raise MalformedFrameError(f"Two inputs have the number {number}.")
+        if len(self._seen) >= self._max_inputs:
+            raise MalformedFrameError(f"A request has at most {self._max_inputs} inputs.")
+        self._seen.add(number)
+        made = self._pending[number] = PendingInput(number, frame, num_tokens)
+        return made
+
+    def placed(self, inputs: Iterable[PendingInput], replica: str) -> None:
+        """They are sent there."""
+        for each in inputs:
+            each.replica = replica
+
+    def answered(self, numbers: Sequence[int], replica: str) -> list[PendingInput]:
+        """A replica answers inputs, each of which needs no other answer from here on. Raises
+        MalformedFrameError if one of them has an answer or is not there; then none is answered."""
+        found = [self._pending.get(number) for number in numbers]
+        if len(set(numbers)) != len(numbers) or any(
+            each is None or each.replica != replica for each in found
+        ):
+            raise MalformedFrameError(f"The replica {replica} answers inputs that it has not got.")
+        return [self._pending.pop(number) for number in numbers]
+
+    def given_up(self, number: int) -> PendingInput | None:
+        """An input is answered without a replica; None: it was before."""
+        return self._pending.pop(number, None)
+
+    def lost(
+        self, replica: str, *, had_them: bool = True
+    ) -> tuple[list[PendingInput], list[PendingInput]]:
+        """A replica is lost: its inputs that are to be placed anew, and those that were lost so
+        often that they are not. `had_them`: whether it may have seen them."""
+        anew, spent = list[PendingInput](), list[PendingInput]()
+        for each in self._pending.values():
+            if each.replica == replica:
+                each.replica = ""
+                if had_them:
+                    each.lost.append(replica)
+                (spent if len(each.lost) >= self._max_lost else anew).append(each)
+        return anew, spent

@@ -1,0 +1,141 @@
+"""Vectors by way of routers, of which one is lost, over real gRPC."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import grpc.aio
+import numpy as np
+import pytest
+
+from outrider.errors import (
+    MalformedFrameError,
+    OverloadedError,
+    PromptTooLongError,
+    UnavailableError,
+)
+from outrider.rpc import bind, make_channel, make_server
+from outrider.session_types import Priority
+from outrider.v1 import embedding_pb2, embedding_pb2_grpc
+from outrider.wire import error_to_proto
+from services.edge.upstream.embedding import EmbeddingWish, InputError, embedded
+from services.edge.upstream.pool import RouterPool
+
+Answer = embedding_pb2.EmbedResponse
+WISH = EmbeddingWish(
+    "r", "e", [f"text {i}" for i in range(300)] + [b"\1\0\0\0"], "t", Priority.LOW, ()
+)
+DONE = Answer(done=embedding_pb2.EmbedDone(model="e"))
+
+
+class Router(embedding_pb2_grpc.EmbeddingRouterServiceServicer):
+    """Answers so many inputs, each by its number, and then what it is told to."""
+
+    def __init__(self, most: int = 1 << 20, *last: Answer) -> None:
+        self.most, self.last = most, last or (DONE,)
+        self.opened: list[embedding_pb2.OpenEmbed] = []
+        self.taken: list[int] = []
+
+    async def Embed(self, request_iterator: Any, context: Any) -> AsyncIterator[Answer]:
+        async for frame in request_iterator:
+            if frame.HasField("open"):
+                self.opened.append(frame.open)
+            for given in frame.inputs.inputs:
+                self.taken.append(given.id)
+                if len(self.taken) <= self.most:
+                    yield vector(given.id)
+        for answer in self.last:
+            yield answer
+
+
+def vector(number: int, data: bytes | None = None) -> Answer:
+    value = np.array([number], "<f4").tobytes() if data is None else data
+    f32 = embedding_pb2.VECTOR_FORMAT_F32
+    told = embedding_pb2.Vectors(ids=[number], num_tokens=[2], dimensions=1, format=f32, data=value)
+    return Answer(vectors=told)
+
+
+class Pool:
+    """The least that is wanted of a pool: the routers in order."""
+
+    def __init__(self, channels: list[grpc.aio.Channel]) -> None:
+        self._channels = channels
+
+    def pick(self, avoid: Collection[str] = ()) -> Any:
+        channel = self._channels[len(avoid) % len(self._channels)]
+
+        class Link:
+            address = str(len(avoid))
+
+            def embed(self) -> Any:
+                return embedding_pb2_grpc.EmbeddingRouterServiceStub(channel).Embed()
+
+        return Link()
+
+
+@asynccontextmanager
+async def pool_of(*routers: Router) -> AsyncIterator[RouterPool]:
+    servers, channels = [], []
+    for router in routers:
+        server = make_server()
+        embedding_pb2_grpc.add_EmbeddingRouterServiceServicer_to_server(router, server)
+        port = bind(server, "127.0.0.1", 0)
+        await server.start()
+        servers.append(server)
+        channels.append(make_channel(f"127.0.0.1:{port}"))
+    try:
+        yield cast("RouterPool", Pool(channels))
+    finally:
+        for channel in channels:
+            await channel.close()
+        for server in servers:
+            await server.stop(None)
+
+
+async def test_vectors_come_in_the_order_of_the_inputs() -> None:
+    router = Router()
+    async with pool_of(router) as pool:
+        found = await embedded(pool, WISH)
+    assert found.vectors[:, 0].tolist() == list(range(301))
+    assert (found.num_tokens, found.cost) == (602, None)
+    (opened,) = router.opened
+    assert (opened.model, opened.tenant, opened.priority) == ("e", "t", 1)
+    assert opened.estimated_tokens > 301
+
+
+async def test_another_router_is_asked_for_what_is_missing() -> None:
+    lost, other = Router(120, *[]), Router()
+    lost.last = (Answer(error=error_to_proto(UnavailableError("it stops"))),)
+    async with pool_of(lost, other) as pool:
+        found = await embedded(pool, WISH)
+    assert found.vectors[:, 0].tolist() == list(range(301))
+    assert found.num_tokens == 602
+    assert len(other.taken) == 181
+
+
+@pytest.mark.parametrize(
+    ("last", "error"),
+    [
+        (Answer(error=error_to_proto(OverloadedError("full"))), OverloadedError),
+        (Answer(error=error_to_proto(UnavailableError("gone"))), UnavailableError),
+        (DONE, MalformedFrameError),
+        (vector(0), MalformedFrameError),
+        (vector(999), MalformedFrameError),
+        (vector(5, b"123"), MalformedFrameError),
+    ],
+)
+async def test_what_routers_may_say_instead(last: Answer, error: type[Exception]) -> None:
+    async with pool_of(Router(1, last)) as pool:
+        with pytest.raises(error):
+            await embedded(pool, WISH)
+
+
+async def test_an_input_without_a_vector_ends_the_request() -> None:
+    failed = embedding_pb2.InputFailed(id=7, error=error_to_proto(PromptTooLongError("long")))
+    async with pool_of(Router(1, Answer(failed=failed))) as pool:
+        with pytest.raises(InputError) as raised:
+            await embedded(pool, WISH)
+    assert raised.value.index == 7
+    assert isinstance(raised.value.error, PromptTooLongError)

@@ -1,0 +1,183 @@
+"""What waits for tokenizers and engines, in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.engines.embedding import Ids, padded_tokens
+from outrider.errors import FrameTooLargeError, OverloadedError
+from outrider.session_types import Priority
+from services.inference.embedding.limits import EmbeddingLimits
+from services.inference.embedding.queue import EmbeddingQueue
+
+LOW, MEDIUM, HIGH = Priority.LOW, Priority.MEDIUM, Priority.HIGH
+LIMITS = EmbeddingLimits(
+    max_inputs=12,
+    max_text_bytes=1000,
+    max_input_bytes=200,
+    max_buffered_tokens=64,
+    max_batch_tokens=48,
+    max_batch_texts=3,
+    max_wait_ms=20.0,
+    starvation_ms=500.0,
+)
+
+
+def ids_of(count: int) -> Ids:
+    return np.zeros(count, np.int32)
+
+
+def filled(*inputs: tuple[int, Priority, float]) -> EmbeddingQueue:
+    """With inputs of so many tokens, of a class, that came then; their keys count from 0."""
+    queue = EmbeddingQueue(LIMITS)
+    for key, (count, priority, at) in enumerate(inputs):
+        queue.add(key, count, priority, None, at, ids=ids_of(count))
+    return queue
+
+
+def batches(queue: EmbeddingQueue, now: float) -> Iterator[tuple[int, ...]]:
+    while (batch := queue.next_batch(now)) is not None:
+        yield batch.keys
+
+
+def test_longer_texts_first_and_one_length_in_a_call() -> None:
+    queue = filled((10, MEDIUM, 0.0), (30, MEDIUM, 0.0), (9, MEDIUM, 0.0), (32, MEDIUM, 0.0))
+    assert list(batches(queue, 0.001)) == [(1,), (3,), (0, 2)]
+
+
+def test_whoever_waited_long_enough_is_next() -> None:
+    queue = filled((10, MEDIUM, 0.0), (30, MEDIUM, 0.01), (11, MEDIUM, 0.02))
+    assert list(batches(queue, 0.0201)) == [(0, 2), (1,)]
+
+
+def test_higher_classes_first_and_others_fill_their_call() -> None:
+    queue = filled((10, LOW, 0.0), (30, LOW, 0.0), (12, HIGH, 0.1), (8, MEDIUM, 0.1))
+    assert list(batches(queue, 0.1)) == [(2, 0), (3,), (1,)]
+
+
+def test_nobody_starves() -> None:
+    queue = filled((10, LOW, 0.0), (30, HIGH, 0.49))
+    assert next(batches(queue, 0.5)) == (0,)
+
+
+def test_a_text_above_the_budget_is_computed_alone() -> None:
+    queue = filled((100, MEDIUM, 0.0), (100, MEDIUM, 0.0))
+    assert list(batches(queue, 0.0)) == [(0,), (1,)]
+
+
+def test_texts_wait_while_the_token_buffer_is_full() -> None:
+    queue = EmbeddingQueue(LIMITS)
+    for key in range(8):
+        queue.add(key, 40, MEDIUM, None, 0.0)
+    taken = []
+    while (key := queue.next_text(0.0)) is not None:  # type: ignore[assignment]
+        taken.append(key)
+        queue.tokenized(key, ids_of(20))
+    assert taken == [0, 1, 2, 3]
+    assert queue.num_buffered_tokens == 80
+    assert queue.next_batch(0.0) is not None
+    assert queue.next_text(0.0) == 4
+
+
+def test_what_is_held_is_bounded() -> None:
+    queue = EmbeddingQueue(LIMITS)
+    with pytest.raises(FrameTooLargeError):
+        queue.add(0, 201, MEDIUM, None, 0.0)
+    for key in range(5):
+        queue.add(key, 200, MEDIUM, None, 0.0)
+    with pytest.raises(OverloadedError):
+        queue.add(6, 1, MEDIUM, None, 0.0)
+    assert queue.finished(0)
+    for key in range(10, 18):
+        queue.add(key, 4, MEDIUM, None, 0.0)
+    with pytest.raises(OverloadedError):
+        queue.add(20, 4, MEDIUM, None, 0.0)
+
+
+Step = tuple[str, int, int, Priority]
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["text", "ids", "tokenize", "batch", "cancel", "expire", "wait"]),
+        st.integers(0, 30),
+        st.integers(1, 60),
+        st.sampled_from([LOW, MEDIUM, HIGH]),
+    ),
+    max_size=120,
+)
+
+
+@given(STEPS)
+def test_every_input_is_taken_once_within_all_bounds(steps: list[Step]) -> None:
+    """Whatever comes in whatever order: no input is lost or computed twice, calls are of one length
+    and within the budget, and when all is over nothing is held."""
+    queue, now, last = EmbeddingQueue(LIMITS), 0.0, 0
+    open_keys: set[int] = set()
+    lengths: dict[int, int] = {}
+    tokenizing: list[int] = []
+    computed: set[int] = set()
+
+    def tokenize() -> bool:
+        before = queue.num_buffered_tokens
+        key = queue.next_text(now)
+        assert key is None or before < LIMITS.max_buffered_tokens
+        if key is not None:
+            tokenizing.append(key)
+        return key is not None
+
+    def hand_over() -> None:
+        while tokenizing:
+            key = tokenizing.pop()
+            queue.tokenized(key, ids_of(lengths[key]))
+
+    def compute() -> bool:
+        batch = queue.next_batch(now)
+        if batch is None:
+            return False
+        assert {padded_tokens(len(ids)) for ids in batch.texts} == {batch.padded_tokens}
+        assert len(batch.keys) == len(batch.texts) <= LIMITS.max_batch_texts
+        total = len(batch.keys) * batch.padded_tokens
+        assert total <= LIMITS.max_batch_tokens or len(batch.keys) == 1
+        for key in batch.keys:
+            assert key not in computed and key in open_keys
+            computed.add(key)
+            open_keys.discard(key)
+            assert queue.finished(key)
+            assert not queue.finished(key)
+        return True
+
+    for what, number, length, priority in steps:
+        if what in ("text", "ids"):
+            last += 1
+            lengths[last] = length
+            deadline = now + number / 100 if number % 3 == 0 else None
+            ids = ids_of(length) if what == "ids" else None
+            try:
+                queue.add(last, 4 * length % 200, priority, deadline, now, ids=ids)
+                open_keys.add(last)
+            except OverloadedError:
+                assert len(open_keys) >= LIMITS.max_inputs or queue.num_tokens > 0
+        elif what == "tokenize":
+            tokenize()
+            if number % 2:
+                hand_over()
+        elif what == "batch":
+            compute()
+        elif what == "cancel" and number in open_keys:
+            open_keys.discard(number)
+            assert queue.finished(number)
+        elif what == "expire":
+            for key in queue.expired(now):
+                open_keys.discard(key)
+                assert queue.finished(key)
+        else:
+            now += number / 1000
+        assert len(queue) == len(open_keys) <= LIMITS.max_inputs
+    while tokenize() or tokenizing or compute():
+        hand_over()
+    assert not open_keys
+    assert len(queue) == queue.num_tokens == queue.num_buffered_tokens == 0
