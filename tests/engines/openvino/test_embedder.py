@@ -92,7 +92,8 @@ def test_fewer_dimensions_are_the_first_ones_of_length_one() -> None:
 
 @pytest.mark.model
 def test_the_real_model_is_what_numpy_makes_of_it(model_store: ModelStore) -> None:
-    """The two films are 0.8939 alike, as the model's authors publish of these sentences."""
+    """The two films are 0.8939 alike, as in the documentation of sentence-transformers, "Semantic
+    Textual Similarity"."""
     spec = lookup("all-minilm-l6-v2")
     artifact = model_store.ensure(spec.source, sha256=spec.sha256)
     folder = EmbeddingFolder(artifact, model_store)
