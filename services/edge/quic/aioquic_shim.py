@@ -33,6 +33,7 @@ from aioquic.quic.connection import (
     stream_is_client_initiated,
     stream_is_unidirectional,
 )
+from aioquic.quic.events import ConnectionIdIssued
 from aioquic.quic.packet import QuicFrameType, QuicPacketType
 from aioquic.quic.packet_builder import QuicDeliveryState, QuicPacketBuilder
 from aioquic.quic.recovery import QuicPacketSpace
@@ -473,11 +474,17 @@ class BoundedConnection(QuicConnection):
             raise excessive(frame_type, "too many connection IDs")
 
     def _replenish_connection_ids(self) -> None:
+        num_before = len(self._host_cids)
         if self._ids is None:
             super()._replenish_connection_ids()
-            return
-        while len(self._host_cids) < min(_MAX_ISSUED_IDS, self._remote_active_connection_id_limit):
-            self._issue(self._ids, was_sent=False)
+        else:
+            most = min(_MAX_ISSUED_IDS, self._remote_active_connection_id_limit)
+            while len(self._host_cids) < most:
+                self._issue(self._ids, was_sent=False)
+        # aioquic tells of an ID once it is written, which the routes would hear of with the next
+        # datagram: one of a client that moved uses the ID already, and would find no connection.
+        for cid in self._host_cids[num_before:]:
+            self._events.append(ConnectionIdIssued(connection_id=cid.cid))
 
     def _issue(self, ids: ConnectionIds, *, was_sent: bool) -> QuicConnectionId:
         cid = ids.new(self._configuration.connection_id_length)

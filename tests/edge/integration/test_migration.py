@@ -15,6 +15,8 @@ from outrider.client.liveness import LivenessLimits
 from outrider.errors import UnavailableError
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
+from services.edge.quic.connection import EdgeConnection
+from services.edge.quic.server import Routes
 from tests.edge.integration.nat import nat
 from tests.edge.integration.running import Running, running
 from tests.edge.integration.trouble import ASK, REPLY
@@ -75,6 +77,31 @@ async def test_a_chat_survives_a_nat_that_forgets_its_binding(
         assert client._link.connection.lost is None
         (served,) = mesh.edge.listener.connections
         await eventually(lambda: served._quic._network_paths[0].is_validated)
+
+
+async def test_every_id_that_a_client_has_leads_to_its_connection(
+    words: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the moment it is sent: the client's next datagram may use it, if it moves."""
+    all_sent, unknown, transmit = set[bytes](), set[bytes](), EdgeConnection.transmit
+
+    def transmitted(self: EdgeConnection) -> None:
+        transmit(self)
+        sent = {cid.cid for cid in self._quic._host_cids if cid.was_sent}
+        routes = getattr(self._connection_id_issued_handler, "__self__", None)
+        if isinstance(routes, Routes):  # it has not ended
+            all_sent.update(sent)
+            unknown.update(sent - routes._cids)
+
+    async with running(words, tmp_path, REPLY) as mesh:
+        monkeypatch.setattr(EdgeConnection, "transmit", transmitted)
+        async with mesh.client() as client:
+            chat, events = await halfway(mesh, client)
+            for _ in range(3):
+                await client.migrate()
+                await eventually(lambda: not client._link.connection._quic._retire_connection_ids)
+            await finish(mesh, chat, events)
+        assert len(all_sent) > 8 and not unknown
 
 
 async def test_a_move_that_the_loss_overtakes_leaves_no_socket(

@@ -16,7 +16,7 @@ import uvloop
 from aioquic._buffer import Buffer
 from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import NetworkAddress, QuicConnection
-from aioquic.quic.events import ConnectionTerminated
+from aioquic.quic.events import ConnectionIdIssued, ConnectionTerminated
 from aioquic.quic.packet import QuicErrorCode, QuicPacketType, pull_quic_header
 
 from bench.hostile.quic_attacks import initial
@@ -358,3 +358,5 @@ async def test_the_ids_of_a_connection_name_its_process_and_have_their_reset_tok
     assert len({it.cid for it in issued}) == 8
     assert all(it.stateless_reset_token == ids(0).reset_token(it.cid) for it in issued)
     assert quic.host_cid == issued[0].cid == quic._local_initial_source_connection_id
+    told = [cast(ConnectionIdIssued, quic.next_event()).connection_id for _ in issued[1:]]
+    assert told == [it.cid for it in issued[1:]], "before they are sent"
