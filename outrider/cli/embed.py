@@ -32,7 +32,8 @@ def embed(
         str, typer.Option(help="A model that embeds; empty: the first that the mesh serves.")
     ] = "",
     dimensions: Annotated[
-        int, typer.Option(min=0, help="The first so many values of each vector; 0: all.")
+        int,
+        typer.Option(min=0, max=65_536, help="The first so many values of each vector; 0: all."),
     ] = 0,
     truncate: Annotated[
         bool, typer.Option("--truncate", help="Leave out what is too long for the model.")
