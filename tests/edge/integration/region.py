@@ -285,10 +285,14 @@ class Region(router_pb2_grpc.RouterServiceServicer):
         put_ids(commit, self.coder, ids, session.codec)
         return commit
 
+    def prompt(self, opening: inference_pb2.OpenSession) -> tuple[int, ...]:
+        """The ids that a session was opened with."""
+        block = token_block_from_proto(opening.ids.tail)
+        return tuple(self.coder.decode(block, max_count=100_000))
+
     def _num_prompt_tokens(self, opening: inference_pb2.OpenSession) -> int:
         if opening.HasField("ids"):
-            block = token_block_from_proto(opening.ids.tail)
-            return len(self.coder.decode(block, max_count=100_000))
+            return len(self.prompt(opening))
         return sum(len(message.content) for message in opening.messages.messages)
 
     def _send(self, outbox: Outbox[Any], frame: inference_pb2.SessionDown) -> None:

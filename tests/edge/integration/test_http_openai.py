@@ -103,8 +103,8 @@ async def test_completions_go_on_a_prompt_as_it_is(words: Vocabulary, tmp_path: 
             model="small", prompt=prompt, max_tokens=50, stream=True
         )
         assert "".join([it.choices[0].text async for it in stream]) == REPLY
-        prompts = {opened.ids.SerializeToString() for opened in mesh.region.opened}
-        assert len(prompts) == 1, "text and ids are one prompt"
+        prompts = {mesh.region.prompt(it) for it in mesh.region.opened}
+        assert prompts == {tuple(ids)}, "text and ids are one prompt"
         with pytest.raises(openai.BadRequestError, match="outside the vocabulary"):
             await client.completions.create(model="small", prompt=[10**6])
         await mesh.settled()

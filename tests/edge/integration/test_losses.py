@@ -137,13 +137,11 @@ async def test_a_region_of_another_vocabulary(words: Vocabulary, tmp_path: Path)
 
 
 def bad_checksum(frame: inference_pb2.SessionDown) -> None:
-    if frame.WhichOneof("kind") == "commit":
-        block = common_pb2.TokenBlock.FromString(frame.commit.ids)
-        block.checksum ^= 1
-        frame.commit.ids = block.SerializeToString()
+    if frame.WhichOneof("kind") == "done":
+        frame.done.checksum ^= 1
 
 
-def no_block(frame: inference_pb2.SessionDown) -> None:
+def no_ids(frame: inference_pb2.SessionDown) -> None:
     if frame.WhichOneof("kind") == "commit":
         frame.commit.ids = b"\xff"
 
@@ -170,8 +168,8 @@ def wrong_reason(frame: inference_pb2.SessionDown) -> None:
 @pytest.mark.parametrize(
     ("mangle", "error"),
     [
-        (bad_checksum, errors.BadTokenBlockError),
-        (no_block, errors.MalformedFrameError),
+        (bad_checksum, errors.MalformedFrameError),
+        (no_ids, errors.BadTokenBlockError),
         (no_details, errors.MalformedFrameError),
         (no_kind, errors.MalformedFrameError),
         (too_many_accepted, errors.MalformedFrameError),

@@ -10,7 +10,6 @@ from outrider.client import Client, Message
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
 from outrider.v1 import common_pb2, inference_pb2
-from outrider.wire import token_block_from_proto
 from tests.edge.integration.running import Running, running
 from tests.edge.integration.trouble import REPLY
 
@@ -26,7 +25,7 @@ def type_text(client: Client) -> None:
 
 def prompt(mesh: Running, opening: inference_pb2.OpenSession) -> str:
     """What a session was opened with, as text."""
-    ids = mesh.region.coder.decode(token_block_from_proto(opening.ids.tail), max_count=10_000)
+    ids = mesh.region.prompt(opening)
     return b"".join(mesh.region.vocabulary.token_bytes(token) for token in ids).decode()
 
 

@@ -168,7 +168,7 @@ def test_a_replica_refuses_another_models_checkpoint_before_it_loads_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The vocabulary of `model` alone does not decide: Llama's checkpoint has another."""
-    monkeypatch.setattr(app, "load_vocabulary", lambda spec, store: SERVED)
+    monkeypatch.setattr(app, "load_vocabulary", lambda *_: SERVED)
     options = TensorRtLlmOptions(model_dir=write_checkpoint(tmp_path))
     with pytest.raises(ConfigError, match="scores 128256 ids, the vocabulary that is served has"):
         app.load_model(InferenceConfig(engine="tensorrt-llm", trtllm=options))

@@ -244,7 +244,7 @@ async def test_a_replica_with_a_broken_instance_ends_with_an_error(
 ) -> None:
     bad = Breaking()
     bad.error = ZeroDivisionError("a defect")
-    monkeypatch.setattr(app, "load_model", lambda config: loaded(bad, FakeEngine()))
+    monkeypatch.setattr(app, "load_model", lambda *_: loaded(bad, FakeEngine()))
     ports: asyncio.Future[Ports] = asyncio.get_running_loop().create_future()
     async with leak_check():
         serving = asyncio.create_task(app.serve(InferenceConfig(port=0), ready=ports.set_result))

@@ -125,7 +125,7 @@ BAD_OPENINGS: dict[str, tuple[dict[str, Any], type[errors.OutriderError], str]] 
     "endless drafts": (
         {"draft": inference_pb2.Draft(ids=b"\x05" * 1025)},
         errors.BadTokenBlockError,
-        "at most 1024|1025 varints",
+        "1025 varints where at most 1024",
     ),
 }
 

@@ -189,7 +189,7 @@ async def test_a_replica_whose_model_broke_down_ends_with_an_error(
 ) -> None:
     engine = Breaking()
     engine.error = ZeroDivisionError("a defect")
-    monkeypatch.setattr(app, "load_model", lambda config: loaded(engine))
+    monkeypatch.setattr(app, "load_model", lambda *_: loaded(engine))
     ports: asyncio.Future[Ports] = asyncio.get_running_loop().create_future()
     async with leak_check():
         serving = asyncio.create_task(app.serve(InferenceConfig(port=0), ready=ports.set_result))
