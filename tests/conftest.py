@@ -129,11 +129,14 @@ def user_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
     catalog.use(None)
 
 
+@pytest.fixture(autouse=True)
+def _plain_logging() -> None:
+    """What an earlier test configured, a level for one, does not count."""
+    structlog.reset_defaults()
+
+
 @pytest.fixture
 def logs() -> Iterator[list[EventDict]]:
-    """What is logged, at any level, whatever earlier tests configured."""
-    before = structlog.get_config()
-    structlog.reset_defaults()
+    """What is logged, at any level."""
     with capture_logs() as captured:
         yield captured
-    structlog.configure(**before)
