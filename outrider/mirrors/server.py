@@ -204,12 +204,14 @@ class ModelServer:
             answer = await self._answer(method, target, headers.get("range", ""))
         except (PermissionDeniedError, UnauthenticatedError) as error:
             answer = _said(HTTPStatus.FORBIDDEN, error.message)
-            self._tell("models_refused", why=error.message)
+            if self._may_tell():
+                _log.warning("models_refused", why=error.message)
         except ValueError:
             pass
         except (ModelStoreError, OSError) as error:
             answer = _said(HTTPStatus.SERVICE_UNAVAILABLE, "this model is damaged here")
-            self._tell("model_not_served", why=str(error))
+            if self._may_tell():
+                _log.warning("model_not_served", why=str(error))
         await self._send(writer, answer, is_head=method == "HEAD")
 
     def _check_caller(self, writer: asyncio.StreamWriter) -> None:
@@ -304,12 +306,13 @@ class ModelServer:
         finally:
             os.close(descriptor)
 
-    def _tell(self, event: str, **values: str) -> None:
-        """At most a line every few seconds, however often somebody asks."""
+    def _may_tell(self) -> bool:
+        """A line every few seconds at most, however often somebody asks."""
         now = asyncio.get_running_loop().time()
-        if now - self._told_at >= _TOLD_EVERY_S:
-            self._told_at = now
-            _log.warning(event, **values)
+        if now - self._told_at < _TOLD_EVERY_S:
+            return False
+        self._told_at = now
+        return True
 
 
 async def _drained(writer: asyncio.StreamWriter) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
@@ -106,6 +107,16 @@ async def test_edge_drafts_never_change_the_text(kind: str, temperature: float) 
             assert reply.num_accepted >= 5
 
 
+class SlowEngine(FakeEngine):
+    """Whose calls take long enough for drafts to pay."""
+
+    def step(
+        self, slices: Sequence[SequenceSlice], overlapped_work: OverlappedWork = no_work
+    ) -> list[LogitsRows]:
+        time.sleep(0.005)
+        return super().step(slices, overlapped_work)
+
+
 @pytest.mark.parametrize(
     "speculation",
     [common_pb2.SPECULATION_ON, common_pb2.SPECULATION_OFF, common_pb2.SPECULATION_REGION_ONLY],
@@ -113,7 +124,7 @@ async def test_edge_drafts_never_change_the_text(kind: str, temperature: float) 
 async def test_speculation_modes(speculation: common_pb2.Speculation.ValueType) -> None:
     sampling = SamplingParams(max_tokens=80, ignore_eos=True)
     truth = reference(PROMPTS[2], sampling).ids
-    async with running() as it:
+    async with running(SlowEngine()) as it:
         peer = it.peer()
         await peer.open(1, PROMPTS[2], sampling, drafts=(0, truth[:4]), speculation=speculation)
         reply = await peer.finish(1)
