@@ -24,7 +24,7 @@ CPUs (decision 0002), and a text alone is such a product."""
 def padded_tokens(num_tokens: int) -> int:
     """The length that a text of so many tokens is computed at: of itself alone, whatever it is
     batched with. The sums of a softmax are added in another order where the row is longer, so two
-    lengths would be two results (decision 0022)."""
+    lengths would be two results (decision 0025)."""
     return max(LEAST_TOKENS, -(-num_tokens // BUCKET_TOKENS) * BUCKET_TOKENS)
 
 

@@ -30,7 +30,7 @@ from outrider.mirrors.manifest import (
     shard_name,
 )
 from outrider.mirrors.mirror import BrokeOffError, LacksError, Mirror, RefusedError
-from outrider.mirrors.pace import TokenBucket
+from outrider.mirrors.pace import BandwidthCap
 from outrider.mirrors.plan import Fetch, FetchPlan
 from outrider.models.disk.fetch import DISK_FULL, PullProgress, ReportProgress
 from outrider.models.disk.files import file_sha256
@@ -151,7 +151,7 @@ class _Pace:
     """The cap, for all threads of all fetches."""
 
     def __init__(self, max_bytes_s: float) -> None:
-        self._bucket = TokenBucket(max_bytes_s, time.monotonic())
+        self._bucket = BandwidthCap(max_bytes_s, time.monotonic())
         self._lock = threading.Lock()
 
     def take(self, num_bytes: int) -> float:

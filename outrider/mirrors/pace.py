@@ -9,7 +9,7 @@ LEAST_BURST_BYTES: Final = 1 << 20
 _BURST_S: Final = 0.25
 
 
-class TokenBucket:
+class BandwidthCap:
     """Says how long to wait after bytes that have passed, so that the next ones keep to the cap.
 
     It may be overdrawn by what passes at once, which later ones wait for: over any time of t

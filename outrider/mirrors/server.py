@@ -32,7 +32,7 @@ from outrider.errors import (
     UnauthenticatedError,
 )
 from outrider.mirrors.manifest import DEFAULT_SHARD_BYTES, Manifest
-from outrider.mirrors.pace import TokenBucket
+from outrider.mirrors.pace import BandwidthCap
 from outrider.mirrors.push import make_manifest
 from outrider.models.store import ModelStore
 from outrider.tls import Tls
@@ -89,7 +89,7 @@ class ModelServer:
     def __init__(self, store: ModelStore, config: ServerConfig, tls: Tls) -> None:
         self._store, self._config, self._tls = store, config, tls
         self._manifests: dict[str, asyncio.Task[tuple[Manifest, Path]]] = {}
-        self._pace = TokenBucket(config.max_mb_s * 1e6, 0.0)
+        self._pace = BandwidthCap(config.max_mb_s * 1e6, 0.0)
         self._connections = set[asyncio.Task[None]]()
         self._server: asyncio.Server | None = None
         self._socket: socket.socket | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.mirrors.pace import LEAST_BURST_BYTES, TokenBucket
+from outrider.mirrors.pace import LEAST_BURST_BYTES, BandwidthCap
 
 
 @given(
@@ -15,7 +15,7 @@ from outrider.mirrors.pace import LEAST_BURST_BYTES, TokenBucket
 def test_over_any_time_no_more_passes_than_the_cap_allows(
     rate: int, takes: list[tuple[int, float]]
 ) -> None:
-    bucket, now = TokenBucket(rate, 0.0), 0.0
+    bucket, now = BandwidthCap(rate, 0.0), 0.0
     burst = max(rate / 4, LEAST_BURST_BYTES)
     passed = list[tuple[float, int]]()
     for num_bytes, idle_s in takes:
@@ -30,7 +30,7 @@ def test_over_any_time_no_more_passes_than_the_cap_allows(
 
 
 def test_without_a_cap_nothing_waits_and_a_clock_that_goes_back_gives_nothing() -> None:
-    assert TokenBucket(0.0, 0.0).take(1 << 40, 0.0) == 0.0
-    bucket = TokenBucket(1e6, 100.0)
+    assert BandwidthCap(0.0, 0.0).take(1 << 40, 0.0) == 0.0
+    bucket = BandwidthCap(1e6, 100.0)
     bucket.take(LEAST_BURST_BYTES, 100.0)
     assert bucket.take(1_000_000, 50.0) == 1.0

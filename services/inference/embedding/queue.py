@@ -3,7 +3,7 @@
     text --next_text--> with a tokenizer --tokenized--> token buffer --next_batch--> engine
     ids --------------------------------------------------^
 
-A batch is of texts of one padded length (decision 0022), within a budget of tokens. Which length it
+A batch is of texts of one padded length (decision 0025), within a budget of tokens. Which length it
 is: that of the longest text that waits, in the highest class that waits; that of the oldest text
 once it has waited for `max_wait_ms`; and whatever its class, that of one that has waited for
 `starvation_ms`. All that is held is bounded: further inputs are refused, and texts stay texts while

@@ -170,7 +170,7 @@ def test_a_resized_terminal_shows_the_reply_once(mesh: LocalMesh) -> None:
         user.until(DIM)
         user.resize(60, 20)
         user.until(CLEARED)
-        for _ in range(60):
+        for _ in range(120):  # on a busy machine each of them is less of the reply
             user.until(DIM)
         user.type(CTRL_C)
         user.until("cancelled")
@@ -180,5 +180,5 @@ def test_a_resized_terminal_shows_the_reply_once(mesh: LocalMesh) -> None:
     screen = pyte.Screen(60, 20)
     pyte.Stream(screen).feed(CLEARED + said)
     rows = [row.rstrip() for row in screen.display if row.strip()]
-    assert len(rows) > 5
+    assert len(rows) > 10
     assert len(set(rows)) == len(rows), "a row is there twice"
