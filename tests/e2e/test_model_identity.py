@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import signal
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -103,12 +104,23 @@ class SmallMesh:
                 pass
 
     async def _kill_serving(self) -> None:
-        serving = await self._serving()
-        # On a busy machine a chat may have moved, and the replica that it left still ends its run.
-        while len(serving) > 1:
+        while True:
+            # Stopped, they cannot end the reply while the router is asked who serves it.
+            self._signal(signal.SIGSTOP)
             serving = await self._serving()
-        assert serving, "the chat was over too soon"
+            assert serving, "the chat was over too soon"
+            if len(serving) == 1:
+                break
+            # On a busy machine a chat may have moved, and the replica that it left still ends its
+            # run.
+            self._signal(signal.SIGCONT)
         next(it for it in self.replicas if it.name == serving[0]).kill()
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        for replica in self.replicas:
+            if replica.is_running:
+                replica.signal(number)
 
     async def _serving(self) -> list[str]:
         """The replicas that have sessions."""

@@ -118,11 +118,14 @@ async def test_a_request_is_spread_and_put_together() -> None:
             stub,
         ),
     ):
-        found, failed, done = await answers_of(await asked(stub.Embed(), range(12), model=""))
-    assert sorted(found) == list(range(12)) and not failed
-    assert len(one.taken) == len(two.taken) == 6
-    assert (done.model, done.model_identity, done.usage.prompt_tokens) == ("e", b"one", 60)
-    assert done.usage.cost.amount_nanos == 120_000
+        # So many that a round trip, whatever this machine makes of it, is little beside them.
+        call = await asked(stub.Embed(), range(500), model="")
+        found, failed, done = await answers_of(call)
+    assert sorted(found) == list(range(500)) and not failed
+    assert one.taken and two.taken
+    assert sorted(one.taken + two.taken) == list(range(500))
+    assert (done.model, done.model_identity, done.usage.prompt_tokens) == ("e", b"one", 2500)
+    assert done.usage.cost.amount_nanos == 5_000_000
     assert all(it.model == "e" and it.model_identity == b"one" for it in one.opened)
 
 
@@ -153,17 +156,15 @@ async def test_a_single_replica_that_comes_back_gets_them_again() -> None:
 
 async def test_nobody_is_left_who_computes_the_same() -> None:
     one, other = Embedder("one"), Embedder("other", identity=b"two")
-    other.may_answer.set()
-    async with mesh(one, other, embedding=SMALL, return_s=0.1) as (_, stub):
+    async with mesh(one, other, return_s=0.1) as (_, stub):
         call = await asked(stub.Embed(), range(4))
-        await eventually(lambda: len(one.taken) + len(other.taken) == 4)
-        if one.taken:
-            await one.kill()
-            found, failed, _ = await answers_of(call)
-            assert not found
-            assert {it.reason for it in failed.values()} == {"NO_REPLICA"}
-        else:
-            assert sorted((await answers_of(call))[0]) == [0, 1, 2, 3]
+        await eventually(lambda: len(one.taken) == 4 or len(other.taken) == 4)
+        taker, left = (one, other) if one.taken else (other, one)
+        left.may_answer.set()
+        await taker.kill()
+        found, failed, _ = await answers_of(call)
+    assert not found and not left.taken
+    assert {it.reason for it in failed.values()} == {"NO_REPLICA"}
 
 
 @pytest.mark.parametrize(
