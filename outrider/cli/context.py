@@ -57,6 +57,9 @@ def add(
     )
     saved = contexts.read().add(name, context, may_replace=may_replace)
     contexts.write(saved.use(name) if use else saved)
+    print(f"saved context {name}" + ("" if use else f"; `outrider context use {name}` uses it"))
+    if use:
+        _say_used(name)
 
 
 @app.command()
@@ -73,6 +76,7 @@ def use(
     if bool(name) == none:
         raise InvalidRequestError("give the name of a context, or --none")
     contexts.write(contexts.read().use(name))
+    _say_used(name)
 
 
 @app.command("list")
@@ -112,6 +116,14 @@ def show(name: Name = "", as_json: _Json = False) -> None:
 def remove(name: Name) -> None:
     """Forget one. The files that it names stay."""
     contexts.write(contexts.read().remove(name))
+    print(f"removed context {name}")
+
+
+def _say_used(name: str) -> None:
+    if name:
+        print(f"commands go to context {name} from now on")
+    else:
+        print("commands go to the mesh of `outrider up` from now on")
 
 
 def _path(path: Path | None) -> str:

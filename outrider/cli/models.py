@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from outrider.cli import fidelity as faithfulness
+from outrider.cli.columns import columns
 from outrider.errors import (
     ArtifactCorruptError,
     ArtifactMissingError,
@@ -41,6 +42,7 @@ EXIT_CODES: dict[type[OutriderError], int] = {
     SourceError: 5,
 }
 _MAX_LABEL = 24
+_SIZE_WIDTH = 12
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -144,15 +146,27 @@ def list_(store: Store = None, as_json: Json = False) -> None:
     with failures(as_json):
         held = {artifact.source: artifact for artifact in opened.list()}
         catalog = current()
+    head = ("NAME", "SIZE".rjust(_SIZE_WIDTH), "TESTED", "DEFINED IN", "SOURCE", "")
+    rows: list[tuple[str, ...]] = [head]
     for spec in catalog:
-        artifact = held.get(spec.source)
-        errors = _weight_errors(opened, artifact) if artifact is not None else {}
-        _show_definition(spec, artifact, errors, as_json)
+        found = held.get(spec.source)
+        errors = _weight_errors(opened, found) if found is not None else {}
+        if as_json:
+            _print_definition(spec, found, errors)
+        else:
+            rows.append(_definition_row(spec, found, errors))
     for source, artifact in held.items():
         if catalog.of_source(source) is None:
             errors = _weight_errors(opened, artifact)
-            _show(artifact, as_json, state="of no definition", errors=errors)
-    if not held and not as_json:
+            if as_json:
+                _show(artifact, as_json, state="of no definition", errors=errors)
+            else:
+                rows.append(_undefined_row(artifact, errors))
+    if as_json:
+        return
+    for line in columns(rows, num_names=len(head)):
+        print(line)
+    if not held:
         print(f"{opened.root} holds no model; run: outrider models pull", file=sys.stderr)
 
 
@@ -263,23 +277,33 @@ def _held(store: ModelStore, model: str) -> ModelSpec:
     return replace(spec, sha256=store.load(source, sha256=pin).sha256)
 
 
-def _show_definition(
-    spec: ModelSpec, artifact: Artifact | None, errors: dict[str, str | float], as_json: bool
+def _print_definition(
+    spec: ModelSpec, artifact: Artifact | None, errors: dict[str, str | float]
 ) -> None:
-    if as_json:
-        fields = {"name": spec.name, "defined_in": spec.defined_in, **as_table(spec)}
-        fields |= {"sha256": spec.sha256, "tested": spec.tested, "draft": spec.draft}
-        held = (artifact.sha256, artifact.num_bytes, str(artifact.path)) if artifact else None
-        names = ("held_sha256", "num_bytes", "path")
-        fields |= dict(zip(names, held or (None, None, None), strict=True))
-        print(json.dumps(fields | errors))
-        return
-    size = f"{artifact.num_bytes / 1e6:9.1f} MB" if artifact is not None else f"{'-':>12}"
+    fields = {"name": spec.name, "defined_in": spec.defined_in, **as_table(spec)}
+    fields |= {"sha256": spec.sha256, "tested": spec.tested, "draft": spec.draft}
+    held = (artifact.sha256, artifact.num_bytes, str(artifact.path)) if artifact else None
+    names = ("held_sha256", "num_bytes", "path")
+    fields |= dict(zip(names, held or (None, None, None), strict=True))
+    print(json.dumps(fields | errors))
+
+
+def _definition_row(
+    spec: ModelSpec, artifact: Artifact | None, errors: dict[str, str | float]
+) -> tuple[str, ...]:
+    size = _size(artifact) if artifact is not None else f"{'-':>{_SIZE_WIDTH}}"
     tested = "tested" if spec.tested else "not tested"
-    told = _told(errors)
-    print(
-        f"{spec.name:<30}  {size}  {tested:<10}  {spec.defined_in}  {spec.source}  {told}".rstrip()
-    )
+    return spec.name, size, tested, spec.defined_in, spec.source, _told(errors)
+
+
+def _undefined_row(artifact: Artifact, errors: dict[str, str | float]) -> tuple[str, ...]:
+    """Its name is the beginning of its sha256."""
+    name = artifact.sha256[:12]
+    return name, _size(artifact), "-", "no definition", artifact.source, _told(errors)
+
+
+def _size(artifact: Artifact) -> str:
+    return f"{artifact.num_bytes / 1e6:.1f} MB".rjust(_SIZE_WIDTH)
 
 
 def _weight_errors(store: ModelStore, artifact: Artifact) -> dict[str, str | float]:
@@ -311,9 +335,12 @@ def _show(
     errors: dict[str, str | float] | None = None,
 ) -> None:
     if not as_json:
-        size = f"{artifact.num_bytes / 1e6:9.1f} MB"
         told = _told(errors or {})
-        print("  ".join(filter(None, (artifact.sha256[:12], size, artifact.source, state, told))))
+        print(
+            "  ".join(
+                filter(None, (artifact.sha256[:12], _size(artifact), artifact.source, state, told))
+            )
+        )
         return
     fields: dict[str, str | int | float] = {
         "source": artifact.source,

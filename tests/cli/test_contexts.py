@@ -127,15 +127,17 @@ def shell(tmp_path: Path) -> Shell:
 def test_contexts_are_added_used_shown_and_removed(shell: Shell) -> None:
     assert "no context is saved" in shell.says("context", "list")
     (shell.folder / "ca.pem").write_text("pem")
-    shell.says("context", "add", "prod", "--edge", "h:4433", "--ca", "ca.pem")
-    shell.says("context", "add", "test", "--router", "r:7100", "--plaintext", "--use")
+    told = shell.says("context", "add", "prod", "--edge", "h:4433", "--ca", "ca.pem")
+    assert told == "saved context prod; `outrider context use prod` uses it\n"
+    told = shell.says("context", "add", "test", "--router", "r:7100", "--plaintext", "--use")
+    assert told.splitlines()[-1] == "commands go to context test from now on"
     assert shell.says("context", "list").splitlines()[1:] == [
         "  prod  h:4433  -",
         "* test  -       r:7100",
     ]
-    told = json.loads(shell.says("context", "list", "--json"))
+    listed = json.loads(shell.says("context", "list", "--json"))
     ca = str(shell.folder / "ca.pem")
-    assert told == {
+    assert listed == {
         "current": "test",
         "contexts": {
             "prod": {"edge": "h:4433", "ca": ca},

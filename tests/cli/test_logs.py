@@ -6,10 +6,12 @@ import json
 import os
 import subprocess
 import sys
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
+from outrider.cli.local.log_lines import readable
 from outrider.cli.local.logs import LogFile, by_time
 from outrider.cli.local.state import holding
 from outrider.errors import InvalidRequestError, UnavailableError
@@ -31,15 +33,47 @@ def _shown(folder: Path, *arguments: str) -> list[str]:
     return invoke(command, catch_exceptions=False).stdout.splitlines()
 
 
+def test_a_record_is_a_line_for_people_and_its_traceback_more(tmp_path: Path) -> None:
+    stamp = datetime(2026, 1, 1, 13, 4, 5, 678901).astimezone()
+    record = {
+        **{"event": "replica_lost", "level": "warning", "service": "router", "replica": "a-0"},
+        **{"timestamp": stamp.isoformat(), "why": "it's \x1b[2J off", "tries": [1, 2]},
+        "exception": "Traceback\n  \x9b1m line\nError",
+    }
+    _write(tmp_path, router=[json.dumps(record)])
+    assert _shown(tmp_path) == [
+        '13:04:05.678  warning   replica_lost  replica=a-0 why="it\'s \\u001b[2J off" tries=[1, 2]',
+        "    Traceback",
+        "      \\x9b1m line",
+        "    Error",
+    ]
+    assert _shown(tmp_path, "--json") == [json.dumps(record)]
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("plain \x1b[2J text", ["plain \\x1b[2J text"]),
+        ("[1]", ["[1]"]),
+        ('{"no": "event"}', ['{"no": "event"}']),
+        ('{"event": "e", "timestamp": 5, "level": null}', ["None      e"]),
+        ('{"event": "e", "timestamp": "not yet", "k": ""}', ['not yet            e  k=""']),
+        ('{"event": 7, "k\\u001b": "\\u009b"}', ["          7  k\\x1b=\\x9b"]),
+    ],
+)
+def test_what_is_no_record_is_shown_as_it_is_and_does_nothing(line: str, shown: list[str]) -> None:
+    assert list(readable(line)) == shown
+
+
 def test_lines_of_all_services_are_in_order_of_time(tmp_path: Path) -> None:
     edge, router = [_line(1, "a"), "Traceback", _line(4, "d")], [_line(2, "b"), _line(3, "c")]
     _write(tmp_path, edge=edge, router=router)
-    assert _shown(tmp_path) == [
+    assert _shown(tmp_path, "--json") == [
         f"edge   | {edge[0]}", "edge   | Traceback", f"router | {router[0]}",
         f"router | {router[1]}", f"edge   | {edge[2]}",
     ]  # fmt: skip
-    assert _shown(tmp_path, "router") == router, "alone, as it is"
-    assert _shown(tmp_path, "edge", "-n", "1") == edge[2:]
+    assert _shown(tmp_path, "router", "--json") == router, "alone, as it is"
+    assert _shown(tmp_path, "edge", "-n", "1", "--json") == edge[2:]
     assert _shown(tmp_path, "edge", "-n", "0") == []
 
 

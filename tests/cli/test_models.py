@@ -56,7 +56,10 @@ def test_pull_list_verify_rm(source: str, store: ModelStore) -> None:
     pulled = run("pull", source)
     assert pulled.exit_code == 0
     assert source in pulled.stdout
-    assert f"{pulled.stdout.rstrip()}  of no definition" in run("list").stdout
+    head, *rows = run("list").stdout.splitlines()
+    assert head.split() == ["NAME", "SIZE", "TESTED", "DEFINED", "IN", "SOURCE"]
+    sha256, *size, _ = pulled.stdout.split()
+    assert rows[-1].split() == [sha256, *size, "-", "no", "definition", source]
     verified = run("verify")
     assert verified.exit_code == 0
     assert "intact" in verified.stdout

@@ -11,12 +11,13 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
+from outrider.cli.local.log_lines import readable, unchanged
 from outrider.cli.local.state import StateDir, default_state_dir, supervisor_pid
 from outrider.errors import InvalidRequestError, UnavailableError
 
@@ -33,6 +34,7 @@ _Services = Annotated[
 _Follow = Annotated[
     bool, typer.Option("--follow", "-f", help="Go on with what they write, until the mesh ends.")
 ]
+_Json = Annotated[bool, typer.Option("--json", help="The lines as they were written.")]
 _Lines = Annotated[
     int, typer.Option("--lines", "-n", min=0, max=100_000, help="Latest lines of each service.")
 ]
@@ -42,21 +44,24 @@ def logs(
     services: _Services = None,
     follow: _Follow = False,
     lines: _Lines = 20,
+    as_json: _Json = False,
     state_dir: StateDir = None,
 ) -> None:
     """Show the logs of the mesh on this machine, also after it ended. Lines of several services
     are in order of time, each behind its service's name."""
     folder = (state_dir or default_state_dir()).resolve()
+    shown = unchanged if as_json else readable
     files = [LogFile(path) for path in _paths(folder, services or [])]
     width = max(len(file.name) for file in files) if len(files) > 1 else 0
     try:
         for file in files:
             file.skip_to_last(lines)
-        _print(by_time([(file.name, file.read_lines(to_end=True)) for file in files]), width)
+        first = by_time([(file.name, file.read_lines(to_end=True)) for file in files])
+        _print(first, width, shown)
         while follow:
             is_up = supervisor_pid(folder) is not None  # asked first: its last lines are shown
             new = by_time([(file.name, file.read_lines(to_end=not is_up)) for file in files])
-            _print(new, width)
+            _print(new, width, shown)
             if not is_up:
                 break
             if not new:
@@ -133,7 +138,10 @@ def _timestamp(line: str) -> str:
     return stamp if isinstance(stamp, str) else ""
 
 
-def _print(lines: Sequence[tuple[str, str]], width: int) -> None:
+def _print(
+    lines: Sequence[tuple[str, str]], width: int, shown: Callable[[str], Iterable[str]]
+) -> None:
     for name, line in lines:
-        print(f"{name:{width}} | {line}" if width else line)
+        for text in shown(line):
+            print(f"{name:{width}} | {text}" if width else text)
     sys.stdout.flush()
