@@ -150,7 +150,7 @@ class Edge:
         self.models = EdgeModels(
             config,
             models,
-            load or vocabularies_of(config),
+            load or vocabularies_of(config, tls),
             metrics,
             self.telemetry,
             embedders=config.embedders(catalog),

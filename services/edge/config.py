@@ -11,6 +11,7 @@ from typing import Final
 
 from outrider.access.api_keys import ALL_MODELS, check_listed
 from outrider.errors import ConfigError
+from outrider.mirrors.config import MirrorConfig
 from outrider.models.definitions import ModelCatalog, ModelSpec
 from outrider.peers.health import HealthPolicy
 from outrider.peers.membership import DiscoveryPolicy, parse_target
@@ -137,6 +138,9 @@ class EdgeConfig:
     """A router that does not answer for so much longer loses its sessions to others."""
     model_store: Path | None = None
     """Where vocabularies come from; None: the machine's default store."""
+    mirrors: MirrorConfig = field(default_factory=MirrorConfig)
+    """Where models and draft models that the store lacks are fetched from, before their own
+    source."""
     state_dir: Path = field(default_factory=default_state_dir)
     """Keeps the development certificate, tls/cert.pem, and its key, tls/key.pem, and what chats
     taught, learnt/."""
@@ -295,6 +299,8 @@ class EdgeConfig:
             learnt=self.kept_learnt,
             learnt_folder=str(self.learnt_folder),
             model_store=str(self.model_store or ""),
+            mirrors=self.mirrors,
+            tls=self.tls,
             log_level=self.log_level,
             limits=DrafterLimits(
                 max_sessions=self.drafter.max_sessions,

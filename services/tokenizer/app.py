@@ -12,6 +12,7 @@ from typing import Final
 import structlog
 
 from outrider.config_following import ConfigSource, Update, following
+from outrider.mirrors.opening import open_mirrors
 from outrider.models.catalog import ModelCatalog, current
 from outrider.models.store import ModelStore, default_root
 from outrider.process import Ports
@@ -108,7 +109,7 @@ async def _parts(
         make_shared = stack.enter_context(shared_cache(config, metrics.registry))
         threads = RequestThreads(config.threads, config.max_pending)
         stack.callback(threads.close)
-        loader = _loader(config, catalog, make_shared)
+        loader = _loader(config, catalog, tls, make_shared)
         if vocabularies is None:
             limits = VocabularyLimits(config.max_loaded_vocabularies)
             models = ServedModels(loader, tokenized(config.models, catalog), limits)
@@ -125,12 +126,12 @@ async def _parts(
 
 
 def _loader(
-    config: TokenizerConfig, catalog: ModelCatalog, make_shared: MakeSharedCache | None
+    config: TokenizerConfig, catalog: ModelCatalog, tls: Tls, make_shared: MakeSharedCache | None
 ) -> StoreLoader:
     previous = (entry.partition("=") for entry in config.previous_vocabularies)
     return StoreLoader(
         catalog,
-        ModelStore(config.model_store or default_root()),
+        ModelStore(config.model_store or default_root(), mirrors=open_mirrors(config.mirrors, tls)),
         backend=config.backend,
         caches=CacheSettings(CachePolicy(max_bytes=config.cache_bytes), make_shared),
         previous=tuple((model, Path(folder)) for model, _, folder in previous),

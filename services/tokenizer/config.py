@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outrider.errors import ConfigError
+from outrider.mirrors.config import MirrorConfig
 from outrider.telemetry.config import AdminConfig
 from outrider.tls.config import TlsConfig
 from outrider.tokenization.backends.selection import AUTO
@@ -99,6 +100,8 @@ class TokenizerConfig:
     stays in memory meanwhile; the largest ones take 35 MB, at 5 Mbit/s."""
     model_store: Path | None = None
     """The model store's folder; unset: $OUTRIDER_MODEL_STORE or the user's cache."""
+    mirrors: MirrorConfig = dataclasses.field(default_factory=MirrorConfig)
+    """Where models that the store lacks are fetched from, before their own source."""
     backend: str = AUTO
     """`auto`: the fastest that equals `tokenizers` on this machine; or the name of one package."""
     cache_bytes: int = 64 << 20

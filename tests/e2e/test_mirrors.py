@@ -1,4 +1,4 @@
-"""Replicas that start with an empty store, from a peer and from a bucket that do not behave."""
+"""Services that start with an empty store, from a peer and from a bucket that do not behave."""
 
 from __future__ import annotations
 
@@ -75,6 +75,48 @@ def replica_file(folder: Path, name: str, sha256: str, sources: list[str], tls: 
         f'private_key = "{tls.private_key}"\nca = "{tls.ca}"\n'
     )
     return file
+
+
+def others_file(folder: Path, sha256: str, port: int, issuer: Issuer) -> Path:
+    """Of an edge, its drafter and a tokenizer, whose stores are empty, and which ask the peer."""
+    source, draft = f'source = "sha256:{sha256}"\n', 'draft = "tiny"\n'
+    text = f"[models.tiny]\n{source}[models.small]\n{source}{draft}"
+    for role in (Role.EDGE, Role.TOKENIZER):
+        name, tls = role.value, issuer.config(role)
+        text += (
+            f'[{name}]\nmodels = ["small"]\nmodel_store = "{folder / name}"\nport = 0\n'
+            f'[{name}.mirrors]\nsources = ["peer://127.0.0.1:{port}"]\n'
+            f'[{name}.tls]\ncertificate = "{tls.certificate}"\n'
+            f'private_key = "{tls.private_key}"\nca = "{tls.ca}"\n'
+        )
+    file = folder / "others.toml"
+    file.write_text(text)
+    return file
+
+
+async def test_edges_drafters_and_tokenizers_start_from_a_peer(tmp_path: Path) -> None:
+    weights, origin = write_tiny(tmp_path / "tiny.gguf", 0.2), ModelStore(tmp_path / "origin")
+    sha256 = origin.pull(f"file:{weights}").sha256
+    issuer = Issuer(tmp_path / "tls")
+    ready = {name: tmp_path / f"{name}.json" for name in ("peer", "edge", "tokenizer")}
+    with ExitStack() as stack:
+        command = ("models", "serve", "--port", "0", "--store", str(origin.root))
+        own = flags(issuer.config(Role.MODELS))
+        stack.enter_context(running(ready["peer"], *command, *own, env={}))
+        port = (await ports(ready["peer"])).main
+        file = str(others_file(tmp_path, sha256, port, issuer))
+        # Which faster backends equal it takes a minute to find out, once for each vocabulary.
+        edge = ["tokenization.backend=tokenizers", f"state_dir={tmp_path}", "routers=127.0.0.1:1"]
+        for name, settings in (("edge", edge), ("tokenizer", ["backend=tokenizers"])):
+            given = (word for it in settings for word in ("--set", it))
+            serve = ("serve", name, "--config", file, *given)
+            stack.enter_context(running(ready[name], *serve, env={}))
+        await ports(ready["tokenizer"])
+        log = ready["edge"].with_suffix(".log")
+        await eventually(lambda: "draft_model_loaded" in log.read_text(), timeout_s=120)
+    for name in ("edge", "tokenizer"):
+        path = ModelStore(tmp_path / name).path(f"sha256:{sha256}")
+        assert path.read_bytes() == weights.read_bytes()
 
 
 async def test_replicas_start_from_a_peer_and_from_a_bucket(tmp_path: Path) -> None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 from outrider.errors import ConfigError
+from outrider.mirrors.config import MirrorConfig
 from outrider.speculation.learnt import LearntConfig
+from outrider.tls.config import TlsConfig
 
 NO_DRAFT_MODEL: Final = "none"
 """The value of `edge.drafter.model` with which no drafter is started."""
@@ -107,6 +111,10 @@ class DrafterSettings:
     """The draft model and the process."""
     model_store: str = ""
     """The store's folder; empty: the machine's."""
+    mirrors: MirrorConfig = field(default_factory=MirrorConfig)
+    """Where models that the store lacks are fetched from, before their own source."""
+    tls: TlsConfig = field(default_factory=TlsConfig)
+    """What mirrors of the mesh are shown."""
     log_level: str = "info"
     limits: DrafterLimits = field(default_factory=DrafterLimits)
     learnt: LearntConfig = field(default_factory=lambda: LearntConfig(keep=False))
@@ -118,11 +126,23 @@ class DrafterSettings:
 
     def to_json(self) -> str:
         """For the command line."""
-        return json.dumps(asdict(self))
+        return json.dumps(asdict(self), default=str)
 
     @classmethod
     def from_json(cls, text: str) -> DrafterSettings:
         """Reads `to_json`'s text."""
         values = json.loads(text)
         kinds = {"drafter": DrafterConfig, "limits": DrafterLimits, "learnt": LearntConfig}
-        return cls(**values | {name: kind(**values[name]) for name, kind in kinds.items()})
+        tables: dict[str, object] = {name: kind(**values[name]) for name, kind in kinds.items()}
+        tables["mirrors"] = _mirrors(**values["mirrors"])
+        tables["tls"] = _tls(**values["tls"])
+        return cls(**values | tables)
+
+
+def _mirrors(sources: Sequence[str], **values: Any) -> MirrorConfig:
+    return MirrorConfig(tuple(sources), **values)
+
+
+def _tls(trust_domain: str, *, allow_plaintext: bool, **paths: str | None) -> TlsConfig:
+    given = {name: Path(path) if path else None for name, path in paths.items()}
+    return TlsConfig(**given, trust_domain=trust_domain, allow_plaintext=allow_plaintext)

@@ -35,6 +35,7 @@ from outrider.errors import (
     UnsupportedModelError,
     VocabularyMismatchError,
 )
+from outrider.mirrors.opening import open_mirrors
 from outrider.models.catalog import load_catalog, lookup, use
 from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import load_vocabulary
@@ -42,6 +43,7 @@ from outrider.speculation.learnt import Learnt
 from outrider.speculation.learnt_files import LearntKeeper
 from outrider.speculation.shipped import shipped_calibrations, shipped_prior
 from outrider.telemetry.logs import configure_logging
+from outrider.tls import Role, Tls
 from services.edge.drafter.calibration import GroupLearning
 from services.edge.drafter.contention import (
     ContentionLimits,
@@ -101,7 +103,8 @@ def main(settings: DrafterSettings, connection: socket.socket, edge_pid: int) ->
         if settings.definitions_file:
             config = Path(settings.definitions_file)
             use(load_catalog(config), config)
-        draft = _load(settings)
+        store = _store(settings)
+        draft = _load(settings, store)
     except InsufficientMemoryError as error:
         reason = unfit_for_ever(error, limit_bytes())
         if not reason:
@@ -116,9 +119,9 @@ def main(settings: DrafterSettings, connection: socket.socket, edge_pid: int) ->
         return 0
     log.info("draft_model_loaded", model=draft.name, pool=draft.engine.info.pool_reason)
     spec = lookup(settings.model)
-    vocabulary = load_vocabulary(spec, _store(settings))
+    vocabulary = load_vocabulary(spec, store)
     tokens = vocabulary.tokens_digest
-    weights = _store(settings).weights_of(spec)
+    weights = store.weights_of(spec)
     keeper = LearntKeeper.open(
         Path(settings.learnt_folder),
         learnt_binding(spec, vocabulary.digest, weights, draft=draft.name),
@@ -155,10 +158,14 @@ def die_with(edge_pid: int) -> None:
 
 
 def _store(settings: DrafterSettings) -> ModelStore:
-    return ModelStore(Path(settings.model_store) if settings.model_store else default_root())
+    root = Path(settings.model_store) if settings.model_store else default_root()
+    if not settings.mirrors.sources:
+        return ModelStore(root)
+    tls = Tls.open(settings.tls, Role.EDGE)
+    return ModelStore(root, mirrors=open_mirrors(settings.mirrors, tls))
 
 
-def _load(settings: DrafterSettings) -> DraftModel:
+def _load(settings: DrafterSettings, store: ModelStore) -> DraftModel:
     config = EngineConfig(
         threads=settings.drafter.threads,
         pin_threads=False,
@@ -166,7 +173,7 @@ def _load(settings: DrafterSettings) -> DraftModel:
         prepare_first=True,
         kv_bytes=settings.drafter.kv_bytes,
     )
-    draft = load_draft(settings.drafter.model, lookup(settings.model), _store(settings), config)
+    draft = load_draft(settings.drafter.model, lookup(settings.model), store, config)
     warm_up(draft.engine, _WARM_ROWS)
     return draft
 

@@ -11,11 +11,13 @@ from typing import TypeAlias
 
 from outrider.codec.shipped import shipped_table
 from outrider.codec.tokens import TokenCoder
+from outrider.mirrors.opening import open_mirrors
 from outrider.models.definitions import ModelSpec, as_table, to_toml
 from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import Vocabulary, load_vocabulary
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
+from outrider.tls import Tls
 from outrider.tokenization.backends.fallback import FallbackBackend
 from outrider.tokenization.backends.selection import load_backend
 from outrider.tokenization.encoder import CachingEncoder
@@ -44,11 +46,13 @@ LoadVocabulary: TypeAlias = Callable[[ModelSpec], tuple[Vocabulary, FallbackBack
 """A model's vocabulary, and what encodes with it. Blocks; raises OutriderError."""
 
 
-def vocabularies_of(config: EdgeConfig) -> LoadVocabulary:
-    """Loads from the model store."""
+def vocabularies_of(config: EdgeConfig, tls: Tls) -> LoadVocabulary:
+    """Loads from the model store, which asks the mirrors; `tls` is what those of the mesh are
+    shown. Raises ConfigError."""
+    mirrors = open_mirrors(config.mirrors, tls)
 
     def load(spec: ModelSpec) -> tuple[Vocabulary, FallbackBackend]:
-        store = ModelStore(config.model_store or default_root())
+        store = ModelStore(config.model_store or default_root(), mirrors=mirrors)
         vocabulary = load_vocabulary(spec, store)
         return vocabulary, load_backend(spec, store, vocabulary, config.tokenization.backend)
 

@@ -18,9 +18,11 @@ from gguf import GGUFWriter
 
 from outrider.codec.frames import FrameDecoder, encode_frame
 from outrider.errors import InsufficientMemoryError
+from outrider.mirrors.config import MirrorConfig
 from outrider.sampling.params import SamplingParams
 from outrider.telemetry.metrics import Metrics
 from outrider.testing import eventually, leak_check
+from outrider.tls.config import TlsConfig
 from services.edge.drafter import link as link_module
 from services.edge.drafter.link import (
     FIRST_BACKOFF_S,
@@ -390,7 +392,10 @@ def test_settings_survive_the_command_line() -> None:
         DrafterConfig(model="d", threads=3),
         limits=DrafterLimits(max_lead=7),
         definitions_file="/outrider.toml",
+        mirrors=MirrorConfig(("peer://models:7400", "file:/models"), 2.5, 3),
+        tls=TlsConfig(Path("/c.pem"), Path("/k.pem"), Path("/ca.pem"), "mesh.test"),
     )
+    assert DrafterSettings.from_json(DrafterSettings("m").to_json()) == DrafterSettings("m")
     assert DrafterSettings.from_json(settings.to_json()) == settings
 
 
