@@ -140,7 +140,7 @@ def test_what_is_held_is_bounded_and_the_router_goes_on() -> None:
 
 
 def test_another_replica_may_take_over_before_the_switch() -> None:
-    """Its router moved it, behind the tokens that it relayed: the commits that were held are void."""
+    """Its router moved it, behind the tokens that it relayed: commits that were held are void."""
     path: SwitchOver[Frame] = SwitchOver()
     chat = Chat()
     _take(path, chat, ("commit", 0, 3), is_direct=False)
