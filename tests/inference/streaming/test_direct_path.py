@@ -20,7 +20,6 @@ from outrider.wire import ids_of
 from services.inference import direct_service
 from services.inference.direct_service import DirectStream
 from services.inference.streaming import direct_path
-from services.inference.streaming.direct_path import ATTACHED
 from tests.inference.harness import CODER, GatedEngine, Peer, Running, reference, running
 
 TEXT = SamplingParams(max_tokens=60, ignore_eos=True)
@@ -65,7 +64,10 @@ class Edge:
 
 def counted(it: Running, result: str) -> float:
     labels = {"result": result}
-    return it.metrics.registry.get_sample_value(f"{ATTACHED}_total", labels) or 0.0
+    return (
+        it.metrics.registry.get_sample_value("outrider_direct_attached_sessions_total", labels)
+        or 0.0
+    )
 
 
 @asynccontextmanager
