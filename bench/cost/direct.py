@@ -36,13 +36,13 @@ async def measured(way: str, chats: int, commits_per_s: float, seconds: float) -
 
 
 def main() -> int:
-    made = parser("cost-direct", __doc__ or "")
+    made = parser("cost_direct", __doc__ or "")
     made.formatter_class = argparse.RawDescriptionHelpFormatter
     made.add_argument("--chats", type=int, default=64)
     made.add_argument("--rounds", type=int, default=3)
     made.add_argument("--commits-per-s", type=float, default=800.0, help="of all chats together")
     arguments = made.parse_args()
-    run = start("cost-direct", arguments)
+    run = start("cost_direct", arguments)
     rounds, seconds = (1, 3.0) if run.quick else (arguments.rounds, 8.0)
     found: dict[str, list[Cost]] = {way: [] for way in WAYS}
     for number in range(rounds):
