@@ -4,13 +4,15 @@ attaches them as edges do."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc.aio
 import pytest
 
+from outrider.engines.base import LogitsRows, OverlappedWork, SequenceSlice, no_work
 from outrider.engines.fake import FakeEngine
 from outrider.rpc import from_rpc_error
 from outrider.sampling.params import SamplingParams
@@ -20,11 +22,29 @@ from outrider.wire import ids_of
 from services.inference import direct_service
 from services.inference.direct_service import DirectStream
 from services.inference.streaming import direct_path
-from tests.inference.harness import CODER, GatedEngine, Peer, Running, reference, running
+from tests.inference.harness import CODER, Peer, Running, reference, running
 
-TEXT = SamplingParams(max_tokens=60, ignore_eos=True)
+TEXT = SamplingParams(max_tokens=120, ignore_eos=True)
 LONG = SamplingParams(max_tokens=1500, ignore_eos=True)
+ENOUGH = 10_000
+"""Calls for every session of a test."""
 WISH = inference_pb2.DirectWish()
+
+
+class SteppedEngine(FakeEngine):
+    """Computes as many calls as the test allows."""
+
+    def __init__(self, num_calls: int = 0) -> None:
+        super().__init__()
+        self.allowed = threading.Semaphore(num_calls)
+
+    def step(
+        self, slices: Sequence[SequenceSlice], overlapped_work: OverlappedWork = no_work
+    ) -> list[LogitsRows]:
+        overlapped_work()
+        if not self.allowed.acquire(timeout=60):
+            raise RuntimeError("nobody allowed a call")
+        return super().step(slices)
 
 
 class Edge:
@@ -86,6 +106,11 @@ async def opened(peer: Peer, number: int, sampling: SamplingParams = TEXT, **fie
     return frame.opened.direct.ticket
 
 
+async def attached(it: Running, edge: Edge, ticket: bytes) -> None:
+    await edge.attach(ticket)
+    await eventually(lambda: len(it.replica.table.direct_paths) == 0)
+
+
 async def rest(peer: Peer, number: int) -> tuple[list[inference_pb2.SessionDown], int]:
     """What its router still gets, and the token behind which commits go elsewhere."""
     frames = [await peer.next(number)]
@@ -97,14 +122,14 @@ async def rest(peer: Peer, number: int) -> tuple[list[inference_pb2.SessionDown]
 
 @pytest.mark.parametrize("behind", [0, 1, 7, 30])
 async def test_the_reply_is_whole_wherever_it_switches(behind: int) -> None:
-    async with running(GatedEngine()) as it, direct(it) as edge:
-        assert isinstance(it.engine, GatedEngine)
-        it.engine.gate.set()
+    engine = SteppedEngine(behind)
+    async with running(engine) as it, direct(it) as edge:
         router = it.peer()
         ticket = await opened(router, 1)
-        while len(router.replies[1].ids) < behind:
+        while len(router.replies[1].ids) < behind - 1:
             await router.next(1)
-        await edge.attach(ticket)
+        await attached(it, edge, ticket)
+        engine.allowed.release(ENOUGH)
         frames, switched = await rest(router, 1)
         ids = router.replies[1].ids[:switched]
         assert len(ids) == switched >= 1, "the router sees the first token"
@@ -123,9 +148,11 @@ async def test_a_router_that_does_not_ask_is_given_no_ticket() -> None:
 
 async def test_routers_are_told_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(direct_path, "PROGRESS_INTERVAL_S", 0.0)
-    async with running() as it, direct(it) as edge:
+    engine = SteppedEngine()
+    async with running(engine) as it, direct(it) as edge:
         router = it.peer()
-        await edge.attach(await opened(router, 1))
+        await attached(it, edge, await opened(router, 1))
+        engine.allowed.release(ENOUGH)
         frames, switched = await rest(router, 1)
         told = [frame.progress.upto for frame in frames if frame.HasField("progress")]
         assert told == sorted(set(told)) and told[0] > switched
@@ -134,21 +161,19 @@ async def test_routers_are_told_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -
 
 async def test_wrong_used_and_foreign_tickets_are_refused_and_counted() -> None:
     foreign = inference_pb2.DirectWish(edge="edge/us/other")
-    async with running(GatedEngine()) as it, direct(it) as edge:
-        assert isinstance(it.engine, GatedEngine)
+    engine = SteppedEngine()
+    async with running(engine) as it, direct(it) as edge:
         router = it.peer()
-        it.engine.gate.set()
         ticket = await opened(router, 1, LONG)
-        it.engine.gate.clear()
-        await edge.attach(ticket)
+        await attached(it, edge, ticket)
         tickets = [b"", bytes(16), ticket]
         for bad in tickets:
             number = await edge.attach(bad)
             refused = [it for it in await _until(edge, "error") if it.session == number]
             assert refused[-1].error.reason == "PERMISSION_DENIED"
-        it.engine.gate.set()
         await router.cancel(1)
-        await rest(router, 1)
+        engine.allowed.release(ENOUGH)
+        await router.finish(1)
         await router.open(2, [5, 6], LONG, direct=foreign)
         theirs = (await router.next(2)).opened.direct.ticket
         await edge.attach(theirs)
@@ -173,17 +198,15 @@ async def test_an_edge_that_leaves_ends_what_it_was_sent_and_nothing_else() -> N
     async with running() as it:
         router = it.peer()
         async with direct(it) as edge:
-            for number in (1, 2):
-                ticket = await opened(router, number, LONG)
-                if number == 1:
-                    await edge.attach(ticket)
+            await edge.attach(await opened(router, 1, LONG))
+            await opened(router, 2)
             while not (await router.next(1)).HasField("direct"):
                 pass
         frames = [await router.next(1)]
         while frames[-1].WhichOneof("kind") != "error":
             frames.append(await router.next(1))
         assert frames[-1].error.reason == "UNAVAILABLE"
-        assert tuple((await router.finish(2)).ids) == tuple(reference([5, 6], LONG).ids)
+        assert tuple((await router.finish(2)).ids) == tuple(reference([5, 6], TEXT).ids)
 
 
 async def test_what_is_no_frame_of_an_edge_ends_its_stream() -> None:
@@ -216,6 +239,19 @@ async def test_streams_are_bounded_and_may_not_idle(monkeypatch: pytest.MonkeyPa
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await idle.next()
         assert "attached no session" in from_rpc_error(raised.value).message
+
+
+async def test_sessions_of_a_stream_are_bounded() -> None:
+    async with running(max_stream_sessions=1) as it, direct(it) as edge:
+        routers = it.peer(), it.peer()
+        tickets = [await opened(router, 1, LONG) for router in routers]
+        for ticket in tickets:
+            await edge.attach(ticket)
+        (refused,) = (f for f in await _until(edge, "error") if f.HasField("error"))
+        assert (refused.session, refused.error.reason) == (2, "OVERLOADED")
+        for router in routers:
+            await router.cancel(1)
+            await router.finish(1)
 
 
 async def test_an_edge_that_does_not_read_holds_no_more_than_its_outbox() -> None:
