@@ -46,7 +46,7 @@ def main() -> int:
     rounds, seconds = (1, 3.0) if run.quick else (arguments.rounds, 8.0)
     found: dict[str, list[Cost]] = {way: [] for way in WAYS}
     for number in range(rounds):
-        for way in WAYS if number % 2 == 0 else reversed(WAYS):
+        for way in WAYS if number % 2 == 0 else list(WAYS)[::-1]:
             cost = asyncio.run(measured(way, arguments.chats, arguments.commits_per_s, seconds))
             found[way].append(cost)
             print(_progress(way, cost), file=sys.stderr, flush=True)

@@ -95,7 +95,7 @@ async def test_the_router_counts_on_and_keeps_nothing() -> None:
     edge = mesh.edge("")
     upstream = await opened(mesh, edge)
     session = mesh.table.of_edge(edge, 1)
-    assert session is not None and session.replay is not None
+    assert session is not None and session.open_frame.HasField("open")
     mesh.reply("near", went_direct(upstream))
     assert session.is_direct and session.replay is None
     assert session.num_committed == 1
