@@ -18,7 +18,7 @@ from statistics import median
 from typing import Final
 
 from bench.cost.__main__ import ROLES, tick_ms
-from bench.cost.measuring import Cost, Load, measure
+from bench.cost.measuring import Cost, Load, idle, measure
 from bench.cost.mesh import cost_mesh
 from bench.harness import parser, quantile, start
 
@@ -29,10 +29,14 @@ WAYS: Final[Mapping[str, tuple[Mapping[str, object], Mapping[str, object]]]] = {
 """Settings of the edge, and of the router."""
 
 
-async def measured(way: str, chats: int, commits_per_s: float, seconds: float) -> Cost:
-    """One window."""
+async def measured(
+    way: str, chats: int, commits_per_s: float, seconds: float
+) -> tuple[Cost, float]:
+    """One window, and the router's processor time in it without chats, us per token."""
     async with cost_mesh(*WAYS[way]) as mesh:
-        return await measure(mesh, Load(chats), tick_ms(chats, commits_per_s), seconds)
+        without = await idle(mesh, seconds / 2)
+        cost = await measure(mesh, Load(chats), tick_ms(chats, commits_per_s), seconds)
+    return cost, without["router"] * cost.seconds * 1e6 / max(1, cost.num_tokens)
 
 
 def main() -> int:
@@ -45,15 +49,28 @@ def main() -> int:
     run = start("cost_direct", arguments)
     rounds, seconds = (1, 3.0) if run.quick else (arguments.rounds, 8.0)
     found: dict[str, list[Cost]] = {way: [] for way in WAYS}
+    routers_us: dict[str, list[float]] = {way: [] for way in WAYS}
     for number in range(rounds):
         for way in WAYS if number % 2 == 0 else list(WAYS)[::-1]:
-            cost = asyncio.run(measured(way, arguments.chats, arguments.commits_per_s, seconds))
+            cost, idle_us = asyncio.run(
+                measured(way, arguments.chats, arguments.commits_per_s, seconds)
+            )
             found[way].append(cost)
+            routers_us[way].append(cost.us_per_token("router") - idle_us)
             print(_progress(way, cost), file=sys.stderr, flush=True)
     table = run.table(
         f"{arguments.chats} chats: processor time of a committed token, us, and from the end of an "
         "engine call to its commits at the client, ms; medians of the rounds",
-        *("way", "rounds", *ROLES, "p50, ms", "p95, ms", "tokens/s", "cores busy"),
+        *(
+            "way",
+            "rounds",
+            *ROLES,
+            "router, idle left out",
+            "p50, ms",
+            "p95, ms",
+            "tokens/s",
+            "cores busy",
+        ),
     )
     for way, costs in found.items():
         us = {role: round(median(it.us_per_token(role) for it in costs), 1) for role in ROLES}
@@ -62,9 +79,11 @@ def main() -> int:
         ]
         rate = median(it.num_tokens / it.seconds for it in costs)
         busy = median(it.busy_cores for it in costs)
-        table.add(way, len(costs), *us.values(), *latency, rate, busy)
+        by_tokens = round(median(routers_us[way]), 1)
+        table.add(way, len(costs), *us.values(), by_tokens, *latency, rate, busy)
         run.figures[way] = {
             **{f"{role}_us_per_token": value for role, value in us.items()},
+            "router_us_per_token_beside_idle": by_tokens,
             "latency_p50_ms": round(latency[0], 2),
             "latency_p95_ms": round(latency[1], 2),
         }

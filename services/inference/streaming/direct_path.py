@@ -46,7 +46,9 @@ class DirectCommits:
         self._edge_stream: Peer | None = None
         self._upto = 0
         """Final tokens; 0: none was committed here."""
-        self._told_at = 0.0
+        self._told_in = 0
+        """The interval, counted since the clock's zero, in which its router was told last: the same
+        one for all sessions, so that they share messages."""
 
     def commit(self, frame: inference_pb2.SessionDown, now: float) -> None:
         """Send a commit, whose frame has the router's number, where it has to go now."""
@@ -57,8 +59,9 @@ class DirectCommits:
             return
         frame.session = self.number
         self._edge_stream.send(frame)
-        if now - self._told_at >= PROGRESS_INTERVAL_S:
-            self._told_at = now
+        interval = int(now / PROGRESS_INTERVAL_S)
+        if interval != self._told_in:
+            self._told_in = interval
             progress = inference_pb2.SessionProgress(upto=self._upto)
             told = inference_pb2.SessionDown(session=self._router_number, progress=progress)
             self._router.send(told)
@@ -88,7 +91,7 @@ class DirectCommits:
             return
         direct = inference_pb2.SessionDirect(upto=self._upto)
         self.is_under_way = True
-        self._told_at = now
+        self._told_in = int(now / PROGRESS_INTERVAL_S)
         self._router.send(inference_pb2.SessionDown(session=self._router_number, direct=direct))
 
 

@@ -147,7 +147,7 @@ async def test_a_router_that_does_not_ask_is_given_no_ticket() -> None:
 
 
 async def test_routers_are_told_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(direct_path, "PROGRESS_INTERVAL_S", 0.0)
+    monkeypatch.setattr(direct_path, "PROGRESS_INTERVAL_S", 1e-9)
     engine = SteppedEngine()
     async with running(engine) as it, direct(it) as edge:
         router = it.peer()
