@@ -61,16 +61,8 @@ def main() -> int:
     table = run.table(
         f"{arguments.chats} chats: processor time of a committed token, us, and from the end of an "
         "engine call to its commits at the client, ms; medians of the rounds",
-        *(
-            "way",
-            "rounds",
-            *ROLES,
-            "router, idle left out",
-            "p50, ms",
-            "p95, ms",
-            "tokens/s",
-            "cores busy",
-        ),
+        *("way", "rounds", *ROLES, "router, idle left out"),
+        *("p50, ms", "p95, ms", "tokens/s", "cores busy"),
     )
     for way, costs in found.items():
         us = {role: round(median(it.us_per_token(role) for it in costs), 1) for role in ROLES}
