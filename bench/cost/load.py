@@ -68,6 +68,8 @@ class Counts:
     failed: int = 0
     error: str = ""
     gaps_ms: array[float] = field(default_factory=lambda: array("f"))
+    times: array[float] = field(default_factory=lambda: array("d"))
+    """When commits came, by `time.perf_counter`."""
 
 
 class Load:
@@ -115,6 +117,7 @@ class Load:
                     else:
                         counts.gaps_ms.append((now - last) * 1e3)
                     last = now
+                    counts.times.append(now)
                     counts.events += 1
                     seen += 1
                     if seen == STEADY_EVENTS:
@@ -199,9 +202,12 @@ async def main() -> None:
         while await reader.readline():
             counts = load.take()
             answer: dict[str, object] = {
-                name: getattr(counts, name) for name in Counts.__slots__ if name != "gaps_ms"
+                name: getattr(counts, name)
+                for name in Counts.__slots__
+                if name not in ("gaps_ms", "times")
             }
             answer["gaps_ms"] = [round(gap, 2) for gap in counts.gaps_ms]
+            answer["times"] = [round(at, 5) for at in counts.times]
             print(json.dumps(answer), flush=True)
         running.cancel()
         await asyncio.wait((running,), timeout=_CLOSE_S)

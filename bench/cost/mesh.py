@@ -79,8 +79,11 @@ class CostMesh:
 
 
 @contextlib.asynccontextmanager
-async def cost_mesh(settings: Mapping[str, object] | None = None) -> AsyncIterator[CostMesh]:
-    """Up until the context ends. `settings` are more of the edge's."""
+async def cost_mesh(
+    settings: Mapping[str, object] | None = None,
+    of_router: Mapping[str, object] | None = None,
+) -> AsyncIterator[CostMesh]:
+    """Up until the context ends. `settings` are more of the edge's, `of_router` of the router's."""
     async with contextlib.AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="outrider-cost-")))
         certificates = Certificates(folder)
@@ -117,6 +120,7 @@ async def cost_mesh(settings: Mapping[str, object] | None = None) -> AsyncIterat
             "port": router_port,
             "admin.port": 0,
             "region": _REGION,
+            **(of_router or {}),
         }
         router, _ = await _service(stack, "router", router_settings, folder, "--config", str(file))
         key, _ = development_key.ensure(folder)

@@ -266,7 +266,8 @@ class Chat:
             self._context.telemetry.resumed("reopened")
         try:
             link = self._context.upstream.pick(avoid)
-            self._session_id = link.open(self, self._wire.open(action, self._span.context))
+            frame = self._wire.open(action, self._span.context)
+            self._session_id = link.open(self, frame, may_go_direct=True)
             self._link = link
         except OutriderError as error:
             # A router that was lost a moment ago may be back soon.

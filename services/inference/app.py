@@ -36,8 +36,9 @@ from outrider.telemetry.logs import configure_logging, log_start
 from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import configure_tracing, shutdown_tracing
 from outrider.tls import PLAINTEXT, Role, Tls
-from outrider.v1 import inference_pb2, inference_pb2_grpc
+from outrider.v1 import direct_pb2_grpc, inference_pb2, inference_pb2_grpc
 from services.inference.config import InferenceConfig
+from services.inference.direct_service import DirectService
 from services.inference.embedding.app import EmbeddingReplica, load_embedder
 from services.inference.instances.group import InstanceGroup
 from services.inference.loading import LoadProgress, LoadStoppedError
@@ -285,8 +286,15 @@ class Replica:
             max_frames=config.max_outbox_frames,
             max_sessions=config.max_stream_sessions,
         )
+        self.direct_service = DirectService(
+            self.table,
+            max_frames=config.max_outbox_frames,
+            max_sessions=config.max_stream_sessions,
+            tls=tls,
+        )
         self._server = make_server(tls, max_message_bytes=config.max_message_bytes)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(self.service, self._server)
+        direct_pb2_grpc.add_DirectServiceServicer_to_server(self.direct_service, self._server)
         self._health = add_health(self._server, SERVICE)
         self.port = bind(self._server, config.host, config.port, tls)
         self.broken = asyncio.Event()
@@ -341,6 +349,7 @@ class Replica:
             await self.prefixes.close()
         self._health.close()
         self.service.close()
+        self.direct_service.close()
         await self._server.stop(grace=0.5)
         for task in self._saving:
             task.cancel()

@@ -109,7 +109,7 @@ class GenerateStream:
         if kind == "open":
             self._open(frame.session, frame.open)
             return
-        if kind is None:
+        if kind not in ("draft", "cancel"):
             raise MalformedFrameError("a frame of no known kind; send open, draft or cancel")
         session = self._live.get(frame.session)
         if session is None:

@@ -61,6 +61,7 @@ class WholeMesh:
     edge_ports: Ports
     router: RouterUnderTest
     tokenizer: TokenizerUnderTest
+    replica: Replica
     edge_metrics: Metrics
     replica_metrics: Metrics
     ca: Path
@@ -104,8 +105,14 @@ async def _page(admin_port: int) -> str:
 
 
 @asynccontextmanager
-async def whole_mesh(words: Vocabulary, state_dir: Path) -> AsyncIterator[WholeMesh]:
-    """Started from the back to the front; ready for chats."""
+async def whole_mesh(
+    words: Vocabulary,
+    state_dir: Path,
+    *,
+    edge_settings: Mapping[str, Any] | None = None,
+    router_settings: Mapping[str, Any] | None = None,
+) -> AsyncIterator[WholeMesh]:
+    """Started from the back to the front; ready for chats. The settings are further ones."""
     vocabularies = [ServedVocabulary.of(MODEL, words)]
     # Nobody listens there: what is shared is asked for in vain, which is recorded as well.
     shared = "redis://127.0.0.1:1"
@@ -121,6 +128,7 @@ async def whole_mesh(words: Vocabulary, state_dir: Path) -> AsyncIterator[WholeM
             prices=(Price(1.0, 10.0, model=MODEL),),
             currency="USD",
             **PATIENT_ROUTER,
+            **(router_settings or {}),
         ) as router,
     ):
         routers = (f"127.0.0.1:{router.ports.main}",)
@@ -132,6 +140,7 @@ async def whole_mesh(words: Vocabulary, state_dir: Path) -> AsyncIterator[WholeM
             anonymous=True,
             drafter=DrafterConfig(model=NO_DRAFT_MODEL),
             **PATIENT_EDGE,
+            **(edge_settings or {}),
         )
         metrics = Metrics("edge")
         edge = Edge(config, catalog_of(MODEL), metrics, load=loading(words))
@@ -139,7 +148,7 @@ async def whole_mesh(words: Vocabulary, state_dir: Path) -> AsyncIterator[WholeM
         try:
             await eventually(lambda: edge.upstream.ready)
             ca = state_dir / "tls" / "cert.pem"
-            yield WholeMesh(edge, ports, router, tokenizer, metrics, replica_metrics, ca)
+            yield WholeMesh(edge, ports, router, tokenizer, replica, metrics, replica_metrics, ca)
         finally:
             await edge.stop()
             metrics.close()

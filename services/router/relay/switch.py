@@ -24,7 +24,7 @@ from outrider.wire import GrpcCode, error_from_proto, error_to_proto
 from services.router.admission.admission import Admission
 from services.router.fleet.registry import Registry
 from services.router.placement.types import RETRY_DELAY_MS
-from services.router.relay import frames
+from services.router.relay import direct_path, frames
 from services.router.relay.dispatch import Dispatch
 from services.router.relay.failover import Failover
 from services.router.relay.frames import Down, RelayedSession, Up
@@ -46,6 +46,7 @@ _REPLICA_INPUTS: Final = {
     "done": SessionInput.DONE,
     "error": SessionInput.ERROR,
 }
+_HAS_TOKENS: Final = frozenset({SessionState.STREAMING, SessionState.CLOSING})
 _REFUSALS: Final = frozenset({GrpcCode.RESOURCE_EXHAUSTED, GrpcCode.UNAVAILABLE})
 """A replica that ends a session with one of these did not take it: another one may."""
 
@@ -53,6 +54,8 @@ _REFUSALS: Final = frozenset({GrpcCode.RESOURCE_EXHAUSTED, GrpcCode.UNAVAILABLE}
 @dataclass(slots=True)
 class _EdgeStream:
     outbox: Outbox[Down]
+    direct_name: str | None
+    """What replicas know it by, where commits may go straight to it; None: they may not."""
     is_half_closed: bool = False
     """The edge sends nothing more: the stream ends with the last of its sessions."""
 
@@ -93,10 +96,11 @@ class Switch:
 
     # --- the two sides come and go ---
 
-    def attach_edge(self, outbox: Outbox[Down]) -> int:
-        """A new edge stream; its number for the other verbs."""
+    def attach_edge(self, outbox: Outbox[Down], direct_name: str | None = None) -> int:
+        """A new edge stream; its number for the other verbs. `direct_name`: what replicas know the
+        edge by, where commits may go straight to it."""
         edge_stream = self._table.attach_edge()
-        self._edges[edge_stream] = _EdgeStream(outbox)
+        self._edges[edge_stream] = _EdgeStream(outbox, direct_name)
         return edge_stream
 
     def half_close_edge(self, edge_stream: int) -> None:
@@ -191,6 +195,7 @@ class Switch:
     def _open(self, edge_stream: int, edge_session_id: int, frame: Up, now: float) -> None:
         opening = frame.open
         opening.model = opening.model or self._default_model()
+        direct_path.pass_wish(opening, self._edges[edge_stream].direct_name)
         try:
             session = self._intake.open(edge_stream, edge_session_id, frame, now)
         except DuplicateSessionError as error:
@@ -247,7 +252,8 @@ class Switch:
             if frame.HasField("commit"):
                 self._committed(session, frame, now)
             elif (event := _REPLICA_INPUTS.get(frame.WhichOneof("kind") or "")) is None:
-                continue
+                if not self._direct(session, frame, now):
+                    continue
             elif not self._from_replica(session, event, frame, now):
                 return False
             session.heard_at = now
@@ -268,6 +274,8 @@ class Switch:
                 self._registry.contradicted(session.replica, opened.model_identity, now)
                 return False
             session.opened_identity = opened.model_identity
+            address = self._registry[session.replica].address
+            direct_path.pass_grant(opened, address, self._edges[session.edge_stream].direct_name)
             ack_delay_ms = opened.ack_delay_ms
             self._registry.opened(session.replica, session.router_session_id, ack_delay_ms, now)
             if not self._table.announce(session):
@@ -277,6 +285,7 @@ class Switch:
             self._failed(session, frame, now)
             return True
         if event is SessionInput.DONE:
+            self._table.progress(session, frame.done.upto)
             cost = self._admission.cost(session.router_session_id, session.num_committed)
             frames.complete_done(frame.done, session, cost, now)
             self._intake.done(session, frame.done.usage, now)
@@ -302,6 +311,19 @@ class Switch:
             self._send_down(session, frame, now)  # as the table of transitions has it
         else:
             self._advance(session, SessionInput.COMMIT, now, down=frame)
+
+    def _direct(self, session: RelayedSession, frame: Down, now: float) -> bool:
+        """Of a session whose commits go straight to its edge; False for a frame that is not."""
+        if frame.HasField("progress"):
+            self._table.progress(session, frame.progress.upto)
+        elif frame.HasField("direct") and session.state in _HAS_TOKENS:
+            self._table.go_direct(session)
+            self._telemetry.num_direct += 1
+            frame.session = session.edge_session_id
+            self._send_down(session, frame, now)
+        else:
+            return False
+        return True
 
     def _bind_model(self, session: RelayedSession) -> None:
         """The first tokens from the replica that it is on: from here on it is this one's model that

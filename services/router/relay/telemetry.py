@@ -45,6 +45,10 @@ MOVE_TIME: Final = Family(
     "Pauses of sessions that moved, from the loss of the replica before; divide by "
     "outrider_router_moves_total.",
 )
+DIRECT_SESSIONS: Final = Family(
+    "outrider_router_direct_sessions",
+    "Sessions whose commits went straight to their edges from some token on.",
+)
 INEXACT_MOVES: Final = Family(
     "outrider_router_inexact_moves",
     "Replies that went on at a replica that computes differently, by that replica.",
@@ -100,6 +104,7 @@ class SessionTelemetry:
         self.frames_up = 0
         self.frames_down = 0
         self.drafts_dropped = 0
+        self.num_direct = 0
         self._metrics = metrics
         self._spans: dict[int, _OpenSpan] = {}
         self._placements: Counter[tuple[str, str]] = Counter()
@@ -107,7 +112,7 @@ class SessionTelemetry:
         self._moves: Counter[str] = Counter()
         self._move_ms = 0.0
         self._inexact_moves: Counter[str] = Counter()
-        self._flushed = (0, 0, 0)
+        self._flushed = (0, 0, 0, 0)
         self._refused = EventAggregator()
         self._inexact = EventAggregator()
 
@@ -192,12 +197,13 @@ class SessionTelemetry:
         self._flush_placements()
 
     def _flush_frames(self) -> None:
-        up, down, dropped = self._flushed
+        up, down, dropped, direct = self._flushed
         frames = self._metrics.counter(FRAMES)
         frames.add(self.frames_up - up, {"direction": "up"})
         frames.add(self.frames_down - down, {"direction": "down"})
         self._metrics.counter(DRAFTS_DROPPED).add(self.drafts_dropped - dropped)
-        self._flushed = (self.frames_up, self.frames_down, self.drafts_dropped)
+        self._metrics.counter(DIRECT_SESSIONS).add(self.num_direct - direct)
+        self._flushed = (self.frames_up, self.frames_down, self.drafts_dropped, self.num_direct)
 
     def _flush_placements(self) -> None:
         for (replica, region), count in self._placements.items():

@@ -132,9 +132,9 @@ class Mesh:
         stream = self.streams.pop(name)
         self.switch.detach_replica(name, stream, self.clock(), is_own=is_own)
 
-    def edge(self) -> int:
+    def edge(self, direct_name: str | None = None) -> int:
         outbox: Outbox[Down] = Outbox(self.edge_capacity, 16)
-        edge = self.switch.attach_edge(outbox)
+        edge = self.switch.attach_edge(outbox, direct_name)
         self.down[edge] = outbox
         return edge
 
