@@ -219,7 +219,7 @@ class Router:
 
         async with asyncio.timeout(LIMIT_S):
             while not await are_ready():
-                pass
+                await asyncio.sleep(0.02)
 
 
 # No drafter in the mesh's own edge: it would take seconds to start, and has no part in this.

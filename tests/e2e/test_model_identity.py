@@ -101,7 +101,7 @@ class SmallMesh:
         await asyncio.gather(*(service.ready() for service in (*self.replicas, self.router)))
         async with asyncio.timeout(30):
             while any(it.state != router_pb2.REPLICA_STATE_READY for it in await self.listed()):
-                pass
+                await asyncio.sleep(0.02)
 
     async def _kill_serving(self) -> None:
         while True:
@@ -225,7 +225,7 @@ async def check_two_models(mesh: SmallMesh) -> None:
     counted = f'outrider_router_inexact_moves_total{{replica="{left.name}"}} 1.0'
     async with asyncio.timeout(10):
         while counted not in await mesh.router.metrics():
-            pass
+            await asyncio.sleep(0.02)
     assert not (await mesh.ask()).inexact
 
 

@@ -14,6 +14,7 @@ from outrider.engines.openvino.convert import ConvertedModel, converted
 from outrider.engines.openvino.engine import OpenVinoEngine
 from outrider.models.catalog import DEFAULT_MODEL, ModelSpec
 from outrider.models.disk.files import file_sha256
+from outrider.models.gguf_file import open_gguf
 from outrider.models.store import ModelStore
 
 NUM_LAYERS = 4
@@ -50,7 +51,7 @@ def make_shallow(source: ModelStore, folder: Path) -> ShallowModel:
 
 def write_shallow(source: Path, out: Path, num_layers: int) -> Path:
     """A copy of a model's file without the layers from `num_layers` on."""
-    reader = gguf.GGUFReader(source)
+    reader = open_gguf(source)
     architecture = str(reader.fields["general.architecture"].contents())
     writer = gguf.GGUFWriter(out, architecture)
     for name, field in reader.fields.items():

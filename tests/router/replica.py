@@ -181,7 +181,7 @@ class RouterUnderTest:
         """Until a replica is seen in this state."""
         async with asyncio.timeout(10):
             while (await self.replicas())[name].state != state:
-                pass
+                await asyncio.sleep(0.02)
 
 
 QUICK: Mapping[str, Any] = {

@@ -7,6 +7,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,7 @@ def test_ctrl_c_ends_it_with_what_there_is(mesh: LocalMesh) -> None:
         text=True,
     ) as process:
         while _chats(mesh) == before and process.poll() is None:
-            pass
+            time.sleep(0.05)
         process.send_signal(signal.SIGINT)
         output, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors

@@ -203,7 +203,7 @@ async def test_a_token_of_an_issuer_is_a_credential(words: Vocabulary, tmp_path:
                     return False
 
         while not await is_in():
-            pass
+            await asyncio.sleep(0.02)
         async with mesh.client(key=good) as client:
             for _ in range(5):
                 await told(client)
@@ -309,5 +309,5 @@ async def test_limits_are_held(
                     return False
 
             while not await is_in():
-                pass
+                await asyncio.sleep(0.02)
         await mesh.settled()

@@ -76,7 +76,7 @@ async def test_a_file_that_is_refused_is_told_to_who_wrote_it(
         asking = Asking(tmp_path, "127.0.0.1")
         async with asyncio.timeout(30):
             while not (refused := await asking.refused(bound, file)):
-                pass
+                await asyncio.sleep(0.02)
         assert "gpt-9" in refused
         assert await asking.serves("edge", bound, DEFAULT_MODEL.name) == 1
         stop.set()

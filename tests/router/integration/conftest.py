@@ -31,5 +31,5 @@ async def router(near: Replica, far: Replica) -> AsyncIterator[RouterUnderTest]:
         far.report(fixed_ms=10.0, row_ms=1.0, queued_prompt_tokens=100, max_sessions=64)
         async with asyncio.timeout(5):
             while (await router.replicas())["far"].predicted_wait_ms < 100.0:
-                pass
+                await asyncio.sleep(0.02)
         yield router

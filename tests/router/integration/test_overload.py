@@ -20,7 +20,7 @@ async def test_low_is_shed_high_waits_and_goes_on_when_there_is_room(near: Repli
         near.report(**FULL, **COST)
         async with asyncio.timeout(5):
             while (await router.replicas())["near"].sessions < 16:
-                pass
+                await asyncio.sleep(0.02)
         edge = router.edge()
         await edge.send(opening(1, priority=LOW))
         await edge.send(opening(2, priority=HIGH))
@@ -30,7 +30,7 @@ async def test_low_is_shed_high_waits_and_goes_on_when_there_is_room(near: Repli
         wanted = 'outrider_router_refused_total{cause="shed",model="m",priority="LOW"} 1.0'
         async with asyncio.timeout(10):
             while wanted not in await get(router.ports.admin, "/metrics"):
-                pass
+                await asyncio.sleep(0.02)
         near.report(max_sessions=8, **COST)
         sent = await near.hear("open")
         assert sent.open.priority == HIGH
@@ -65,7 +65,7 @@ async def test_what_home_has_no_room_for_goes_to_another_region(
         near.report(**FULL, **COST)
         async with asyncio.timeout(5):
             while (await router.replicas())["near"].sessions < 16:
-                pass
+                await asyncio.sleep(0.02)
         edge = router.edge()
         await edge.send(opening(1, priority=HIGH))
         sent = await far.hear("open")
@@ -74,7 +74,7 @@ async def test_what_home_has_no_room_for_goes_to_another_region(
         wanted = 'outrider_router_spilled_total{cause="full",home="us",region="eu"} 1.0'
         async with asyncio.timeout(10):
             while wanted not in await get(router.ports.admin, "/metrics"):
-                pass
+                await asyncio.sleep(0.02)
         bound = opening(2, priority=HIGH)
         bound.open.residency.append("us")
         await edge.send(bound)

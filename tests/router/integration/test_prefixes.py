@@ -147,7 +147,7 @@ async def test_sessions_follow_their_prefix_and_can_be_explained() -> None:
     async with running_replicas(one, two), running_router(one, two) as router:
         async with asyncio.timeout(5):
             while not (await router.stub.Explain(asked)).placements[0].chosen.cached_tokens:
-                pass
+                await asyncio.sleep(0.02)
         edge = router.edge()
         await edge.send(inference_pb2.SessionUp(session=1, open=open_session))
         await two.hear("open")

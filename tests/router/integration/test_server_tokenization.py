@@ -82,7 +82,7 @@ async def test_messages_reach_the_replica_as_the_templates_ids(
         charged = rf"outrider_router_tenant_cost_total{{.*}} {told.amount_nanos / 1e9}\n"
         async with asyncio.timeout(5):
             while not re.search(charged, await get(router.ports.admin, "/metrics")):
-                pass
+                await asyncio.sleep(0.02)
 
 
 ASK = Message("user", "Why is the sky blue?")
