@@ -70,8 +70,8 @@ def open_gguf(path: Path) -> GGUFReader:
 
 
 class _QuickReader(GGUFReader):
-    """The library's reader takes each item of an array out of the mapped file by itself, which takes
-    seconds of a vocabulary's tokens and merges. Here the same parts are cut out of plain arrays.
+    """The library's reader takes each item of an array out of the mapped file by itself: seconds
+    for the tokens and merges of a vocabulary. Here the same parts are cut out of a plain array.
     Only for files that `_check` has passed: little-endian, and arrays are flat."""
 
     def _get_field_parts(

@@ -33,10 +33,12 @@ from outrider.client import (
 )
 from outrider.process import read_ports
 from outrider.rpc import make_channel
+from outrider.sampling.grammar import json_schema
 from outrider.testing import free_udp_port
 from outrider.tls import Role
 from outrider.v1 import router_pb2, router_pb2_grpc
 from tests.cli.prompting.terminal import terminal
+from tests.e2e.reference import Reference
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -103,11 +105,11 @@ def edge(mesh: LocalMesh, tmp_path: Path) -> Iterator[KillableEdge]:
 
 
 @pytest.mark.model
-async def test_a_killed_edge_costs_a_pause_and_no_byte(edge: KillableEdge) -> None:
-    flags = ("--prompt", PROMPT, "--max-tokens", str(MAX_TOKENS), "--seed", "5", "--json")
-    done = await asyncio.to_thread(outrider, "reference", "--temperature", "0.8", *flags)
-    truth = json.loads(done.stdout)
+async def test_a_killed_edge_costs_a_pause_and_no_byte(
+    edge: KillableEdge, reference: Reference
+) -> None:
     sampling = SamplingParams(temperature=0.8, seed=5, max_tokens=MAX_TOKENS)
+    truth = await asyncio.to_thread(reference.reply, PROMPT, sampling)
     seen, kills = set[type](), 0
     async with (
         connect("127.0.0.1", edge.port, ca=edge.ca, reconnect=PATIENT) as client,
@@ -122,7 +124,7 @@ async def test_a_killed_edge_costs_a_pause_and_no_byte(edge: KillableEdge) -> No
         result = await chat.result()
     assert kills == 1
     assert {Interrupted, Resumed} <= seen
-    assert (result.text, list(result.ids)) == (truth["text"], truth["ids"])
+    assert (result.text, result.ids) == (truth.text, truth.ids)
 
 
 SCHEMA = {
@@ -141,16 +143,11 @@ SCHEMA = {
 
 @pytest.mark.model
 async def test_a_reply_by_a_schema_goes_on_at_another_replica(
-    mesh: LocalMesh, tmp_path: Path
+    mesh: LocalMesh, reference: Reference
 ) -> None:
     """Asked over HTTP; its replica is killed, and the text is the reference's, and valid."""
-    file = tmp_path / "schema.json"
-    file.write_text(json.dumps(SCHEMA), encoding="utf-8")
-    flags = ("--prompt", PROMPT, "--max-tokens", "300", "--seed", "5", "--temperature", "0.8")
-    done = await asyncio.to_thread(
-        outrider, "reference", *flags, "--json-schema", str(file), "--json"
-    )
-    truth = json.loads(done.stdout)
+    sampling = SamplingParams(temperature=0.8, seed=5, max_tokens=300, grammar=json_schema(SCHEMA))
+    truth = await asyncio.to_thread(reference.reply, PROMPT, sampling)
     port = mesh.state.service("edge")["http_port"]
     said, killed, finish = "", "", None
     async with (
@@ -178,11 +175,11 @@ async def test_a_reply_by_a_schema_goes_on_at_another_replica(
             said += chunk.choices[0].delta.content or ""
             finish = chunk.choices[0].finish_reason or finish
             if len(said) > 30 and not killed:
-                assert len(said) < len(truth["text"]) / 2
+                assert len(said) < len(truth.text) / 2
                 killed = await router.latest_replica()
                 os.kill(mesh.state.service(killed)["pid"], signal.SIGKILL)
-        assert killed and said == truth["text"]
-        assert finish == "stop" == truth["finish_reason"]
+        assert killed and said == truth.text
+        assert finish == "stop" == truth.finish_reason.value
         jsonschema.Draft202012Validator(SCHEMA).validate(json.loads(said))
         assert await router.latest_replica() != killed, "it went on elsewhere"
         await router.is_whole()  # for those who use the mesh next

@@ -42,9 +42,12 @@ def computes_in_bf16() -> bool:
 
 
 def make_shallow(source: ModelStore, folder: Path) -> ShallowModel:
-    """Write the cut model into `folder`."""
-    whole = source.ensure(DEFAULT_MODEL.source, sha256=DEFAULT_MODEL.sha256).path
-    file = write_shallow(whole, folder / "shallow.gguf", NUM_LAYERS)
+    """The cut model in `folder`, written if it is not there."""
+    file = folder / "shallow.gguf"
+    if not file.exists():
+        folder.mkdir()
+        whole = source.ensure(DEFAULT_MODEL.source, sha256=DEFAULT_MODEL.sha256).path
+        write_shallow(whole, file, NUM_LAYERS)
     spec = ModelSpec("shallow", f"file:{file}", file_sha256(file))
     return ShallowModel(file, spec, ModelStore(folder / "store"))
 

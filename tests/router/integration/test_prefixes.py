@@ -93,7 +93,7 @@ class Watched:
                 self.watch.run(channel, "a", ServedModel("m", DIGEST, block_tokens=BLOCK))
             )
             async with asyncio.timeout(5):
-                while not is_so():  # noqa: ASYNC110 - the index tells nobody
+                while not is_so():
                     await asyncio.sleep(0)
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
