@@ -53,13 +53,25 @@ def run(folder: Path, *tests: str) -> tuple[int, str]:
     }
     # Other plugins have no part in this, and take most of the time to import.
     environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    plugins = ("-p", "xdist", "-p", "no:cacheprovider")
     where = ("-c", os.devnull, "--rootdir", str(folder), str(folder))
     options = ("-n", "2", "--dist", "loadfile", "--max-worker-restart", "0")
     # A file: a pipe would not end before all who hold it.
     said = folder / "said.txt"
     with said.open("w") as sink:
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-s", "-p", "xdist", "-p", "no:cacheprovider", *options, *where],
+            [
+                sys.executable,
+                "-m",
+                "pytest",
+                "-s",
+                "-p",
+                "xdist",
+                "-p",
+                "no:cacheprovider",
+                *options,
+                *where,
+            ],
             env=environment | {"PYTHONPATH": str(Path(__file__).parents[1])},
             stdin=subprocess.DEVNULL,
             stdout=sink,

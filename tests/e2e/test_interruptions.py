@@ -220,7 +220,11 @@ class Router:
 
 
 # No drafter in the mesh's own edge: it would take seconds to start, and has no part in this.
-ROOM = ("inference.max_context_tokens=16000", "edge.drafter.model=none")
+ROOM = (
+    "inference.max_context_tokens=16000",
+    "inference.fake_call_ms=5.0",
+    "edge.drafter.model=none",
+)
 
 
 @pytest.fixture(scope="module")

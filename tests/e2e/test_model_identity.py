@@ -57,7 +57,7 @@ class Kind:
 
 def fake(seed: int) -> Kind:
     """A fake engine: another seed is other weights."""
-    return Kind({"engine": "fake", "fake_seed": seed})
+    return Kind({"engine": "fake", "fake_seed": seed, "fake_call_ms": 2.0})
 
 
 @dataclass(slots=True)

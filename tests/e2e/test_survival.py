@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(300)]
 async def test_kills_cost_a_pause_and_no_byte() -> None:
     references = make_reference_chats("fake", num_tokens=150)[:4]
     async with (
-        running(MeshShape("fake", 2, 0, 2, 2)) as fleet,
+        running(MeshShape("fake", 2, 0, 2, 2, fake_call_ms=5.0)) as fleet,
         ChatLoad(fleet, references, 4) as load,
     ):
         injector = FaultInjector(fleet, load)
