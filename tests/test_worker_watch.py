@@ -60,18 +60,7 @@ def run(folder: Path, *tests: str) -> tuple[int, str]:
     said = folder / "said.txt"
     with said.open("w") as sink:
         done = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "pytest",
-                "-s",
-                "-p",
-                "xdist",
-                "-p",
-                "no:cacheprovider",
-                *options,
-                *where,
-            ],
+            [sys.executable, "-m", "pytest", "-s", *plugins, *options, *where],
             env=environment | {"PYTHONPATH": str(Path(__file__).parents[1])},
             stdin=subprocess.DEVNULL,
             stdout=sink,
