@@ -223,7 +223,7 @@ async def check_two_models(mesh: SmallMesh) -> None:
     assert result.inexact and result.replica == left.name
     assert len(result.ids) == mesh.num_tokens
     counted = f'outrider_router_inexact_moves_total{{replica="{left.name}"}} 1.0'
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while counted not in await mesh.router.metrics():
             await asyncio.sleep(0.02)
     assert not (await mesh.ask()).inexact

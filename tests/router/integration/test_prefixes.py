@@ -92,7 +92,7 @@ class Watched:
             running = asyncio.create_task(
                 self.watch.run(channel, "a", ServedModel("m", DIGEST, block_tokens=BLOCK))
             )
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 while not is_so():
                     await asyncio.sleep(0)
             running.cancel()
@@ -145,7 +145,7 @@ async def test_sessions_follow_their_prefix_and_can_be_explained() -> None:
     open_session.ids.tail.CopyFrom(block)
     asked = router_pb2.ExplainRequest(what_if=open_session)
     async with running_replicas(one, two), running_router(one, two) as router:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while not (await router.stub.Explain(asked)).placements[0].chosen.cached_tokens:
                 await asyncio.sleep(0.02)
         edge = router.edge()

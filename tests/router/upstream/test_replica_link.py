@@ -55,7 +55,7 @@ async def test_a_pause_makes_a_replica_suspect_and_costs_no_session() -> None:
     async with (
         leak_check(),
         running_replicas(replica),
-        running_router(replica, probe_timeout_s=0.1, suspect_s=30.0) as router,
+        running_router(replica, probe_timeout_s=1.0, suspect_s=60.0) as router,
     ):
         edge = router.edge()
         await edge.send(opening(1))
@@ -75,7 +75,7 @@ async def test_a_replica_that_stays_silent_loses_its_stream_and_its_sessions() -
     async with (
         leak_check(),
         running_replicas(replica),
-        running_router(replica, probe_timeout_s=0.1, suspect_s=0.3) as router,
+        running_router(replica, probe_timeout_s=1.0, suspect_s=1.0) as router,
     ):
         edge = router.edge()
         await edge.send(opening(1))
