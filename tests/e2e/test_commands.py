@@ -157,7 +157,7 @@ def test_killed_supervisor_leaves_no_orphan_and_the_next_one_says_so() -> None:
 
 
 def test_interrupt_stops_an_attached_mesh(tmp_path: Path) -> None:
-    command = [*_UP, "--state-dir", str(tmp_path)]
+    command = [*_UP, "--set=edge.drafter.model=none", "--state-dir", str(tmp_path)]
     with subprocess.Popen(
         [sys.executable, "-m", "outrider.cli.main", *command],
         stderr=subprocess.PIPE,

@@ -22,12 +22,14 @@ from outrider.cli.bench.targets import Asked, Endpoint, RequestFailedError, endp
 from outrider.errors import InvalidRequestError
 from outrider.testing import free_tcp_port, free_udp_port
 
+NO_DRAFTER = ("edge.drafter.model=none",)
+"""It would load the real model, and has no part where the engine is none."""
 SMALL = ("--requests", "12", "--rate", "50", "--max-tokens", "8")
 
 
 @pytest.fixture(scope="module")
 def mesh() -> Iterator[LocalMesh]:
-    with local_mesh(engine="fake", regions="here", http=True) as mesh:
+    with local_mesh(engine="fake", regions="here", http=True, settings=NO_DRAFTER) as mesh:
         yield mesh
 
 
