@@ -222,9 +222,11 @@ class Router:
 # No drafter in the mesh's own edge: it would take seconds to start, and has no part in this.
 ROOM = (
     "inference.max_context_tokens=16000",
-    "inference.fake_call_ms=5.0",
+    "inference.fake_call_ms=20.0",
     "edge.drafter.model=none",
 )
+LONG = ("--max-tokens", "300", "--speculation", "off")
+"""A call for every token: six seconds, in which a busy machine kills an edge, too."""
 
 
 @pytest.fixture(scope="module")
@@ -237,7 +239,7 @@ def fake_mesh() -> Iterator[LocalMesh]:
 def test_the_command_says_that_it_was_interrupted_and_goes_on(
     fake_mesh: LocalMesh, tmp_path: Path
 ) -> None:
-    whole = ("--prompt", "tell me all", "--max-tokens", "2000", "--no-provisional")
+    whole = ("--prompt", "tell me all", "--no-provisional", *LONG)
     state = str(fake_mesh.state_dir)
     truth = outrider("chat", "--state-dir", state, *whole).stdout
     edge = KillableEdge(fake_mesh, tmp_path / "edge")
@@ -269,7 +271,7 @@ def test_a_conversation_at_a_terminal_goes_on(fake_mesh: LocalMesh, tmp_path: Pa
     edge.start()
     where = ("--edge", f"127.0.0.1:{edge.port}", "--ca", str(edge.ca))
     try:
-        with terminal("chat", *where, "--temperature", "0", "--max-tokens", "2000") as user:
+        with terminal("chat", *where, "--temperature", "0", *LONG) as user:
             user.prompted()
             user.type("tell me all\r")
             user.until("\r\n")  # what was typed stands there

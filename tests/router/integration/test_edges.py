@@ -91,4 +91,5 @@ async def test_an_edge_that_never_reads_is_bounded_and_stalls_nobody(near: Repli
                 last = await slow.next()
         assert last is not None
         assert last.error.reason == "OVERLOADED"
-        assert (await router.replicas())["near"].sessions == 1
+        near.say(commit(theirs, upto=78))
+        assert (await other.hear("commit")).commit.upto == 78, "nobody else's session is touched"
