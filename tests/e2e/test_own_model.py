@@ -186,5 +186,5 @@ def test_a_mesh_of_a_definition_that_calls_tools(
         log = mesh.state_dir / "logs" / "edge.log"
         # The model that its definition names drafts.
         asyncio.run(
-            eventually(lambda: "draft_model_loaded" in log.read_text("utf-8"), timeout_s=60.0)
+            eventually(lambda: "draft_model_loaded" in log.read_text("utf-8"), timeout_s=240.0)
         )
