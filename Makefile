@@ -23,9 +23,10 @@ demo:  ## Start a two-region mesh on this machine and stream a chat through it o
 	@tools/setup.sh runtime
 	@$(PY) tools/demo.py
 
+# More workers than cores: a third of the tests' time is waiting for processes and for limits to end.
 test: setup check  ## Every check and every test
 	@$(BIN)/outrider models pull $(MODEL)
-	$(PY) -m pytest -n 2
+	$(PY) -m pytest -n 3
 	@echo "Property tests on new examples: what fails is a finding, not a failure of this run;"
 	@echo "to have the same again: make test SEED=$(SEED)"
 	-$(PY) -m pytest -n 2 -m hypothesis --hypothesis-profile fresh --hypothesis-seed $(SEED) \

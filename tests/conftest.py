@@ -16,6 +16,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 from outrider.models import catalog
 from outrider.models.catalog import DEFAULT_MODEL, MODELS_VARIABLE
+from outrider.models.disk.files import exclusive
 from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import Vocabulary, load_vocabulary
 from tests.worker_watch import WorkerWatch
@@ -28,6 +29,12 @@ if TYPE_CHECKING:
 os.environ[MODELS_VARIABLE] = os.devnull
 
 _TOGETHER = {
+    "mesh": (
+        "tests/e2e/test_commands.py",
+        "tests/e2e/test_embeddings.py",
+        "tests/e2e/test_exactness.py",
+        "tests/e2e/test_interruptions.py",
+    ),
     "openvino_engine": (
         "tests/engines/openvino/test_folder.py",
         "tests/engines/openvino/test_layouts.py",
@@ -36,14 +43,33 @@ _TOGETHER = {
         "tests/engines/test_openvino.py",
         "tests/inference/integration/",
     ),
-    "mesh": ("tests/e2e/",),
+    # What they keep in the machine's store is removed when they are done.
+    "tiny models": (
+        "tests/e2e/test_demo.py",
+        "tests/e2e/test_mirrors.py",
+        "tests/e2e/test_official_clients.py",
+        "tests/e2e/test_own_model.py",
+        "tests/e2e/test_several_models.py",
+        "tests/e2e/test_two_tenants.py",
+    ),
 }
-"""Fixtures that take long to make, and the tests that share them."""
+"""What takes long to make, or is not for two at once, and the tests that share it."""
+_LONG = ("tests/e2e/", "tests/edge/drafter/test_model.py", "tests/bench/wan/", "tests/cli/")
+"""Further files whose tests take long, as far as that is known: they wait for processes."""
 
 
 def _group(file: str) -> str:
     groups = (name for name, places in _TOGETHER.items() if file.startswith(places))
     return next(groups, file)
+
+
+def _place(item: pytest.Item) -> int:
+    """In the order of the tests: what takes longest begins first, for it would keep one worker busy
+    long after the others."""
+    file = item.nodeid.partition("::")[0]
+    if _group(file) in _TOGETHER:
+        return list(_TOGETHER).index(_group(file))
+    return len(_TOGETHER) + (not file.startswith(_LONG))
 
 
 class _ByFixture(LoadScopeScheduling):
@@ -67,8 +93,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes longest begins first: it would keep one worker busy long after the others."""
-    items.sort(key=lambda item: _group(item.nodeid.partition("::")[0]) not in _TOGETHER)
+    """The longest first."""
+    items.sort(key=_place)
 
 
 # No deadline: a busy machine is no failure. No database: a run depends on the source and a seed.
@@ -116,7 +142,12 @@ def shallow_model(
     of their own and do not read what it says."""
     from tests.engines.shallow_model import make_shallow
 
-    return make_shallow(model_store, tmp_path_factory.mktemp("shallow"))
+    # One for all workers, whose folders lie in this one.
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    with exclusive(shared / "shallow.lock"):
+        return make_shallow(model_store, shared / "shallow")
 
 
 @pytest.fixture

@@ -143,6 +143,9 @@ class MeshShape:
     quarantine: bool = False
     """Whether routers quarantine replicas that fail again and again. Off where this bench kills
     every process many times over."""
+    fake_call_ms: float = 0.0
+    """How long a call of the fake engine waits: chats that are there to be interrupted need not
+    keep all cores busy."""
 
 
 class RegionLink:
@@ -237,6 +240,8 @@ def _replicas(shape: MeshShape, folder: Path) -> list[Service]:
     names = [f"{NEAR}-{n}" for n in range(shape.num_near)]
     names += [f"{FAR}-{n}" for n in range(shape.num_far)]
     values = {"engine": shape.engine, "threads": 1, "kv_bytes": 1 << 28, "max_fixed_rows": 4}
+    if shape.fake_call_ms:
+        values["fake_call_ms"] = shape.fake_call_ms
     if shape.max_sessions:
         values["scheduler"] = {"max_sessions": shape.max_sessions}
     return [

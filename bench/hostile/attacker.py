@@ -1,5 +1,5 @@
-"""`python -m bench.hostile.attacker NAME SECONDS TARGET`: one attack from a process of its own,
-which leaves the cores to everybody else; prints what it found as JSON."""
+"""`python -m bench.hostile.attacker NAMES SECONDS TARGET`: attacks, one after the other, from a
+process of its own, which leaves the cores to everybody else; prints what each found as JSON."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ async def _attack(name: str, seconds: float, target: Target) -> Findings:
 
 
 def main() -> int:
-    name, seconds, target = sys.argv[1:4]
+    names, seconds, target = sys.argv[1:4]
     os.nice(_NICENESS)
     logging.disable(logging.CRITICAL)
-    findings = asyncio.run(_attack(name, float(seconds), Target.from_json(target)))
-    print(json.dumps(asdict(findings)), flush=True)
+    for name in names.split(","):
+        findings = asyncio.run(_attack(name, float(seconds), Target.from_json(target)))
+        print(json.dumps(asdict(findings)), flush=True)
     return 0
 
 

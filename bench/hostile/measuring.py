@@ -110,8 +110,8 @@ async def misses_of(
     before = await read(mesh)
     watch, found = MeshWatch(mesh, before), list[str]()
     async with watching(watch):
-        for attack in attacks:
-            findings = await attacked_by(target, attack, seconds)
+        several = await attacked_by_each(target, attacks, seconds)
+        for attack, findings in zip(attacks, several, strict=True):
             found += [f"{attack.name}: {broken}" for broken in findings.broken]
             if findings.strangers_words:
                 found.append(f"{attack.name}: another's words were told")
@@ -140,10 +140,18 @@ async def watching(watch: MeshWatch) -> AsyncIterator[None]:
 
 async def attacked_by(target: Target, attack: Attack, seconds: float) -> Findings:
     """Make one attack, from a process of its own."""
-    command = (sys.executable, "-m", "bench.hostile.attacker")
-    async with child(*command, attack.name, str(seconds), target.to_json()) as process:
+    (findings,) = await attacked_by_each(target, [attack], seconds)
+    return findings
+
+
+async def attacked_by_each(
+    target: Target, attacks: Sequence[Attack], seconds: float
+) -> list[Findings]:
+    """Make one attack after the other, from a process that is only theirs."""
+    names = ",".join(attack.name for attack in attacks)
+    command = (sys.executable, "-m", "bench.hostile.attacker", names, str(seconds))
+    async with child(*command, target.to_json()) as process:
         assert process.stdout is not None
-        line = await process.stdout.readline()
-    if not line:
-        return Findings(broken=["the attack itself failed: it ended without a word"])
-    return Findings(**json.loads(line))
+        lines = [await process.stdout.readline() for _ in attacks]
+    died = Findings(broken=["the attack itself failed: it ended without a word"])
+    return [Findings(**json.loads(line)) if line else died for line in lines]

@@ -441,7 +441,7 @@ async def idle_connections(
                 continue
             clients.append(client)
         until = loop.time() + hold_s
-        while loop.time() < until:
+        while loop.time() < until and any(client.closed is None for client in clients):
             for client in clients:
                 if client.closed is None:
                     await client.send([b"\x01\x00\x00\x00"])

@@ -75,6 +75,9 @@ class FakeOptions:
     """The call, counted from 1, that raises EngineError; 0 for none."""
     seed: int = 0
     """Another seed is another model: other weights, texts and fingerprint."""
+    call_ms: float = 0.0
+    """Time that a call waits, real, besides what it computes: a reply then lasts for a while on a
+    fast machine, too, and costs it little."""
 
 
 class FakeEngine:
@@ -131,6 +134,8 @@ class FakeEngine:
         for part, table in zip(slices, slots, strict=True):
             self._write_values(part, table)
         rows = [self._rows(part, table) for part, table in zip(slices, slots, strict=True)]
+        if self.options.call_ms:
+            time.sleep(self.options.call_ms / 1e3)
         self.busy_s += time.perf_counter() - begin
         return rows
 

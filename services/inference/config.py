@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,6 +104,8 @@ class InferenceConfig:
     fake_seed: int = 0
     """Weights of the fake engine: replicas of different seeds are different models behind one
     name."""
+    fake_call_ms: float = 0.0
+    """How long each call of the fake engine waits, besides what it computes."""
     instances: int = 1
     """Engines of this replica, each with threads, a scheduler with the limits of the table
     `scheduler`, and an equal part of the KV pool: worth it with many cores and many sessions
@@ -191,6 +194,8 @@ class InferenceConfig:
         check_prefixes(self.prefixes)
         if not 0 < self.prefix_share < 1:
             raise ConfigError(f"prefix_share is {self.prefix_share}: set it between 0 and 1")
+        if not 0 <= self.fake_call_ms < math.inf:
+            raise ConfigError(f"fake_call_ms is {self.fake_call_ms}: it cannot be negative")
         if self.warm_up_rows < 0:
             raise ConfigError(f"warm_up_rows is {self.warm_up_rows}: it cannot be negative")
         if not self.drain_s >= 0:
@@ -230,6 +235,7 @@ class InferenceConfig:
             num_blocks=num_blocks or _FAKE.num_blocks,
             max_context_tokens=chosen.get("max_context_tokens", _FAKE.max_context_tokens),
             seed=self.fake_seed,
+            call_ms=self.fake_call_ms,
         )
         return EngineConfig(
             engine=cast(EngineName, self.engine),

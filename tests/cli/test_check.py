@@ -19,6 +19,8 @@ from outrider.testing import free_tcp_port, free_udp_port
 from tests.cli.invoking import invoke
 from tests.cli.test_status import MODEL, REGION, REPLICA
 
+NO_DRAFTER = ("edge.drafter.model=none",)
+"""It would load the real model, and has no part where the engine is none."""
 WELL = REPLICA | {"inconsistent": False}
 
 
@@ -63,7 +65,7 @@ def test_where_nothing_listens_it_says_so() -> None:
 
 @pytest.fixture(scope="module")
 def mesh() -> Iterator[LocalMesh]:
-    with local_mesh(engine="fake", regions="here,there") as mesh:
+    with local_mesh(engine="fake", regions="here,there", settings=NO_DRAFTER) as mesh:
         yield mesh
 
 

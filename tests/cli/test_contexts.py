@@ -23,6 +23,8 @@ from outrider.cli.local.certificates import OPERATOR, of_process
 from outrider.errors import ConfigError, InvalidRequestError
 from outrider.testing import free_tcp_port
 
+NO_DRAFTER = ("edge.drafter.model=none",)
+"""It would load the real model, and has no part where the engine is none."""
 TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), max_size=20)
 SAVED = st.builds(
     Context,
@@ -181,7 +183,7 @@ def test_a_mesh_that_cannot_be_reached_is_said_with_its_context(shell: Shell) ->
 
 @pytest.fixture(scope="module")
 def mesh() -> Iterator[LocalMesh]:
-    with local_mesh(engine="fake", regions="here") as mesh:
+    with local_mesh(engine="fake", regions="here", settings=NO_DRAFTER) as mesh:
         yield mesh
 
 

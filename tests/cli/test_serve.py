@@ -82,7 +82,7 @@ async def test_a_hangup_reads_the_file_again_and_ends_nothing(tmp_path: Path) ->
         process.send_signal(signal.SIGHUP)
         async with asyncio.timeout(30):
             while await replicas(ports) != ["late"]:
-                pass
+                await asyncio.sleep(0.02)
         process.terminate()
         _, told = await asyncio.to_thread(process.communicate)
     assert process.returncode == 0

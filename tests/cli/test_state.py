@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -141,6 +142,7 @@ def test_leaving_a_detached_start_stops_it(number: signal.Signals, tmp_path: Pat
     waiting = subprocess.Popen([sys.executable, "-m", "outrider.cli.main", *command])
     while supervisor_pid(tmp_path) is None:
         assert waiting.poll() is None
+        time.sleep(0.02)
     waiting.send_signal(number)
     assert waiting.wait(60) == 128 + number
     assert supervisor_pid(tmp_path) is None
@@ -156,6 +158,7 @@ def test_down_stops_a_mesh_that_is_still_starting(tmp_path: Path) -> None:
     try:
         while supervisor_pid(tmp_path) is None:
             assert started.poll() is None
+            time.sleep(0.02)
         done = outrider("down", "--state-dir", str(tmp_path))
         assert "stopped" in done.stderr
         assert started.wait(60) == 0

@@ -8,6 +8,10 @@ from pathlib import Path
 import pytest
 
 from bench.harness.local_mesh import LocalMesh, local_mesh, outrider
+from outrider.models.catalog import DEFAULT_MODEL
+from outrider.models.store import ModelStore
+from outrider.models.vocabulary import Vocabulary
+from tests.e2e.reference import Reference
 from tests.e2e.tiny_models import write_tiny
 
 
@@ -17,6 +21,18 @@ def mesh() -> Iterator[LocalMesh]:
     few = ("inference.max_fixed_rows=4", "inference.warm_up_rows=16")
     with local_mesh(settings=few, http=True) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def reference(model_store: ModelStore, vocabulary: Vocabulary) -> Iterator[Reference]:
+    """The default model's."""
+    from outrider.engines.config import EngineConfig
+    from outrider.engines.openvino.loading import load_engine
+
+    config = EngineConfig(num_blocks=64, max_fixed_rows=0)
+    engine = load_engine(DEFAULT_MODEL, model_store, config)
+    yield Reference(engine, vocabulary)
+    engine.close()
 
 
 @pytest.fixture(scope="session")

@@ -33,10 +33,12 @@ from outrider.client import (
 )
 from outrider.process import read_ports
 from outrider.rpc import make_channel
+from outrider.sampling.grammar import json_schema
 from outrider.testing import free_udp_port
 from outrider.tls import Role
 from outrider.v1 import router_pb2, router_pb2_grpc
 from tests.cli.prompting.terminal import terminal
+from tests.e2e.reference import Reference
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -103,11 +105,11 @@ def edge(mesh: LocalMesh, tmp_path: Path) -> Iterator[KillableEdge]:
 
 
 @pytest.mark.model
-async def test_a_killed_edge_costs_a_pause_and_no_byte(edge: KillableEdge) -> None:
-    flags = ("--prompt", PROMPT, "--max-tokens", str(MAX_TOKENS), "--seed", "5", "--json")
-    done = await asyncio.to_thread(outrider, "reference", "--temperature", "0.8", *flags)
-    truth = json.loads(done.stdout)
+async def test_a_killed_edge_costs_a_pause_and_no_byte(
+    edge: KillableEdge, reference: Reference
+) -> None:
     sampling = SamplingParams(temperature=0.8, seed=5, max_tokens=MAX_TOKENS)
+    truth = await asyncio.to_thread(reference.reply, PROMPT, sampling)
     seen, kills = set[type](), 0
     async with (
         connect("127.0.0.1", edge.port, ca=edge.ca, reconnect=PATIENT) as client,
@@ -122,7 +124,7 @@ async def test_a_killed_edge_costs_a_pause_and_no_byte(edge: KillableEdge) -> No
         result = await chat.result()
     assert kills == 1
     assert {Interrupted, Resumed} <= seen
-    assert (result.text, list(result.ids)) == (truth["text"], truth["ids"])
+    assert (result.text, result.ids) == (truth.text, truth.ids)
 
 
 SCHEMA = {
@@ -141,16 +143,11 @@ SCHEMA = {
 
 @pytest.mark.model
 async def test_a_reply_by_a_schema_goes_on_at_another_replica(
-    mesh: LocalMesh, tmp_path: Path
+    mesh: LocalMesh, reference: Reference
 ) -> None:
     """Asked over HTTP; its replica is killed, and the text is the reference's, and valid."""
-    file = tmp_path / "schema.json"
-    file.write_text(json.dumps(SCHEMA), encoding="utf-8")
-    flags = ("--prompt", PROMPT, "--max-tokens", "300", "--seed", "5", "--temperature", "0.8")
-    done = await asyncio.to_thread(
-        outrider, "reference", *flags, "--json-schema", str(file), "--json"
-    )
-    truth = json.loads(done.stdout)
+    sampling = SamplingParams(temperature=0.8, seed=5, max_tokens=300, grammar=json_schema(SCHEMA))
+    truth = await asyncio.to_thread(reference.reply, PROMPT, sampling)
     port = mesh.state.service("edge")["http_port"]
     said, killed, finish = "", "", None
     async with (
@@ -178,11 +175,11 @@ async def test_a_reply_by_a_schema_goes_on_at_another_replica(
             said += chunk.choices[0].delta.content or ""
             finish = chunk.choices[0].finish_reason or finish
             if len(said) > 30 and not killed:
-                assert len(said) < len(truth["text"]) / 2
+                assert len(said) < len(truth.text) / 2
                 killed = await router.latest_replica()
                 os.kill(mesh.state.service(killed)["pid"], signal.SIGKILL)
-        assert killed and said == truth["text"]
-        assert finish == "stop" == truth["finish_reason"]
+        assert killed and said == truth.text
+        assert finish == "stop" == truth.finish_reason.value
         jsonschema.Draft202012Validator(SCHEMA).validate(json.loads(said))
         assert await router.latest_replica() != killed, "it went on elsewhere"
         await router.is_whole()  # for those who use the mesh next
@@ -219,11 +216,17 @@ class Router:
 
         async with asyncio.timeout(LIMIT_S):
             while not await are_ready():
-                pass
+                await asyncio.sleep(0.02)
 
 
 # No drafter in the mesh's own edge: it would take seconds to start, and has no part in this.
-ROOM = ("inference.max_context_tokens=16000", "edge.drafter.model=none")
+ROOM = (
+    "inference.max_context_tokens=16000",
+    "inference.fake_call_ms=20.0",
+    "edge.drafter.model=none",
+)
+LONG = ("--max-tokens", "300", "--speculation", "off")
+"""A call for every token: six seconds, in which a busy machine kills an edge, too."""
 
 
 @pytest.fixture(scope="module")
@@ -236,7 +239,7 @@ def fake_mesh() -> Iterator[LocalMesh]:
 def test_the_command_says_that_it_was_interrupted_and_goes_on(
     fake_mesh: LocalMesh, tmp_path: Path
 ) -> None:
-    whole = ("--prompt", "tell me all", "--max-tokens", "2000", "--no-provisional")
+    whole = ("--prompt", "tell me all", "--no-provisional", *LONG)
     state = str(fake_mesh.state_dir)
     truth = outrider("chat", "--state-dir", state, *whole).stdout
     edge = KillableEdge(fake_mesh, tmp_path / "edge")
@@ -268,7 +271,7 @@ def test_a_conversation_at_a_terminal_goes_on(fake_mesh: LocalMesh, tmp_path: Pa
     edge.start()
     where = ("--edge", f"127.0.0.1:{edge.port}", "--ca", str(edge.ca))
     try:
-        with terminal("chat", *where, "--temperature", "0", "--max-tokens", "2000") as user:
+        with terminal("chat", *where, "--temperature", "0", *LONG) as user:
             user.prompted()
             user.type("tell me all\r")
             user.until("\r\n")  # what was typed stands there

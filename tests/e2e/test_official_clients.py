@@ -16,7 +16,6 @@ from typing import Any
 import anthropic
 import openai
 import pytest
-from langchain_openai import ChatOpenAI
 
 from bench.harness.local_mesh import LocalMesh, local_mesh, outrider
 from outrider.cli.local import development_key
@@ -282,6 +281,9 @@ def test_tools_are_called(door: Door) -> None:
 
 
 def test_langchain_as_its_users_point_it(door: Door) -> None:
+    # Here, for every worker collects this file, and it takes a second or two.
+    from langchain_openai import ChatOpenAI
+
     def model(**more: Any) -> Any:
         fields = {"base_url": f"{door.url}/v1", "api_key": door.key, "model": MODEL}
         return ChatOpenAI(**{**fields, "temperature": 0.8, "max_retries": 0, **more})

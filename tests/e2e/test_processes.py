@@ -32,6 +32,9 @@ pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(600)]
 
 NUM_TOKENS = 300
 NUM_SHORT_TOKENS = 20
+CALL_MS = 10.0
+"""A reply of NUM_TOKENS, without drafts, lasts for seconds: it is not over before its process is
+killed, or its client has moved."""
 NUM_CLIENTS = 20
 AT_A_TIME = 4
 MAX_CONNECTIONS = 24
@@ -50,6 +53,8 @@ def mesh() -> Iterator[LocalMesh]:
         settings=(
             f"edge.quic.max_connections_per_address={MAX_CONNECTIONS}",
             "edge.drain_s=120",
+            "edge.drafter.model=none",
+            f"inference.fake_call_ms={CALL_MS}",
         ),
     ) as running:
         yield running
@@ -99,7 +104,8 @@ def runs(pid: int) -> bool:
 
 async def halfway(client: Client, reference: ReferenceChat) -> tuple[Chat, list[Event]]:
     """A chat that has some of its reply."""
-    chat = client.chat([Message("user", reference.prompt)], sampling=reference.sampling)
+    asked = [Message("user", reference.prompt)]
+    chat = client.chat(asked, sampling=reference.sampling, speculation="off")
     await chat.__aenter__()
     events: list[Event] = []
     while not any(isinstance(event, Committed) for event in events):
@@ -240,7 +246,7 @@ async def test_a_chat_comes_back_to_its_process_by_its_token(
     # Of the tests before, others may have come back; and on a busy machine once more than is meant.
     here, anew = num_resumed("attached", "replayed"), num_resumed("rerun")
     async with connected(mesh) as client:
-        for reference in references[:4]:
+        for reference in references[:2]:
             chat, events = await halfway(client, reference)
             served = chat.resume_token[:8]
             connection = client._link.connection
@@ -249,7 +255,7 @@ async def test_a_chat_comes_back_to_its_process_by_its_token(
             assert any(isinstance(event, Resumed) for event in events)
             process = process_of(bytes.fromhex(served), 2)
             assert process_of(bytes.fromhex(chat.resume_token[:8]), 2) == process
-    assert num_resumed("attached", "replayed") - here >= 4
+    assert num_resumed("attached", "replayed") - here >= 2
     assert num_resumed("rerun") == anew, "none of them ran anew"
 
 

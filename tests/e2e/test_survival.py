@@ -18,7 +18,7 @@ async def test_kills_cost_a_pause_and_no_byte() -> None:
     """One edge has its tokens through routers, the other from the replicas themselves."""
     references = make_reference_chats("fake", num_tokens=150)[:4]
     async with (
-        running(MeshShape("fake", 2, 0, 2, 2, num_direct_edges=1)) as fleet,
+        running(MeshShape("fake", 2, 0, 2, 2, num_direct_edges=1, fake_call_ms=5.0)) as fleet,
         ChatLoad(fleet, references, 4) as load,
     ):
         async with asyncio.timeout(60):

@@ -15,6 +15,7 @@ from outrider.client import Message, connect
 pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(300)]
 
 RTT_MS = 60
+NO_DRAFTER = ("edge.drafter.model=none",)
 SHAPE = ("--routers", "2", "--edges", "2", "--rtt", str(RTT_MS))
 
 
@@ -33,7 +34,7 @@ async def ask(mesh: LocalMesh, edge: str, reference: ReferenceChat) -> float:
 
 async def test_edges_share_routers_which_are_far_away_and_outlive_one() -> None:
     reference = make_reference_chats("fake", num_tokens=60)[0]
-    with local_mesh(engine="fake", shape=SHAPE) as mesh:
+    with local_mesh(engine="fake", shape=SHAPE, settings=NO_DRAFTER) as mesh:
         told = outrider("status", "--state-dir", str(mesh.state_dir)).stdout
         assert told.count(f"{RTT_MS} ms from the edges") == 2
         for edge in ("edge", "edge-2"):

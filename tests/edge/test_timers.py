@@ -23,7 +23,7 @@ def in_loop(test: Callable[[SharedTimer, list[Any]], Any]) -> None:
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110
+        while not condition():
             await asyncio.sleep(0.001)
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 import gguf
 import numpy as np
 
+from outrider.models.gguf_file import open_gguf
+
 LAYERS = (0, 10, 20, 29)
 _GEOMETRY = (
     *("context_length", "embedding_length", "feed_forward_length", "attention.head_count"),
@@ -20,7 +22,7 @@ def make_draft(
     target: Path, out: Path, head_ids: Sequence[int], *, digest: str, layers: Sequence[int] = LAYERS
 ) -> Path:
     """Write a draft of the target's `layers` whose head has `head_ids`, in this order."""
-    reader = gguf.GGUFReader(target)
+    reader = open_gguf(target)
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     writer = gguf.GGUFWriter(out, "llama")
     for name in _GEOMETRY:

@@ -14,6 +14,7 @@ from outrider.engines.openvino.convert import ConvertedModel, converted
 from outrider.engines.openvino.engine import OpenVinoEngine
 from outrider.models.catalog import DEFAULT_MODEL, ModelSpec
 from outrider.models.disk.files import file_sha256
+from outrider.models.gguf_file import open_gguf
 from outrider.models.store import ModelStore
 
 NUM_LAYERS = 4
@@ -41,16 +42,19 @@ def computes_in_bf16() -> bool:
 
 
 def make_shallow(source: ModelStore, folder: Path) -> ShallowModel:
-    """Write the cut model into `folder`."""
-    whole = source.ensure(DEFAULT_MODEL.source, sha256=DEFAULT_MODEL.sha256).path
-    file = write_shallow(whole, folder / "shallow.gguf", NUM_LAYERS)
+    """The cut model in `folder`, written if it is not there."""
+    file = folder / "shallow.gguf"
+    if not file.exists():
+        folder.mkdir()
+        whole = source.ensure(DEFAULT_MODEL.source, sha256=DEFAULT_MODEL.sha256).path
+        write_shallow(whole, file, NUM_LAYERS)
     spec = ModelSpec("shallow", f"file:{file}", file_sha256(file))
     return ShallowModel(file, spec, ModelStore(folder / "store"))
 
 
 def write_shallow(source: Path, out: Path, num_layers: int) -> Path:
     """A copy of a model's file without the layers from `num_layers` on."""
-    reader = gguf.GGUFReader(source)
+    reader = open_gguf(source)
     architecture = str(reader.fields["general.architecture"].contents())
     writer = gguf.GGUFWriter(out, architecture)
     for name, field in reader.fields.items():

@@ -85,6 +85,7 @@ def test_instances_share_the_memory_and_have_threads_each() -> None:
         {"max_outbox_frames": 0},
         {"max_stream_sessions": 0},
         {"max_message_bytes": 65_535},
+        {"fake_call_ms": -1.0},
         {"drain_s": -1.0},
         {"drain_s": float("nan")},
     ],

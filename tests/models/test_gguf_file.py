@@ -118,6 +118,34 @@ def test_malformed_files_are_corrupt(path: Path, data: bytes) -> None:
     assert most < MAX_GROWTH_BYTES + len(data)
 
 
+def test_what_is_read_is_what_the_library_reads(path: Path) -> None:
+    arrays = [
+        string(f"of {kind.name}".encode())
+        + struct.pack("<IIQ", GGUFValueType.ARRAY, kind, 3)
+        + bytes(range(size * 3))
+        for kind, size in (
+            (GGUFValueType.BOOL, 1),
+            (GGUFValueType.INT16, 2),
+            (GGUFValueType.FLOAT64, 8),
+        )
+    ]
+    empty = [
+        string(name) + struct.pack("<IIQ", GGUFValueType.ARRAY, kind, 0)
+        for name, kind in ((b"no texts", STRING), (b"no numbers", GGUFValueType.FLOAT64))
+    ]
+    for data in (WHOLE, made(*arrays, *empty)):
+        path.write_bytes(data)
+        ours, theirs = open_gguf(path), GGUFReader(path)
+        assert list(ours.fields) == list(theirs.fields)
+        for name, field in theirs.fields.items():
+            read = ours.fields[name]
+            assert (read.offset, read.data, read.types) == (field.offset, field.data, field.types)
+            assert [it.dtype for it in read.parts] == [it.dtype for it in field.parts]
+            assert [it.tolist() for it in read.parts] == [it.tolist() for it in field.parts]
+        names = [(it.name, it.data.tobytes()) for it in theirs.tensors]
+        assert [(it.name, it.data.tobytes()) for it in ours.tensors] == names
+
+
 def test_a_text_that_is_none_is_corrupt(path: Path) -> None:
     path.write_bytes(made(string(b"a") + struct.pack("<I", STRING) + string(b"\xff")))
     reader = open_gguf(path)

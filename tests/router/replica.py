@@ -71,7 +71,7 @@ class Replica(inference_pb2_grpc.InferenceServiceServicer):
 
     async def hear(self, kind: str) -> inference_pb2.SessionUp:
         """The next frame, which is to be of this kind."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             frame = await self.received.get()
         assert frame.WhichOneof("kind") == kind, frame
         return frame
@@ -142,7 +142,7 @@ class Edge:
 
     async def hear(self, kind: str) -> inference_pb2.SessionDown:
         """The next frame, which is to be of this kind."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             frame = await self.next()
         assert frame is not None, "the stream is over"
         assert frame.WhichOneof("kind") == kind, frame
@@ -179,9 +179,9 @@ class RouterUnderTest:
 
     async def state_of(self, name: str, state: router_pb2.ReplicaState.ValueType) -> None:
         """Until a replica is seen in this state."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while (await self.replicas())[name].state != state:
-                pass
+                await asyncio.sleep(0.02)
 
 
 QUICK: Mapping[str, Any] = {

@@ -77,7 +77,7 @@ async def becomes(service: TokenizerUnderTest, model: str, *, served: bool) -> b
     """Until a model is served, or is not."""
     async with asyncio.timeout(60):
         while bool(found := await digest(service, model)) != served:
-            pass
+            await asyncio.sleep(0.02)
     return found
 
 
@@ -118,7 +118,7 @@ async def test_a_list_that_cannot_be_is_refused_and_all_goes_on(
         asking = Asking(tmp_path, "127.0.0.1")
         async with asyncio.timeout(60):
             while not (refused := await asking.refused(service.ports, models.file)):
-                pass
+                await asyncio.sleep(0.02)
         assert "models.c" in refused, "who wrote the file is told"
         assert not await digest(service, "b")
         models.write("a", "b")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
 
@@ -52,7 +53,7 @@ async def test_what_one_service_was_asked_another_finds_and_redis_may_die(
             assert await encoded(one, vocabulary, b"salt") == expected
 
             while await figure(one, "written") != 1:
-                pass
+                await asyncio.sleep(0.02)
             assert await encoded(other, vocabulary, b"salt") == expected
             assert await figure(other, "found") == 1
             assert await encoded(other, vocabulary, b"another") == expected

@@ -127,6 +127,9 @@ def _loaded(
     configure_logging("reference", "warning")
     spec = choose(model).spec
     vocabulary = load_vocabulary(spec, ModelStore(default_root()))
+    if tools:
+        # What the template refuses need not wait for the engine, which takes seconds.
+        vocabulary.segments(options.conversation(None, "?"), tools)
     compiled = _compiled(vocabulary, grammar)
     reply_format = vocabulary.reply_format(spec.tool_parser) if tools else None
     if reply_format is not None:

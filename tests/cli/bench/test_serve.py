@@ -7,6 +7,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,14 @@ from outrider.cli.bench.targets import Asked, Endpoint, RequestFailedError, endp
 from outrider.errors import InvalidRequestError
 from outrider.testing import free_tcp_port, free_udp_port
 
+NO_DRAFTER = ("edge.drafter.model=none",)
+"""It would load the real model, and has no part where the engine is none."""
 SMALL = ("--requests", "12", "--rate", "50", "--max-tokens", "8")
 
 
 @pytest.fixture(scope="module")
 def mesh() -> Iterator[LocalMesh]:
-    with local_mesh(engine="fake", regions="here", http=True) as mesh:
+    with local_mesh(engine="fake", regions="here", http=True, settings=NO_DRAFTER) as mesh:
         yield mesh
 
 
@@ -82,7 +85,7 @@ def test_ctrl_c_ends_it_with_what_there_is(mesh: LocalMesh) -> None:
         text=True,
     ) as process:
         while _chats(mesh) == before and process.poll() is None:
-            pass
+            time.sleep(0.05)
         process.send_signal(signal.SIGINT)
         output, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors

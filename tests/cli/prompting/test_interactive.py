@@ -19,7 +19,7 @@ UP, LEFT = "\x1b[A", "\x1b[D"
 PASTE = "\x1b[200~{}\x1b[201~"
 """Bracketed paste, as terminals send it."""
 DIM, CLEARED = "\x1b[2m", "\x1b[H\x1b[J"
-ROOM = ("inference.max_context_tokens=16000",)
+ROOM = ("inference.max_context_tokens=16000", "edge.drafter.model=none")
 ENDLESS = ("--temperature", "0", "--max-tokens", "15000")
 """Greedy: of a sampled reply of the fake model hardly a token is drafted, and so shown early."""
 """Longer than anybody waits: a reply that ends by itself before Ctrl-C is seen proves nothing."""

@@ -96,7 +96,7 @@ async def test_replies_of_one_edge_make_the_other_wait(server: RedisServer) -> N
             return errors[-1] is not None
 
         while not await is_refused():
-            pass
+            await asyncio.sleep(0.02)
         error = errors[-1]
         assert isinstance(error, RateLimitedError) and error.metadata["limited"] == "output_tokens"
         with pytest.raises(RateLimitedError):
@@ -124,7 +124,7 @@ async def test_sessions_are_those_of_all_edges(server: RedisServer) -> None:
             return False
 
         while not await is_let_in():
-            pass
+            await asyncio.sleep(0.02)
 
 
 async def test_the_end_of_one_chat_does_not_hide_the_next(

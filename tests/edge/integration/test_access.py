@@ -25,6 +25,7 @@ from outrider.models.vocabulary import Vocabulary
 from outrider.session_types import Priority
 from outrider.testing import eventually
 from services.edge.access.config import JwtConfig, SharedLimitsConfig
+from services.edge.access.limiter import Limiter
 from services.edge.access.limits import Limited
 from services.edge.identity import Credential, TenantConfig
 from tests.api_keys import key_of, text_of, write_keys
@@ -155,7 +156,7 @@ async def test_a_key_resumes_no_chat_with_a_model_that_it_is_not_for(
 
 
 async def test_what_a_client_brings_of_a_reply_counts_as_input(
-    words: Vocabulary, tmp_path: Path
+    words: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tenants = (TenantConfig("acme", input_tokens_per_minute=10_000),)
     options = {"tenants": tenants, "cache_salt_key": "key", "keys": (key_of("acme"),)}
@@ -170,9 +171,10 @@ async def test_what_a_client_brings_of_a_reply_counts_as_input(
             mesh.region.gate.clear()
             chat = await start(client)
             num_prompt = mesh.region.opened[0].ids.tail.count
-            await mesh.restart()
+            # Nothing fills again, however long this takes.
             now = time.monotonic()
-            mesh.edge._limiter._clock = lambda: now  # nothing fills again, however long this takes
+            monkeypatch.setattr("services.edge.app.Limiter", lambda clock: Limiter(lambda: now))
+            await mesh.restart()
             mesh.region.gate.set()
             cut(client)
             await whole(chat)
@@ -203,7 +205,7 @@ async def test_a_token_of_an_issuer_is_a_credential(words: Vocabulary, tmp_path:
                     return False
 
         while not await is_in():
-            pass
+            await asyncio.sleep(0.02)
         async with mesh.client(key=good) as client:
             for _ in range(5):
                 await told(client)
@@ -309,5 +311,5 @@ async def test_limits_are_held(
                     return False
 
             while not await is_in():
-                pass
+                await asyncio.sleep(0.02)
         await mesh.settled()

@@ -199,7 +199,7 @@ async def test_streams_without_a_whole_frame_are_no_chats(
     """They hold their first bytes and a place among their address's streams until they are too
     late."""
     async with (
-        running(words, tmp_path, REPLY, request_timeout_s=0.5) as mesh,
+        running(words, tmp_path, REPLY, request_timeout_s=2.0) as mesh,
         raw(mesh) as connection,
     ):
         streams = [RawStream(connection, b"\x20abc") for _ in range(20)]

@@ -295,7 +295,7 @@ async def test_a_connection_serves_only_so_many_requests(words: Vocabulary, tmp_
 async def test_a_stream_that_is_not_read_costs_its_connection_nothing(
     words: Vocabulary, tmp_path: Path
 ) -> None:
-    http = HttpConfig(port=0, send_timeout_s=0.05)
+    http = HttpConfig(port=0, send_timeout_s=0.5)
     async with serving_http(words, tmp_path, REPLY, http=http) as mesh:
         wire = H2Connection()
         wire.initiate_connection()

@@ -176,7 +176,7 @@ async def test_a_router_that_hangs_loses_its_sessions_and_gets_no_new_ones() -> 
     async with (
         leak_check(),
         up(first, second),
-        upstream(first.address, second.address, probe_timeout_s=0.1) as it,
+        upstream(first.address, second.address, probe_timeout_s=1.0) as it,
     ):
         await ready(it, first, second)
         session, _, _ = opened(it, second.address)

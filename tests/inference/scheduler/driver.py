@@ -73,6 +73,10 @@ class Peer:
                 self.failed = event
 
 
+_ALL_OF = 100
+_ONE_OF = 10
+
+
 class Driver:
     """Runs a scheduler tick by tick on a clock that only calls and `now` move."""
 
@@ -81,13 +85,18 @@ class Driver:
         options: FakeOptions | None = None,
         limits: SchedulerLimits | None = None,
         kept: KeptGroups | None = None,
+        *,
+        is_thorough: bool = False,
     ) -> None:
+        """`is_thorough`: the invariants are looked at after every step of however long a run."""
         self.engine = FakeEngine(options or FakeOptions(min_rows=2))
         self.limits = limits or SchedulerLimits()
         self.scheduler = Scheduler(self.engine.info, self.limits, new_reply, kept=kept)
         self.now = 100.0
         self.peers: dict[int, Peer] = {}
         self.batches: list[Batch] = []
+        self._is_thorough = is_thorough
+        self._num_steps = 0
 
     def open(self, request: OpenRequest) -> Peer:
         request = replace(request, constraint=constraint_of(request.sampling))
@@ -108,11 +117,17 @@ class Driver:
     def take(self, events: Sequence[Event]) -> None:
         for event in events:
             self.peers[event.session_id].take(event)
-        self.scheduler.check_invariants()
+        self._check_invariants()
+
+    def _check_invariants(self) -> None:
+        """After each step of a short run; later now and then: they take longer than the steps."""
+        self._num_steps += 1
+        if self._is_thorough or self._num_steps < _ALL_OF or not self._num_steps % _ONE_OF:
+            self.scheduler.check_invariants()
 
     def schedule(self) -> Batch | None:
         batch = self.scheduler.schedule(self.now)
-        self.scheduler.check_invariants()
+        self._check_invariants()
         if batch is not None:
             self.batches.append(batch)
             self._check_batch(batch)

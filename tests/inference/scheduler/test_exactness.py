@@ -118,7 +118,7 @@ PREDICTIONS = st.one_of(
 class Exactness(RuleBasedStateMachine):
     @initialize(options=OPTIONS, limits=LIMITS)
     def start(self, options: FakeOptions, limits: SchedulerLimits) -> None:
-        self.driver = Driver(options, limits)
+        self.driver = Driver(options, limits, is_thorough=True)
         self.options = options
         self.requests: dict[int, OpenRequest] = {}
         self.truths: dict[int, tuple[int, ...]] = {}

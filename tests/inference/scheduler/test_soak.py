@@ -48,7 +48,7 @@ class Soak:
 
     def __init__(self, seed: int) -> None:
         self.rng = Random(seed)
-        self.driver = Driver(OPTIONS, LIMITS)
+        self.driver = Driver(OPTIONS, LIMITS, is_thorough=True)
         self.texts: dict[tuple[int, int], tuple[int, ...]] = {}
         self.kinds: dict[int, tuple[int, int]] = {}
         self.seen: Counter[str] = Counter()

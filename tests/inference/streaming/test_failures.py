@@ -214,7 +214,7 @@ async def test_stopping_lets_sessions_finish() -> None:
         assert type(refused) is errors.OverloadedError
         assert refused.metadata == {"draining": "true"}
         while not (await _report(watch)).draining:
-            pass
+            await asyncio.sleep(0.02)
         assert it.replica.readiness() == (False, "shutting down")
         _gated(it).gate.set()
         assert tuple((await peer.finish(1)).ids) == reference([5], SHORT).ids
@@ -234,13 +234,13 @@ async def test_a_drained_replica_keeps_its_sessions_and_takes_no_others_until_to
         assert type(refused) is errors.OverloadedError
         assert "takes no new sessions" in refused.message
         while not (await _report(watch)).draining:
-            pass
+            await asyncio.sleep(0.02)
         assert it.replica.readiness()[0], "it is not stopping"
         _gated(it).gate.set()
         assert tuple((await peer.finish(1)).ids) == reference([5], SHORT).ids
         await it.stub.Drain(inference_pb2.DrainRequest(undo=True))
         while (await _report(watch)).draining:
-            pass
+            await asyncio.sleep(0.02)
         await peer.open(3, [6], SHORT)
         assert tuple((await peer.finish(3)).ids) == reference([6], SHORT).ids
 

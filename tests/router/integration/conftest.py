@@ -29,7 +29,7 @@ async def router(near: Replica, far: Replica) -> AsyncIterator[RouterUnderTest]:
     """A router whose near replica wins by 100 ms: the far one reports a queue."""
     async with running_router(near, far) as router:
         far.report(fixed_ms=10.0, row_ms=1.0, queued_prompt_tokens=100, max_sessions=64)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while (await router.replicas())["far"].predicted_wait_ms < 100.0:
-                pass
+                await asyncio.sleep(0.02)
         yield router

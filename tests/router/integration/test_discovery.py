@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -75,11 +76,11 @@ async def test_a_replica_that_vanishes_from_dns_finishes_its_sessions_and_is_for
         await edge.hear("commit")
         await edge.hear("done")
         while await names(router) != {"far"}:
-            pass
+            await asyncio.sleep(0.02)
         await eventually(lambda: near.num_streams == 0)
         server.records["replicas.test", "A"] = [near.host, far.host]
         while await names(router) != {"near", "far"}:
-            pass
+            await asyncio.sleep(0.02)
         await router.state_of("near", READY)
 
 
@@ -106,7 +107,7 @@ async def test_an_address_that_comes_back_as_another_replica_is_that_one() -> No
         replica.name = "new"
         await replica.start()
         while await names(router) != {"new"}:
-            pass
+            await asyncio.sleep(0.02)
         await router.state_of("new", READY)
         assert (await router.replicas())["new"].region == "us"
 
@@ -120,5 +121,5 @@ async def test_of_two_replicas_of_one_name_only_the_first_serves() -> None:
         await router.state_of(other, DOWN)
         await (first if taken == first.address else second).kill()
         while (await router.replicas()).get("twin", router_pb2.Replica()).address != other:
-            pass
+            await asyncio.sleep(0.02)
         await router.state_of("twin", READY)

@@ -86,9 +86,10 @@ async def test_an_edge_that_never_reads_is_bounded_and_stalls_nobody(near: Repli
         near.say(commit(theirs, upto=77))
         assert (await other.hear("commit")).commit.upto == 77
         last: inference_pb2.SessionDown | None = inference_pb2.SessionDown()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while last is not None and last.WhichOneof("kind") != "error":
                 last = await slow.next()
         assert last is not None
         assert last.error.reason == "OVERLOADED"
-        assert (await router.replicas())["near"].sessions == 1
+        near.say(commit(theirs, upto=78))
+        assert (await other.hear("commit")).commit.upto == 78, "nobody else's session is touched"

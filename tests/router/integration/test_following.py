@@ -69,7 +69,7 @@ async def names(router: RouterUnderTest) -> set[str]:
 async def becomes(router: RouterUnderTest, *expected: str) -> None:
     """Until the router has these replicas."""
     while await names(router) != set(expected):
-        pass
+        await asyncio.sleep(0.02)
 
 
 async def explained(router: RouterUnderTest) -> None:
@@ -118,7 +118,7 @@ async def test_a_file_that_is_refused_is_told_to_who_wrote_it(
         asking = Asking(tmp_path, "127.0.0.1")
         async with asyncio.timeout(30):
             while not (refused := await asking.refused(router.ports, config_map.file)):
-                pass
+                await asyncio.sleep(0.02)
         assert "near" in refused
         assert await names(router) == {"near"}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from outrider.testing import eventually, leak_check
 from outrider.v1 import router_pb2
 from tests.router.relay.mesh import opening
@@ -22,7 +24,7 @@ async def test_each_router_learns_of_all_sessions_by_the_replicas_reports() -> N
             replica.report(running_sessions=2, max_sessions=64, fixed_ms=10.0, row_ms=1.0)
         for router in (first, second):
             while (await router.replicas())["a"].sessions != 2:
-                pass
+                await asyncio.sleep(0.02)
         said = [await r.stub.GetRouter(router_pb2.GetRouterRequest()) for r in (first, second)]
         assert [(it.region, it.serving) for it in said] == [("us", True), ("eu", True)]
 

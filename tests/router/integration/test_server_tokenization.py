@@ -80,9 +80,9 @@ async def test_messages_reach_the_replica_as_the_templates_ids(
         told = cost_of((await edge.hear("done")).done.usage)
         assert told == Cost(1000 * (len(expected) + 10), "USD")
         charged = rf"outrider_router_tenant_cost_total{{.*}} {told.amount_nanos / 1e9}\n"
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while not re.search(charged, await get(router.ports.admin, "/metrics")):
-                pass
+                await asyncio.sleep(0.02)
 
 
 ASK = Message("user", "Why is the sky blue?")
@@ -190,7 +190,7 @@ async def test_while_a_vocabulary_is_replaced_messages_go_where_somebody_reads_t
                 await edge.send(chat(1, "hi"))
                 heard = [asyncio.create_task(one.received.get()) for one in (replica, *renewed)]
                 done, waiting = await asyncio.wait(
-                    heard, return_when=asyncio.FIRST_COMPLETED, timeout=5
+                    heard, return_when=asyncio.FIRST_COMPLETED, timeout=60
                 )
                 for task in waiting:
                     task.cancel()

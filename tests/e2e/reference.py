@@ -1,0 +1,33 @@
+"""The ground truth of the end-to-end tests that need more of it than one command gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outrider.engines.base import Engine
+from outrider.models.chat import Message
+from outrider.models.vocabulary import Vocabulary
+from outrider.sampling.params import SamplingParams
+from outrider.sampling.reply import ReplyText
+from services.inference.grammars.compiler import compile_grammar
+from services.inference.grammars.token_table import TokenTable
+from services.inference.reference import ReferenceReply, generate
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What `outrider reference` says (test_commands has the command); its model is loaded once for
+    all who ask."""
+
+    engine: Engine
+    vocabulary: Vocabulary
+
+    def reply(self, prompt: str, sampling: SamplingParams) -> ReferenceReply:
+        ids = self.vocabulary.encode_chat([Message("user", prompt)])
+        grammar = sampling.grammar
+        compiled = compile_grammar(TokenTable(self.vocabulary), grammar) if grammar else None
+        constraint = compiled.constraint() if compiled else None
+        return generate(self.engine, ids, sampling, self._new_reply, constraint=constraint)
+
+    def _new_reply(self, sampling: SamplingParams) -> ReplyText:
+        return ReplyText(sampling, self.vocabulary.stop_ids, self.vocabulary.detokenizer())
