@@ -1,8 +1,8 @@
 """KV on its way into the engine's blocks and out of them, between calls and while they compute.
 
 The model thread's part of a transfer: what fetches, stores, packs and unpacks is elsewhere
-(prefix_store, kv_peers). A block that comes in is written between two calls; one that goes out is copied
-while a call computes, one a call.
+(prefix_store, kv_peers). A block that comes in is written between two calls; one that goes out is
+copied while a call computes, one a call.
 """
 
 from __future__ import annotations

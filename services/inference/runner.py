@@ -423,7 +423,7 @@ class _ModelThread:
                 return []
             return self._scheduler.cancel(command.session_id, now)
         except OutriderError as error:
-            if isinstance(command, TakeLearnt | LoadBlocks | ExportBlocks | ExportNamed | PinPrefix):
+            if not isinstance(command, OpenRequest | Draft | Cancel):
                 return []
             self._scheduler.cancel(command.session_id, now)
             return [Failed(command.session_id, error)]
