@@ -160,6 +160,16 @@ class KvHits(NamedTuple):
     peer_tokens: int = 0
     """Of these: from other replicas."""
 
+    def since(self, before: KvHits) -> dict[str, int]:
+        """What came since, by tier."""
+        prompt, cached, loaded, peer = (now - then for now, then in zip(self, before, strict=True))
+        return {
+            "device": cached - loaded,
+            "peer": peer,
+            "redis": loaded - peer,
+            "computed": prompt - cached,
+        }
+
 
 NO_HITS = KvHits()
 

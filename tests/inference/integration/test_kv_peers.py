@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc.aio
 import pytest
 
 from outrider.codec.block_hashes import block_hashes
-from outrider.engines.config import EngineConfig
 from outrider.engines.fake import FakeOptions
 from outrider.errors import InvalidRequestError, OutriderError, UnavailableError
 from outrider.rpc import bind, from_rpc_error, make_channel, make_server
@@ -23,7 +22,6 @@ from services.inference.config import PrefixStoreConfig
 from services.inference.kv_peers.config import KvPeersConfig
 from services.inference.scheduler.limits import SchedulerLimits
 from services.inference.streaming.wire import load_response
-from tests.engines.shallow_model import ShallowModel
 from tests.inference.harness import (
     CODER,
     DIGEST,
@@ -234,9 +232,7 @@ class BadPeer(kv_pb2_grpc.KvTransferServiceServicer):
         if self.how == "garbage":
             yield kv_pb2.FetchKvResponse(index=0, num_bytes=500, data=b"\0" * 500)
         elif self.how == "another block":
-            yield kv_pb2.FetchKvResponse(
-                index=0, num_bytes=len(second.data), data=second.data
-            )
+            yield kv_pb2.FetchKvResponse(index=0, num_bytes=len(second.data), data=second.data)
         elif self.how == "flipped":
             data = first.data[:-1] + bytes([first.data[-1] ^ 1])
             yield kv_pb2.FetchKvResponse(index=0, num_bytes=len(data), data=data)
@@ -245,9 +241,7 @@ class BadPeer(kv_pb2_grpc.KvTransferServiceServicer):
         elif self.how == "not asked for":
             yield kv_pb2.FetchKvResponse(index=99, num_bytes=1, data=b"x")
         elif self.how == "dies":
-            yield kv_pb2.FetchKvResponse(
-                index=0, num_bytes=len(first.data), data=first.data[:10]
-            )
+            yield kv_pb2.FetchKvResponse(index=0, num_bytes=len(first.data), data=first.data[:10])
             await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
         else:
             try:
@@ -317,9 +311,7 @@ async def test_what_a_replica_does_not_have_comes_from_the_store() -> None:
                 await ask(other, group_lasts=True)
             labels = {"result": "saved"}
             value = other.metrics.registry.get_sample_value
-            await eventually(
-                lambda: value("outrider_kv_store_blocks_total", labels) == NUM_BLOCKS
-            )
+            await eventually(lambda: value("outrider_kv_store_blocks_total", labels) == NUM_BLOCKS)
         async with bad_peer("dies") as (_, port):
             reply, report, _ = await ask_anew(
                 port, lambda it: is_settled(it), {"prefix_store": store}, group_lasts=True
