@@ -24,7 +24,6 @@ from services.inference.scheduler.limits import SchedulerLimits
 from services.inference.streaming.wire import load_response
 from tests.inference.harness import (
     CODER,
-    DIGEST,
     IDENTITY,
     SALT,
     GatedEngine,
@@ -33,6 +32,7 @@ from tests.inference.harness import (
     reference,
     running,
 )
+from tests.inference.letters import DIGEST
 from tests.redis_server import redis_server
 
 BLOCK = FakeOptions().block_tokens

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
@@ -38,8 +39,9 @@ def test_what_is_copied_for_one_host_is_bounded(block_bytes: int, expected: int)
 
 @pytest.mark.parametrize("name", ["timeout_ms", "max_streams", "max_held_bytes", "min_tokens"])
 def test_settings_that_cannot_be_right(name: str) -> None:
+    values: dict[str, Any] = {name: 0}
     with pytest.raises(ConfigError, match=name):
-        KvPeersConfig(**{name: 0})
+        KvPeersConfig(**values)
     with pytest.raises(ConfigError, match="linger_s"):
         KvPeersConfig(linger_s=-1.0)
 
