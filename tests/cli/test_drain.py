@@ -47,7 +47,13 @@ async def test_a_replica_is_drained_and_taken_back() -> None:
             "near is drained: no session is left there; it takes none until `--undo`\n",
             None,
         )
+        assert not near.drains[-1].move
         assert await _run(router, "near", "--undo") == ("near takes sessions again\n", None)
+        _, error = await _run(router, "near", "--undo", "--move")
+        assert isinstance(error, InvalidRequestError)
+        _, error = await _run(router, "near", "--move")
+        assert error is None and near.drains[-1].move
+        await _run(router, "near", "--undo")
         await router.state_of("near", router_pb2.REPLICA_STATE_READY)
 
 

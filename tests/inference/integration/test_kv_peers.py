@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
-from typing import Any
+from contextlib import asynccontextmanager, closing
+from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 import pytest
 
 from outrider.codec.block_hashes import block_hashes
+from outrider.engines.base import Engine, LogitsRows, OverlappedWork, SequenceSlice, no_work
+from outrider.engines.config import EngineConfig
 from outrider.engines.fake import FakeOptions
 from outrider.errors import InvalidRequestError, OutriderError, UnavailableError
+from outrider.models.vocabulary import Vocabulary
 from outrider.rpc import bind, from_rpc_error, make_channel, make_server
 from outrider.sampling.params import SamplingParams
+from outrider.telemetry.metrics import Metrics
 from outrider.testing import eventually
-from outrider.v1 import inference_pb2, kv_pb2, kv_pb2_grpc
-from outrider.wire import token_block_to_proto
-from services.inference.config import PrefixStoreConfig
+from outrider.v1 import common_pb2, inference_pb2, inference_pb2_grpc, kv_pb2, kv_pb2_grpc
+from outrider.wire import ids_of, sampling_to_proto, token_block_to_proto
+from services.inference.app import Replica
+from services.inference.config import InferenceConfig, PrefixStoreConfig
 from services.inference.kv_peers.config import KvPeersConfig
+from services.inference.reference import generate
 from services.inference.scheduler.limits import SchedulerLimits
 from services.inference.streaming.wire import load_response
+from tests.engines.shallow_model import ShallowModel
 from tests.inference.harness import (
     CODER,
     IDENTITY,
@@ -32,8 +40,13 @@ from tests.inference.harness import (
     reference,
     running,
 )
+from tests.inference.integration import real_engine
+from tests.inference.integration.real_engine import Borrowed
 from tests.inference.letters import DIGEST
 from tests.redis_server import redis_server
+
+if TYPE_CHECKING:
+    from outrider.engines.openvino.engine import OpenVinoEngine
 
 BLOCK = FakeOptions().block_tokens
 NUM_BLOCKS = 12
@@ -213,6 +226,103 @@ async def test_two_instances_are_one_replica() -> None:
         await ask(it)
         right = {"model_identity": IDENTITY, "vocabulary_digest": DIGEST, "block_hashes": HASHES}
         assert len(await fetched(it.channel, **right)) == NUM_BLOCKS
+
+
+class Gated(Borrowed):
+    """Steps only while the gate is open."""
+
+    def __init__(self, engine: OpenVinoEngine) -> None:
+        super().__init__(engine)
+        self.gate = threading.Event()
+
+    def step(
+        self, slices: Sequence[SequenceSlice], overlapped_work: OverlappedWork = no_work
+    ) -> list[LogitsRows]:
+        overlapped_work()
+        if not self.gate.wait(timeout=60):
+            raise RuntimeError("nobody opened the gate")
+        return super().step(slices)
+
+
+@asynccontextmanager
+async def real_replica(
+    engine: Engine, vocabulary: Vocabulary
+) -> AsyncIterator[tuple[Replica, inference_pb2_grpc.InferenceServiceAsyncStub]]:
+    metrics = Metrics("test")
+    config = InferenceConfig(port=0, drain_s=0.0, **settings())
+    replica = Replica(config, real_engine.loaded(engine, vocabulary), metrics)
+    await replica.start()
+    try:
+        async with make_channel(f"127.0.0.1:{replica.port}") as channel:
+            yield replica, inference_pb2_grpc.InferenceServiceStub(channel)
+    finally:
+        await replica.stop()
+        metrics.close()
+
+
+@pytest.mark.model
+async def test_text_is_exact_behind_kv_of_a_real_engine(
+    shallow_model: ShallowModel, vocabulary: Vocabulary
+) -> None:
+    """One replica has the prompt and the reply's beginning, the other one goes on."""
+    coder = real_engine.coder_of(vocabulary)
+    how = EngineConfig(num_blocks=32, max_fixed_rows=0)
+    with closing(shallow_model.load(how)) as first, closing(shallow_model.load(how)) as second:
+        size = first.info.block_tokens
+        prompt = [n * 37 % 5000 + 300 for n in range(6 * size + 7)]
+        sampling = SamplingParams(max_tokens=2 * size, temperature=0.8, seed=5, ignore_eos=True)
+        texts = real_engine.texts_of(vocabulary)
+        expected = list(generate(first, prompt, sampling, texts).ids)
+
+        async def ask(
+            stub: inference_pb2_grpc.InferenceServiceAsyncStub, **fields: Any
+        ) -> tuple[list[int], int]:
+            opening = inference_pb2.OpenSession(
+                request_id="r",
+                cache_salt=SALT,
+                vocabulary_digest=vocabulary.digest,
+                ids=inference_pb2.PromptDelta(tail=token_block_to_proto(coder.encode(prompt))),
+                sampling=sampling_to_proto(sampling),
+                speculation=common_pb2.SPECULATION_OFF,
+                codecs=[common_pb2.TokenCodec.ValueType(codec) for codec in coder.supported],
+                **fields,
+            )
+            call: Any = stub.Generate()
+            up = inference_pb2.SessionUp(session=1, open=opening)
+            await call.write(inference_pb2.GenerateRequest(frames=[up]))
+            ids: list[int] = []
+            while True:
+                for frame in (await call.read()).frames:
+                    assert not frame.HasField("error"), frame
+                    if frame.HasField("commit"):
+                        ids += ids_of(frame.commit, coder, max_count=4096)
+                    if frame.HasField("done"):
+                        call.cancel()
+                        return ids, frame.done.usage.cached_tokens
+
+        gated = Gated(second)
+        async with (
+            real_replica(Borrowed(first), vocabulary) as (other, asked),
+            real_replica(gated, vocabulary) as (it, anew),
+        ):
+            assert (await ask(asked))[0] == expected
+            resumed = expected[:size]
+            asking = asyncio.create_task(
+                ask(
+                    anew,
+                    resume=token_block_to_proto(coder.encode(resumed)),
+                    model_identity=first.info.fingerprint,
+                    kv_holder=holder(other.port, len(prompt) + size),
+                )
+            )
+            transfers = it.prefixes
+            assert transfers is not None and other.kv_service is not None
+            served = other.kv_service
+            await eventually(lambda: served.num_bytes > 0 and not transfers.num_transfers)
+            gated.gate.set()
+            ids, num_cached = await asking
+        assert resumed + ids == expected
+        assert num_cached >= 3 * size, "it came in time"
 
 
 class BadPeer(kv_pb2_grpc.KvTransferServiceServicer):
