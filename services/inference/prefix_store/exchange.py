@@ -388,7 +388,6 @@ class PrefixExchange:
                         self._peers.lied(holder)
                         break
                     if prompt.is_computed:
-                        self._count_peer("late", 1)
                         break
                     loaded = LoadBlocks(prompt.session_id, ((index, block),), from_peer=True)
                     prompt.model.load_blocks(loaded)
@@ -399,7 +398,8 @@ class PrefixExchange:
             if came:
                 self._seconds.record(self._clock() - began, {"direction": "fetch"})
             self._count_peer("loaded", len(came))
-            self._count_peer("missing", len(wanted) - len(came))
+            is_late = prompt.is_computed
+            self._count_peer("late" if is_late else "missing", len(wanted) - len(came))
         return came
 
     async def _load_from_store(
