@@ -26,8 +26,10 @@ from outrider.wire import ids_of, sampling_to_proto, token_block_to_proto
 from services.inference.app import Replica
 from services.inference.config import InferenceConfig, PrefixStoreConfig
 from services.inference.kv_peers.config import KvPeersConfig
+from services.inference.kv_peers.fetching import KvPeers
 from services.inference.reference import generate
 from services.inference.scheduler.limits import SchedulerLimits
+from services.inference.scheduler.types import KvHolder
 from services.inference.streaming.wire import load_response
 from tests.engines.shallow_model import ShallowModel
 from tests.inference.harness import (
@@ -52,6 +54,7 @@ BLOCK = FakeOptions().block_tokens
 NUM_BLOCKS = 12
 PROMPT = [n % 25 + 1 for n in range(NUM_BLOCKS * BLOCK + 5)]
 SAMPLING = SamplingParams(max_tokens=30)
+NO_DRAFTS = common_pb2.SPECULATION_OFF
 IDS = list(reference(PROMPT, SAMPLING).ids)
 HASHES = list(block_hashes(PROMPT, BLOCK, SALT))[::-1]
 """As they are asked for."""
@@ -143,18 +146,14 @@ async def test_it_comes_from_the_replica_that_has_it() -> None:
 async def test_a_session_takes_it_along_in_the_middle_of_its_reply() -> None:
     """It is opened on another replica behind its committed tokens, after the one that it was on was
     told to give its sessions up."""
-    options = FakeOptions()
-    engine = GatedEngine(options)
+    engine = Stepwise(NUM_BLOCKS + 1 + 2 * BLOCK)
     async with running(engine, **settings()) as other:
-        engine.gate.set()
         peer = other.peer()
-        await peer.open(1, PROMPT, SamplingParams(max_tokens=2000))
+        await peer.open(1, PROMPT, SamplingParams(max_tokens=2000), speculation=NO_DRAFTS)
         while len(peer.replies[1].ids) < BLOCK:
             await peer.next(1)
-        engine.gate.clear()
-        asked = other.stub.Drain(inference_pb2.DrainRequest(move=True))
+        await other.stub.Drain(inference_pb2.DrainRequest(move=True))
         engine.gate.set()
-        await asked
         reply = await peer.finish(1)
         peer.call.cancel()
         assert isinstance(reply.error, UnavailableError)
@@ -226,6 +225,24 @@ async def test_two_instances_are_one_replica() -> None:
         await ask(it)
         right = {"model_identity": IDENTITY, "vocabulary_digest": DIGEST, "block_hashes": HASHES}
         assert len(await fetched(it.channel, **right)) == NUM_BLOCKS
+
+
+class Stepwise(GatedEngine):
+    """Stops after some steps, until the gate is opened."""
+
+    def __init__(self, num_steps: int) -> None:
+        super().__init__()
+        self.num_left = num_steps
+        self.gate.set()
+
+    def step(
+        self, slices: Sequence[SequenceSlice], overlapped_work: OverlappedWork = no_work
+    ) -> list[LogitsRows]:
+        rows = super().step(slices, overlapped_work)
+        self.num_left -= 1
+        if not self.num_left:
+            self.gate.clear()
+        return rows
 
 
 class Gated(Borrowed):
@@ -391,12 +408,20 @@ async def test_a_bad_replica_costs_nothing_but_its_kv(how: str) -> None:
 
 
 async def test_a_replica_that_failed_often_is_left_alone_for_a_while() -> None:
-    async with bad_peer("garbage") as (bad, port), running(is_alone=False, **settings()) as it:
-        for number in range(6):
-            reply = await ask(it, kv_holder=holder(port), cache_salt=b"group %d" % number)
-            assert cached(reply) == 0
-            await eventually(lambda: is_settled(it))
-        assert 3 <= bad.num_asked < 6
+    now, metrics = 100.0, Metrics("test")
+    config = KvPeersConfig(timeout_ms=20_000.0)
+    peers = KvPeers(config, IDENTITY, DIGEST, 1000, metrics, clock=lambda: now)
+    async with bad_peer("endless") as (bad, port):
+        whom = KvHolder("other", "", f"127.0.0.1:{port}", len(PROMPT))
+        for _ in range(6):
+            assert [block async for block in peers.fetch(whom, HASHES)] == []
+        assert bad.num_asked == peers.num_failures == 3
+        now += 1.0
+        for _ in range(2):
+            assert [block async for block in peers.fetch(whom, HASHES)] == []
+        assert bad.num_asked == 4
+        await peers.close()
+    metrics.close()
 
 
 async def test_who_asks_is_gone_at_once() -> None:
