@@ -93,7 +93,7 @@ _ALL = (
         core_flags=(),
     ),
     Bench(
-        "kv", "bench.kv", minutes=8.0,
+        "kv", "bench.kv", minutes=25.0,
         sources=(
             *("outrider/codec/kv", "outrider/engines", "services/inference"),
             *("bench/relay", *COMPOSED_PROMPTS),

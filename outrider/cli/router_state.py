@@ -109,6 +109,9 @@ def _replica_as_dict(replica: router_pb2.Replica) -> State:
             "store_tokens": replica.kv.store_tokens,
             "sync_bytes": replica.kv.sync_bytes,
             "store_failures": replica.kv.store_failures,
+            "peer_tokens": replica.kv.peer_tokens,
+            "peer_bytes": replica.kv.peer_bytes,
+            "peer_failures": replica.kv.peer_failures,
         },
         "static_prefixes": [
             {"name": it.name, "tokens": it.tokens, "tenants": list(it.tenants)}

@@ -256,6 +256,7 @@ class OpenSession(_message.Message):
     GROUP_LASTS_FIELD_NUMBER: _builtins.int
     PREDICTION_FIELD_NUMBER: _builtins.int
     DIRECT_FIELD_NUMBER: _builtins.int
+    KV_HOLDER_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Unique within the tenant. While it runs, the same request (prompt and sampling) opened again
     under the same id takes its place, wherever it was opened; another one is refused. Free again
@@ -343,6 +344,12 @@ class OpenSession(_message.Message):
         replica where the router does not allow it.
         """
 
+    @_builtins.property
+    def kv_holder(self) -> Global___KvHolder:
+        """A router's: another replica of the same model identity that has more of the session's beginning
+        in its KV cache than the receiver.
+        """
+
     def __init__(
         self,
         *,
@@ -373,10 +380,11 @@ class OpenSession(_message.Message):
         group_lasts: _builtins.bool = ...,
         prediction: _common_pb2.TokenBlock | None = ...,
         direct: Global___DirectWish | None = ...,
+        kv_holder: Global___KvHolder | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["direct", b"direct", "draft", b"draft", "ids", b"ids", "messages", b"messages", "prediction", b"prediction", "prompt", b"prompt", "resume", b"resume", "sampling", b"sampling", "trace", b"trace"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["direct", b"direct", "draft", b"draft", "ids", b"ids", "kv_holder", b"kv_holder", "messages", b"messages", "prediction", b"prediction", "prompt", b"prompt", "resume", b"resume", "sampling", b"sampling", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address_hash", b"address_hash", "cache_salt", b"cache_salt", "codecs", b"codecs", "deadline_ms", b"deadline_ms", "direct", b"direct", "draft", b"draft", "echo", b"echo", "echo_accepted", b"echo_accepted", "epoch", b"epoch", "group_lasts", b"group_lasts", "ids", b"ids", "lost_replicas", b"lost_replicas", "messages", b"messages", "model", b"model", "model_identity", b"model_identity", "origin_region", b"origin_region", "prediction", b"prediction", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "residency", b"residency", "resume", b"resume", "resumed", b"resumed", "sampling", b"sampling", "speculation", b"speculation", "tenant", b"tenant", "trace", b"trace", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address_hash", b"address_hash", "cache_salt", b"cache_salt", "codecs", b"codecs", "deadline_ms", b"deadline_ms", "direct", b"direct", "draft", b"draft", "echo", b"echo", "echo_accepted", b"echo_accepted", "epoch", b"epoch", "group_lasts", b"group_lasts", "ids", b"ids", "kv_holder", b"kv_holder", "lost_replicas", b"lost_replicas", "messages", b"messages", "model", b"model", "model_identity", b"model_identity", "origin_region", b"origin_region", "prediction", b"prediction", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "residency", b"residency", "resume", b"resume", "resumed", b"resumed", "sampling", b"sampling", "speculation", b"speculation", "tenant", b"tenant", "trace", b"trace", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["ids", "messages"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
@@ -500,6 +508,41 @@ class SessionProgress(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SessionProgress: _TypeAlias = SessionProgress  # noqa: Y015
+
+@_typing.final
+class KvHolder(_message.Message):
+    """A replica to ask for KV (KvTransferService). What it does not have, or does not send in time, is
+    computed.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICA_FIELD_NUMBER: _builtins.int
+    REGION_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    replica: _builtins.str
+    region: _builtins.str
+    """As its certificate names it."""
+    address: _builtins.str
+    """host:port"""
+    num_tokens: _builtins.int
+    """Leading tokens of prompt and committed reply that it has, as far as the router knows."""
+    def __init__(
+        self,
+        *,
+        replica: _builtins.str = ...,
+        region: _builtins.str = ...,
+        address: _builtins.str = ...,
+        num_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "num_tokens", b"num_tokens", "region", b"region", "replica", b"replica"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvHolder: _TypeAlias = KvHolder  # noqa: Y015
 
 @_typing.final
 class SessionOpened(_message.Message):
@@ -873,16 +916,20 @@ class DrainRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     UNDO_FIELD_NUMBER: _builtins.int
+    MOVE_FIELD_NUMBER: _builtins.int
     undo: _builtins.bool
     """It takes sessions again."""
+    move: _builtins.bool
+    """Those that it has do not go on here: their routers open them on other replicas."""
     def __init__(
         self,
         *,
         undo: _builtins.bool = ...,
+        move: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["undo", b"undo"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["move", b"move", "undo", b"undo"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -951,6 +998,8 @@ class WatchLoadResponse(_message.Message):
     QUEUES_LOW_FIELD_NUMBER: _builtins.int
     REFUSES_SESSIONS_FIELD_NUMBER: _builtins.int
     KV_FIELD_NUMBER: _builtins.int
+    PEER_BLOCK_MS_FIELD_NUMBER: _builtins.int
+    PEER_FIRST_MS_FIELD_NUMBER: _builtins.int
     running_sessions: _builtins.int
     queued_sessions: _builtins.int
     queued_prompt_tokens: _builtins.int
@@ -978,6 +1027,11 @@ class WatchLoadResponse(_message.Message):
     """New LOW sessions stay in the queue (overload levels 3 and 4)."""
     refuses_sessions: _builtins.bool
     """New sessions are refused (overload level 4)."""
+    peer_block_ms: _builtins.float
+    """What a block of KV took lately to come from another replica, from its first byte to its use, and
+    how long the first byte took; 0: none came yet.
+    """
+    peer_first_ms: _builtins.float
     @_builtins.property
     def low(self) -> Global___ClassLoad:
         """What of the counts above is of LOW sessions, and of MEDIUM ones: a new session of a class above
@@ -1009,10 +1063,12 @@ class WatchLoadResponse(_message.Message):
         queues_low: _builtins.bool = ...,
         refuses_sessions: _builtins.bool = ...,
         kv: Global___KvCounts | None = ...,
+        peer_block_ms: _builtins.float = ...,
+        peer_first_ms: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["kv", b"kv", "low", b"low", "medium", b"medium"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "fixed_ms", b"fixed_ms", "kv", b"kv", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_total", b"kv_blocks_total", "low", b"low", "max_sessions", b"max_sessions", "medium", b"medium", "num_instances", b"num_instances", "overload_level", b"overload_level", "paused_sessions", b"paused_sessions", "queued_prompt_tokens", b"queued_prompt_tokens", "queued_sessions", b"queued_sessions", "queues_low", b"queues_low", "refuses_sessions", b"refuses_sessions", "row_ms", b"row_ms", "running_sessions", b"running_sessions", "service_ms", b"service_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "fixed_ms", b"fixed_ms", "kv", b"kv", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_total", b"kv_blocks_total", "low", b"low", "max_sessions", b"max_sessions", "medium", b"medium", "num_instances", b"num_instances", "overload_level", b"overload_level", "paused_sessions", b"paused_sessions", "peer_block_ms", b"peer_block_ms", "peer_first_ms", b"peer_first_ms", "queued_prompt_tokens", b"queued_prompt_tokens", "queued_sessions", b"queued_sessions", "queues_low", b"queues_low", "refuses_sessions", b"refuses_sessions", "row_ms", b"row_ms", "running_sessions", b"running_sessions", "service_ms", b"service_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1029,6 +1085,9 @@ class KvCounts(_message.Message):
     STORE_TOKENS_FIELD_NUMBER: _builtins.int
     SYNC_BYTES_FIELD_NUMBER: _builtins.int
     STORE_FAILURES_FIELD_NUMBER: _builtins.int
+    PEER_TOKENS_FIELD_NUMBER: _builtins.int
+    PEER_BYTES_FIELD_NUMBER: _builtins.int
+    PEER_FAILURES_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     pool_tokens: _builtins.int
     """Of these: found in the replica's own pool, and loaded from the prefix store."""
@@ -1037,6 +1096,12 @@ class KvCounts(_message.Message):
     """To and from the prefix store, packed."""
     store_failures: _builtins.int
     """Requests to the prefix store that failed."""
+    peer_tokens: _builtins.int
+    """Of prompt_tokens: loaded from other replicas."""
+    peer_bytes: _builtins.int
+    """From other replicas and to them, packed."""
+    peer_failures: _builtins.int
+    """Requests to other replicas that failed."""
     def __init__(
         self,
         *,
@@ -1045,10 +1110,13 @@ class KvCounts(_message.Message):
         store_tokens: _builtins.int = ...,
         sync_bytes: _builtins.int = ...,
         store_failures: _builtins.int = ...,
+        peer_tokens: _builtins.int = ...,
+        peer_bytes: _builtins.int = ...,
+        peer_failures: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["pool_tokens", b"pool_tokens", "prompt_tokens", b"prompt_tokens", "store_failures", b"store_failures", "store_tokens", b"store_tokens", "sync_bytes", b"sync_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["peer_bytes", b"peer_bytes", "peer_failures", b"peer_failures", "peer_tokens", b"peer_tokens", "pool_tokens", b"pool_tokens", "prompt_tokens", b"prompt_tokens", "store_failures", b"store_failures", "store_tokens", b"store_tokens", "sync_bytes", b"sync_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -479,19 +479,23 @@ class DrainReplicaRequest(_message.Message):
 
     REPLICA_FIELD_NUMBER: _builtins.int
     UNDO_FIELD_NUMBER: _builtins.int
+    MOVE_FIELD_NUMBER: _builtins.int
     replica: _builtins.str
     """Name of a replica, as in ListReplicas."""
     undo: _builtins.bool
     """It takes sessions again."""
+    move: _builtins.bool
+    """Its sessions move to other replicas now, instead of ending there."""
     def __init__(
         self,
         *,
         replica: _builtins.str = ...,
         undo: _builtins.bool = ...,
+        move: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["replica", b"replica", "undo", b"undo"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["move", b"move", "replica", b"replica", "undo", b"undo"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -36,13 +36,16 @@ from outrider.telemetry.logs import configure_logging, log_start
 from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import configure_tracing, shutdown_tracing
 from outrider.tls import PLAINTEXT, Role, Tls
-from outrider.v1 import direct_pb2_grpc, inference_pb2, inference_pb2_grpc
+from outrider.v1 import direct_pb2_grpc, inference_pb2, inference_pb2_grpc, kv_pb2_grpc
 from services.inference.config import InferenceConfig
 from services.inference.direct_service import DirectService
 from services.inference.embedding.app import EmbeddingReplica, load_embedder
 from services.inference.instances.group import InstanceGroup
+from services.inference.kv_peers.fetching import KvPeers
+from services.inference.kv_peers.service import KvTransferService
 from services.inference.loading import LoadProgress, LoadStoppedError
-from services.inference.prefix_store.opening import open_exchange
+from services.inference.prefix_store.exchange import KvIdentity
+from services.inference.prefix_store.opening import kv_identity, open_exchange
 from services.inference.runner import ModelRunner, ModelTick
 from services.inference.scheduler.limits import context_limit
 from services.inference.scheduler.prefill_budget import LEAST_CHUNK, LEAST_STRETCH
@@ -260,13 +263,27 @@ class Replica:
         )
         self.runner = self._new_runner(model.engines, metrics)
         self._grammars = _grammars(model.token_table)
+        info = model.engines[0].info
+        kv = kv_identity(info, model.vocabulary_digest)
+        has_peers = config.kv_peers.enabled and kv is not None
+        self.kv_service = self._kv_service(kv, model, metrics) if has_peers else None
         self.prefixes = open_exchange(
             config.prefix_store,
-            model.engines[0].info,
+            info.name,
+            kv,
             model.identity,
-            model.vocabulary_digest,
             self.runner,
             metrics,
+            KvPeers(
+                config.kv_peers,
+                model.identity,
+                model.vocabulary_digest,
+                info.block_bytes,
+                metrics,
+                tls,
+            )
+            if has_peers
+            else None,
         )
         self.table = SessionTable(
             contract,
@@ -295,6 +312,8 @@ class Replica:
         self._server = make_server(tls, max_message_bytes=config.max_message_bytes)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(self.service, self._server)
         direct_pb2_grpc.add_DirectServiceServicer_to_server(self.direct_service, self._server)
+        if self.kv_service is not None:
+            kv_pb2_grpc.add_KvTransferServiceServicer_to_server(self.kv_service, self._server)
         self._health = add_health(self._server, SERVICE)
         self.port = bind(self._server, config.host, config.port, tls)
         self.broken = asyncio.Event()
@@ -340,9 +359,12 @@ class Replica:
         """Take no new sessions, let the running ones finish within `drain_s`, end the rest."""
         self._health.set_serving(False)
         await self.table.drain(self.config.drain_s)
+        num_left = len(self.table)
         self.table.fail_all(
             UnavailableError("this replica shut down; open the session on another one")
         )
+        if num_left and self.kv_service is not None:
+            await self.kv_service.linger(self.config.kv_peers.linger_s)
         if self._grammars is not None:
             self._grammars.close()
         if self.prefixes is not None:
@@ -351,12 +373,20 @@ class Replica:
         self.service.close()
         self.direct_service.close()
         await self._server.stop(grace=0.5)
+        if self.kv_service is not None:
+            self.kv_service.close()
         for task in self._saving:
             task.cancel()
         await asyncio.gather(*self._saving, return_exceptions=True)
         for number, keeper in enumerate(self._keepers):
             await keeper.save_now(partial(self.runner.take_learnt, number))
         await self.runner.stop()
+
+    def _kv_service(
+        self, kv: KvIdentity | None, model: LoadedModel, metrics: Metrics
+    ) -> KvTransferService:
+        assert kv is not None
+        return KvTransferService(self.config.kv_peers, kv, model.identity, self.runner, metrics)
 
     def _new_runner(
         self, engines: Sequence[Engine], metrics: Metrics

@@ -20,6 +20,7 @@ from outrider.speculation.learnt import LearntConfig
 from outrider.telemetry.config import AdminConfig
 from outrider.tls.config import TlsConfig
 from services.inference.embedding.limits import EmbeddingLimits
+from services.inference.kv_peers.config import KvPeersConfig
 from services.inference.scheduler.limits import SchedulerLimits
 from services.inference.static_prefixes.config import StaticPrefixConfig, check_prefixes
 
@@ -171,6 +172,8 @@ class InferenceConfig:
     """What is kept of what sessions taught, for drafts after the next start."""
     prefix_store: PrefixStoreConfig = dataclasses.field(default_factory=PrefixStoreConfig)
     """A Redis that keeps KV of prompts' beginnings over restarts, and for other replicas."""
+    kv_peers: KvPeersConfig = dataclasses.field(default_factory=KvPeersConfig)
+    """KV that replicas of one model identity give each other."""
     prefixes: tuple[StaticPrefixConfig, ...] = ()
     """What many chats begin with: computed, or loaded from the prefix store, before the replica is
     ready, and kept."""

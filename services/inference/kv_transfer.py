@@ -1,8 +1,8 @@
 """KV on its way into the engine's blocks and out of them, between calls and while they compute.
 
 The model thread's part of a transfer: what fetches, stores, packs and unpacks is elsewhere
-(prefix_store). A block that comes in is written between two calls; one that goes out is copied
-while a call computes, one a call.
+(prefix_store, kv_peers). A block that comes in is written between two calls; one that goes out is
+copied while a call computes, one a call.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import structlog
 
-from outrider.engines.base import Engine
+from outrider.engines.base import Engine, Ids
 from outrider.errors import EngineError
+from services.inference.kv.pool import NamedBlock
 from services.inference.scheduler.scheduler import Scheduler
 
 log = structlog.get_logger()
@@ -32,6 +34,8 @@ class LoadBlocks:
     session_id: int
     blocks: tuple[tuple[int, bytes], ...]
     """Index of the block in the prompt, and what an engine of the same fingerprint exported."""
+    from_peer: bool = False
+    """Whether another replica sent it, and not the prefix store."""
 
     @property
     def num_bytes(self) -> int:
@@ -51,6 +55,24 @@ class ExportBlocks:
 
 
 @dataclass(frozen=True, slots=True)
+class ExportedBlock:
+    """A copy of a published block, and what it is of."""
+
+    named: NamedBlock
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ExportNamed:
+    """Command: copy out the KV of blocks of one prefix."""
+
+    hashes: tuple[bytes, ...]
+    """Theirs; what is not cached, or of another prefix than the first that is, is left out."""
+    answer: Callable[[list[ExportedBlock]], None]
+    """Called in the model thread, once all are copied."""
+
+
+@dataclass(frozen=True, slots=True)
 class PinPrefix:
     """Command: keep the cached KV of the leading blocks of these ids for as long as the replica
     runs."""
@@ -61,16 +83,61 @@ class PinPrefix:
     """Called in the model thread with the blocks that are pinned."""
 
 
-@dataclass(slots=True)
-class _Export:
+class _Export(Protocol):
     """A prefix that is being copied out, block by block."""
 
-    command: ExportBlocks
     number: int
     """For Scheduler.release_prefix."""
-    left: deque[tuple[int, int]]
-    """Index in the prefix and physical block of those that are not copied yet."""
-    copies: list[tuple[int, bytes]]
+
+    def next(self) -> int | None:
+        """The physical block to copy next; None: all are."""
+        ...
+
+    def copied(self, data: bytes) -> None:
+        """Its copy."""
+        ...
+
+    def finish(self) -> None:
+        """Answer with what was copied."""
+        ...
+
+
+class _IndexedExport:
+    """Of ExportBlocks."""
+
+    def __init__(self, command: ExportBlocks, number: int, blocks: Ids) -> None:
+        self.number = number
+        self._answer = command.answer
+        self._left = deque((it, int(blocks[it])) for it in command.indices if it < len(blocks))
+        self._copies: list[tuple[int, bytes]] = []
+
+    def next(self) -> int | None:
+        return self._left[0][1] if self._left else None
+
+    def copied(self, data: bytes) -> None:
+        self._copies.append((self._left.popleft()[0], data))
+
+    def finish(self) -> None:
+        self._answer(self._copies)
+
+
+class _NamedExport:
+    """Of ExportNamed."""
+
+    def __init__(self, command: ExportNamed, number: int, blocks: list[NamedBlock]) -> None:
+        self.number = number
+        self._answer = command.answer
+        self._left = deque(blocks)
+        self._copies: list[ExportedBlock] = []
+
+    def next(self) -> int | None:
+        return self._left[0].block if self._left else None
+
+    def copied(self, data: bytes) -> None:
+        self._copies.append(ExportedBlock(self._left.popleft(), data))
+
+    def finish(self) -> None:
+        self._answer(self._copies)
 
 
 class KvTransfer:
@@ -106,7 +173,9 @@ class KvTransfer:
 
     def _import(self, command: LoadBlocks) -> None:
         for index, data in command.blocks:
-            block = self._scheduler.add_loaded(command.session_id, index)
+            block = self._scheduler.add_loaded(
+                command.session_id, index, from_peer=command.from_peer
+            )
             if block is None:
                 continue
             try:
@@ -127,8 +196,18 @@ class KvTransfer:
             command.answer([])
             return
         number, blocks = self._scheduler.hold_prefix(command.ids, command.salt)
-        wanted = [(index, int(blocks[index])) for index in command.indices if index < len(blocks)]
-        self._exports.append(_Export(command, number, deque(wanted), []))
+        self._exports.append(_IndexedExport(command, number, blocks))
+
+    def export_named(self, command: ExportNamed) -> None:
+        """Begin to copy out what is cached of it."""
+        if len(self._exports) >= MAX_EXPORTS:
+            command.answer([])
+            return
+        number, blocks = self._scheduler.hold_named(command.hashes)
+        if blocks:
+            self._exports.append(_NamedExport(command, number, blocks))
+        else:
+            command.answer([])
 
     def export_some(self) -> None:
         """Copy out one block. Published blocks are never written: a call that is under way does not
@@ -136,14 +215,14 @@ class KvTransfer:
         if not self._exports:
             return
         export = self._exports[0]
-        if export.left:
-            index, block = export.left.popleft()
+        failed = False
+        if (block := export.next()) is not None:
             try:
-                export.copies.append((index, self._engine.export_blocks([block])))
+                export.copied(self._engine.export_blocks([block]))
             except EngineError as error:
-                export.left.clear()
+                failed = True
                 log.error("kv_not_exported", error=error.message)
-        if not export.left:
+        if failed or export.next() is None:
             self._exports.popleft()
             self._scheduler.release_prefix(export.number)
-            export.command.answer(export.copies)
+            export.finish()

@@ -25,7 +25,14 @@ from outrider.engines.base import Engine, LogitsRows
 from outrider.errors import EngineError, OutriderError, OverloadedError, UnavailableError
 from outrider.speculation.learnt import Learnt
 from services.inference.kv.events import BlockEvent
-from services.inference.kv_transfer import ExportBlocks, KvTransfer, LoadBlocks, PinPrefix
+from services.inference.kv_transfer import (
+    ExportBlocks,
+    ExportedBlock,
+    ExportNamed,
+    KvTransfer,
+    LoadBlocks,
+    PinPrefix,
+)
 from services.inference.scheduler.batch import Batch
 from services.inference.scheduler.scheduler import Scheduler
 from services.inference.scheduler.types import Drafts, Event, Failed, Load, OpenRequest
@@ -66,7 +73,7 @@ class TakeLearnt:
 
 
 Command: TypeAlias = (
-    OpenRequest | Draft | Cancel | TakeLearnt | LoadBlocks | ExportBlocks | PinPrefix
+    OpenRequest | Draft | Cancel | TakeLearnt | LoadBlocks | ExportBlocks | ExportNamed | PinPrefix
 )
 
 
@@ -277,6 +284,10 @@ class ModelRunner:
         computes; none where the thread has ended or too much waits."""
         return await self._asked(lambda answer: ExportBlocks(ids, salt, indices, answer))
 
+    async def export_named(self, hashes: tuple[bytes, ...]) -> list[ExportedBlock]:
+        """As export_blocks, of blocks of one prefix by their hashes."""
+        return await self._asked(lambda answer: ExportNamed(hashes, answer))
+
     async def pin_prefix(self, ids: tuple[int, ...], salt: bytes) -> list[int]:
         """Keep what is cached of the leading blocks of `ids` from now on; the blocks that it is."""
         return await self._asked(lambda answer: PinPrefix(ids, salt, answer))
@@ -401,6 +412,9 @@ class _ModelThread:
             if isinstance(command, ExportBlocks):
                 self._kv.export(command)
                 return []
+            if isinstance(command, ExportNamed):
+                self._kv.export_named(command)
+                return []
             if isinstance(command, PinPrefix):
                 self._kv.pin(command)
                 return []
@@ -409,7 +423,7 @@ class _ModelThread:
                 return []
             return self._scheduler.cancel(command.session_id, now)
         except OutriderError as error:
-            if isinstance(command, TakeLearnt | LoadBlocks | ExportBlocks | PinPrefix):
+            if not isinstance(command, OpenRequest | Draft | Cancel):
                 return []
             self._scheduler.cancel(command.session_id, now)
             return [Failed(command.session_id, error)]

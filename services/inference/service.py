@@ -225,6 +225,10 @@ class InferenceService(InferenceServiceServicer):
     ) -> inference_pb2.DrainResponse:
         """No new sessions for a while; every router hears of it with the next load report."""
         self._table.set_drained(drained=not request.undo)
+        if request.move and not request.undo:
+            self._table.fail_all(
+                UnavailableError("this replica is drained; the session goes on at another one")
+            )
         return inference_pb2.DrainResponse()
 
     def close(self) -> None:

@@ -25,7 +25,7 @@ from services.router.relay.frames import Down
 from services.router.relay.switch import Switch
 
 Context = grpc.aio.ServicerContext[Any, Any]
-DrainReplica: TypeAlias = Callable[[Replica, bool], Awaitable[None]]
+DrainReplica: TypeAlias = Callable[[Replica, inference_pb2.DrainRequest], Awaitable[None]]
 """Asks a replica to take no new sessions, or (True) to take them again. Raises UnavailableError."""
 _NO_LOAD: Final = ReplicaLoad()
 _MAX_NAMED: Final = 20
@@ -154,7 +154,8 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                 f"This router knows no replica {request.replica[:_MAX_NAME]!r}; "
                 f"it has {known or 'none'}."
             )
-        await self._drain_replica(replica, request.undo)
+        asked = inference_pb2.DrainRequest(undo=request.undo, move=request.move)
+        await self._drain_replica(replica, asked)
         return router_pb2.DrainReplicaResponse()
 
     async def ListReplicas(

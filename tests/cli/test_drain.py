@@ -48,6 +48,11 @@ async def test_a_replica_is_drained_and_taken_back() -> None:
             None,
         )
         assert await _run(router, "near", "--undo") == ("near takes sessions again\n", None)
+        _, error = await _run(router, "near", "--undo", "--move")
+        assert isinstance(error, InvalidRequestError)
+        _, error = await _run(router, "near", "--move")
+        assert error is None and [it.move for it in near.drains] == [False, False, True]
+        await _run(router, "near", "--undo")
         await router.state_of("near", router_pb2.REPLICA_STATE_READY)
 
 

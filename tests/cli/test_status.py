@@ -125,6 +125,7 @@ REPLICA = {
 KV = {
     **{"prompt_tokens": 200, "pool_tokens": 100, "store_tokens": 50},
     **{"sync_bytes": 2_500_000, "store_failures": 3},
+    **{"peer_tokens": 20, "peer_bytes": 500_000, "peer_failures": 2},
 }
 REPLICA["kv"] = dict.fromkeys(KV, 0)
 
@@ -160,8 +161,8 @@ def test_a_replica_that_has_any_says_where_prompts_kv_came_from() -> None:
     pinned = [{"name": "p", "tokens": 70, "tenants": ["*"]}, {"name": "q", "tokens": 5}]
     shown = _shown(replicas=[REPLICA | {"kv": KV}, REPLICA | {"static_prefixes": pinned}])
     _, first, second = _section(shown, "KV")
-    assert first.split() == ["here-0", "0", "200", "50%", "25%", "2.5", "MB", "3"]
-    assert second.split() == ["here-0", "75", "0", "-", "-", "0.0", "MB", "0"]
+    assert first.split() == ["here-0", "0", "200", "50%", "10%", "25%", "3.0", "MB", "2", "3"]
+    assert second.split() == ["here-0", "75", "0", "-", "-", "-", "0.0", "MB", "0", "0"]
 
 
 def test_services_are_shown_where_the_mesh_is_on_this_machine() -> None:

@@ -6,7 +6,7 @@ import itertools
 import threading
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -262,13 +262,15 @@ async def running(
     *engines: Engine,
     static: tuple[StaticPrefix, ...] = (),
     is_started: bool = True,
+    is_alone: bool = True,
     **settings: Any,
 ) -> AsyncIterator[Running]:
     """A replica for a test, with a FakeEngine if none is given, and these static prefixes;
-    afterwards nothing of it may be left. Unless it `is_started`, the test starts it."""
+    afterwards nothing of it may be left. Unless it `is_started`, the test starts it. Where it is
+    not alone in the test, tasks of others come and go."""
     settings = {"port": 0, "drain_s": 0.0} | settings
     config = InferenceConfig(engine="fake", **settings)
-    async with leak_check():
+    async with leak_check() if is_alone else nullcontext():
         it = Running(engines or (FakeEngine(),), config, static)
         try:
             if is_started:

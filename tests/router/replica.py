@@ -36,6 +36,7 @@ class Replica(inference_pb2_grpc.InferenceServiceServicer):
         self.address = ""
         self.received: asyncio.Queue[inference_pb2.SessionUp] = asyncio.Queue()
         self.num_streams = 0
+        self.drains: list[inference_pb2.DrainRequest] = []
         self._outgoing: asyncio.Queue[inference_pb2.SessionDown] = asyncio.Queue()
         self._loads: asyncio.Queue[inference_pb2.WatchLoadResponse] = asyncio.Queue()
         self._server: grpc.aio.Server | None = None
@@ -112,6 +113,7 @@ class Replica(inference_pb2_grpc.InferenceServiceServicer):
     async def Drain(
         self, request: inference_pb2.DrainRequest, context: Context
     ) -> inference_pb2.DrainResponse:
+        self.drains.append(request)
         self.report(fixed_ms=10.0, row_ms=1.0, max_sessions=64, draining=not request.undo)
         return inference_pb2.DrainResponse()
 

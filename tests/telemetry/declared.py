@@ -55,6 +55,7 @@ from services.edge.telemetry import (
 from services.edge.telemetry import DRAFTS_DROPPED as EDGE_DRAFTS_DROPPED
 from services.edge.upstream import direct as edge_direct
 from services.edge.upstream import metrics as edge_routers
+from services.inference.kv_peers import telemetry as kv_peers
 from services.inference.prefix_store import exchange as prefix_store
 from services.inference.streaming import direct_path as inference_direct
 from services.inference.streaming import sessions as inference
@@ -92,6 +93,7 @@ COUNTED: Final = frozenset({
     *(names.TOKENIZATION_HITS, names.TOKENIZATION_CHARS, names.TOKENIZATION_HIT_CHARS),
     *(CHATS, TOKENS, PREFILLED_TOKENS, DRAFTS, COMMITS, MODE_CHATS),
     *(COMMITTED_TTFT, COMMITTED_CHATS),
+    *(inference.KV_TOKENS,),
     *(router_sessions.PLACEMENTS, router_sessions.DECISION_TIME, router_sessions.FRAMES),
     *(router.TRANSITIONS,),
     *(router.WAIT, router.TENANT_SESSIONS, router.TENANT_TOKENS),
@@ -183,6 +185,8 @@ ELSEWHERE: Final[dict[str, str]] = {
     router.SPILLED: _OVERLOAD,
     inference.PAUSED: "tests/inference/streaming/test_priorities.py",
     inference.DRAFTS_DROPPED: "tests/inference/streaming/test_sessions.py",
+    kv_peers.PEER_BLOCKS: "tests/inference/integration/test_kv_peers.py",
+    kv_peers.PEER_FAILURES: "tests/inference/integration/test_kv_peers.py",
     prefix_store.STORE_BLOCKS: "tests/inference/integration/test_prefix_store.py",
     prefix_store.STORE_FAILURES: "tests/inference/integration/test_prefix_store.py",
     prefix_store.TRANSFERRED: "tests/inference/integration/test_prefix_store.py",

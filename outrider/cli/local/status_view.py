@@ -124,7 +124,10 @@ def _has_kv(it: Mapping[str, Any]) -> bool:
 
 def _kv(replicas: Iterable[Mapping[str, Any]]) -> list[Sequence[str]]:
     """Where prompts' KV came from, since each replica started."""
-    head = ("NAME", "PINNED", "PROMPT TOKENS", "POOL", "STORE", "SYNC", "STORE FAILURES")
+    head = (
+        *("NAME", "PINNED", "PROMPT TOKENS", "POOL", "PEERS", "STORE", "SYNC"),
+        *("PEER FAILURES", "STORE FAILURES"),
+    )
     return [head, *map(_kv_of, filter(_has_kv, replicas))]
 
 
@@ -135,8 +138,10 @@ def _kv_of(it: Mapping[str, Any]) -> Sequence[str]:
         str(sum(prefix["tokens"] for prefix in it["static_prefixes"])),
         str(kv["prompt_tokens"]),
         _percent(kv["pool_tokens"], kv["prompt_tokens"]),
+        _percent(kv["peer_tokens"], kv["prompt_tokens"]),
         _percent(kv["store_tokens"], kv["prompt_tokens"]),
-        f"{kv['sync_bytes'] / 1e6:.1f} MB",
+        f"{(kv['sync_bytes'] + kv['peer_bytes']) / 1e6:.1f} MB",
+        str(kv["peer_failures"]),
         str(kv["store_failures"]),
     )
 

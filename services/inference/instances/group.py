@@ -13,7 +13,7 @@ from outrider.speculation.learnt import Learnt
 from outrider.telemetry import names
 from outrider.telemetry.metrics import Metrics
 from services.inference.instances.placement import InstancePlacement
-from services.inference.kv_transfer import LoadBlocks
+from services.inference.kv_transfer import ExportedBlock, LoadBlocks
 from services.inference.runner import ModelRunner, ModelTick
 from services.inference.scheduler.scheduler import Scheduler
 from services.inference.scheduler.types import Drafts, Event, Failed, OpenRequest, total_load
@@ -102,6 +102,13 @@ class InstanceGroup:
         """As ModelRunner.export_blocks, of the first instance that has any of them."""
         for runner in self._runners:
             if blocks := await runner.export_blocks(ids, salt, indices):
+                return blocks
+        return []
+
+    async def export_named(self, hashes: tuple[bytes, ...]) -> list[ExportedBlock]:
+        """As ModelRunner.export_named, of the first instance that has any of them."""
+        for runner in self._runners:
+            if blocks := await runner.export_named(hashes):
                 return blocks
         return []
 

@@ -34,6 +34,18 @@ class BlockCopy:
     target: int
 
 
+@dataclass(frozen=True, slots=True)
+class NamedBlock:
+    """A published block, and what it is of."""
+
+    name: bytes
+    """Its hash (outrider.codec.block_hashes)."""
+    parent: bytes
+    """That of the block before, or of the root."""
+    ids: tuple[int, ...]
+    block: int
+
+
 @dataclass(slots=True)
 class _Table:
     path: list[Node]
@@ -47,6 +59,8 @@ class _Table:
     """`blocks` as it was handed out; None once it has changed."""
     loaded: dict[int, int] = field(default_factory=dict)
     """Loaded blocks that wait, by their index in the table; all behind the shared ones."""
+    from_peers: set[int] = field(default_factory=set)
+    """Of these, the indices of those that came from another replica."""
 
     @property
     def num_shared(self) -> int:
@@ -94,6 +108,8 @@ class KvPool:
         self._recorder: BlockRecorder | None = None
         self.num_loaded_tokens = 0
         """Of blocks loaded from elsewhere that came to be used."""
+        self.num_peer_tokens = 0
+        """Of these: from other replicas."""
 
     @property
     def num_free(self) -> int:
@@ -140,7 +156,9 @@ class KvPool:
         num_computed = max(num_computed, table.num_shared * self.block_tokens)
         return self._copy_beginning(sequence, ids, num_computed)
 
-    def add_loaded(self, sequence: int, index: int, ids: Sequence[int]) -> int | None:
+    def add_loaded(
+        self, sequence: int, index: int, ids: Sequence[int], *, from_peer: bool = False
+    ) -> int | None:
         """A physical block for the KV of block `index` of `ids`, loaded from elsewhere, to be
         written before the next engine call; None where it is of no use (that block is computed,
         published or loaded already, or is not one that can be reused), where no block is free, and
@@ -152,6 +170,8 @@ class KvPool:
         if not table.num_shared <= index < reusable or index in table.loaded or not self.num_free:
             return None
         table.loaded[index] = block = self._take_block()
+        if from_peer:
+            table.from_peers.add(index)
         return block
 
     def drop_loaded(self, sequence: int, index: int) -> None:
@@ -177,6 +197,22 @@ class KvPool:
             if not self._share(table, self._key(ids, index)):
                 break
         return self.blocks(sequence)
+
+    def hold_named(self, sequence: int, hashes: Sequence[bytes]) -> list[NamedBlock]:
+        """As hold(), of the beginning that ends with the first of these hashes that is published:
+        those of its blocks that are named, in the order of the names. Empty, and nothing is held,
+        if none is published."""
+        path = self._tree.path_to(hashes)
+        if not path:
+            return []
+        table = self._tables[sequence] = _Table([self._tree.enter(path[0].salt)])
+        for node in path:
+            self._share(table, node.key)
+        named = {
+            node.hash: NamedBlock(node.hash, parent.hash, node.key, node.block)
+            for parent, node in zip(table.path, path, strict=False)
+        }
+        return [named[name] for name in hashes if name in named]
 
     def take_copies(self) -> tuple[BlockCopy, ...]:
         """The copies that open() and reuse() have counted on since the last take.
@@ -294,8 +330,10 @@ class KvPool:
         block = table.loaded.pop(table.num_shared, None)
         if block is None:
             return False
-        self.num_loaded_tokens += self.block_tokens
         index = table.num_shared
+        self.num_loaded_tokens += self.block_tokens
+        if index in table.from_peers:
+            self.num_peer_tokens += self.block_tokens
         table.follow(self._tree.publish(table.path[-1], key, block))
         self._put(table, index, block)
         return True
@@ -313,6 +351,7 @@ class KvPool:
     def _drop_loaded(self, table: _Table, index: int) -> None:
         """Free a loaded block that waits at `index`, if one does: it was not written, or came too
         late, when that one was computed or published by another sequence."""
+        table.from_peers.discard(index)
         late = table.loaded.pop(index, None)
         if late is not None:
             self._allocator.release(late)

@@ -66,6 +66,8 @@ class PrefixTree:
     def __init__(self, allocator: BlockAllocator) -> None:
         self._allocator = allocator
         self._roots: dict[bytes, Node] = {}
+        self._named: dict[bytes, Node] = {}
+        """By hash."""
         self._idle: OrderedDict[Node, None] = OrderedDict()
         self._recorder: BlockRecorder | None = None
         self.num_nodes = 0
@@ -118,6 +120,16 @@ class PrefixTree:
         if node in self._idle:
             self._idle.move_to_end(node)
 
+    def path_to(self, hashes: Sequence[bytes]) -> list[Node]:
+        """From the first block to that with the first of these hashes that is published; empty if
+        none is. Adds no reference."""
+        node = next((self._named[name] for name in hashes if name in self._named), None)
+        path: list[Node] = []
+        while node is not None and node.parent is not None:
+            path.append(node)
+            node = node.parent
+        return path[::-1]
+
     def enter(self, salt: bytes) -> Node:
         """The root of a salt, with the caller as a user."""
         root = self._roots.get(salt)
@@ -147,7 +159,7 @@ class PrefixTree:
     def _add(self, child: Node) -> Node:
         node, key = child.parent, child.key
         assert node is not None
-        node.children[key] = child
+        node.children[key] = self._named[child.hash] = child
         insort(node.ordered, key)
         if self._recorder is not None:
             self._recorder.stored(node.hash, child.hash)
@@ -179,6 +191,7 @@ class PrefixTree:
         parent = node.parent
         assert parent is not None and not node.children, "an inner node was to be removed"
         del parent.children[node.key]
+        del self._named[node.hash]
         del parent.ordered[bisect_left(parent.ordered, node.key)]
         if self._recorder is not None:
             self._recorder.removed(node.hash)
@@ -210,6 +223,7 @@ class PrefixTree:
         """Raises AssertionError if use counts, the idle queue or the blocks disagree."""
         nodes = list(self.nodes())
         assert len(nodes) == self.num_nodes
+        assert self._named == {node.hash: node for node in nodes}
         own = [node.block for node in nodes if not node.is_alias]
         assert len(set(own)) == len(own), "two nodes share a block"
         num_references: Counter[int] = Counter()

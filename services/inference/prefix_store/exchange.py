@@ -1,9 +1,13 @@
-"""Loads what the store has of a session's prompt while the engine computes it, and saves prompts'
-beginnings that come more than once.
+"""Loads what another replica or the store has of a session's beginning while the engine computes,
+and saves prompts' beginnings that come more than once.
 
-Both run beside the sessions: no session waits for the store, nothing here touches the engine, and
-packing and unpacking have a thread of their own. What a peer stored is believed only if it opens
-with the operator's secret, names this very engine's fingerprint, and is of the ids asked for.
+All of it runs beside the sessions: no session waits for a store or a replica, nothing here touches
+the engine, and packing and unpacking have a thread of their own. What comes is believed only if it
+names this very engine's fingerprint and is of the ids asked for, and out of the store only if it
+opens with the operator's secret.
+
+The other replica is asked first, as it has what a session leaves behind there; what it does not
+have or send is looked for in the store.
 """
 
 from __future__ import annotations
@@ -11,8 +15,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final, NamedTuple, Protocol
@@ -24,19 +29,21 @@ from outrider.codec.kv import KvHeader, KvLayout, Payload, decode_frame, encode_
 from outrider.errors import MalformedFrameError
 from outrider.telemetry.families import Family
 from outrider.telemetry.metrics import Metrics
+from services.inference.kv_peers.telemetry import PEER_BLOCKS
 from services.inference.kv_transfer import LoadBlocks
 from services.inference.prefix_store.planning import LoadPlanner
 from services.inference.prefix_store.sealing import Sealer
 from services.inference.prefix_store.store import PrefixStore
-from services.inference.scheduler.types import OpenRequest
+from services.inference.scheduler.types import KvHolder, OpenRequest
 
 TRANSFERRED: Final = Family(
     "outrider_kv_transferred_bytes",
-    "Bytes of KV that went to the prefix store (direction: save) or came from it (load), packed.",
+    "Bytes of KV that went to the prefix store (direction: save) or came from it (load), came from "
+    "other replicas (fetch) or went to them (serve), packed.",
 )
 TRANSFER_SECONDS: Final = Family(
     "outrider_kv_transfer_seconds",
-    "Time to fetch and unpack, or to pack and store, some blocks of KV.",
+    "Time to fetch and unpack, or to pack and store, some blocks of KV; direction as of the bytes.",
 )
 STORE_FAILURES: Final = Family(
     "outrider_kv_store_failures",
@@ -61,6 +68,24 @@ _MAX_NAMES: Final = 65_536
 _log = structlog.get_logger()
 
 
+class Peers(Protocol):
+    """Other replicas (kv_peers.fetching.KvPeers)."""
+
+    min_tokens: int
+    num_failures: int
+    latest: LoadPlanner
+
+    def planner(self, holder: KvHolder) -> LoadPlanner: ...
+
+    def fetch(
+        self, holder: KvHolder, hashes: Sequence[bytes]
+    ) -> AsyncGenerator[tuple[int, bytes], None]: ...
+
+    def lied(self, holder: KvHolder) -> None: ...
+
+    async def close(self) -> None: ...
+
+
 class KvBlocks(Protocol):
     """The model threads, seen from the event loop: a ModelRunner or an InstanceGroup."""
 
@@ -82,17 +107,28 @@ class KvIdentity:
 
 @dataclass(slots=True, eq=False)
 class _Prompt:
-    """The full blocks of a session's prompt."""
+    """The full blocks of a session's prompt and of the reply that it resumes after."""
 
     session_id: int
     ids: tuple[int, ...]
     salt: bytes
     hashes: list[bytes]
     names: list[bytes]
+    """In the store."""
     model: KvBlocks
     """Whose session it is."""
+    num_kept: int
+    """Leading blocks that the store may have, and may be given."""
     is_computed: bool = False
     """Whether its first token is there, or it has ended: what arrives now is late."""
+    fetching: asyncio.Task[None] | None = None
+    """While another replica sends blocks."""
+
+    def end(self) -> None:
+        """Nothing that comes is of use any more: who sends it is told at once."""
+        self.is_computed = True
+        if self.fetching is not None:
+            self.fetching.cancel()
 
 
 class TransferCounts(NamedTuple):
@@ -102,6 +138,14 @@ class TransferCounts(NamedTuple):
     """To the store and from it, packed."""
     num_failures: int = 0
     """Requests to the store that failed."""
+    num_peer_bytes: int = 0
+    """To other replicas and from them, packed."""
+    num_peer_failures: int = 0
+    """Requests to other replicas that failed."""
+    peer_block_ms: float = 0.0
+    """What a block took lately to come from another replica; 0: none came."""
+    peer_first_ms: float = 0.0
+    """Until the first bytes came."""
 
 
 class Names:
@@ -131,24 +175,29 @@ class Names:
 
 
 class PrefixExchange:
-    """Between the sessions of a replica, its model threads and the store. The event loop's."""
+    """Between the sessions of a replica, its model threads, the store and other replicas. The event
+    loop's."""
 
     def __init__(
         self,
-        store: PrefixStore,
-        sealer: Sealer,
+        store: PrefixStore | None,
+        sealer: Sealer | None,
         identity: KvIdentity,
         model: KvBlocks,
         metrics: Metrics,
         *,
         min_tokens: int,
         max_tokens: int,
+        peers: Peers | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Of prompts with at least `min_tokens` tokens in full blocks, the first `max_tokens` are
-        loaded and saved."""
+        loaded from the store and saved there. A store comes with a sealer."""
         self._store = store
         self._sealer = sealer
+        self._peers = peers
+        self._peer_blocks = metrics.counter(PEER_BLOCKS)
+        self._num_peer_bytes = 0
         self._identity = identity
         self._model = model
         self._blocks = metrics.counter(STORE_BLOCKS)
@@ -180,13 +229,22 @@ class PrefixExchange:
     @property
     def counts(self) -> TransferCounts:
         """What was moved, and how often that failed."""
-        return TransferCounts(self._num_bytes, self._num_failures)
+        if self._peers is None:
+            return TransferCounts(self._num_bytes, self._num_failures)
+        cost = self._peers.latest.cost
+        return TransferCounts(
+            self._num_bytes,
+            self._num_failures,
+            self._num_peer_bytes,
+            self._peers.num_failures,
+            cost.block_ms,
+            cost.fixed_ms,
+        )
 
     def opened(self, request: OpenRequest, cached_tokens: int, compute_token_ms: float) -> None:
         """A session is in the queue, or computes; the first `cached_tokens` are there already, and
         the engine takes so long for one of the others."""
-        # Nothing of a group would be found again whose name is another one after a restart.
-        prompt = self._prompt(request, self._model) if request.group_lasts else None
+        prompt = self._prompt(request, self._model)
         if prompt is not None:
             self._opened(request, prompt, cached_tokens, compute_token_ms)
 
@@ -197,7 +255,7 @@ class PrefixExchange:
         comes again, with every start."""
         prompt = self._prompt(request, model)
         if prompt is not None:
-            for name in prompt.names:
+            for name in prompt.names[: prompt.num_kept]:
                 self._seen.add(name)
             self._opened(request, prompt, cached_tokens, compute_token_ms)
 
@@ -208,18 +266,28 @@ class PrefixExchange:
         block_tokens = self._identity.layout.block_tokens
         first = cached_tokens // block_tokens
         # The engine always computes the last token itself, so no block ends with it.
-        last = min(len(prompt.names), (len(request.prompt) - 1) // block_tokens)
-        count = self._planner.num_to_load(last - first, compute_token_ms * block_tokens)
-        if count and len(self._loads) < _MAX_LOADS:
-            self._start(self._loads, self._load(prompt, first, last, compute_token_ms))
+        num_tokens = len(request.prompt) + len(request.resume)
+        last = min(len(prompt.hashes), (num_tokens - 1) // block_tokens)
+        block_ms = compute_token_ms * block_tokens
+        holder = self._worth_asking(request.kv_holder, cached_tokens)
+        num_stored = self._planner.num_to_load(min(last, prompt.num_kept) - first, block_ms)
+        if (holder or num_stored) and len(self._loads) < _MAX_LOADS:
+            self._start(self._loads, self._load(prompt, first, last, block_ms, holder))
+
+    def _worth_asking(self, holder: KvHolder | None, cached_tokens: int) -> KvHolder | None:
+        """None where too few tokens are in question."""
+        if holder is None or self._peers is None:
+            return None
+        num_missing = holder.num_tokens - cached_tokens
+        return holder if num_missing >= self._peers.min_tokens else None
 
     def first_token(self, session_id: int) -> None:
         """The prompt is computed."""
         prompt = self._prompts.pop(session_id, None)
         if prompt is None:
             return
-        prompt.is_computed = True
-        again = [self._seen.add(name) for name in prompt.names]
+        prompt.end()
+        again = [self._seen.add(name) for name in prompt.names[: prompt.num_kept]]
         # A block is of use behind those before it alone, so those that came before are the first.
         worth = [index for index, was_there in enumerate(again) if was_there]
         wanted = tuple(index for index in worth if prompt.names[index] not in self._stored)
@@ -230,7 +298,7 @@ class PrefixExchange:
         """The session is over, whether it had a token or not."""
         prompt = self._prompts.pop(session_id, None)
         if prompt is not None:
-            prompt.is_computed = True
+            prompt.end()
 
     async def close(self) -> None:
         """Give up what is under way."""
@@ -239,18 +307,30 @@ class PrefixExchange:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._threads.shutdown(wait=False, cancel_futures=True)
-        await self._store.close()
+        if self._peers is not None:
+            await self._peers.close()
+        if self._store is not None:
+            await self._store.close()
 
     def _prompt(self, request: OpenRequest, model: KvBlocks) -> _Prompt | None:
-        """None for short prompts."""
+        """None where neither the store nor another replica is asked."""
         block_tokens = self._identity.layout.block_tokens
-        num_blocks = min(len(request.prompt), self._max_tokens) // block_tokens
-        if num_blocks * block_tokens < self._min_tokens:
+        num_kept = min(len(request.prompt), self._max_tokens) // block_tokens
+        # Nothing of a group would be found again whose name is another one after a restart.
+        may_keep = self._store is not None and (request.group_lasts or request.warms_up)
+        if not may_keep or num_kept * block_tokens < self._min_tokens:
+            num_kept = 0
+        has_holder = self._peers is not None and request.kv_holder is not None
+        if not num_kept and not has_holder:
             return None
-        ids = request.prompt[: num_blocks * block_tokens]
+        ids = (*request.prompt, *request.resume) if has_holder else request.prompt
+        num_blocks = len(ids) // block_tokens if has_holder else num_kept
+        ids = ids[: num_blocks * block_tokens]
         hashes = list(block_hashes(ids, block_tokens, request.cache_salt))
-        names = [self._sealer.name(block) for block in hashes]
-        return _Prompt(request.session_id, ids, request.cache_salt, hashes, names, model)
+        sealer = self._sealer
+        names = [] if sealer is None else [sealer.name(block) for block in hashes[:num_kept]]
+        salt = request.cache_salt
+        return _Prompt(request.session_id, ids, salt, hashes, names, model, num_kept)
 
     def _start(self, tasks: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(_logged(work))
@@ -259,7 +339,74 @@ class PrefixExchange:
 
     # Loading, from the last block backwards.
 
-    async def _load(self, prompt: _Prompt, first: int, last: int, compute_token_ms: float) -> None:
+    async def _load(
+        self, prompt: _Prompt, first: int, last: int, block_ms: float, holder: KvHolder | None
+    ) -> None:
+        """Blocks `first` to `last`, of which the engine computes one in `block_ms`."""
+        came: set[int] = set()
+        if holder is not None:
+            block_tokens = self._identity.layout.block_tokens
+            last_held = min(last, holder.num_tokens // block_tokens)
+            came = await self._load_from_peer(prompt, first, last_held, block_ms, holder)
+        last = min(last, prompt.num_kept)
+        while last > first and last - 1 in came:
+            last -= 1
+        if last > first and not prompt.is_computed:
+            await self._load_from_store(prompt, first, last, block_ms, came)
+
+    async def _load_from_peer(
+        self, prompt: _Prompt, first: int, last: int, block_ms: float, holder: KvHolder
+    ) -> set[int]:
+        """The blocks that came."""
+        assert self._peers is not None
+        came: set[int] = set()
+        count = self._peers.planner(holder).num_to_load(last - first, block_ms)
+        # What another session fetches now is published for both once the engine has come so far.
+        wanted = [
+            index
+            for index in range(last - 1, last - 1 - count, -1)
+            if prompt.hashes[index] not in self._fetching
+        ]
+        if not wanted:
+            return came
+        hashes = [prompt.hashes[index] for index in wanted]
+        self._fetching.update(hashes)
+        began = self._clock()
+        loop = asyncio.get_running_loop()
+        prompt.fetching = asyncio.current_task()
+        try:
+            async with aclosing(self._peers.fetch(holder, hashes)) as frames:
+                async for place, frame in frames:
+                    index = wanted[place]
+                    self._num_peer_bytes += len(frame)
+                    self._bytes.add(len(frame), {"direction": "fetch"})
+                    block = await loop.run_in_executor(
+                        self._threads, self._open_frame, prompt, index, frame
+                    )
+                    if block is None:
+                        self._count_peer("refused", 1)
+                        self._peers.lied(holder)
+                        break
+                    if prompt.is_computed:
+                        break
+                    loaded = LoadBlocks(prompt.session_id, ((index, block),), from_peer=True)
+                    prompt.model.load_blocks(loaded)
+                    came.add(index)
+        finally:
+            prompt.fetching = None
+            self._fetching.difference_update(hashes)
+            if came:
+                self._seconds.record(self._clock() - began, {"direction": "fetch"})
+            self._count_peer("loaded", len(came))
+            is_late = prompt.is_computed
+            self._count_peer("late" if is_late else "missing", len(wanted) - len(came))
+        return came
+
+    async def _load_from_store(
+        self, prompt: _Prompt, first: int, last: int, block_ms: float, came: set[int]
+    ) -> None:
+        """Without those that `came` already."""
+        assert self._store is not None
         began = self._clock()
         present = await self._store.present(prompt.names[first:last])
         self._planner.observe_round_trip((self._clock() - began) * 1e3)
@@ -268,7 +415,7 @@ class PrefixExchange:
         for index in there:
             self._stored.add(prompt.names[index])
         self._count("missing", last - first - len(there))
-        block_ms = compute_token_ms * self._identity.layout.block_tokens
+        there = [index for index in there if index not in came]
         count = self._planner.num_to_load(last - first, block_ms)
         wanted = iter(reversed(there[-count:] if count else []))
         while chunk := list(islice(wanted, _CHUNK_BLOCKS)):
@@ -278,12 +425,14 @@ class PrefixExchange:
                 await self._load_chunk(prompt, chunk)
 
     async def _load_chunk(self, prompt: _Prompt, chunk: Sequence[int]) -> None:
+        assert self._store is not None
         # What another session fetches now is published for both once the engine has come so far.
-        indices = [index for index in chunk if prompt.names[index] not in self._fetching]
+        indices = [index for index in chunk if prompt.hashes[index] not in self._fetching]
         names = [prompt.names[index] for index in indices]
         if not names:
             return
-        self._fetching.update(names)
+        hashes = [prompt.hashes[index] for index in indices]
+        self._fetching.update(hashes)
         began = self._clock()
         try:
             values = await self._store.fetch(names)
@@ -292,7 +441,7 @@ class PrefixExchange:
                 self._threads, self._unpack, prompt, indices, values
             )
         finally:
-            self._fetching.difference_update(names)
+            self._fetching.difference_update(hashes)
         took_s = self._clock() - began
         self._planner.observe_load(len(names), took_s * 1e3)
         self._seconds.record(took_s, {"direction": "load"})
@@ -313,19 +462,25 @@ class PrefixExchange:
         self, prompt: _Prompt, indices: Sequence[int], values: Sequence[bytes | None]
     ) -> list[tuple[int, bytes]]:
         """In the thread: the blocks whose values are what they should be."""
+        assert self._sealer is not None
         blocks = []
         for index, value in zip(indices, values, strict=True):
             frame = None if value is None else self._sealer.open(prompt.names[index], value)
-            if frame is None:
-                continue
-            try:
-                opened = decode_frame(frame)
-                if opened.header == self._header(prompt, index):
-                    (block,) = opened.blocks()
-                    blocks.append((index, block))
-            except MalformedFrameError as error:
-                _log.warning("kv_frame_refused", reason=error.message)
+            block = None if frame is None else self._open_frame(prompt, index, frame)
+            if block is not None:
+                blocks.append((index, block))
         return blocks
+
+    def _open_frame(self, prompt: _Prompt, index: int, frame: bytes) -> bytes | None:
+        """In the thread: the block, if the frame is what it should be."""
+        try:
+            opened = decode_frame(frame)
+            if opened.header == self._header(prompt, index):
+                (block,) = opened.blocks()
+                return block
+        except MalformedFrameError as error:
+            _log.warning("kv_frame_refused", reason=error.message)
+        return None
 
     def _header(self, prompt: _Prompt, index: int) -> KvHeader:
         known = self._identity
@@ -342,6 +497,7 @@ class PrefixExchange:
     # Saving, from the first block on, one prompt at a time.
 
     async def _save(self, prompt: _Prompt, wanted: Sequence[int]) -> None:
+        assert self._store is not None
         async with self._saving:
             names = [prompt.names[index] for index in wanted]
             present = await self._store.present(names)
@@ -353,6 +509,7 @@ class PrefixExchange:
                 await self._save_chunk(prompt, chunk)
 
     async def _save_chunk(self, prompt: _Prompt, chunk: tuple[int, ...]) -> None:
+        assert self._store is not None
         blocks = await prompt.model.export_blocks(prompt.ids, prompt.salt, chunk)
         if not blocks:
             return
@@ -372,6 +529,7 @@ class PrefixExchange:
         self, prompt: _Prompt, blocks: Sequence[tuple[int, bytes]]
     ) -> list[tuple[bytes, bytes]]:
         """In the thread: names and values."""
+        assert self._sealer is not None
         entries = []
         for index, block in blocks:
             name = prompt.names[index]
@@ -385,10 +543,15 @@ class PrefixExchange:
         self._count_failures()
 
     def _count_failures(self) -> None:
+        assert self._store is not None
         new = self._store.num_failures - self._num_failures
         if new:
             self._num_failures += new
             self._failures.add(new)
+
+    def _count_peer(self, what: str, num_blocks: int) -> None:
+        if num_blocks:
+            self._peer_blocks.add(num_blocks, {"result": what})
 
     def _count(self, what: str, num_blocks: int) -> None:
         if num_blocks:

@@ -1,4 +1,4 @@
-"""The prefix store of a replica, from its settings."""
+"""The prefix store of a replica and the other replicas that it may ask, from its settings."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from outrider.engines.base import EngineInfo
 from outrider.redis_settings import RedisAddress, needs_client, sealing_key, secret
 from outrider.telemetry.metrics import Metrics
 from services.inference.config import PrefixStoreConfig
+from services.inference.kv_peers.fetching import KvPeers
 from services.inference.prefix_store.exchange import KvBlocks, KvIdentity, PrefixExchange
 from services.inference.prefix_store.sealing import Sealer
 from services.inference.prefix_store.store import RedisStore, connect
@@ -17,34 +18,50 @@ from services.inference.prefix_store.store import RedisStore, connect
 _log = structlog.get_logger()
 
 
+def kv_identity(info: EngineInfo, vocabulary_digest: bytes) -> KvIdentity | None:
+    """Whose KV the engine computes; None for one whose KV cannot go anywhere."""
+    if info.kv_layout is None or not info.exact or not info.fingerprint:
+        return None
+    return KvIdentity(info.kv_layout, info.fingerprint, vocabulary_digest)
+
+
 def open_exchange(
     config: PrefixStoreConfig,
-    info: EngineInfo,
+    engine: str,
+    kv: KvIdentity | None,
     identity: bytes,
-    vocabulary_digest: bytes,
     model: KvBlocks,
     metrics: Metrics,
+    peers: KvPeers | None = None,
 ) -> PrefixExchange | None:
-    """None without prefix_store.url, and with an engine whose KV cannot go anywhere. Raises
-    ConfigError for settings that cannot be right, and if the Redis client is not installed."""
-    if not config.url:
+    """None with neither prefix_store.url nor `peers`, and where the KV cannot go anywhere
+    (`kv_identity`). Raises ConfigError for settings that cannot be right, and if the Redis client
+    is not installed."""
+    if not config.url and peers is None:
         return None
+    if config.url and kv is None:
+        _log.warning("prefix_store_unused", engine=engine, why="its KV is its own")
+    if kv is None:
+        return None
+    store, sealer = _open_store(config, identity) if config.url else (None, None)
+    return PrefixExchange(
+        store,
+        sealer,
+        kv,
+        model,
+        metrics,
+        min_tokens=config.min_tokens,
+        max_tokens=config.max_tokens,
+        peers=peers,
+    )
+
+
+def _open_store(config: PrefixStoreConfig, identity: bytes) -> tuple[RedisStore, Sealer]:
     key = sealing_key(config.key, config.key_file, "prefix_store.key")
-    if info.kv_layout is None or not info.exact or not info.fingerprint:
-        _log.warning("prefix_store_unused", engine=info.name, why="its KV is its own")
-        return None
     if importlib.util.find_spec("redis") is None:
         raise needs_client("prefix_store.url")
     password = secret(config.password, config.password_file, "prefix_store.password")
     address = RedisAddress(config.url, config.user, password, config.ca)
     timeout_s = config.timeout_ms / 1e3
     store = RedisStore(connect(address, timeout_s), timeout_s=timeout_s, ttl_s=config.ttl_s)
-    return PrefixExchange(
-        store,
-        Sealer(key, identity),
-        KvIdentity(info.kv_layout, info.fingerprint, vocabulary_digest),
-        model,
-        metrics,
-        min_tokens=config.min_tokens,
-        max_tokens=config.max_tokens,
-    )
+    return store, Sealer(key, identity)

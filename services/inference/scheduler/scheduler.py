@@ -28,7 +28,7 @@ from outrider.speculation.ngrams import NgramPrior
 from outrider.speculation.prediction_drafter import PredictionDrafter
 from outrider.speculation.suffix_drafter import SuffixDrafter
 from services.inference.kv.events import BlockEvent
-from services.inference.kv.pool import KvPool
+from services.inference.kv.pool import KvPool, NamedBlock
 from services.inference.scheduler.admission import Admission, check_ids, check_request
 from services.inference.scheduler.batch import Batch, BatchBuilder, ScheduledSequence
 from services.inference.scheduler.cost_model import CostModel, DecodeCostModel, attention_work
@@ -263,14 +263,14 @@ class Scheduler:
         live = self._queues.sessions.get(session)
         return live is not None and live.state is SessionState.WAITING
 
-    def add_loaded(self, session: int, index: int) -> int | None:
+    def add_loaded(self, session: int, index: int, *, from_peer: bool = False) -> int | None:
         """The physical block for the KV of the session's block `index`, which has to be written
         before the next call; None where it is not needed, or there is no room. It counts as
         computed once all tokens before it are."""
         live = self._queues.sessions.get(session)
         if live is None or live.state is not SessionState.PREFILLING:
             return None
-        return self._pool.add_loaded(live.sequence, index, live.ids)
+        return self._pool.add_loaded(live.sequence, index, live.ids, from_peer=from_peer)
 
     def drop_loaded(self, session: int, index: int) -> None:
         """The block of add_loaded() could not be written."""
@@ -284,6 +284,11 @@ class Scheduler:
         self._num_held += 1
         # The queues number sequences from 1.
         return -self._num_held, self._pool.hold(-self._num_held, ids, salt)
+
+    def hold_named(self, hashes: Sequence[bytes]) -> tuple[int, list[NamedBlock]]:
+        """As hold_prefix(), by the hashes of blocks; with no block nothing is held."""
+        self._num_held += 1
+        return -self._num_held, self._pool.hold_named(-self._num_held, hashes)
 
     def release_prefix(self, number: int) -> None:
         """The copies are made. A prefix that is never released is pinned."""
@@ -388,7 +393,10 @@ class Scheduler:
             medium=self._class_load(Priority.MEDIUM),
             service_ms=self._admission.forecast.service_ms,
             kv_hits=KvHits(
-                self._num_prompt_tokens, self._num_cached_tokens, self._pool.num_loaded_tokens
+                self._num_prompt_tokens,
+                self._num_cached_tokens,
+                self._pool.num_loaded_tokens,
+                self._pool.num_peer_tokens,
             ),
         )
 

@@ -39,6 +39,16 @@ class Drafts:
     """Whether an earlier frame of the epoch began its chain."""
 
 
+class KvHolder(NamedTuple):
+    """Another replica that has KV of a session's beginning, as a router says."""
+
+    replica: str
+    region: str
+    address: str
+    num_tokens: int
+    """Leading tokens of prompt and committed reply."""
+
+
 @dataclass(frozen=True, slots=True)
 class OpenRequest:
     """A session to run. Ids are validated against the vocabulary by the scheduler."""
@@ -68,6 +78,8 @@ class OpenRequest:
     """The group's name is the same after a restart of its edges: what it learns may be kept."""
     prediction: tuple[int, ...] = ()
     """What the reply is expected to be: the region copies drafts from it."""
+    kv_holder: KvHolder | None = None
+    """Who may be asked for KV that is not here; None: nobody."""
     constraint: Constraint | None = field(default=None, compare=False)
     """Of the sampling's grammar, at the reply's beginning; the session owns it from now on."""
 
@@ -145,6 +157,18 @@ class KvHits(NamedTuple):
     """That were not computed by the session itself."""
     loaded_tokens: int = 0
     """Of these: loaded from elsewhere."""
+    peer_tokens: int = 0
+    """Of these: from other replicas."""
+
+    def since(self, before: KvHits) -> dict[str, int]:
+        """What came since, by tier."""
+        prompt, cached, loaded, peer = (now - then for now, then in zip(self, before, strict=True))
+        return {
+            "device": cached - loaded,
+            "peer": peer,
+            "redis": loaded - peer,
+            "computed": prompt - cached,
+        }
 
 
 NO_HITS = KvHits()

@@ -28,6 +28,7 @@ from outrider.v1 import inference_pb2
 from services.inference.prefix_store.exchange import TransferCounts
 from services.inference.runner import ModelTick
 from services.inference.scheduler.types import (
+    NO_HITS,
     Committed,
     Drafts,
     Event,
@@ -50,6 +51,11 @@ OVERLOAD_LEVEL: Final = Family(
     "1 for the level of overload that the replica is at, 0 for the others.",
 )
 FREE_BLOCKS: Final = Family("outrider_kv_free_blocks", "Blocks of the KV cache that are free.")
+KV_TOKENS: Final = Family(
+    "outrider_kv_tokens",
+    "Prompt tokens of sessions that have ended, by where their KV came from: device (the replica's "
+    "own pool, static prefixes too), peer (another replica), redis (the prefix store), computed.",
+)
 DRAFTS_DROPPED: Final = Family(
     "outrider_draft_dropped_frames",
     "Frames of drafts that were dropped: too many at once.",
@@ -223,6 +229,8 @@ class SessionTable:
         self._overload_gauge = metrics.table(OVERLOAD_LEVEL)
         self._overload_gauge.set(state_rows(self._overload_level, {}))
         self._free_blocks_gauge = metrics.gauge(FREE_BLOCKS)
+        self._kv_tokens = metrics.counter(KV_TOKENS)
+        self._kv_hits = NO_HITS
         self._max_sessions = max_sessions
         self._live: dict[int, LiveSession] = {}
         self._awaiting_usage: dict[int, SessionTelemetry] = {}
@@ -526,3 +534,7 @@ class SessionTable:
             self._overload_level = OverloadLevel(load.overload_level)
             self._overload_gauge.set(state_rows(self._overload_level, {}))
         self._free_blocks_gauge.set(load.kv_blocks_free)
+        if load.kv_hits != self._kv_hits:
+            before, self._kv_hits = self._kv_hits, load.kv_hits
+            for tier, num_tokens in load.kv_hits.since(before).items():
+                self._kv_tokens.add(max(0, num_tokens), {"tier": tier})

@@ -42,6 +42,7 @@ from services.inference.scheduler.types import (
     Committed,
     Drafts,
     Finished,
+    KvHolder,
     Load,
     Opened,
     OpenRequest,
@@ -56,6 +57,8 @@ _OWN_SALT_BYTES = 16
 MAX_DRAFT_TOKENS = 1024
 """Of one frame: many times what is kept, and thousands of frames may wait for the model thread."""
 MAX_PREDICTION_TOKENS = 1 << 17
+MAX_HOLDER_CHARS = 256
+"""Of a replica's name, region and address."""
 
 _SPECULATION = {
     Speculation.ON: (True, True),
@@ -183,8 +186,22 @@ def open_request(
         prediction=_ids(frame.prediction, contract, MAX_PREDICTION_TOKENS)[
             : contract.context_limit
         ],
+        kv_holder=_kv_holder(frame, contract),
     )
     return request, codec
+
+
+def _kv_holder(frame: inference_pb2.OpenSession, contract: Contract) -> KvHolder | None:
+    """None where nobody else has KV of the session. It is a hint: one that says nothing is no
+    reason to refuse the session."""
+    said = frame.kv_holder
+    has_names = max(len(said.replica), len(said.region), len(said.address)) <= MAX_HOLDER_CHARS
+    # Nothing is known by the salt of a session that shares nothing.
+    if not (said.address and said.num_tokens and has_names and frame.cache_salt):
+        return None
+    if said.replica == contract.replica:
+        return None
+    return KvHolder(said.replica, said.region, said.address, said.num_tokens)
 
 
 def _check_identity(frame: inference_pb2.OpenSession, contract: Contract) -> None:
@@ -362,10 +379,15 @@ def load_response(
             prompt_tokens=hits.prompt_tokens,
             # A block may be loaded for a session that ended before it counted.
             pool_tokens=max(0, hits.cached_tokens - hits.loaded_tokens),
-            store_tokens=hits.loaded_tokens,
+            store_tokens=hits.loaded_tokens - hits.peer_tokens,
             sync_bytes=transfers.num_bytes,
             store_failures=transfers.num_failures,
+            peer_tokens=hits.peer_tokens,
+            peer_bytes=transfers.num_peer_bytes,
+            peer_failures=transfers.num_peer_failures,
         ),
+        peer_block_ms=transfers.peer_block_ms,
+        peer_first_ms=transfers.peer_first_ms,
     )
 
 

@@ -52,6 +52,9 @@ class KvCounts(NamedTuple):
     store_tokens: int = 0
     sync_bytes: int = 0
     store_failures: int = 0
+    peer_tokens: int = 0
+    peer_bytes: int = 0
+    peer_failures: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +131,10 @@ class ReplicaLoad:
     kv_blocks_total: int = 0
     kv_blocks_free: int = 0
     kv: KvCounts = _NO_KV
+    peer_block_ms: float = 0.0
+    """What a block of KV took lately to come from another replica; 0: none came yet."""
+    peer_first_ms: float = 0.0
+    """Until its first bytes came."""
 
     def ahead_of(self, priority: int) -> ClassLoad:
         """Load that is served before a new session of a class (1 LOW to 3 HIGH): that of its own

@@ -24,9 +24,11 @@ from services.router.fleet.replica import Replica
 from services.router.placement import constraints, prediction
 from services.router.placement.prediction import PredictedWaits
 from services.router.placement.replica_table import Bools, Floats, Ints, ReplicaTable
+from services.router.placement.transfer import Holder, longest_holder, may_receive
 from services.router.placement.types import (
     Candidate,
     Decision,
+    KvSource,
     PlacementPolicy,
     PlacementRequest,
     ReplicaStatus,
@@ -89,12 +91,14 @@ class Placement:
         if not num_able:
             raise constraints.refusal(request, self._fleet, self._table)
         cached = self._cached(request, able)
-        waits = prediction.predict(self._table, request, cached, self._report_ms, now)
+        holder = longest_holder(self._table, cached) if request.prompt is not None else None
+        waits = prediction.predict(self._table, request, cached, self._report_ms, now, holder)
         costs = costs_ms(waits, able, self._table.counts["region"], self._policy)
         has_places = waits.slot_ms is self._table.zeros
         backlog = waits.queue_ms if has_places else waits.slot_ms + waits.queue_ms
         backlog_ms = np.minimum.reduce(backlog, where=able, initial=np.inf)
-        return self._explained(costs, waits, cached, num_able, float(backlog_ms))
+        found = self._explained(costs, waits, cached, num_able, float(backlog_ms))
+        return found._replace(kv_source=self._kv_source(found, holder))
 
     def put(self, session: int, request: PlacementRequest, decision: Decision, now: float) -> None:
         """A session was sent to the chosen replica. `session` is an id of the caller's choice."""
@@ -152,16 +156,29 @@ class Placement:
                 self._table.update(replica)
 
     def _cached(self, request: PlacementRequest, able: Bools) -> Ints:
-        """[rows] prompt tokens that each able replica has cached."""
+        """[rows] prompt tokens that replicas have cached which are able, or may be asked for KV."""
         cached = np.zeros(len(self._table), dtype=np.int64)
         if request.prompt is None:
             return cached
+        model = self._table.models.find((request.model, request.vocabulary_digest))
+        may_have = able | (self._table.has_kv & (self._table.counts["model"] == model))
         for size in self._table.block_sizes():
-            among = mask_of(able & (self._table.counts["block_tokens"] == size))
+            among = mask_of(may_have & (self._table.counts["block_tokens"] == size))
             matches = self._prefixes.match(request.prompt, size, among) if among else []
             if matches:
                 cached += tokens_by_owner(matches, size, len(self._table))
         return cached
+
+    def _kv_source(self, found: Decision, holder: Holder | None) -> KvSource | None:
+        """Whoever has at least one block more than the chosen replica, and computes the same."""
+        if holder is None:
+            return None
+        row = self._table.row(found.replica)
+        num_missing = holder.num_tokens - found.cached_tokens
+        block_tokens = self._table.counts["block_tokens"].item(row)
+        if num_missing < max(1, block_tokens) or not may_receive(self._table, holder)[row]:
+            return None
+        return KvSource(self._table.names[holder.row], holder.num_tokens)
 
     def _explained(
         self, costs: Floats, waits: PredictedWaits, cached: Ints, num_able: int, backlog_ms: float

@@ -1,8 +1,8 @@
 """The predicted time to first token on every replica, term by term. Pure.
 
 An engine call of n rows takes `fixed_ms + row_ms * n`, as the replica fitted it. The wait is the
-round trip + the prompts ahead + the rest of the wait for a free place + loading or computing what
-is not cached of the session's own prompt.
+round trip + the prompts ahead + the rest of the wait for a free place + moving or computing what is
+not cached of the session's own prompt.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from services.router.placement.replica_table import Bools, Floats, Ints, ReplicaTable
-from services.router.placement.types import PlacementRequest, PredictedWait, Transfer
+from services.router.placement import transfer
+from services.router.placement.replica_table import Floats, Ints, ReplicaTable
+from services.router.placement.transfer import Holder
+from services.router.placement.types import PlacementRequest, PredictedWait
 
 
 class PredictedWaits(NamedTuple):
@@ -45,9 +47,11 @@ def predict(
     cached_tokens: Ints,
     report_ms: float,
     now: float,
+    holder: Holder | None = None,
 ) -> PredictedWaits:
     """The wait on every row if the session were placed there now. `cached_tokens`: [rows] prompt
-    tokens that the replica has. `report_ms`: least time between two reports of a replica."""
+    tokens that the replica has. `report_ms`: least time between two reports of a replica. `holder`
+    has more than some of them."""
     columns = table.columns
     # At least one token is computed: the last of the prompt gives the first of the reply.
     left = np.maximum(float(request.prompt_tokens) - cached_tokens, 1.0)
@@ -57,12 +61,16 @@ def predict(
     # The rows of running sessions would be computed anyway.
     num_calls = np.ceil(left / columns["max_chunk_tokens"])
     work_ms = left * columns["row_ms"] + num_calls * columns["fixed_ms"]
-    if request.transfer.num_tokens:
-        loaded_ms = _loaded_prefill_ms(table, request, cached_tokens)
-        use = loaded_ms + request.transfer.load_ms < prefill_ms
-        prefill_ms = np.where(use, loaded_ms, prefill_ms)
-        transfer_ms = np.where(use, request.transfer.load_ms, 0.0)
-        work_ms = np.where(use, loaded_ms + transfer_ms, work_ms)
+    if holder is not None:
+        behind = np.maximum(np.minimum(left, float(request.prompt_tokens - holder.num_tokens)), 1.0)
+        behind_ms = _prefill_ms(table, behind)
+        compute_ms = prefill_ms - behind_ms
+        moved_ms = transfer.moved_ms(table, holder, cached_tokens, compute_ms)
+        use = transfer.may_receive(table, holder) & (moved_ms < compute_ms)
+        share = (moved_ms + behind_ms) / np.where(use, prefill_ms, 1.0)
+        work_ms = np.where(use, work_ms * share, work_ms)
+        prefill_ms = np.where(use, behind_ms, prefill_ms)
+        transfer_ms = np.where(use, moved_ms, 0.0)
     total_ms = columns["rtt_ms"] + queue_ms
     total_ms += prefill_ms
     if transfer_ms is not table.zeros:
@@ -98,15 +106,3 @@ def _prefill_ms(table: ReplicaTable, num_tokens: Floats) -> Floats:
     calls_ms = np.ceil(num_tokens / columns["chunk_tokens"]) * columns["call_ms"]
     prefill_ms: Floats = num_tokens * columns["row_ms"] + calls_ms
     return prefill_ms
-
-
-def _loaded_prefill_ms(
-    table: ReplicaTable, request: PlacementRequest, cached_tokens: Ints
-) -> Floats:
-    """[rows] time of computing what is left once the transferable KV is loaded; infinite where all
-    of it is cached."""
-    transfer: Transfer = request.transfer
-    num_left = max(1.0, float(request.prompt_tokens - transfer.num_tokens))
-    left_ms = _prefill_ms(table, np.full(len(table), num_left))
-    helps: Bools = cached_tokens < transfer.num_tokens
-    return np.where(helps, left_ms, np.inf)

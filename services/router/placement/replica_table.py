@@ -36,9 +36,15 @@ UNREPORTED: Final = ReplicaLoad(fixed_ms=10.0, row_ms=1.0)
 NO_LIMIT: Final = 1 << 40
 """Places of a replica that reports no limit."""
 
-_REPORTED_FLOATS = ("rtt_ms", "reported_ms", "max_chunk_tokens")
+_REPORTED_FLOATS = (
+    "rtt_ms",
+    "reported_ms",
+    "max_chunk_tokens",
+    "peer_block_ms",
+    "peer_first_ms",
+)
 _COMPUTED_FLOATS = ("row_ms", "fixed_ms", "call_ms", "slot_ms", "chunk_tokens")
-_REPORTED_INTS = ("model", "region", "block_tokens")
+_REPORTED_INTS = ("model", "region", "block_tokens", "identity")
 _COMPUTED_INTS = ("max_sessions", "min_priority")
 """`min_priority`: the lowest class whose new sessions the replica starts; above HIGH: none."""
 
@@ -147,6 +153,7 @@ class ReplicaTable:
     def __init__(self) -> None:
         self.models = CategoryCodes()
         self.regions = CategoryCodes()
+        self._identity_codes = CategoryCodes()
         self.names: list[str] = []
         """By row; empty in free rows."""
         self.region_names: list[str] = []
@@ -154,6 +161,9 @@ class ReplicaTable:
         """By row, the model identity; empty: unknown."""
         self.schedulable: Bools = np.zeros(0, dtype=np.bool_)
         """[rows] whether the replica's health lets it have new sessions."""
+        self.has_kv: Bools = np.zeros(0, dtype=np.bool_)
+        """[rows] whether others may be told to ask it for KV: its stream is up, it answers, and it
+        is known what it computes."""
         self.zeros: Floats = np.zeros(0)
         """[rows] of what costs nothing anywhere; read-only."""
         # All that is known of a replica is a column of two arrays, written at once; columns by name
@@ -211,6 +221,8 @@ class ReplicaTable:
         load = replica.load or UNREPORTED
         self._loads[row] = _ReportedLoad.of(load)
         self.schedulable[row] = replica.takes_sessions
+        is_there = replica.health.is_up and not replica.is_unanswering
+        self.has_kv[row] = is_there and bool(replica.model_identity)
         served = replica.model
         model = (replica.model_name, served.vocabulary_digest if served else b"")
         block_tokens = served.block_tokens if served else 0
@@ -223,11 +235,14 @@ class ReplicaTable:
             replica.rtt.smoothed_ms,
             reported_ms,
             replica.max_chunk_tokens,
+            load.peer_block_ms,
+            load.peer_first_ms,
         )
         self._ints[: len(_REPORTED_INTS), row] = (
             self.models.add(model),
             self.regions.add(replica.region),
             block_tokens,
+            self._identity_codes.add(replica.model_identity),
         )
         if replica.load:
             self._call_costs.report(replica.name, model, (load.fixed_ms, load.row_ms))
@@ -240,7 +255,7 @@ class ReplicaTable:
         """A replica is gone; returns the row it had, -1 if it had none."""
         row = self._rows.pop(name, -1)
         if row >= 0:
-            self.schedulable[row] = False
+            self.schedulable[row] = self.has_kv[row] = False
             self.names[row] = ""
             self.identities[row] = b""
             self._count_block_size(row, 0)
@@ -315,6 +330,7 @@ class ReplicaTable:
         more = max(16, len(self.names))
         self._free.extend(reversed(range(len(self.names), len(self.names) + more)))
         self.schedulable = np.concatenate([self.schedulable, np.zeros(more, dtype=np.bool_)])
+        self.has_kv = np.concatenate([self.has_kv, np.zeros(more, dtype=np.bool_)])
         self.zeros = np.zeros(len(self.names) + more)
         self.zeros.flags.writeable = False
         self._floats = np.pad(self._floats, ((0, 0), (0, more)))

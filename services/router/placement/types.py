@@ -36,18 +36,6 @@ class PlacementPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
-    """KV of the beginning of the prompt that any replica can load instead of computing it."""
-
-    num_tokens: int = 0
-    load_ms: float = 0.0
-
-
-NO_TRANSFER = Transfer()
-"""That of a mesh without a KV store."""
-
-
-@dataclass(frozen=True, slots=True)
 class PlacementRequest:
     """What placement needs to know of a session."""
 
@@ -66,7 +54,6 @@ class PlacementRequest:
     """Whether a replica of another identity may have it where none of this one can."""
     prompt: HashedPrompt | None = None
     """Its ids, to be looked up in the prefix index; None: unknown, and taken as cached nowhere."""
-    transfer: Transfer = NO_TRANSFER
 
 
 class PredictedWait(NamedTuple):
@@ -79,10 +66,12 @@ class PredictedWait(NamedTuple):
     queue_ms: float
     """Until the prompts ahead are computed."""
     transfer_ms: float
-    """Loading KV, where that is cheaper than computing it."""
+    """Until what another replica has of the prompt is there, moved from its end while it is
+    computed from its beginning; 0 where nothing is moved, or nothing is known of what that
+    takes."""
     prefill_ms: float
-    """Computing what is neither cached nor loaded of the prompt, in calls shared with running
-    sessions."""
+    """Computing what no other replica has of the prompt and is not cached, in calls shared with
+    running sessions."""
 
     @property
     def total_ms(self) -> float:
@@ -111,6 +100,13 @@ class Candidate(NamedTuple):
     """What it computes (outrider.model_identity); empty: unknown."""
 
 
+class KvSource(NamedTuple):
+    """A replica that has more of a session's beginning than the one it is sent to."""
+
+    replica: str
+    num_tokens: int
+
+
 class Decision(NamedTuple):
     """The chosen replica and the reason."""
 
@@ -124,6 +120,8 @@ class Decision(NamedTuple):
     least_backlog_ms: float = 0.0
     """Least time on any of them until the prompts ahead are computed and a place is free, for the
     session's class."""
+    kv_source: KvSource | None = None
+    """Whom the chosen replica may ask for KV; None: nobody has more than it."""
 
     @property
     def replica(self) -> str:

@@ -5,13 +5,15 @@ No I/O, no clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 from outrider.errors import EmptyPromptError, NoReplicaError, OutriderError, OverloadedError
 from outrider.session_types import Priority
-from outrider.v1 import inference_pb2
+from outrider.v1 import common_pb2, inference_pb2
 from services.router.fleet.registry import Registry
 from services.router.placement.placement import Placement
 from services.router.placement.types import RETRY_DELAY_MS, Decision, PlacementRequest
@@ -36,23 +38,37 @@ class PromptCache:
     def __init__(self, index: PrefixIndex, ids: TokenIdReader) -> None:
         self._index = index
         self._ids = ids
-        self._prompts: RecentMap[int, HashedPrompt] = RecentMap(_MAX_CACHED_PROMPTS)
+        self._prompts: RecentMap[tuple[int, int], HashedPrompt] = RecentMap(_MAX_CACHED_PROMPTS)
+        """By session and number of committed tokens."""
 
     def of(self, session: RelayedSession) -> HashedPrompt | None:
-        """What can be known of the prompt: the part of it that the replica may hold."""
+        """What can be known of the prompt and the reply so far: the part that replicas may hold."""
         opening = session.open_frame.open
         if opening.ids.prefix_tokens:
             return None  # ids that only another peer has
-        found = self._prompts.get(session.router_session_id)
+        key = session.router_session_id, session.num_committed
+        found = self._prompts.get(key)
         if found is None:
-            found = self.read(opening)
-            self._prompts.put(session.router_session_id, found)
+            found = self._read(opening, frames.committed_blocks(session))
+            self._prompts.put(key, found)
         return found
 
     def read(self, opening: inference_pb2.OpenSession) -> HashedPrompt:
         """The prompt of an open that brings ids."""
-        block = opening.ids.tail
-        ids = self._ids.read(block.codec, block.count, block.payload, opening.vocabulary_digest)
+        return self._read(opening, ())
+
+    def _read(
+        self, opening: inference_pb2.OpenSession, committed: Iterable[common_pb2.TokenBlock]
+    ) -> HashedPrompt:
+        digest, ids = opening.vocabulary_digest, b""
+        # Payloads of one codec, one behind the other, are such a payload: one call for all.
+        for codec, blocks in groupby((opening.ids.tail, *committed), key=attrgetter("codec")):
+            some = list(blocks)
+            count = sum(block.count for block in some)
+            found = self._ids.read(codec, count, b"".join(it.payload for it in some), digest)
+            ids += found
+            if count and not found:
+                break  # what follows is not behind what came before
         return self._index.prompt(ids, opening.cache_salt)
 
 
@@ -167,6 +183,18 @@ class Dispatch:
             prompt=self._prompts.of(session),
         )
 
+    def _name_holder(self, opening: inference_pb2.OpenSession, decision: Decision) -> None:
+        """Tell the replica whom it may ask for KV. What the edge says of it, or what was said for
+        another replica, does not count."""
+        opening.ClearField("kv_holder")
+        source = decision.kv_source
+        holder = self._registry.find(source.replica) if source is not None else None
+        if source is not None and holder is not None:
+            opening.kv_holder.replica = holder.name
+            opening.kv_holder.region = holder.region
+            opening.kv_holder.address = holder.address
+            opening.kv_holder.num_tokens = source.num_tokens
+
     def replica_set(self, session: RelayedSession) -> Hashable:
         """Equal for sessions under way that the same replicas could go on with."""
         opening = session.open_frame.open
@@ -178,7 +206,9 @@ class Dispatch:
         """Send the open and the kept drafts; False if that replica's buffer is full."""
         stream = self._stream_of[decision.replica]
         request = self.request_of(session)
-        if not self.send(stream, frames.open_for_replica(session), last=False):
+        opening = frames.open_for_replica(session)
+        self._name_holder(opening.open, decision)
+        if not self.send(stream, opening, last=False):
             return False
         self._table.bind(session, stream, decision.replica, now)
         for draft in session.replay.drafts if session.replay else ():

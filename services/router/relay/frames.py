@@ -16,7 +16,7 @@ from outrider.codec import varint
 from outrider.cost import Cost
 from outrider.errors import CancelledError, DeadlineError, MalformedFrameError
 from outrider.session_types import FinishReason
-from outrider.v1 import inference_pb2
+from outrider.v1 import common_pb2, inference_pb2
 from outrider.wire import block_bytes, finish_reason_to_proto, set_cost
 from services.router.relay.sessions import Session
 
@@ -74,6 +74,21 @@ def open_for_replica(session: RelayedSession) -> Up:
     opening.lost_replicas = session.losses.num_lost
     opening.echo = 0  # the time since then is not that of one way
     return request
+
+
+def committed_blocks(session: RelayedSession) -> list[common_pb2.TokenBlock]:
+    """The committed tokens, in order; none where they are no token blocks."""
+    opening = session.open_frame.open
+    blocks = [*([opening.resume] if opening.resume.count else []), *opening.resumed]
+    if session.replay is not None and session.replay.committed:
+        since = inference_pb2.OpenSession()
+        try:
+            # Serialised entries of a repeated field, one behind the other, are such a field.
+            since.MergeFromString(bytes(session.replay.committed))
+        except DecodeError:
+            return []
+        blocks += since.resumed
+    return blocks
 
 
 def resumable_tokens(commit: inference_pb2.Commit, num_committed: int) -> bytes | None:

@@ -15,7 +15,7 @@ from services.router.fleet.replica import Replica
 _TIMEOUT_S: Final = 5.0
 
 
-async def drain_replica(replica: Replica, undo: bool, tls: Tls) -> None:
+async def drain_replica(replica: Replica, asked: inference_pb2.DrainRequest, tls: Tls) -> None:
     """On a connection of its own: operators ask seldom. Raises UnavailableError if it does not
     answer."""
     channel = make_channel(
@@ -25,7 +25,7 @@ async def drain_replica(replica: Replica, undo: bool, tls: Tls) -> None:
         stub: inference_pb2_grpc.InferenceServiceAsyncStub
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
         try:
-            await stub.Drain(inference_pb2.DrainRequest(undo=undo), timeout=_TIMEOUT_S)
+            await stub.Drain(asked, timeout=_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             why = from_rpc_error(error).message
             raise UnavailableError(f"The replica {replica.name} does not answer: {why}") from error

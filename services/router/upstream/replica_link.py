@@ -290,7 +290,12 @@ async def watch_load(
                 report.kv.store_tokens,
                 report.kv.sync_bytes,
                 report.kv.store_failures,
+                report.kv.peer_tokens,
+                report.kv.peer_bytes,
+                report.kv.peer_failures,
             ),
+            peer_block_ms=_cost_ms(report.peer_block_ms),
+            peer_first_ms=_cost_ms(report.peer_first_ms),
         )
 
 

@@ -174,3 +174,40 @@ async def test_explaining_a_session_that_cannot_be_placed_says_why() -> None:
                 grpc.StatusCode.NOT_FOUND,
                 grpc.StatusCode.INVALID_ARGUMENT,
             )
+
+
+async def test_a_replica_is_told_who_has_the_prompt() -> None:
+    """Also one that is being drained; what an edge says of it counts for nothing."""
+    one = CachingReplica("one", snapshot(5, 1))
+    two = CachingReplica("two", snapshot(6, 1, stored(0, 40)))
+    open_session = opening(1, request_id="r").open
+    open_session.ids.tail.CopyFrom(token_block_to_proto(CODER.encode(IDS, TokenCodec.VARINT)))
+    asked = router_pb2.ExplainRequest(what_if=open_session)
+    open_session.kv_holder.address = "198.51.100.1:80"
+    open_session.kv_holder.num_tokens = 1 << 20
+    async with running_replicas(one, two), running_router(one, two) as router:
+
+        async def goes_to(name: str) -> bool:
+            (told,) = (await router.stub.Explain(asked)).placements
+            return told.chosen.replica == name and told.chosen.cached_tokens == 640 * (
+                name == "two"
+            )
+
+        async with asyncio.timeout(20):
+            while not await goes_to("two"):
+                pass
+            drain = router_pb2.DrainReplicaRequest(replica="two", move=True)
+            await router.stub.DrainReplica(drain)
+            assert two.drains[-1].move
+            while not await goes_to("one"):
+                pass
+        edge = router.edge()
+        await edge.send(inference_pb2.SessionUp(session=1, open=open_session))
+        told = (await one.hear("open")).open.kv_holder
+        assert (told.replica, told.region, told.address) == ("two", "us", two.address)
+        assert told.num_tokens == 40 * BLOCK
+        other = inference_pb2.OpenSession()
+        other.CopyFrom(open_session)
+        other.request_id, other.cache_salt = "s", b"another group"
+        await edge.send(inference_pb2.SessionUp(session=2, open=other))
+        assert not (await one.hear("open")).open.HasField("kv_holder")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -46,6 +47,11 @@ def replica(
         load=load,
         reported_at=reported_at,
     )
+
+
+def mover(name: str, load: ReplicaLoad = LOAD, **fields: Any) -> Replica:
+    """One that computes the same as the others, so that they may have each other's KV."""
+    return replica(name, load=load, **({"model": replace(MODEL, identity=b"i" * 32)} | fields))
 
 
 class Table:

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.router.fleet.replica import ReplicaLoad
-from services.router.placement.types import PlacementRequest, PredictedWait, Transfer
-from tests.router.placement.fleet import ASK, BLOCK, DIGEST, Town, replica
+from services.router.placement.types import PlacementRequest, PredictedWait
+from tests.router.placement.fleet import ASK, BLOCK, DIGEST, LOAD, Town, mover, replica
 
 IDS = list(range(20 * BLOCK))
 
@@ -91,26 +91,20 @@ def test_a_prompt_cached_in_full_still_costs_a_call() -> None:
     assert town.decide(town.asking(IDS)).wait.prefill_ms == 11.0
 
 
-def test_kv_is_loaded_where_that_is_cheaper() -> None:
-    town = Town(replica("a"))
-    ask = replace(ASK, prompt_tokens=300, transfer=Transfer(num_tokens=200, load_ms=50.0))
-    loading = town.decide(ask).wait
-    assert (loading.transfer_ms, loading.prefill_ms) == (50.0, 110.0)
-    slow = replace(ask, transfer=Transfer(200, 500.0))
-    assert town.decide(slow).wait == town.decide(replace(ask, transfer=Transfer())).wait
-
-
 def test_loading_counts_as_waiting() -> None:
-    """A replica far away that has the KV is chosen before a near one that would load it for longer
-    than the way takes."""
-    town = Town(replica("near"), replica("far", rtt_ms=40.0))
+    """A replica far away that has the KV is chosen before a near one to which it would have to
+    move for longer than the way takes."""
+    slow = replace(LOAD, peer_block_ms=20.0, peer_first_ms=10.0)
+    town = Town(mover("near", slow), mover("far", LOAD, rtt_ms=40.0))
     town.hold("far", IDS)
-    ask = replace(town.asking(IDS), transfer=Transfer(len(IDS), 60.0))
-    found = town.decide(ask)
-    assert found.replica == "far"
+    found = town.decide(town.asking(IDS))
+    assert found.replica == "far" and found.kv_source is None
     assert found.runner_up is not None
-    assert found.runner_up.wait == PredictedWait(1.0, 0.0, 0.0, 60.0, 11.0)
-    assert dict(found.considered) == {"far": 51.0, "near": 72.0}
+    wait = found.runner_up.wait
+    # 320 tokens of 1 ms and a call's 10 ms more than the last token's, in 20 blocks of 20 ms.
+    compute_ms, load_ms = 340.0 - 11.0, 20 * 20.0
+    assert wait.transfer_ms == pytest.approx(compute_ms * (load_ms + 10.0) / (compute_ms + load_ms))
+    assert wait.prefill_ms == 11.0
 
 
 @given(
@@ -121,25 +115,17 @@ def test_loading_counts_as_waiting() -> None:
     st.integers(1, 3000), st.integers(0, 3000), st.floats(0, 200), st.floats(0, 90),
 )  # fmt: skip
 def test_the_total_is_the_sum_of_its_terms(
-    loads: list[ReplicaLoad], prompt: int, transferable: int, load_ms: float, rtt_ms: float
+    loads: list[ReplicaLoad], prompt: int, held: int, block_ms: float, rtt_ms: float
 ) -> None:
-    rows = [replica(str(n), load=load, rtt_ms=rtt_ms * n) for n, load in enumerate(loads)]
+    loads = [replace(load, peer_block_ms=block_ms, peer_first_ms=rtt_ms) for load in loads]
+    rows = [mover(str(n), load, rtt_ms=rtt_ms * n) for n, load in enumerate(loads)]
     town = Town(*rows, max_queued=1000)
-    transfer = Transfer(min(transferable, prompt), load_ms)
-    found = town.decide(replace(ASK, prompt_tokens=prompt, transfer=transfer))
+    ids = list(range(prompt))
+    town.hold("0", ids[:held])
+    found = town.decide(town.asking(ids))
     totals = dict(found.considered)
     for candidate in filter(None, (found.chosen, found.runner_up)):
         assert totals[candidate.replica] == pytest.approx(candidate.wait.total_ms)
-
-
-def test_kv_that_is_there_is_not_loaded() -> None:
-    town = Town(replica("a"))
-    town.hold("a", IDS[: 10 * BLOCK])
-    ask = replace(town.asking(IDS), transfer=Transfer(10 * BLOCK, 0.0))
-    assert town.decide(ask).wait.transfer_ms == 0.0
-    more = replace(ask, transfer=Transfer(11 * BLOCK, 1.0))
-    found = town.decide(more).wait
-    assert (found.transfer_ms, found.prefill_ms) == (1.0, 9 * BLOCK + 10.0)
 
 
 @given(

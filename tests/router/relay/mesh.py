@@ -74,7 +74,7 @@ class Mesh:
         self.history = PlacementHistory(100)
         self.telemetry = SessionTelemetry(self.metrics, self.clock, self.history)
         self.texts: list[RelayedSession] = []
-        index = PrefixIndex(PrefixIndexLimits())
+        self.index = index = PrefixIndex(PrefixIndexLimits())
         self.placement = Placement(
             self.registry, index, PlacementPolicy(1.0, max_queued), Random(1)
         )

@@ -1,0 +1,163 @@
+"""The gRPC service by which a replica gives KV to others of its model identity.
+
+Blocks are asked for by hashes, which name the trust group's salt and all ids before: whoever can
+name a block has the prompt already. They are copied by the model thread while the engine computes,
+a few at a time, packed in a thread, and sent as fast as the other side takes them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import islice
+from typing import Any, Final, Protocol
+
+import structlog
+
+from outrider.codec.block_hashes import HASH_BYTES
+from outrider.codec.kv import KvHeader, Payload, encode_frame
+from outrider.errors import InvalidRequestError, OutriderError, UnavailableError
+from outrider.model_identity import same_model, short_form
+from outrider.telemetry.metrics import Metrics
+from outrider.telemetry.refusals import RefusalLog
+from outrider.v1 import kv_pb2
+from outrider.v1.kv_pb2_grpc import KvTransferServiceServicer
+from services.inference.kv_peers.config import KvPeersConfig
+from services.inference.kv_peers.pieces import MAX_BLOCKS, cut
+from services.inference.kv_peers.serving_limits import ServingLimits
+from services.inference.kv_peers.telemetry import PEER_BLOCKS
+from services.inference.kv_transfer import ExportedBlock
+from services.inference.prefix_store.exchange import TRANSFERRED, KvIdentity
+
+_QUIET_S: Final = 0.3
+"""Without a request for so long nobody takes KV along any more."""
+
+_log = structlog.get_logger()
+
+
+class NamedBlocks(Protocol):
+    """The model threads, seen from the event loop: a ModelRunner or an InstanceGroup."""
+
+    async def export_named(self, hashes: tuple[bytes, ...]) -> list[ExportedBlock]: ...
+
+
+class KvTransferService(KvTransferServiceServicer):
+    """Answers other replicas. The event loop's."""
+
+    def __init__(
+        self,
+        config: KvPeersConfig,
+        identity: KvIdentity,
+        model_identity: bytes,
+        model: NamedBlocks,
+        metrics: Metrics,
+    ) -> None:
+        """`model_identity`: of whoever may ask."""
+        self._identity = identity
+        self._model_identity = model_identity
+        self._model = model
+        self._limits = ServingLimits(config, identity.layout.block_bytes)
+        self._blocks = metrics.counter(PEER_BLOCKS)
+        self._bytes = metrics.counter(TRANSFERRED)
+        self._refused = RefusalLog("kv requests")
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="kv-serve")
+        self._changed = asyncio.Event()
+        self.num_bytes = 0
+        """Sent since the replica started, packed."""
+
+    @property
+    def num_streams(self) -> int:
+        """Requests that are being answered."""
+        return self._limits.num_streams
+
+    async def Fetch(
+        self, request: kv_pb2.FetchKvRequest, context: Any
+    ) -> AsyncIterator[kv_pb2.FetchKvResponse]:
+        try:
+            self._check(request)
+            with self._limits.serving(_host(context.peer())):
+                self._wake()
+                try:
+                    async for response in self._answer(tuple(request.block_hashes)):
+                        yield response
+                finally:
+                    self._wake()
+        except OutriderError as error:
+            self._refused.note(error.reason)
+            raise
+
+    async def linger(self, limit_s: float) -> None:
+        """Go on answering for as long as anybody asks, `limit_s` at most."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                while await self._is_asked():
+                    pass
+
+    def close(self) -> None:
+        """The server has stopped."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _is_asked(self) -> bool:
+        """Whether a request came, or one is being answered, within the quiet time."""
+        changed = self._changed
+        try:
+            async with asyncio.timeout(None if self.num_streams else _QUIET_S):
+                await changed.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _check(self, request: kv_pb2.FetchKvRequest) -> None:
+        """Raises UnavailableError and InvalidRequestError."""
+        if not same_model(request.model_identity, self._model_identity):
+            raise UnavailableError(
+                f"this replica computes as {short_form(self._model_identity)}, not as "
+                f"{short_form(request.model_identity[:64])}: compute the KV",
+            )
+        if request.vocabulary_digest != self._identity.vocabulary_digest:
+            raise UnavailableError("this replica has another vocabulary: compute the KV")
+        hashes = request.block_hashes
+        if not 0 < len(hashes) <= MAX_BLOCKS:
+            raise InvalidRequestError(f"{len(hashes)} blocks are asked for: ask for 1 to 1,024")
+        if any(len(name) != HASH_BYTES for name in hashes):
+            raise InvalidRequestError(f"a block's hash has to have {HASH_BYTES} bytes")
+
+    async def _answer(self, hashes: tuple[bytes, ...]) -> AsyncIterator[kv_pb2.FetchKvResponse]:
+        places = {name: index for index, name in enumerate(hashes)}
+        left = iter(hashes)
+        loop = asyncio.get_running_loop()
+        while turn := tuple(islice(left, self._limits.turn_blocks)):
+            for block in await self._model.export_named(turn):
+                frame = await loop.run_in_executor(self._threads, self._pack, block)
+                index = places[block.named.name]
+                for piece in cut(frame):
+                    yield kv_pb2.FetchKvResponse(
+                        index=index, num_bytes=len(frame), data=bytes(piece)
+                    )
+                self.num_bytes += len(frame)
+                self._bytes.add(len(frame), {"direction": "serve"})
+                self._blocks.add(1, {"result": "served"})
+
+    def _pack(self, block: ExportedBlock) -> bytes:
+        """In the thread."""
+        known = self._identity
+        header = KvHeader(
+            payload=Payload.EXACT,
+            layout=known.layout,
+            fingerprint=known.fingerprint,
+            vocabulary_digest=known.vocabulary_digest,
+            parent_hash=block.named.parent,
+            ids=block.named.ids,
+        )
+        return encode_frame(header, [block.data])
+
+
+def _host(peer: str) -> str:
+    """Of gRPC's name for the other side of a connection, `ipv4:10.0.0.1:50000`."""
+    return peer.rpartition(":")[0] or peer
