@@ -77,6 +77,7 @@ class SessionUp(_message.Message):
     OPEN_FIELD_NUMBER: _builtins.int
     DRAFT_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
+    PROMPT_FIELD_NUMBER: _builtins.int
     session: _builtins.int
     @_builtins.property
     def open(self) -> Global___OpenSession: ...
@@ -84,6 +85,10 @@ class SessionUp(_message.Message):
     def draft(self) -> Global___Draft: ...
     @_builtins.property
     def cancel(self) -> Global___CancelSession: ...
+    @_builtins.property
+    def prompt(self) -> Global___PromptDelta:
+        """The answer to PromptUnknown."""
+
     def __init__(
         self,
         *,
@@ -91,12 +96,13 @@ class SessionUp(_message.Message):
         open: Global___OpenSession | None = ...,
         draft: Global___Draft | None = ...,
         cancel: Global___CancelSession | None = ...,
+        prompt: Global___PromptDelta | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "draft", b"draft", "kind", b"kind", "open", b"open"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "draft", b"draft", "kind", b"kind", "open", b"open", "prompt", b"prompt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "draft", b"draft", "kind", b"kind", "open", b"open", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "draft", b"draft", "kind", b"kind", "open", b"open", "prompt", b"prompt", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["open", "draft", "cancel"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["open", "draft", "cancel", "prompt"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -114,6 +120,7 @@ class SessionDown(_message.Message):
     DONE_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     MOVED_FIELD_NUMBER: _builtins.int
+    PROMPT_UNKNOWN_FIELD_NUMBER: _builtins.int
     session: _builtins.int
     @_builtins.property
     def opened(self) -> Global___SessionOpened: ...
@@ -127,6 +134,10 @@ class SessionDown(_message.Message):
 
     @_builtins.property
     def moved(self) -> Global___SessionMoved: ...
+    @_builtins.property
+    def prompt_unknown(self) -> Global___PromptUnknown:
+        """Of routers alone."""
+
     def __init__(
         self,
         *,
@@ -136,12 +147,13 @@ class SessionDown(_message.Message):
         done: Global___SessionDone | None = ...,
         error: _common_pb2.ErrorDetail | None = ...,
         moved: Global___SessionMoved | None = ...,
+        prompt_unknown: Global___PromptUnknown | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "done", b"done", "error", b"error", "kind", b"kind", "moved", b"moved", "opened", b"opened"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "done", b"done", "error", b"error", "kind", b"kind", "moved", b"moved", "opened", b"opened", "prompt_unknown", b"prompt_unknown"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "done", b"done", "error", b"error", "kind", b"kind", "moved", b"moved", "opened", b"opened", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "done", b"done", "error", b"error", "kind", b"kind", "moved", b"moved", "opened", b"opened", "prompt_unknown", b"prompt_unknown", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["opened", "commit", "done", "error", "moved"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["opened", "commit", "done", "error", "moved", "prompt_unknown"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -149,18 +161,27 @@ Global___SessionDown: _TypeAlias = SessionDown  # noqa: Y015
 
 @_typing.final
 class PromptDelta(_message.Message):
-    """Ids the receiver may already hold, and those it may lack."""
+    """Ids the receiver may already hold, and those it may lack. Where some are left out, the checksum of
+    `tail` is that of the whole prompt, left-out ids included.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     PREFIX_TOKENS_FIELD_NUMBER: _builtins.int
     PREFIX_HASH_FIELD_NUMBER: _builtins.int
     TAIL_FIELD_NUMBER: _builtins.int
+    REMEMBER_FIELD_NUMBER: _builtins.int
     prefix_tokens: _builtins.int
     """Number of leading ids left out because the receiver is believed to hold them."""
     prefix_hash: _builtins.bytes
-    """BLAKE2b-128 over the left-out ids as little-endian u32. An unknown hash is answered with
-    reason PREFIX_UNKNOWN, and the opener sends the whole prompt.
+    """The name of an earlier prompt of the same trust group that begins with them, alone or with its
+    reply: outrider/codec/prompt_memory.py says how it is made. A router that does not know it, or
+    finds another checksum, asks for the whole prompt (PromptUnknown); a replica answers with reason
+    PREFIX_UNKNOWN.
+    """
+    remember: _builtins.bool
+    """The receiver may remember the prompt: the opener will name it, or leave out what begins as it
+    does.
     """
     @_builtins.property
     def tail(self) -> _common_pb2.TokenBlock: ...
@@ -170,14 +191,34 @@ class PromptDelta(_message.Message):
         prefix_tokens: _builtins.int = ...,
         prefix_hash: _builtins.bytes = ...,
         tail: _common_pb2.TokenBlock | None = ...,
+        remember: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["tail", b"tail"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["prefix_hash", b"prefix_hash", "prefix_tokens", b"prefix_tokens", "tail", b"tail"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["prefix_hash", b"prefix_hash", "prefix_tokens", b"prefix_tokens", "remember", b"remember", "tail", b"tail"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PromptDelta: _TypeAlias = PromptDelta  # noqa: Y015
+
+@_typing.final
+class PromptUnknown(_message.Message):
+    """What the open left out of its prompt is not known here: the opener is to send a PromptDelta that
+    leaves nothing out. The session waits for it, and drafts for it are kept.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromptUnknown: _TypeAlias = PromptUnknown  # noqa: Y015
 
 @_typing.final
 class PromptMessages(_message.Message):

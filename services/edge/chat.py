@@ -11,6 +11,7 @@ from functools import partial
 import structlog
 
 from outrider.errors import CancelledError, OutriderError
+from outrider.session_types import FinishReason
 from outrider.telemetry import names
 from outrider.telemetry.tracing import Span, start_span
 from outrider.tokenization.pool.pool import TokenizationJob, TokenizationResult
@@ -41,6 +42,7 @@ from services.edge.session.events import (
     OpenRegion,
     PromptFailed,
     PromptReady,
+    RegionDone,
     RegionFailed,
     RegionOpened,
     SendDraft,
@@ -174,6 +176,9 @@ class Chat:
 
     def region_frame(self, frame: inference_pb2.SessionDown) -> None:
         """A frame from the region."""
+        if frame.HasField("prompt_unknown"):
+            self._send_whole_prompt()
+            return
         try:
             item: Input = self._wire.read(frame)
         except OutriderError as error:
@@ -185,6 +190,24 @@ class Chat:
             self._is_prompt_charged = True
             self._allowance.charge(input_tokens=item.prompt_tokens)
         self.feed(item)
+        if isinstance(item, RegionDone):
+            self._remember_reply(item)
+
+    def _remember_reply(self, done: RegionDone) -> None:
+        """The next prompt of this conversation may go on from it."""
+        reply = self._session.reply
+        is_whole = done.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
+        if self._link is not None and reply is not None and is_whole and done.checksum is not None:
+            self._wire.replied(self._link.prompts, reply.ids, done.checksum)
+
+    def _send_whole_prompt(self) -> None:
+        """The router does not know, or not any more, what was left out of the prompt."""
+        if self._link is None:
+            return
+        try:
+            self._link.send(self._session_id, self._wire.whole_prompt(self._link.prompts))
+        except OutriderError as error:
+            self.feed(ClientFailed(error))
 
     def region_lost(self, error: OutriderError) -> None:
         """The stream to the region broke."""
@@ -266,7 +289,8 @@ class Chat:
             self._context.telemetry.resumed("reopened")
         try:
             link = self._context.upstream.pick(avoid)
-            self._session_id = link.open(self, self._wire.open(action, self._span.context))
+            opening = self._wire.open(action, self._span.context, link.prompts)
+            self._session_id = link.open(self, opening)
             self._link = link
         except OutriderError as error:
             # A router that was lost a moment ago may be back soon.

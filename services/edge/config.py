@@ -176,6 +176,9 @@ class EdgeConfig:
     """Where and how prompts are tokenized, for each loaded model."""
     max_queued_frames: int = 4096
     """Frames that may wait for one router."""
+    prompt_memory_bytes: int = 16 << 20
+    """For prompts that a router was sent, for each router that is connected: what goes on from one
+    is sent without it. 0: prompts are sent whole."""
 
     drafter: DrafterConfig = field(default_factory=DrafterConfig)
     """The draft model and its process, of which each loaded model has one. `drafter.model` is for
@@ -323,6 +326,7 @@ class EdgeConfig:
             health=HealthPolicy(suspect_s=self.suspect_s),
             link=LinkPolicy(
                 self.max_queued_frames,
+                prompt_memory_bytes=self.prompt_memory_bytes,
                 probe_interval_s=self.probe_interval_s,
                 probe_timeout_s=self.probe_timeout_s,
             ),
@@ -368,6 +372,7 @@ _NOT_NEGATIVE = (
     "drain_s",
     "max_context_tokens",
     "min_prefill_tokens",
+    "prompt_memory_bytes",
     "reopen_s",
     "request_timeout_s",
 )

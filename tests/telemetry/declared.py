@@ -174,6 +174,8 @@ ELSEWHERE: Final[dict[str, str]] = {
     router_sessions.MOVE_TIME: _FAILOVER,
     router_sessions.INEXACT_MOVES: "tests/router/relay/test_model_identity.py",
     router_sessions.DRAFTS_DROPPED: "tests/router/relay/test_bad_edges.py",
+    router_sessions.PROMPTS_LEFT_OUT: "tests/edge/integration/test_prompt_deltas.py",
+    router_sessions.TOKENS_LEFT_OUT: "tests/edge/integration/test_prompt_deltas.py",
     router.REFUSED: _OVERLOAD,
     router.SPILLED: _OVERLOAD,
     inference.PAUSED: "tests/inference/streaming/test_priorities.py",

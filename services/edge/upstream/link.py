@@ -13,6 +13,7 @@ from typing import Any, Final, NoReturn, Protocol
 import grpc.aio
 import structlog
 
+from outrider.codec.prompt_memory import PromptMemory
 from outrider.errors import OutriderError, UnavailableError
 from outrider.peers.jobs import until_one_fails
 from outrider.peers.stall_free_clock import StallFreeClock
@@ -58,6 +59,8 @@ class LinkPolicy:
 
     max_queued_frames: int
     """Frames that may wait for the router."""
+    prompt_memory_bytes: int = 16 << 20
+    """For prompts that the router has seen."""
     connect_s: float = 5.0
     """Limit of one attempt to connect."""
     probe_interval_s: float = 1.0
@@ -97,6 +100,8 @@ class RouterLink:
         self._unserved: set[int] = set()
         """Sessions without a token through this router."""
         self._last_session_id = 0
+        self.prompts = PromptMemory(0)
+        """What the router knows of this edge's prompts: of those that went over this stream."""
 
     @property
     def num_sessions(self) -> int:
@@ -121,6 +126,12 @@ class RouterLink:
             return False  # the stream broke; region_lost tells the session
         frame.session = session_id
         return self._outbox.offer(frame)
+
+    def send(self, session_id: int, frame: inference_pb2.SessionUp) -> None:
+        """Queue a frame that the session cannot do without. Raises OverloadedError."""
+        if self._outbox is not None:  # otherwise region_lost tells the session
+            frame.session = session_id
+            self._outbox.put_nowait(frame)
 
     def cancel(self, session_id: int, frame: inference_pb2.SessionUp) -> None:
         """Queue the cancel of a session, however many frames wait for the router."""
@@ -177,6 +188,7 @@ class RouterLink:
         self, stub: router_pb2_grpc.RouterServiceAsyncStub, call: _RouteCall, outbox: _RouteOutbox
     ) -> NoReturn:
         self._outbox = outbox
+        self.prompts = PromptMemory(self._policy.prompt_memory_bytes, is_searched=True)
         self._on_connected()
         began_s = self._clock()
         why = "the edge leaves it"

@@ -121,6 +121,12 @@ class TokenIdReader:
         if table is not None:
             self._tables[vocabulary_digest] = table
 
+    def reads(self, codec: int, vocabulary_digest: bytes) -> bool:
+        """Whether it can read blocks of this codec."""
+        if codec == TokenCodec.RANK_VARINT:
+            return vocabulary_digest in self._tables
+        return codec in (TokenCodec.VARINT, TokenCodec.U16)
+
     def read(self, codec: int, count: int, payload: bytes, vocabulary_digest: bytes) -> bytes:
         """The `count` ids as little-endian u32; b"" if they cannot be read."""
         if codec == TokenCodec.U16:
@@ -136,3 +142,12 @@ class TokenIdReader:
         if table is None or (len(values) and int(values.max()) >= table.vocabulary_size):
             return b""
         return table.to_id[values].astype("<u4").tobytes()
+
+    def write(self, codec: int, ids: bytes, vocabulary_digest: bytes) -> bytes:
+        """What `read` reads, of ids that it returned, in a codec in which it read some."""
+        values = np.frombuffer(ids, dtype="<u4")
+        if codec == TokenCodec.U16:
+            return values.astype("<u2").tobytes()
+        if codec == TokenCodec.RANK_VARINT:
+            values = self._tables[vocabulary_digest].to_rank[values]
+        return varint.encode_array(values)

@@ -38,11 +38,14 @@ class PromptCache:
         self._ids = ids
         self._prompts: RecentMap[int, HashedPrompt] = RecentMap(_MAX_CACHED_PROMPTS)
 
-    def of(self, session: RelayedSession) -> HashedPrompt | None:
-        """What can be known of the prompt: the part of it that the replica may hold."""
+    def put(self, session: RelayedSession, ids: bytes) -> None:
+        """The prompt of a session, which was read already."""
+        prompt = self._index.prompt(ids, session.open_frame.open.cache_salt)
+        self._prompts.put(session.router_session_id, prompt)
+
+    def of(self, session: RelayedSession) -> HashedPrompt:
+        """The prompt of a session."""
         opening = session.open_frame.open
-        if opening.ids.prefix_tokens:
-            return None  # ids that only another peer has
         found = self._prompts.get(session.router_session_id)
         if found is None:
             found = self.read(opening)
@@ -149,10 +152,14 @@ class Dispatch:
         self._decision_ms = (self._timer() - started_s) * 1000.0
         return decision
 
+    def read(self, session: RelayedSession, ids: bytes) -> None:
+        """The ids of its prompt are known, and are not to be read again."""
+        self._prompts.put(session, ids)
+
     def request_of(self, session: RelayedSession) -> PlacementRequest:
         """What placement has to know of a session whose prompt is ids. Raises EmptyPromptError."""
         opening = session.open_frame.open
-        prompt_tokens = opening.ids.prefix_tokens + opening.ids.tail.count
+        prompt_tokens = opening.ids.tail.count
         if not prompt_tokens:
             raise EmptyPromptError("The session has no prompt: send messages or token ids.")
         return PlacementRequest(

@@ -107,7 +107,9 @@ def chat_key(opening: inference_pb2.OpenSession) -> bytes:
     if not opening.request_id:
         return b""
     prompt = opening.ids
-    checksum = struct.pack("<III", prompt.prefix_tokens, prompt.tail.count, prompt.tail.checksum)
+    # The same whether a part of the prompt was left out or not.
+    num_tokens = prompt.prefix_tokens + prompt.tail.count
+    checksum = struct.pack("<QI", num_tokens, prompt.tail.checksum)
     digest = hashlib.blake2b(checksum, digest_size=16)
     for part in (
         opening.tenant.encode(),
@@ -115,7 +117,6 @@ def chat_key(opening: inference_pb2.OpenSession) -> bytes:
         opening.model.encode(),
         opening.sampling.SerializeToString(deterministic=True),
         opening.vocabulary_digest,
-        prompt.prefix_hash,
     ):
         digest.update(len(part).to_bytes(4, "little") + part)
     return digest.digest()
