@@ -14,6 +14,7 @@ from typing import Final
 from google.protobuf.message import DecodeError
 
 from outrider.codec.prompt_memory import PromptMemory, prompt_name, prompt_scope, reply_name
+from outrider.codec.tokens import TokenCodec
 from outrider.v1 import common_pb2, inference_pb2
 from services.router.prefix_index.prompt import TokenIdReader
 from services.router.relay.frames import RelayedSession
@@ -95,14 +96,15 @@ class ReceivedPrompts:
         return ids if is_right else b""
 
     def _read_reply(self, reply: bytes, digest: bytes) -> bytes:
-        """Committed tokens as the relay keeps them. Neighbours are mostly of one codec."""
+        """Committed tokens as the relay keeps them. Neighbours are mostly of one codec, and LEB128
+        behind LEB128 is LEB128."""
         try:
             opening = inference_pb2.OpenSession.FromString(reply)
         except DecodeError:
             return b""
         ids, count, payload, codec = b"", 0, b"", 0
         for block in (opening.resume, *opening.resumed):
-            if block.codec != codec and count:
+            if count and (block.codec != codec or codec == TokenCodec.RANK_CLASSES):
                 ids += self._reader.read(codec, count, payload, digest)
                 count, payload = 0, b""
             codec = block.codec

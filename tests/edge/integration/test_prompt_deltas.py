@@ -7,10 +7,10 @@ from pathlib import Path
 
 from outrider.client import Client, Message, SamplingParams
 from outrider.models.vocabulary import Vocabulary
-from services.router.relay import telemetry
 from tests.edge.integration.running import running
 from tests.telemetry.mesh import MODEL, WholeMesh, whole_mesh
 
+TOKENS = "outrider_router_prompt_delta_tokens"
 LONG = "Tell me of the river, the bridge, the mill, and of all the people who lived beside it. "
 
 
@@ -19,7 +19,7 @@ async def counted(mesh: WholeMesh) -> dict[str, float]:
     return {
         sample.labels.get("prefix", family.name): sample.value
         for family in await mesh.scraped()
-        if family.name in (telemetry.PROMPTS_LEFT_OUT, telemetry.TOKENS_LEFT_OUT)
+        if family.name in ("outrider_router_prompt_deltas", TOKENS)
         for sample in family.samples
         if sample.name.endswith("_total")
     }
@@ -50,7 +50,7 @@ async def test_a_conversation_sends_each_part_of_it_once(words: Vocabulary, tmp_
             while (found := await counted(mesh)).get("known", 0) < 4:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         assert found["known"] == 4 and "unknown" not in found
-        assert found[telemetry.TOKENS_LEFT_OUT] > 4 * len(words.encode(LONG))
+        assert found[TOKENS] > 4 * len(words.encode(LONG))
 
 
 async def test_a_router_that_forgot_is_sent_the_whole(words: Vocabulary, tmp_path: Path) -> None:
