@@ -84,4 +84,5 @@ def decode(data: bytes, count: int) -> U32:
     at = begins >> 3
     window = stream[at] | stream[at + 1] << 8 | stream[at + 2] << 16 | stream[at + 3] << 24
     rest = (window >> (begins & 7)) & ((1 << bits) - 1)
-    return (rest + _STARTS[classes]).astype(np.uint32)
+    ranks: U32 = (rest + _STARTS[classes]).astype(np.uint32)
+    return ranks

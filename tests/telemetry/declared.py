@@ -164,6 +164,7 @@ ELSEWHERE: Final[dict[str, str]] = {
     drafter.CALL_TIME: _DRAFTER,
     drafter.REFUSED: _DRAFTER,
     drafter.EVICTED: _DRAFTER,
+    drafter.REUSED: _DRAFTER,
     drafter.BRANCHES: _DRAFTER,
     drafter.PROMOTED: _DRAFTER,
     drafter.PAUSES: _DRAFTER,

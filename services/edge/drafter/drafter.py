@@ -26,6 +26,7 @@ from outrider.speculation.suffix_drafter import SuffixDrafter
 from services.edge.drafter.branch import DraftBranch
 from services.edge.drafter.calibration import GroupLearning
 from services.edge.drafter.counters import DrafterCounters
+from services.edge.drafter.kept_kv import KeptKv
 from services.edge.drafter.kv import KvBlockPool, KvOperations, KvSequence
 from services.edge.drafter.proposer import Proposer
 from services.edge.drafter.protocol import CommitTokens, DraftUpdate, OpenReply
@@ -88,6 +89,7 @@ class Drafter:
         self.learning = learning or GroupLearning()
         self._admit = admit
         self._pool = KvBlockPool(info)
+        self._kept = KeptKv(limits.max_kept)
         self._sessions: dict[int, DraftSession] = {}
         self._in_call: set[int] = set()
         """Sessions with a slice in the call being made."""
@@ -105,6 +107,11 @@ class Drafter:
     @property
     def num_free_blocks(self) -> int:
         return self._pool.num_free
+
+    @property
+    def num_kept(self) -> int:
+        """Replies that are over whose KV is kept."""
+        return len(self._kept)
 
     # Messages from the edge.
 
@@ -134,9 +141,17 @@ class Drafter:
             calibration=calibration.for_reply(),
             limits=self._limits,
             counters=self.counters,
-            kv=self._pool.allocate(),
+            kv=self._kv_for(opening),
             now=now,
         )
+
+    def _kv_for(self, opening: OpenReply) -> KvSequence:
+        """What the last turn of the chat left, as far as its prompt goes on from it."""
+        found = self._kept.take(opening.group, opening.prompt) if opening.group else None
+        if found is None:
+            return self._pool.allocate()
+        self.counters.num_reused += found.num_tokens
+        return found.kv
 
     def commit(self, commit: CommitTokens, now: float) -> None:
         """Ids that became final. Unknown sessions are ignored."""
@@ -153,7 +168,12 @@ class Drafter:
         session = self._sessions.pop(number, None)
         if session is not None:
             session.learn_last()
+            kv = session.main.kv
             session.replace_kv(KvSequence(0))
+            if session.is_modelled and session.group:
+                session.dropped.remove(kv)
+                session.dropped += self._kept.put(session.group, session.final, kv)
+                self._pool.trim(kv)
             self._free_dropped(session)
 
     # Calls of the model.
@@ -258,6 +278,8 @@ class Drafter:
     def _open_alternative(self, session: DraftSession, least: float) -> None:
         at = session.weakest(least)
         if at is not None:
+            if not self._pool.num_free and len(self._kept):
+                self._pool.free([self._kept.pop()])
             kv = self._pool.share(session.main.kv, session.main.begin + at)
             if kv is not None:
                 session.open_alternative(at, kv)
@@ -287,7 +309,11 @@ class Drafter:
         """Have blocks for so many tokens. Without them an alternative ends, and a session goes on
         without the model."""
         if num_tokens + self._info.scratch_tokens <= self._info.max_context_tokens:
-            if self._pool.extend(branch.kv, num_tokens):
+            while not self._pool.extend(branch.kv, num_tokens):
+                if not len(self._kept):
+                    break
+                self._pool.free([self._kept.pop()])
+            else:
                 return True
             if branch is session.main:
                 self._evict(self._pool.num_missing(branch.kv, num_tokens), session, now)

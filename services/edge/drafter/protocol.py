@@ -118,6 +118,9 @@ class DrafterStats:
     """Sessions refused for want of a place or of KV blocks."""
     num_evicted: int
     """Sessions whose KV blocks were taken for others."""
+    num_reused: int
+    """Prompt tokens that were not computed, since an earlier reply of the chat had left their
+    KV."""
     num_branches: int
     """Alternatives drafted beside a chain."""
     num_promoted: int
@@ -140,7 +143,7 @@ FromDrafter: TypeAlias = DraftUpdate | DrafterReady | DrafterUnusable | DrafterS
 _SESSION: Final = struct.Struct("<BI")
 _SAMPLING: Final = struct.Struct("<7dQIIB")
 _UPDATE: Final = struct.Struct("<BIII")
-_STATS: Final = struct.Struct("<B18Q")
+_STATS: Final = struct.Struct("<B19Q")
 _COUNT: Final = struct.Struct("<I")
 _LEAD: Final = struct.Struct("<H")
 _LEAD_AND_LASTS: Final = struct.Struct("<HB")
@@ -341,6 +344,7 @@ def _stats(stats: DrafterStats) -> bytes:
         stats.call_us,
         stats.num_refused,
         stats.num_evicted,
+        stats.num_reused,
         stats.num_branches,
         stats.num_promoted,
         stats.num_pauses,
@@ -361,11 +365,12 @@ def _read_stats(fields: _Fields) -> DrafterStats:
         call_us=counts[4],
         num_refused=counts[5],
         num_evicted=counts[6],
-        num_branches=counts[7],
-        num_promoted=counts[8],
-        num_pauses=counts[9],
-        paused_us=counts[10],
-        prompt_token_us=counts[11],
-        drafted=(counts[12], counts[13], counts[14]),
-        accepted=(counts[15], counts[16], counts[17]),
+        num_reused=counts[7],
+        num_branches=counts[8],
+        num_promoted=counts[9],
+        num_pauses=counts[10],
+        paused_us=counts[11],
+        prompt_token_us=counts[12],
+        drafted=(counts[13], counts[14], counts[15]),
+        accepted=(counts[16], counts[17], counts[18]),
     )

@@ -56,6 +56,9 @@ class DrafterLimits:
     for each."""
     update_interval_s: float = 0.004
     """Fewer new drafts are sent after this time, or when no more follow."""
+    max_kept: int = 64
+    """Replies that are over whose KV is kept for the next turn of their chats, as far as nothing
+    else wants the blocks."""
     evict_idle_s: float = 5.0
     """A session without a commit for this long may lose its KV blocks to another."""
 

@@ -64,10 +64,16 @@ class Bench:
         self.is_paused = False
 
     def open(
-        self, number: int, prompt: Sequence[int], params: SamplingParams, reply: Sequence[int] = ()
+        self,
+        number: int,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        reply: Sequence[int] = (),
+        group: bytes = b"",
     ) -> None:
         self.texts[number] = [*prompt, *reply]
-        self.drafter.open(OpenReply(number, tuple(prompt), tuple(reply), params), self.now)
+        opening = OpenReply(number, tuple(prompt), tuple(reply), params, group=group)
+        self.drafter.open(opening, self.now)
 
     def commit(self, number: int, ids: Sequence[int], lead: int = 65_535) -> None:
         self.texts[number] += ids

@@ -298,6 +298,7 @@ class Chaos:
         self.chance = random.Random(seed)
         self._bench, self._says = bench, says
         self._last_number = 0
+        self._over: list[list[int]] = []
 
     def event(self) -> None:
         if len(self.replies) < 3 and self.chance.random() < 0.4:
@@ -306,6 +307,7 @@ class Chaos:
             number = self.chance.choice(list(self.replies))
             reply, count = self.replies[number], self.chance.randrange(1, 6)
             if self.chance.random() < 0.1 or len(reply) <= count:
+                self._over.append(self._bench.texts[number])
                 self._bench.close(number)
                 del self.replies[number]
             else:
@@ -323,8 +325,10 @@ class Chaos:
         params = chance.choice([GREEDY, SAMPLED])
         params = replace(params, seed=chance.randrange(9), max_tokens=24)
         prompt = [chance.randrange(8) for _ in range(chance.randrange(1, 20))]
+        if self._over and chance.random() < 0.5:  # a chat comes back
+            prompt = [*self._over.pop(), *prompt[:3]]
         reply, begun = reply_of(self._says, prompt, params), chance.randrange(3)
-        self._bench.open(number, prompt, params, reply[:begun])
+        self._bench.open(number, prompt, params, reply[:begun], chance.choice([b"", b"a", b"a"]))
         self.replies[number] = reply[begun:]
 
 
@@ -342,6 +346,7 @@ def test_kv_is_right_whatever_happens_when(seed: int, target: int, num_blocks: i
         catch_up_tokens=2 + 14 * (seed // 2 % 2),
         chunk_tokens=5,
         idle_chunk_tokens=9,
+        max_kept=2,
         evict_idle_s=0.01,
     )
     options = replace(OPTIONS, num_blocks=num_blocks)
@@ -354,6 +359,8 @@ def test_kv_is_right_whatever_happens_when(seed: int, target: int, num_blocks: i
     for number in chaos.replies:
         bench.close(number)
     assert bench.turn() is None
+    while bench.drafter.num_kept:
+        bench.drafter._pool.free([bench.drafter._kept.pop()])
     assert bench.drafter.num_free_blocks == num_blocks
 
 

@@ -121,7 +121,7 @@ async def test_the_first_draft_has_as_long_as_prompts_were_seen_to_take() -> Non
         short, long = mesh.link.first_draft_s(10), mesh.link.first_draft_s(100)
         assert short is not None and long is not None and short < long
         assert mesh.link.first_draft_s(10**6) == link_module.MAX_FIRST_DRAFT_S
-        slow = encode(DrafterStats(1, 1, 1, 9, 9, 0, 0, 0, 0, 0, 0, 1000, (0, 0, 0), (0, 0, 0)))
+        slow = encode(DrafterStats(1, 1, 1, 9, 9, 0, 0, 0, 0, 0, 0, 0, 1000, (0, 0, 0), (0, 0, 0)))
         mesh.link._received(encode_frame(slow))
         assert mesh.link.first_draft_s(100) == pytest.approx(2 * (0.1 + 0.01))
 

@@ -39,7 +39,7 @@ PARAMS = SamplingParams(
     acceptance_threshold=0.5,
 )
 UPDATE = DraftUpdate(9, 12, (1, 49_151), (0.75, 0.5), (DraftSource.MODEL, DraftSource.BOTH), 1500)
-STATS = DrafterStats(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, (13, 14, 15), (16, 17, 18))
+STATS = DrafterStats(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, (14, 15, 16), (17, 18, 19))
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,7 @@ async def test_what_does_not_fit_is_asked_for_and_never_guessed(mesh: Mesh, case
     elif case == "checksum":
         prompt.tail.checksum ^= 1
     elif case == "codec":
-        prompt.tail.codec = TokenCodec.RANK_VARINT
+        prompt.tail.codec = common_pb2.TOKEN_CODEC_RANK_VARINT
     else:
         prompt.tail.payload = b"\xff" * 2
     mesh.send(edge, asking(2, prompt, salt))
