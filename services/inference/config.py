@@ -39,6 +39,8 @@ class PrefixStoreConfig:
     url: str = ""
     """redis://HOST:PORT/DATABASE, or rediss:// over TLS; empty: none. It may be slow, full or gone
     at any time: then prompts are computed, as without it."""
+    cluster: bool = False
+    """`url` is one node of a Redis Cluster, which names the others."""
     key: str = dataclasses.field(default="", repr=False)
     """A secret of 32 characters or more, the same in all replicas that share it (`openssl rand -hex
     32`): without it nobody can read entries or make valid ones. Better in a file, or in the

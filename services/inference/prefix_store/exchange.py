@@ -249,7 +249,7 @@ class PrefixExchange:
             return None
         ids = request.prompt[: num_blocks * block_tokens]
         hashes = list(block_hashes(ids, block_tokens, request.cache_salt))
-        names = [self._sealer.name(block) for block in hashes]
+        names = self._sealer.names(hashes)
         return _Prompt(request.session_id, ids, request.cache_salt, hashes, names, model)
 
     def _start(self, tasks: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) -> None:
