@@ -97,6 +97,7 @@ class Chat:
             group_lasts=identity.group_lasts,
         )
         self._leave = leave
+        self._tenant = identity.tenant
         self._allowance = allowance
         self._num_charged = len(request.resume.ids)
         """Tokens of the reply that its tenant has paid for as output: here, or in an earlier
@@ -260,7 +261,7 @@ class Chat:
             case SendDraft():
                 self._draft(action)
             case OpenDrafter():
-                self._drafter_number = self._model.drafter.open(action, self._drafted)
+                self._drafter_number = self._model.drafter.open(action, self._drafted, self._tenant)
             case TellDrafter(ids, lead):
                 self._model.drafter.commit(self._drafter_number, ids, lead)
             case CancelRegion(reason):

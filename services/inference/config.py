@@ -16,11 +16,11 @@ from outrider.errors import ConfigError
 from outrider.mirrors.config import MirrorConfig
 from outrider.models.definitions import ModelSpec
 from outrider.speculation.learnt import LearntConfig
+from outrider.static_prefixes import StaticPrefixConfig, check_prefixes
 from outrider.telemetry.config import AdminConfig
 from outrider.tls.config import TlsConfig
 from services.inference.embedding.limits import EmbeddingLimits
 from services.inference.scheduler.limits import SchedulerLimits
-from services.inference.static_prefixes.config import StaticPrefixConfig, check_prefixes
 
 _FAKE = FakeOptions()
 _ENGINE = EngineConfig()

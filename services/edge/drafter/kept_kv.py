@@ -38,8 +38,9 @@ class _Kept:
 class KeptKv:
     """Sequences without a session, the one kept longest ago given up first."""
 
-    def __init__(self, max_sequences: int) -> None:
+    def __init__(self, max_sequences: int, block_tokens: int) -> None:
         self._max_sequences = max_sequences
+        self._block_tokens = block_tokens
         self._kept: OrderedDict[int, _Kept] = OrderedDict()
         """By sequence."""
 
@@ -59,13 +60,14 @@ class KeptKv:
     def take(self, group: bytes, ids: Sequence[int]) -> Found | None:
         """The KV of the group that covers most of the beginning of `ids`, which the caller owns
         now. None where none has at least half of its tokens there: it is another chat's, which will
-        want it."""
+        want it. Shared blocks are there to be read, so all of theirs have to be there too."""
         asked = np.array(ids, np.int32)
         best: tuple[int, _Kept] | None = None
         for kept in reversed(self._kept.values()):
             if kept.group == group:
-                common = _num_common(kept.ids, asked)
-                if 2 * common >= len(kept.ids) and (best is None or common > best[0]):
+                common = common_tokens(kept.ids, asked)
+                least = max(len(kept.ids) / 2, kept.kv.num_shared * self._block_tokens)
+                if common >= least and (best is None or common > best[0]):
                     best = common, kept
         if best is None:
             return None
@@ -79,7 +81,8 @@ class KeptKv:
         return self._kept.popitem(last=False)[1].kv
 
 
-def _num_common(a: Ids, b: Ids) -> int:
+def common_tokens(a: Ids, b: Ids) -> int:
+    """How many tokens both begin with."""
     length = min(len(a), len(b))
     differs = np.flatnonzero(a[:length] != b[:length])
     return int(differs[0]) if len(differs) else length

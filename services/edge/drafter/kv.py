@@ -95,8 +95,8 @@ class KvBlockPool:
         return True
 
     def trim(self, kv: KvSequence) -> None:
-        """Free the blocks behind those that hold its tokens; none of its blocks is shared."""
-        num_blocks = -(-kv.length // self._block_tokens)
+        """Free the blocks behind those that hold its tokens."""
+        num_blocks = max(kv.num_shared, -(-kv.length // self._block_tokens))
         self._free += kv.table[num_blocks:]
         del kv.table[num_blocks:]
 

@@ -51,6 +51,8 @@ class OpenReply:
     """The trust group whose replies teach each other; empty: this reply learns for itself."""
     group_lasts: bool = False
     """The group's name is the same after a restart of the edge."""
+    prefixes: tuple[int, ...] = ()
+    """Numbers of the static prefixes whose KV it may use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,9 +193,12 @@ def decode_to_drafter(payload: bytes) -> ToDrafter:
         case _Kind.OPEN:
             prompt, reply, ends = fields.ids(), fields.ids(), fields.ids()
             params = _read_params(fields)
+            prefixes = fields.ids()
             lead, group_lasts = fields.take(_LEAD_AND_LASTS)
             group = fields.rest()
-            return OpenReply(session, prompt, reply, params, ends, lead, group, bool(group_lasts))
+            return OpenReply(
+                session, prompt, reply, params, ends, lead, group, bool(group_lasts), prefixes
+            )
         case _Kind.COMMIT:
             ids = fields.ids()
             (lead,) = fields.take(_LEAD)
@@ -278,7 +283,7 @@ def _opening(message: OpenReply) -> bytes:
     )
     biases = _ids(list(params.logit_bias)) + _array(list(params.logit_bias.values()), "<f8")
     ids = _ids(message.prompt) + _ids(message.reply) + _ids(message.ends)
-    last = _LEAD_AND_LASTS.pack(message.lead, message.group_lasts)
+    last = _ids(message.prefixes) + _LEAD_AND_LASTS.pack(message.lead, message.group_lasts)
     return ids + fixed + biases + last + message.group
 
 

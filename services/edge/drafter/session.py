@@ -166,7 +166,7 @@ class DraftSession:
             return False
         # The blocks that the two shared are the alternative's from now on.
         self.dropped.append(KvSequence(main.kv.sequence, main.kv.table, alternative.kv.num_shared))
-        alternative.kv.num_shared = 0
+        alternative.kv.num_shared = main.kv.num_shared
         alternative.chain[:0] = main.chain[:at]
         alternative.begin = main.begin
         alternative.reconsider()

@@ -118,6 +118,8 @@ class DrafterSettings:
     """Where that is kept; needed if anything is."""
     definitions_file: str = ""
     """A TOML file that defines the model and its draft; empty: the machine's files do."""
+    prefixes_file: str = ""
+    """A JSON file of the token ids of static prefixes, a list of lists; empty: there are none."""
 
     def to_json(self) -> str:
         """For the command line."""

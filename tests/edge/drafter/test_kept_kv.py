@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
+from pathlib import Path
 
 from outrider.engines.fake import FakeOptions
 from outrider.sampling.params import SamplingParams
 from services.edge.drafter.kept_kv import KeptKv
 from services.edge.drafter.kv import KvSequence
 from services.edge.drafter.settings import DrafterLimits
+from services.edge.drafter.worker import pin_prefixes
 from tests.edge.drafter.driving import OPTIONS, Bench, believing, reply_of
 
 GREEDY = SamplingParams(max_tokens=64)
@@ -26,9 +29,15 @@ def bench_of(options: FakeOptions = ROOMY, **limits: int) -> Bench:
     )
 
 
-def turn(bench: Bench, number: int, prompt: tuple[int, ...], group: bytes = b"a") -> list[int]:
+def turn(
+    bench: Bench,
+    number: int,
+    prompt: tuple[int, ...],
+    group: bytes = b"a",
+    prefixes: tuple[int, ...] = (),
+) -> list[int]:
     """A whole reply of eight tokens, drafted and closed."""
-    bench.open(number, prompt, GREEDY, group=group)
+    bench.open(number, prompt, GREEDY, group=group, prefixes=prefixes)
     bench.settle()
     reply = reply_of(ROOMY, prompt, replace(GREEDY, max_tokens=8))
     bench.commit(number, reply)
@@ -36,10 +45,12 @@ def turn(bench: Bench, number: int, prompt: tuple[int, ...], group: bytes = b"a"
     return reply
 
 
-def rows_of(bench: Bench, prompt: tuple[int, ...], group: bytes = b"a") -> int:
+def rows_of(
+    bench: Bench, prompt: tuple[int, ...], group: bytes = b"a", prefixes: tuple[int, ...] = ()
+) -> int:
     """Rows until the first draft behind this prompt."""
     before = bench.drafter.counters.num_rows
-    bench.open(99, prompt, GREEDY, group=group)
+    bench.open(99, prompt, GREEDY, group=group, prefixes=prefixes)
     while 99 not in bench.updates:
         assert bench.turn() is not None
     rows = bench.drafter.counters.num_rows - before
@@ -95,6 +106,46 @@ def test_so_many_are_kept() -> None:
         turn(bench, number, PROMPT, b"%d" % number)
     assert bench.drafter.num_kept == 2
     assert rows_of(bench, PROMPT, b"1") == len(PROMPT)
-    kept = KeptKv(0)
+    kept = KeptKv(0, 4)
     kv = KvSequence(1, [0], length=3)
     assert kept.put(b"a", [1, 2, 3], kv) == [kv] and len(kept) == 0
+
+
+def test_static_prefixes_are_there_for_whoever_may_use_them() -> None:
+    bench = bench_of()
+    other = PROMPT[::-1]
+    assert bench.pin(other[:30]) and bench.pin(PROMPT[:50])
+    num_pinned = 256 - bench.drafter.num_free_blocks
+    assert num_pinned == 8 + 13
+    prompt = (*PROMPT[:50], *NEXT)
+    for group in (b"a", b"b", b""):
+        assert rows_of(bench, prompt, group + b"1" if group else group) == len(prompt)
+        assert rows_of(bench, prompt, group, prefixes=(0, 1)) == len(NEXT)
+    # A prompt that is no more than the prefix, and one that leaves it early.
+    assert rows_of(bench, PROMPT[:50], b"c", prefixes=(1,)) == 1
+    assert rows_of(bench, (*PROMPT[:21], *NEXT), b"d", prefixes=(1, 7)) == len(NEXT)
+    # Later turns go on from their own, which shares the prefix's blocks.
+    reply = turn(bench, 5, prompt, b"e", prefixes=(1,))
+    assert rows_of(bench, (*prompt, *reply, 3), b"e", prefixes=(1,)) == 1
+    while bench.drafter.num_kept:
+        bench.drafter._pool.free([bench.drafter._kept.pop()])
+    assert 256 - bench.drafter.num_free_blocks == num_pinned
+
+
+def test_static_prefixes_have_half_of_the_pool() -> None:
+    bench = bench_of(replace(OPTIONS, num_blocks=32))
+    assert bench.pin(PROMPT[:40])
+    for too_much in (PROMPT[:40], ()):
+        assert not bench.pin(too_much)
+    assert bench.pin(PROMPT[:10])
+    assert rows_of(bench, (*PROMPT[:12], 1), prefixes=(1, 2, 3)) == 3, "numbered as they came"
+
+
+def test_a_drafter_computes_what_its_file_says_before_it_is_ready(tmp_path: Path) -> None:
+    bench = bench_of()
+    file = tmp_path / "prefixes"
+    file.write_text(json.dumps([PROMPT[:50], PROMPT * 10]))
+    pin_prefixes(bench.drafter, bench.engine, str(file))
+    assert bench.drafter.counters.num_rows == 50, "the second has no room"
+    assert rows_of(bench, (*PROMPT[:50], *NEXT), prefixes=(0, 1)) == len(NEXT)
+    pin_prefixes(bench.drafter, bench.engine, "")

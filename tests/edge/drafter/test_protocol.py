@@ -46,7 +46,7 @@ STATS = DrafterStats(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, (14, 15, 16), (1
     "message",
     [
         OpenReply(1, (1, 2, 3), (), SamplingParams()),
-        OpenReply(2**32 - 1, (0,), (5, 6), PARAMS, (2,), 7, b"a group"),
+        OpenReply(2**32 - 1, (0,), (5, 6), PARAMS, (2,), 7, b"a group", True, (0, 3)),
         CommitTokens(3, (49_151, 0)),
         CommitTokens(3, (), 0),
         CloseReply(4),
