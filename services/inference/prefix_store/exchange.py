@@ -188,6 +188,9 @@ class PrefixExchange:
         # Nothing of a group would be found again whose name is another one after a restart.
         prompt = self._prompt(request, self._model) if request.group_lasts else None
         if prompt is not None:
+            shared = request.shared_prefix_tokens // self._identity.layout.block_tokens
+            for name in prompt.names[:shared]:  # it came to another replica before
+                self._seen.add(name)
             self._opened(request, prompt, cached_tokens, compute_token_ms)
 
     def warming_up(

@@ -185,6 +185,8 @@ class Dispatch:
         """Send the open and the kept drafts; False if that replica's buffer is full."""
         stream = self._stream_of[decision.replica]
         request = self.request_of(session)
+        opening = session.open_frame.open
+        opening.shared_prefix_tokens = shared_prefix_tokens(decision)
         if not self.send(stream, frames.open_for_replica(session), last=False):
             return False
         self._table.bind(session, stream, decision.replica, now)
@@ -195,6 +197,15 @@ class Dispatch:
         self._placement.put(session.router_session_id, request, decision, now)
         self._telemetry.placed(session.router_session_id, request, decision, self._decision_ms, now)
         return True
+
+
+def shared_prefix_tokens(decision: Decision) -> int:
+    """Tokens of a prompt that another replica has cached, or will have soon, and the chosen one
+    has not: it is placed elsewhere for want of room, and its beginning is wanted in both."""
+    other = decision.runner_up
+    if other is None or other.cached_tokens <= decision.cached_tokens:
+        return 0
+    return other.cached_tokens
 
 
 def _full(replica: str) -> OverloadedError:
