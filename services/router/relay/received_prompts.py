@@ -55,7 +55,7 @@ class ReceivedPrompts:
         prompt = opening.ids
         tail, digest = prompt.tail, opening.vocabulary_digest
         num_left_out = prompt.prefix_tokens
-        scope = prompt_scope(opening.cache_salt, digest)
+        scope = self._scope(opening)
         base = prompt.prefix_hash
         ids = self._reader.read(tail.codec, tail.count, tail.payload, digest)
         if num_left_out:
@@ -74,6 +74,10 @@ class ReceivedPrompts:
         ):
             self._memory.remember(scope, prompt_name(scope, ids), ids, base)
         return ids
+
+    def _scope(self, opening: inference_pb2.OpenSession) -> bytes:
+        salt = opening.cache_salt if self._memory.max_bytes else b""
+        return prompt_scope(salt, opening.vocabulary_digest)
 
     def _joined(self, opening: inference_pb2.OpenSession, scope: bytes, tail: bytes) -> bytes:
         """b"" if the beginning is not known, or what comes of it is not what the edge has."""
@@ -115,7 +119,7 @@ class ReceivedPrompts:
     def opened(self, session: RelayedSession, ids: bytes) -> None:
         """A session with this prompt, which `complete` returned."""
         opening = session.open_frame.open
-        scope = prompt_scope(opening.cache_salt, opening.vocabulary_digest)
+        scope = self._scope(opening)
         if opening.ids.remember and scope and ids:
             self._named[session.router_session_id] = scope, prompt_name(scope, ids)
 

@@ -224,6 +224,7 @@ class Switch:
         if opening.WhichOneof("prompt") == "messages" and opening.messages.messages:
             self._tokenize(session)
         elif ids is None:
+            opening.echo = 0  # the way back and forth would count twice
             self._prompts.want(session, now + _PROMPT_S)
             unknown = Down(session=edge_session_id, prompt_unknown=inference_pb2.PromptUnknown())
             self._send_down(session, unknown, now)

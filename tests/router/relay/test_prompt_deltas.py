@@ -103,7 +103,7 @@ async def test_prompt_and_reply_together_have_a_name(mesh: Mesh) -> None:
 
 async def test_an_unknown_name_is_asked_for_while_drafts_wait(mesh: Mesh) -> None:
     edge = mesh.edge()
-    mesh.send(edge, asking(1, delta(PROMPT, 100, b"?" * 16)))
+    mesh.send(edge, asking(1, delta(PROMPT, 100, b"?" * 16), echo=7))
     mesh.send(edge, draft(1))
     (asked,) = await mesh.at_edge(edge)
     assert (asked.session, asked.WhichOneof("kind")) == (1, "prompt_unknown")
@@ -111,6 +111,7 @@ async def test_an_unknown_name_is_asked_for_while_drafts_wait(mesh: Mesh) -> Non
     mesh.send(edge, inference_pb2.SessionUp(session=1, prompt=delta(PROMPT)))
     sent, drafted = await mesh.at_replica("near")
     assert ids_of(sent) == tuple(PROMPT) and drafted.HasField("draft")
+    assert sent.open.echo == 0, "that would measure two round trips"
     mesh.send(edge, cancel(1))
     await mesh.at_replica("near")
     mesh.reply("near", done(sent.session))
