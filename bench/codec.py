@@ -10,23 +10,29 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bench.harness import Run, parser, start, time_us
 from bench.harness.prompts import load_prompts
 from outrider.codec import varint
+from outrider.codec.prompt_memory import PromptMemory
 from outrider.codec.shipped import shipped_table
 from outrider.codec.tokens import TokenCodec, TokenCoder
 from outrider.models.catalog import lookup
 from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import Vocabulary, load_vocabulary
+from outrider.sampling.params import SamplingParams
 from outrider.v1 import common_pb2, inference_pb2
 from outrider.wire import ids_of, put_ids, token_block_from_proto, token_block_to_proto
+from services.edge.identity import UNIDENTIFIED
+from services.edge.session.events import ChatRequest, OpenRegion
+from services.edge.wire.region import RegionCodec, RegionWire
 
 BLOCK_TOKENS = (16, 128, 1024)
 COMMIT_TOKENS = (1, 2, 4, 8)
 PACKED = "protobuf packed"
 NUM_RECENT = (64, 112)
+NUM_TURNS = 10
 _CALLS = 20
 
 
@@ -52,6 +58,7 @@ def main() -> int:
     _by_block_size(run, vocabulary, forms, repeats)
     _commits(run, vocabulary, repeats)
     _chats(run, vocabulary)
+    _returning(run, vocabulary)
     run.finish()
     return 0
 
@@ -223,6 +230,68 @@ def _chats(run: Run, vocabulary: Vocabulary) -> None:
         table.add(name, len(chats), num_tokens, *sizes, f"{fewer:.1%}")
         found[name] = round(fewer, 3)
     run.figures["ids_vs_packed"] = found
+
+
+def _returning(run: Run, vocabulary: Vocabulary) -> None:
+    """A chat that comes back again and again: what its prompts take, and what its replies do."""
+    ours, packed = _frames(vocabulary)[0], _packed()
+    title = f"Ids of chats of {NUM_TURNS} turns, bytes, a token at a time down"
+    table = run.table(title, "prompts are sent", "prompts", "replies", "both", "than packed")
+    chats = _turns(vocabulary)
+    replies = [reply for turns in chats for _, reply in turns]
+    down = sum(len(ours.encode([token])) for reply in replies for token in reply)
+    packed_down = sum(len(packed.encode([token])) for reply in replies for token in reply)
+    packed_up = sum(len(packed.encode(prompt)) for turns in chats for prompt, _ in turns)
+    whole = _codecs(vocabulary)[0]
+    whole_up = sum(len(whole.encode(prompt)) for turns in chats for prompt, _ in turns)
+    ups = {PACKED: packed_up, "whole": whole_up, "what is new": _sent(vocabulary, chats)}
+    for name, up in ups.items():
+        both = up + (packed_down if name == PACKED else down)
+        fewer = 1 - both / (packed_up + packed_down)
+        table.add(name, up, both - up, both, f"{fewer:.1%} fewer")
+    run.figures["returning_chats"] = {
+        "prompts_whole": whole_up,
+        "prompts_new": ups["what is new"],
+        "both_vs_packed": round(1 - (ups["what is new"] + down) / (packed_up + packed_down), 3),
+    }
+    table.note(
+        f"{len(chats)} chats. A question and its reply are a fourth and three fourths of a text of "
+        "the held-out prompts; each prompt is the one before, its reply, and a question. "
+        "Names, counts and checksums are counted."
+    )
+
+
+def _turns(vocabulary: Vocabulary) -> list[list[tuple[list[int], list[int]]]]:
+    """Of each chat the prompts and the replies to them."""
+    texts = [vocabulary.encode(prompt.text) for prompt in load_prompts()]
+    chats = []
+    for at in range(0, len(texts) - NUM_TURNS + 1, NUM_TURNS):
+        prompt: list[int] = []
+        turns = []
+        for ids in texts[at : at + NUM_TURNS]:
+            cut = max(1, len(ids) // 4)
+            prompt = [*prompt, *ids[:cut]]
+            turns.append((prompt, [*ids[cut:]]))
+            prompt = [*prompt, *ids[cut:]]
+        chats.append(turns)
+    return chats
+
+
+def _sent(vocabulary: Vocabulary, chats: list[list[tuple[list[int], list[int]]]]) -> int:
+    """Bytes of prompts from an edge to one router that has all of them in memory."""
+    coder = TokenCoder(vocabulary.digest, vocabulary.size, shipped_table(vocabulary.tokens_digest))
+    region, known = RegionCodec(), PromptMemory(1 << 30, is_searched=True)
+    region.codec = coder.supported[0]
+    identity = replace(UNIDENTIFIED, cache_salt=b"s" * 16, group=b"g" * 16)
+    total = 0
+    for turns in chats:
+        for prompt, reply in turns:
+            wire = RegionWire(coder, vocabulary.digest, "", identity, None, region)
+            request = ChatRequest("r", "", (), SamplingParams())
+            opening = wire.open(OpenRegion(request, tuple(prompt), 0), ("", ""), known)
+            total += opening.open.ids.ByteSize()
+            wire.replied(known, reply, coder.checksum(reply))
+    return total
 
 
 def _plain(reply: Sequence[int]) -> list[Sequence[int]]:

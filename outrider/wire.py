@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 from google.protobuf.message import DecodeError
 
 from outrider.codec import varint
-from outrider.codec.tokens import Block, TokenCodec, TokenCoder
+from outrider.codec.tokens import RANKED, Block, TokenCodec, TokenCoder
 from outrider.cost import Cost
 from outrider.errors import (
     InvalidRequestError,
@@ -114,9 +114,9 @@ def parsed_block(data: bytes) -> Block:
 
 
 def put_ids(frame: TokensFrame, coder: TokenCoder, ids: Sequence[int], codec: TokenCodec) -> None:
-    """Put ids into a commit or a draft, as ranks if the codec is RANK_VARINT. Raises
+    """Put ids into a commit or a draft, as ranks if the codec has them. Raises
     BadTokenBlockError."""
-    is_ranked = codec == TokenCodec.RANK_VARINT
+    is_ranked = codec in RANKED
     if len(ids) == 1:
         number = coder.number(ids[0], codec)
         if is_ranked:
@@ -124,7 +124,7 @@ def put_ids(frame: TokensFrame, coder: TokenCoder, ids: Sequence[int], codec: To
         else:
             frame.id = number
     elif is_ranked:
-        frame.ranks = coder.pack(ids, codec)
+        frame.ranks = coder.pack(ids, TokenCodec.RANK_VARINT)
     else:
         frame.ids = coder.pack(ids, codec)
 

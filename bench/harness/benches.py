@@ -172,7 +172,10 @@ _ALL = (
     Bench("tokenizer_service", "bench.tokenizer.service"),
     Bench(
         "codec", "bench.codec",
-        sources=("outrider/codec", "outrider/wire.py", "outrider/models", "protos", PROMPTS),
+        sources=(
+            *("outrider/codec", "outrider/wire.py", "outrider/models", "protos"),
+            *("services/edge/wire", PROMPTS),
+        ),
         minutes=1.0,
     ),
     Bench("sampling", "bench.sampling", sources=("outrider/sampling",), minutes=1.0),

@@ -1,9 +1,9 @@
 """Token blocks: token ids in transit, tagged with their layout, counted and checksummed.
 
-Three layouts (protos/outrider/v1/common.proto): LEB128 of frequency ranks, LEB128 of ids, and
-little-endian 16-bit ids. The checksum is CRC-32 over the ids as little-endian u32, seeded with the
-CRC-32 of the vocabulary digest, so a wrong table, a wrong vocabulary or a flipped bit is refused
-and never decoded to other ids.
+Four layouts (protos/outrider/v1/common.proto): LEB128 of frequency ranks, ranks in classes (for
+many), LEB128 of ids, and little-endian 16-bit ids. The checksum is CRC-32 over the ids as
+little-endian u32, seeded with the CRC-32 of the vocabulary digest, so a wrong table, a wrong
+vocabulary or a flipped bit is refused and never decoded to other ids.
 
 A block of a few ids takes a plain Python path, a long one numpy.
 
@@ -24,7 +24,7 @@ from typing import Final
 
 import numpy as np
 
-from outrider.codec import varint
+from outrider.codec import rank_classes, varint
 from outrider.codec.ranks import RankTable
 from outrider.codec.varint import U32
 from outrider.errors import BadTokenBlockError, MalformedFrameError
@@ -33,6 +33,8 @@ _LONG_ENCODE: Final = 768
 _LONG_DECODE: Final = 96
 """Ids from which numpy is faster than a loop, as measured."""
 _U16_VOCABULARY: Final = 1 << 16
+MIN_CLASSES: Final = 96
+"""Ids from which RANK_CLASSES is written: fewer take as long as so many, above 1 us each."""
 
 
 class TokenCodec(IntEnum):
@@ -41,6 +43,11 @@ class TokenCodec(IntEnum):
     RANK_VARINT = 1
     VARINT = 2
     U16 = 3
+    RANK_CLASSES = 60
+
+
+RANKED: Final = frozenset({TokenCodec.RANK_VARINT, TokenCodec.RANK_CLASSES})
+"""Those that need a rank table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +87,9 @@ class TokenCoder:
     def __init__(
         self, vocabulary_digest: bytes, vocabulary_size: int, ranks: RankTable | None = None
     ) -> None:
-        """`ranks` enables RANK_VARINT: the table of this vocabulary's tokens. Raises ValueError if
-        it is of another size; any other wrong table fails the blocks' checksums."""
+        """`ranks` enables RANK_VARINT and RANK_CLASSES: the table of this vocabulary's tokens.
+        Raises ValueError if it is of another size; any other wrong table fails the blocks'
+        checksums."""
         if ranks is not None and ranks.vocabulary_size != vocabulary_size:
             raise ValueError("the rank table is bound to a vocabulary of another size")
         self._size = vocabulary_size
@@ -98,17 +106,24 @@ class TokenCoder:
         self._ids_by_rank: list[int] = [] if ranks is None else ranks.to_id.tolist()
 
     def _codecs(self) -> tuple[TokenCodec, ...]:
-        rank = () if self._ranks is None else (TokenCodec.RANK_VARINT,)
+        rank: tuple[TokenCodec, ...] = ()
+        if self._ranks is not None:
+            has_classes = self._size <= rank_classes.MAX_RANKS
+            classes = (TokenCodec.RANK_CLASSES,) if has_classes else ()
+            rank = (*classes, TokenCodec.RANK_VARINT)
         u16 = (TokenCodec.U16,) if self._size <= _U16_VOCABULARY else ()
         return (*rank, TokenCodec.VARINT, *u16)
 
     def encode(self, ids: Sequence[int], codec: TokenCodec | None = None) -> Block:
-        """The block of `ids`; the best supported codec if none is given.
+        """The block of `ids`; the best supported codec if none is given. Few ids are RANK_VARINT
+        where the codec is RANK_CLASSES.
 
         Raises BadTokenBlockError for an unsupported codec or an id outside the vocabulary.
         """
         chosen = self.supported[0] if codec is None else codec
         self._require(chosen)
+        if chosen == TokenCodec.RANK_CLASSES and len(ids) < MIN_CLASSES:
+            chosen = TokenCodec.RANK_VARINT
         try:
             raw = _as_bytes(ids)
             payload = self._pack(ids, raw, chosen)
@@ -121,11 +136,11 @@ class TokenCoder:
         return zlib.crc32(_as_bytes(ids), self._seed if before is None else before)
 
     def number(self, token: int, codec: TokenCodec) -> int:
-        """What stands for a token alone: its rank with RANK_VARINT, else its id. Raises
+        """What stands for a token alone: its rank where the codec has ranks, else its id. Raises
         BadTokenBlockError for one outside the vocabulary."""
         if not 0 <= token < self._size:
             raise self._outside()
-        return self._ranks_by_id[token] if codec == TokenCodec.RANK_VARINT else token
+        return self._ranks_by_id[token] if codec in RANKED else token
 
     def token(self, number: int, codec: TokenCodec) -> int:
         """The token of `number`. Raises BadTokenBlockError."""
@@ -164,7 +179,7 @@ class TokenCoder:
         """
         if block.checksum is None and needs_checksum:
             raise BadTokenBlockError("a token block has no checksum; send it with one")
-        if block.count >= _LONG_DECODE:
+        if block.count >= _LONG_DECODE or block.codec == TokenCodec.RANK_CLASSES:
             return tuple(self.decode_array(block, max_count=max_count).tolist())
         self._check(block, max_count)
         try:
@@ -195,9 +210,18 @@ class TokenCoder:
             raise BadTokenBlockError(
                 f"a token block of {count} ids where at most {max_count} may stand"
             )
-        u16 = block.codec == TokenCodec.U16
-        shortest, longest = (2, 2) if u16 else (1, self._max_varint_bytes)
-        if not shortest * count <= num_bytes <= longest * count:
+        if block.codec == TokenCodec.RANK_CLASSES:
+            if count < MIN_CLASSES:
+                raise BadTokenBlockError(
+                    f"a token block of {count} ids is in classes, which begin at {MIN_CLASSES}; "
+                    "send RANK_VARINT"
+                )
+            shortest, longest = rank_classes.encoded_bounds(count)
+        elif block.codec == TokenCodec.U16:
+            shortest = longest = 2 * count
+        else:
+            shortest, longest = count, self._max_varint_bytes * count
+        if not shortest <= num_bytes <= longest:
             raise BadTokenBlockError(f"a token block of {count} ids cannot have {num_bytes} bytes")
 
     def _check_decoded(self, block: Block, count: int, raw: bytes) -> None:
@@ -210,7 +234,8 @@ class TokenCoder:
             )
 
     def _pack(self, ids: Sequence[int], raw: bytes, codec: TokenCodec) -> bytes:
-        if len(ids) < _LONG_ENCODE and codec != TokenCodec.U16:
+        is_short = len(ids) < _LONG_ENCODE and codec in (TokenCodec.VARINT, TokenCodec.RANK_VARINT)
+        if is_short:
             pieces = self._id_pieces if codec == TokenCodec.VARINT else self._rank_pieces
             return b"".join([pieces[i] for i in ids])
         values = np.frombuffer(raw, dtype="<u4")
@@ -218,8 +243,10 @@ class TokenCoder:
             raise IndexError
         if codec == TokenCodec.U16:
             return values.astype("<u2").tobytes()
-        if self._ranks is not None and codec == TokenCodec.RANK_VARINT:
+        if self._ranks is not None and codec in RANKED:
             values = self._ranks.to_rank[values]
+        if codec == TokenCodec.RANK_CLASSES:
+            return rank_classes.encode(values)
         return varint.encode_array(values)
 
     def _unpack(self, block: Block) -> tuple[int, ...]:
@@ -236,11 +263,13 @@ class TokenCoder:
     def _unpack_array(self, block: Block) -> U32:
         if block.codec == TokenCodec.U16:
             values = np.frombuffer(block.payload, dtype="<u2").astype(np.uint32)
+        elif block.codec == TokenCodec.RANK_CLASSES:
+            values = rank_classes.decode(block.payload, block.count)
         else:
             values = varint.decode_array(block.payload, max_count=block.count)
         if int(values.max(initial=0)) >= self._size:
             raise self._outside()
-        if self._ranks is not None and block.codec == TokenCodec.RANK_VARINT:
+        if self._ranks is not None and block.codec in RANKED:
             return self._ranks.to_id[values]
         return values
 

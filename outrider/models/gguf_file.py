@@ -69,7 +69,7 @@ def open_gguf(path: Path) -> GGUFReader:
         ) from error
 
 
-class _QuickReader(GGUFReader):
+class _QuickReader(GGUFReader):  # type: ignore[misc]  # the library has no types
     """The library's reader takes each item of an array out of the mapped file by itself: seconds
     for the tokens and merges of a vocabulary. Here the same parts are cut out of a plain array.
     Only for files that `_check` has passed: little-endian, and arrays are flat."""
@@ -78,7 +78,9 @@ class _QuickReader(GGUFReader):
         self, orig_offs: int, raw_type: int
     ) -> tuple[int, list[np.ndarray[Any, Any]], list[int], list[GGUFValueType]]:
         if raw_type != GGUFValueType.ARRAY:
-            return super()._get_field_parts(orig_offs, raw_type)
+            parts_of_one: tuple[int, list[np.ndarray[Any, Any]], list[int], list[GGUFValueType]]
+            parts_of_one = super()._get_field_parts(orig_offs, raw_type)
+            return parts_of_one
         data: np.ndarray[Any, Any] = self.data.view(np.ndarray)
         at = orig_offs + 12
         parts = [data[orig_offs : orig_offs + 4].view("<u4"), data[orig_offs + 4 : at].view("<u8")]
@@ -92,7 +94,7 @@ class _QuickReader(GGUFReader):
         lengths = struct.Struct("<Q")
         for _ in range(count):
             begin = at + 8
-            at = begin + lengths.unpack_from(data, begin - 8)[0]
+            at = begin + lengths.unpack_from(data.data, begin - 8)[0]
             parts += (data[begin - 8 : begin].view("<u8"), data[begin:at])
         return at - orig_offs, parts, list(range(3, 3 + 2 * count, 2)), types
 

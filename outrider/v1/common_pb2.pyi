@@ -32,6 +32,10 @@ class _TokenCodecEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TokenCodec
     """LEB128 of each id."""
     TOKEN_CODEC_U16: _TokenCodec.ValueType  # 3
     """Little-endian 16-bit ids; only for vocabularies of at most 65,536 ids."""
+    TOKEN_CODEC_RANK_CLASSES: _TokenCodec.ValueType  # 60
+    """Ranks as for RANK_VARINT, in 16 classes by size: outrider/codec/rank_classes.py. Blocks of at
+    least 96 ids; who reads it reads RANK_VARINT too, in which all shorter ones are.
+    """
 
 class TokenCodec(_TokenCodec, metaclass=_TokenCodecEnumTypeWrapper):
     """How the ids of a TokenBlock are laid out. A sender uses only codecs its peer listed."""
@@ -43,6 +47,10 @@ TOKEN_CODEC_VARINT: TokenCodec.ValueType  # 2
 """LEB128 of each id."""
 TOKEN_CODEC_U16: TokenCodec.ValueType  # 3
 """Little-endian 16-bit ids; only for vocabularies of at most 65,536 ids."""
+TOKEN_CODEC_RANK_CLASSES: TokenCodec.ValueType  # 60
+"""Ranks as for RANK_VARINT, in 16 classes by size: outrider/codec/rank_classes.py. Blocks of at
+least 96 ids; who reads it reads RANK_VARINT too, in which all shorter ones are.
+"""
 Global___TokenCodec: _TypeAlias = TokenCodec  # noqa: Y015
 
 class _Priority:

@@ -78,6 +78,7 @@ class SessionUp(_message.Message):
     DRAFT_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
     ATTACH_FIELD_NUMBER: _builtins.int
+    PROMPT_FIELD_NUMBER: _builtins.int
     session: _builtins.int
     @_builtins.property
     def open(self) -> Global___OpenSession: ...
@@ -89,6 +90,10 @@ class SessionUp(_message.Message):
     def attach(self) -> Global___AttachSession:
         """On a direct stream alone, as a number's first frame."""
 
+    @_builtins.property
+    def prompt(self) -> Global___PromptDelta:
+        """The answer to PromptUnknown."""
+
     def __init__(
         self,
         *,
@@ -97,12 +102,13 @@ class SessionUp(_message.Message):
         draft: Global___Draft | None = ...,
         cancel: Global___CancelSession | None = ...,
         attach: Global___AttachSession | None = ...,
+        prompt: Global___PromptDelta | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "cancel", b"cancel", "draft", b"draft", "kind", b"kind", "open", b"open"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "cancel", b"cancel", "draft", b"draft", "kind", b"kind", "open", b"open", "prompt", b"prompt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "cancel", b"cancel", "draft", b"draft", "kind", b"kind", "open", b"open", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "cancel", b"cancel", "draft", b"draft", "kind", b"kind", "open", b"open", "prompt", b"prompt", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["open", "draft", "cancel", "attach"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["open", "draft", "cancel", "attach", "prompt"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -122,6 +128,7 @@ class SessionDown(_message.Message):
     MOVED_FIELD_NUMBER: _builtins.int
     DIRECT_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
+    PROMPT_UNKNOWN_FIELD_NUMBER: _builtins.int
     session: _builtins.int
     @_builtins.property
     def opened(self) -> Global___SessionOpened: ...
@@ -139,6 +146,10 @@ class SessionDown(_message.Message):
     def direct(self) -> Global___SessionDirect: ...
     @_builtins.property
     def progress(self) -> Global___SessionProgress: ...
+    @_builtins.property
+    def prompt_unknown(self) -> Global___PromptUnknown:
+        """Of routers alone."""
+
     def __init__(
         self,
         *,
@@ -150,12 +161,13 @@ class SessionDown(_message.Message):
         moved: Global___SessionMoved | None = ...,
         direct: Global___SessionDirect | None = ...,
         progress: Global___SessionProgress | None = ...,
+        prompt_unknown: Global___PromptUnknown | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "direct", b"direct", "done", b"done", "error", b"error", "kind", b"kind", "moved", b"moved", "opened", b"opened", "progress", b"progress"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "direct", b"direct", "done", b"done", "error", b"error", "kind", b"kind", "moved", b"moved", "opened", b"opened", "progress", b"progress", "prompt_unknown", b"prompt_unknown"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "direct", b"direct", "done", b"done", "error", b"error", "kind", b"kind", "moved", b"moved", "opened", b"opened", "progress", b"progress", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "direct", b"direct", "done", b"done", "error", b"error", "kind", b"kind", "moved", b"moved", "opened", b"opened", "progress", b"progress", "prompt_unknown", b"prompt_unknown", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["opened", "commit", "done", "error", "moved", "direct", "progress"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["opened", "commit", "done", "error", "moved", "direct", "progress", "prompt_unknown"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -163,18 +175,27 @@ Global___SessionDown: _TypeAlias = SessionDown  # noqa: Y015
 
 @_typing.final
 class PromptDelta(_message.Message):
-    """Ids the receiver may already hold, and those it may lack."""
+    """Ids the receiver may already hold, and those it may lack. Where some are left out, the checksum of
+    `tail` is that of the whole prompt, left-out ids included.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     PREFIX_TOKENS_FIELD_NUMBER: _builtins.int
     PREFIX_HASH_FIELD_NUMBER: _builtins.int
     TAIL_FIELD_NUMBER: _builtins.int
+    REMEMBER_FIELD_NUMBER: _builtins.int
     prefix_tokens: _builtins.int
     """Number of leading ids left out because the receiver is believed to hold them."""
     prefix_hash: _builtins.bytes
-    """BLAKE2b-128 over the left-out ids as little-endian u32. An unknown hash is answered with
-    reason PREFIX_UNKNOWN, and the opener sends the whole prompt.
+    """The name of an earlier prompt of the same trust group that begins with them, alone or with its
+    reply: outrider/codec/prompt_memory.py says how it is made. A router that does not know it, or
+    finds another checksum, asks for the whole prompt (PromptUnknown); a replica answers with reason
+    PREFIX_UNKNOWN.
+    """
+    remember: _builtins.bool
+    """The receiver may remember the prompt: the opener will name it, or leave out what begins as it
+    does.
     """
     @_builtins.property
     def tail(self) -> _common_pb2.TokenBlock: ...
@@ -184,14 +205,34 @@ class PromptDelta(_message.Message):
         prefix_tokens: _builtins.int = ...,
         prefix_hash: _builtins.bytes = ...,
         tail: _common_pb2.TokenBlock | None = ...,
+        remember: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["tail", b"tail"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["prefix_hash", b"prefix_hash", "prefix_tokens", b"prefix_tokens", "tail", b"tail"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["prefix_hash", b"prefix_hash", "prefix_tokens", b"prefix_tokens", "remember", b"remember", "tail", b"tail"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PromptDelta: _TypeAlias = PromptDelta  # noqa: Y015
+
+@_typing.final
+class PromptUnknown(_message.Message):
+    """What the open left out of its prompt is not known here: the opener is to send a PromptDelta that
+    leaves nothing out. The session waits for it, and drafts for it are kept.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromptUnknown: _TypeAlias = PromptUnknown  # noqa: Y015
 
 @_typing.final
 class PromptMessages(_message.Message):
@@ -257,6 +298,7 @@ class OpenSession(_message.Message):
     PREDICTION_FIELD_NUMBER: _builtins.int
     DIRECT_FIELD_NUMBER: _builtins.int
     KV_HOLDER_FIELD_NUMBER: _builtins.int
+    SHARED_PREFIX_TOKENS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Unique within the tenant. While it runs, the same request (prompt and sampling) opened again
     under the same id takes its place, wherever it was opened; another one is refused. Free again
@@ -301,6 +343,10 @@ class OpenSession(_message.Message):
     group_lasts: _builtins.bool
     """The opener will name the same trust group by the same cache_salt after it was started again:
     what its replies teach may be kept on disk.
+    """
+    shared_prefix_tokens: _builtins.int
+    """By a router: so many leading tokens of the prompt are cached at another replica too, or will be.
+    What is wanted in several places is worth keeping in a prefix store the first time.
     """
     @_builtins.property
     def ids(self) -> Global___PromptDelta: ...
@@ -381,10 +427,11 @@ class OpenSession(_message.Message):
         prediction: _common_pb2.TokenBlock | None = ...,
         direct: Global___DirectWish | None = ...,
         kv_holder: Global___KvHolder | None = ...,
+        shared_prefix_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["direct", b"direct", "draft", b"draft", "ids", b"ids", "kv_holder", b"kv_holder", "messages", b"messages", "prediction", b"prediction", "prompt", b"prompt", "resume", b"resume", "sampling", b"sampling", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address_hash", b"address_hash", "cache_salt", b"cache_salt", "codecs", b"codecs", "deadline_ms", b"deadline_ms", "direct", b"direct", "draft", b"draft", "echo", b"echo", "echo_accepted", b"echo_accepted", "epoch", b"epoch", "group_lasts", b"group_lasts", "ids", b"ids", "kv_holder", b"kv_holder", "lost_replicas", b"lost_replicas", "messages", b"messages", "model", b"model", "model_identity", b"model_identity", "origin_region", b"origin_region", "prediction", b"prediction", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "residency", b"residency", "resume", b"resume", "resumed", b"resumed", "sampling", b"sampling", "speculation", b"speculation", "tenant", b"tenant", "trace", b"trace", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address_hash", b"address_hash", "cache_salt", b"cache_salt", "codecs", b"codecs", "deadline_ms", b"deadline_ms", "direct", b"direct", "draft", b"draft", "echo", b"echo", "echo_accepted", b"echo_accepted", "epoch", b"epoch", "group_lasts", b"group_lasts", "ids", b"ids", "kv_holder", b"kv_holder", "lost_replicas", b"lost_replicas", "messages", b"messages", "model", b"model", "model_identity", b"model_identity", "origin_region", b"origin_region", "prediction", b"prediction", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "residency", b"residency", "resume", b"resume", "resumed", b"resumed", "sampling", b"sampling", "shared_prefix_tokens", b"shared_prefix_tokens", "speculation", b"speculation", "tenant", b"tenant", "trace", b"trace", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["ids", "messages"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015

@@ -10,7 +10,9 @@ from functools import partial
 
 import structlog
 
+from outrider.codec.prompt_memory import PromptMemory
 from outrider.errors import CancelledError, OutriderError
+from outrider.session_types import FinishReason
 from outrider.telemetry import names
 from outrider.telemetry.tracing import Span, start_span
 from outrider.tokenization.pool.pool import TokenizationJob, TokenizationResult
@@ -41,6 +43,7 @@ from services.edge.session.events import (
     OpenRegion,
     PromptFailed,
     PromptReady,
+    RegionDone,
     RegionFailed,
     RegionOpened,
     SendDraft,
@@ -95,6 +98,7 @@ class Chat:
             group_lasts=identity.group_lasts,
         )
         self._leave = leave
+        self._tenant = identity.tenant
         self._allowance = allowance
         self._num_charged = len(request.resume.ids)
         """Tokens of the reply that its tenant has paid for as output: here, or in an earlier
@@ -174,6 +178,9 @@ class Chat:
 
     def region_frame(self, frame: inference_pb2.SessionDown) -> None:
         """A frame from the region."""
+        if frame.HasField("prompt_unknown"):
+            self._send_whole_prompt()
+            return
         try:
             item: Input = self._wire.read(frame)
         except OutriderError as error:
@@ -184,7 +191,30 @@ class Chat:
         elif isinstance(item, RegionOpened) and not self._is_prompt_charged:
             self._is_prompt_charged = True
             self._allowance.charge(input_tokens=item.prompt_tokens)
-        self.feed(item)
+        if isinstance(item, RegionDone):
+            link = self._link  # asked first: it forgets a session that is over
+            router_has_reply = link is not None and link.router_saw_reply(self._session_id)
+            self.feed(item)
+            if link is not None and router_has_reply:
+                self._remember_reply(item, link.prompts)
+        else:
+            self.feed(item)
+
+    def _remember_reply(self, done: RegionDone, known: PromptMemory) -> None:
+        """The next prompt of this conversation may go on from it."""
+        reply = self._session.reply
+        is_whole = done.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
+        if reply is not None and is_whole and done.checksum is not None:
+            self._wire.replied(known, reply.ids, done.checksum)
+
+    def _send_whole_prompt(self) -> None:
+        """The router does not know, or not any more, what was left out of the prompt."""
+        if self._link is None:
+            return
+        try:
+            self._link.send(self._session_id, self._wire.whole_prompt(self._link.prompts))
+        except OutriderError as error:
+            self.feed(ClientFailed(error))
 
     def region_lost(self, error: OutriderError) -> None:
         """The stream to the region broke."""
@@ -237,7 +267,7 @@ class Chat:
             case SendDraft():
                 self._draft(action)
             case OpenDrafter():
-                self._drafter_number = self._model.drafter.open(action, self._drafted)
+                self._drafter_number = self._model.drafter.open(action, self._drafted, self._tenant)
             case TellDrafter(ids, lead):
                 self._model.drafter.commit(self._drafter_number, ids, lead)
             case CancelRegion(reason):
@@ -266,8 +296,8 @@ class Chat:
             self._context.telemetry.resumed("reopened")
         try:
             link = self._context.upstream.pick(avoid)
-            frame = self._wire.open(action, self._span.context)
-            self._session_id = link.open(self, frame, may_go_direct=True)
+            opening = self._wire.open(action, self._span.context, link.prompts)
+            self._session_id = link.open(self, opening, may_go_direct=True)
             self._link = link
         except OutriderError as error:
             # A router that was lost a moment ago may be back soon.

@@ -17,6 +17,7 @@ from outrider.peers.health import HealthPolicy
 from outrider.peers.membership import DiscoveryPolicy, parse_target
 from outrider.rpc.server import MAX_MESSAGE_BYTES
 from outrider.speculation.learnt import LearntConfig
+from outrider.static_prefixes import StaticPrefixConfig, check_prefixes
 from outrider.telemetry.config import AdminConfig
 from outrider.tls.config import TlsConfig
 from outrider.tokenization.pool.config import TokenizationConfig
@@ -183,10 +184,16 @@ class EdgeConfig:
     """Where and how prompts are tokenized, for each loaded model."""
     max_queued_frames: int = 4096
     """Frames that may wait for one router."""
+    prompt_memory_bytes: int = 16 << 20
+    """For prompts that a router was sent, for each router that is connected: what goes on from one
+    is sent without it. 0: prompts are sent whole."""
 
     drafter: DrafterConfig = field(default_factory=DrafterConfig)
     """The draft model and its process, of which each loaded model has one. `drafter.model` is for
     the first model; others draft as their definitions say. "none" is for all."""
+    prefixes: tuple[StaticPrefixConfig, ...] = ()
+    """What many chats begin with (docs/guides/static-prefixes.md): drafters compute it before they
+    are ready, and keep it, in half of their KV pool at most."""
     learnt: LearntConfig = field(default_factory=LearntConfig)
     """What is kept of what chats taught, for drafts after the next start; without cache_salt_key
     nothing is."""
@@ -203,6 +210,7 @@ class EdgeConfig:
     def __post_init__(self) -> None:
         if (self.certificate is None) != (self.private_key is None):
             raise ConfigError("certificate and private_key go together; give both or neither")
+        check_prefixes(self.prefixes)
         if not self.routers:
             raise ConfigError("routers is empty; name at least one as host:port")
         for router in self.routers:
@@ -291,13 +299,15 @@ class EdgeConfig:
         return min(limits, default=DEFAULT_CONTEXT_TOKENS)
 
     def drafter_settings(
-        self, model: str, draft: str, definitions_file: str = ""
+        self, model: str, draft: str, definitions_file: str = "", prefixes_file: str = ""
     ) -> DrafterSettings:
         """What a drafter for replies of `model` is set up with, that uses `draft`, as in
-        DrafterConfig.model. `definitions_file`: where both are defined, if not everywhere."""
+        DrafterConfig.model. `definitions_file`: where both are defined, if not everywhere.
+        `prefixes_file`: as in DrafterSettings."""
         return DrafterSettings(
             model=model,
             definitions_file=definitions_file,
+            prefixes_file=prefixes_file,
             drafter=replace(self.drafter, model=draft),
             learnt=self.kept_learnt,
             learnt_folder=str(self.learnt_folder),
@@ -332,6 +342,7 @@ class EdgeConfig:
             health=HealthPolicy(suspect_s=self.suspect_s),
             link=LinkPolicy(
                 self.max_queued_frames,
+                prompt_memory_bytes=self.prompt_memory_bytes,
                 probe_interval_s=self.probe_interval_s,
                 probe_timeout_s=self.probe_timeout_s,
             ),
@@ -377,6 +388,7 @@ _NOT_NEGATIVE = (
     "drain_s",
     "max_context_tokens",
     "min_prefill_tokens",
+    "prompt_memory_bytes",
     "reopen_s",
     "request_timeout_s",
 )

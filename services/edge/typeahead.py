@@ -156,8 +156,15 @@ class TypeaheadPrefill:
             self._link.forget(self._number)
 
     def region_frame(self, frame: inference_pb2.SessionDown) -> None:
-        """A frame from the region; only the end of the session matters."""
+        """A frame from the region; only the end of the session matters, and what it takes to come
+        to it."""
         kind = frame.WhichOneof("kind")
+        if kind == "prompt_unknown" and self._link is not None and self._wire is not None:
+            try:
+                self._link.send(self._number, self._wire.whole_prompt(self._link.prompts))
+            except OutriderError as error:
+                log.debug("typed_text_not_prefilled", reason=error.reason)
+                self._link.cancel(self._number, cancel(error.reason))
         if kind in ("done", "error"):
             self._ended(well=kind == "done")
 
@@ -217,7 +224,8 @@ class TypeaheadPrefill:
         )
         try:
             link = context.upstream.pick()
-            self._number = link.open(self, self._wire.open(OpenRegion(request, ids, 0), ("", "")))
+            opening = self._wire.open(OpenRegion(request, ids, 0), ("", ""), link.prompts)
+            self._number = link.open(self, opening)
             self._link = link
             context.telemetry.prefilled(len(ids), self._name)
         except OutriderError as error:

@@ -17,12 +17,12 @@ from outrider.errors import ConfigError
 from outrider.mirrors.config import MirrorConfig
 from outrider.models.definitions import ModelSpec
 from outrider.speculation.learnt import LearntConfig
+from outrider.static_prefixes import StaticPrefixConfig, check_prefixes
 from outrider.telemetry.config import AdminConfig
 from outrider.tls.config import TlsConfig
 from services.inference.embedding.limits import EmbeddingLimits
 from services.inference.kv_peers.config import KvPeersConfig
 from services.inference.scheduler.limits import SchedulerLimits
-from services.inference.static_prefixes.config import StaticPrefixConfig, check_prefixes
 
 _FAKE = FakeOptions()
 _ENGINE = EngineConfig()
@@ -41,6 +41,8 @@ class PrefixStoreConfig:
     url: str = ""
     """redis://HOST:PORT/DATABASE, or rediss:// over TLS; empty: none. It may be slow, full or gone
     at any time: then prompts are computed, as without it."""
+    cluster: bool = False
+    """`url` is one node of a Redis Cluster, which names the others."""
     key: str = dataclasses.field(default="", repr=False)
     """A secret of 32 characters or more, the same in all replicas that share it (`openssl rand -hex
     32`): without it nobody can read entries or make valid ones. Better in a file, or in the

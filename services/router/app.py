@@ -45,6 +45,7 @@ from services.router.relay.dispatch import Dispatch, PromptCache
 from services.router.relay.failover import Failover
 from services.router.relay.frames import Up
 from services.router.relay.intake import Intake
+from services.router.relay.received_prompts import ReceivedPrompts
 from services.router.relay.replica_monitor import ReplicaMonitor
 from services.router.relay.sessions import RelayLimits, SessionTable
 from services.router.relay.switch import Switch
@@ -125,6 +126,7 @@ class Router:
             intake,
             ReplicaMonitor(self.table, dispatch, self.registry, failover, config.hang),
             failover,
+            ReceivedPrompts(config.prompt_memory_bytes, ids),
             default_model=lambda: self.config.default_model,
             tokenize=lambda session: self.tokenization.start(self.switch, session),
             schedule_retry=self.retry_scheduled.set,

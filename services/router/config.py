@@ -154,6 +154,9 @@ class RouterConfig:
     max_kept_bytes: int = 256 << 20
     """Bytes of opens and committed tokens kept over all sessions, to open them on another replica;
     beyond it the oldest sessions cannot move."""
+    prompt_memory_bytes: int = 64 << 20
+    """For prompts of late, so that edges send only what is new of a prompt that goes on from one;
+    about 15 KB for one of 3,000 tokens. 0: all prompts come whole."""
     edge_buffer_frames: int = 2048
     """Frames that may wait for one edge; beyond it that edge's sessions end as OVERLOADED."""
     replica_buffer_frames: int = 4096
@@ -267,6 +270,7 @@ class RouterConfig:
 _NOT_NEGATIVE = (
     "default_rtt_ms",
     "drain_s",
+    "prompt_memory_bytes",
     "return_s",
 )
 

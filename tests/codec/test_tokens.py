@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.codec.ranks import RankTable
-from outrider.codec.tokens import Block, TokenCodec, TokenCoder, negotiate
+from outrider.codec.tokens import MIN_CLASSES, Block, TokenCodec, TokenCoder, negotiate
 from outrider.errors import BadTokenBlockError
 
 DIGEST = bytes(range(32))
@@ -53,13 +53,24 @@ def test_a_large_vocabulary_round_trips_without_u16(ids: list[int], codec: Token
 
 
 @pytest.mark.parametrize("num_ids", [94, 95, 96, 97, 766, 767, 768, 769])
-@pytest.mark.parametrize("codec", TokenCodec)
+@pytest.mark.parametrize("codec", [it for it in TokenCodec if it != TokenCodec.RANK_CLASSES])
 def test_the_short_and_the_long_path_write_the_same(num_ids: int, codec: TokenCodec) -> None:
     ids = np.random.default_rng(num_ids).integers(0, SIZE, num_ids).tolist()
     whole = CODER.encode(ids, codec)
     pieces = [CODER.encode(ids[at : at + 40], codec) for at in range(0, num_ids, 40)]
     assert whole.payload == b"".join(piece.payload for piece in pieces)
     assert CODER.decode(whole, max_count=num_ids) == tuple(ids)
+
+
+def test_classes_are_for_many_ids_and_never_for_few() -> None:
+    ids = np.random.default_rng(1).integers(0, SIZE, MIN_CLASSES).tolist()
+    many, few = (CODER.encode(some, TokenCodec.RANK_CLASSES) for some in (ids, ids[1:]))
+    assert (many.codec, few.codec) == (TokenCodec.RANK_CLASSES, TokenCodec.RANK_VARINT)
+    for count in (MIN_CLASSES - 1, 1, 0):
+        block = Block(TokenCodec.RANK_CLASSES, count, 0, many.payload[:count])
+        with pytest.raises(BadTokenBlockError, match="in classes"):
+            CODER.decode(block, max_count=LIMIT)
+    assert TokenCodec.RANK_CLASSES not in TokenCoder(DIGEST, SIZE).supported
 
 
 def test_the_layouts_are_those_of_the_wire() -> None:
@@ -105,17 +116,17 @@ def test_truncated_and_extended_blocks_are_refused(
 
 
 @given(
-    st.integers(-2, 5),
-    st.integers(-2, 40),
+    st.one_of(st.integers(-2, 5), st.just(60)),
+    st.integers(-2, 140),
     st.integers(0, 2**32 - 1),
-    st.binary(max_size=60),
+    st.binary(max_size=100),
 )
 def test_made_up_blocks_never_decode_to_something_else(
     codec: int, count: int, checksum: int, payload: bytes
 ) -> None:
     block = Block(codec, count, checksum, payload)
     try:
-        ids = CODER.decode(block, max_count=30)
+        ids = CODER.decode(block, max_count=130)
     except BadTokenBlockError:
         return
     assert CODER.encode(ids, TokenCodec(codec)) == block
@@ -129,8 +140,12 @@ def test_ids_outside_the_vocabulary_are_refused(codec: TokenCodec, num_ids: int)
         ids = [*range(num_ids - 1), bad]
         with pytest.raises(BadTokenBlockError, match="outside the vocabulary of 1000"):
             small.encode(ids, codec)
-        written = TokenCodec.U16 if codec is TokenCodec.U16 else TokenCodec.VARINT
-        block = replace(CODER.encode(ids, written), codec=codec)
+        ranked = codec is TokenCodec.RANK_CLASSES and num_ids >= MIN_CLASSES
+        ids = [*range(max(num_ids - 1, 0)), *([60_000] if ranked else [bad])]
+        written = codec if ranked or codec is TokenCodec.U16 else TokenCodec.VARINT
+        block = replace((WIDE if ranked else CODER).encode(ids, written), codec=codec)
+        if codec is TokenCodec.RANK_CLASSES and not ranked:
+            continue
         with pytest.raises(BadTokenBlockError, match="outside the vocabulary of 1000"):
             small.decode(block, max_count=LIMIT)
     for bad in (-1, 2**32):
@@ -175,5 +190,5 @@ def test_negotiation_takes_the_peers_first_wish() -> None:
 
 
 def test_nothing_in_common_is_an_error() -> None:
-    with pytest.raises(BadTokenBlockError, match=r"reads \[99, 3\].*writes \[1, 2\]"):
+    with pytest.raises(BadTokenBlockError, match=r"reads \[99, 3\].*writes \[60, 1, 2\]"):
         negotiate([99, 3], WIDE.supported)

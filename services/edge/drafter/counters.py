@@ -27,6 +27,8 @@ class DrafterCounters:
     """Moving average of one prompt token; 0 before the first."""
     num_refused: int = 0
     num_evicted: int = 0
+    num_reused: int = 0
+    """Tokens of prompts whose KV the turn before had left."""
     num_branches: int = 0
     num_promoted: int = 0
     num_pauses: int = 0
@@ -63,6 +65,7 @@ class DrafterCounters:
             call_us=self.call_us,
             num_refused=self.num_refused,
             num_evicted=self.num_evicted,
+            num_reused=self.num_reused,
             num_branches=self.num_branches,
             num_promoted=self.num_promoted,
             num_pauses=self.num_pauses,

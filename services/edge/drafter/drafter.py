@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import Final
 
 import numpy as np
 
@@ -22,15 +23,20 @@ from outrider.engines.base import (
 )
 from outrider.engines.draft_calibration import DraftCalibration
 from outrider.errors import ConfigError
+from outrider.sampling.params import SamplingParams
 from outrider.speculation.suffix_drafter import SuffixDrafter
 from services.edge.drafter.branch import DraftBranch
 from services.edge.drafter.calibration import GroupLearning
 from services.edge.drafter.counters import DrafterCounters
+from services.edge.drafter.kept_kv import Ids, KeptKv, common_tokens
 from services.edge.drafter.kv import KvBlockPool, KvOperations, KvSequence
 from services.edge.drafter.proposer import Proposer
 from services.edge.drafter.protocol import CommitTokens, DraftUpdate, OpenReply
 from services.edge.drafter.session import DraftSession
 from services.edge.drafter.settings import DrafterLimits
+
+_PREFIX: Final = 0
+"""The number of the session that computes a static prefix: the edge's begin at 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +58,14 @@ class EngineCall:
     def slices(self) -> tuple[SequenceSlice, ...]:
         """For Engine.step."""
         return tuple(it.slice for it in self.scheduled)
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedPrefix:
+    """A static prefix: replies share its KV, which stays as it is."""
+
+    ids: Ids
+    kv: KvSequence
 
 
 def run(
@@ -88,6 +102,10 @@ class Drafter:
         self.learning = learning or GroupLearning()
         self._admit = admit
         self._pool = KvBlockPool(info)
+        self._kept = KeptKv(limits.max_kept, info.block_tokens)
+        self._pinned: list[PinnedPrefix | None] = []
+        """By number; None: there was no room for it."""
+        self._num_pinned_blocks = 0
         self._sessions: dict[int, DraftSession] = {}
         self._in_call: set[int] = set()
         """Sessions with a slice in the call being made."""
@@ -105,6 +123,11 @@ class Drafter:
     @property
     def num_free_blocks(self) -> int:
         return self._pool.num_free
+
+    @property
+    def num_kept(self) -> int:
+        """Replies that are over whose KV is kept."""
+        return len(self._kept)
 
     # Messages from the edge.
 
@@ -134,9 +157,75 @@ class Drafter:
             calibration=calibration.for_reply(),
             limits=self._limits,
             counters=self.counters,
-            kv=self._pool.allocate(),
+            kv=self._kv_for(opening),
             now=now,
         )
+
+    def _kv_for(self, opening: OpenReply) -> KvSequence:
+        """What the last turn of the chat left, as far as its prompt goes on from it, or a static
+        prefix that it may use, as far as it begins so."""
+        pinned, common = self._pinned_for(opening)
+        # At least the last token is computed, and never into a block that is shared.
+        found = self._kept.take(opening.group, opening.prompt[:-1]) if opening.group else None
+        if found is not None and found.num_tokens < common:
+            self._pool.free([found.kv])
+            found = None
+        if found is not None:
+            self.counters.num_reused += found.num_tokens
+            return found.kv
+        shared = self._pool.share(pinned.kv, common) if pinned is not None else None
+        if shared is None:
+            return self._pool.allocate()
+        self.counters.num_reused += common
+        return shared
+
+    def _pinned_for(self, opening: OpenReply) -> tuple[PinnedPrefix | None, int]:
+        """The prefix that begins most of the prompt, and how much."""
+        best: tuple[PinnedPrefix | None, int] = None, 0
+        prompt = np.array(opening.prompt[:-1], np.int32)
+        for number in opening.prefixes:
+            pinned = self._pinned[number] if number < len(self._pinned) else None
+            common = common_tokens(pinned.ids, prompt) if pinned is not None else 0
+            if common > best[1]:
+                best = pinned, common
+        return best
+
+    # Static prefixes.
+
+    def open_prefix(self, ids: Sequence[int], now: float) -> bool:
+        """Begin to compute the next static prefix, before any reply is opened; `pin_prefix` follows
+        once `is_prefix_computed`. False if there is no room: together they have half of the KV
+        pool."""
+        num_blocks = -(-(len(ids) + self._info.scratch_tokens) // self._info.block_tokens)
+        fits_pool = self._num_pinned_blocks + num_blocks <= self._info.num_blocks // 2
+        fits_model = len(ids) + self._info.scratch_tokens < self._info.max_context_tokens
+        if not (ids and fits_pool and fits_model):
+            self._pinned.append(None)
+            return False
+        self.open(OpenReply(_PREFIX, tuple(ids), (), SamplingParams(max_tokens=1)), now)
+        return True
+
+    @property
+    def is_prefix_computed(self) -> bool:
+        """Whether all KV of that prefix is there."""
+        session = self._sessions[_PREFIX]
+        return session.main.kv.length >= len(session.final) or not session.is_modelled
+
+    def pin_prefix(self) -> bool:
+        """Keep its KV for good, numbered as the prefixes came; whether there is any."""
+        session = self._sessions.pop(_PREFIX)
+        kv = session.main.kv
+        session.replace_kv(KvSequence(0))
+        is_there = session.is_modelled
+        if is_there:
+            session.dropped.remove(kv)
+            kv.crop(len(session.final))
+            self._pool.trim(kv)
+            self._num_pinned_blocks += len(kv.table)
+        self._free_dropped(session)
+        ids = np.array(session.final, np.int32)
+        self._pinned.append(PinnedPrefix(ids, kv) if is_there else None)
+        return is_there
 
     def commit(self, commit: CommitTokens, now: float) -> None:
         """Ids that became final. Unknown sessions are ignored."""
@@ -153,7 +242,12 @@ class Drafter:
         session = self._sessions.pop(number, None)
         if session is not None:
             session.learn_last()
+            kv = session.main.kv
             session.replace_kv(KvSequence(0))
+            if session.is_modelled and session.group:
+                session.dropped.remove(kv)
+                session.dropped += self._kept.put(session.group, session.final, kv)
+                self._pool.trim(kv)
             self._free_dropped(session)
 
     # Calls of the model.
@@ -258,6 +352,8 @@ class Drafter:
     def _open_alternative(self, session: DraftSession, least: float) -> None:
         at = session.weakest(least)
         if at is not None:
+            if not self._pool.num_free and len(self._kept):
+                self._pool.free([self._kept.pop()])
             kv = self._pool.share(session.main.kv, session.main.begin + at)
             if kv is not None:
                 session.open_alternative(at, kv)
@@ -287,7 +383,11 @@ class Drafter:
         """Have blocks for so many tokens. Without them an alternative ends, and a session goes on
         without the model."""
         if num_tokens + self._info.scratch_tokens <= self._info.max_context_tokens:
-            if self._pool.extend(branch.kv, num_tokens):
+            while not self._pool.extend(branch.kv, num_tokens):
+                if not len(self._kept):
+                    break
+                self._pool.free([self._kept.pop()])
+            else:
                 return True
             if branch is session.main:
                 self._evict(self._pool.num_missing(branch.kv, num_tokens), session, now)

@@ -94,6 +94,12 @@ class KvBlockPool:
         kv.table += [self._free.pop() for _ in range(count)]
         return True
 
+    def trim(self, kv: KvSequence) -> None:
+        """Free the blocks behind those that hold its tokens."""
+        num_blocks = max(kv.num_shared, -(-kv.length // self._block_tokens))
+        self._free += kv.table[num_blocks:]
+        del kv.table[num_blocks:]
+
     def free(self, dropped: Iterable[KvSequence]) -> None:
         """Free these sequences, and the blocks they own."""
         for kv in dropped:

@@ -15,6 +15,7 @@ from typing import Final, TypeAlias
 
 import structlog
 
+from outrider.access.api_keys import is_allowed
 from outrider.codec.frames import FrameDecoder, encode_frame
 from outrider.errors import OutriderError
 from outrider.sampling.params import SamplingParams
@@ -74,6 +75,7 @@ class _Session:
     lead: int
     group: bytes
     group_lasts: bool
+    prefixes: tuple[int, ...]
     is_open: bool = False
     """Whether the process knows of it."""
     is_current: bool = False
@@ -90,6 +92,7 @@ class _Session:
             lead=self.lead,
             group=self.group,
             group_lasts=self.group_lasts,
+            prefixes=self.prefixes,
         )
 
 
@@ -129,13 +132,16 @@ class DrafterLink:
         metrics: DrafterMetrics,
         command: Sequence[str] = DRAFTER,
         *,
+        prefix_tenants: Sequence[tuple[str, ...]] = (),
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """`command` starts the process; `sleep` waits for so many seconds before the next start."""
+        """`command` starts the process; `sleep` waits for so many seconds before the next start.
+        `prefix_tenants`: whose chats may use each static prefix of the settings."""
         self._settings = settings
         self._sleep = sleep
         self._command = command
         self._vocabulary_size = vocabulary_size
+        self._prefix_tenants = tuple(prefix_tenants)
         self._metrics = metrics
         self._sessions: dict[int, _Session] = {}
         self._unclosed: list[int] = []
@@ -184,8 +190,8 @@ class DrafterLink:
 
     # Verbs of chats.
 
-    def open(self, wanted: OpenDrafter, on_drafts: OnDrafts) -> int:
-        """Have a reply drafted; the number for the other verbs."""
+    def open(self, wanted: OpenDrafter, on_drafts: OnDrafts, tenant: str = "") -> int:
+        """Have a reply of this tenant's drafted; the number for the other verbs."""
         self._last_number += 1
         session = _Session(
             on_drafts=on_drafts,
@@ -196,6 +202,11 @@ class DrafterLink:
             lead=wanted.lead,
             group=wanted.group,
             group_lasts=wanted.group_lasts,
+            prefixes=tuple(
+                number
+                for number, tenants in enumerate(self._prefix_tenants)
+                if is_allowed(tenant, tenants)
+            ),
         )
         self._sessions[self._last_number] = session
         self._send_opening(self._last_number, session)

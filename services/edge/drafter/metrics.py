@@ -43,6 +43,10 @@ EVICTED: Final = Family(
     "outrider_edge_drafter_evicted_sessions",
     "Sessions that gave way to others.",
 )
+REUSED: Final = Family(
+    "outrider_edge_drafter_reused_tokens",
+    "Prompt tokens that the draft model had read in an earlier turn of their chats.",
+)
 BRANCHES: Final = Family(
     "outrider_edge_drafter_alternatives",
     "Alternative tokens drafted beside a chain of drafts.",
@@ -115,6 +119,7 @@ class DrafterMetrics:
         self._add(CALL_TIME, (stats.call_us - last.call_us) / 1e6)
         self._add(REFUSED, stats.num_refused - last.num_refused)
         self._add(EVICTED, stats.num_evicted - last.num_evicted)
+        self._add(REUSED, stats.num_reused - last.num_reused)
         self._add(BRANCHES, stats.num_branches - last.num_branches)
         self._add(PROMOTED, stats.num_promoted - last.num_promoted)
         self._add(PAUSES, stats.num_pauses - last.num_pauses)

@@ -51,6 +51,8 @@ class OpenReply:
     """The trust group whose replies teach each other; empty: this reply learns for itself."""
     group_lasts: bool = False
     """The group's name is the same after a restart of the edge."""
+    prefixes: tuple[int, ...] = ()
+    """Numbers of the static prefixes whose KV it may use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +120,9 @@ class DrafterStats:
     """Sessions refused for want of a place or of KV blocks."""
     num_evicted: int
     """Sessions whose KV blocks were taken for others."""
+    num_reused: int
+    """Prompt tokens that were not computed, since an earlier reply of the chat had left their
+    KV."""
     num_branches: int
     """Alternatives drafted beside a chain."""
     num_promoted: int
@@ -140,7 +145,7 @@ FromDrafter: TypeAlias = DraftUpdate | DrafterReady | DrafterUnusable | DrafterS
 _SESSION: Final = struct.Struct("<BI")
 _SAMPLING: Final = struct.Struct("<7dQIIB")
 _UPDATE: Final = struct.Struct("<BIII")
-_STATS: Final = struct.Struct("<B18Q")
+_STATS: Final = struct.Struct("<B19Q")
 _COUNT: Final = struct.Struct("<I")
 _LEAD: Final = struct.Struct("<H")
 _LEAD_AND_LASTS: Final = struct.Struct("<HB")
@@ -188,9 +193,12 @@ def decode_to_drafter(payload: bytes) -> ToDrafter:
         case _Kind.OPEN:
             prompt, reply, ends = fields.ids(), fields.ids(), fields.ids()
             params = _read_params(fields)
+            prefixes = fields.ids()
             lead, group_lasts = fields.take(_LEAD_AND_LASTS)
             group = fields.rest()
-            return OpenReply(session, prompt, reply, params, ends, lead, group, bool(group_lasts))
+            return OpenReply(
+                session, prompt, reply, params, ends, lead, group, bool(group_lasts), prefixes
+            )
         case _Kind.COMMIT:
             ids = fields.ids()
             (lead,) = fields.take(_LEAD)
@@ -275,7 +283,7 @@ def _opening(message: OpenReply) -> bytes:
     )
     biases = _ids(list(params.logit_bias)) + _array(list(params.logit_bias.values()), "<f8")
     ids = _ids(message.prompt) + _ids(message.reply) + _ids(message.ends)
-    last = _LEAD_AND_LASTS.pack(message.lead, message.group_lasts)
+    last = _ids(message.prefixes) + _LEAD_AND_LASTS.pack(message.lead, message.group_lasts)
     return ids + fixed + biases + last + message.group
 
 
@@ -341,6 +349,7 @@ def _stats(stats: DrafterStats) -> bytes:
         stats.call_us,
         stats.num_refused,
         stats.num_evicted,
+        stats.num_reused,
         stats.num_branches,
         stats.num_promoted,
         stats.num_pauses,
@@ -361,11 +370,12 @@ def _read_stats(fields: _Fields) -> DrafterStats:
         call_us=counts[4],
         num_refused=counts[5],
         num_evicted=counts[6],
-        num_branches=counts[7],
-        num_promoted=counts[8],
-        num_pauses=counts[9],
-        paused_us=counts[10],
-        prompt_token_us=counts[11],
-        drafted=(counts[12], counts[13], counts[14]),
-        accepted=(counts[15], counts[16], counts[17]),
+        num_reused=counts[7],
+        num_branches=counts[8],
+        num_promoted=counts[9],
+        num_pauses=counts[10],
+        paused_us=counts[11],
+        prompt_token_us=counts[12],
+        drafted=(counts[13], counts[14], counts[15]),
+        accepted=(counts[16], counts[17], counts[18]),
     )

@@ -38,6 +38,7 @@ class DraftSession:
         now: float,
     ) -> None:
         self.number = opening.session
+        self.group = opening.group
         self._final = list(opening.prompt)
         self._num_prompt = len(opening.prompt)
         self._max_tokens = opening.params.max_tokens
@@ -66,6 +67,11 @@ class DraftSession:
         copier.extend(opening.prompt)
         if opening.reply:
             self.commit(opening.reply, opening.lead)
+
+    @property
+    def final(self) -> Sequence[int]:
+        """Tokens of prompt and reply that never change."""
+        return self._final
 
     @property
     def num_reply(self) -> int:
@@ -160,7 +166,7 @@ class DraftSession:
             return False
         # The blocks that the two shared are the alternative's from now on.
         self.dropped.append(KvSequence(main.kv.sequence, main.kv.table, alternative.kv.num_shared))
-        alternative.kv.num_shared = 0
+        alternative.kv.num_shared = main.kv.num_shared
         alternative.chain[:0] = main.chain[:at]
         alternative.begin = main.begin
         alternative.reconsider()

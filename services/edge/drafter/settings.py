@@ -60,6 +60,9 @@ class DrafterLimits:
     for each."""
     update_interval_s: float = 0.004
     """Fewer new drafts are sent after this time, or when no more follow."""
+    max_kept: int = 64
+    """Replies that are over whose KV is kept for the next turn of their chats, as far as nothing
+    else wants the blocks."""
     evict_idle_s: float = 5.0
     """A session without a commit for this long may lose its KV blocks to another."""
 
@@ -123,6 +126,8 @@ class DrafterSettings:
     """Where that is kept; needed if anything is."""
     definitions_file: str = ""
     """A TOML file that defines the model and its draft; empty: the machine's files do."""
+    prefixes_file: str = ""
+    """A JSON file of the token ids of static prefixes, a list of lists; empty: there are none."""
 
     def to_json(self) -> str:
         """For the command line."""

@@ -6,6 +6,7 @@ One thread: it reads the edge's messages between two calls of the model, and dur
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import select
 import signal
@@ -134,11 +135,32 @@ def main(settings: DrafterSettings, connection: socket.socket, edge_pid: int) ->
     info = draft.engine.info
     drafter = Drafter(info, settings.limits, draft.calibration, learning, keeper.kept.admit)
     saver = LearntSaver(keeper, learning, settings.learnt.save_interval_s)
+    pin_prefixes(drafter, draft.engine, settings.prefixes_file)
     channel.send([DrafterReady(draft.name)])
     contention = CoreContention(ContentionLimits(settings.drafter.max_wait_share))
     Worker(channel, drafter, draft.engine, saver, contention).work()
     saver.finish(monotonic() + _SAVE_S)
     return 0
+
+
+def pin_prefixes(drafter: Drafter, engine: Engine, file: str) -> None:
+    """Compute the static prefixes of the file, and keep their KV. Raises EngineError."""
+    prefixes = json.loads(Path(file).read_bytes()) if file else []
+    num_tokens = num_left_out = 0
+    for ids in prefixes:
+        if not drafter.open_prefix(ids, monotonic()):
+            num_left_out += 1
+            continue
+        while not drafter.is_prefix_computed and (call := drafter.schedule(monotonic())):
+            began = monotonic()
+            rows = run(engine, call)
+            drafter.apply(call, rows, monotonic() - began)
+        if drafter.pin_prefix():
+            num_tokens += len(ids)
+        else:
+            num_left_out += 1
+    if prefixes:
+        log.info("draft_prefixes_pinned", tokens=num_tokens, left_out=num_left_out)
 
 
 def unfit_for_ever(error: InsufficientMemoryError, limit: int) -> str:

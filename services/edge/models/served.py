@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from collections.abc import Callable
 from contextlib import AsyncExitStack, ExitStack
@@ -17,6 +18,7 @@ from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import Vocabulary, load_vocabulary
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
+from outrider.static_prefixes import prefix_ids
 from outrider.tls import Tls
 from outrider.tokenization.backends.fallback import FallbackBackend
 from outrider.tokenization.backends.selection import load_backend
@@ -77,7 +79,7 @@ class ServedModel:
     region_codec: RegionCodec
     has_drafter: bool
     """Whether a process drafts for it."""
-    definitions: DefinitionsFile
+    drafter_files: tuple[DrafterFile, ...]
     learning: KeptLearning
     """What its chats teach, for each trust group by itself."""
 
@@ -96,23 +98,21 @@ class ServedModel:
         """Give back processes, threads and files, each whatever became of the others; no chat uses
         it."""
         async with AsyncExitStack() as held:  # the last one first
-            held.callback(self.definitions.close)
+            for file in self.drafter_files:
+                held.callback(file.close)
             held.push_async_callback(asyncio.to_thread, self.tokenization.join)
             held.callback(self.tokenization.close)
             held.push_async_callback(self.learning.close)
             held.push_async_callback(self.drafter.stop)
 
 
-class DefinitionsFile:
-    """The definitions of a model and its draft, for a drafter to read whenever it starts: those of
-    the files they are from may have changed by then. In memory: an edge may have no folder."""
+class DrafterFile:
+    """What a drafter reads whenever it starts. In memory: an edge may have no folder."""
 
-    def __init__(self, model: EdgeModel) -> None:
-        # A definition names a draft only if that is defined too, and the drafter is told its own.
-        specs = [replace(spec, draft="") for spec in (model.draft_spec, model.spec) if spec]
-        self._fd = os.memfd_create("definitions")
+    def __init__(self, text: str) -> None:
+        self._fd = os.memfd_create("drafter")
         with open(self._fd, "w", encoding="utf-8", closefd=False) as file:
-            file.write(to_toml({spec.name: as_table(spec) for spec in specs}))
+            file.write(text)
 
     @property
     def path(self) -> str:
@@ -122,6 +122,14 @@ class DefinitionsFile:
     def close(self) -> None:
         """Nobody reads it any more."""
         os.close(self._fd)
+
+
+def definitions_of(model: EdgeModel) -> str:
+    """The definitions of a model and its draft: those of the files they are from may have changed
+    by the time that a drafter reads them."""
+    # A definition names a draft only if that is defined too, and the drafter is told its own.
+    specs = [replace(spec, draft="") for spec in (model.draft_spec, model.spec) if spec]
+    return to_toml({spec.name: as_table(spec) for spec in specs})
 
 
 def load_model(
@@ -140,12 +148,16 @@ def load_model(
         vocabulary, backend, CachePolicy(max_bytes=config.tokenization.cache_bytes)
     )
     with ExitStack() as made:
-        definitions = DefinitionsFile(model)
+        definitions = DrafterFile(definitions_of(model))
         made.callback(definitions.close)
+        static = [it for it in config.prefixes if has_drafter and it.model in ("", name)]
+        prefixes = DrafterFile(json.dumps([prefix_ids(it, vocabulary) for it in static]))
+        made.callback(prefixes.close)
         drafter = DrafterLink(
-            config.drafter_settings(name, model.draft, definitions.path),
+            config.drafter_settings(name, model.draft, definitions.path, prefixes.path),
             vocabulary.size,
             DrafterMetrics(labels, name),
+            prefix_tenants=[it.tenants for it in static],
         )
         used_drafter = drafter if has_drafter else None
         learning = KeptLearning(model.spec, config, vocabulary, max_context_tokens, used_drafter)
@@ -171,7 +183,7 @@ def load_model(
         typeahead=config.typeahead_policy(max_context_tokens),
         drafter=drafter,
         has_drafter=has_drafter,
-        definitions=definitions,
+        drafter_files=(definitions, prefixes),
         learning=learning,
     )
 

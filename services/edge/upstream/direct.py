@@ -80,6 +80,8 @@ class DirectSession:
         """Its number there."""
         self._verdict: asyncio.TimerHandle | None = None
         self._is_closed = False
+        self.went_direct = False
+        """Whether commits came that its router has not seen."""
 
     @property
     def is_direct(self) -> bool:
@@ -152,6 +154,7 @@ class DirectSession:
     def _apply(self, event: PathInput, frame: inference_pb2.SessionDown | None = None) -> None:
         before = self._switch.state
         step = self._switch.apply(event, frame)
+        self.went_direct |= self.is_direct
         self._paths.count(before, event)
         self._do(step)
 

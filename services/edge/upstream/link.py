@@ -14,6 +14,7 @@ from typing import Any, Final, NoReturn, Protocol
 import grpc.aio
 import structlog
 
+from outrider.codec.prompt_memory import PromptMemory
 from outrider.errors import CancelledError, OutriderError, UnavailableError
 from outrider.peers.jobs import until_one_fails
 from outrider.peers.stall_free_clock import StallFreeClock
@@ -60,6 +61,8 @@ class LinkPolicy:
 
     max_queued_frames: int
     """Frames that may wait for the router."""
+    prompt_memory_bytes: int = 16 << 20
+    """For prompts that the router has seen."""
     connect_s: float = 5.0
     """Limit of one attempt to connect."""
     probe_interval_s: float = 1.0
@@ -104,6 +107,8 @@ class RouterLink:
         self._direct = direct
         self._direct_sessions: dict[int, DirectSession] = {}
         """By session id, where there is `direct`."""
+        self.prompts = PromptMemory(0)
+        """What the router knows of this edge's prompts: of those that went over this stream."""
 
     @property
     def num_sessions(self) -> int:
@@ -141,6 +146,17 @@ class RouterLink:
             return path.draft(frame)
         frame.session = session_id
         return self._outbox.offer(frame)
+
+    def router_saw_reply(self, session_id: int) -> bool:
+        """Whether all commits of a session came through the router."""
+        path = self._direct_sessions.get(session_id)
+        return path is None or not path.went_direct
+
+    def send(self, session_id: int, frame: inference_pb2.SessionUp) -> None:
+        """Queue a frame that the session cannot do without. Raises OverloadedError."""
+        if self._outbox is not None:  # otherwise region_lost tells the session
+            frame.session = session_id
+            self._outbox.put_nowait(frame)
 
     def cancel(self, session_id: int, frame: inference_pb2.SessionUp) -> None:
         """Queue the cancel of a session, however many frames wait for the router."""
@@ -204,6 +220,7 @@ class RouterLink:
         self, stub: router_pb2_grpc.RouterServiceAsyncStub, call: _RouteCall, outbox: _RouteOutbox
     ) -> NoReturn:
         self._outbox = outbox
+        self.prompts = PromptMemory(self._policy.prompt_memory_bytes, is_searched=True)
         self._on_connected()
         began_s = self._clock()
         why = "the edge leaves it"

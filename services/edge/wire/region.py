@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from google.protobuf.message import DecodeError
 
+from outrider.codec.prompt_memory import (
+    PromptMemory,
+    as_bytes,
+    prompt_name,
+    prompt_scope,
+    reply_name,
+)
 from outrider.codec.tokens import TokenCodec, TokenCoder
 from outrider.errors import BadTokenBlockError, MalformedFrameError
 from outrider.model_identity import check_model_identity
@@ -36,6 +45,8 @@ from services.edge.session.events import (
 )
 
 MAX_COMMIT_TOKENS = 4096
+NOTHING_KNOWN = PromptMemory(0)
+"""Of a router that is to get whole prompts."""
 
 RegionInput = RegionOpened | RegionCommit | RegionMoved | RegionDone | RegionFailed
 
@@ -69,9 +80,19 @@ class RegionWire:
         self._rewriter = rewriter or Rewriter()
         self._region_codec = region_codec or RegionCodec()
         self._codec = self._region_codec.codec
+        # Of a chat that shares nothing with any other the region is to remember nothing either.
+        salt = identity.cache_salt if identity.group else b""
+        self._scope = prompt_scope(salt, vocabulary_digest)
+        self._prompt: tuple[int, ...] = ()
+        self._prompt_name = b""
+        self._left_out_of = b""
+        """The name that the prompt's beginning was left out for; empty: it was sent whole."""
 
-    def open(self, action: OpenRegion, trace: tuple[str, str]) -> inference_pb2.SessionUp:
-        """The frame that opens the session."""
+    def open(
+        self, action: OpenRegion, trace: tuple[str, str], known: PromptMemory = NOTHING_KNOWN
+    ) -> inference_pb2.SessionUp:
+        """The frame that opens the session. `known`: what the router it goes to has of earlier
+        prompts."""
         request = action.request
         opening = inference_pb2.OpenSession(
             request_id=request.request_id,
@@ -98,13 +119,26 @@ class RegionWire:
             opening.prediction.CopyFrom(self._block(action.prediction))
         if action.prompt is not None:
             opening.vocabulary_digest = self._digest
-            opening.ids.tail.CopyFrom(self._block(action.prompt))
+            self._prompt = action.prompt
+            opening.ids.CopyFrom(self._delta(known))
         else:
             messages = self._rewriter.prepare(request.messages)
             opening.messages.messages.extend(map(message_to_proto, messages))
             opening.messages.tools.extend(request.tools)
             opening.messages.prefixed = self._rewriter.has_prefix
         return inference_pb2.SessionUp(open=opening)
+
+    def whole_prompt(self, known: PromptMemory) -> inference_pb2.SessionUp:
+        """The answer to a router that does not know what was left out of the open."""
+        known.forget(self._scope, self._left_out_of)
+        return inference_pb2.SessionUp(prompt=self._delta(known, is_whole=True))
+
+    def replied(self, known: PromptMemory, reply: Sequence[int], checksum: int) -> None:
+        """The session has its whole reply: the router knows prompt and reply together."""
+        if self._prompt_name and reply:
+            name = reply_name(self._scope, self._prompt_name, len(reply), checksum)
+            ids = as_bytes(self._prompt) + as_bytes(reply)
+            known.remember(self._scope, name, ids, self._prompt_name)
 
     def draft(self, action: SendDraft) -> inference_pb2.SessionUp:
         """A frame of drafts."""
@@ -136,6 +170,25 @@ class RegionWire:
                 self._region_codec.codec = TokenCodec.VARINT
             return RegionFailed(error)
         raise MalformedFrameError("the region sent a frame of no known kind")
+
+    def _delta(self, known: PromptMemory, *, is_whole: bool = False) -> inference_pb2.PromptDelta:
+        """The prompt without what the router knows of it."""
+        prompt = self._prompt
+        self._left_out_of = b""
+        if not self._scope or not known.max_bytes:
+            return inference_pb2.PromptDelta(tail=self._block(prompt))
+        raw = as_bytes(prompt)
+        found = None if is_whole else known.longest(self._scope, raw)
+        self._prompt_name = prompt_name(self._scope, raw)
+        known.remember(self._scope, self._prompt_name, raw, found.name if found else b"")
+        if found is None:
+            return inference_pb2.PromptDelta(tail=self._block(prompt), remember=True)
+        self._left_out_of = found.name
+        tail = self._block(prompt[found.num_tokens :])
+        tail.checksum = self._coder.checksum(prompt)
+        return inference_pb2.PromptDelta(
+            prefix_tokens=found.num_tokens, prefix_hash=found.name, tail=tail, remember=True
+        )
 
     def _block(self, ids: tuple[int, ...]) -> common_pb2.TokenBlock:
         return token_block_to_proto(self._coder.encode(ids, self._codec))

@@ -246,6 +246,9 @@ class PrefixExchange:
         the engine takes so long for one of the others."""
         prompt = self._prompt(request, self._model)
         if prompt is not None:
+            shared = request.shared_prefix_tokens // self._identity.layout.block_tokens
+            for name in prompt.names[:shared]:  # it came to another replica before
+                self._seen.add(name)
             self._opened(request, prompt, cached_tokens, compute_token_ms)
 
     def warming_up(
@@ -327,8 +330,7 @@ class PrefixExchange:
         num_blocks = len(ids) // block_tokens if has_holder else num_kept
         ids = ids[: num_blocks * block_tokens]
         hashes = list(block_hashes(ids, block_tokens, request.cache_salt))
-        sealer = self._sealer
-        names = [] if sealer is None else [sealer.name(block) for block in hashes[:num_kept]]
+        names = [] if self._sealer is None else self._sealer.names(hashes[:num_kept])
         salt = request.cache_salt
         return _Prompt(request.session_id, ids, salt, hashes, names, model, num_kept)
 

@@ -63,5 +63,6 @@ def _open_store(config: PrefixStoreConfig, identity: bytes) -> tuple[RedisStore,
     password = secret(config.password, config.password_file, "prefix_store.password")
     address = RedisAddress(config.url, config.user, password, config.ca)
     timeout_s = config.timeout_ms / 1e3
-    store = RedisStore(connect(address, timeout_s), timeout_s=timeout_s, ttl_s=config.ttl_s)
+    client = connect(address, timeout_s, is_cluster=config.cluster)
+    store = RedisStore(client, timeout_s=timeout_s, ttl_s=config.ttl_s)
     return store, Sealer(key, identity)

@@ -8,13 +8,17 @@ write the store without the secret learns no text, finds nothing of any group, a
 replica take KV that is not its own; and replicas that compute differently find nothing of each
 other.
 
-What stays visible: how many entries there are, their sizes, and when each is asked for. Nonces are
-random: one key seals far fewer than 2^32 blocks.
+A name begins with the tag of its run, RUN_BLOCKS blocks of a prompt, in braces: a Redis Cluster
+keeps what has one tag in one place, so that a run is one request. Runs of one prompt lie anywhere.
+
+What stays visible: how many entries there are, their sizes, which are of one run, and when each is
+asked for. Nonces are random: one key seals far fewer than 2^32 blocks.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Final
 
@@ -24,9 +28,13 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 PREFIX: Final = b"outrider:kv:1:"
+RUN_BLOCKS: Final = 16
+"""Of a prompt, from its first block on. All prompts of a trust group with one beginning have its
+run in common, so longer ones would fill one place."""
 _KEY_BYTES: Final = 32
 _NONCE_BYTES: Final = 12
 _NAME_BYTES: Final = 16
+_TAG_BYTES: Final = 4
 
 
 class Sealer:
@@ -40,10 +48,20 @@ class Sealer:
         self._name_key = _derived(secret, b"names", identity)
         self._cipher = AESGCM(_derived(secret, b"values", identity))
 
-    def name(self, block_hash: bytes) -> bytes:
-        """Of the block with this hash (outrider.codec.block_hashes)."""
-        hashed = blake2b(block_hash, key=self._name_key, digest_size=_NAME_BYTES)
-        return PREFIX + hashed.hexdigest().encode()
+    def names(self, block_hashes: Sequence[bytes]) -> list[bytes]:
+        """Of a prompt's blocks with these hashes (outrider.codec.block_hashes), first block
+        first."""
+        names = []
+        tag = b""
+        for index, block_hash in enumerate(block_hashes):
+            hashed = self._hashed(block_hash, _NAME_BYTES)
+            if index % RUN_BLOCKS == 0:
+                tag = self._hashed(block_hash, _TAG_BYTES)
+            names.append(PREFIX + b"{" + tag + b"}" + hashed)
+        return names
+
+    def _hashed(self, block_hash: bytes, size: int) -> bytes:
+        return blake2b(block_hash, key=self._name_key, digest_size=size).hexdigest().encode()
 
     def seal(self, name: bytes, frame: bytes) -> bytes:
         """The value of `frame` under this name."""

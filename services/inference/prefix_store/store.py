@@ -1,4 +1,4 @@
-"""Where entries are kept: in Redis, behind a circuit breaker."""
+"""Where entries are kept: in Redis or a Redis Cluster, behind a circuit breaker."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar, cast
+from urllib.parse import urlsplit
 
 import structlog
 
@@ -15,6 +16,7 @@ from outrider.tokenization.shared_cache.circuit_breaker import CircuitBreaker, C
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
+    from redis.asyncio.cluster import RedisCluster
 
 _log = structlog.get_logger()
 _T = TypeVar("_T")
@@ -50,7 +52,7 @@ class RedisStore:
 
     def __init__(
         self,
-        client: Redis,
+        client: Redis | RedisCluster,
         *,
         timeout_s: float,
         ttl_s: int,
@@ -76,7 +78,11 @@ class RedisStore:
 
     async def fetch(self, names: Sequence[bytes]) -> list[bytes | None]:
         async def ask() -> list[bytes | None]:
-            return cast("list[bytes | None]", await self._client.mget(names))
+            # Not MGET: a cluster answers that for names in one place alone.
+            async with self._client.pipeline(transaction=False) as pipe:
+                for name in names:
+                    pipe.get(name)
+                return cast("list[bytes | None]", await pipe.execute())
 
         return await self._attempt(ask, [None] * len(names))
 
@@ -121,9 +127,13 @@ class RedisStore:
             _log.warning("prefix_store_unreachable", reason=type(error).__name__)
 
 
-def connect(address: RedisAddress, timeout_s: float) -> Redis:
-    """A client that never retries. Raises ConfigError for an address that is none."""
+def connect(
+    address: RedisAddress, timeout_s: float, *, is_cluster: bool = False
+) -> Redis | RedisCluster:
+    """A client that never retries; with `is_cluster`, of the Redis Cluster of which `address` is
+    one node. Raises ConfigError for an address that is none."""
     from redis.asyncio import Redis
+    from redis.asyncio.cluster import RedisCluster
     from redis.asyncio.retry import Retry
     from redis.backoff import NoBackoff
 
@@ -131,7 +141,10 @@ def connect(address: RedisAddress, timeout_s: float) -> Redis:
         address.check()
     except ValueError as error:
         raise ConfigError(f"prefix_store.url: {error}") from error
-    return Redis.from_url(
+    if is_cluster and urlsplit(address.url).path not in ("", "/", "/0"):
+        raise ConfigError("prefix_store.url: a Redis Cluster has database 0 alone")
+    kind = RedisCluster if is_cluster else Redis
+    return kind.from_url(
         address.url,
         retry=Retry(NoBackoff(), 0),
         **address.options(timeout_s, max(timeout_s, _CONNECT_S)),

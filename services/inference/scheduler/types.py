@@ -76,6 +76,8 @@ class OpenRequest:
     """Computed before the replica serves: no objective holds for it."""
     group_lasts: bool = False
     """The group's name is the same after a restart of its edges: what it learns may be kept."""
+    shared_prefix_tokens: int = 0
+    """So many leading tokens of the prompt are wanted at other replicas too."""
     prediction: tuple[int, ...] = ()
     """What the reply is expected to be: the region copies drafts from it."""
     kv_holder: KvHolder | None = None

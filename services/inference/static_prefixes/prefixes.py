@@ -10,23 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Final, Protocol
 
 from outrider.access.api_keys import is_allowed
 from outrider.codec.block_hashes import block_hashes
 from outrider.engines.base import EngineInfo
-from outrider.errors import ConfigError, InvalidRequestError
-from outrider.models.chat import Message
-from services.inference.static_prefixes.config import StaticPrefixConfig
-
-_PROBES: Final = ("Hello", "1")
-"""What a user may go on with: what the prompts of both have in common is the prefix."""
-
-
-class Templates(Protocol):
-    """A vocabulary with a chat template (outrider.models.vocabulary.Vocabulary)."""
-
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]: ...
+from outrider.errors import ConfigError
+from outrider.static_prefixes import StaticPrefixConfig, Templates, prefix_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,33 +45,10 @@ def rendered(
     """Those of `model`, through its chat template. Raises ConfigError for one that no chat can
     begin with."""
     return tuple(
-        StaticPrefix(config.name, config.tenants, _ids(config, templates))
+        StaticPrefix(config.name, config.tenants, prefix_ids(config, templates))
         for config in configs
         if config.model in ("", model)
     )
-
-
-def _ids(config: StaticPrefixConfig, templates: Templates) -> tuple[int, ...]:
-    """What all chats begin with that begin with these messages. A last message of the user goes
-    on, or the user says something after it."""
-    messages = [Message(message.role, message.content) for message in config.all_messages]
-    head, begun = messages, ""
-    if messages[-1].role == "user":
-        head, begun = messages[:-1], messages[-1].content
-    try:
-        one, other = (
-            templates.encode_chat([*head, Message("user", begun + probe)]) for probe in _PROBES
-        )
-    except InvalidRequestError as error:
-        raise ConfigError(
-            f"prefix {config.name} is not what a chat of this model can begin with: {error.message}"
-        ) from error
-    num_same = next(
-        (n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), len(other)
-    )
-    if not num_same:
-        raise ConfigError(f"prefix {config.name}: chats that begin with it have no token in common")
-    return tuple(one[:num_same])
 
 
 class StaticPrefixes:

@@ -182,6 +182,7 @@ def open_request(
         # A session without a salt belongs to no trust group and shares nothing with any other.
         cache_salt=frame.cache_salt or secrets.token_bytes(_OWN_SALT_BYTES),
         group_lasts=frame.group_lasts and bool(frame.cache_salt),
+        shared_prefix_tokens=frame.shared_prefix_tokens,
         # What is longer than a reply can be is of no use, and no reason to refuse.
         prediction=_ids(frame.prediction, contract, MAX_PREDICTION_TOKENS)[
             : contract.context_limit

@@ -10,10 +10,10 @@ from hashlib import blake2b
 
 import numpy as np
 
-from outrider.codec import varint
+from outrider.codec import rank_classes, varint
 from outrider.codec.block_hashes import HASH_BYTES, root_hash
 from outrider.codec.ranks import RankTable
-from outrider.codec.tokens import TokenCodec
+from outrider.codec.tokens import RANKED, TokenCodec
 from outrider.errors import MalformedFrameError
 from services.router.recent_map import RecentMap
 
@@ -121,18 +121,38 @@ class TokenIdReader:
         if table is not None:
             self._tables[vocabulary_digest] = table
 
+    def reads(self, codec: int, vocabulary_digest: bytes) -> bool:
+        """Whether it can read blocks of this codec."""
+        if codec in RANKED:
+            return vocabulary_digest in self._tables
+        return codec in (TokenCodec.VARINT, TokenCodec.U16)
+
     def read(self, codec: int, count: int, payload: bytes, vocabulary_digest: bytes) -> bytes:
         """The `count` ids as little-endian u32; b"" if they cannot be read."""
         if codec == TokenCodec.U16:
             whole = payload[: len(payload) // 2 * 2]
             return np.frombuffer(whole, dtype="<u2").astype("<u4").tobytes()
         try:
-            values = varint.decode_array(payload, max_count=count)
+            if codec == TokenCodec.RANK_CLASSES:
+                values = rank_classes.decode(payload, count)
+            else:
+                values = varint.decode_array(payload, max_count=count)
         except MalformedFrameError:
             return b""  # the replica will refuse it
         if codec == TokenCodec.VARINT:
             return values.astype("<u4").tobytes()
-        table = self._tables.get(vocabulary_digest) if codec == TokenCodec.RANK_VARINT else None
+        table = self._tables.get(vocabulary_digest) if codec in RANKED else None
         if table is None or (len(values) and int(values.max()) >= table.vocabulary_size):
             return b""
         return table.to_id[values].astype("<u4").tobytes()
+
+    def write(self, codec: int, ids: bytes, vocabulary_digest: bytes) -> bytes:
+        """What `read` reads, of ids that it returned, in a codec in which it read some."""
+        values = np.frombuffer(ids, dtype="<u4")
+        if codec == TokenCodec.U16:
+            return values.astype("<u2").tobytes()
+        if codec in RANKED:
+            values = self._tables[vocabulary_digest].to_rank[values]
+        if codec == TokenCodec.RANK_CLASSES:
+            return rank_classes.encode(values)
+        return varint.encode_array(values)

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
-from itertools import groupby
-from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 from outrider.errors import EmptyPromptError, NoReplicaError, OutriderError, OverloadedError
@@ -41,11 +39,15 @@ class PromptCache:
         self._prompts: RecentMap[tuple[int, int], HashedPrompt] = RecentMap(_MAX_CACHED_PROMPTS)
         """By session and number of committed tokens."""
 
-    def of(self, session: RelayedSession) -> HashedPrompt | None:
+    def put(self, session: RelayedSession, ids: bytes) -> None:
+        """The prompt of a session that has no reply yet; it was read already."""
+        prompt = self._index.prompt(ids, session.open_frame.open.cache_salt)
+        if not session.num_committed:
+            self._prompts.put((session.router_session_id, 0), prompt)
+
+    def of(self, session: RelayedSession) -> HashedPrompt:
         """What can be known of the prompt and the reply so far: the part that replicas may hold."""
         opening = session.open_frame.open
-        if opening.ids.prefix_tokens:
-            return None  # ids that only another peer has
         key = session.router_session_id, session.num_committed
         found = self._prompts.get(key)
         if found is None:
@@ -61,11 +63,8 @@ class PromptCache:
         self, opening: inference_pb2.OpenSession, committed: Iterable[common_pb2.TokenBlock]
     ) -> HashedPrompt:
         digest, ids = opening.vocabulary_digest, b""
-        # Payloads of one codec, one behind the other, are such a payload: one call for all.
-        for codec, blocks in groupby((opening.ids.tail, *committed), key=attrgetter("codec")):
-            some = list(blocks)
-            count = sum(block.count for block in some)
-            found = self._ids.read(codec, count, b"".join(it.payload for it in some), digest)
+        for codec, count, payload in frames.joined((opening.ids.tail, *committed)):
+            found = self._ids.read(codec, count, payload, digest)
             ids += found
             if count and not found:
                 break  # what follows is not behind what came before
@@ -165,10 +164,14 @@ class Dispatch:
         self._decision_ms = (self._timer() - started_s) * 1000.0
         return decision
 
+    def read(self, session: RelayedSession, ids: bytes) -> None:
+        """The ids of its prompt are known, and are not to be read again."""
+        self._prompts.put(session, ids)
+
     def request_of(self, session: RelayedSession) -> PlacementRequest:
         """What placement has to know of a session whose prompt is ids. Raises EmptyPromptError."""
         opening = session.open_frame.open
-        prompt_tokens = opening.ids.prefix_tokens + opening.ids.tail.count
+        prompt_tokens = opening.ids.tail.count
         if not prompt_tokens:
             raise EmptyPromptError("The session has no prompt: send messages or token ids.")
         return PlacementRequest(
@@ -206,6 +209,7 @@ class Dispatch:
         """Send the open and the kept drafts; False if that replica's buffer is full."""
         stream = self._stream_of[decision.replica]
         request = self.request_of(session)
+        session.open_frame.open.shared_prefix_tokens = shared_prefix_tokens(decision)
         opening = frames.open_for_replica(session)
         self._name_holder(opening.open, decision)
         if not self.send(stream, opening, last=False):
@@ -218,6 +222,15 @@ class Dispatch:
         self._placement.put(session.router_session_id, request, decision, now)
         self._telemetry.placed(session.router_session_id, request, decision, self._decision_ms, now)
         return True
+
+
+def shared_prefix_tokens(decision: Decision) -> int:
+    """Tokens of a prompt that another replica has cached, or will have soon, and the chosen one
+    has not: it is placed elsewhere for want of room, and its beginning is wanted in both."""
+    other = decision.runner_up
+    if other is None or other.cached_tokens <= decision.cached_tokens:
+        return 0
+    return other.cached_tokens
 
 
 def _full(replica: str) -> OverloadedError:

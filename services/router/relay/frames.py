@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from operator import attrgetter
 from typing import Final, TypeAlias
 
 from google.protobuf.message import DecodeError
 
 from outrider.codec import varint
+from outrider.codec.tokens import TokenCodec
 from outrider.cost import Cost
 from outrider.errors import CancelledError, DeadlineError, MalformedFrameError
 from outrider.session_types import FinishReason
@@ -76,6 +80,18 @@ def open_for_replica(session: RelayedSession) -> Up:
     return request
 
 
+def joined(blocks: Iterable[common_pb2.TokenBlock]) -> Iterator[tuple[int, int, bytes]]:
+    """Codec, count and payload of neighbours, to be read in one call: LEB128 behind LEB128 is
+    LEB128. A block in classes of ranks stays alone."""
+    for codec, some in groupby(blocks, key=attrgetter("codec")):
+        if codec == TokenCodec.RANK_CLASSES:
+            yield from ((codec, block.count, block.payload) for block in some)
+        else:
+            of_codec = list(some)
+            count = sum(block.count for block in of_codec)
+            yield codec, count, b"".join(block.payload for block in of_codec)
+
+
 def committed_blocks(session: RelayedSession) -> list[common_pb2.TokenBlock]:
     """The committed tokens, in order; none where they are no token blocks."""
     opening = session.open_frame.open
@@ -122,7 +138,9 @@ def chat_key(opening: inference_pb2.OpenSession) -> bytes:
     if not opening.request_id:
         return b""
     prompt = opening.ids
-    checksum = struct.pack("<III", prompt.prefix_tokens, prompt.tail.count, prompt.tail.checksum)
+    # The same whether a part of the prompt was left out or not.
+    num_tokens = prompt.prefix_tokens + prompt.tail.count
+    checksum = struct.pack("<QI", num_tokens, prompt.tail.checksum)
     digest = hashlib.blake2b(checksum, digest_size=16)
     for part in (
         opening.tenant.encode(),
@@ -130,7 +148,6 @@ def chat_key(opening: inference_pb2.OpenSession) -> bytes:
         opening.model.encode(),
         opening.sampling.SerializeToString(deterministic=True),
         opening.vocabulary_digest,
-        prompt.prefix_hash,
     ):
         digest.update(len(part).to_bytes(4, "little") + part)
     return digest.digest()

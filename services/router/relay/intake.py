@@ -216,7 +216,7 @@ class Intake:
     def _admission_request(self, session: RelayedSession, now: float) -> AdmissionRequest:
         """Raises EmptyPromptError, PromptTooLongError."""
         opening = session.open_frame.open
-        self._check_context(opening.model, opening.ids.prefix_tokens + opening.ids.tail.count)
+        self._check_context(opening.model, opening.ids.tail.count)
         admission_request = AdmissionRequest(
             session_id=session.router_session_id,
             request=self._dispatch.request_of(session),

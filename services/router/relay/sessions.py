@@ -340,6 +340,16 @@ class SessionTable(Generic[FrameT]):
             self._release_replay(next(iter(self._movable.values())))
         return True
 
+    def resized(self, session: Session[FrameT], num_bytes: int) -> None:
+        """The open of a session that is being placed has so many bytes now. Raises
+        OverloadedError."""
+        replay = session.replay
+        assert replay is not None, "a session that is placed has its open"
+        grown = num_bytes + replay.draft_bytes + len(replay.committed) - replay.num_bytes
+        if not self._make_room(grown):
+            raise _overloaded(f"{self._kept_bytes} bytes of prompts wait for a first token")
+        self._grow(replay, grown)
+
     def of_edge(self, edge_stream: int, edge_session_id: int) -> Session[FrameT] | None:
         """The live session an edge means; None if it ended."""
         return self._edges[edge_stream].get(edge_session_id)

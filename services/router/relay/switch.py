@@ -19,7 +19,7 @@ from outrider.errors import (
     VocabularyMismatchError,
 )
 from outrider.model_identity import same_model
-from outrider.v1 import common_pb2
+from outrider.v1 import common_pb2, inference_pb2
 from outrider.wire import GrpcCode, error_from_proto, error_to_proto
 from services.router.admission.admission import Admission
 from services.router.fleet.registry import Registry
@@ -29,6 +29,7 @@ from services.router.relay.dispatch import Dispatch
 from services.router.relay.failover import Failover
 from services.router.relay.frames import Down, RelayedSession, Up
 from services.router.relay.intake import Intake
+from services.router.relay.received_prompts import ReceivedPrompts
 from services.router.relay.replica_monitor import Departure, ReplicaMonitor
 from services.router.relay.sessions import (
     SessionAction,
@@ -47,6 +48,8 @@ _REPLICA_INPUTS: Final = {
     "error": SessionInput.ERROR,
 }
 _HAS_TOKENS: Final = frozenset({SessionState.STREAMING, SessionState.CLOSING})
+_PROMPT_S: Final = 10.0
+"""For which a session waits for a prompt that its edge was asked for."""
 _REFUSALS: Final = frozenset({GrpcCode.RESOURCE_EXHAUSTED, GrpcCode.UNAVAILABLE})
 """A replica that ends a session with one of these did not take it: another one may."""
 
@@ -73,6 +76,7 @@ class Switch:
         intake: Intake,
         monitor: ReplicaMonitor,
         failover: Failover,
+        prompts: ReceivedPrompts,
         *,
         default_model: Callable[[], str],
         tokenize: Callable[[RelayedSession], None],
@@ -89,6 +93,7 @@ class Switch:
         self._intake = intake
         self._monitor = monitor
         self._failover = failover
+        self._prompts = prompts
         self._default_model = default_model
         self._tokenize = tokenize
         self._schedule_retry = schedule_retry
@@ -151,6 +156,9 @@ class Switch:
         confirmed end, those that waited too long end, those of replicas that hang move."""
         self._end(((session, frames.cancelled()) for session in self._table.expire(now)), now)
         self._depart(self._monitor.check(now), now)
+        for session in self._prompts.expire(now):
+            error = MalformedFrameError("The whole prompt was asked for and did not come.")
+            self._advance(session, SessionInput.ABORT, now, error=error)
         self._end(self._intake.expire(now), now)
         self.retry(now)
 
@@ -188,14 +196,19 @@ class Switch:
                 self._advance(session, SessionInput.DRAFT, now, up=frame)
         elif kind == "cancel":
             self._advance(session, SessionInput.CANCEL, now, up=frame, error=frames.cancelled())
+        elif kind == "prompt":
+            self._prompt_came(session, frame.prompt, now)
         else:
-            error = MalformedFrameError("A frame is neither open, draft nor cancel: send one.")
+            error = MalformedFrameError(
+                "A frame is neither open, draft, cancel nor prompt: send one."
+            )
             self._advance(session, SessionInput.ABORT, now, error=error)
 
     def _open(self, edge_stream: int, edge_session_id: int, frame: Up, now: float) -> None:
         opening = frame.open
         opening.model = opening.model or self._default_model()
         direct_path.pass_wish(opening, self._edges[edge_stream].direct_name)
+        ids = self._completed(opening)
         try:
             session = self._intake.open(edge_stream, edge_session_id, frame, now)
         except DuplicateSessionError as error:
@@ -215,8 +228,46 @@ class Switch:
         opening.echo_accepted = True  # to know what is committed
         if opening.WhichOneof("prompt") == "messages" and opening.messages.messages:
             self._tokenize(session)
+        elif ids is None:
+            opening.echo = 0  # the way back and forth would count twice
+            self._prompts.want(session, now + _PROMPT_S)
+            unknown = Down(session=edge_session_id, prompt_unknown=inference_pb2.PromptUnknown())
+            self._send_down(session, unknown, now)
         else:
-            self._end(self._intake.place(session, now), now)
+            self._place(session, ids, now)
+
+    def _completed(self, opening: inference_pb2.OpenSession) -> bytes | None:
+        """The ids of a prompt, as far as they can be read; None: it has to come whole."""
+        if not opening.HasField("ids"):
+            return b""
+        num_left_out = opening.ids.prefix_tokens
+        ids = self._prompts.complete(opening)
+        if num_left_out:
+            self._telemetry.left_out(num_left_out, is_known=ids is not None)
+        return ids
+
+    def _place(self, session: RelayedSession, ids: bytes, now: float) -> None:
+        """`ids` of its prompt, b"" if they cannot be read."""
+        self._prompts.opened(session, ids)
+        self._dispatch.read(session, ids)
+        self._end(self._intake.place(session, now), now)
+
+    def _prompt_came(
+        self, session: RelayedSession, prompt: inference_pb2.PromptDelta, now: float
+    ) -> None:
+        """The whole prompt of a session that left out what was not known here."""
+        opening = session.open_frame.open if session.replay else None
+        if not self._prompts.came(session) or prompt.prefix_tokens or opening is None:
+            error = MalformedFrameError("A prompt came that is not whole, or was not asked for.")
+            self._advance(session, SessionInput.ABORT, now, error=error)
+            return
+        opening.ids.CopyFrom(prompt)
+        try:
+            self._table.resized(session, session.open_frame.ByteSize())
+        except OutriderError as error:
+            self._advance(session, SessionInput.ABORT, now, error=error)
+            return
+        self._place(session, self._prompts.complete(opening) or b"", now)
 
     def tokenized(
         self, session: RelayedSession, block: common_pb2.TokenBlock, digest: bytes, now: float
@@ -289,6 +340,7 @@ class Switch:
             cost = self._admission.cost(session.router_session_id, session.num_committed)
             frames.complete_done(frame.done, session, cost, now)
             self._intake.done(session, frame.done.usage, now)
+            self._prompts.replied(session, frame.done)
         self._advance(session, event, now, down=frame)
         return True
 
@@ -406,6 +458,7 @@ class Switch:
     ) -> None:
         self._failover.forget(session)
         self._intake.ended(session, now)
+        self._prompts.ended(session)
         self._telemetry.ended(session.router_session_id, error, now, cut_short=cut_short)
         self._close_if_over(session.edge_stream)
         if self._intake.num_waiting:

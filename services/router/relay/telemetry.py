@@ -53,6 +53,13 @@ INEXACT_MOVES: Final = Family(
     "outrider_router_inexact_moves",
     "Replies that went on at a replica that computes differently, by that replica.",
 )
+PROMPTS_LEFT_OUT: Final = Family(
+    "outrider_router_prompt_deltas",
+    "Opens whose edge left out a part of the prompt, by whether it was known here.",
+)
+TOKENS_LEFT_OUT: Final = Family(
+    "outrider_router_prompt_delta_tokens", "Prompt tokens that edges did not have to send."
+)
 SESSIONS: Final = Family("outrider_router_sessions", "Sessions under way.")
 REPLICAS: Final = Family("outrider_router_replicas", "Replicas, by state.")
 PLACED: Final = "outrider.placed"
@@ -112,6 +119,8 @@ class SessionTelemetry:
         self._moves: Counter[str] = Counter()
         self._move_ms = 0.0
         self._inexact_moves: Counter[str] = Counter()
+        self._deltas: Counter[str] = Counter()
+        self._tokens_left_out = 0
         self._flushed = (0, 0, 0, 0)
         self._refused = EventAggregator()
         self._inexact = EventAggregator()
@@ -160,6 +169,12 @@ class SessionTelemetry:
         self._inexact_moves[replica] += 1
         self._inexact.add(f"{short_form(before)} to {short_form(after)}")
 
+    def left_out(self, num_tokens: int, *, is_known: bool) -> None:
+        """An edge left out so many tokens of a prompt."""
+        self._deltas["known" if is_known else "unknown"] += 1
+        if is_known:
+            self._tokens_left_out += num_tokens
+
     def refused(self, error: OutriderError) -> None:
         """A session never got to a replica."""
         if not isinstance(error, CancelledError):
@@ -195,6 +210,11 @@ class SessionTelemetry:
         )
         self._flush_frames()
         self._flush_placements()
+        for known, count in self._deltas.items():
+            self._metrics.counter(PROMPTS_LEFT_OUT).add(count, {"prefix": known})
+        self._deltas.clear()
+        self._metrics.counter(TOKENS_LEFT_OUT).add(self._tokens_left_out)
+        self._tokens_left_out = 0
 
     def _flush_frames(self) -> None:
         up, down, dropped, direct = self._flushed

@@ -37,11 +37,11 @@ class Pretended(DrafterLink):
         self.known: list[int] = []
         self.leads = set[int]()
 
-    def open(self, wanted: OpenDrafter, on_guess: OnDrafts) -> int:
-        self.on_guess = on_guess
+    def open(self, wanted: OpenDrafter, on_drafts: OnDrafts, tenant: str = "") -> int:
+        self.on_guess = on_drafts
         self.known = list(wanted.reply)
         self.guess()
-        return super().open(wanted, on_guess)
+        return super().open(wanted, on_drafts, tenant)
 
     def commit(self, number: int, ids: Sequence[int], lead: int) -> None:
         self.known += ids

@@ -64,10 +64,28 @@ class Bench:
         self.is_paused = False
 
     def open(
-        self, number: int, prompt: Sequence[int], params: SamplingParams, reply: Sequence[int] = ()
+        self,
+        number: int,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        reply: Sequence[int] = (),
+        group: bytes = b"",
+        prefixes: tuple[int, ...] = (),
     ) -> None:
         self.texts[number] = [*prompt, *reply]
-        self.drafter.open(OpenReply(number, tuple(prompt), tuple(reply), params), self.now)
+        opening = OpenReply(
+            number, tuple(prompt), tuple(reply), params, group=group, prefixes=prefixes
+        )
+        self.drafter.open(opening, self.now)
+
+    def pin(self, ids: Sequence[int]) -> bool:
+        """A static prefix, as a drafter's process computes it."""
+        if not self.drafter.open_prefix(ids, self.now):
+            return False
+        self.texts[0] = list(ids)
+        while not self.drafter.is_prefix_computed:
+            assert self.turn() is not None
+        return self.drafter.pin_prefix()
 
     def commit(self, number: int, ids: Sequence[int], lead: int = 65_535) -> None:
         self.texts[number] += ids

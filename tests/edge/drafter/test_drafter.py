@@ -21,6 +21,7 @@ GREEDY = SamplingParams(max_tokens=64)
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=7, max_tokens=64)
 PENALIZED = SamplingParams(temperature=0.7, seed=3, repetition_penalty=1.3, max_tokens=64)
 CREDULOUS = believing(1.0, 1.0)
+STATIC = (1, 2, 3, 4, 5, 6, 7, 1, 2)
 PROMPT = (5, 9, 3, 17, 30, 2, 11)
 
 
@@ -298,6 +299,7 @@ class Chaos:
         self.chance = random.Random(seed)
         self._bench, self._says = bench, says
         self._last_number = 0
+        self._over: list[list[int]] = []
 
     def event(self) -> None:
         if len(self.replies) < 3 and self.chance.random() < 0.4:
@@ -306,6 +308,7 @@ class Chaos:
             number = self.chance.choice(list(self.replies))
             reply, count = self.replies[number], self.chance.randrange(1, 6)
             if self.chance.random() < 0.1 or len(reply) <= count:
+                self._over.append(self._bench.texts[number])
                 self._bench.close(number)
                 del self.replies[number]
             else:
@@ -323,8 +326,14 @@ class Chaos:
         params = chance.choice([GREEDY, SAMPLED])
         params = replace(params, seed=chance.randrange(9), max_tokens=24)
         prompt = [chance.randrange(8) for _ in range(chance.randrange(1, 20))]
+        if self._over and chance.random() < 0.5:  # a chat comes back
+            prompt = [*self._over.pop(), *prompt[:3]]
         reply, begun = reply_of(self._says, prompt, params), chance.randrange(3)
-        self._bench.open(number, prompt, params, reply[:begun])
+        if chance.random() < 0.5:  # as the static prefix has it, for a while
+            prompt[:0] = STATIC[: chance.randrange(len(STATIC) + 1)]
+            reply = reply_of(self._says, prompt, params)
+        group = chance.choice([b"", b"a", b"a"])
+        self._bench.open(number, prompt, params, reply[:begun], group, (0,))
         self.replies[number] = reply[begun:]
 
 
@@ -342,10 +351,13 @@ def test_kv_is_right_whatever_happens_when(seed: int, target: int, num_blocks: i
         catch_up_tokens=2 + 14 * (seed // 2 % 2),
         chunk_tokens=5,
         idle_chunk_tokens=9,
+        max_kept=2,
         evict_idle_s=0.01,
     )
     options = replace(OPTIONS, num_blocks=num_blocks)
     bench = Bench(options, limits=limits, calibration=believing(0.4, 0.9))
+    bench.pin(STATIC)
+    num_free = bench.drafter.num_free_blocks
     chaos = Chaos(bench, replace(options, seed=target), seed)
     for _ in range(40):
         chaos.event()
@@ -354,7 +366,9 @@ def test_kv_is_right_whatever_happens_when(seed: int, target: int, num_blocks: i
     for number in chaos.replies:
         bench.close(number)
     assert bench.turn() is None
-    assert bench.drafter.num_free_blocks == num_blocks
+    while bench.drafter.num_kept:
+        bench.drafter._pool.free([bench.drafter._kept.pop()])
+    assert bench.drafter.num_free_blocks == num_free
 
 
 def test_a_reply_that_the_draft_model_cannot_read_is_drafted_for_no_longer() -> None:

@@ -116,6 +116,19 @@ async def test_drafts_come_back_to_whoever_asked() -> None:
         assert mesh.link.num_sessions == 0
 
 
+async def test_chats_are_told_of_the_static_prefixes_that_are_for_them() -> None:
+    metrics = Metrics("edge")
+    allowed = [("acme",), ("*",), ("other", "acme")]
+    link = DrafterLink(
+        *(DrafterSettings(model="m"), 1000, DrafterMetrics(ModelLabels(metrics), "m")),
+        prefix_tenants=allowed,
+    )
+    for tenant, prefixes in (("acme", (0, 1, 2)), ("other", (1, 2)), ("", (1,))):
+        number = link.open(wanted(1), lambda _: None, tenant)
+        assert link._sessions[number].opening(number).prefixes == prefixes
+    metrics.close()
+
+
 async def test_the_first_draft_has_as_long_as_prompts_were_seen_to_take() -> None:
     async with linked(*odd("well"), ready=False) as mesh:
         assert mesh.link.first_draft_s(100) is None, "it is not ready"
@@ -123,7 +136,7 @@ async def test_the_first_draft_has_as_long_as_prompts_were_seen_to_take() -> Non
         short, long = mesh.link.first_draft_s(10), mesh.link.first_draft_s(100)
         assert short is not None and long is not None and short < long
         assert mesh.link.first_draft_s(10**6) == link_module.MAX_FIRST_DRAFT_S
-        slow = encode(DrafterStats(1, 1, 1, 9, 9, 0, 0, 0, 0, 0, 0, 1000, (0, 0, 0), (0, 0, 0)))
+        slow = encode(DrafterStats(1, 1, 1, 9, 9, 0, 0, 0, 0, 0, 0, 0, 1000, (0, 0, 0), (0, 0, 0)))
         mesh.link._received(encode_frame(slow))
         assert mesh.link.first_draft_s(100) == pytest.approx(2 * (0.1 + 0.01))
 

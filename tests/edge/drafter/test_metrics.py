@@ -12,9 +12,11 @@ from services.edge.drafter.metrics import DrafterMetrics, DrafterState
 from services.edge.drafter.protocol import DrafterStats
 from services.edge.models.labels import ModelLabels
 
-FIRST = DrafterStats(5, 4, 10, 40, 30_000, 3, 2, 9, 6, 1, 500_000, 80, (100, 20, 7), (50, 11, 0))
+FIRST = DrafterStats(
+    5, 4, 10, 40, 30_000, 3, 2, 30, 9, 6, 1, 500_000, 80, (100, 20, 7), (50, 11, 0)
+)
 SECOND = DrafterStats(
-    6, 3, 15, 70, 36_000, 4, 7, 19, 7, 3, 3_500_000, 90, (101, 20, 9), (50, 14, 1)
+    6, 3, 15, 70, 36_000, 4, 7, 70, 19, 7, 3, 3_500_000, 90, (101, 20, 9), (50, 14, 1)
 )
 
 
@@ -32,7 +34,7 @@ def counted(metrics: Metrics, name: str, **labels: str) -> float:
 def plain_counts(metrics: Metrics) -> list[float]:
     names = (
         *(told.CALLS, told.ROWS, told.CALL_TIME, told.REFUSED),
-        *(told.EVICTED, told.BRANCHES, told.PROMOTED, told.PAUSES, told.PAUSED),
+        *(told.EVICTED, told.REUSED, told.BRANCHES, told.PROMOTED, told.PAUSES, told.PAUSED),
     )
     return [counted(metrics, name) for name in names]
 
@@ -41,13 +43,13 @@ def test_reports_add_up_within_a_process_and_over_its_restarts(metrics: Metrics)
     edge = DrafterMetrics(ModelLabels(metrics), "m")
     edge.state(DrafterState.STARTING)
     edge.record(FIRST)
-    assert plain_counts(metrics) == [10, 40, 0.03, 3, 2, 9, 6, 1, 0.5]
+    assert plain_counts(metrics) == [10, 40, 0.03, 3, 2, 30, 9, 6, 1, 0.5]
     edge.record(SECOND)
-    assert plain_counts(metrics) == [15, 70, 0.036, 4, 7, 19, 7, 3, 3.5]
+    assert plain_counts(metrics) == [15, 70, 0.036, 4, 7, 70, 19, 7, 3, 3.5]
     edge.state(DrafterState.RESTARTING)
     edge.state(DrafterState.STARTING)
     edge.record(FIRST)
-    assert plain_counts(metrics) == [25, 110, 0.066, 7, 9, 28, 13, 4, 4.0]
+    assert plain_counts(metrics) == [25, 110, 0.066, 7, 9, 100, 28, 13, 4, 4.0]
     assert counted(metrics, told.RESTARTS) == 1
 
 

@@ -39,14 +39,14 @@ PARAMS = SamplingParams(
     acceptance_threshold=0.5,
 )
 UPDATE = DraftUpdate(9, 12, (1, 49_151), (0.75, 0.5), (DraftSource.MODEL, DraftSource.BOTH), 1500)
-STATS = DrafterStats(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, (13, 14, 15), (16, 17, 18))
+STATS = DrafterStats(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, (14, 15, 16), (17, 18, 19))
 
 
 @pytest.mark.parametrize(
     "message",
     [
         OpenReply(1, (1, 2, 3), (), SamplingParams()),
-        OpenReply(2**32 - 1, (0,), (5, 6), PARAMS, (2,), 7, b"a group"),
+        OpenReply(2**32 - 1, (0,), (5, 6), PARAMS, (2,), 7, b"a group", True, (0, 3)),
         CommitTokens(3, (49_151, 0)),
         CommitTokens(3, (), 0),
         CloseReply(4),

@@ -108,6 +108,10 @@ class Region(router_pb2_grpc.RouterServiceServicer):
         self.opened: list[inference_pb2.OpenSession] = []
         self.cancelled: list[str] = []
         self.live: dict[int, RegionSession] = {}
+        self.asked: dict[int, list[inference_pb2.SessionUp]] = {}
+        """Opens that left out a part of their prompt, all of which the region has forgotten, and
+        the drafts behind them."""
+        self.num_asked = 0
         self.finished: list[RegionSession] = []
         self.calls: set[Any] = set()
         self.others: dict[str, Region] = {}
@@ -167,8 +171,22 @@ class Region(router_pb2_grpc.RouterServiceServicer):
         async for frame in _frames(requests):
             kind = frame.WhichOneof("kind")
             if kind == "open":
+                if frame.open.ids.prefix_tokens:
+                    self._ask(frame, outbox)
+                    continue
                 region = self.others.get(frame.open.model, self)
                 region._open(frame.session, frame.open, outbox)
+                continue
+            if kind == "prompt":
+                first, *drafts = self.asked.pop(frame.session)
+                first.open.ids.CopyFrom(frame.prompt)
+                region = self.others.get(first.open.model, self)
+                region._open(frame.session, first.open, outbox)
+                for kept in drafts:
+                    region._draft(region.live[frame.session], kept.draft)
+                continue
+            if kind == "draft" and frame.session in self.asked:
+                self.asked[frame.session].append(frame)
                 continue
             everywhere = (self, *self.others.values())
             region = next((it for it in everywhere if frame.session in it.live), self)
@@ -177,6 +195,12 @@ class Region(router_pb2_grpc.RouterServiceServicer):
             elif kind == "cancel":
                 region.cancelled.append(frame.cancel.reason)
                 region._close(frame.session)
+
+    def _ask(self, frame: inference_pb2.SessionUp, outbox: Outbox[Any]) -> None:
+        self.num_asked += 1
+        self.asked[frame.session] = [frame]
+        unknown = inference_pb2.PromptUnknown()
+        self._send(outbox, inference_pb2.SessionDown(session=frame.session, prompt_unknown=unknown))
 
     def _open(self, number: int, opening: inference_pb2.OpenSession, outbox: Outbox[Any]) -> None:
         self.opened.append(opening)

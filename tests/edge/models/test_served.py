@@ -25,7 +25,7 @@ from services.edge.config import EdgeConfig
 from services.edge.drafter.link import DrafterLink
 from services.edge.models.keys import EdgeModel
 from services.edge.models.labels import ModelLabels
-from services.edge.models.served import DefinitionsFile, ServedModel, load_model
+from services.edge.models.served import DrafterFile, ServedModel, definitions_of, load_model
 from tests.edge.integration.region import small_vocabulary
 
 TEMPLATE = "{% for m in messages %}\n[\"{{ m['content'] }}\"]\\{% endfor %}" + "x" * 200_000
@@ -40,7 +40,7 @@ print([spec.source for spec in load_catalog(Path(sys.argv[1]), {"OUTRIDER_MODELS
 
 def test_definitions_arrive_whole_in_this_process_and_in_a_child() -> None:
     small = ModelSpec("small", "file:/s.gguf")
-    file = DefinitionsFile(EdgeModel(SPEC, "small", small))
+    file = DrafterFile(definitions_of(EdgeModel(SPEC, "small", small)))
     try:
         found = load_catalog(Path(file.path), {"OUTRIDER_MODELS": "/dev/null"})
         mine = found.lookup("mine")
@@ -81,10 +81,10 @@ def served(config: EdgeConfig, metrics: Metrics) -> ServedModel:
         counted.close()
 
 
-def num_definitions() -> int:
-    """Files of definitions that this process has open."""
+def num_files() -> int:
+    """Files for drafters that this process has open."""
     links = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
-    return sum("memfd:definitions" in os.readlink(it) for it in links if os.path.lexists(it))
+    return sum("memfd:drafter" in os.readlink(it) for it in links if os.path.lexists(it))
 
 
 def test_a_load_that_fails_leaves_no_file_open(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_a_load_that_fails_leaves_no_file_open(tmp_path: Path) -> None:
         for _ in range(3):
             with pytest.raises(ModelStoreError):
                 served(EdgeConfig(model_store=no_folder, state_dir=tmp_path), counts)
-    assert num_definitions() == 0
+    assert num_files() == 0
 
 
 class Stuck(DrafterLink):
@@ -108,10 +108,10 @@ async def test_what_cannot_be_given_back_keeps_nothing_else(tmp_path: Path) -> N
     config = EdgeConfig(model_store=tmp_path / "store", state_dir=tmp_path)
     with metrics() as counts:
         model = served(config, counts)
-        assert num_definitions() == 1
+        assert num_files() == 2
         link = model.drafter
         stuck = Stuck(link._settings, link._vocabulary_size, link._metrics)
         with pytest.raises(OSError, match="no such process"):
             await replace(model, drafter=stuck).close()
-    assert num_definitions() == 0
+    assert num_files() == 0
     assert not any(thread.is_alive() for thread in model.tokenization._threads._threads)

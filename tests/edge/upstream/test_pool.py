@@ -116,9 +116,9 @@ async def up(*routers: Router) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def upstream(
-    *targets: str, nameserver: str = "127.0.0.1:1", metrics: Metrics | None = None, **link: float
+    *targets: str, nameserver: str = "127.0.0.1:1", metrics: Metrics | None = None, **link: Any
 ) -> AsyncIterator[RouterPool]:
-    quick = {"probe_interval_s": 0.02, "probe_timeout_s": 2.0, "max_backoff_s": 0.1}
+    quick: dict[str, Any] = {"probe_interval_s": 0.02, "probe_timeout_s": 2.0, "max_backoff_s": 0.1}
     own = metrics or Metrics("edge")
     it = RouterPool(
         RouterPoolPolicy(

@@ -57,6 +57,35 @@ class Nothing:
         return []
 
 
+async def test_what_other_replicas_have_is_saved_the_first_time() -> None:
+    assert INFO.kv_layout is not None
+    store, metrics = StuckStore(), Metrics("test")
+    exchange = PrefixExchange(
+        store,
+        Sealer("k" * 32, b"identity"),
+        KvIdentity(INFO.kv_layout, INFO.fingerprint, b"v" * 32),
+        Nothing(),
+        metrics,
+        min_tokens=INFO.block_tokens,
+        max_tokens=10 * INFO.block_tokens,
+    )
+    ids = tuple(range(1, 4 * INFO.block_tokens + 1))
+    for number, shared, is_saved in ((1, INFO.block_tokens - 1, False), (2, len(ids) // 2, True)):
+        request = OpenRequest(
+            *(number, tuple(number + i for i in ids), SamplingParams()),
+            cache_salt=b"g",
+            group_lasts=True,
+            shared_prefix_tokens=shared,
+        )
+        exchange.opened(request, len(ids), 1000.0)
+        exchange.first_token(number)
+        assert (exchange.num_transfers > 0) is is_saved
+    store.may_answer.set()
+    await eventually(lambda: exchange.num_transfers == 0)
+    await exchange.close()
+    metrics.close()
+
+
 async def test_prompts_beyond_those_that_are_loaded_or_saved_are_left_alone() -> None:
     assert INFO.kv_layout is not None
     store, metrics = StuckStore(), Metrics("test")

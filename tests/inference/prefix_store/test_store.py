@@ -96,3 +96,5 @@ async def test_one_that_does_not_answer_costs_a_bounded_wait_and_then_none() -> 
 def test_an_address_that_is_none_is_said() -> None:
     with pytest.raises(ConfigError, match=r"prefix_store\.url"):
         connect(RedisAddress("http://nowhere"), 1.0)
+    with pytest.raises(ConfigError, match="database 0"):
+        connect(RedisAddress("redis://nowhere/1"), 1.0, is_cluster=True)

@@ -11,13 +11,9 @@ from outrider.config import load
 from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.errors import ConfigError, InvalidRequestError
 from outrider.models.chat import Message
+from outrider.static_prefixes import MAX_PREFIXES, PrefixMessage, StaticPrefixConfig
 from services.inference.config import InferenceConfig
 from services.inference.scheduler.limits import context_limit
-from services.inference.static_prefixes.config import (
-    MAX_PREFIXES,
-    PrefixMessage,
-    StaticPrefixConfig,
-)
 from services.inference.static_prefixes.prefixes import StaticPrefix, StaticPrefixes, rendered
 from services.inference.streaming.wire import MAX_SALT_BYTES
 

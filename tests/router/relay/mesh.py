@@ -32,6 +32,7 @@ from services.router.relay.dispatch import Dispatch, PromptCache
 from services.router.relay.failover import Failover, FailoverPolicy
 from services.router.relay.frames import Down, RelayedSession, Up
 from services.router.relay.intake import Intake
+from services.router.relay.received_prompts import ReceivedPrompts
 from services.router.relay.replica_monitor import ReplicaMonitor
 from services.router.relay.sessions import RelayLimits, SessionTable
 from services.router.relay.switch import Switch
@@ -78,7 +79,9 @@ class Mesh:
         self.placement = Placement(
             self.registry, index, PlacementPolicy(1.0, max_queued), Random(1)
         )
-        prompts = PromptCache(index, TokenIdReader())
+        reader = TokenIdReader()
+        prompts = PromptCache(index, reader)
+        self.prompts = ReceivedPrompts(1 << 20, reader)
         dispatch = Dispatch(
             self.table, self.registry, self.telemetry, self.placement, prompts, self.clock
         )
@@ -106,6 +109,7 @@ class Mesh:
             self.intake,
             ReplicaMonitor(self.table, dispatch, self.registry, failover),
             failover,
+            self.prompts,
             default_model=lambda: "m",
             tokenize=self.texts.append,
             schedule_retry=self.schedule_retry,

@@ -1,13 +1,15 @@
-"""The settings of static prefixes."""
+"""Static prefixes: what an operator says that many chats begin with. Their settings, and their
+token ids (pure)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from outrider.access.api_keys import check_label, check_listed
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, InvalidRequestError
+from outrider.models.chat import Message
 
 MAX_PREFIXES: Final = 64
 """Every session that opens compares its tenant with each of them."""
@@ -23,8 +25,8 @@ class PrefixMessage:
 
 @dataclass(frozen=True, slots=True)
 class StaticPrefixConfig:
-    """What many chats begin with: computed before the replica serves, and kept
-    (`[[inference.prefixes]]`)."""
+    """What many chats begin with: computed before it is wanted, and kept (`[[inference.prefixes]]`,
+    `[[edge.prefixes]]`)."""
 
     name: str
     """Unique; shown by `outrider prefixes`."""
@@ -36,7 +38,7 @@ class StaticPrefixConfig:
     messages: tuple[PrefixMessage, ...] = ()
     """Or the first messages of a chat. If the last one is the user's, chats go on in it."""
     model: str = ""
-    """Only for replicas of this model; empty: of any."""
+    """Only for this model; empty: for any."""
 
     def __post_init__(self) -> None:
         check_label(self.name, "a prefix's name")
@@ -63,3 +65,36 @@ def check_prefixes(prefixes: Sequence[StaticPrefixConfig]) -> None:
     for name, model in names:
         if names.count((name, model)) > 1:
             raise ConfigError(f"prefix {name} is there twice: give each a name of its own")
+
+
+_PROBES: Final = ("Hello", "1")
+"""What a user may go on with: what the prompts of both have in common is the prefix."""
+
+
+class Templates(Protocol):
+    """A vocabulary with a chat template (outrider.models.vocabulary.Vocabulary)."""
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]: ...
+
+
+def prefix_ids(config: StaticPrefixConfig, templates: Templates) -> tuple[int, ...]:
+    """What all chats begin with that begin with these messages. A last message of the user goes
+    on, or the user says something after it."""
+    messages = [Message(message.role, message.content) for message in config.all_messages]
+    head, begun = messages, ""
+    if messages[-1].role == "user":
+        head, begun = messages[:-1], messages[-1].content
+    try:
+        one, other = (
+            templates.encode_chat([*head, Message("user", begun + probe)]) for probe in _PROBES
+        )
+    except InvalidRequestError as error:
+        raise ConfigError(
+            f"prefix {config.name} is not what a chat of this model can begin with: {error.message}"
+        ) from error
+    num_same = next(
+        (n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), len(other)
+    )
+    if not num_same:
+        raise ConfigError(f"prefix {config.name}: chats that begin with it have no token in common")
+    return tuple(one[:num_same])
