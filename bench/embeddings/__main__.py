@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from outrider.telemetry import names
 _NUM_TEXTS: Final = 2048
 _PACKED: Final = 8192
 """Requests at once, to our door alone."""
-_NUM_COMPARED: Final = 48
+_NUM_COMPARED: Final = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +92,15 @@ async def _measure(
             run.setting(name, **system.settings)
         for kind, texts_of in supplies.items():
             run.setting("texts", **{kind: round(mean_tokens(model.tokenizer(), texts_of), 1)})
+        _say("warming")
         await _warm(running, supplies)
+        _say("comparing vectors")
         await _agreement(run, running, supplies)
         found = await _all_loads(run, plan, running, supplies)
         _ratios(run, found, running)
+        _say("all at once")
         await _packed(run, plan, running, texts.make(TINY, plan.packed))
+    _say("killing replicas")
     run.figures["lost_inputs"] = await killed.measure(
         run, texts.make(TINY, _NUM_TEXTS), plan.kill_s
     )
@@ -145,6 +150,7 @@ async def _all_loads(
     before = _engine(running)
     for kind, loads in plan.loads.items():
         for concurrency, inputs in loads:
+            _say(f"{concurrency} x {inputs} texts of {kind}")
             for name, system in running.systems.items():
                 one = await closed_loop(
                     system, supplies[kind], concurrency=concurrency, inputs=inputs,
@@ -237,6 +243,7 @@ async def _packed(run: Run, plan: Plan, running: Started, texts: Sequence[str]) 
 
 def _inside(run: Run, plan: Plan, model: EmbeddingFolder, naive: Naive) -> None:
     """What is measured in this process."""
+    _say("stages, replies, fleets")
     texts = Texts(model.tokenizer()).make(SHORT, 128, seed=1)
     stages.measure(run, model, naive, texts)
     ids, mask = naive.padded(naive.tokenized(texts[:16]))
@@ -245,6 +252,10 @@ def _inside(run: Run, plan: Plan, model: EmbeddingFolder, naive: Naive) -> None:
     engine_us = run.figures["stage_us_engine"]
     assert isinstance(engine_us, list) and isinstance(engine_us[1], float)
     fleet.measure(run, engine_us[1] / 1e3 / 50, plan.sizes)
+
+
+def _say(what: str) -> None:
+    print(f"embeddings: {what}", file=sys.stderr, flush=True)
 
 
 def _engine(running: Started) -> tuple[EngineTime, float, float]:

@@ -47,6 +47,7 @@ _GENAI_PACKAGES: Final = (
     *("openvino-genai==2026.4.1.0", "openvino-tokenizers==2026.4.1.0", "transformers==5.14.1"),
 )
 _START_S: Final = 180.0
+_MAX_MESSAGE_BYTES: Final = 64 << 20
 _SLOTS: Final = 16
 MESH_SETTINGS: Final = (
     # All that is measured comes from one client at one address.
@@ -201,7 +202,9 @@ async def _naive(forms: ModelForms, threads: int) -> AsyncIterator[System]:
     given = (str(forms.folder), str(port), str(threads))
     async with child(sys.executable, *module, *given) as process:
         settings = await read_json(process)
-        async with make_channel(f"127.0.0.1:{port}") as channel:
+        # Not ours: its server takes no keepalive of ours for well meant.
+        options = [("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES)]
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options) as channel:
             yield NaiveSystem(channel, settings)
 
 
