@@ -90,7 +90,7 @@ async def _while_wanted(exchange: Exchange, work: Coroutine[Any, Any, _T]) -> _T
 
 def _written(found: Embedded, model: str, asked: AskedEmbeddings) -> bytes:
     identity = found.model_identity
-    fingerprint = f"fp_{short_form(identity)}" if identity else None
+    fingerprint = f"fp_{short_form(identity)}" if identity else ""
     return answer_of(
         *(found.vectors, model, found.num_tokens, found.cost, fingerprint),
         is_base64=asked.is_base64,

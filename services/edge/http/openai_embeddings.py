@@ -67,7 +67,7 @@ class EmbeddingList(msgspec.Struct, kw_only=True):
     data: list[EmbeddingObject]
     model: str
     usage: EmbeddingUsage
-    system_fingerprint: str | None = None
+    system_fingerprint: str | UnsetType = UNSET
     """As of chats: the model identity, in short. Vectors of one are equal byte for byte."""
 
 
@@ -120,7 +120,7 @@ def answer_of(
     model: str,
     num_tokens: int,
     cost: Cost | None,
-    fingerprint: str | None = None,
+    fingerprint: str = "",
     *,
     is_base64: bool,
 ) -> bytes:
@@ -136,7 +136,7 @@ def answer_of(
         currency=UNSET if cost is None else cost.currency,
     )
     return msgspec.json.encode(
-        EmbeddingList(data=data, model=model, usage=usage, system_fingerprint=fingerprint)
+        EmbeddingList(data=data, model=model, usage=usage, system_fingerprint=fingerprint or UNSET)
     )
 
 
