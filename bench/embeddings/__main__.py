@@ -244,7 +244,7 @@ async def _packed(run: Run, plan: Plan, running: Started, texts: Sequence[str]) 
 def _inside(run: Run, plan: Plan, model: EmbeddingFolder, naive: Naive) -> None:
     """What is measured in this process."""
     _say("stages, replies, fleets")
-    texts = Texts(model.tokenizer()).make(SHORT, 128, seed=1)
+    texts = Texts(model.tokenizer()).make(SHORT, 64, seed=1)
     stages.measure(run, model, naive, texts)
     ids, mask = naive.padded(naive.tokenized(texts[:16]))
     vectors = naive.computed(ids, mask, [ids.shape[1]] * len(ids))
