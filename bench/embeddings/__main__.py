@@ -48,7 +48,7 @@ _CORE: Final = {SHORT: ((1, 1), (64, 1), (8, 16)), MIXED: ((64, 1),), LONG: ((16
 PLANS: Final = {
     "quick": Plan(1.0, {SHORT: ((1, 1), (32, 1)), MIXED: ((32, 1),), LONG: ((8, 1),)}, 6.0, 512,
                   (1, 10, 100)),
-    "core": Plan(2.5, _CORE, 12.0, _PACKED, fleet.SIZES),
+    "core": Plan(2.0, _CORE, 9.0, _PACKED, fleet.SIZES),
     "full": Plan(
         10.0,
         {

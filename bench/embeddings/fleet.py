@@ -151,7 +151,7 @@ def measure(run: Run, token_ms: float, sizes: tuple[int, ...] = SIZES) -> None:
     )
     for size in sizes:
         found = [
-            simulate(size, token_ms=each, tokens=50, parts=4, seed=size)
+            simulate(size, token_ms=each, tokens=50, parts=3, seed=size)
             for each in (token_ms, PUBLISHED_TOKEN_MS)
         ]
         shares = [f"{each.efficiency:.1%}" for each in found]

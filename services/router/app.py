@@ -153,7 +153,7 @@ class Router:
         self.embeddings = EmbeddingRelay(
             EmbeddingFleet(
                 self.registry,
-                EmbeddingPlacement(),
+                EmbeddingPlacement(self.rng),
                 config.embedding,
                 autoscale,
                 config.return_s,

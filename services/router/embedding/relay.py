@@ -160,7 +160,7 @@ class _Relayed:
             opened.tenant, self._reserved_tokens, self._began_at
         )
         relay.num_requests += 1
-        self._is_closed = False
+        self._is_closed = self._is_accounted = False
         if opened.deadline_ms:
             self._deadline_at: float | None = self._began_at + opened.deadline_ms / 1e3
         else:
@@ -208,10 +208,17 @@ class _Relayed:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._account()
+        self._machine.close()
+        self._relay.num_requests -= 1
+
+    def _account(self) -> None:
+        """Once: before the last frame, so that whoever has it may ask for what was not used."""
+        if self._is_accounted:
+            return
+        self._is_accounted = True
         machine, relay, now = self._machine, self._relay, self._relay.clock()
         relay.fleet.stats.ended(machine.model, is_done=machine.is_done)
-        machine.close()
-        relay.num_requests -= 1
         admission, tenant = relay.admission, self._opened.tenant
         admission.tenants.close(
             tenant,
@@ -274,6 +281,7 @@ class _Relayed:
                 failed = embedding_pb2.InputFailed(id=step.number, error=error_to_proto(step.error))
                 self._put(embedding_pb2.EmbedResponse(failed=failed))
             else:
+                self._account()
                 self._put(self._done())
                 self._answers.put_nowait(None)
         retry_at = self._machine.retry_at
