@@ -3,7 +3,8 @@
     predicted ms = round trip + cost of a token * (tokens it reported + tokens sent since + these)
 
 What it reported includes what this router sent before the report; what is counted here twice for
-one report interval makes a burst spread, and never gathers it.
+one report interval makes a burst spread, and never gathers it. In a large fleet the best of a few
+at random is chosen.
 """
 
 from __future__ import annotations
