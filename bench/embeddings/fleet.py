@@ -155,10 +155,8 @@ def measure(run: Run, token_ms: float, sizes: tuple[int, ...] = SIZES) -> None:
             for each in (token_ms, PUBLISHED_TOKEN_MS)
         ]
         shares = [f"{each.efficiency:.1%}" for each in found]
-        table.add(
-            *(size, max(1, size // _REPLICAS_PER_ROUTER), *shares),
-            *(f"{PUBLISHED[size]:.0%}", round(found[0].choice_us)),
-        )
+        routers, projected = max(1, size // _REPLICAS_PER_ROUTER), f"{PUBLISHED[size]:.0%}"
+        table.add(size, routers, *shares, projected, round(found[0].choice_us))
         run.figures[f"fleet_efficiency_{size}"] = [round(it.efficiency, 4) for it in found]
     table.note(
         f"{_REQUESTS_PER_REPLICA} requests of {_PART_INPUTS} texts for each replica are under way; "

@@ -99,8 +99,10 @@ def _write_gguf(path: Path, model: EmbeddingFolder, tokenizer: Path) -> None:
     inner = {"ffn_up": (shape.inner_width, width), "ffn_down": (width, shape.inner_width)}
     for layer in range(shape.num_layers):
         for name, source in _LAYER.items():
-            size = (width,) if name.endswith("norm") else inner.get(name, (width, width))
-            _add_pair(writer, model, f"blk.{layer}.{name}", f"encoder.layer.{layer}.{source}", size)
+            size = inner.get(name, (width, width))
+            shape_of = size[:1] if name.endswith("norm") else size
+            source_of = f"encoder.layer.{layer}.{source}"
+            _add_pair(writer, model, f"blk.{layer}.{name}", source_of, shape_of)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -47,7 +47,8 @@ def _messages() -> tuple[Any, Any]:
             name=field, number=1, label=_FIELD.LABEL_REPEATED, type=kind, type_name=of or None
         )
     known = descriptor_pool.DescriptorPool()
-    found = known.Add(file) or known.FindFileByName("naive.proto")
+    known.Add(file)
+    found = known.FindFileByName("naive.proto")
     texts, vectors = (found.message_types_by_name[name] for name in ("Texts", "Vectors"))
     return message_factory.GetMessageClass(texts), message_factory.GetMessageClass(vectors)
 
@@ -128,7 +129,7 @@ def main() -> None:
         def embed(asked: bytes, _: grpc.ServicerContext) -> bytes:
             return naive.answer(asked)
 
-        handler = grpc.unary_unary_rpc_method_handler(embed)
+        handler: Any = grpc.unary_unary_rpc_method_handler(embed)
         handlers = grpc.method_handlers_generic_handler("naive.Embedder", {"Embed": handler})
         # One thread: a request at a time.
         server = grpc.server(ThreadPoolExecutor(1), handlers=[handlers])

@@ -3,9 +3,10 @@ time, and ours."""
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Final, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 import numpy as np
 
@@ -21,7 +22,6 @@ from services.inference.embedding.queue import EmbeddingQueue
 
 STAGES: Final = ("tokenize", "batch", "engine", "write the reply")
 _CHUNK: Final = 16
-_T = TypeVar("_T")
 _Times = dict[str, list[float]]
 
 
@@ -48,12 +48,14 @@ def measure(run: Run, model: EmbeddingFolder, naive: Naive, texts: Sequence[str]
 def _naive_times(naive: Naive, texts: Sequence[str]) -> _Times:
     found: _Times = {stage: [] for stage in STAGES}
     for text in texts:
-        with_time = _Stopwatch(found, 1)
-        tokens = with_time("tokenize", lambda text=text: naive.tokenized([text]))
-        ids, mask = with_time("batch", lambda tokens=tokens: naive.padded(tokens))
-        lengths = [len(tokens[0])]
-        vectors = with_time("engine", lambda i=ids, m=mask, n=lengths: naive.computed(i, m, n))
-        with_time("write the reply", lambda v=vectors: naive.written(v))
+        with _timed(found, "tokenize", 1):
+            tokens = naive.tokenized([text])
+        with _timed(found, "batch", 1):
+            ids, mask = naive.padded(tokens)
+        with _timed(found, "engine", 1):
+            vectors = naive.computed(ids, mask, [len(tokens[0])])
+        with _timed(found, "write the reply", 1):
+            naive.written(vectors)
     return found
 
 
@@ -62,13 +64,14 @@ def _our_times(model: EmbeddingFolder, texts: Sequence[str]) -> _Times:
     tokenizer = model.tokenizer()
     engine = OpenVinoEmbedder(model, threads=1)
     for part in _chunks(texts):
-        with_time = _Stopwatch(found, len(part))
-        ids = with_time("tokenize", lambda p=part: [tokenizer.encode(text) for text in p])
-        batches = with_time("batch", lambda i=ids: _batched(i))
-        vectors = with_time(
-            "engine", lambda b=batches: np.concatenate([engine.embed(each) for each in b])
-        )
-        with_time("write the reply", lambda v=vectors: packed(v, VectorFormat.F32))
+        with _timed(found, "tokenize", len(part)):
+            ids = [tokenizer.encode(text) for text in part]
+        with _timed(found, "batch", len(part)):
+            batches = _batched(ids)
+        with _timed(found, "engine", len(part)):
+            vectors = np.concatenate([engine.embed(each) for each in batches])
+        with _timed(found, "write the reply", len(part)):
+            packed(vectors, VectorFormat.F32)
     engine.close()
     return found
 
@@ -86,18 +89,12 @@ def _batched(ids: Sequence[Ids]) -> list[tuple[Ids, ...]]:
     return made
 
 
-class _Stopwatch:
-    """Times work, and shares the time among so many texts."""
-
-    def __init__(self, found: _Times, num_texts: int) -> None:
-        self._found = found
-        self._num_texts = num_texts
-
-    def __call__(self, stage: str, work: Callable[[], _T]) -> _T:
-        began = time.perf_counter()
-        made = work()
-        self._found[stage].append((time.perf_counter() - began) * 1e6 / self._num_texts)
-        return made
+@contextlib.contextmanager
+def _timed(found: _Times, stage: str, num_texts: int) -> Iterator[None]:
+    """What the block takes, shared among so many texts."""
+    began = time.perf_counter()
+    yield
+    found[stage].append((time.perf_counter() - began) * 1e6 / num_texts)
 
 
 def _chunks(texts: Sequence[str]) -> Iterator[Sequence[str]]:

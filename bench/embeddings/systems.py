@@ -147,7 +147,7 @@ class NaiveSystem:
 
     def __init__(self, channel: grpc.aio.Channel, settings: dict[str, Any]) -> None:
         self.settings = settings
-        self._call = channel.unary_unary(METHOD)
+        self._call: Any = channel.unary_unary(METHOD)
 
     async def embed(self, texts: Sequence[str]) -> Vectors:
         """Raises grpc.aio.AioRpcError."""

@@ -51,7 +51,7 @@ class _Handler(BaseHTTPRequestHandler):
         rows = [
             {
                 "index": i,
-                "embedding": base64.b64encode(np.float32([len(text), 1]).tobytes()).decode(),
+                "embedding": base64.b64encode(np.array([len(text), 1], "<f4").tobytes()).decode(),
             }
             for i, text in enumerate(body["input"])
         ]

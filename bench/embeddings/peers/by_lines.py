@@ -4,9 +4,11 @@ to run without this project's packages."""
 import base64
 import json
 import sys
+from collections.abc import Callable
+from typing import Any
 
 
-def serve(settings, embed):
+def serve(settings: dict[str, Any], embed: Callable[[list[str]], Any]) -> None:
     """`embed` makes [n, d] float32 of texts."""
     print(json.dumps(settings), flush=True)
     for line in sys.stdin:

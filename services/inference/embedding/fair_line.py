@@ -55,7 +55,7 @@ class FairLine:
 
     def take(self, most: int) -> list[int]:
         """The first so many, which leave the line."""
-        taken = []
+        taken: list[int] = []
         while self._places and len(taken) < most:
             taken.append(self.first)
             self.discard(taken[-1])

@@ -195,7 +195,7 @@ def test_a_flood_of_one_tenant_costs_another_the_call_that_runs() -> None:
     for key in range(1000, 1010):
         owner[key] = "other"
         queue.add(key, 40, MEDIUM, None, 5.0, tenant="other")
-    served = []
+    served: list[str] = []
     while len(served) < 40:
         batch = queue.next_batch(10.0)
         assert batch is not None

@@ -87,6 +87,14 @@ class Peer:
                 self.num_done += 1
 
 
+def waited(machine: RequestMachine, peer: Peer, now: float) -> float:
+    """When nothing waits any more."""
+    while machine.retry_at is not None:
+        now = max(now, machine.retry_at)
+        peer.do(machine.tick(now))
+    return now
+
+
 def test_parts_go_to_replicas_and_the_last_answer_ends_it() -> None:
     found = fleet(embedder("a"), embedder("b"), part_inputs=2)
     machine, peer = RequestMachine(found, "e", ()), Peer()
@@ -126,10 +134,7 @@ def test_inputs_wait_for_a_replica_that_may_come_back_and_no_longer() -> None:
     only.lost_at = 0.4
     peer.do(machine.no_more_inputs())
     peer.do(machine.lost("a", 0.4, had_them=True))
-    now = 0.4
-    while machine.retry_at is not None:
-        now = machine.retry_at
-        peer.do(machine.tick(now))
+    now = waited(machine, peer, 0.4)
     assert peer.errors == {0: "NO_REPLICA"} and peer.num_done == 1
     assert RETURN_S < now - 0.4 < RETURN_S + 4 * RETRY_S
 
@@ -220,9 +225,7 @@ def test_every_input_is_answered_once(events: list[tuple[str, int, str]], part: 
                 peer.do(machine.lost(name, now, had_them=number % 2 == 0))
     for each in replicas.values():
         set_down(each, down=False)
-    while machine.retry_at is not None:
-        now = max(now, machine.retry_at)
-        peer.do(machine.tick(now))
+    now = waited(machine, peer, now)
     for name, has in peer.at.items():
         for number in sorted(has):
             peer.answers[number] += 1
