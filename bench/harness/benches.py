@@ -161,6 +161,14 @@ _ALL = (
     Bench("soak", "bench.soak", sources=(*SERVICES, PROMPTS), minutes=15.0),
     Bench("soak_virtual", "bench.soak", ("--virtual",), minutes=5.0),
     Bench("soak_streams", "bench.soak", ("--streams", "1000"), minutes=16.0),
+    Bench(
+        "embeddings", "bench.embeddings", minutes=45.0, core_minutes=4.0,
+        sources=(
+            *("outrider/codec", "outrider/engines", "outrider/models", "services", "protos"),
+            *("bench/judges/environments.py", "bench/peers/llamacpp.py", PROMPTS),
+        ),
+        peers=("llamacpp",),
+    ),
     Bench("lossy", "bench.lossy", sources=(*SERVICES, PROMPTS), minutes=10.0),
     Bench("prediction", "bench.prediction", sources=(*SERVICES, PROMPTS), minutes=6.0),
     Bench(

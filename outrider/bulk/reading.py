@@ -1,5 +1,5 @@
-"""Reads the texts of a shard's slices: `.txt` (one document, long ones in parts), `.jsonl` and
-`.parquet` (one document a record), `.txt.gz` and `.jsonl.gz`."""
+"""Reads the texts of a shard's slices: `.txt` (one document, long ones in parts, or one document a
+line), `.jsonl` and `.parquet` (one document a record), `.txt.gz` and `.jsonl.gz`."""
 
 from __future__ import annotations
 
@@ -108,7 +108,10 @@ def _objects(
         if left_bytes is not None:
             left_bytes -= len(line)
         if not line.isspace():
-            yield _parsed(line, path, number, options.settings.field)
+            if one.source.kind is FileKind.TEXTS:
+                yield _plain(line, path, number)
+            else:
+                yield _parsed(line, path, number, options.settings.field)
         number += 1
 
 
@@ -122,6 +125,14 @@ def _parsed(line: bytes, path: str, number: int, field: str) -> ReadResult:
         return TextProblem(path, f"has no field {field!r}", number)
     except OutriderError as error:
         return TextProblem(path, error.message, number)
+
+
+def _plain(line: bytes, path: str, number: int) -> ReadResult:
+    text = line.rstrip(b"\r\n")
+    try:
+        return Document(path, number, text.decode(), len(text))
+    except UnicodeDecodeError as error:
+        return TextProblem(path, f"is no UTF-8 ({error.reason})", number)
 
 
 def _document(text: Any, path: str, number: int) -> Document:
@@ -223,6 +234,8 @@ def _parts(path: str, options: ReadOptions) -> Iterator[str]:
 _READERS: Final[dict[tuple[FileKind, bool], Reader]] = {
     (FileKind.TEXT, False): read_text,
     (FileKind.TEXT, True): read_gzip_text,
+    (FileKind.TEXTS, False): read_lines,
+    (FileKind.TEXTS, True): read_gzip_lines,
     (FileKind.LINES, False): read_lines,
     (FileKind.LINES, True): read_gzip_lines,
     (FileKind.PARQUET, False): read_parquet,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -101,6 +101,22 @@ def rule_of(vocabulary: Vocabulary) -> CutRule | None:
         return None
 
 
+@dataclass(frozen=True, slots=True)
+class ShardsRequest:
+    """A run of which the rows' making is left to its executor."""
+
+    paths: Sequence[str]
+    folder: Path
+    settings: BulkSettings
+    digest: bytes
+    """Of what determines the rows, besides texts and settings."""
+    facts: Mapping[str, object]
+    """More for the manifest."""
+    cuts_texts: bool
+    """Whether a long text may be cut into parts."""
+    resume: bool
+
+
 def run(
     request: RunRequest,
     make_executor: Callable[[BulkJob], Executor],
@@ -111,28 +127,34 @@ def run(
     vocabulary, settings = request.vocabulary, request.settings
     rule = rule_of(vocabulary)
     job = BulkJob(str(request.folder), settings, vocabulary, request.backend, rule)
+    shards = ShardsRequest(
+        paths=request.paths,
+        folder=request.folder,
+        settings=settings,
+        digest=vocabulary.digest,
+        facts={"vocabulary": vocabulary.digest.hex()},
+        cuts_texts=rule is not None,
+        resume=request.resume,
+    )
     # Before the folder is opened, whose lock is this process's alone, and before there are threads.
     with closing(make_executor(job)) as executor:
-        return _run(request, executor, on_progress, cuts_texts=rule is not None)
+        return run_shards(shards, executor, on_progress)
 
 
-def _run(
-    request: RunRequest,
-    executor: Executor,
-    on_progress: Callable[[RunProgress], None],
-    *,
-    cuts_texts: bool,
+def run_shards(
+    request: ShardsRequest, executor: Executor, on_progress: Callable[[RunProgress], None]
 ) -> RunReport:
-    vocabulary, settings = request.vocabulary, request.settings
+    """As `run`, by an executor that is there."""
+    settings = request.settings
     sources, unreadable = scan.find(request.paths, settings)
-    shards = scan.plan(sources, settings, cuts_texts=cuts_texts)
-    identity = fingerprint(sources, settings, vocabulary.digest, WRITER)
+    shards = scan.plan(sources, settings, cuts_texts=request.cuts_texts)
+    identity = fingerprint(sources, settings, request.digest, WRITER)
     with OutputFolder.opened(request.folder, identity, resume=request.resume) as folder:
         num_earlier_tokens = total(folder.finished.values()).tokens
         failed = _work(folder, shards, executor, on_progress)
         report = _report(folder, len(shards), unreadable, failed, num_earlier_tokens)
         if not failed:
-            facts = _facts(sources, vocabulary, unreadable)
+            facts = {**request.facts, **_facts(sources, unreadable)}
             report.names = [result.name for result in folder.complete(settings, facts)]
         return report
 
@@ -203,11 +225,8 @@ class _ProgressCounter:
         return self.progress
 
 
-def _facts(
-    sources: Sequence[SourceFile], vocabulary: Vocabulary, unreadable: Sequence[TextProblem]
-) -> dict[str, object]:
+def _facts(sources: Sequence[SourceFile], unreadable: Sequence[TextProblem]) -> dict[str, object]:
     return {
-        "vocabulary": vocabulary.digest.hex(),
         "writer": WRITER,
         "sources": [{"path": one.path, "num_bytes": one.num_bytes} for one in sources],
         "unreadable": [str(problem) for problem in unreadable],

@@ -49,7 +49,7 @@ def find(
     say what the file holds."""
     sources, problems = [], []
     for path in paths:
-        kind, is_gzip = kind_of(path)
+        kind, is_gzip = kind_of(path, texts_are_lines=settings.texts_are_lines)
         try:
             stat = Path(path).stat()
             groups = _row_groups(path, settings.field) if kind is FileKind.PARQUET else ()
@@ -70,7 +70,7 @@ def plan(sources: Sequence[SourceFile], settings: BulkSettings, *, cuts_texts: b
 def _numbered(slices: Sequence[Slice]) -> Iterator[Slice]:
     for source, group in groupby(slices, key=lambda one: one.source):
         of_source = list(group)
-        if source.kind is FileKind.LINES and len(of_source) > 1:
+        if source.kind in (FileKind.TEXTS, FileKind.LINES) and len(of_source) > 1:
             counts = count_lines(source.path, [one.begin for one in of_source])
             yield from map(_with_first, of_source, counts)
         else:

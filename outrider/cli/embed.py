@@ -2,31 +2,45 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
 from outrider.cli import edge_choice
-from outrider.cli.local import development_key
-from outrider.cli.local.state import StateDir, default_state_dir, running_mesh
-from outrider.errors import InvalidRequestError, OutriderError, UnavailableError
+from outrider.cli.embeddings_endpoint import MAX_TEXTS, endpoint
+from outrider.cli.local.state import StateDir, default_state_dir
+from outrider.errors import ConfigError, InvalidRequestError
 
-MAX_TEXTS: Final = 2048
-"""Of one request; a longer input becomes several."""
-_MAX_ANSWER_BYTES: Final = 256 << 20
-_MAX_ERROR_BYTES: Final = 1 << 16
-_TIMEOUT_S: Final = 600.0
+_FILES_TIMEOUT_S: Final = 120.0
+"""Of one request of many, which is sent again then."""
 _SHOWN_VALUES: Final = 4
+
+
+class Values(StrEnum):
+    """How a file has the values of vectors."""
+
+    f32 = "f32"
+    f16 = "f16"
+    i8 = "i8"
 
 
 def embed(
     texts: Annotated[
         list[str] | None,
-        typer.Argument(help="The texts; without any, one for each line of standard input."),
+        typer.Argument(
+            help="The texts; without any, one for each line of standard input. With --out: files, "
+            ".txt (a text per line), .jsonl, .parquet, .txt.gz, .jsonl.gz, and patterns."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="Embed files into this file, which ends with .parquet."),
     ] = None,
     model: Annotated[
         str, typer.Option(help="A model that embeds; empty: the first that the mesh serves.")
@@ -41,6 +55,16 @@ def embed(
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object for each text: index, embedding.")
     ] = False,
+    field: Annotated[
+        str, typer.Option(help="Field of JSON objects, or Parquet column, with the text.")
+    ] = "text",
+    values: Annotated[Values, typer.Option(help="Of the vectors in --out.")] = Values.f32,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on where an earlier run to --out ended.")
+    ] = False,
+    requests: Annotated[
+        int, typer.Option(min=1, max=256, help="Under way at once, for --out.")
+    ] = 8,
     url: Annotated[
         str, typer.Option(help="http://HOST:PORT/v1; default: the mesh of `outrider up`.")
     ] = "",
@@ -48,71 +72,55 @@ def embed(
     api_key: edge_choice.ApiKey = None,
     state_dir: StateDir = None,
 ) -> None:
-    """The vector of each text, by a model that embeds (`outrider up --model all-minilm-l6-v2`)."""
+    """The vector of each text, by a model that embeds (`outrider up --model all-minilm-l6-v2`).
+
+    With --out, of each text of files, into one Parquet file (id, source, vector); exit status 1 if
+    a text has none (it is listed as file:line), 130 after Ctrl-C; then, and after anything else
+    that ends it, --resume goes on.
+    """
+    folder = (state_dir or default_state_dir()).resolve()
+    if out is not None:
+        _check_pyarrow()
+        from outrider.cli.embed_files import FilesRequest, embed_files
+
+        if not texts:
+            raise InvalidRequestError("--out takes files of texts: outrider embed FILE... -o OUT")
+        request = FilesRequest(
+            paths=texts,
+            out=out,
+            model=model,
+            dimensions=dimensions,
+            values=values.value,
+            field=field,
+            truncate=truncate,
+            resume=resume,
+            num_requests=requests,
+        )
+        is_whole = embed_files(request, endpoint(url, key_file, api_key, folder, _FILES_TIMEOUT_S))
+        raise typer.Exit(0 if is_whole else 1)
     wanted = texts or [line.rstrip("\n") for line in sys.stdin]
     if not wanted:
         raise InvalidRequestError("there is no text; give one, or lines on standard input")
-    folder = (state_dir or default_state_dir()).resolve()
-    # The key of the environment goes to nobody's endpoint.
-    is_given = key_file is not None or api_key is not None
-    key = edge_choice.given_key(key_file, api_key) if is_given or not url else ""
-    if not url:
-        url = _local_url(folder)
-        key = key or development_key.read(folder)
     asked: dict[str, Any] = {"encoding_format": "float"}
     asked |= {"model": model} if model else {}
     asked |= {"dimensions": dimensions} if dimensions else {}
     asked |= {"truncate_prompt_tokens": -1} if truncate else {}
+    whom = endpoint(url, key_file, api_key, folder)
     for begin, part in _parts(wanted):
-        answer = _post(f"{url.rstrip('/')}/embeddings", {**asked, "input": part}, key)
+        answer = whom.ask({**asked, "input": part})
         for found in answer["data"]:
             _show(begin + found["index"], part[found["index"]], found["embedding"], as_json=as_json)
+
+
+def _check_pyarrow() -> None:
+    """Raises ConfigError without it."""
+    if importlib.util.find_spec("pyarrow") is None:
+        raise ConfigError("pyarrow is not installed: pip install 'outrider[bulk]'")
 
 
 def _parts(texts: Sequence[str]) -> Iterator[tuple[int, Sequence[str]]]:
     for begin in range(0, len(texts), MAX_TEXTS):
         yield begin, texts[begin : begin + MAX_TEXTS]
-
-
-def _local_url(folder: Path) -> str:
-    mesh = running_mesh(folder)
-    if mesh is None:
-        raise UnavailableError(
-            f"no mesh is up in {folder}; start one with: outrider up --model all-minilm-l6-v2"
-        )
-    port = mesh.service("edge").get("http_port")
-    if not port:
-        raise UnavailableError("the mesh here has no HTTP; start it without --http-port -1")
-    return f"http://{mesh.host}:{port}/v1"
-
-
-def _post(url: str, body: dict[str, Any], key: str) -> dict[str, Any]:
-    """Raises UnavailableError, and OutriderError with what the edge says."""
-    # Imported here: other commands do without.
-    import urllib.error
-    import urllib.request
-
-    if not url.startswith(("http://", "https://")):
-        raise InvalidRequestError(f"--url takes http://HOST:PORT/v1, not {url!r}")
-    headers = {"content-type": "application/json"}
-    if key:
-        headers["authorization"] = f"Bearer {key}"
-    request = urllib.request.Request(url, json.dumps(body).encode(), headers)  # noqa: S310
-    try:
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:  # noqa: S310
-            found: dict[str, Any] = json.loads(answer.read(_MAX_ANSWER_BYTES))
-            return found
-    except urllib.error.HTTPError as error:
-        raise OutriderError(_why(error.code, error.read(_MAX_ERROR_BYTES))) from None
-    except (OSError, ValueError) as error:
-        raise UnavailableError(f"{url} does not answer: {error}") from error
-
-
-def _why(status: int, body: bytes) -> str:
-    try:
-        return str(json.loads(body)["error"]["message"])
-    except (ValueError, LookupError, TypeError):
-        return f"the edge answers {status}"
 
 
 def _show(index: int, text: str, vector: Sequence[float], *, as_json: bool) -> None:

@@ -30,11 +30,18 @@ from services.router.admission.admission import Admission
 from services.router.admission.routing import LiveFleetView
 from services.router.autoscale.advisor import AutoscaleAdvisor
 from services.router.config import RouterConfig
+from services.router.embedding.machine import EmbeddingFleet
+from services.router.embedding.placement import EmbeddingPlacement
 from services.router.embedding.relay import EmbeddingRelay, EmbeddingRouterService
 from services.router.explain import Explainer
 from services.router.fleet.geography import Geography
 from services.router.fleet.registry import FleetPolicy, Registry
-from services.router.metrics import AdmissionMetrics, AutoscaleMetrics, ReplicaMetrics
+from services.router.metrics import (
+    AdmissionMetrics,
+    AutoscaleMetrics,
+    EmbeddingMetrics,
+    ReplicaMetrics,
+)
 from services.router.placement.history import PlacementHistory
 from services.router.placement.placement import Placement
 from services.router.prefix_index.index import PrefixIndex
@@ -146,17 +153,22 @@ class Router:
         )
 
         self.embeddings = EmbeddingRelay(
-            self.registry,
+            EmbeddingFleet(
+                self.registry,
+                EmbeddingPlacement(self.rng),
+                config.embedding,
+                autoscale,
+                config.return_s,
+            ),
             admission,
             config.price_table(),
-            config.embedding,
             clock=self.clock,
-            return_s=config.return_s,
             max_message_bytes=config.max_message_bytes,
             tls=tls,
         )
 
         self.replica_metrics = ReplicaMetrics(self.metrics)
+        self.embedding_metrics = EmbeddingMetrics(self.metrics, self.embeddings.fleet)
         self.admission_metrics = AdmissionMetrics(self.metrics, admission, self.registry)
         self.autoscale_metrics = AutoscaleMetrics(
             self.metrics,
@@ -184,6 +196,7 @@ class Router:
         self.prefix_index.sweep(self.clock(), _MAX_SWEPT_ROWS)
         self.switch.expire(self.clock())
         self.admission_metrics.tick()
+        self.embedding_metrics.tick()
         self.autoscale_metrics.tick(self.clock())
         if self.replicas.is_settled and self.tokenizers.is_settled:
             self.settled.set()

@@ -18,6 +18,7 @@ from outrider.telemetry.metrics import Metrics, state_rows
 from services.router.admission.admission import Admission
 from services.router.admission.routing import LiveFleetView
 from services.router.autoscale.advisor import AutoscaleAdvisor, FleetKey, ScalingAdvice, fleet_usage
+from services.router.embedding.machine import EmbeddingFleet
 from services.router.fleet.registry import Registry
 from services.router.relay.intake import Intake
 
@@ -63,6 +64,31 @@ TENANT_TOKENS: Final = Family(
 TENANT_COST: Final = Family(
     "outrider_router_tenant_cost",
     "What the sessions of tenants cost, in units of the configured currency.",
+)
+
+EMBEDDING_REQUESTS: Final = Family(
+    "outrider_router_embedding_requests",
+    "Requests for vectors, by outcome: done, or error where inputs are left without an answer.",
+)
+EMBEDDING_INPUTS: Final = Family(
+    "outrider_router_embedding_inputs",
+    "Texts of requests for vectors, by what became of them: vector, error.",
+)
+EMBEDDING_TOKENS: Final = Family(
+    "outrider_router_embedding_tokens",
+    "Tokens of texts that have their vectors.",
+)
+EMBEDDING_MOVES: Final = Family(
+    "outrider_router_embedding_moves",
+    "Texts sent to another replica, as the one that had them was lost.",
+)
+EMBEDDING_SHORTAGES: Final = Family(
+    "outrider_router_embedding_shortages",
+    "Parts of requests for vectors for which there was no replica.",
+)
+EMBEDDING_PENDING: Final = Family(
+    "outrider_router_embedding_pending_inputs",
+    "Texts without an answer.",
 )
 
 DESIRED: Final = Family(
@@ -182,6 +208,34 @@ class AdmissionMetrics:
         counter = self._metrics.counter(name)
         for values, count in counts.items():
             counter.add(count, dict(zip(labels, values, strict=True)))
+
+
+class EmbeddingMetrics:
+    """Requests for vectors."""
+
+    def __init__(self, metrics: Metrics, fleet: EmbeddingFleet) -> None:
+        self._metrics = metrics
+        self._fleet = fleet
+
+    def tick(self) -> None:
+        """Export what was counted since the last call. A model that no replica has, whose name is a
+        client's, is nameless."""
+        stats, known = self._fleet.stats.take(), self._fleet.registry.models()
+        by_outcome = ((EMBEDDING_REQUESTS, stats.requests), (EMBEDDING_INPUTS, stats.inputs))
+        for family, counts in by_outcome:
+            counter = self._metrics.counter(family)
+            for (model, outcome), count in counts.items():
+                named = model if model in known else ""
+                counter.add(count, {"model": named, "outcome": outcome})
+        for family, found in (
+            (EMBEDDING_TOKENS, stats.tokens),
+            (EMBEDDING_MOVES, stats.moves),
+            (EMBEDDING_SHORTAGES, stats.shortages),
+        ):
+            counter = self._metrics.counter(family)
+            for (model,), count in found.items():
+                counter.add(count, {"model": model if model in known else ""})
+        self._metrics.gauge(EMBEDDING_PENDING).set(self._fleet.held.num_inputs)
 
 
 class AutoscaleMetrics:

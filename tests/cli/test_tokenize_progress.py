@@ -6,7 +6,7 @@ import pytest
 
 from outrider.bulk.plan.results import TextCounts
 from outrider.bulk.run import RunProgress
-from outrider.cli.tokenize import LINE_EVERY_S, ProgressLines, progress_line, shown
+from outrider.cli.bulk_progress import LINE_EVERY_S, ProgressLines, progress_line, shown
 from outrider.testing import FakeClock
 
 
@@ -41,6 +41,6 @@ def test_lines_come_now_and_then_and_at_the_end() -> None:
 
 
 def test_quiet_is_quiet(capsys: pytest.CaptureFixture[str]) -> None:
-    with shown(quiet=True) as show:
+    with shown("tokenizing", quiet=True) as show:
         show(progress(4))
     assert capsys.readouterr() == ("", "")

@@ -6,10 +6,15 @@ from structlog.typing import EventDict
 
 from outrider.peers.health import PeerState
 from outrider.telemetry.metrics import Metrics
+from services.router.autoscale.advisor import AutoscaleAdvisor
+from services.router.autoscale.policy import AutoscalePolicy
 from services.router.config import ReplicaConfig
+from services.router.embedding.machine import EmbeddingFleet
+from services.router.embedding.placement import EmbeddingPlacement
+from services.router.embedding.policy import EmbeddingPolicy
 from services.router.fleet.registry import Registry
 from services.router.fleet.replica import ServedModel
-from services.router.metrics import ReplicaMetrics
+from services.router.metrics import EmbeddingMetrics, ReplicaMetrics
 
 
 def test_every_replica_has_its_gauges_and_the_gone_have_none() -> None:
@@ -90,4 +95,40 @@ def test_a_replica_that_contradicts_itself_is_logged_once(logs: list[EventDict])
     ]
     assert [line["event"] for line in told] == ["replica_inconsistent", "replica_consistent"]
     assert told[0]["reports"] == "0a0a0a0a" and told[0]["opens_as"] == "0b0b0b0b"
+    metrics.close()
+
+
+def test_requests_for_vectors_are_counted_by_models_that_replicas_have() -> None:
+    metrics = Metrics("router")
+    registry = Registry([ReplicaConfig("a", "us", "h:1")], rtt_ms=lambda _: 50.0, now=0.0)
+    registry.connected("a", ServedModel("e", b"", dimensions=8), 0.5)
+    fleet = EmbeddingFleet(
+        registry,
+        EmbeddingPlacement(),
+        EmbeddingPolicy(),
+        AutoscaleAdvisor(AutoscalePolicy()),
+        return_s=1.0,
+    )
+    exported = EmbeddingMetrics(metrics, fleet)
+    fleet.held.num_inputs = 7
+    fleet.stats.ended("e", is_done=True)
+    fleet.stats.ended("whatever a client writes", is_done=False)
+    fleet.stats.answered("e", 3, 50)
+    fleet.stats.failed("e", 2)
+    fleet.stats.moved("e", 4)
+    fleet.stats.short("e")
+    for _ in range(2):
+        exported.tick()  # what was exported is not counted again
+
+    def sample(name: str, **labels: str) -> float | None:
+        return metrics.registry.get_sample_value(name, labels)
+
+    assert sample("outrider_router_embedding_requests_total", model="e", outcome="done") == 1
+    assert sample("outrider_router_embedding_requests_total", model="", outcome="error") == 1
+    assert sample("outrider_router_embedding_inputs_total", model="e", outcome="vector") == 3
+    assert sample("outrider_router_embedding_inputs_total", model="e", outcome="error") == 2
+    assert sample("outrider_router_embedding_tokens_total", model="e") == 50
+    assert sample("outrider_router_embedding_moves_total", model="e") == 4
+    assert sample("outrider_router_embedding_shortages_total", model="e") == 1
+    assert sample("outrider_router_embedding_pending_inputs") == 7
     metrics.close()

@@ -129,6 +129,7 @@ _SHARED_CACHE: Final = "tests/tokenizer/test_shared_cache.py"
 _FAILOVER: Final = "tests/router/relay/test_failover.py"
 _OVERLOAD: Final = "tests/router/integration/test_overload.py"
 
+_ROUTER: Final = "tests/router/test_metrics.py"
 _EMBEDDING: Final = "tests/inference/embedding/test_service.py"
 ELSEWHERE: Final[dict[str, str]] = {
     names.LOSSY_TOKENS: "tests/inference/test_service.py",
@@ -184,6 +185,12 @@ ELSEWHERE: Final[dict[str, str]] = {
     router_sessions.DRAFTS_DROPPED: "tests/router/relay/test_bad_edges.py",
     router_sessions.PROMPTS_LEFT_OUT: "tests/edge/integration/test_prompt_deltas.py",
     router_sessions.TOKENS_LEFT_OUT: "tests/edge/integration/test_prompt_deltas.py",
+    router.EMBEDDING_REQUESTS: _ROUTER,
+    router.EMBEDDING_INPUTS: _ROUTER,
+    router.EMBEDDING_TOKENS: _ROUTER,
+    router.EMBEDDING_MOVES: _ROUTER,
+    router.EMBEDDING_SHORTAGES: _ROUTER,
+    router.EMBEDDING_PENDING: _ROUTER,
     router.REFUSED: _OVERLOAD,
     router.SPILLED: _OVERLOAD,
     inference.PAUSED: "tests/inference/streaming/test_priorities.py",

@@ -21,15 +21,16 @@ _FORM: Final = 1
 
 
 def fingerprint(
-    sources: Sequence[SourceFile], settings: BulkSettings, vocabulary_digest: bytes, writer: str
+    sources: Sequence[SourceFile], settings: BulkSettings, digest: bytes, writer: str
 ) -> str:
-    """Equal for runs whose output is the same, byte for byte; `writer` names the library that
-    writes the files, and its version. SHA-256, in hexadecimal."""
+    """Equal for runs whose output is the same, byte for byte; `digest` is of the vocabulary, or of
+    what else determines the rows, `writer` names the library that writes the files, and its
+    version. SHA-256, in hexadecimal."""
     parts = {
         "form": _FORM,
         "settings": asdict(settings),
         "sources": [asdict(source) for source in sources],
-        "vocabulary": vocabulary_digest.hex(),
+        "made_by": digest.hex(),
         "writer": writer,
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
@@ -66,8 +67,8 @@ def check_run(record: Mapping[str, Any], run: str) -> None:
     """Raises InvalidRequestError unless a journal's head or a manifest is that run's."""
     if record["run"] != run:
         raise InvalidRequestError(
-            "the folder holds another run: the files, the options, the vocabulary or the version "
-            "of pyarrow are not the same; choose another folder"
+            "the folder holds another run: the files, the options, the vocabulary, the model or "
+            "the version of pyarrow are not the same; choose another folder"
         )
 
 

@@ -38,6 +38,8 @@ class BulkSettings:
     end at about the same time. Text files are cut all the same only above `shard_bytes`."""
     token_offsets: bool = False
     """Whether the output has each token's first byte."""
+    texts_are_lines: bool = False
+    """Whether each line of a text file is a document."""
 
     def __post_init__(self) -> None:
         for name, value, known in (
@@ -64,6 +66,8 @@ class FileKind(StrEnum):
 
     TEXT = "text"
     """One document."""
+    TEXTS = "texts"
+    """A document per line."""
     LINES = "lines"
     """A JSON object per line."""
     PARQUET = "parquet"
@@ -111,7 +115,7 @@ class Slice:
     """Number of the first record, counted from 0."""
 
 
-def kind_of(path: str) -> tuple[FileKind, bool]:
+def kind_of(path: str, *, texts_are_lines: bool = False) -> tuple[FileKind, bool]:
     """What a file holds by its name, and whether it is compressed by gzip. Raises
     InvalidRequestError."""
     suffixes = PurePath(path.lower()).suffixes
@@ -123,6 +127,8 @@ def kind_of(path: str) -> tuple[FileKind, bool]:
             f"{path}: what it holds is told by its name, which must end with .txt, .jsonl, "
             ".parquet, .txt.gz or .jsonl.gz"
         )
+    if texts_are_lines and kind is FileKind.TEXT:
+        kind = FileKind.TEXTS
     return kind, is_gzip
 
 
@@ -186,7 +192,7 @@ def _slices(
             yield Slice(source, 0, source.num_bytes), source.num_bytes * GZIP_RATIO + FILE_BYTES
         elif source.kind is FileKind.PARQUET:
             yield from _of_row_groups(source, shard_bytes)
-        elif source.kind is FileKind.LINES:
+        elif source.kind in (FileKind.TEXTS, FileKind.LINES):
             yield from _of_bytes(source, shard_bytes)
         else:
             yield from _of_bytes(source, text_bytes if cuts_texts else source.num_bytes)

@@ -8,6 +8,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from outrider.errors import OutriderError, by_reason
+from outrider.model_identity import short_form
 from services.edge.context import EdgeContext
 from services.edge.http.exchange import ClientLeft, Exchange
 from services.edge.http.openai_embeddings import AskedEmbeddings, answer_of, asked_of
@@ -88,4 +89,9 @@ async def _while_wanted(exchange: Exchange, work: Coroutine[Any, Any, _T]) -> _T
 
 
 def _written(found: Embedded, model: str, asked: AskedEmbeddings) -> bytes:
-    return answer_of(found.vectors, model, found.num_tokens, found.cost, is_base64=asked.is_base64)
+    identity = found.model_identity
+    fingerprint = f"fp_{short_form(identity)}" if identity else ""
+    return answer_of(
+        *(found.vectors, model, found.num_tokens, found.cost, fingerprint),
+        is_base64=asked.is_base64,
+    )

@@ -67,6 +67,8 @@ class EmbeddingList(msgspec.Struct, kw_only=True):
     data: list[EmbeddingObject]
     model: str
     usage: EmbeddingUsage
+    system_fingerprint: str | UnsetType = UNSET
+    """As of chats: the model identity, in short. Vectors of one are equal byte for byte."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +120,7 @@ def answer_of(
     model: str,
     num_tokens: int,
     cost: Cost | None,
+    fingerprint: str = "",
     *,
     is_base64: bool,
 ) -> bytes:
@@ -132,7 +135,9 @@ def answer_of(
         cost=UNSET if cost is None else decimals(cost.amount_nanos),
         currency=UNSET if cost is None else cost.currency,
     )
-    return msgspec.json.encode(EmbeddingList(data=data, model=model, usage=usage))
+    return msgspec.json.encode(
+        EmbeddingList(data=data, model=model, usage=usage, system_fingerprint=fingerprint or UNSET)
+    )
 
 
 def _written(vector: npt.NDArray[np.float32], *, is_base64: bool) -> list[float] | str:

@@ -55,6 +55,8 @@ class Embedded:
     """[n, d] in the order of the inputs."""
     num_tokens: int
     cost: Cost | None
+    model_identity: bytes
+    """What computed them."""
 
 
 class InputError(Exception):
@@ -89,6 +91,7 @@ class _Asking:
         self._rows: dict[int, npt.NDArray[np.float32]] = {}
         self._num_tokens = 0
         self._costs: list[Cost] = []
+        self._identity = b""
 
     def result(self) -> Embedded:
         """Once every input has its vector."""
@@ -97,7 +100,7 @@ class _Asking:
         if self._costs:
             nanos = sum(cost.amount_nanos for cost in self._costs)
             cost = Cost(nanos, self._costs[-1].currency)
-        return Embedded(vectors, self._num_tokens, cost)
+        return Embedded(vectors, self._num_tokens, cost, self._identity)
 
     async def ask(self, call: Any) -> None:
         """Ask a router for the vectors that are missing. Raises what `embedded` raises, and
@@ -131,6 +134,7 @@ class _Asking:
                 raise MalformedFrameError("the router left inputs without an answer")
             if (cost := cost_of(answer.done.usage)) is not None:
                 self._costs.append(cost)
+            self._identity = answer.done.model_identity
             return True
         told = answer.vectors
         try:

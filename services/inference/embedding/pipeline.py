@@ -47,6 +47,7 @@ class EmbeddingInput:
     content: str | Ids
     num_bytes: int
     truncate: bool
+    tenant: str
     priority: Priority
     deadline_at: float | None
     """On the pipeline's clock."""
@@ -162,6 +163,7 @@ class EmbeddingPipeline:
                 given.deadline_at,
                 self._clock(),
                 ids=ids,
+                tenant=given.tenant,
             )
             self._inputs[key] = given
             self._changed.notify_all()

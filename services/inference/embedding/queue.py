@@ -4,36 +4,39 @@
     ids --------------------------------------------------^
 
 A batch is of texts of one padded length (decision 0025), within a budget of tokens. Which length it
-is: that of the longest text that waits, in the highest class that waits; that of the oldest text
+is: that of the longest text that waits, in the highest class that waits; that of the first text
 once it has waited for `max_wait_ms`; and whatever its class, that of one that has waited for
-`starvation_ms`. All that is held is bounded: further inputs are refused, and texts stay texts while
-the token buffer is full.
+`starvation_ms`. Within a class tenants take turns (fair_line.py): a flood of one of them costs
+another the call that runs. All that is held is bounded: further inputs are refused, and texts stay
+texts while the token buffer is full.
 
 Keys are the caller's. Times are in seconds on the clock of `now`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from outrider.engines.embedding import Ids, padded_tokens
 from outrider.errors import FrameTooLargeError, OverloadedError
 from outrider.session_types import Priority
+from services.inference.embedding.fair_line import FairLine, TenantShares
 from services.inference.embedding.limits import EmbeddingLimits
 
 _CLASSES: Final = (Priority.HIGH, Priority.MEDIUM, Priority.LOW)
 _RETRY_MS: Final = 250
 _BYTES_PER_TOKEN: Final = 4
 """Of text that is not tokenized yet, as an estimate; of ids as they come."""
-_NO_KEYS: Final[dict[int, None]] = {}
 
 
 @dataclass(slots=True)
 class _Input:
     key: int
+    tenant: str
     priority: Priority
+    place: float
+    """Among those of its class."""
     arrived_at: float
     deadline_at: float | None
     num_bytes: int
@@ -67,11 +70,11 @@ class EmbeddingQueue:
     def __init__(self, limits: EmbeddingLimits) -> None:
         self._limits = limits
         self._inputs: dict[int, _Input] = {}
-        self._texts: dict[Priority, dict[int, None]] = {it: {} for it in _CLASSES}
-        """In the order in which they came; as `_ready` and `_lengths`."""
-        self._ready: dict[Priority, dict[int, None]] = {it: {} for it in _CLASSES}
-        self._lengths: dict[Priority, dict[int, dict[int, None]]] = {it: {} for it in _CLASSES}
-        """The same keys by padded length."""
+        self._texts = {it: FairLine() for it in _CLASSES}
+        self._ready = {it: FairLine() for it in _CLASSES}
+        self._lengths: dict[Priority, dict[int, FairLine]] = {it: {} for it in _CLASSES}
+        """The same keys as in `_ready`, by padded length."""
+        self._shares = {it: TenantShares() for it in _CLASSES}
         self._num_bytes = 0
         self._num_estimated_tokens = 0
         self.num_buffered_tokens = 0
@@ -95,6 +98,7 @@ class EmbeddingQueue:
         now: float,
         *,
         ids: Ids | None = None,
+        tenant: str = "",
     ) -> None:
         """An input of so many bytes, with `ids` if it needs no tokenizer. Raises OverloadedError,
         FrameTooLargeError; then it is not there."""
@@ -111,12 +115,16 @@ class EmbeddingQueue:
                 f"{len(self._inputs)} inputs wait here already; send fewer at once, or try again",
                 retry_delay_ms=_RETRY_MS,
             )
-        made = _Input(key, priority, now, deadline_at, num_bytes, ids)
+        made = _Input(key, tenant, priority, 0.0, now, deadline_at, num_bytes, ids)
+        lines = (self._texts[priority], self._ready[priority])
+        begins_at = min((line.begins_at for line in lines if line), default=0.0)
+        share = self._shares[priority]
+        made.place = share.place(tenant, made.estimated_tokens, begins_at)
         self._inputs[key] = made
         self._num_bytes += num_bytes
         self._num_estimated_tokens += made.estimated_tokens
         if ids is None:
-            self._texts[priority][key] = None
+            self._texts[priority].add(key, made.place)
         else:
             self._buffer(made, ids)
 
@@ -128,7 +136,7 @@ class EmbeddingQueue:
         first = self._first([texts for texts in self._texts.values() if texts], now)
         if first is None:
             return None
-        del self._texts[first.priority][first.key]
+        self._texts[first.priority].discard(first.key)
         return first.key
 
     def tokenized(self, key: int, ids: Ids) -> None:
@@ -147,10 +155,10 @@ class EmbeddingQueue:
         first, padded = chosen
         most = min(self._limits.max_batch_texts, max(1, self._limits.max_batch_tokens // padded))
         found: list[_Input] = []
-        for key in self._of_length(first, padded):
-            if len(found) == most:
-                break
-            found.append(self._inputs[key])
+        for priority in (first, *(it for it in _CLASSES if it is not first)):
+            line = self._lengths[priority].get(padded)
+            if line is not None:
+                found += [self._inputs[key] for key in line.take(most - len(found))]
         for each in found:
             self._unbuffer(each)
         texts = tuple(each.ids for each in found if each.ids is not None)
@@ -164,7 +172,8 @@ class EmbeddingQueue:
             return False
         self._num_bytes -= found.num_bytes
         self._num_estimated_tokens -= found.estimated_tokens
-        self._texts[found.priority].pop(key, None)
+        self._shares[found.priority].left(found.tenant)
+        self._texts[found.priority].discard(key)
         if key in self._ready[found.priority]:
             self._unbuffer(found)
         return True
@@ -181,19 +190,21 @@ class EmbeddingQueue:
     def _buffer(self, found: _Input, ids: Ids) -> None:
         found.ids = ids
         self.num_buffered_tokens += len(ids)
-        self._ready[found.priority][found.key] = None
-        of_length = self._lengths[found.priority].setdefault(padded_tokens(len(ids)), {})
-        of_length[found.key] = None
+        self._ready[found.priority].add(found.key, found.place)
+        lengths = self._lengths[found.priority]
+        lengths.setdefault(padded_tokens(len(ids)), FairLine()).add(found.key, found.place)
 
     def _unbuffer(self, found: _Input) -> None:
         assert found.ids is not None, "it is in the token buffer"
         padded = padded_tokens(len(found.ids))
         self.num_buffered_tokens -= len(found.ids)
-        del self._ready[found.priority][found.key]
+        self._ready[found.priority].discard(found.key)
         lengths = self._lengths[found.priority]
-        del lengths[padded][found.key]
-        if not lengths[padded]:
-            del lengths[padded]
+        line = lengths.get(padded)
+        if line is not None:  # those that a batch took are gone from it already
+            line.discard(found.key)
+            if not line:
+                del lengths[padded]
 
     def _choose(self, now: float) -> tuple[Priority, int] | None:
         """The class and the length of what comes next."""
@@ -205,17 +216,12 @@ class EmbeddingQueue:
         assert first.ids is not None, "it is in the token buffer"
         return first.priority, padded_tokens(len(first.ids))
 
-    def _first(self, waiting: list[dict[int, None]], now: float) -> _Input | None:
-        """The oldest input of the highest class that waits, or one that starves; `waiting`: keys of
-        each class that has some, the highest first."""
-        oldest = [self._inputs[next(iter(keys))] for keys in waiting]
-        if not oldest:
+    def _first(self, waiting: list[FairLine], now: float) -> _Input | None:
+        """The first input of the highest class that waits, or one that starves; `waiting`: the
+        lines that have some, the highest class first."""
+        firsts = [self._inputs[line.first] for line in waiting]
+        if not firsts:
             return None
-        starving = min(oldest, key=lambda each: each.arrived_at)
+        starving = min(firsts, key=lambda each: each.arrived_at)
         is_starving = (now - starving.arrived_at) * 1e3 >= self._limits.starvation_ms
-        return starving if is_starving else oldest[0]
-
-    def _of_length(self, first: Priority, padded: int) -> Iterator[int]:
-        """Of this class, then of the others, the highest first."""
-        for priority in (first, *(it for it in _CLASSES if it is not first)):
-            yield from self._lengths[priority].get(padded, _NO_KEYS)
+        return starving if is_starving else firsts[0]

@@ -105,6 +105,7 @@ class _Request:
         self._pipeline = pipeline
         self._dimensions = opened.dimensions or contract.dimensions
         self._truncate = opened.truncate
+        self._tenant = opened.tenant
         self._priority = priority_from_proto(opened.priority) or Priority.MEDIUM
         self._deadline_at = (
             time.monotonic() + opened.deadline_ms / 1e3 if opened.deadline_ms else None
@@ -190,6 +191,7 @@ class _Request:
             content,
             num_bytes,
             self._truncate,
+            self._tenant,
             self._priority,
             self._deadline_at,
             self._answer,

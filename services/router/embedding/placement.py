@@ -3,15 +3,17 @@
     predicted ms = round trip + cost of a token * (tokens it reported + tokens sent since + these)
 
 What it reported includes what this router sent before the report; what is counted here twice for
-one report interval makes a burst spread, and never gathers it.
+one report interval makes a burst spread, and never gathers it. In a large fleet the best of a few
+at random is chosen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
+from random import Random
 from typing import Final
 
-from outrider.errors import NoReplicaError, UnknownModelError
+from outrider.errors import NoReplicaError, OutriderError, UnknownModelError
 from outrider.model_identity import same_model, short_form
 from services.router.fleet.replica import Replica
 
@@ -20,6 +22,10 @@ _BYTES_PER_TOKEN: Final = 3
 _AROUND: Final = 2
 """Tokens that begin and end a text."""
 _RETRY_MS: Final = 500
+MAX_COMPARED: Final = 32
+"""Replicas that a choice compares."""
+NUM_SAMPLED: Final = 8
+"""Of a larger fleet it compares so many, at random."""
 _ASSUMED_TOKEN_MS: Final = 0.5
 """Of a replica that has not reported yet."""
 
@@ -33,8 +39,10 @@ def estimated_tokens(num_bytes: int, max_tokens: int) -> int:
 class EmbeddingPlacement:
     """What was sent to each replica and is not answered yet."""
 
-    def __init__(self) -> None:
+    def __init__(self, rng: Random | None = None) -> None:
+        """`rng`: which replicas of a large fleet are looked at."""
         self._sent: dict[str, int] = {}
+        self._rng = rng or Random()
 
     def sent_tokens(self, replica: str) -> int:
         """Estimated tokens of this router's inputs there."""
@@ -73,27 +81,71 @@ class EmbeddingPlacement:
     ) -> Replica:
         """The one with the least predicted time. `identity`: what other vectors of the request were
         computed by; b"": there are none. Raises UnknownModelError, NoReplicaError."""
+        everyone = list(replicas)
+        # A few at random (Mitzenmacher, 2001, the power of choices): several routers that know the
+        # same loads would all take the same replica, and looking at a thousand takes a millisecond.
+        if len(everyone) > MAX_COMPARED:
+            some = self._rng.sample(everyone, NUM_SAMPLED)
+            best = self._best(some, model, num_tokens, identity, residency, exclude)
+            if best is not None:
+                return best
+        best = self._best(everyone, model, num_tokens, identity, residency, exclude)
+        if best is None:
+            raise self._nobody(everyone, model, identity, residency, exclude)
+        return best
+
+    def _best(
+        self,
+        replicas: Sequence[Replica],
+        model: str,
+        num_tokens: int,
+        identity: bytes,
+        residency: Collection[str],
+        exclude: Collection[str],
+    ) -> Replica | None:
+        best: Replica | None = None
+        least = (0.0, "")
+        for it in replicas:
+            if (
+                it.model is None
+                or it.model.name != model
+                or not it.model.dimensions
+                or not it.takes_sessions
+                or it.name in exclude
+                or (residency and it.region not in residency)
+                or (identity and not same_model(it.model_identity, identity))
+            ):
+                continue
+            predicted = (self.predicted_ms(it, num_tokens), it.name)
+            if best is None or predicted < least:
+                best, least = it, predicted
+        return best
+
+    def _nobody(
+        self,
+        replicas: Iterable[Replica],
+        model: str,
+        identity: bytes,
+        residency: Collection[str],
+        exclude: Collection[str],
+    ) -> OutriderError:
+        """Why none can be chosen."""
         embedders = [it for it in replicas if it.model is not None and it.model.dimensions]
         serving = [it for it in embedders if it.model_name == model]
         if not serving:
             names = ", ".join(sorted({it.model_name for it in embedders})) or "none"
-            raise UnknownModelError(
+            return UnknownModelError(
                 f"No replica embeds with model {model[:100]!r}; those that embed here: {names}."
             )
-        able = [
-            it
-            for it in serving
-            if it.takes_sessions
+        is_other = identity and any(
+            it.takes_sessions
             and it.name not in exclude
             and (not residency or it.region in residency)
-        ]
-        same = [it for it in able if not identity or same_model(it.model_identity, identity)]
-        if not same:
-            states = ", ".join(f"{it.name} {it.state.name}" for it in serving)
-            what = f", as {short_form(identity)} computes," if able else ""
-            raise NoReplicaError(
-                f"No replica can embed with model {model}{what} now ({states}): try again in a "
-                "moment.",
-                retry_delay_ms=_RETRY_MS,
-            )
-        return min(same, key=lambda it: (self.predicted_ms(it, num_tokens), it.name))
+            for it in serving
+        )
+        states = ", ".join(f"{it.name} {it.state.name}" for it in serving)
+        what = f", as {short_form(identity)} computes," if is_other else ""
+        return NoReplicaError(
+            f"No replica can embed with model {model}{what} now ({states}): try again in a moment.",
+            retry_delay_ms=_RETRY_MS,
+        )

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, Final
 
 import grpc.aio
@@ -15,10 +14,7 @@ from outrider.cost import Cost
 from outrider.errors import (
     InvalidRequestError,
     MalformedFrameError,
-    NoReplicaError,
     OutriderError,
-    OverloadedError,
-    PoisonousRequestError,
     UnavailableError,
     UnknownModelError,
     VocabularyMismatchError,
@@ -31,16 +27,17 @@ from outrider.v1 import embedding_pb2, embedding_pb2_grpc
 from outrider.wire import error_from_proto, error_to_proto, set_cost, usage_to_proto
 from services.router.admission.admission import Admission
 from services.router.admission.pricing import PriceTable
-from services.router.embedding.placement import EmbeddingPlacement, estimated_tokens
-from services.router.embedding.policy import EmbeddingPolicy
-from services.router.embedding.request import EmbeddingRequest, PendingInput
+from services.router.embedding.machine import (
+    EmbeddingFleet,
+    Failed,
+    NewInput,
+    RequestMachine,
+    Send,
+    Step,
+)
 from services.router.fleet.registry import Registry
 from services.router.fleet.replica import Replica
 
-_RETRY_MS: Final = 250
-_RETRY_S: Final = 0.1
-"""Between two looks for a replica, while one may be back soon."""
-_MAX_REQUEST_INPUTS: Final = 1 << 16
 _MAX_WAITING: Final = 64
 """Answers that wait for an edge; beyond it no more inputs are read of it."""
 
@@ -49,37 +46,23 @@ _LOST: Final = (UnavailableError, VocabularyMismatchError, UnknownModelError)
 """What a replica says when it cannot go on, or is another one by now: its inputs go elsewhere."""
 
 
-@dataclass(slots=True)
-class _Held:
-    """Of all requests."""
-
-    num_inputs: int = 0
-    num_bytes: int = 0
-
-
 class EmbeddingRelay:
     """All requests for vectors of one router."""
 
     def __init__(
         self,
-        registry: Registry,
+        fleet: EmbeddingFleet,
         admission: Admission,
         prices: PriceTable,
-        policy: EmbeddingPolicy,
         *,
         clock: Callable[[], float],
-        return_s: float,
         max_message_bytes: int,
         tls: Tls = PLAINTEXT,
     ) -> None:
-        self.registry = registry
+        self.fleet = fleet
         self.admission = admission
         self.prices = prices
-        self.policy = policy
         self.clock = clock
-        self.return_s = return_s
-        self.placement = EmbeddingPlacement()
-        self.held = _Held()
         self.refused = RefusalLog("embeddings")
         self._max_message_bytes = max_message_bytes
         self._tls = tls
@@ -93,7 +76,7 @@ class EmbeddingRelay:
     def stub(self, replica: Replica) -> embedding_pb2_grpc.EmbeddingServiceAsyncStub:
         """Of a replica's service; connections to those that are gone are closed, and all of them
         when this router's certificate is another one."""
-        known = {it.address for it in self.registry}
+        known = {it.address for it in self.fleet.registry}
         is_renewed = self._tls.current is not self._material
         for address in [it for it in self._channels if is_renewed or it not in known]:
             self._closing(self._channels.pop(address))
@@ -158,29 +141,26 @@ class EmbeddingRouterService(embedding_pb2_grpc.EmbeddingRouterServiceServicer):
 
 
 class _Relayed:
-    """One request."""
+    """One request: what its machine answers is carried out."""
 
     def __init__(self, relay: EmbeddingRelay, opened: embedding_pb2.OpenEmbed) -> None:
         self._relay = relay
         self._opened = opened
-        self._model = opened.model or _only_model(relay.registry)
-        self._request = EmbeddingRequest(_MAX_REQUEST_INPUTS, relay.policy.max_lost_replicas)
-        self._identity = b""
+        model = opened.model or _only_model(relay.fleet.registry)
+        self._machine = RequestMachine(relay.fleet, model, tuple(opened.residency))
         self._calls: dict[str, _Call] = {}
-        self._placing: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
         self._answers: asyncio.Queue[embedding_pb2.EmbedResponse | OutriderError | None]
         self._answers = asyncio.Queue()
         self._has_room = asyncio.Event()
         self._has_room.set()
-        self._num_tokens = 0
-        self._max_tokens = relay.registry.longest_context(self._model)
         self._began_at = relay.clock()
         self._reserved_tokens = max(1, opened.estimated_tokens)
         self._reservation = relay.admission.tenants.open(
             opened.tenant, self._reserved_tokens, self._began_at
         )
         relay.num_requests += 1
-        self._is_closed = False
+        self._is_closed = self._is_accounted = False
         if opened.deadline_ms:
             self._deadline_at: float | None = self._began_at + opened.deadline_ms / 1e3
         else:
@@ -208,137 +188,57 @@ class _Relayed:
             await self._has_room.wait()
             kind = frame.WhichOneof("kind")
             if kind == "inputs":
-                self._take(frame.inputs.inputs)
+                inputs = [_new_input(given) for given in frame.inputs.inputs]
+                self._do(self._machine.add(inputs, self._relay.clock()))
             elif kind == "cancel":
                 for call in self._calls.values():
                     call.send(frame)
             else:
                 raise MalformedFrameError("A request is opened once: send inputs, or cancel some.")
-        self._request.is_whole = True
-        self._end_if_done()
+        self._do(self._machine.no_more_inputs())
 
     async def close(self) -> None:
         """The request is over, or its edge is gone."""
         if self._is_closed:
             return
         self._is_closed = True
-        tasks = [*self._placing, *(call.task for call in self._calls.values())]
+        if self._timer is not None:
+            self._timer.cancel()
+        tasks = [call.task for call in self._calls.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for each in self._request.pending:
-            self._settle(each)
-        relay, now = self._relay, self._relay.clock()
-        relay.num_requests -= 1
+        self._account()
+        self._machine.close()
+        self._relay.num_requests -= 1
+
+    def _account(self) -> None:
+        """Once: before the last frame, so that whoever has it may ask for what was not used."""
+        if self._is_accounted:
+            return
+        self._is_accounted = True
+        machine, relay, now = self._machine, self._relay, self._relay.clock()
+        relay.fleet.stats.ended(machine.model, is_done=machine.is_done)
         admission, tenant = relay.admission, self._opened.tenant
         admission.tenants.close(
             tenant,
             self._reservation,
-            unused_tokens=max(0, self._reserved_tokens - self._num_tokens),
+            unused_tokens=max(0, self._reserved_tokens - machine.num_tokens),
             duration_s=now - self._began_at,
             now=now,
         )
         label = admission.tenants.label(tenant)
         admission.stats.sessions[label, "admitted"] += 1
-        admission.stats.tokens[(label,)] += self._num_tokens
+        admission.stats.tokens[(label,)] += machine.num_tokens
         if (cost := self._cost()) is not None:
-            admission.stats.costs_nanos[label, self._model] += cost.amount_nanos
-
-    # What comes in.
-
-    def _take(self, inputs: Sequence[embedding_pb2.EmbedInput]) -> None:
-        """Raises OverloadedError, InvalidRequestError, MalformedFrameError."""
-        relay, held = self._relay, self._relay.held
-        added: list[PendingInput] = []
-        for given in inputs:
-            frame = given.SerializeToString()
-            num_bytes = len(given.text.encode()) if given.HasField("text") else len(given.ids)
-            if (
-                held.num_inputs >= relay.policy.max_inputs
-                or held.num_bytes + len(frame) > relay.policy.max_bytes
-            ):
-                raise OverloadedError(
-                    "This router has as many inputs to embed as it may: try again in a moment.",
-                    retry_delay_ms=_RETRY_MS,
-                )
-            tokens = estimated_tokens(num_bytes, self._max_tokens)
-            added.append(self._request.add(given.id, frame, tokens))
-            held.num_inputs += 1
-            held.num_bytes += len(frame)
-        size = relay.policy.part_inputs
-        for begin in range(0, len(added), size):
-            self._place(added[begin : begin + size])
-
-    # Where it goes.
-
-    def _place(self, inputs: Sequence[PendingInput]) -> None:
-        """Send them to a replica, now or when there is one again."""
-        try:
-            self._send(inputs)
-        except NoReplicaError as error:
-            if not self._may_return():
-                self._fail(inputs, error)
-                return
-            waiting = asyncio.create_task(self._place_later(inputs, error))
-            self._placing.add(waiting)
-            waiting.add_done_callback(self._placing.discard)
-        except OutriderError as error:
-            self._fail(inputs, error)
-
-    async def _place_later(self, inputs: Sequence[PendingInput], why: OutriderError) -> None:
-        until = self._relay.clock() + self._relay.return_s + 2 * _RETRY_S
-        while self._relay.clock() < until:
-            await asyncio.sleep(_RETRY_S)
-            try:
-                self._send(inputs, anywhere=True)
-            except NoReplicaError as error:
-                why = error
-            except OutriderError as error:
-                why = error
-                break
-            else:
-                return
-        self._fail(inputs, why)
-
-    def _may_return(self) -> bool:
-        now = self._relay.clock()
-        return any(
-            it.takes_sessions or it.may_return(self._relay.return_s, now)
-            for it in self._relay.registry
-            if it.model_name == self._model
-        )
-
-    def _send(self, inputs: Sequence[PendingInput], *, anywhere: bool = False) -> None:
-        """`anywhere`: also where they were lost before. Raises UnknownModelError,
-        NoReplicaError."""
-        relay = self._relay
-        total = sum(each.num_tokens for each in inputs)
-        lost = {name for each in inputs for name in each.lost}
-        replica = relay.placement.choose(
-            relay.registry,
-            self._model,
-            total,
-            identity=self._identity,
-            residency=self._opened.residency,
-            exclude=() if anywhere else lost,
-        )
-        self._identity = self._identity or replica.model_identity
-        call = self._calls.get(replica.name)
-        if call is None:
-            call = self._calls[replica.name] = _Call(self, replica, relay)
-        self._request.placed(inputs, replica.name)
-        relay.placement.sent(replica.name, total)
-        made = embedding_pb2.EmbedInputs(
-            inputs=[embedding_pb2.EmbedInput.FromString(each.frame) for each in inputs]
-        )
-        call.send(embedding_pb2.EmbedRequest(inputs=made))
+            admission.stats.costs_nanos[label, machine.model] += cost.amount_nanos
 
     def opening(self) -> embedding_pb2.EmbedRequest:
         """The first frame for a replica."""
         opened = embedding_pb2.OpenEmbed()
         opened.CopyFrom(self._opened)
-        opened.model = self._model
-        opened.model_identity = self._identity
+        opened.model = self._machine.model
+        opened.model_identity = self._machine.identity
         if self._deadline_at is not None:
             opened.deadline_ms = max(1, int((self._deadline_at - self._relay.clock()) * 1e3))
         return embedding_pb2.EmbedRequest(open=opened)
@@ -348,83 +248,78 @@ class _Relayed:
     def answered(self, replica: str, answer: embedding_pb2.EmbedResponse) -> None:
         """A replica answers some inputs."""
         if answer.HasField("failed"):
-            found = self._request.answered([answer.failed.id], replica)
+            steps = self._machine.failed_at(replica, answer.failed.id)
         else:
             told = answer.vectors
             if len(told.num_tokens) != len(told.ids):
                 raise MalformedFrameError(f"The replica {replica} does not count all tokens.")
-            found = self._request.answered(told.ids, replica)
-            self._num_tokens += sum(told.num_tokens)
-        for each in found:
-            self._settle(each)
+            num_tokens = sum(told.num_tokens)
+            steps = self._machine.answered(replica, told.ids, num_tokens, self._relay.clock())
         self._put(answer)
-        self._end_if_done()
-
-    @property
-    def is_done(self) -> bool:
-        """Whether every input has its answer."""
-        return self._request.is_done
+        self._do(steps)
 
     def lost(self, replica: str, why: OutriderError, *, had_them: bool) -> None:
         """A replica's call has ended before all inputs were answered."""
         self._calls.pop(replica, None)
-        anew, spent = self._request.lost(replica, had_them=had_them)
-        for each in (*anew, *spent):
-            self._relay.placement.settled(replica, each.num_tokens)
-        if spent:
-            error = PoisonousRequestError(
-                f"{self._relay.policy.max_lost_replicas} replicas were lost while they had it."
-            )
-            self._fail(spent, error)
-        if anew:
-            _log.info("embeddings_moved", replica=replica, num_inputs=len(anew), why=why.message)
-            size = self._relay.policy.part_inputs
-            for begin in range(0, len(anew), size):
-                self._place(anew[begin : begin + size])
+        steps = self._machine.lost(replica, self._relay.clock(), had_them=had_them)
+        if steps:
+            _log.info("embeddings_moved", replica=replica, why=why.message)
+        self._do(steps)
 
     def refused(self, replica: str, error: OutriderError) -> None:
         """A replica does not take the request: nor would another one."""
         self._calls.pop(replica, None)
-        anew, spent = self._request.lost(replica)
-        for each in (*anew, *spent):
-            self._relay.placement.settled(replica, each.num_tokens)
-        self._fail([*anew, *spent], error)
+        self._do(self._machine.refused(replica, error))
 
-    def _fail(self, inputs: Iterable[PendingInput], error: OutriderError) -> None:
-        for each in inputs:
-            if self._request.given_up(each.number) is not None:
-                self._settle(each)
-                failed = embedding_pb2.InputFailed(id=each.number, error=error_to_proto(error))
+    # What is to be done.
+
+    def _do(self, steps: Iterable[Step]) -> None:
+        for step in steps:
+            if isinstance(step, Send):
+                self._send(step)
+            elif isinstance(step, Failed):
+                failed = embedding_pb2.InputFailed(id=step.number, error=error_to_proto(step.error))
                 self._put(embedding_pb2.EmbedResponse(failed=failed))
-        self._end_if_done()
+            else:
+                self._account()
+                self._put(self._done())
+                self._answers.put_nowait(None)
+        retry_at = self._machine.retry_at
+        if retry_at is not None and self._timer is None and not self._is_closed:
+            delay_s = max(0.0, retry_at - self._relay.clock())
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._tick)
 
-    def _settle(self, each: PendingInput) -> None:
-        held = self._relay.held
-        held.num_inputs -= 1
-        held.num_bytes -= len(each.frame)
-        if each.replica:
-            self._relay.placement.settled(each.replica, each.num_tokens)
+    def _tick(self) -> None:
+        self._timer = None
+        self._do(self._machine.tick(self._relay.clock()))
+
+    def _send(self, step: Send) -> None:
+        name = step.replica.name
+        call = self._calls.get(name)
+        if call is None:
+            call = self._calls[name] = _Call(self, step.replica, self._relay)
+        made = embedding_pb2.EmbedInputs(
+            inputs=[embedding_pb2.EmbedInput.FromString(each.frame) for each in step.inputs]
+        )
+        call.send(embedding_pb2.EmbedRequest(inputs=made))
 
     def _put(self, answer: embedding_pb2.EmbedResponse) -> None:
         self._answers.put_nowait(answer)
         if self._answers.qsize() > _MAX_WAITING:
             self._has_room.clear()
 
-    def _end_if_done(self) -> None:
-        if self._request.is_done:
-            self._answers.put_nowait(self._done())
-            self._answers.put_nowait(None)
-
     def _done(self) -> embedding_pb2.EmbedResponse:
-        usage = usage_to_proto(Usage(prompt_tokens=self._num_tokens))
+        machine = self._machine
+        usage = usage_to_proto(Usage(prompt_tokens=machine.num_tokens))
         set_cost(usage, self._cost())
         done = embedding_pb2.EmbedDone(
-            model=self._model, usage=usage, model_identity=self._identity
+            model=machine.model, usage=usage, model_identity=machine.identity
         )
         return embedding_pb2.EmbedResponse(done=done)
 
     def _cost(self) -> Cost | None:
-        return self._relay.prices.cost(self._opened.tenant, self._model, self._num_tokens, 0)
+        machine = self._machine
+        return self._relay.prices.cost(self._opened.tenant, machine.model, machine.num_tokens, 0)
 
 
 class _Call:
@@ -484,6 +379,11 @@ class _Call:
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             while True:
                 await call.write(await self._outbox.get())
+
+
+def _new_input(given: embedding_pb2.EmbedInput) -> NewInput:
+    num_bytes = len(given.text.encode()) if given.HasField("text") else len(given.ids)
+    return NewInput(given.id, given.SerializeToString(), num_bytes)
 
 
 def _only_model(registry: Registry) -> str:

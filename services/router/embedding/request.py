@@ -19,6 +19,8 @@ class PendingInput:
     """Estimated."""
     replica: str = ""
     """Where it is; empty: to be placed."""
+    sent_at: float = 0.0
+    """When it was sent there."""
     lost: list[str] = field(default_factory=list)
     """Replicas that were lost while they had it."""
 
@@ -55,10 +57,10 @@ class EmbeddingRequest:
         made = self._pending[number] = PendingInput(number, frame, num_tokens)
         return made
 
-    def placed(self, inputs: Iterable[PendingInput], replica: str) -> None:
+    def placed(self, inputs: Iterable[PendingInput], replica: str, now: float = 0.0) -> None:
         """They are sent there."""
         for each in inputs:
-            each.replica = replica
+            each.replica, each.sent_at = replica, now
 
     def answered(self, numbers: Sequence[int], replica: str) -> list[PendingInput]:
         """A replica answers inputs, each of which needs no other answer from here on. Raises

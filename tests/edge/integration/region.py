@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -18,7 +19,14 @@ from outrider.models.vocabulary import Vocabulary
 from outrider.rpc import Outbox, bind, make_server, outgoing, received
 from outrider.session_types import ScoredToken, TokenLogprobs
 from outrider.tls import PLAINTEXT, Tls
-from outrider.v1 import common_pb2, inference_pb2, router_pb2, router_pb2_grpc
+from outrider.v1 import (
+    common_pb2,
+    embedding_pb2,
+    embedding_pb2_grpc,
+    inference_pb2,
+    router_pb2,
+    router_pb2_grpc,
+)
 from outrider.wire import (
     error_to_proto,
     ids_of,
@@ -91,6 +99,7 @@ class Region(router_pb2_grpc.RouterServiceServicer):
     """Answers every session with `reply`; the hooks let a test make it misbehave."""
 
     def __init__(self, vocabulary: Vocabulary, reply: str) -> None:
+        self.embeddings = Embeddings()
         self.vocabulary = vocabulary
         self.coder = TokenCoder(vocabulary.digest, vocabulary.size)
         self.reply = (*vocabulary.encode(reply), min(vocabulary.stop_ids))
@@ -338,11 +347,35 @@ async def _frames(
             yield frame
 
 
+class Embeddings(embedding_pb2_grpc.EmbeddingRouterServiceServicer):
+    """The vector of a text is its number in the request; each has 5 tokens."""
+
+    def __init__(self) -> None:
+        self.num_taken = 0
+
+    async def Embed(
+        self, request_iterator: Any, context: Any
+    ) -> AsyncIterator[embedding_pb2.EmbedResponse]:
+        async for frame in request_iterator:
+            for given in frame.inputs.inputs:
+                self.num_taken += 1
+                told = embedding_pb2.Vectors(
+                    ids=[given.id],
+                    num_tokens=[5],
+                    dimensions=1,
+                    format=embedding_pb2.VECTOR_FORMAT_F32,
+                    data=struct.pack("<f", given.id),
+                )
+                yield embedding_pb2.EmbedResponse(vectors=told)
+        yield embedding_pb2.EmbedResponse(done=embedding_pb2.EmbedDone(model_identity=b"1234"))
+
+
 @asynccontextmanager
 async def serving(region: Region, port: int = 0, tls: Tls = PLAINTEXT) -> AsyncIterator[int]:
     """Serve `region` on loopback; yields its port."""
     server: grpc.aio.Server = make_server(tls)
     router_pb2_grpc.add_RouterServiceServicer_to_server(region, server)
+    embedding_pb2_grpc.add_EmbeddingRouterServiceServicer_to_server(region.embeddings, server)
     bound = bind(server, "127.0.0.1", port, tls)
     await server.start()
     try:

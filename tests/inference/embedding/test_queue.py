@@ -181,3 +181,44 @@ def test_every_input_is_taken_once_within_all_bounds(steps: list[Step]) -> None:
         hand_over()
     assert not open_keys
     assert len(queue) == queue.num_tokens == queue.num_buffered_tokens == 0
+
+
+def test_a_flood_of_one_tenant_costs_another_the_call_that_runs() -> None:
+    """Its first texts, tokenized or not, are next, and then they take turns."""
+    limits = EmbeddingLimits(max_batch_texts=2, max_wait_ms=0.0, max_buffered_tokens=200)
+    queue, owner = EmbeddingQueue(limits), dict[int, str]()
+    for key in range(1000):
+        owner[key] = "flood"
+        queue.add(key, 40, MEDIUM, None, 0.0, tenant="flood")
+    while (text := queue.next_text(0.0)) is not None:
+        queue.tokenized(text, ids_of(12))
+    for key in range(1000, 1010):
+        owner[key] = "other"
+        queue.add(key, 40, MEDIUM, None, 5.0, tenant="other")
+    served: list[str] = []
+    while len(served) < 40:
+        batch = queue.next_batch(10.0)
+        assert batch is not None
+        served += [owner[key] for key in batch.keys]
+        for key in batch.keys:
+            queue.finished(key)
+        while (text := queue.next_text(10.0)) is not None:
+            queue.tokenized(text, ids_of(12))
+    assert served.index("other") <= 4
+    assert served.count("other") == 10 and served[:24].count("other") >= 9
+
+
+def test_one_tenant_is_served_in_order_of_arrival() -> None:
+    queue = EmbeddingQueue(LIMITS)
+    for key, count in enumerate((12, 9, 10, 11, 12)):
+        queue.add(key, count, MEDIUM, None, 0.0, ids=ids_of(count), tenant="t")
+    assert [key for keys in batches(queue, 1.0) for key in keys] == [0, 1, 2, 3, 4]
+
+
+def test_what_is_known_of_tenants_is_forgotten() -> None:
+    queue = EmbeddingQueue(EmbeddingLimits())
+    for key in range(500):
+        queue.add(key, 40, MEDIUM, None, 0.0, tenant=f"tenant {key}")
+        queue.finished(key)
+    assert len(queue._shares[MEDIUM]) == 0
+    assert len(queue._texts[MEDIUM]._heap) <= 64

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 
 import pytest
 
@@ -67,3 +68,14 @@ def test_only_those_that_may_are_asked() -> None:
 def test_tokens_are_estimated_within_the_model() -> None:
     assert estimated_tokens(300, 0) == 102
     assert estimated_tokens(300, 64) == 64
+
+
+def test_of_a_large_fleet_a_few_are_compared() -> None:
+    """Routers that know the same spread what they send, and whoever may is found among many."""
+    fleet = [embedder(f"r{number:03}", queued=number % 7) for number in range(200)]
+    first = {chosen(EmbeddingPlacement(Random(seed)), *fleet) for seed in range(20)}
+    assert len(first) > 10
+    down = [replace(it, health=replica("d", state=PeerState.DOWN).health) for it in fleet[1:]]
+    assert chosen(EmbeddingPlacement(Random(1)), fleet[0], *down) == "r000"
+    with pytest.raises(NoReplicaError):
+        chosen(EmbeddingPlacement(Random(1)), *down)

@@ -1,0 +1,282 @@
+"""Vectors of texts: ours beside the naive pipeline and others, on one model and the same cores."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from bench.embeddings import fleet, killed, replies, stages
+from bench.embeddings.load import Measured, System, Vectors, closed_loop
+from bench.embeddings.model import ModelForms, write_forms
+from bench.embeddings.naive import Naive, naive_of
+from bench.embeddings.systems import NAIVE, OURS, PEERS, REPLICA, Started, started
+from bench.embeddings.texts import KINDS, LONG, MIXED, SHORT, TINY, Texts, mean_tokens
+from bench.harness import Run, Table, parser, quantile, start
+from bench.systems.replica import EngineTime
+from outrider.cli.local.serving import read_metrics
+from outrider.models.embedding_folder import EmbeddingFolder
+from outrider.telemetry import names
+
+_NUM_TEXTS: Final = 2048
+_PACKED: Final = 8192
+"""Requests at once, to our door alone."""
+_NUM_COMPARED: Final = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is measured."""
+
+    seconds: float
+    """Of one load."""
+    loads: Mapping[str, Sequence[tuple[int, int]]]
+    """By the kind of text: requests at a time, and inputs of each."""
+    kill_s: float
+    packed: int
+    sizes: tuple[int, ...]
+
+
+_CORE: Final = {SHORT: ((1, 1), (64, 1), (8, 16)), MIXED: ((64, 1),), LONG: ((16, 1),)}
+PLANS: Final = {
+    "quick": Plan(1.0, {SHORT: ((1, 1), (32, 1)), MIXED: ((32, 1),), LONG: ((8, 1),)}, 6.0, 512,
+                  (1, 10, 100)),
+    "core": Plan(2.0, _CORE, 9.0, _PACKED, fleet.SIZES),
+    "full": Plan(
+        10.0,
+        {
+            SHORT: ((1, 1), (16, 1), (64, 1), (256, 1), (1024, 1), (1, 16), (16, 16), (64, 16)),
+            MIXED: ((1, 1), (16, 1), (64, 1), (256, 1), (1024, 1), (16, 16)),
+            LONG: ((1, 1), (16, 1), (64, 1), (256, 1), (4, 16)),
+        },
+        *(60.0, _PACKED, fleet.SIZES),
+    ),
+}  # fmt: skip
+
+
+def main() -> int:
+    flags = parser("embeddings", __doc__ or "", core="fewer and shorter loads, within 4 minutes")
+    flags.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    flags.add_argument("--peers", nargs="*", default=list(PEERS), choices=PEERS, metavar="PEER")
+    arguments = flags.parse_args()
+    run = start("embeddings", arguments)
+    plan = PLANS["quick" if run.quick else run.plan]
+    with tempfile.TemporaryDirectory() as home:
+        forms, model = write_forms(Path(home))
+        asyncio.run(_measure(run, plan, forms, model, arguments.threads, arguments.peers))
+        naive = naive_of(forms.folder, 1, Path(home) / "naive")
+        _inside(run, plan, model, naive)
+    run.finish()
+    return int(run.figures["errors"] != 0 or run.figures["lost_inputs"] != 0)
+
+
+async def _measure(
+    run: Run,
+    plan: Plan,
+    forms: ModelForms,
+    model: EmbeddingFolder,
+    threads: int,
+    peers: Sequence[str],
+) -> None:
+    texts = Texts(model.tokenizer())
+    supplies = {kind: texts.make(kind, _NUM_TEXTS) for kind in KINDS}
+    async with started(forms, threads, peers) as running:
+        for name, system in running.systems.items():
+            run.setting(name, **system.settings)
+        for kind, texts_of in supplies.items():
+            run.setting("texts", **{kind: round(mean_tokens(model.tokenizer(), texts_of), 1)})
+        _say("warming")
+        await _warm(running, supplies)
+        _say("comparing vectors")
+        await _agreement(run, running, supplies)
+        found = await _all_loads(run, plan, running, supplies)
+        _ratios(run, found, running)
+        _say("all at once")
+        await _packed(run, plan, running, texts.make(TINY, plan.packed))
+    _say("killing replicas")
+    run.figures["lost_inputs"] = await killed.measure(
+        run, texts.make(TINY, _NUM_TEXTS), plan.kill_s
+    )
+
+
+async def _warm(running: Started, supplies: Mapping[str, Sequence[str]]) -> None:
+    for system in running.systems.values():
+        for texts in supplies.values():
+            await system.embed(texts[:2])
+
+
+async def _agreement(run: Run, running: Started, supplies: Mapping[str, Sequence[str]]) -> None:
+    """How close everybody's vectors are to the naive one's, which computes a text by itself."""
+    texts = [text for texts in supplies.values() for text in texts[-_NUM_COMPARED // 3 :]]
+    expected = np.concatenate([await running.systems[NAIVE].embed([text]) for text in texts])
+    table = run.table(
+        f"Vectors of {len(texts)} texts beside those of each text by itself",
+        *("system", "least cosine", "largest difference of a value"),
+    )
+    for name, system in running.systems.items():
+        vectors = await system.embed(texts)
+        least = _least_cosine(vectors, expected)
+        table.add(name, round(least, 6), f"{np.abs(vectors - expected).max():.1e}")
+        if name == OURS:
+            run.figures["cosine_min"] = round(least, 6)
+
+
+def _least_cosine(one: Vectors, other: Vectors) -> float:
+    lengths = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
+    return float(((one * other).sum(axis=1) / lengths).min())
+
+
+Loads = dict[tuple[str, str, int, int], Measured]
+"""By system, kind of text, concurrency and inputs."""
+
+
+async def _all_loads(
+    run: Run, plan: Plan, running: Started, supplies: Mapping[str, Sequence[str]]
+) -> Loads:
+    table = run.table(
+        "Texts a second",
+        *("texts", "at a time", "texts each", "system", "texts/s", "p50 ms", "p99 ms", "errors"),
+    )
+    for name, why in running.missing.items():
+        table.note(f"{name} takes no part: {why}")
+    found: Loads = {}
+    before = _engine(running)
+    for kind, loads in plan.loads.items():
+        for concurrency, inputs in loads:
+            _say(f"{concurrency} x {inputs} texts of {kind}")
+            for name, system in running.systems.items():
+                one = await closed_loop(
+                    system, supplies[kind], concurrency=concurrency, inputs=inputs,
+                    seconds=plan.seconds,
+                )  # fmt: skip
+                found[name, kind, concurrency, inputs] = one
+                _row(table, name, kind, concurrency, inputs, one)
+                run.samples(
+                    f"ms, {name}, {kind}, {concurrency} of {inputs}", one.latencies_ms, unit="ms"
+                )
+    run.figures["errors"] = sum(
+        one.num_errors for (name, *_), one in found.items() if name in (OURS, REPLICA)
+    )
+    await _busy(run, running, supplies, plan.seconds)
+    after = _engine(running)
+    padding, tokens = (after[1] - before[1], after[2] - before[2])
+    run.figures["padding_share"] = round(padding / (padding + tokens), 4)
+    return found
+
+
+async def _busy(
+    run: Run, running: Started, supplies: Mapping[str, Sequence[str]], seconds: float
+) -> None:
+    """Whether the engine waits for anything but texts, while the loop is full of requests."""
+    table = run.table(
+        "The engine under load with text",
+        *("asked", "computing, of the wall clock", "computing, of the time with texts"),
+    )
+    for name in (OURS, REPLICA):
+        before, wall = _engine(running)[0], Measured()
+        wall = await closed_loop(
+            running.systems[name], supplies[SHORT], concurrency=64, inputs=1, seconds=seconds
+        )
+        spent = _engine(running)[0].since(before)
+        share = spent.busy_s / wall.seconds
+        table.add(name, f"{share:.1%}", f"{spent.busy_share:.1%}")
+        if name == OURS:
+            run.figures["busy_share"] = round(share, 4)
+    table.note("64 requests of a text of 50 tokens at a time; metrics are written twice a second.")
+
+
+def _row(table: Table, name: str, kind: str, concurrency: int, inputs: int, one: Measured) -> None:
+    times = one.latencies_ms
+    shown = [round(quantile(times, share), 1) if times else "" for share in (0.5, 0.99)]
+    table.add(kind, concurrency, inputs, name, round(one.texts_per_s, 1), *shown, one.num_errors)
+
+
+def _ratios(run: Run, found: Loads, running: Started) -> None:
+    """Of the best that each does with a kind of text."""
+    best: dict[tuple[str, str], float] = {}
+    for (name, kind, _, _), one in found.items():
+        best[name, kind] = max(best.get((name, kind), 0.0), one.texts_per_s)
+    table = run.table(
+        "The most texts a second, ours over others'",
+        "texts",
+        *("system", "texts/s", "ours over it"),
+    )
+    ours = {kind: best[OURS, kind] for kind in KINDS}
+    peers: dict[str, dict[str, float]] = {}
+    for kind in KINDS:
+        for name in running.systems:
+            ratio = ours[kind] / best[name, kind]
+            table.add(kind, name, round(best[name, kind], 1), f"{ratio:.2f}")
+            if name in PEERS:
+                peers.setdefault(name, {})[kind] = round(ratio, 3)
+    run.figures["vs_naive"] = {
+        kind: round(best[REPLICA, kind] / best[NAIVE, kind], 3) for kind in KINDS
+    }
+    run.figures["vs_peers"] = peers
+    table.note("`vs_naive` of the last line is of our replica, which is asked over gRPC as it is.")
+
+
+async def _packed(run: Run, plan: Plan, running: Started, texts: Sequence[str]) -> None:
+    """All at once at our door."""
+    system: System = running.systems[OURS]
+    one = await closed_loop(system, texts, concurrency=plan.packed, inputs=1, seconds=0.0)
+    table = run.table(
+        f"{plan.packed:,} requests at once, over HTTP",
+        *("answered", "errors", "texts/s", "p50 ms", "p99 ms"),
+    )
+    times = one.latencies_ms
+    table.add(
+        *(one.num_texts, one.num_errors, round(one.texts_per_s, 1)),
+        *(round(quantile(times, share)) for share in (0.5, 0.99)),
+    )
+    for error, count in one.errors.most_common(3):
+        table.note(f"{count} requests: {error}")
+    run.figures["errors_packed"] = one.num_errors
+
+
+def _inside(run: Run, plan: Plan, model: EmbeddingFolder, naive: Naive) -> None:
+    """What is measured in this process."""
+    _say("stages, replies, fleets")
+    texts = Texts(model.tokenizer()).make(SHORT, 64, seed=1)
+    stages.measure(run, model, naive, texts)
+    ids, mask = naive.padded(naive.tokenized(texts[:16]))
+    vectors = naive.computed(ids, mask, [ids.shape[1]] * len(ids))
+    replies.measure(run, vectors)
+    engine_us = run.figures["stage_us_engine"]
+    assert isinstance(engine_us, list) and isinstance(engine_us[1], float)
+    fleet.measure(run, engine_us[1] / 1e3 / 50, plan.sizes)
+
+
+def _say(what: str) -> None:
+    print(f"embeddings: {what}", file=sys.stderr, flush=True)
+
+
+def _engine(running: Started) -> tuple[EngineTime, float, float]:
+    """What the replica's engine took so far; tokens of padding, and of texts."""
+    (row,) = running.mesh.services("inference")
+    page = read_metrics("127.0.0.1", row["admin_port"])
+    found: dict[str, float] = {}
+    for line in page.splitlines():
+        if not line.startswith("#"):
+            name, _, value = line.rpartition(" ")
+            found[name] = float(value)
+
+    def of(family: str, label: str) -> float:
+        return sum(v for k, v in found.items() if k.startswith(family) and f'="{label}"' in k)
+
+    engine = EngineTime(
+        0.0, 0.0, of(f"{names.ENGINE_TIME}_total", "busy"), of(f"{names.ENGINE_TIME}_total", "idle")
+    )
+    tokens = f"{names.EMBEDDING_TOKENS}_total"
+    return engine, of(tokens, "padding"), of(tokens, "text")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

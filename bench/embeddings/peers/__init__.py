@@ -1,0 +1,1 @@
+"""Others, each a process in an environment of its own, that answers lines of JSON."""

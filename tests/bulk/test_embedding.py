@@ -1,0 +1,156 @@
+"""Shards of vectors: in order and the same bytes, whatever answers first; bad texts by name."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from outrider.bulk.embedding import EmbeddedTexts, EmbeddingExecutor, VectorsWanted, merge
+from outrider.bulk.plan.shards import BulkSettings
+from outrider.bulk.run import RunReport, ShardsRequest, run_shards
+from outrider.errors import InvalidRequestError, OutriderError, UnavailableError
+
+SETTINGS = BulkSettings(shard_bytes=2000, texts_are_lines=True)
+LINES = [f"text {number} of many" for number in range(600)]
+
+
+class Endpoint:
+    """The vector of a text is its length, and what it ends with."""
+
+    def __init__(self, fingerprint: str = "fp_1", ends_after: int = 1 << 30) -> None:
+        self.fingerprint = fingerprint
+        self.texts: list[str] = []
+        self._ends_after = ends_after
+        self._lock = threading.Lock()
+        self._is_first = True
+        self._others = threading.Event()
+
+    def ask(self, texts: Sequence[str]) -> EmbeddedTexts:
+        with self._lock:
+            self.texts += texts
+            is_first, self._is_first = self._is_first, False
+            if len(self.texts) > self._ends_after:
+                raise UnavailableError("it is gone")
+        if is_first:
+            # What is asked first is answered last, where there is anything else to ask.
+            self._others.wait(0.2)
+        else:
+            self._others.set()
+        for place, text in enumerate(texts):
+            if "wrong" in text:
+                raise InvalidRequestError(f"input[{place}]: an input has too many tokens")
+        rows = [[len(text), ord(text[-1]) / 128, -1.0] for text in texts]
+        return EmbeddedTexts(np.array(rows, np.float32), 3 * len(texts), self.fingerprint)
+
+
+def embed(
+    files: Sequence[Path],
+    folder: Path,
+    endpoint: Endpoint,
+    *,
+    values: str = "f32",
+    num_requests: int = 4,
+    resume: bool = False,
+) -> RunReport:
+    wanted = VectorsWanted("e", "fp_1", 3, values)
+    request = ShardsRequest(
+        paths=[str(path) for path in files],
+        folder=folder,
+        settings=SETTINGS,
+        digest=wanted.digest,
+        facts={},
+        cuts_texts=False,
+        resume=resume,
+    )
+    executor = EmbeddingExecutor(folder, SETTINGS, wanted, endpoint.ask, num_requests)
+    report = run_shards(request, executor, lambda _: None)
+    merge(folder, report.names, wanted.schema, folder / "all.parquet")
+    return report
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "lines.txt"
+    path.write_text("\n".join(LINES))
+    return path
+
+
+def test_rows_are_the_lines_in_order(file: Path, tmp_path: Path) -> None:
+    report = embed([file], tmp_path / "out", Endpoint())
+    assert report.is_whole and report.total_shards > 4
+    assert (report.counts.rows, report.counts.tokens) == (600, 1800)
+    table = pq.read_table(tmp_path / "out" / "all.parquet")
+    assert [str(table.schema.field("vector").type.value_type), table.num_rows] == ["float", 600]
+    assert table["id"].to_pylist() == list(range(600))
+    assert set(table["source"].to_pylist()) == {str(file)}
+    assert [int(vector[0]) for vector in table["vector"].to_pylist()] == list(map(len, LINES))
+
+
+def test_what_is_resumed_is_the_same_bytes(file: Path, tmp_path: Path) -> None:
+    """Whoever is asked, and however many requests are under way."""
+    embed([file], tmp_path / "whole", Endpoint())
+    whole = (tmp_path / "whole" / "all.parquet").read_bytes()
+    cut = Endpoint(ends_after=300)
+    with pytest.raises(UnavailableError):
+        embed([file], tmp_path / "cut", cut)
+    assert not (tmp_path / "cut" / "all.parquet").exists()
+    rest = Endpoint()
+    embed([file], tmp_path / "cut", rest, num_requests=1, resume=True)
+    assert 0 < len(rest.texts) < 600
+    assert (tmp_path / "cut" / "all.parquet").read_bytes() == whole
+
+
+def test_another_models_vectors_are_not_mixed_in(file: Path, tmp_path: Path) -> None:
+    with pytest.raises(OutriderError, match="fp_2"):
+        embed([file], tmp_path / "out", Endpoint("fp_2"))
+
+
+def test_texts_that_have_no_vector_are_named(tmp_path: Path) -> None:
+    lines = tmp_path / "some.jsonl"
+    lines.write_text(
+        '{"text": "one"}\n{"text": "wrong"}\nno json\n{"text": " "}\n{"text": "two"}\n'
+    )
+    plain = tmp_path / "plain.txt"
+    plain.write_bytes(b"three\n\n\xff\nfour\n")
+    report = embed([lines, plain], tmp_path / "out", Endpoint())
+    found = [(Path(it.source).name, it.record) for it in report.problems]
+    assert found == [("some.jsonl", 1), ("some.jsonl", 2), ("some.jsonl", 3), ("plain.txt", 2)]
+    table = pq.read_table(tmp_path / "out" / "all.parquet")
+    assert table["id"].to_pylist() == [0, 4, 0, 3]
+
+
+@pytest.mark.parametrize(("values", "kind"), [("f16", "halffloat"), ("i8", "int8")])
+def test_smaller_values(file: Path, tmp_path: Path, values: str, kind: str) -> None:
+    embed([file], tmp_path / "out", Endpoint(), values=values)
+    table = pq.read_table(tmp_path / "out" / "all.parquet")
+    assert str(table.schema.field("vector").type.value_type) == kind
+    vector = np.array(table["vector"][0].as_py(), np.float32)
+    if values == "i8":
+        vector *= table["scale"][0].as_py()
+    np.testing.assert_allclose(vector, [len(LINES[0]), ord("y") / 128, -1.0], atol=0.1)
+
+
+def test_what_is_under_way_is_bounded(tmp_path: Path) -> None:
+    """Texts are read as far as requests may be sent, and no further."""
+    path = tmp_path / "many.txt"
+    path.write_text("line\n" * 20_000)
+    held, most, lock = threading.Semaphore(0), [0, 0], threading.Lock()
+
+    def ask(texts: Sequence[str]) -> EmbeddedTexts:
+        with lock:
+            most[0] += len(texts)
+            most[1] = max(most)
+        held.acquire(timeout=0.01)
+        with lock:
+            most[0] -= len(texts)
+        return EmbeddedTexts(np.zeros((len(texts), 3), np.float32), 1, "fp_1")
+
+    endpoint = Endpoint()
+    endpoint.ask = ask  # type: ignore[method-assign]
+    assert embed([path], tmp_path / "out", endpoint, num_requests=2).counts.rows == 20_000
+    assert most[1] <= 2 * 128
