@@ -145,18 +145,31 @@ def block_bytes(frame: TokensFrame, count: int) -> bytes:
     has no vocabulary; empty where there are none. Whether they are so many, their reader finds
     out."""
     if frame.HasField("rank"):
-        codec, payload = TokenCodec.RANK_VARINT, varint.encode(frame.rank)
-    elif frame.HasField("id"):
-        codec, payload = TokenCodec.VARINT, varint.encode(frame.id)
-    elif frame.ranks:
-        codec, payload = TokenCodec.RANK_VARINT, frame.ranks
-    else:
-        codec, payload = TokenCodec.VARINT, frame.ids
-    if not payload:
-        return b""
+        payload = varint.encode(frame.rank)
+        if count == 1:
+            return _ONE_RANK_HEADS[len(payload)] + payload
+        return _block(TokenCodec.RANK_VARINT, count, payload)
+    if frame.HasField("id"):
+        return _block(TokenCodec.VARINT, count, varint.encode(frame.id))
+    if payload := frame.ranks:
+        return _block(TokenCodec.RANK_VARINT, count, payload)
+    return _block(TokenCodec.VARINT, count, payload) if (payload := frame.ids) else b""
+
+
+def _block(codec: TokenCodec, count: int, payload: bytes) -> bytes:
     # A relay does this for each commit: a message of its own would take five times as long.
-    head = _BLOCK_CODEC, bytes((codec,)), _BLOCK_COUNT, varint.encode(count), _BLOCK_PAYLOAD
-    return b"".join((*head, varint.encode(len(payload)), payload))
+    return _block_head(codec, count, len(payload)) + payload
+
+
+def _block_head(codec: TokenCodec, count: int, num_bytes: int) -> bytes:
+    fields = _BLOCK_CODEC, bytes((codec,)), _BLOCK_COUNT, varint.encode(count), _BLOCK_PAYLOAD
+    return b"".join((*fields, varint.encode(num_bytes)))
+
+
+_ONE_RANK_HEADS: Final = tuple(
+    _block_head(TokenCodec.RANK_VARINT, 1, num_bytes) for num_bytes in range(varint.MAX_BYTES + 1)
+)
+"""What stands before the one rank of nearly every commit, by its bytes."""
 
 
 def sampling_to_proto(params: SamplingParams) -> common_pb2.Sampling:

@@ -2,7 +2,8 @@
 
 One mesh of an edge, a router and a replica whose engine only waits. For every load clients open so
 many chats, and once all of them decode, the processor time of each process is taken over some
-seconds. Ticks are as long as it takes for nothing to be saturated: the tables say how long.
+seconds. Ticks are as long as it takes for nothing to be saturated: the tables say how long. It ends
+within `--minutes`: what did not begin by then is told as not measured.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+import time
 from collections.abc import Sequence
 from typing import Final
 
@@ -35,6 +37,9 @@ _MIDDLE: Final = 64
 """So many chats are also measured with a connection for each, and with text that repeats itself."""
 _REPETITION: Final = 0.75
 _MANY_CHATS: Final = 1000
+_OURS_SHARE, _OTHERS_SHARE = 0.65, 0.85
+"""Of the whole time: by then no measurement of that part begins."""
+_TIME_IS_UP: Final = "the time was up (--minutes)"
 AIM_ITL: Final = 1.5
 
 
@@ -58,20 +63,26 @@ def loads(counts: Sequence[int]) -> list[Load]:
     return made
 
 
+def _native(counts: Sequence[int]) -> list[Load]:
+    return [Load(chats, provisional=shown) for chats in counts for shown in (False, True)]
+
+
 def tick_ms(chats: int, max_commits_per_s: float) -> float:
     """100 calls a second, or fewer where so many chats would commit more than that."""
     return max(_LEAST_TICK_MS, chats / max_commits_per_s * 1e3)
 
 
 async def beside_the_engine(
-    run: Run, counts: Sequence[int], max_commits_per_s: float, seconds: float
+    run: Run, chosen: Sequence[Load], max_commits_per_s: float, seconds: float, until: float
 ) -> None:
-    """Our own processes."""
+    """Our own processes; `until` as time.monotonic()."""
     async with cost_mesh() as mesh:
         costs = []
         without = await idle(mesh, seconds)
-        for load in loads(counts):
+        for load in chosen:
             try:
+                if time.monotonic() > until:
+                    raise RuntimeError(_TIME_IS_UP)
                 cost = await measure(mesh, load, tick_ms(load.chats, max_commits_per_s), seconds)
             except RuntimeError as error:
                 print(f"{load.chats} chats, {load.label}: {error}", file=sys.stderr)
@@ -150,7 +161,9 @@ async def many(run: Run, seconds: float) -> None:
     run.samples("many chats, ITL over the tick", gaps, unit="ticks")
 
 
-async def others(run: Run, counts: Sequence[int], max_per_s: float, seconds: float) -> None:
+async def others(
+    run: Run, counts: Sequence[int], max_per_s: float, seconds: float, until: float
+) -> None:
     """Routers of others in the same units."""
     table = run.table(
         "Processor time of other routers to relay an event of one token as SSE, us",
@@ -166,6 +179,8 @@ async def others(run: Run, counts: Sequence[int], max_per_s: float, seconds: flo
         for chats in counts:
             tick = tick_ms(chats, max_per_s)
             try:
+                if time.monotonic() > until:
+                    raise RuntimeError(_TIME_IS_UP)
                 us, rate = await relay_us(gateway, chats, tick, seconds)
             except (RuntimeError, OSError) as error:
                 print(f"{gateway.name}, {chats} chats: {error}", file=sys.stderr)
@@ -199,21 +214,32 @@ def main() -> int:
     made = parser("cost", __doc__ or "")
     made.formatter_class = argparse.RawDescriptionHelpFormatter
     made.add_argument(
-        "--commits-per-s", type=float, default=800.0, help="of all chats together, at most"
+        "--commits-per-s", type=float, default=1600.0, help="of all chats together, at most"
     )
     made.add_argument("--chats", type=int, nargs="+", help="instead of those of a full run")
+    made.add_argument("--minutes", type=float, default=25.0, help="in which all of it has to begin")
+    made.add_argument(
+        "--native", action="store_true", help="the native protocol, 64 chats on a connection, alone"
+    )
     made.add_argument("--only", choices=("ours", "many", "others"), help="one part of it")
     arguments = made.parse_args()
     run = start("cost", arguments)
     counts = arguments.chats or (QUICK_CHATS if run.quick else CHATS)
-    seconds = 4.0 if run.quick else 10.0
+    seconds = 4.0 if run.quick else 8.0
+    begun, whole_s = time.monotonic(), arguments.minutes * 60
+    chosen = [it for it in loads(counts) if not arguments.native or it in _native(counts)]
     parts = (arguments.only,) if arguments.only else ("ours", "many", "others")
     if "ours" in parts:
-        asyncio.run(beside_the_engine(run, counts, arguments.commits_per_s, seconds))
-    if "many" in parts and not run.quick:
-        asyncio.run(many(run, seconds))
+        until = begun + whole_s * _OURS_SHARE
+        asyncio.run(beside_the_engine(run, chosen, arguments.commits_per_s, seconds, until))
     if "others" in parts:
-        asyncio.run(others(run, counts, arguments.commits_per_s, seconds))
+        until = begun + whole_s * _OTHERS_SHARE
+        asyncio.run(others(run, counts, arguments.commits_per_s, seconds, until))
+    if "many" in parts and not run.quick:
+        if time.monotonic() < begun + whole_s:
+            asyncio.run(many(run, seconds))
+        else:
+            run.setting("not measured", **{f"{_MANY_CHATS} chats at {TICK_MS:g} ms": _TIME_IS_UP})
     run.finish()
     return 0
 

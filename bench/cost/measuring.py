@@ -16,7 +16,7 @@ from bench.cost.load import Job
 from bench.cost.mesh import CostMesh
 from bench.harness.processes import child, read_json, write_json
 
-STEADY_S: Final = 120.0
+STEADY_S: Final = 90.0
 """How long chats may take to be steady."""
 SETTLE_S: Final = 1.0
 """From then to the beginning of what is measured."""

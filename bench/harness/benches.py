@@ -144,7 +144,7 @@ _ALL = (
         sources=(*SERVICES, *(f"bench/results/{name}.json" for name in SCALE_INPUTS)),
     ),
     Bench("router", "bench.router", minutes=6.0),
-    Bench("cost", "bench.cost", minutes=9.0, peers=("smg", "vllm_router")),
+    Bench("cost", "bench.cost", minutes=25.0, peers=("smg", "vllm_router")),
     Bench("cost_direct", "bench.cost.direct", minutes=4.0),
     Bench(
         "routing", "bench.peers.routing", sources=(*SERVICES, "bench/scale/calls.py"),

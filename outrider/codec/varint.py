@@ -17,6 +17,8 @@ U32: TypeAlias = npt.NDArray[np.uint32]
 
 MAX_BYTES: Final = 5
 MAX_VALUE: Final = 2**32 - 1
+_ONE_BYTE: Final = tuple(bytes((value,)) for value in range(0x80))
+_TWO_BYTES_END: Final = 1 << 14
 
 
 def encoded_length(value: int) -> int:
@@ -26,6 +28,10 @@ def encoded_length(value: int) -> int:
 
 def encode(value: int) -> bytes:
     """The LEB128 of `value`, 0 .. MAX_VALUE. Raises ValueError outside."""
+    if 0 <= value < _TWO_BYTES_END:  # nearly all
+        if value < 0x80:
+            return _ONE_BYTE[value]
+        return bytes((value & 0x7F | 0x80, value >> 7))
     if not 0 <= value <= MAX_VALUE:
         raise ValueError(f"{value} is not an unsigned 32-bit integer")
     out = bytearray()

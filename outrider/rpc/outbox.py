@@ -99,12 +99,12 @@ class Outbox(AsyncIterator[T]):
         return self._items.popleft()
 
     async def batches(
-        self, max_items: int, max_size: int, size: Callable[[T], int]
-    ) -> AsyncIterator[list[T]]:
-        """All that waits, in order, at most `max_items` at a time, and of a total `size` of at most
-        `max_size` unless one item alone is larger. Ends and raises as iterating does."""
+        self, max_items: int, max_bytes: int, encode: Callable[[T], bytes]
+    ) -> AsyncIterator[list[bytes]]:
+        """All that waits, encoded, in order, at most `max_items` at a time, and of at most
+        `max_bytes` together unless one item alone is larger. Ends and raises as iterating does."""
         while await self._filled():
-            batch = self._take(max_items, max_size, size)
+            batch = self._take(max_items, max_bytes, encode)
             self._writable.set()
             yield batch
 
@@ -119,19 +119,22 @@ class Outbox(AsyncIterator[T]):
             await self._readable.wait()
         return True
 
-    def _take(self, max_items: int, max_size: int, size: Callable[[T], int]) -> list[T]:
+    def _take(self, max_items: int, max_bytes: int, encode: Callable[[T], bytes]) -> list[bytes]:
         items = self._items
-        if len(items) <= max_items and sum(map(size, items)) <= max_size:
-            batch = list(items)
-            items.clear()
-            return batch
-        batch = [items.popleft()]
-        total = size(batch[0])
+        if len(items) <= max_items:
+            batch = list(map(encode, items))
+            if sum(map(len, batch)) <= max_bytes or len(batch) == 1:
+                items.clear()
+                return batch
+        batch = [encode(items.popleft())]
+        left_bytes = max_bytes - len(batch[0])
         while items and len(batch) < max_items:
-            total += size(items[0])
-            if total > max_size:
+            item = encode(items[0])
+            left_bytes -= len(item)
+            if left_bytes < 0:
                 break
-            batch.append(items.popleft())
+            batch.append(item)
+            items.popleft()
         return batch
 
     def _check_open(self) -> None:

@@ -60,12 +60,15 @@ class AdminServer:
         registry: CollectorRegistry,
         cause: Cause | None = None,
         file: FollowedFile | None = None,
+        refresh: Callable[[], None] | None = None,
     ) -> None:
+        """`refresh` is called, in the event loop, before metrics are read."""
         self._config = config
         self._file = file
         self._ready = ready
         self._registry = registry
         self._cause = cause
+        self._refresh = refresh
         self._stalls: StallMonitor | None = None
         self._server: asyncio.Server | None = None
         self._process: ProcessCollector | None = None
@@ -137,6 +140,8 @@ class AdminServer:
         if method not in ("GET", "HEAD"):
             return _plain(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD")
         if path == "/metrics":
+            if self._refresh is not None:
+                self._refresh()
             text = await asyncio.to_thread(generate_latest, self._registry)
             return HTTPStatus.OK, CONTENT_TYPE_LATEST, text
         if path == "/health":

@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from outrider.telemetry import names
+from outrider.telemetry.bucket_histogram import BucketHistogram
 
 _PROC = Path("/proc/self")
 
@@ -71,8 +72,21 @@ class RecentMaximum:
         return max(self._before, self._now)
 
 
+class _LargestLags(Collector):
+    """Gauges of how late the loop was lately, made when they are asked for."""
+
+    def __init__(self) -> None:
+        self.lag_s = 0.0
+        self.blocked_s = 0.0
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        yield GaugeMetricFamily(names.LOOP_LAG_MAX, names.LOOP_LAG_MAX.help, self.lag_s)
+        yield GaugeMetricFamily(names.LOOP_BLOCKED_MAX, names.LOOP_BLOCKED_MAX.help, self.blocked_s)
+
+
 class StallMonitor:
-    """Measures how late the event loop calls back, every `interval_s`."""
+    """Measures how late the event loop calls back, every `interval_s`. This is most of what a
+    process without work does: what is noted each time are numbers."""
 
     def __init__(
         self,
@@ -84,52 +98,46 @@ class StallMonitor:
         self._registry = registry
         self._cause = cause or (lambda since: OTHER)
         self._interval_s = interval_s
-        self._lag = Histogram(
-            names.LOOP_LAG,
-            names.LOOP_LAG.help,
-            buckets=names.LOOP_LAG_BOUNDARIES_S,
-            registry=registry,
-        )
+        self._lag = BucketHistogram(names.LOOP_LAG, names.LOOP_LAG_BOUNDARIES_S, ())
         self._recent_lag = RecentMaximum(names.LOOP_LAG_MAX_WINDOW_S)
         self._recent_blocked = RecentMaximum(names.LOOP_LAG_MAX_WINDOW_S)
-        self._lag_max = Gauge(names.LOOP_LAG_MAX, names.LOOP_LAG_MAX.help, registry=registry)
-        self._blocked_max = Gauge(
-            names.LOOP_BLOCKED_MAX, names.LOOP_BLOCKED_MAX.help, registry=registry
-        )
-        self._stalls = Counter(
-            names.LOOP_STALLS, names.LOOP_STALLS.help, ["during"], registry=registry
-        )
+        self._largest = _LargestLags()
+        self._stalls = Counter(names.LOOP_STALLS, names.LOOP_STALLS.help, ["during"], registry=None)
+        self._collectors = (self._lag, self._largest, self._stalls)
+        for collector in self._collectors:
+            registry.register(collector)
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """Watch the running loop."""
-        loop = asyncio.get_running_loop()
-        due = loop.time() + self._interval_s
-        self._timer = loop.call_at(due, self._called, loop, due, time.thread_time())
+        self._wait(asyncio.get_running_loop(), time.thread_time())
 
     def stop(self) -> None:
         """Stop watching, and take the figures out of the registry."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-            self._registry.unregister(self._lag)
-            self._registry.unregister(self._lag_max)
-            self._registry.unregister(self._blocked_max)
-            self._registry.unregister(self._stalls)
+            for collector in self._collectors:
+                self._registry.unregister(collector)
 
-    def _called(self, loop: asyncio.AbstractEventLoop, due: float, computed_s: float) -> None:
-        computed_ms = (time.thread_time() - computed_s) * 1e3
-        self.late(due - self._interval_s, (loop.time() - due) * 1e3, computed_ms)
-        self.start()
+    def _wait(self, loop: asyncio.AbstractEventLoop, computed_s: float) -> None:
+        due = loop.time() + self._interval_s
+        self._timer = loop.call_at(due, self._called, loop, due, computed_s)
+
+    def _called(self, loop: asyncio.AbstractEventLoop, due: float, before_s: float) -> None:
+        computed_s = time.thread_time()
+        lag_ms = (loop.time() - due) * 1e3
+        self.late(due - self._interval_s, lag_ms, (computed_s - before_s) * 1e3)
+        self._wait(loop, computed_s)
 
     def late(self, since: float, lag_ms: float, computed_ms: float = 0.0) -> None:
         """The loop was `lag_ms` late; it was on time at `since`, and its thread has computed for
         `computed_ms` since then."""
         lag_ms = max(0.0, lag_ms)
-        self._lag.observe(lag_ms / 1e3)
-        now = since + lag_ms / 1e3
-        self._lag_max.set(self._recent_lag.add(lag_ms / 1e3, now))
-        blocked_s = min(lag_ms, computed_ms) / 1e3
-        self._blocked_max.set(self._recent_blocked.add(blocked_s, now))
+        lag_s = lag_ms / 1e3
+        self._lag.record(lag_s, ())
+        now = since + lag_s
+        self._largest.lag_s = self._recent_lag.add(lag_s, now)
+        self._largest.blocked_s = self._recent_blocked.add(min(lag_ms, computed_ms) / 1e3, now)
         if lag_ms >= STALL_MS:
             self._stalls.labels(self._cause(since)).inc()

@@ -176,8 +176,9 @@ class InferenceService(InferenceServiceServicer):
         self._streams.add(stream)
         reader = asyncio.create_task(stream.read(incoming(request_iterator)))
         try:
-            async for frames in outgoing(stream.outbox):
-                yield inference_pb2.GenerateResponse(frames=frames)
+            parse = inference_pb2.GenerateResponse.FromString
+            async for response in outgoing(stream.outbox, parse):
+                yield response
         except OutriderError as error:
             self._refused.note(error.reason)
             raise

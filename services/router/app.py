@@ -67,6 +67,8 @@ SERVICE: Final = router_pb2.DESCRIPTOR.services_by_name["RouterService"].full_na
 LIVE_KEYS: Final = frozenset({"default_model", "replicas"})
 """Settings that are followed while the router runs."""
 _TICK_S: Final = 0.1
+_EXPORT_S: Final = 1.0
+"""Longest time between two updates of the metrics of sessions that nobody reads."""
 _MAX_SWEPT_ROWS: Final = 2048
 """Rows of the prefix tree looked at in one tick: a fraction of a millisecond."""
 
@@ -167,6 +169,7 @@ class Router:
             tls=tls,
         )
 
+        self._export_at = 0.0
         self.replica_metrics = ReplicaMetrics(self.metrics)
         self.embedding_metrics = EmbeddingMetrics(self.metrics, self.embeddings.fleet)
         self.admission_metrics = AdmissionMetrics(self.metrics, admission, self.registry)
@@ -195,13 +198,20 @@ class Router:
         self.replica_metrics.tick(self.registry, self.clock())
         self.prefix_index.sweep(self.clock(), _MAX_SWEPT_ROWS)
         self.switch.expire(self.clock())
-        self.admission_metrics.tick()
-        self.embedding_metrics.tick()
         self.autoscale_metrics.tick(self.clock())
         if self.replicas.is_settled and self.tokenizers.is_settled:
             self.settled.set()
         if not len(self.table) and not self.embeddings.num_requests:
             self.idle.set()
+        if self.clock() >= self._export_at:
+            self.export()
+
+    def export(self) -> None:
+        """Bring metrics up to date: OpenTelemetry takes longer for them than a tick for all else,
+        so that is done when they are read, and now and then."""
+        self._export_at = self.clock() + _EXPORT_S
+        self.admission_metrics.tick()
+        self.embedding_metrics.tick()
         self.telemetry.flush(len(self.table), self.registry.count())
 
     async def apply(self, update: Update[RouterConfig]) -> None:
@@ -223,12 +233,10 @@ class Router:
         """Tick for ever."""
         while True:
             self.tick()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_TICK_S):
-                    await self._retrying()
+            await asyncio.sleep(_TICK_S)
 
-    async def _retrying(self) -> None:
-        """Sessions that wait for a replica go on when there is reason to, until the next tick."""
+    async def retrying(self) -> None:
+        """Sessions that wait for a replica go on when there is reason to, before the next tick."""
         while True:
             await self.retry_scheduled.wait()
             self.retry_scheduled.clear()
@@ -298,6 +306,7 @@ async def _listening(
         ready=router.readiness,
         registry=router.metrics.registry,
         file=source,
+        refresh=router.export,
     )
     admin_port = await admin.start()
     await server.start()
@@ -342,7 +351,10 @@ def _service(router: Router, health: HealthControl) -> RouterService:
 async def _working(router: Router) -> AsyncIterator[list[asyncio.Task[None]]]:
     """The endless jobs beside the listener."""
     router.clock.start()
-    endless = [router.ticking(), router.replicas.run(), router.tokenizers.run()]
+    endless = [
+        *(router.ticking(), router.retrying()),
+        *(router.replicas.run(), router.tokenizers.run()),
+    ]
     jobs = [asyncio.create_task(job) for job in endless]
     try:
         yield jobs

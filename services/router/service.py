@@ -87,8 +87,8 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         edge = self._switch.attach_edge(outbox, name)
         reader = asyncio.create_task(self._read(edge, request_iterator, outbox))
         try:
-            async for frames in outgoing(outbox):
-                yield router_pb2.RouteResponse(frames=frames)
+            async for response in outgoing(outbox, router_pb2.RouteResponse.FromString):
+                yield response
             if outbox.is_overrun:
                 raise OverloadedError("This stream is not read: open another and read it.")
             if reader.done():

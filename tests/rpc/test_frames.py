@@ -30,11 +30,11 @@ def test_protobuf_runs_in_c() -> None:
 
 async def test_what_waits_goes_as_one_message() -> None:
     outbox: Outbox[inference_pb2.SessionUp] = Outbox()
-    batches = outgoing(outbox)
+    batches = outgoing(outbox, inference_pb2.GenerateRequest.FromString)
     for sessions in (range(1, 4), range(4, 5)):
         for number in sessions:
             outbox.put_nowait(frame(number))
-        assert [it.session for it in await anext(batches)] == list(sessions)
+        assert [it.session for it in (await anext(batches)).frames] == list(sessions)
     outbox.close()
     assert [batch async for batch in batches] == []
 
@@ -44,7 +44,8 @@ async def test_a_message_has_no_more_frames_than_its_reader_takes() -> None:
     for number in range(1, 2 * MAX_FRAMES + 2):
         outbox.put_nowait(frame(number))
     outbox.close()
-    batches = [batch async for batch in outgoing(outbox)]
+    sent = [it async for it in outgoing(outbox, inference_pb2.GenerateRequest.FromString)]
+    batches = [message.frames for message in sent]
     assert [len(batch) for batch in batches] == [MAX_FRAMES, MAX_FRAMES, 1]
     numbers = [it.session for batch in batches for it in batch]
     assert numbers == list(range(1, 2 * MAX_FRAMES + 2))
@@ -57,7 +58,8 @@ async def test_a_message_has_no_more_bytes_than_its_reader_takes() -> None:
     for number, size in enumerate(sizes, start=1):
         outbox.put_nowait(frame(number, "x" * size))
     outbox.close()
-    sent = [[it.session for it in batch] async for batch in outgoing(outbox)]
+    messages = outgoing(outbox, inference_pb2.GenerateRequest.FromString)
+    sent = [[it.session for it in message.frames] async for message in messages]
     assert sent == [[1, 2], [3, 4], [5], [6]]
 
 

@@ -22,10 +22,18 @@ class Running:
         self.ready = (True, "serving")
         self.metrics = Metrics("test")
         self.metrics.record_ttft(5, "m")
+        self.num_refreshed = 0
         self.server = admin.AdminServer(
-            AdminConfig(), ready=lambda: self.ready, registry=self.metrics.registry
+            AdminConfig(),
+            ready=lambda: self.ready,
+            registry=self.metrics.registry,
+            refresh=self._refresh,
         )
         self.port = 0
+
+    def _refresh(self) -> None:
+        self.num_refreshed += 1
+        self.metrics.set_batch_utilization(self.num_refreshed / 4)
 
     async def send(self, request: bytes) -> tuple[int, dict[str, str], bytes]:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
@@ -58,6 +66,14 @@ async def test_metrics(running: Running) -> None:
     assert fields["Content-Type"].startswith("text/plain")
     assert int(fields["Content-Length"]) == len(body)
     assert b"outrider_ttft_seconds_bucket" in body
+
+
+async def test_metrics_are_brought_up_to_date_when_they_are_read(running: Running) -> None:
+    for share in (0.25, 0.5):
+        body = (await running.get("/metrics"))[2]
+        assert f"outrider_batch_utilization_ratio {share}" in body.decode()
+    await running.get("/health")
+    assert running.num_refreshed == 2
 
 
 def _values(body: bytes) -> dict[str, float]:

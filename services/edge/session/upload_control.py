@@ -109,6 +109,8 @@ class UploadController:
         """Commits since the last probe."""
         self._has_news = False
         """Whether something came since the last prediction that may change it."""
+        self._is_decided = False
+        """Whether the last prediction has led to a decision: another look at it changes nothing."""
         self._num_path_changes = 0
         self._max_drafts = 0
         self.round_trip = RoundTrip()
@@ -232,8 +234,11 @@ class UploadController:
         if self._has_news and (is_new_path or self._since_change % every == 0):
             self._has_news = False
             self._predict()
-        self._move_lead(at_once=is_new_path)
-        if is_new_path or self._since_change >= self._policy.dwell_commits:
+        if self._lead != self._useful_lead:
+            self._move_lead(at_once=is_new_path)
+        is_due = is_new_path or self._since_change >= self._policy.dwell_commits
+        if is_due and not self._is_decided:
+            self._is_decided = True
             self._decide(self.predicted_gain)
 
     def _predict(self) -> None:
@@ -245,6 +250,7 @@ class UploadController:
         if conditions is not None:
             survival = self.acceptance.survival(_HORIZON_TOKENS)
             self.predicted_s = without_drafts_s(conditions), with_drafts_s(conditions, survival)
+            self._is_decided = False
             self._useful_lead = useful_lead(conditions)
 
     def _decide(self, gain: float) -> None:
@@ -254,6 +260,7 @@ class UploadController:
         least = policy.leave_gain if self._pays else policy.enter_gain
         if (gain >= least) != self._pays:
             self._pays = not self._pays
+            self._is_decided = False
             self._since_change = self._since_probe = 0
             self.counts.switches += self._may_send
 

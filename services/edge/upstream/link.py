@@ -304,6 +304,5 @@ class RouterLink:
             sink.region_lost(error)
 
 
-async def _requests(outbox: _RouteOutbox) -> AsyncIterator[router_pb2.RouteRequest]:
-    async for frames in outgoing(outbox):
-        yield router_pb2.RouteRequest(frames=frames)
+def _requests(outbox: _RouteOutbox) -> AsyncIterator[router_pb2.RouteRequest]:
+    return outgoing(outbox, router_pb2.RouteRequest.FromString)

@@ -24,6 +24,8 @@ ROUTER_QUARANTINES: Final = Family(
     "How often a router was put into quarantine.",
 )
 
+_TICKS_PER_UPDATE: Final = 10
+
 log = structlog.get_logger()
 
 
@@ -32,9 +34,15 @@ class RouterMetrics:
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
+        self._ticks_left = 0
+        """Until the gauges are brought up to date though no state has changed."""
 
     def tick(self, table: RouterTable, transitions: list[RouterTransition]) -> None:
         """Called every 100 ms."""
+        self._ticks_left -= 1
+        if self._ticks_left > 0 and not transitions:
+            return
+        self._ticks_left = _TICKS_PER_UPDATE
         for it in transitions:
             tell = log.warning if it.after.is_trouble else log.info
             tell(

@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import suppress
 
 from outrider.v1 import inference_pb2
 from services.inference.kv.events import BlockEvent, BlockLedger, Snapshot, Stored
 
 _MAX_EVENTS = 64
 """Of one response, each of up to kv.events.MAX_EVENT_BLOCKS blocks: far below gRPC's limit."""
+_INTERVAL_S = 0.1
+"""Between two responses with events: a message costs its reader as much as ten commits, and what a
+reply added to the cache is asked for with the chat's next turn, not sooner."""
 _PART_BLOCKS = 8192
 """A part of a snapshot ends with the chain that brings it to at least this many blocks."""
 
@@ -25,7 +29,7 @@ class BlockFeed:
         self._ledger = BlockLedger(max_blocks)
         self._log = secrets.randbits(64) | 1
         self._changed = asyncio.Event()
-        self._closed = False
+        self._ended = asyncio.Event()
 
     @property
     def num_stored(self) -> int:
@@ -40,7 +44,7 @@ class BlockFeed:
 
     def close(self) -> None:
         """End every watch."""
-        self._closed = True
+        self._ended.set()
         self._wake()
 
     async def watch(
@@ -48,7 +52,7 @@ class BlockFeed:
     ) -> AsyncGenerator[inference_pb2.WatchKvResponse, None]:
         """What the watcher has not seen, until it closes the stream."""
         wanted = request.next_sequence if request.log == self._log else 0
-        while not self._closed:
+        while not self._ended.is_set():
             changed = self._changed
             events = self._ledger.since(wanted, _MAX_EVENTS)
             if events is None:
@@ -61,8 +65,16 @@ class BlockFeed:
                 response.events.extend(map(self._event, events))
                 wanted += len(events)
                 yield response
+                if len(events) < _MAX_EVENTS:
+                    await self._pause()
             else:
                 await changed.wait()
+
+    async def _pause(self) -> None:
+        """More events gather meanwhile; nobody waits for a feed that is closed."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_INTERVAL_S):
+                await self._ended.wait()
 
     def _wake(self) -> None:
         self._changed.set()

@@ -113,6 +113,8 @@ def resumable_tokens(commit: inference_pb2.Commit, num_committed: int) -> bytes 
     base, num_accepted, upto = commit.base, commit.accepted, commit.upto
     if base != num_committed or base + num_accepted > upto:
         return None
+    if not num_accepted and base < upto:  # nearly all
+        return _resumed_entry(block_bytes(commit, upto - base)) or None
     tokens = b""
     if num_accepted:
         tokens = _resumed_entry(commit.accepted_ids)

@@ -188,9 +188,9 @@ class ReplicaLink:
         return ReplicaIdentity(said.replica, said.region, model)
 
     async def _write(self, call: _GenerateCall, outbox: Outbox[Up]) -> NoReturn:
-        async for frames in outgoing(outbox):
+        async for request in outgoing(outbox, inference_pb2.GenerateRequest.FromString):
             try:
-                await call.write(inference_pb2.GenerateRequest(frames=frames))
+                await call.write(request)
             except asyncio.InvalidStateError as error:  # grpc.aio's word for an ended call
                 raise UnavailableError("it ended its stream") from error
         raise UnavailableError("it does not read its stream")

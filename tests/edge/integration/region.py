@@ -136,8 +136,8 @@ class Region(router_pb2_grpc.RouterServiceServicer):
         reader.add_done_callback(partial(self._ended, outbox))
         self.calls.add(outbox)
         try:
-            async for frames in outgoing(outbox):
-                yield router_pb2.RouteResponse(frames=frames)
+            async for response in outgoing(outbox, router_pb2.RouteResponse.FromString):
+                yield response
         finally:
             self.calls.discard(outbox)
             reader.cancel()

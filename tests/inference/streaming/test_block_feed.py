@@ -174,3 +174,27 @@ async def test_a_long_snapshot_comes_in_parts() -> None:
     assert len(responses) == 3
     assert max(response.ByteSize() for response in responses) < 1 << 20
     await watch.aclose()
+
+
+async def test_what_comes_soon_after_a_response_goes_as_one() -> None:
+    feed = BlockFeed(BLOCK)
+    watch = feed.watch(inference_pb2.WatchKvRequest())
+    follower, salt = Follower(), root_hash(SALT)
+    blocks = [bytes((number,)) * len(salt) for number in range(8)]
+    follower.take(await anext(watch))
+    feed.take([Stored(salt, (blocks[0],))])
+    follower.take(await anext(watch))
+    for block in blocks[1:]:
+        feed.take([Stored(salt, (block,))])
+    follower.take(await anext(watch))
+    assert follower.parents.keys() == set(blocks)
+
+
+async def test_nobody_waits_for_a_feed_that_is_closed() -> None:
+    feed = BlockFeed(BLOCK)
+    watch = feed.watch(inference_pb2.WatchKvRequest())
+    await anext(watch)
+    feed.take([Stored(root_hash(SALT), (b"b" * 16,))])
+    await anext(watch)
+    feed.close()
+    assert [response async for response in watch] == []
