@@ -18,7 +18,7 @@ from outrider.cli.local import development_key
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
-LIMIT_S = 60.0
+LIMIT_S = 200.0
 NO_DRAFTER = ("edge.drafter.model=none",)
 """It would load the real model, and has no part where the engine is none."""
 _UP = ("up", "--engine", "fake", "--port", "0", "--http-port", "0")

@@ -42,7 +42,7 @@ from tests.e2e.reference import Reference
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
-LIMIT_S = 60.0
+LIMIT_S = 200.0
 PATIENT = ReconnectPolicy(give_up_after_s=120)
 PROMPT = "Explain in a few sentences why the sky is blue."
 MAX_TOKENS = 64
