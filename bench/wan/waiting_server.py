@@ -166,8 +166,8 @@ class WaitingService:
         known: dict[int, int] = {}
         reader = asyncio.create_task(self._read(request_iterator, outbox, known))
         try:
-            async for frames in outgoing(outbox):
-                yield inference_pb2.GenerateResponse(frames=frames)
+            async for response in outgoing(outbox, inference_pb2.GenerateResponse.FromString):
+                yield response
         finally:
             reader.cancel()
             await asyncio.gather(reader, return_exceptions=True)

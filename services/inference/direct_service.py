@@ -159,8 +159,8 @@ class DirectService(DirectServiceServicer):
             asyncio.create_task(_close_unused(stream)),
         ]
         try:
-            async for frames in outgoing(stream.outbox):
-                yield direct_pb2.AttachResponse(frames=frames)
+            async for response in outgoing(stream.outbox, direct_pb2.AttachResponse.FromString):
+                yield response
         finally:
             self._streams.discard(stream)
             stream.close()

@@ -4,7 +4,7 @@ sessions on it (docs/guides/direct-path.md)."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final, NoReturn
 
@@ -258,15 +258,11 @@ class DirectLink:
             stub = direct_pb2_grpc.DirectServiceStub(channel)
             with ExitStack() as ending:
                 async with asyncio.timeout(self._connect_s):
-                    call = stub.Attach(self._requests())
+                    call = stub.Attach(outgoing(self._outbox, direct_pb2.AttachRequest.FromString))
                     # Closing the channel does not end every call (grpc/grpc issue 42125).
                     ending.callback(end_call, call)
                     await call.wait_for_connection()
                 await until_one_fails(self._read(call), self._distrust())
-
-    async def _requests(self) -> AsyncIterator[direct_pb2.AttachRequest]:
-        async for frames in outgoing(self._outbox):
-            yield direct_pb2.AttachRequest(frames=frames)
 
     async def _read(self, call: _AttachCall) -> NoReturn:
         async for frames in received(call, _FRAMES_PER_TURN):
