@@ -18,7 +18,7 @@ def main() -> int:
     arguments = flags.parse_args()
     run = start("kv", arguments)
     vocabulary = load_vocabulary(DEFAULT_MODEL, ModelStore(default_root()))
-    num_prefixes = 3 if run.quick else 20
+    num_prefixes = 2 if run.quick else 20
     bf16 = frames.measure(run, vocabulary, "bf16", num_prefixes)
     f32 = frames.measure(run, vocabulary, "f32", num_prefixes)
     run.figures["exact_vs_bf16"] = round(median(bf16[Payload.EXACT].ratios), 3)
@@ -28,7 +28,7 @@ def main() -> int:
     run.figures["decode_over_compute"] = round(median(bf16[Payload.EXACT].decode_share), 4)
     run.setting("replica", threads=arguments.threads)
     rtts_ms = first_token.RTTS_MS[:1] if run.quick else first_token.RTTS_MS
-    count = 2 if run.quick else 12
+    count = 1 if run.quick else 12
     asked = asyncio.run(first_token.measure(vocabulary, count, arguments.threads, rtts_ms))
     first_token.report(run, asked)
     starts = asyncio.run(restart.measure(vocabulary, 1 if run.quick else 5, arguments.threads))

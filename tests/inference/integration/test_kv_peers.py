@@ -146,7 +146,7 @@ async def test_it_comes_from_the_replica_that_has_it() -> None:
 async def test_a_session_takes_it_along_in_the_middle_of_its_reply() -> None:
     """It is opened on another replica behind its committed tokens, after the one that it was on was
     told to give its sessions up."""
-    engine = Stepwise(NUM_BLOCKS + 1 + 2 * BLOCK)
+    engine = Stepwise(NUM_BLOCKS + BLOCK + 4)
     async with running(engine, **settings()) as other:
         peer = other.peer()
         await peer.open(1, PROMPT, SamplingParams(max_tokens=2000), speculation=NO_DRAFTS)
