@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -78,7 +79,7 @@ def redis_cluster(folder: Path, num_nodes: int = 3) -> Iterator[list[RedisServer
             node = RedisServer(binary, "--cluster-enabled", "yes", "--cluster-config-file", file)
             servers.append(node)
             node.start()
-        clients = [redis.Redis(port=node.port) for node in servers]
+        clients: list[Any] = [redis.Redis(port=node.port) for node in servers]
         for number, client in enumerate(clients):
             slots = range(16_384 * number // num_nodes, 16_384 * (number + 1) // num_nodes)
             client.execute_command("CLUSTER", "ADDSLOTS", *slots)
@@ -96,7 +97,7 @@ def redis_cluster(folder: Path, num_nodes: int = 3) -> Iterator[list[RedisServer
             node.kill()
 
 
-def _is_whole(client: redis.Redis, num_nodes: int) -> bool:
+def _is_whole(client: Any, num_nodes: int) -> bool:
     lines: list[bytes] = client.execute_command("CLUSTER", "INFO").split()
     return {b"cluster_state:ok", b"cluster_known_nodes:%d" % num_nodes} <= set(lines)
 
