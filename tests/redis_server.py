@@ -79,7 +79,7 @@ def redis_cluster(folder: Path, num_nodes: int = 3) -> Iterator[list[RedisServer
             node = RedisServer(binary, "--cluster-enabled", "yes", "--cluster-config-file", file)
             servers.append(node)
             node.start()
-        clients: list[Any] = [redis.Redis(port=node.port) for node in servers]  # it has no types
+        clients: list[Any] = [redis.Redis(port=node.port) for node in servers]
         for number, client in enumerate(clients):
             slots = range(16_384 * number // num_nodes, 16_384 * (number + 1) // num_nodes)
             client.execute_command("CLUSTER", "ADDSLOTS", *slots)
