@@ -35,7 +35,7 @@ ACCESS: Final[Mapping[str, frozenset[Role]]] = {
     "/outrider.v1.InferenceService/GetModel": _ROUTER_OPERATOR,
     "/outrider.v1.InferenceService/Drain": _ROUTER_OPERATOR,
     # Text in other numbers: for replicas that compute the same.
-    "/outrider.v1.KvTransferService/Fetch": frozenset({Role.INFERENCE}),
+    "/outrider.v1.KvTransferService/FetchKv": frozenset({Role.INFERENCE}),
     "/outrider.v1.TokenizerService/Encode": _ROUTER_OPERATOR,
     "/outrider.v1.TokenizerService/Decode": _ROUTER_OPERATOR,
     "/outrider.v1.TokenizerService/Tokenize": _ROUTER_OPERATOR,

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14outrider/v1/kv.proto\x12\x0boutrider.v1\"Y\n\x0e\x46\x65tchKvRequest\x12\x16\n\x0emodel_identity\x18\x01 \x01(\x0c\x12\x19\n\x11vocabulary_digest\x18\x02 \x01(\x0c\x12\x14\n\x0c\x62lock_hashes\x18\x03 \x03(\x0c\"A\n\x0f\x46\x65tchKvResponse\x12\r\n\x05index\x18\x01 \x01(\r\x12\x11\n\tnum_bytes\x18\x02 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x32Y\n\x11KvTransferService\x12\x44\n\x05\x46\x65tch\x12\x1b.outrider.v1.FetchKvRequest\x1a\x1c.outrider.v1.FetchKvResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14outrider/v1/kv.proto\x12\x0boutrider.v1\"Y\n\x0e\x46\x65tchKvRequest\x12\x16\n\x0emodel_identity\x18\x01 \x01(\x0c\x12\x19\n\x11vocabulary_digest\x18\x02 \x01(\x0c\x12\x14\n\x0c\x62lock_hashes\x18\x03 \x03(\x0c\"A\n\x0f\x46\x65tchKvResponse\x12\r\n\x05index\x18\x01 \x01(\r\x12\x11\n\tnum_bytes\x18\x02 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x32[\n\x11KvTransferService\x12\x46\n\x07\x46\x65tchKv\x12\x1b.outrider.v1.FetchKvRequest\x1a\x1c.outrider.v1.FetchKvResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,5 +36,5 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FETCHKVRESPONSE']._serialized_start=128
   _globals['_FETCHKVRESPONSE']._serialized_end=193
   _globals['_KVTRANSFERSERVICE']._serialized_start=195
-  _globals['_KVTRANSFERSERVICE']._serialized_end=284
+  _globals['_KVTRANSFERSERVICE']._serialized_end=286
 # @@protoc_insertion_point(module_scope)

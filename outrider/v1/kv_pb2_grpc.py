@@ -35,8 +35,8 @@ class KvTransferServiceStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.Fetch = channel.unary_stream(
-                '/outrider.v1.KvTransferService/Fetch',
+        self.FetchKv = channel.unary_stream(
+                '/outrider.v1.KvTransferService/FetchKv',
                 request_serializer=outrider_dot_v1_dot_kv__pb2.FetchKvRequest.SerializeToString,
                 response_deserializer=outrider_dot_v1_dot_kv__pb2.FetchKvResponse.FromString,
                 _registered_method=True)
@@ -46,7 +46,7 @@ class KvTransferServiceServicer:
     """Served by every replica whose KV may leave it.
     """
 
-    def Fetch(self, request, context):
+    def FetchKv(self, request, context):
         """Blocks of one prefix, as far as they are cached: what is not there is left out. In the order
         asked for; who has enough cancels. RESOURCE_EXHAUSTED: too many are served.
         """
@@ -57,8 +57,8 @@ class KvTransferServiceServicer:
 
 def add_KvTransferServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Fetch': grpc.unary_stream_rpc_method_handler(
-                    servicer.Fetch,
+            'FetchKv': grpc.unary_stream_rpc_method_handler(
+                    servicer.FetchKv,
                     request_deserializer=outrider_dot_v1_dot_kv__pb2.FetchKvRequest.FromString,
                     response_serializer=outrider_dot_v1_dot_kv__pb2.FetchKvResponse.SerializeToString,
             ),
@@ -75,7 +75,7 @@ class KvTransferService:
     """
 
     @staticmethod
-    def Fetch(request,
+    def FetchKv(request,
             target,
             options=(),
             channel_credentials=None,
@@ -88,7 +88,7 @@ class KvTransferService:
         return grpc.experimental.unary_stream(
             request,
             target,
-            '/outrider.v1.KvTransferService/Fetch',
+            '/outrider.v1.KvTransferService/FetchKv',
             outrider_dot_v1_dot_kv__pb2.FetchKvRequest.SerializeToString,
             outrider_dot_v1_dot_kv__pb2.FetchKvResponse.FromString,
             options,

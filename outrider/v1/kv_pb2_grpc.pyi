@@ -33,7 +33,7 @@ class KvTransferServiceStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> KvTransferServiceAsyncStub: ...
-    Fetch: _grpc.UnaryStreamMultiCallable[_kv_pb2.FetchKvRequest, _kv_pb2.FetchKvResponse]
+    FetchKv: _grpc.UnaryStreamMultiCallable[_kv_pb2.FetchKvRequest, _kv_pb2.FetchKvResponse]
     """Blocks of one prefix, as far as they are cached: what is not there is left out. In the order
     asked for; who has enough cancels. RESOURCE_EXHAUSTED: too many are served.
     """
@@ -43,7 +43,7 @@ class KvTransferServiceAsyncStub(KvTransferServiceStub):
     """Served by every replica whose KV may leave it."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
-    Fetch: _aio.UnaryStreamMultiCallable[_kv_pb2.FetchKvRequest, _kv_pb2.FetchKvResponse]  # type: ignore[assignment]
+    FetchKv: _aio.UnaryStreamMultiCallable[_kv_pb2.FetchKvRequest, _kv_pb2.FetchKvResponse]  # type: ignore[assignment]
     """Blocks of one prefix, as far as they are cached: what is not there is left out. In the order
     asked for; who has enough cancels. RESOURCE_EXHAUSTED: too many are served.
     """
@@ -52,7 +52,7 @@ class KvTransferServiceServicer(metaclass=_abc_1.ABCMeta):
     """Served by every replica whose KV may leave it."""
 
     @_abc_1.abstractmethod
-    def Fetch(
+    def FetchKv(
         self,
         request: _kv_pb2.FetchKvRequest,
         context: _ServicerContext,

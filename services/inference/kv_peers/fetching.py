@@ -101,7 +101,7 @@ class KvPeers:
         )
         assembler = FrameAssembler(len(wanted), self._max_frame_bytes)
         peer.num_calls += 1
-        call = stub.Fetch(request)
+        call = stub.FetchKv(request)
         try:
             began = self._clock()
             is_first = True

@@ -72,7 +72,7 @@ class KvTransferService(KvTransferServiceServicer):
         """Requests that are being answered."""
         return self._limits.num_streams
 
-    async def Fetch(
+    async def FetchKv(
         self, request: kv_pb2.FetchKvRequest, context: Any
     ) -> AsyncIterator[kv_pb2.FetchKvResponse]:
         try:

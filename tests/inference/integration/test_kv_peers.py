@@ -214,7 +214,7 @@ async def test_who_computes_otherwise_or_asks_nonsense_is_refused(
 
 async def fetched(channel: grpc.aio.Channel, **fields: Any) -> list[kv_pb2.FetchKvResponse]:
     stub: kv_pb2_grpc.KvTransferServiceAsyncStub = kv_pb2_grpc.KvTransferServiceStub(channel)
-    return [piece async for piece in stub.Fetch(kv_pb2.FetchKvRequest(**fields))]
+    return [piece async for piece in stub.FetchKv(kv_pb2.FetchKvRequest(**fields))]
 
 
 async def test_two_instances_are_one_replica() -> None:
@@ -351,7 +351,7 @@ class BadPeer(kv_pb2_grpc.KvTransferServiceServicer):
         self.num_asked = 0
         self.num_cancelled = 0
 
-    async def Fetch(
+    async def FetchKv(
         self, request: kv_pb2.FetchKvRequest, context: Any
     ) -> AsyncIterator[kv_pb2.FetchKvResponse]:
         self.num_asked += 1
