@@ -16,7 +16,7 @@ import pytest
 from bench.faults.chats import ReferenceChat, make_reference_chats
 from bench.harness.local_mesh import LocalMesh, local_mesh, outrider
 from outrider.cli import operator
-from outrider.cli.local.state import running_mesh
+from outrider.cli.local.state import running_mesh, supervisor_pid
 from outrider.client import Client, Message, ReconnectPolicy, connect
 from outrider.rpc import make_channel
 from outrider.testing import eventually
@@ -112,5 +112,8 @@ async def test_ctrl_c_during_a_pause_stops() -> None:
         log = mesh.state_dir / "up.log"
         os.kill(edge["pid"], signal.SIGKILL)
         await eventually(lambda: "it is started again" in log.read_text(encoding="utf-8"))
-        outrider("down", "--state-dir", str(mesh.state_dir))
+        supervisor = supervisor_pid(mesh.state_dir)
+        assert supervisor is not None
+        os.kill(supervisor, signal.SIGINT)  # by a command it would come when the pause is over
+        await eventually(lambda: supervisor_pid(mesh.state_dir) is None)
         assert "is up again" not in log.read_text(encoding="utf-8")
