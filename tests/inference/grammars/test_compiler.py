@@ -149,7 +149,7 @@ def test_hostile_grammars_cost_little(name: str) -> None:
             matcher.prepare(matcher.forced(4))
     except InvalidSamplingError as error:
         assert text[:20] not in error.message
-    assert time.thread_time() - begin < 10.0
+    assert time.thread_time() - begin < 20.0
 
 
 def test_json_has_no_whitespace_of_the_models_choice() -> None:
