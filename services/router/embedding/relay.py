@@ -12,6 +12,7 @@ import structlog
 
 from outrider.cost import Cost
 from outrider.errors import (
+    CancelledError,
     InvalidRequestError,
     MalformedFrameError,
     OutriderError,
@@ -42,7 +43,12 @@ _MAX_WAITING: Final = 64
 """Answers that wait for an edge; beyond it no more inputs are read of it."""
 
 _log = structlog.get_logger()
-_LOST: Final = (UnavailableError, VocabularyMismatchError, UnknownModelError)
+_LOST: Final = (
+    UnavailableError,
+    VocabularyMismatchError,
+    UnknownModelError,
+    CancelledError,  # by nobody here: a server that ends says so of calls that it has just taken
+)
 """What a replica says when it cannot go on, or is another one by now: its inputs go elsewhere."""
 
 

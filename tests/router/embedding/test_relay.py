@@ -154,7 +154,7 @@ async def test_replicas_that_die_one_after_the_other_under_load_lose_nothing() -
         await eventually(lambda: len(third.taken) >= 12 * 2)
         third.may_answer.set()
         for found, failed, done in await asyncio.gather(*map(answers_of, calls)):
-            assert sorted(found) == list(range(10)) and not failed
+            assert not failed and sorted(found) == list(range(10))
             assert done.usage.prompt_tokens == 50, "each is counted once"
 
 

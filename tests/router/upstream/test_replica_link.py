@@ -15,6 +15,7 @@ from outrider.rpc import bind, make_channel, make_server
 from outrider.testing import eventually, leak_check
 from outrider.v1 import inference_pb2, inference_pb2_grpc, router_pb2
 from services.router.fleet.replica import PrefillLimits
+from services.router.relay.replica_monitor import HangPolicy
 from services.router.upstream.replica_link import read_prefill_limits, watch_load
 from tests.router.relay.mesh import accepted, commit, opening
 from tests.router.replica import Replica, running_replicas, running_router
@@ -55,7 +56,9 @@ async def test_a_pause_makes_a_replica_suspect_and_costs_no_session() -> None:
     async with (
         leak_check(),
         running_replicas(replica),
-        running_router(replica, probe_timeout_s=1.0, suspect_s=60.0) as router,
+        running_router(
+            replica, probe_timeout_s=1.0, suspect_s=60.0, hang=HangPolicy(min_silence_s=60.0)
+        ) as router,
     ):
         edge = router.edge()
         await edge.send(opening(1))
