@@ -111,8 +111,10 @@ async def whole_mesh(
     *,
     edge_settings: Mapping[str, Any] | None = None,
     router_settings: Mapping[str, Any] | None = None,
+    call_ms: float = 0.0,
 ) -> AsyncIterator[WholeMesh]:
-    """Started from the back to the front; ready for chats. The settings are further ones."""
+    """Started from the back to the front; ready for chats. The settings are further ones, `call_ms`
+    how long an engine call waits."""
     vocabularies = [ServedVocabulary.of(MODEL, words)]
     # Nobody listens there: what is shared is asked for in vain, which is recorded as well.
     shared = "redis://127.0.0.1:1"
@@ -120,7 +122,7 @@ async def whole_mesh(
         running_tokenizer(
             vocabularies, shared_cache=SharedCacheConfig(shared, "k" * 32)
         ) as tokenizer,
-        _replica(words) as (replica, replica_metrics),
+        _replica(words, call_ms) as (replica, replica_metrics),
         running_router(
             replicas=(ReplicaConfig("a", "us", f"127.0.0.1:{replica.port}"),),
             tokenizers=(tokenizer.address,),
@@ -155,8 +157,8 @@ async def whole_mesh(
 
 
 @asynccontextmanager
-async def _replica(words: Vocabulary) -> AsyncIterator[tuple[Replica, Metrics]]:
-    options = FakeOptions(vocabulary_size=words.size, min_rows=2, repetition=1.0)
+async def _replica(words: Vocabulary, call_ms: float) -> AsyncIterator[tuple[Replica, Metrics]]:
+    options = FakeOptions(vocabulary_size=words.size, min_rows=2, repetition=1.0, call_ms=call_ms)
     coder = TokenCoder(words.digest, words.size)
     engines = (FakeEngine(options), FakeEngine(options))
     model = LoadedModel(MODEL, engines, coder, words.digest, replies_in(words), b"m" * 32)

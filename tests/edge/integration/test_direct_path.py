@@ -65,15 +65,16 @@ async def test_the_text_is_the_same_through_the_router_directly_and_from_one_to_
     words: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(direct, "RETRY_S", 0.0)
+    # Calls that wait, so that replies last until their edge has its stream.
     async with (
-        whole_mesh(words, tmp_path, edge_settings=ON, router_settings=ALLOWED) as mesh,
+        whole_mesh(words, tmp_path, edge_settings=ON, router_settings=ALLOWED, call_ms=5.0) as mesh,
         mesh.client() as client,
     ):
         texts = await replies(client)
 
         async def chat_until(is_enough: Callable[[], bool], behind: int | None = None) -> None:
             """A chat is not direct if its reply is over before its edge has a stream."""
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(200):
                 while not is_enough():
                     if behind is None:
                         assert await replies(client) == texts
@@ -91,7 +92,7 @@ async def test_the_text_is_the_same_through_the_router_directly_and_from_one_to_
         num_direct = at_edge(mesh, "direct")
         await chat_until(lambda: at_edge(mesh, "unreachable") > 0)
         assert at_edge(mesh, "direct") == num_direct
-        async with asyncio.timeout(20):  # its next tick tells its counters
+        async with asyncio.timeout(60):  # its next tick tells its counters
             while await at_router(mesh) != num_direct:
                 pass
         await eventually(lambda: len(mesh.replica.table.direct_paths) == 0)
