@@ -214,7 +214,7 @@ def main() -> int:
     made = parser("cost", __doc__ or "")
     made.formatter_class = argparse.RawDescriptionHelpFormatter
     made.add_argument(
-        "--commits-per-s", type=float, default=1600.0, help="of all chats together, at most"
+        "--commits-per-s", type=float, default=800.0, help="of all chats together, at most"
     )
     made.add_argument("--chats", type=int, nargs="+", help="instead of those of a full run")
     made.add_argument("--minutes", type=float, default=25.0, help="in which all of it has to begin")

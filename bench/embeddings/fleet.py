@@ -13,6 +13,7 @@ import random
 import time
 from collections import deque
 from dataclasses import dataclass
+from random import Random
 from typing import Final
 
 from bench.harness import Run, median
@@ -62,8 +63,8 @@ class _Node:
 class _Router:
     """One router."""
 
-    def __init__(self, replicas: list[Replica]) -> None:
-        self.placement = EmbeddingPlacement()
+    def __init__(self, replicas: list[Replica], seed: int) -> None:
+        self.placement = EmbeddingPlacement(Random(seed))
         self.replicas = replicas
         self.free_at = 0.0
 
@@ -79,7 +80,8 @@ class _Fleet:
         num_routers = max(1, size // _REPLICAS_PER_ROUTER)
         load = ReplicaLoad(row_ms=token_s * 1e3)
         self.routers = [
-            _Router([_replica(number, load) for number in range(size)]) for _ in range(num_routers)
+            _Router([_replica(number, load) for number in range(size)], seed)
+            for seed in range(num_routers)
         ]
         for number in range(size * _REQUESTS_PER_REPLICA):
             router = self.routers[number % num_routers]

@@ -14,7 +14,7 @@ from tests.e2e.reference import Reference
 pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(300)]
 
 NUM_PROMPTS = 7
-MAX_TOKENS = 16
+MAX_TOKENS = 32
 VARIANTS = dict(stages(quick=True)[0].variants)
 
 

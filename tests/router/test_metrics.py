@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 from structlog.typing import EventDict
 
 from outrider.peers.health import PeerState
@@ -104,7 +106,7 @@ def test_requests_for_vectors_are_counted_by_models_that_replicas_have() -> None
     registry.connected("a", ServedModel("e", b"", dimensions=8), 0.5)
     fleet = EmbeddingFleet(
         registry,
-        EmbeddingPlacement(),
+        EmbeddingPlacement(Random(1)),
         EmbeddingPolicy(),
         AutoscaleAdvisor(AutoscalePolicy()),
         return_s=1.0,

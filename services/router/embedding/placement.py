@@ -39,10 +39,10 @@ def estimated_tokens(num_bytes: int, max_tokens: int) -> int:
 class EmbeddingPlacement:
     """What was sent to each replica and is not answered yet."""
 
-    def __init__(self, rng: Random | None = None) -> None:
+    def __init__(self, rng: Random) -> None:
         """`rng`: which replicas of a large fleet are looked at."""
         self._sent: dict[str, int] = {}
-        self._rng = rng or Random()
+        self._rng = rng
 
     def sent_tokens(self, replica: str) -> int:
         """Estimated tokens of this router's inputs there."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -48,7 +49,7 @@ def embedder(name: str, identity: bytes = b"1") -> Replica:
 def fleet(*replicas: Replica, **policy: int) -> EmbeddingFleet:
     return EmbeddingFleet(
         _Registry(replicas),  # type: ignore[arg-type]
-        EmbeddingPlacement(),
+        EmbeddingPlacement(Random(1)),
         EmbeddingPolicy(**policy),
         AutoscaleAdvisor(AutoscalePolicy()),
         RETURN_S,

@@ -27,14 +27,14 @@ def chosen(placement: EmbeddingPlacement, *replicas: Replica, tokens: int = 100)
 
 
 def test_whoever_is_done_first_gets_them() -> None:
-    placement = EmbeddingPlacement()
+    placement = EmbeddingPlacement(Random(1))
     assert chosen(placement, embedder("a", queued=500), embedder("b")) == "b"
     assert chosen(placement, embedder("a", queued=500), embedder("b", token_ms=9.0)) == "a"
     assert chosen(placement, embedder("a", rtt_ms=200.0), embedder("b", queued=150)) == "b"
 
 
 def test_what_was_sent_counts_until_it_is_answered() -> None:
-    placement, fleet = EmbeddingPlacement(), [embedder("a"), embedder("b")]
+    placement, fleet = EmbeddingPlacement(Random(1)), [embedder("a"), embedder("b")]
     for expected in "abab":
         name = chosen(placement, *fleet)
         assert name == expected
@@ -45,7 +45,7 @@ def test_what_was_sent_counts_until_it_is_answered() -> None:
 
 
 def test_only_those_that_may_are_asked() -> None:
-    placement = EmbeddingPlacement()
+    placement = EmbeddingPlacement(Random(1))
     down = replace(embedder("a"), health=replica("a", state=PeerState.DOWN).health)
     other = replace(embedder("b"), model=replace(MODEL, identity=b"2"))
     far = replace(embedder("c"), region="eu")
