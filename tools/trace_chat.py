@@ -56,9 +56,13 @@ NUM_COMMITS: Final = 60
 """Engine calls of one chat that are followed."""
 _SKIPPED_COMMITS: Final = 10
 """The first of a chat are left out: its drafts have nothing to copy from yet."""
-_ENGINE_CALL_S: Final = 0.015
-"""How long an engine call takes here: a commit is through before the next one comes, and load
-reports, every 50 ms while the load changes, are in fewer than half of the stretches."""
+_NUM_PAUSES: Final = 10
+_PAUSE_S: Final = 0.0015
+"""An engine call takes so many pauses here, and after each the event loop has had a turn: a commit
+is through before the next one comes, on a busy machine too, and load reports, every 50 ms while the
+load changes, are in fewer than half of the stretches."""
+_PATIENCE_S: Final = 1.0
+"""Longest wait for a turn of the event loop, which may be ending."""
 NUM_IDLE: Final = 40
 """Stretches without a chat that are followed, each as long as the median opening or commit."""
 _SETTLE_S: Final = 1.0
@@ -141,6 +145,7 @@ class Tracer:
     """A profile function for every thread of this process (sys.setprofile)."""
 
     def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
         self.current: Stretch | None = None
         """Where calls are counted; None: they are not."""
         self.on_engine_call: Callable[[], None] | None = None
@@ -167,10 +172,10 @@ class Tracer:
         code = frame.f_code
         # Read once: the event loop's thread may have done with it while this one sleeps.
         if code is FakeEngine.step.__code__ and (begins := self.on_engine_call) is not None:
-            time.sleep(_ENGINE_CALL_S)
+            self._let_through()
             begins()
         if code is Scheduler.postprocess.__code__ and (answers := self.on_answer) is not None:
-            time.sleep(_ENGINE_CALL_S)
+            self._let_through()
             answers()
         stretch = self.current
         if stretch is None:
@@ -180,6 +185,14 @@ class Tracer:
             module = self._modules[code] = _module_of(code)
         if module and (service := _service_of(frame)) != _CLIENT:
             stretch.calls[Function(service, module, code.co_qualname)] += 1
+
+    def _let_through(self) -> None:
+        """Called by the model thread: wait until the event loop has done what it has to do."""
+        for _ in range(_NUM_PAUSES):
+            time.sleep(_PAUSE_S)
+            had_turn = threading.Event()
+            self._loop.call_soon_threadsafe(had_turn.set)
+            had_turn.wait(_PATIENCE_S)
 
 
 def _module_of(code: CodeType) -> str:
