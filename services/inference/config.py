@@ -141,7 +141,8 @@ class InferenceConfig:
     has room."""
     precision: str | None = None
     """bf16 or f32: arithmetic between the weight products, and the KV; auto: bf16 where the CPU has
-    it and no AMX (decision 0002), else f32; unset: what the model's definition says, else auto.
+    it and no AMX (decision 0002), else f32, and always f32 for vectors of texts; unset: what the
+    model's definition says, else auto.
     Replicas of different precision round differently, so their texts differ, and they do not take
     over each other's sessions."""
     dynamic_quantization: bool | None = None

@@ -8,8 +8,10 @@ from typing import Any, Final
 import numpy as np
 import openvino as ov
 
+from outrider.engines.config import Precision
 from outrider.engines.embedding import EmbedderInfo, Ids, Vectors, padded_tokens, pool
 from outrider.engines.fingerprint import fingerprint_of, probe_ids
+from outrider.engines.openvino.compiling import precision_of
 from outrider.engines.openvino.encoder_graph import IDS, MASK, encoder_graph
 from outrider.errors import EngineError
 from outrider.models.embedding_folder import EmbeddingFolder
@@ -20,19 +22,29 @@ _PROBES: Final = ((6, 24), (2, 3))
 
 
 class OpenVinoEmbedder:
-    """One compiled encoder, in float32: vectors are compared with those of other programs, and
-    bf16 moves their third digit."""
+    """One compiled encoder."""
 
-    def __init__(self, folder: EmbeddingFolder, *, threads: int = 1, pins_threads: bool = False):
-        """Blocks for a second. Raises EngineError, UnsupportedModelError, and EngineError on a CPU
-        on which a vector would depend on what else is computed."""
+    def __init__(
+        self,
+        folder: EmbeddingFolder,
+        *,
+        threads: int = 1,
+        pins_threads: bool = False,
+        precision: Precision = "auto",
+    ):
+        """Blocks for a second. `auto` is float32: vectors are compared with those of other
+        programs, and bf16 moves their third digit.
+
+        Raises EngineError, UnsupportedModelError, EngineError on a CPU on which a vector would
+        depend on what else is computed, and ConfigError for bf16 on one that has not got it."""
         self._facts = folder.facts
         core = ov.Core()
+        computed_in = "f32" if precision == "auto" else precision_of(precision, core)
         settings = {
             "PERFORMANCE_HINT": "LATENCY",
             "NUM_STREAMS": "1",
             "INFERENCE_NUM_THREADS": str(threads),
-            "INFERENCE_PRECISION_HINT": "f32",
+            "INFERENCE_PRECISION_HINT": computed_in,
         } | ({} if pins_threads else {"ENABLE_CPU_PINNING": "NO"})
         try:
             compiled = core.compile_model(encoder_graph(folder), "CPU", settings)
@@ -41,7 +53,7 @@ class OpenVinoEmbedder:
             raise EngineError(f"the model cannot be compiled: {error}") from error
         self._info = EmbedderInfo(
             name=NAME,
-            precision="f32",
+            precision=computed_in,
             dimensions=self._facts.shape.width,
             max_tokens=self._facts.max_tokens,
             vocabulary_size=self._facts.shape.vocabulary_size,

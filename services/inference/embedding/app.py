@@ -75,7 +75,12 @@ def load_embedder(
         folder.facts = replace(folder.facts, max_tokens=most)
     tokenizer = folder.tokenizer()
     engines = [
-        OpenVinoEmbedder(folder, threads=config.threads, pins_threads=config.instances == 1)
+        OpenVinoEmbedder(
+            folder,
+            threads=config.threads,
+            pins_threads=config.instances == 1,
+            precision=config.engine_config(spec=spec).precision,
+        )
         for _ in range(config.instances)
     ]
     infos = [engine.info for engine in engines]

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from outrider.engines.config import Precision
 from outrider.engines.embedding import padded_tokens, shortened
 from outrider.engines.openvino.embedder import OpenVinoEmbedder
-from outrider.errors import EngineError
+from outrider.errors import ConfigError, EngineError
 from outrider.models.catalog import lookup
 from outrider.models.embedding_folder import EmbeddingFolder
 from outrider.models.folder import read_config, unpacked
@@ -18,9 +19,16 @@ from outrider.models.store import ModelStore
 from tests.models.encoders import TOKENS, config, reference, write_encoder
 
 
-def opened(folder: Path, root: Path) -> OpenVinoEmbedder:
+def opened(folder: Path, root: Path, precision: Precision = "auto") -> OpenVinoEmbedder:
+    """Skips the test, and says why, for bf16 on a CPU without it."""
     store = ModelStore(root / "store")
-    return OpenVinoEmbedder(EmbeddingFolder(store.ensure(f"dir:{folder}"), store))
+    made = EmbeddingFolder(store.ensure(f"dir:{folder}"), store)
+    try:
+        return OpenVinoEmbedder(made, precision=precision)
+    except ConfigError as error:
+        if "does not compute in bf16" not in error.message:
+            raise
+        pytest.skip(error.message)
 
 
 @pytest.mark.parametrize(
@@ -51,9 +59,13 @@ def test_a_small_model_is_what_numpy_makes_of_it(
         np.testing.assert_allclose(vector, expected, atol=1e-4, rtol=1e-4)
 
 
-def test_a_vector_does_not_depend_on_what_else_is_in_the_call(tmp_path: Path) -> None:
+@pytest.mark.parametrize("precision", ["f32", "bf16"])
+def test_a_vector_does_not_depend_on_what_else_is_in_the_call(
+    tmp_path: Path, precision: Precision
+) -> None:
     write_encoder(tmp_path / "m")
-    engine = opened(tmp_path / "m", tmp_path)
+    engine = opened(tmp_path / "m", tmp_path, precision)
+    assert engine.info.precision == precision
     rng = np.random.default_rng(2)
     for length in (2, 5, 8, 10, 12, 29):
         ids = rng.integers(0, len(TOKENS), length).astype(np.int32)
@@ -68,6 +80,16 @@ def test_a_vector_does_not_depend_on_what_else_is_in_the_call(tmp_path: Path) ->
             batch = others[: count - 1]
             batch.insert(place, ids)
             assert engine.embed(batch)[min(place, len(batch) - 1)].tobytes() == alone
+
+
+def test_bf16_is_another_identity_and_nearly_the_same_vector(tmp_path: Path) -> None:
+    write_encoder(tmp_path / "m")
+    exact, rounded = (opened(tmp_path / "m", tmp_path, it) for it in ("auto", "bf16"))
+    assert (exact.info.precision, rounded.info.precision) == ("f32", "bf16")
+    assert exact.info.fingerprint != rounded.info.fingerprint
+    ids = np.arange(24, dtype=np.int32) % len(TOKENS)
+    (one,), (other,) = exact.embed([ids]), rounded.embed([ids])
+    assert one @ other / np.linalg.norm(one) / np.linalg.norm(other) > 0.999
 
 
 def test_texts_of_different_padded_lengths_are_refused(tmp_path: Path) -> None:
