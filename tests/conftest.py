@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -97,9 +98,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=_place)
 
 
+def pytest_collection_finish() -> None:
+    """What thousands of tests are made of stays until the end: the collector need not look at it
+    again and again."""
+    gc.collect()
+    gc.freeze()
+
+
 # No deadline: a busy machine is no failure. No database: a run depends on the source and a seed.
 settings.register_profile(
-    "repeatable", deadline=None, derandomize=True, database=None, max_examples=60
+    "repeatable", deadline=None, derandomize=True, database=None, max_examples=40
 )
 settings.register_profile(
     "fresh", deadline=None, derandomize=False, database=None, max_examples=30, print_blob=True

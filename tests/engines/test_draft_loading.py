@@ -96,26 +96,27 @@ def test_a_draft_of_all_layers_says_what_its_target_does(
 @pytest.mark.model
 @pytest.mark.timeout(300)
 def test_a_named_draft_has_four_bits_and_what_its_definition_says(
-    model_store: ModelStore, openvino_engine: Engine, user_models: Path
+    shallow_model: ShallowModel, user_models: Path
 ) -> None:
-    plain = replace(DEFAULT_MODEL, name="plain-draft")
+    plain = replace(shallow_model.spec, name="plain-draft")
     as_defined = replace(
-        DEFAULT_MODEL,
+        shallow_model.spec,
         name="defined-draft",
         engine=EngineDefaults(precision="f32", max_fixed_rows=48, weight_bits=8),
     )
     use(SHIPPED.extended((plain, as_defined)))
-    config = replace(CONFIG, num_blocks=64)
-    four = load_draft("plain-draft", DEFAULT_MODEL, model_store, config).engine
+    config, store = replace(CONFIG, num_blocks=64), shallow_model.store
+    four = load_draft("plain-draft", shallow_model.spec, store, config).engine
     with closing(four):
         coarse, _ = last_rows(four, 8)
         assert max(four.info.sizing.sizes) == 32
-    eight = load_draft("defined-draft", DEFAULT_MODEL, model_store, config).engine
+    eight = load_draft("defined-draft", shallow_model.spec, store, config).engine
     with closing(eight):
         fine, _ = last_rows(eight, 8)
         assert eight.info.precision == "f32"
         assert max(eight.info.sizing.sizes) == 48
-    wanted, _ = last_rows(openvino_engine, 8)
+    with closing(shallow_model.load(replace(CONFIG, precision="f32"))) as target:
+        wanted, _ = last_rows(target, 8)
     assert np.abs(fine - wanted).mean() < np.abs(coarse - wanted).mean() / 2
     assert (coarse.argmax(axis=1) == wanted.argmax(axis=1)).mean() >= 0.5
 
