@@ -23,7 +23,7 @@ def main() -> int:
     run = start("tokenizer", parser("tokenizer", __doc__ or "", core=core).parse_args())
     store = ModelStore(default_root())
     vocabulary = load_vocabulary(DEFAULT_MODEL, store)
-    backends = [load_backend(DEFAULT_MODEL, store, vocabulary, name) for name in (REFERENCE, AUTO)]
+    backends = [load_backend(store, vocabulary, name) for name in (REFERENCE, AUTO)]
     num_wrong = latency.measure(run, vocabulary)
     num_wrong += caches.measure_hits(run, vocabulary, backends)
     caches.measure_redis(run, vocabulary, backends)

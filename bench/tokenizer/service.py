@@ -212,9 +212,7 @@ def main() -> int:
     run = start("tokenizer_service", parser("tokenizer.service", __doc__ or "").parse_args())
     store = ModelStore(default_root())
     vocabulary = load_vocabulary(DEFAULT_MODEL, store)
-    backends = {
-        name: load_backend(DEFAULT_MODEL, store, vocabulary, name) for name in (REFERENCE, AUTO)
-    }
+    backends = {name: load_backend(store, vocabulary, name) for name in (REFERENCE, AUTO)}
     num_wrong = measure(run, backends, vocabulary)
     run.finish()
     return int(bool(num_wrong))

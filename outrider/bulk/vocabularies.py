@@ -17,7 +17,7 @@ def of_model(name: str, backend: str) -> tuple[Vocabulary, FallbackBackend]:
     UnknownModelError, ModelStoreError, ConfigError."""
     spec, store = lookup(name), ModelStore(default_root())
     vocabulary = load_vocabulary(spec, store)
-    return vocabulary, load_backend(spec, store, vocabulary, backend)
+    return vocabulary, load_backend(store, vocabulary, backend)
 
 
 def of_file(path: Path, backend: str) -> tuple[Vocabulary, FallbackBackend]:

@@ -191,7 +191,7 @@ def _tokenizer(spec: ModelSpec) -> Finding:
     store = ModelStore(default_root())
     try:
         store.path(spec.source, sha256=spec.sha256)  # nothing is fetched here
-        backend = load_backend(spec, store, load_vocabulary(spec, store))
+        backend = load_backend(store, load_vocabulary(spec, store))
     except OutriderError as error:
         fix = _pull(spec) if _has_changed(spec) else "outrider models verify"
         return Finding(False, f"tokenizer: {error.message}", fix)

@@ -157,10 +157,15 @@ class ModelStore:
         Built once, under a lock between processes, published whole, rebuilt if its manifest does
         not match. The name must tell apart whatever `build` depends on besides the artifact.
         """
-        key = f"{artifact.sha256}-{check_name(name)}"
+        return self.derived_of(artifact.sha256, name, build)
+
+    def derived_of(self, sha256: str, name: str, build: Callable[[Path], None]) -> Path:
+        """As `derived`, of anything that has a digest, a vocabulary for one. It stays when models
+        are removed."""
+        key = f"{sha256}-{check_name(name)}"
         with self._disk():
             return build_once(
-                self._root / "derived" / artifact.sha256 / name,
+                self._root / "derived" / sha256 / name,
                 self._root / "tmp" / key,
                 self._root / "locks" / f"{key}.lock",
                 build,

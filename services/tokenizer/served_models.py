@@ -57,7 +57,7 @@ class StoreLoader:
         """As LoadModel."""
         spec = self.catalog.lookup(model)
         vocabulary = load_vocabulary(spec, self.store)
-        chosen = load_backend(spec, self.store, vocabulary, self.backend)
+        chosen = load_backend(self.store, vocabulary, self.backend)
         served = [ServedVocabulary.of(model, vocabulary, chosen, self.caches)]
         for name, folder in self.previous:
             if name == model:

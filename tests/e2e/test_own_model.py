@@ -27,7 +27,11 @@ from tests.e2e.calling_model import STOP_TOKENS, own_template
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(600)]
 
-FEW = ("inference.max_fixed_rows=2", "inference.warm_up_rows=16")
+FEW = (
+    *("inference.max_fixed_rows=2", "inference.warm_up_rows=16"),
+    *("edge.tokenization.backend=tokenizers", "tokenizer.backend=tokenizers"),
+)
+"""Of backends too, none is compared with the reference first, in a store of its own."""
 QUESTION = "What is a river?"
 PROMPT = ("--prompt", QUESTION, "--max-tokens", "24", "--json")
 

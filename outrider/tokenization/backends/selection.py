@@ -11,7 +11,6 @@ from typing import Final
 import structlog
 
 from outrider.errors import ConfigError
-from outrider.models.catalog import ModelSpec
 from outrider.models.store import ModelStore
 from outrider.models.vocabulary import Vocabulary
 from outrider.tokenization.backends.base import REFERENCE, Reference
@@ -50,12 +49,10 @@ class _UndecidedError(Exception):
         self.verdict = verdict
 
 
-def load_backend(
-    spec: ModelSpec, store: ModelStore, vocabulary: Vocabulary, wanted: str = AUTO
-) -> FallbackBackend:
-    """The backend for a model of the store; verdicts are kept beside it, so that the test's
-    seconds are spent once per machine and version. Blocks; raises ModelStoreError."""
-    artifact = store.ensure(spec.source, sha256=spec.sha256)
+def load_backend(store: ModelStore, vocabulary: Vocabulary, wanted: str = AUTO) -> FallbackBackend:
+    """The backend for a model's vocabulary; verdicts are kept in the store, so that the test's
+    seconds are spent once per machine, version and vocabulary, which models of a family share.
+    Blocks; raises ModelStoreError."""
 
     def stored_verdict(package: str) -> EquivalenceVerdict:
         versions = f"{installed_version(package)}-{installed_version(REFERENCE)}"
@@ -68,7 +65,7 @@ def load_backend(
             (folder / _VERDICT_FILE).write_text(verdict.to_json(), "utf-8")
 
         try:
-            folder = store.derived(artifact, name, build)
+            folder = store.derived_of(vocabulary.digest.hex(), name, build)
         except _UndecidedError as undecided:
             return undecided.verdict
         return EquivalenceVerdict.from_json((folder / _VERDICT_FILE).read_text("utf-8"))

@@ -56,7 +56,7 @@ def vocabularies_of(config: EdgeConfig, tls: Tls) -> LoadVocabulary:
     def load(spec: ModelSpec) -> tuple[Vocabulary, FallbackBackend]:
         store = ModelStore(config.model_store or default_root(), mirrors=mirrors)
         vocabulary = load_vocabulary(spec, store)
-        return vocabulary, load_backend(spec, store, vocabulary, config.tokenization.backend)
+        return vocabulary, load_backend(store, vocabulary, config.tokenization.backend)
 
     return load
 
