@@ -80,7 +80,7 @@ class SuffixDrafter:
             self._contexts = keys(self._automaton.text[-LONG_CONTEXT:])
         outcomes: list[Outcome] = []
         for token in ids[num_prompt:]:
-            outcomes += self._outcomes(token)
+            self._note_outcomes(token, outcomes)
             self._append(token)
         self._observe(outcomes)
 
@@ -171,10 +171,9 @@ class SuffixDrafter:
             end = automaton.end_of(state)
         return end, length
 
-    def _outcomes(self, token: int) -> list[Outcome]:
-        """Outcomes of the drafts for the token that is about to be appended."""
+    def _note_outcomes(self, token: int, outcomes: list[Outcome]) -> None:
+        """Add those of the drafts for the token that is about to be appended."""
         automaton = self._automaton
-        outcomes = list[Outcome]()
         if automaton.match_length:
             hit = automaton.text[automaton.match_end + 1] == token
             outcomes.append((copy_bin(automaton.match_length), hit))
@@ -184,7 +183,6 @@ class SuffixDrafter:
             if successors:
                 outcomes += [(which, successor == token) for successor, which in successors]
             self._contexts = extended(self._contexts, token)
-        return outcomes
 
     def _observe(self, outcomes: Sequence[Outcome]) -> None:
         self._rates.observe(outcomes)
