@@ -273,7 +273,7 @@ class _ShardInWork:
             documents=len(answer.documents),
             rows=len(answer.documents),
             bytes=sum(each.num_bytes for each in answer.documents),
-            chars=sum(len(each.text) for each in answer.documents),
+            chars=sum(each.num_chars for each in answer.documents),
             tokens=answer.num_tokens,
         )
         self._rows.append(_batch(answer, self._wanted))

@@ -27,6 +27,9 @@ _SKIP_BYTES: Final = 1 << 20
 _ROWS: Final = 1024
 """Rows of a Parquet file that are read at once."""
 _PIECE_BYTES: Final = 1 << 20
+TEXT_BYTES: Final = 1 << 16
+"""Of a long text as it is encoded, about. Read in one piece it would take four bytes a character
+as soon as there is one symbol in it, and most of its pieces are ASCII."""
 _MAX_PART_RATIO: Final = 16
 """A part may get this many times longer than asked for where no place is safe to cut."""
 
@@ -37,7 +40,8 @@ class Document:
 
     source: str
     record: int
-    text: str
+    texts: tuple[str, ...]
+    """The text in one piece, or in several, cut where their ids joined are the whole's."""
     num_bytes: int
     """Of the text, in UTF-8."""
     part: int = 0
@@ -45,6 +49,16 @@ class Document:
     """Whether the document ends with it."""
     byte_offset: int = 0
     """Of its first byte in the document."""
+
+    @property
+    def text(self) -> str:
+        """In one piece."""
+        return "".join(self.texts)
+
+    @property
+    def num_chars(self) -> int:
+        """Of the text."""
+        return sum(map(len, self.texts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +144,7 @@ def _parsed(line: bytes, path: str, number: int, field: str) -> ReadResult:
 def _plain(line: bytes, path: str, number: int) -> ReadResult:
     text = line.rstrip(b"\r\n")
     try:
-        return Document(path, number, text.decode(), len(text))
+        return Document(path, number, (text.decode(),), len(text))
     except UnicodeDecodeError as error:
         return TextProblem(path, f"is no UTF-8 ({error.reason})", number)
 
@@ -144,7 +158,7 @@ def _document(text: Any, path: str, number: int) -> Document:
     except UnicodeEncodeError as error:
         message = f"has a lone surrogate at character {error.start}: it is no Unicode"
         raise InvalidRequestError(message) from error
-    return Document(path, number, text, num_bytes)
+    return Document(path, number, (text,), num_bytes)
 
 
 def read_parquet(one: Slice, options: ReadOptions) -> Iterator[ReadResult]:
@@ -180,12 +194,26 @@ def read_text(one: Slice, options: ReadOptions) -> Iterator[ReadResult]:
         yield Document(
             source=one.source.path,
             record=one.first_record,
-            text=data.decode(),
+            texts=_texts(data, options.rule),
             num_bytes=len(data),
             part=one.part,
             is_last=end == size,
             byte_offset=begin,
         )
+
+
+def _texts(data: bytes, rule: CutRule | None) -> tuple[str, ...]:
+    """Raises UnicodeDecodeError."""
+    if rule is None or len(data) <= TEXT_BYTES:
+        return (data.decode(),)
+    cutter = Cutter(rule, target_chars=TEXT_BYTES // 2, max_chars=len(data) + 1)
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    texts: list[str] = []
+    with memoryview(data) as view:
+        for begin in range(0, len(view), TEXT_BYTES):
+            end = begin + TEXT_BYTES
+            texts += cutter.feed(decoder.decode(view[begin:end], final=end >= len(view)))
+    return (*texts, cutter.finish())
 
 
 def _bounds(one: Slice, options: ReadOptions, file: io.FileIO) -> tuple[int, int]:
@@ -210,11 +238,11 @@ def read_gzip_text(one: Slice, options: ReadOptions) -> Iterator[ReadResult]:
     held = next(parts)
     for following in parts:
         num_bytes = len(held.encode())
-        yield Document(one.source.path, 0, held, num_bytes, number, False, offset)
+        yield Document(one.source.path, 0, (held,), num_bytes, number, False, offset)
         offset += num_bytes
         number += 1
         held = following
-    yield Document(one.source.path, 0, held, len(held.encode()), number, True, offset)
+    yield Document(one.source.path, 0, (held,), len(held.encode()), number, True, offset)
 
 
 def _parts(path: str, options: ReadOptions) -> Iterator[str]:

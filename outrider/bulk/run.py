@@ -25,7 +25,6 @@ from outrider.bulk.writing import WRITER
 from outrider.errors import OutriderError
 from outrider.models.vocabulary import Vocabulary
 from outrider.tokenization.backends.base import REFERENCE
-from outrider.tokenization.cut_proofs import UnprovenError, prove
 from outrider.tokenization.cuts import CutRule
 
 _BACKEND_OFF: Final = (
@@ -57,6 +56,8 @@ class RunRequest:
     folder: Path
     settings: BulkSettings
     vocabulary: Vocabulary
+    rule: CutRule | None
+    """For cutting texts of this vocabulary; None if none is proven."""
     backend: str
     """Name of the package that passed the equivalence test; REFERENCE for none."""
     resume: bool = False
@@ -93,14 +94,6 @@ class Executor(Protocol):
         """End everything that it has started."""
 
 
-def rule_of(vocabulary: Vocabulary) -> CutRule | None:
-    """The rule for cutting texts of this vocabulary; None if none is proven."""
-    try:
-        return prove(vocabulary.tokenizer_json)
-    except UnprovenError:
-        return None
-
-
 @dataclass(frozen=True, slots=True)
 class ShardsRequest:
     """A run of which the rows' making is left to its executor."""
@@ -124,8 +117,7 @@ def run(
 ) -> RunReport:
     """Write every shard that is not written yet. Raises OutriderError, OSError, and
     KeyboardInterrupt; what is finished by then is kept."""
-    vocabulary, settings = request.vocabulary, request.settings
-    rule = rule_of(vocabulary)
+    vocabulary, settings, rule = request.vocabulary, request.settings, request.rule
     job = BulkJob(str(request.folder), settings, vocabulary, request.backend, rule)
     shards = ShardsRequest(
         paths=request.paths,

@@ -1,8 +1,10 @@
-"""The vocabulary of a run and the backend it is used with."""
+"""The vocabulary of a run, where its texts may be cut, and the backend it is used with."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from outrider.errors import ConfigError
 from outrider.models.catalog import lookup
@@ -10,17 +12,47 @@ from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import Vocabulary, load_vocabulary
 from outrider.tokenization.backends.fallback import FallbackBackend
 from outrider.tokenization.backends.selection import load_backend, select_backend
+from outrider.tokenization.cut_proofs import UnprovenError, prove
+from outrider.tokenization.cuts import CutRule
+
+_LINE: Final = "A line of text, and 1 number.\n"
 
 
-def of_model(name: str, backend: str) -> tuple[Vocabulary, FallbackBackend]:
+@dataclass(frozen=True, slots=True)
+class LoadedVocabulary:
+    """All that encodes, ready."""
+
+    vocabulary: Vocabulary
+    backend: FallbackBackend
+    rule: CutRule | None
+    """None if no rule for cutting its texts is proven."""
+
+    @classmethod
+    def of(cls, vocabulary: Vocabulary, backend: FallbackBackend) -> LoadedVocabulary:
+        """What a backend makes at its first use is made here, once, for all processes that are
+        forked of this one."""
+        for one in backend.both:
+            one.encode(_LINE)
+        return cls(vocabulary, backend, rule_of(vocabulary))
+
+
+def rule_of(vocabulary: Vocabulary) -> CutRule | None:
+    """The rule for cutting texts of this vocabulary; None if none is proven."""
+    try:
+        return prove(vocabulary.tokenizer_json)
+    except UnprovenError:
+        return None
+
+
+def of_model(name: str, backend: str) -> LoadedVocabulary:
     """The vocabulary of a model of the catalogue, which is fetched if need be. Raises
     UnknownModelError, ModelStoreError, ConfigError."""
     spec, store = lookup(name), ModelStore(default_root())
     vocabulary = load_vocabulary(spec, store)
-    return vocabulary, load_backend(store, vocabulary, backend)
+    return LoadedVocabulary.of(vocabulary, load_backend(store, vocabulary, backend))
 
 
-def of_file(path: Path, backend: str) -> tuple[Vocabulary, FallbackBackend]:
+def of_file(path: Path, backend: str) -> LoadedVocabulary:
     """The vocabulary of a GGUF file or a Hugging Face `tokenizer.json`; the equivalence test takes
     some seconds. Raises ArtifactCorruptError, ConfigError, OSError."""
     if path.suffix == ".gguf":
@@ -29,4 +61,4 @@ def of_file(path: Path, backend: str) -> tuple[Vocabulary, FallbackBackend]:
         vocabulary = Vocabulary.from_tokenizer_json(path.read_text("utf-8"))
     else:
         raise ConfigError(f"{path}: a vocabulary is a .gguf file or a tokenizer.json")
-    return vocabulary, select_backend(vocabulary, backend)
+    return LoadedVocabulary.of(vocabulary, select_backend(vocabulary, backend))

@@ -20,10 +20,9 @@ from outrider.telemetry.logs import configure_logging
 
 if TYPE_CHECKING:
     from outrider.bulk.run import Executor, RunReport, RunRequest
+    from outrider.bulk.vocabularies import LoadedVocabulary
     from outrider.bulk.worker import BulkJob
-    from outrider.models.vocabulary import Vocabulary
     from outrider.tokenization.backends.base import Backend
-    from outrider.tokenization.backends.fallback import FallbackBackend
 
 
 _MAX_LISTED: Final = 20
@@ -119,17 +118,18 @@ def tokenize(
         token_offsets=token_offsets,
     )
     paths = scan.expand(files)
-    loaded, chosen = _vocabulary(model, vocabulary, backend)
+    loaded = _vocabulary(model, vocabulary, backend)
     request = run.RunRequest(
         paths=paths,
         folder=out,
         settings=settings,
-        vocabulary=loaded,
-        backend=chosen.name,
+        vocabulary=loaded.vocabulary,
+        rule=loaded.rule,
+        backend=loaded.backend.name,
         resume=resume,
     )
     num_workers = workers or len(os.sched_getaffinity(0))
-    make = _executor_maker(executor, num_workers, ray_address, chosen.fast)
+    make = _executor_maker(executor, num_workers, ray_address, loaded.backend.fast)
     begin = time.monotonic()
     report = _run(request, make, quiet=as_json)
     _print_report(report, out, time.monotonic() - begin, with_stats=stats, as_json=as_json)
@@ -142,8 +142,7 @@ def _check_pyarrow() -> None:
         raise ConfigError("pyarrow is not installed: pip install 'outrider[bulk]'")
 
 
-def _vocabulary(model: str, file: Path | None, backend: str) -> tuple[Vocabulary, FallbackBackend]:
-    """The vocabulary, and the backend that it is used with."""
+def _vocabulary(model: str, file: Path | None, backend: str) -> LoadedVocabulary:
     from outrider.bulk import vocabularies
 
     if file is not None:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -121,7 +121,8 @@ class Vocabulary:
         self._facts = facts
         texts = [tokenizer.id_to_token(i) or "" for i in range(facts.size)]
         self._control = {texts[i]: i for i in facts.control_ids}
-        steps = _decoder_steps(tokenizer_json)
+        self._pipeline = _pipeline(tokenizer_json)
+        steps = _decoder_steps(self._pipeline)
         self._bytes_of = token_bytes if steps[0]["type"] == "ByteLevel" else piece_bytes
         self._strips_space = bool(steps[-1]["type"] == "Strip")
         self._all_bytes = [self._bytes_of(text) for text in texts]
@@ -252,6 +253,11 @@ class Vocabulary:
         """Hugging Face `tokenizer.json`; loaded plainly it recognises control tokens in text."""
         return self._tokenizer_json
 
+    @property
+    def pipeline(self) -> Mapping[str, Any]:
+        """`tokenizer_json`, parsed, without the model's tokens and merges."""
+        return self._pipeline
+
     def has_ids_of(self, other: Vocabulary) -> bool:
         """Whether every id means the same in both, whatever their chat templates and stop ids."""
         return self.tokens_digest == other.tokens_digest
@@ -381,14 +387,25 @@ def _shown(text: bytes) -> str:
     return repr(text[:32].decode(errors="replace"))
 
 
-def _decoder_steps(tokenizer_json: str) -> list[dict[str, Any]]:
+def _pipeline(tokenizer_json: str) -> dict[str, Any]:
+    """Without tokens and merges, which are nearly all of it. Raises ArtifactCorruptError."""
+    try:
+        definition: dict[str, Any] = json.loads(tokenizer_json)
+        model = definition["model"].items()
+        kept = {name: value for name, value in model if name not in ("vocab", "merges")}
+        return {**definition, "model": kept}
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise ArtifactCorruptError(f"a tokenizer record is damaged: {error}") from error
+
+
+def _decoder_steps(pipeline: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Of the tokenizers that bpe.build_tokenizer makes. Raises ArtifactCorruptError for others."""
     try:
-        decoder: dict[str, Any] = json.loads(tokenizer_json)["decoder"]
+        decoder: dict[str, Any] = pipeline["decoder"]
         steps: list[dict[str, Any]] = decoder.get("decoders", [decoder])
         if steps[0]["type"] in ("ByteLevel", "Replace"):
             return steps
-    except (ValueError, TypeError, LookupError, AttributeError):
+    except (TypeError, LookupError, AttributeError):
         pass
     raise ArtifactCorruptError("a tokenizer record has no decoder that is known")
 

@@ -70,17 +70,21 @@ class NgramStatistics:
 
     def successors(self, contexts: Sequence[int]) -> list[tuple[int, int]]:
         """(token, bin of HitRates) of what may follow these contexts (`ngrams.keys`)."""
-        found = []
-        if (known := self._memory.find(contexts)) is not None:
-            found.append((known[0], known[1] + MEMORY_BINS))
+        return self._with_prior(self._memory.find(contexts), contexts)
+
+    def learn(self, contexts: Sequence[int], token: int) -> list[tuple[int, int]]:
+        """A reply went on with `token`. Returns what `successors` would have said before."""
+        known = self._memory.learn(contexts, token)
+        self.version += 1
+        return self._with_prior(known, contexts)
+
+    def _with_prior(
+        self, known: tuple[int, int] | None, contexts: Sequence[int]
+    ) -> list[tuple[int, int]]:
+        found = [] if known is None else [(known[0], known[1] + MEMORY_BINS)]
         if self._prior is not None and (known := self._prior.find(contexts)) is not None:
             found.append((known[0], known[1] + PRIOR_BINS))
         return found
-
-    def learn(self, contexts: Sequence[int], token: int) -> None:
-        """A reply went on with `token`."""
-        self._memory.learn(contexts, token)
-        self.version += 1
 
     def count(self) -> None:
         """Report growth to the store, which bounds the memory of all salts."""

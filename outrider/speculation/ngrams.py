@@ -57,10 +57,16 @@ def keys(context: Sequence[int]) -> list[int]:
 def extended(contexts: Sequence[int], token: int) -> list[int]:
     """The keys behind one more token, given those before it; that of LONG_CONTEXT only if they have
     it."""
-    made = [token, *[key << _TOKEN_BITS | token for key in contexts[: MAX_ORDER - 1]]]
-    if len(contexts) == NUM_TABLES:
-        made.append((contexts[MAX_ORDER] << _TOKEN_BITS | token) & _LONG_MASK)
-    return made
+    if len(contexts) == NUM_TABLES:  # nearly all: written out, it takes half as long
+        one, two, three, _, long = contexts
+        return [
+            token,
+            one << _TOKEN_BITS | token,
+            two << _TOKEN_BITS | token,
+            three << _TOKEN_BITS | token,
+            (long << _TOKEN_BITS | token) & _LONG_MASK,
+        ]
+    return [token, *[key << _TOKEN_BITS | token for key in contexts[: MAX_ORDER - 1]]]
 
 
 class NgramMemory:
@@ -100,20 +106,26 @@ class NgramMemory:
                 return _found(value, order)
         return None
 
-    def learn(self, contexts: Sequence[int], token: int) -> None:
-        """`token` followed these contexts."""
-        for order, key in enumerate(contexts):
-            young, old = self._young[order], self._old[order]
+    def learn(self, contexts: Sequence[int], token: int) -> tuple[int, int] | None:
+        """`token` followed these contexts. Returns what `find` would have said before: the same
+        look at the tables serves both."""
+        new = token << _CONFIDENCE_BITS | 1
+        longest, longest_order = 0, 0
+        order = 0
+        for key, young, old in zip(contexts, self._young, self._old, strict=False):
             value = young.get(key) or (old.get(key, 0) if old else 0)
             if not value:
-                value = token << _CONFIDENCE_BITS | 1
-            elif value >> _CONFIDENCE_BITS == token:
-                value += value & _MAX_CONFIDENCE < _MAX_CONFIDENCE
+                young[key] = new
             else:
-                value = value - 1 if value & _MAX_CONFIDENCE > 1 else pack(token, 1)
-            young[key] = value
+                longest, longest_order = value, order
+                if value >> _CONFIDENCE_BITS == token:
+                    young[key] = value + (value & _MAX_CONFIDENCE < _MAX_CONFIDENCE)
+                else:
+                    young[key] = value - 1 if value & _MAX_CONFIDENCE > 1 else new
             if len(young) >= self._max_entries:
                 self._old[order], self._young[order] = young, {}
+            order += 1
+        return _found(longest, longest_order) if longest else None
 
 
 class NgramPrior:

@@ -25,6 +25,10 @@ class SuffixAutomaton:
         self.text: list[int] = []
         self.match_end = _NONE
         """Index in `text` of the last token of an earlier occurrence of the longest suffix."""
+        self.match_state = ROOT
+        """The state of the longest suffix that occurred before; ROOT if there is none."""
+        self.match_length = 0
+        """Length of that suffix in tokens."""
         self._last = ROOT
         self._length = [0]
         self._link = [_NONE]
@@ -32,16 +36,6 @@ class SuffixAutomaton:
         self._target = [_NONE]
         self._more: list[dict[int, int] | None] = [None]
         self._end = [_NONE]
-
-    @property
-    def match_state(self) -> int:
-        """The state of the longest suffix that occurred before; ROOT if there is none."""
-        return max(self._link[self._last], ROOT)
-
-    @property
-    def match_length(self) -> int:
-        """Length of that suffix in tokens."""
-        return self._length[self.match_state]
 
     def end_of(self, state: int) -> int:
         """Index in `text` of the last token of a recent occurrence of the state's strings."""
@@ -103,7 +97,8 @@ class SuffixAutomaton:
         return clone
 
     def _note_occurrence(self, at: int) -> None:
-        state = self.match_state
+        state = self.match_state = max(self._link[self._last], ROOT)
+        self.match_length = self._length[state]
         self.match_end = self._end[state]
         for _ in range(_REFRESHED_LINKS):
             if state == ROOT:

@@ -4,7 +4,7 @@ and from what followed the last few tokens in other replies.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from outrider.errors import ConfigError
@@ -80,7 +80,7 @@ class SuffixDrafter:
             self._contexts = keys(self._automaton.text[-LONG_CONTEXT:])
         outcomes: list[Outcome] = []
         for token in ids[num_prompt:]:
-            outcomes += self._outcomes(token)
+            self._note_outcomes(token, outcomes)
             self._append(token)
         self._observe(outcomes)
 
@@ -91,10 +91,11 @@ class SuffixDrafter:
             return
         pending, self._pending = self._pending, []
         outcomes: list[Outcome] = []
+        learn = self._statistics.learn
         for contexts, token, was_looked_up in pending:
+            successors = learn(contexts, token)
             if not was_looked_up:
-                outcomes += _hits(self._statistics.successors(contexts), token)
-            self._statistics.learn(contexts, token)
+                outcomes += [(which, successor == token) for successor, which in successors]
         if pending:
             self._statistics.count()
         self._observe(outcomes)
@@ -170,19 +171,18 @@ class SuffixDrafter:
             end = automaton.end_of(state)
         return end, length
 
-    def _outcomes(self, token: int) -> list[Outcome]:
-        """Outcomes of the drafts for the token that is about to be appended."""
+    def _note_outcomes(self, token: int, outcomes: list[Outcome]) -> None:
+        """Add those of the drafts for the token that is about to be appended."""
         automaton = self._automaton
-        outcomes = list[Outcome]()
         if automaton.match_length:
             hit = automaton.text[automaton.match_end + 1] == token
             outcomes.append((copy_bin(automaton.match_length), hit))
         if self._statistics is not None:
             successors = self._first_successors if self._contexts == self._first else None
             self._pending.append((self._contexts, token, successors is not None))
-            outcomes += _hits(successors or (), token)
+            if successors:
+                outcomes += [(which, successor == token) for successor, which in successors]
             self._contexts = extended(self._contexts, token)
-        return outcomes
 
     def _observe(self, outcomes: Sequence[Outcome]) -> None:
         self._rates.observe(outcomes)
@@ -196,7 +196,3 @@ class SuffixDrafter:
                 self._automaton, self._successor = self._successor, None
         if self._successor is None and 2 * len(self._automaton.text) >= self._max_context:
             self._successor = SuffixAutomaton()
-
-
-def _hits(successors: Iterable[tuple[int, int]], token: int) -> list[Outcome]:
-    return [(which, successor == token) for successor, which in successors]

@@ -341,7 +341,8 @@ class Edge:
 def _direct_paths(config: EdgeConfig, metrics: Metrics, tls: Tls) -> DirectPaths | None:
     if not config.direct_path:
         return None
-    return DirectPaths(metrics, max_queued_frames=config.max_queued_frames, tls=tls)
+    num_frames = config.max_queued_frames
+    return DirectPaths(metrics, max_queued_frames=num_frames, rng=Random(), tls=tls)
 
 
 def _http_listener(

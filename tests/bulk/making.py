@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 from outrider.bulk.plan.results import ShardOutcome
 from outrider.bulk.plan.shards import BulkSettings, FileKind, RowGroup, Shard, SourceFile, kind_of
 from outrider.bulk.run import Executor, RunProgress, RunReport, RunRequest, run
+from outrider.bulk.vocabularies import rule_of
 from outrider.bulk.worker import BulkJob, BulkWorker
 from outrider.models.vocabulary import Vocabulary
 from outrider.tokenization.backends.base import REFERENCE
@@ -47,7 +48,15 @@ def tokenize(
 ) -> RunReport:
     """A run, with the engine above unless another is given."""
     names = [str(path) for path in paths]
-    request = RunRequest(names, folder, settings or BulkSettings(), vocabulary, backend, resume)
+    request = RunRequest(
+        names,
+        folder,
+        settings or BulkSettings(),
+        vocabulary,
+        rule_of(vocabulary),
+        backend,
+        resume,
+    )
     return run(request, engine or (lambda job: Inline(job, rearranged)), on_progress)
 
 

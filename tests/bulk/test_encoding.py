@@ -15,7 +15,7 @@ from outrider.bulk import encoding
 from outrider.bulk.encoding import DocumentEncoder, schema
 from outrider.bulk.plan.shards import COMPRESSIONS, FORMATS, BulkSettings
 from outrider.bulk.reading import Document
-from outrider.bulk.run import rule_of
+from outrider.bulk.vocabularies import rule_of
 from outrider.bulk.writing import ShardWriter
 from outrider.models.vocabulary import Vocabulary
 from outrider.tokenization.backends.selection import select_backend
@@ -31,7 +31,7 @@ def encoder(vocabulary: Vocabulary) -> DocumentEncoder:
 
 
 def document(text: str, record: int = 0) -> Document:
-    return Document("a.jsonl", record, text, len(text.encode()))
+    return Document("a.jsonl", record, (text,), len(text.encode()))
 
 
 def test_rows_are_what_the_documents_are(encoder: DocumentEncoder, vocabulary: Vocabulary) -> None:

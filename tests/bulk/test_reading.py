@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from itertools import pairwise
 from pathlib import Path
 from unittest.mock import patch
 
@@ -60,17 +61,21 @@ def test_lines_come_once_with_their_numbers(
 
 
 @in_a_folder
-@given(TEXTS, st.integers(1, 60), st.booleans())
+@given(TEXTS, st.integers(1, 60), st.booleans(), st.integers(2, 40))
 def test_parts_of_a_text_joined_are_the_text(
-    tmp_path: Path, pieces: list[str], shard_bytes: int, is_gzip: bool
+    tmp_path: Path, pieces: list[str], shard_bytes: int, is_gzip: bool, text_bytes: int
 ) -> None:
     data = "".join(pieces).encode()
     path = tmp_path / ("a.txt.gz" if is_gzip else "a.txt")
     path.write_bytes(gzip.compress(data, mtime=0) if is_gzip else data)
     # Without a place to cut at for long a text in gzip is refused: not what is tested here.
     rule = RULE if not is_gzip or len(data) < 16 * shard_bytes else None
-    rows = documents(found(path, shard_bytes, rule))
+    with patch.object(reading, "TEXT_BYTES", text_bytes):
+        rows = documents(found(path, shard_bytes, rule))
     assert "".join(row.text for row in rows).encode() == data
+    for row in rows:
+        assert (row.num_bytes, row.num_chars) == (len(row.text.encode()), len(row.text))
+        assert all(RULE.place.search(left[-1] + right[0]) for left, right in pairwise(row.texts))
     assert [row.is_last for row in rows] == [False] * (len(rows) - 1) + [True]
     assert {row.record for row in rows} == {0}
     offset = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -72,7 +73,11 @@ def _look(folder: Path, asked: ChosenRouter) -> State:
 
 
 def _text(state: State, *, as_json: bool) -> str:
-    return json.dumps(state) if as_json else "\n".join(status_view.lines(state)).rstrip()
+    if as_json:
+        return json.dumps(state)
+    # What reads a pipe wants a line for each row, however long.
+    max_chars = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    return "\n".join(status_view.lines(state, max_chars)).rstrip()
 
 
 def _watch(look: Callable[[], State], interval_s: float, *, as_json: bool) -> None:
@@ -96,7 +101,7 @@ def _print(text: str) -> None:
 
 
 def _screen() -> tuple[AbstractContextManager[object], _Show]:
-    """A terminal's screen, to show text on until the context ends. Lines are cut at its width."""
+    """A terminal's screen, to show text on until the context ends."""
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
@@ -104,6 +109,6 @@ def _screen() -> tuple[AbstractContextManager[object], _Show]:
     live = Live(console=Console(), screen=True, auto_refresh=False)
 
     def show(text: str) -> None:
-        live.update(Text(text, no_wrap=True, overflow="crop"), refresh=True)
+        live.update(Text(text, overflow="fold"), refresh=True)
 
     return live, show

@@ -14,23 +14,33 @@ _NONE: Final = "-"
 """There is nothing to tell yet."""
 
 
-def lines(state: Mapping[str, Any]) -> Iterator[str]:
-    """All of it: services of this machine (where there are any), models by region, replicas."""
-    if state["services"]:
-        yield from _section("SERVICES", _services(state["services"], state["host"]), num_names=6)
-    yield from _section("MODELS", _models(state["models"]), num_names=2)
-    yield from _section("REPLICAS", _replicas(state["replicas"]), num_names=4)
-    if any(map(_has_kv, state["replicas"])):
-        yield from _section("KV", _kv(state["replicas"]), num_names=1)
-    yield from map(_warning, filter(_is_inconsistent, state["replicas"]))
+def lines(state: Mapping[str, Any], max_chars: int | None = None) -> Iterator[str]:
+    """All of it: services of this machine (where there are any), models by region, replicas. Tables
+    wider than `max_chars` go on below."""
+    services, models, replicas = state["services"], state["models"], state["replicas"]
+    if services:
+        yield from _section("SERVICES", _services(services, state["host"]), 6, 1, max_chars)
+    yield from _section("MODELS", _models(models), 2, 2, max_chars)
+    yield from _section("REPLICAS", _replicas(replicas), 4, 1, max_chars)
+    if any(map(_has_kv, replicas)):
+        yield from _section("KV", _kv(replicas), 1, 1, max_chars)
+    yield from map(_warning, filter(_is_inconsistent, replicas))
 
 
-def _section(heading: str, rows: Sequence[Sequence[str]], *, num_names: int) -> Iterator[str]:
+def _section(
+    heading: str,
+    rows: Sequence[Sequence[str]],
+    num_names: int,
+    num_keys: int,
+    max_chars: int | None,
+) -> Iterator[str]:
     yield heading
     if len(rows) == 1:
         yield "  none"
     else:
-        yield from columns(rows, num_names=num_names, indent="  ")
+        yield from columns(
+            rows, num_names=num_names, indent="  ", num_keys=num_keys, max_chars=max_chars
+        )
     yield ""
 
 

@@ -84,7 +84,7 @@ def select_backend(
     reference = Reference(vocabulary)
     if wanted == REFERENCE:
         return FallbackBackend(None, reference, reason="it is the one that was asked for")
-    if json.loads(vocabulary.tokenizer_json)["model"]["type"] == "Unigram":
+    if vocabulary.pipeline["model"]["type"] == "Unigram":
         # Which of several splits of one sum is taken depends on how a program adds
         # (models.unigram): texts where that shows are too rare for a test to find.
         return FallbackBackend(None, reference, reason="scores are added up by no other one")
@@ -113,7 +113,7 @@ def adopt_backend(vocabulary: Vocabulary, package: str, reason: str) -> Fallback
 def packages_by_speed(vocabulary: Vocabulary) -> tuple[str, ...]:
     """The packages, the one first that is faster for pre-tokenizers of this kind: a pattern of
     their own (Llama 3, Qwen) or GPT-2's, which is built in."""
-    steps = json.dumps(json.loads(vocabulary.tokenizer_json)["pre_tokenizer"])
+    steps = json.dumps(vocabulary.pipeline["pre_tokenizer"])
     own_pattern = '"Split"' in steps
     return (Fastokens.name, Splintr.name) if own_pattern else (Splintr.name, Fastokens.name)
 

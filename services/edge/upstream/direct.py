@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import ExitStack
+from random import Random
 from typing import TYPE_CHECKING, Final, NoReturn
 
 import grpc.aio
@@ -27,6 +28,7 @@ from outrider.telemetry.families import Family
 from outrider.telemetry.metrics import Metrics
 from outrider.tls import PLAINTEXT, Role, Tls
 from outrider.v1 import direct_pb2, direct_pb2_grpc, inference_pb2
+from services.edge.upstream.retry_times import RetryTimes
 from services.edge.upstream.switch_over import (
     PathAction,
     PathInput,
@@ -44,8 +46,6 @@ DIRECT_SESSIONS: Final = Family(
 )
 MAX_LINKS: Final = 64
 """Replicas that send commits to this process; sessions on others stay with their routers."""
-RETRY_S: Final = 5.0
-"""A replica that could not be reached is not tried again for so long."""
 VERDICT_S: Final = 1.0
 """Time that a router gets to say what became of a session whose stream from its replica broke."""
 _FRAMES_PER_TURN: Final = 64
@@ -196,6 +196,7 @@ class DirectLink:
     ) -> None:
         """`gone` is called when it has broken, or could not be opened."""
         self.address = address
+        self.began_s = asyncio.get_running_loop().time()
         self._region = region
         self._connect_s = connect_s
         self._tls = tls
@@ -290,19 +291,20 @@ class DirectPaths:
         metrics: Metrics,
         *,
         max_queued_frames: int,
+        rng: Random,
         connect_s: float = 5.0,
         tls: Tls = PLAINTEXT,
     ) -> None:
         """`max_queued_frames` may wait for a replica; an attempt to reach one takes `connect_s` at
-        most."""
+        most. `rng`: spreads attempts over time."""
         self._counter = metrics.counter(DIRECT_SESSIONS)
         self._max_queued_frames = max_queued_frames
         self._connect_s = connect_s
         self._tls = tls
         self._links: dict[str, DirectLink] = {}
         """By address."""
-        self._retry_at: dict[str, float] = {}
-        """Loop time, by address: when a replica that was lost may be tried again."""
+        self._rng = rng
+        self._retry_times = RetryTimes()
 
     def __len__(self) -> int:
         return len(self._links)
@@ -317,7 +319,7 @@ class DirectPaths:
         if found is not None:
             return found
         now = asyncio.get_running_loop().time()
-        if now < self._retry_at.get(address, 0.0) or len(self._links) >= MAX_LINKS:
+        if len(self._links) >= MAX_LINKS or not self._retry_times.may_try(address, now):
             return None
         made = DirectLink(
             address,
@@ -344,9 +346,8 @@ class DirectPaths:
     def _lost(self, link: DirectLink) -> None:
         del self._links[link.address]
         now = asyncio.get_running_loop().time()
-        self._retry_at = {it: at for it, at in self._retry_at.items() if at > now}
-        if len(self._retry_at) < MAX_LINKS:
-            self._retry_at[link.address] = now + RETRY_S
+        lasted_s, jitter = now - link.began_s, self._rng.uniform(0.5, 1.0)
+        self._retry_times.lost(link.address, now, lasted_s=lasted_s, jitter=jitter)
 
 
 _RESULTS: Final = {

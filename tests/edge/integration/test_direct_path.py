@@ -13,7 +13,7 @@ from outrider.client import Client, Committed, Message, SamplingParams
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
 from services.edge.telemetry import RESUMED_CHATS
-from services.edge.upstream import direct
+from services.edge.upstream import retry_times
 from tests.telemetry.mesh import WholeMesh, whole_mesh
 
 NUM_CHATS = 4
@@ -64,7 +64,7 @@ async def at_router(mesh: WholeMesh) -> float:
 async def test_the_text_is_the_same_through_the_router_directly_and_from_one_to_the_other(
     words: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(direct, "RETRY_S", 0.0)
+    monkeypatch.setattr(retry_times, "FIRST_BACKOFF_S", 0.0)
     # Calls that wait, so that replies last until their edge has its stream.
     async with (
         whole_mesh(words, tmp_path, edge_settings=ON, router_settings=ALLOWED, call_ms=5.0) as mesh,
