@@ -7,7 +7,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -99,14 +98,14 @@ class Mesh:
     edge: Service
     ca: Path
 
-    async def rows(self) -> list[router_pb2.ReplicaStatus]:
+    async def rows(self) -> list[router_pb2.Replica]:
         """The replicas as the router sees them."""
         async with make_channel(self.router.address) as channel:
             stub: router_pb2_grpc.RouterServiceAsyncStub
             stub = router_pb2_grpc.RouterServiceStub(channel)
             return list((await stub.ListReplicas(router_pb2.ListReplicasRequest())).replicas)
 
-    async def until(self, is_so: Callable[[list[router_pb2.ReplicaStatus]], bool]) -> None:
+    async def until(self, is_so: Callable[[list[router_pb2.Replica]], bool]) -> None:
         """Wait for what the router sees."""
         async with asyncio.timeout(LIMIT_S):
             while not is_so(await self.rows()):
@@ -159,7 +158,7 @@ async def running() -> AsyncIterator[Mesh]:
         yield Mesh(replicas, links, router, edge, folder / "tls" / "cert.pem")
 
 
-def is_ready(rows: list[router_pb2.ReplicaStatus], *names: str) -> bool:
+def is_ready(rows: list[router_pb2.Replica], *names: str) -> bool:
     """Whether these, and no others, take sessions."""
     ready = router_pb2.REPLICA_STATE_READY
     return sorted(row.name for row in rows if row.state == ready) == sorted(names)
@@ -201,7 +200,7 @@ async def test_kv_moves_with_a_session_and_may_stop_on_the_way() -> None:
     prompts = [" ".join(f"{word} {n}" for n in range(160)) for word in ("whale", "lamp")]
     greedy, _, _, sampled = make_reference_chats("fake", REPLY_TOKENS, prompts)
     async with running() as mesh, connect(f"quic://{HOST}:{mesh.edge.port}", ca=mesh.ca) as client:
-        await mesh.until(partial(lambda rows: is_ready(rows, "one", "two")))
+        await mesh.until(lambda rows: is_ready(rows, "one", "two"))
         chatting = await begin(client, greedy)
         await mesh.until(lambda rows: any(row.sessions for row in rows))
         (holder,) = [row.name for row in await mesh.rows() if row.sessions]

@@ -122,8 +122,6 @@ class KvPool:
         """Of blocks loaded from the store and from other replicas that came to be used."""
         self.num_peer_tokens = 0
         """Of these: from other replicas."""
-        self.num_swapped_tokens = 0
-        """Of blocks that this replica had computed itself, and came to be used again."""
 
     @property
     def num_free(self) -> int:
@@ -365,9 +363,7 @@ class KvPool:
             return False
         index = table.num_shared
         source = table.sources[index]
-        if source is KvSource.SWAP:
-            self.num_swapped_tokens += self.block_tokens
-        else:
+        if source is not KvSource.SWAP:  # that was computed here
             self.num_loaded_tokens += self.block_tokens
         if source is KvSource.PEER:
             self.num_peer_tokens += self.block_tokens

@@ -76,6 +76,7 @@ class KvSwap:
         self._gauge = metrics.gauge(SWAP_BYTES)
         self._gauge.set(0)
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="kv-swap")
+        self._is_closed = False
 
     @property
     def num_transfers(self) -> int:
@@ -94,6 +95,8 @@ class KvSwap:
 
     def on_tick(self, tick: ModelTick) -> None:
         """What the model thread tells of sessions that lose their room, get one, or end."""
+        if self._is_closed:
+            return
         if self._pool.num_sessions:
             self._take_events(tick.events)  # of the call before that for which room was made
         for swap in tick.swaps:
@@ -124,7 +127,8 @@ class KvSwap:
         return task
 
     async def close(self) -> None:
-        """Give up what is under way."""
+        """Give up what is under way, and take nothing more."""
+        self._is_closed = True
         tasks = [*self._packing, *self._returning.values()]
         for task in tasks:
             task.cancel()
