@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from bench.harness import Run, parser, start, time_us
@@ -56,8 +56,8 @@ def main() -> int:
     _recent_first(run, vocabulary)
     repeats = 20 if run.quick else 200
     _by_block_size(run, vocabulary, forms, repeats)
-    _commits(run, vocabulary, repeats)
-    _chats(run, vocabulary)
+    commits(run, vocabulary, repeats)
+    chats(run, vocabulary)
     _returning(run, vocabulary)
     run.finish()
     return 0
@@ -182,7 +182,7 @@ def _frames(vocabulary: Vocabulary) -> list[Form]:
     return [form(codec) for codec in coder.supported if codec != TokenCodec.U16]
 
 
-def _commits(run: Run, vocabulary: Vocabulary, repeats: int) -> None:
+def commits(run: Run, vocabulary: Vocabulary, repeats: int) -> None:
     """What commits carry, beside a packed field."""
     ids = list(itertools.chain(*(vocabulary.encode(prompt.text) for prompt in load_prompts())))
     table = run.table(
@@ -201,33 +201,44 @@ def _commits(run: Run, vocabulary: Vocabulary, repeats: int) -> None:
                 run.samples(f"{way}, commit, {form.name}, {count} tokens", sample, unit="us")
             medians = (table.median(sample) for sample in times.values())
             table.add(count, form.name, size, size - head, *medians)
-    run.figures["commit_overhead_bytes"] = 1
+    run.figures["commit_overhead_bytes"] = _overhead_bytes(vocabulary, set(ids))
     table.note(f"Times: n = {repeats}, each the mean of {_CALLS} calls, message included.")
 
 
-def _chats(run: Run, vocabulary: Vocabulary) -> None:
+def _overhead_bytes(vocabulary: Vocabulary, ids: Iterable[int]) -> int:
+    """What carries a token of a commit that has no other, at most, without its payload."""
+    coder = TokenCoder(vocabulary.digest, vocabulary.size, shipped_table(vocabulary.tokens_digest))
+    codec, most = coder.supported[0], 0
+    for token in ids:
+        frame = inference_pb2.Commit()
+        put_ids(frame, coder, [token], codec)
+        most = max(most, frame.ByteSize() - len(varint.encode(coder.number(token, codec))))
+    return most
+
+
+def chats(run: Run, vocabulary: Vocabulary) -> None:
     """All ids of a chat, up and down: six tenths of each text as the prompt, the rest the reply."""
     ours, packed = _frames(vocabulary)[0], _packed()
     whole = _codecs(vocabulary)[0]
     title = "Ids of whole chats, both ways, bytes: prompt, drafts and commits"
     table = run.table(title, "reply", "chats", "tokens", "bytes", "packed", "fewer")
-    chats = []
+    parted = []
     for prompt in load_prompts():
         ids = vocabulary.encode(prompt.text)
-        chats.append((ids[: len(ids) * 6 // 10], ids[len(ids) * 6 // 10 :]))
-    num_tokens = sum(len(prompt) + len(reply) for prompt, reply in chats)
+        parted.append((ids[: len(ids) * 6 // 10], ids[len(ids) * 6 // 10 :]))
+    num_tokens = sum(len(prompt) + len(reply) for prompt, reply in parted)
     found: dict[str, float] = {}
     for name, steps in (("a token at a time", _plain), ("four drafts, two right", _drafted)):
         sizes = [
             sum(
                 len(first.encode(prompt))
                 + sum(len(form.encode(part)) for part in steps(reply) if part)
-                for prompt, reply in chats
+                for prompt, reply in parted
             )
             for first, form in ((whole, ours), (packed, packed))
         ]
         fewer = 1 - sizes[0] / sizes[1]
-        table.add(name, len(chats), num_tokens, *sizes, f"{fewer:.1%}")
+        table.add(name, len(parted), num_tokens, *sizes, f"{fewer:.1%}")
         found[name] = round(fewer, 3)
     run.figures["ids_vs_packed"] = found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from bench.faults.fleet import HOST, Fleet
@@ -39,7 +40,9 @@ class ReferenceChat:
     ids: tuple[int, ...]
 
 
-def make_reference_chats(engine: str, num_tokens: int) -> list[ReferenceChat]:
+def make_reference_chats(
+    engine: str, num_tokens: int, prompts: Sequence[str] = _PROMPTS
+) -> list[ReferenceChat]:
     """Prompts, greedy and sampled, with the reference's replies; blocks for seconds."""
     vocabulary = load_vocabulary(DEFAULT_MODEL, ModelStore(default_root()))
     config = InferenceConfig(engine=engine, max_fixed_rows=1, threads=2)
@@ -50,7 +53,7 @@ def make_reference_chats(engine: str, num_tokens: int) -> list[ReferenceChat]:
 
     references = []
     try:
-        for number, prompt in enumerate(_PROMPTS):
+        for number, prompt in enumerate(prompts):
             for temperature in (0.0, 0.8):
                 params = SamplingParams(
                     temperature=temperature,

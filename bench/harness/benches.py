@@ -93,10 +93,10 @@ _ALL = (
         core_flags=(),
     ),
     Bench(
-        "kv", "bench.kv", minutes=25.0,
+        "kv", "bench.kv", minutes=12.0,
         sources=(
-            *("outrider/codec/kv", "outrider/engines", "services/inference"),
-            *("bench/relay", *COMPOSED_PROMPTS),
+            *("outrider/codec", "outrider/engines", "outrider/wire.py", "services/inference"),
+            *("bench/codec.py", "bench/relay", *COMPOSED_PROMPTS),
         ),
     ),
     Bench("overhead", "bench.overhead", minutes=3.0),

@@ -1,9 +1,15 @@
-"""KV in transit: frames of real KV, and prompts whose KV is in a Redis or on another replica."""
+"""KV in transit: frames of real KV, and prompts whose KV is in a Redis or on another replica; and
+what the ids of tokens take on the wire."""
 
 from __future__ import annotations
 
 import asyncio
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 
+from bench import codec
 from bench.harness import median, parser, start
 from bench.kv import first_token, frames, restart
 from outrider.codec.kv import Payload
@@ -12,30 +18,75 @@ from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import load_vocabulary
 
 
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much is measured."""
+
+    num_prefixes: int
+    """Whose KV is put into frames, in each precision."""
+    prompts: first_token.Size
+    num_starts: int
+    """Of a replica, for each of the things that it may have."""
+    codec_repeats: int
+
+
+FULL = Size(
+    num_prefixes=20,
+    prompts=first_token.Size(num_nearest=6, num_others=2, rtts_ms=(0.0, 10.0, 50.0)),
+    num_starts=2,
+    codec_repeats=100,
+)
+CORE = Size(
+    num_prefixes=7,
+    prompts=first_token.Size(num_nearest=3, num_others=1, rtts_ms=(0.0, 10.0)),
+    num_starts=1,
+    codec_repeats=20,
+)
+QUICK = Size(
+    num_prefixes=1,
+    prompts=first_token.Size(num_nearest=1, num_others=1, rtts_ms=(0.0,)),
+    num_starts=1,
+    codec_repeats=2,
+)
+
+
 def main() -> int:
-    flags = parser("kv", __doc__ or "")
+    smaller = "fewer prompts, two distances and one start of each kind, in half the time"
+    flags = parser("kv", __doc__ or "", core=smaller)
     flags.add_argument("--threads", type=int, default=1, help="threads of the replica's engine")
     arguments = flags.parse_args()
     run = start("kv", arguments)
+    size = QUICK if run.quick else CORE if run.core else FULL
+    progress = _progress()
     vocabulary = load_vocabulary(DEFAULT_MODEL, ModelStore(default_root()))
-    num_prefixes = 2 if run.quick else 20
-    bf16 = frames.measure(run, vocabulary, "bf16", num_prefixes)
-    f32 = frames.measure(run, vocabulary, "f32", num_prefixes)
+    codec.commits(run, vocabulary, size.codec_repeats)
+    codec.chats(run, vocabulary)
+    progress("ids of tokens")
+    bf16 = frames.measure(run, vocabulary, "bf16", size.num_prefixes, progress)
+    f32 = frames.measure(run, vocabulary, "f32", size.num_prefixes, progress)
     run.figures["exact_vs_bf16"] = round(median(bf16[Payload.EXACT].ratios), 3)
     run.figures["q8_vs_f32"] = round(median(f32[Payload.Q8].ratios), 3)
     run.figures["q8_top1"] = round(f32[Payload.Q8].num_same / f32[Payload.Q8].num_scored, 4)
     run.figures["decode_mb_s"] = round(median(bf16[Payload.EXACT].decode_mb_s))
     run.figures["decode_over_compute"] = round(median(bf16[Payload.EXACT].decode_share), 4)
     run.setting("replica", threads=arguments.threads)
-    rtts_ms = first_token.RTTS_MS[:1] if run.quick else first_token.RTTS_MS
-    count = 1 if run.quick else 12
-    asked = asyncio.run(first_token.measure(vocabulary, count, arguments.threads, rtts_ms))
+    asked = asyncio.run(first_token.measure(vocabulary, size.prompts, arguments.threads, progress))
     first_token.report(run, asked)
-    starts = asyncio.run(restart.measure(vocabulary, 1 if run.quick else 5, arguments.threads))
+    starts = asyncio.run(restart.measure(vocabulary, size.num_starts, arguments.threads, progress))
     restart.report(run, starts)
     run.finish()
     num_frames = bf16[Payload.EXACT].num_equal + f32[Payload.EXACT].num_equal
-    return int(num_frames != 2 * num_prefixes or not first_token.is_exact(asked))
+    return int(num_frames != 2 * size.num_prefixes or not first_token.is_exact(asked))
+
+
+def _progress() -> Callable[[str], None]:
+    """Says what has been done, and after how many seconds."""
+    began = time.monotonic()
+
+    def done(what: str) -> None:
+        print(f"{time.monotonic() - began:4.0f} s  {what}", file=sys.stderr, flush=True)
+
+    return done
 
 
 if __name__ == "__main__":

@@ -37,11 +37,23 @@ from outrider.v1 import inference_pb2
 
 SIZES = (600, 1500)
 """Tokens of a prompt."""
-RTTS_MS = (0.0, 10.0, 50.0)
-"""Round trips between the new replica and the Redis, and the first replica."""
 WAYS = ("computed", "from the Redis", "from another replica", "cached in the process")
 NUM_RESUMED = 64
 """Tokens of a reply behind which it goes on elsewhere."""
+NAMES = dict(zip(WAYS, ("cold", "redis", "replica", "local"), strict=True))
+"""Of the ways, in the run's line of JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much is measured."""
+
+    num_nearest: int
+    """Prompts of each size over the first distance, and replies that go on elsewhere."""
+    num_others: int
+    """Prompts of each size over the others."""
+    rtts_ms: tuple[float, ...]
+    """Round trips between the new replica and the Redis, and the first replica."""
 
 
 @dataclass(slots=True)
@@ -90,11 +102,11 @@ class Measured:
 
 
 async def measure(
-    vocabulary: Vocabulary, count: int, threads: int, rtts_ms: tuple[float, ...] = RTTS_MS
+    vocabulary: Vocabulary, how: Size, threads: int, progress: Callable[[str], None]
 ) -> Measured:
-    """`count` prompts of each size."""
-    found = Measured({(size, rtt_ms): Asked() for size in SIZES for rtt_ms in rtts_ms})
-    work = {size: prompts(vocabulary, size, count) for size in SIZES}
+    """All of it, and says what is done."""
+    found = Measured({(size, rtt_ms): Asked() for size in SIZES for rtt_ms in how.rtts_ms})
+    work = {size: prompts(vocabulary, size, how.num_nearest) for size in SIZES}
     begun: dict[tuple[int, ...], Reply] = {}
     longer = replace(SAMPLING, max_tokens=NUM_RESUMED + SAMPLING.max_tokens)
     replicas = Replicas(vocabulary, threads)
@@ -107,6 +119,7 @@ async def measure(
                 num_blocks += len(prompt) // BLOCK_TOKENS
                 await until_stored(store, num_blocks)
                 begun[prompt] = await replicas.ask(first, prompt, MOVED, sampling=longer)
+                progress(f"prompts stored: {len(begun)} of {how.num_nearest * len(SIZES)}")
             host, _, first_port = address.rpartition(":")
             near_redis = await link.add("redis", "tcp", ("127.0.0.1", port), seed=1)
             near_first = await link.add("first", "tcp", (host, int(first_port)), seed=2)
@@ -115,7 +128,8 @@ async def measure(
                 where = f"127.0.0.1:{near_first}"
                 return inference_pb2.KvHolder(replica="first", address=where, num_tokens=num_tokens)
 
-            for rtt_ms in rtts_ms:
+            for rtt_ms in how.rtts_ms:
+                is_nearest = rtt_ms == how.rtts_ms[0]
                 await _over(link, rtt_ms)
                 async with replicas.one(near_redis, "new") as (client, _):
                     # What is measured first would pay for connections and for memory never touched.
@@ -123,13 +137,16 @@ async def measure(
                     await replicas.ask(client, reverse, b"warm-up", holder=holder(len(reverse)))
                     for size in SIZES:
                         into = found.asked[size, rtt_ms]
-                        await _ask_all(replicas, client, work[size], into, holder)
-                if rtt_ms == rtts_ms[0]:
+                        asked = work[size][: how.num_nearest if is_nearest else how.num_others]
+                        await _ask_all(replicas, client, asked, into, holder)
+                        progress(f"prompts of {size} tokens asked over {rtt_ms:g} ms")
+                if is_nearest:
                     async with replicas.one(near_redis, "next") as (client, _):
                         await replicas.ask(client, reverse, b"warm-up", holder=holder(len(reverse)))
                         await _resume_all(
                             replicas, client, work[SIZES[-1]], begun, found.pauses, holder
                         )
+                        progress("replies that go on elsewhere")
     return found
 
 
@@ -194,28 +211,36 @@ def report(run: Run, found: Measured) -> None:
         for way in WAYS:
             run.samples(f"{size} tokens, {rtt_ms:g} ms, {way}", it.times_ms(way), unit="ms")
     nearest = found.asked[SIZES[-1], next(iter(found.asked))[1]]
-    names = dict(zip(WAYS, ("cold", "redis", "replica", "local"), strict=True))
     run.figures["ttft_ms"] = {
-        name: round(median(nearest.times_ms(way)), 1) for way, name in names.items()
+        name: round(median(nearest.times_ms(way)), 1) for way, name in NAMES.items()
     }
     run.figures["over_computed"] = ratios
     run.figures["never_slower"] = max(ratios.values())
     _report_pauses(run, found.pauses)
     num_asked = sum(it.num_prompts for it in found.asked.values())
     num_equal = sum(it.num_equal for it in found.asked.values())
-    run.figures["exact"] = f"{num_equal} of {num_asked}"
+    run.figures["prompts_exact"] = f"{num_equal} of {num_asked}"
+    run.figures["exact"] = is_exact(found)
 
 
 def _report_pauses(run: Run, pauses: Pauses) -> None:
     table = run.table(
         f"A reply goes on at another replica behind {NUM_RESUMED} tokens, prompt of {SIZES[-1]}: "
         "from its open there to its next token, ms",
-        *("way", "n", "p50", "p99"),
+        *("way", "n", "median", "p99", "slowest"),
     )
     for way, times in pauses.by_way.items():
-        table.add(way, len(times), quantile(times, 0.5), quantile(times, 0.99))
+        median_ms, p99_ms = table.median(times), table.quantile(times, 0.99)
+        table.add(way, len(times), median_ms, p99_ms, max(times))
         run.samples(f"goes on, {way}", times, unit="ms")
-    run.figures["pause_ms"] = {way: round(median(times), 1) for way, times in pauses.by_way.items()}
+    run.figures["failover_pause_ms"] = {
+        NAMES[way]: {
+            "n": len(times),
+            "p50": round(quantile(times, 0.5), 1),
+            "p99": round(quantile(times, 0.99), 1),
+        }
+        for way, times in pauses.by_way.items()
+    }
     run.figures["pauses_exact"] = f"{pauses.num_equal} of {pauses.num_replies}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -47,7 +48,11 @@ class Measured:
 
 
 def measure(
-    run: Run, vocabulary: Vocabulary, precision: Precision, count: int
+    run: Run,
+    vocabulary: Vocabulary,
+    precision: Precision,
+    count: int,
+    progress: Callable[[str], None],
 ) -> dict[Payload, Measured]:
     """`count` prefixes of an engine in this precision; a table."""
     config = EngineConfig(num_blocks=160, precision=precision, max_fixed_rows=0)
@@ -58,6 +63,7 @@ def measure(
         found = {payload: Measured() for payload in Payload}
         for number, ids in enumerate(prefixes(vocabulary, layout.block_tokens, count)):
             _measure_one(engine, layout, number, ids, found)
+            progress(f"frames in {precision}: prefix {number + 1} of {count}, {len(ids)} tokens")
     finally:
         engine.close()
     _table(run, precision, layout, found, count)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import redis
@@ -17,7 +18,9 @@ NUM_TOKENS = 1500
 """Of the prefix, about."""
 
 
-async def measure(vocabulary: Vocabulary, count: int, threads: int) -> dict[str, list[float]]:
+async def measure(
+    vocabulary: Vocabulary, count: int, threads: int, progress: Callable[[str], None]
+) -> dict[str, list[float]]:
     """Seconds of each of `count` starts, by what the replica had."""
     replicas = Replicas(vocabulary, threads)
     (ids,) = prompts(vocabulary, NUM_TOKENS, 1)
@@ -34,7 +37,7 @@ async def measure(vocabulary: Vocabulary, count: int, threads: int) -> dict[str,
         )
         async with replicas.one(port, "first", config):
             await until_stored(store, NUM_TOKENS // 40)
-        for _ in range(count):
+        for number in range(count):
             for way, where, file in (
                 ("no prefix", None, None),
                 ("computed", None, config),
@@ -43,6 +46,7 @@ async def measure(vocabulary: Vocabulary, count: int, threads: int) -> dict[str,
                 began = time.monotonic()
                 async with replicas.one(where, "new", file):
                     found[way].append(time.monotonic() - began)
+            progress(f"starts with a static prefix: {number + 1} of {count} of each kind")
     return found
 
 
@@ -54,4 +58,4 @@ def report(run: Run, found: dict[str, list[float]]) -> None:
     for way, times in found.items():
         table.add(way, len(times), table.median(times))
         run.samples(f"start, {way}", times, unit="s")
-    run.figures["restart_to_hot_s"] = {k: round(median(v), 2) for k, v in found.items()}
+    run.figures["restart_hot_ms"] = {k: round(median(v) * 1e3) for k, v in found.items()}

@@ -32,6 +32,7 @@ from services.inference.kv_transfer import (
     KvTransfer,
     LoadBlocks,
     PinPrefix,
+    Swap,
 )
 from services.inference.scheduler.batch import Batch
 from services.inference.scheduler.scheduler import Scheduler
@@ -91,6 +92,8 @@ class ModelTick:
     that of the next, or to when there is none. Overlapped work counts as the call's."""
     blocks: tuple[BlockEvent, ...] = ()
     """What changed in the prefix cache."""
+    swaps: tuple[Swap, ...] = ()
+    """What came of sessions that lose their KV to others."""
     problem: str = ""
     """Why the replica takes no sessions; empty while it does."""
     over: bool = False
@@ -387,6 +390,7 @@ class _ModelThread:
         self._events += self._scheduler.expire(now)
         self._kv.load_waiting()
         batch = self._scheduler.schedule(now)
+        self._kv.save_evicted()
         self._is_stuck = batch is None
         if batch is None:
             self._kv.export_some()
@@ -446,7 +450,7 @@ class _ModelThread:
 
     def _overlapped_work(self) -> None:
         """While the engine computes: what was left for then."""
-        if self._events or self._num_scheduled:
+        if self._events or self._num_scheduled or self._kv.has_swaps:
             self._report()
         self._scheduler.overlapped_work()
         self._kv.export_some()
@@ -467,6 +471,7 @@ class _ModelThread:
                 busy_s=busy_s,
                 idle_s=idle_s,
                 blocks=self._scheduler.take_block_events(),
+                swaps=self._kv.take_swaps(),
                 problem=problem,
             )
         )
