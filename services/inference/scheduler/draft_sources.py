@@ -257,14 +257,18 @@ class DraftSources:
         return self._drafter is not None
 
     @property
-    def may_propose(self) -> bool:
-        """Whether there is anything that a proposal could have drafts from."""
+    def drafts_here(self) -> bool:
+        """Whether there may be drafts that are none of the edge."""
         return (
             self._drafter is not None
             or self._prediction is not None
             or (self._constraint is not None and self._drafts_forced)
-            or (self.chain is not None and bool(self.chain.ids))
         )
+
+    @property
+    def may_propose(self) -> bool:
+        """Whether there is anything that a proposal could have drafts from."""
+        return self.drafts_here or (self.chain is not None and bool(self.chain.ids))
 
     @property
     def offers_edge_drafts(self) -> bool:
