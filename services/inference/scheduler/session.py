@@ -168,6 +168,8 @@ class Session:
         self._num_prompt = len(request.prompt)
         self._epoch = request.epoch
         self._context_limit = context_limit
+        self._most_ids = min(self._num_prompt + request.sampling.max_tokens, context_limit)
+        """Tokens of prompt and reply where this ends at the latest."""
         self._times = _SessionTimes(now)
         self._sampler = sampler
         self._reply = reply
@@ -204,8 +206,7 @@ class Session:
     @property
     def max_drafts(self) -> int:
         """Most drafts that are of use: the row behind the last one may still commit a token."""
-        left = self.request.sampling.max_tokens - self._reply.num_tokens
-        return min(left, self._context_limit - len(self.ids)) - 1
+        return self._most_ids - len(self.ids) - 1
 
     def transition(self, what: SessionInput) -> None:
         """Change the state. Raises RuntimeError for an input that the state does not allow."""
