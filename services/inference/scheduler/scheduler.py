@@ -188,7 +188,7 @@ class Scheduler:
         self, one: ScheduledSequence, rows: LogitsRows, batch: Batch, events: list[Event]
     ) -> None:
         session, before = one.session, one.session.num_computed
-        goes_on = session.state is SessionState.DECODING
+        has_begun = session.state is SessionState.DECODING
         try:
             verified = session.verify(rows, one.drafts, one.num_drafts)
         except OutriderError as error:
@@ -198,11 +198,11 @@ class Scheduler:
             session.sources.backoff.observe(one.attempt, len(verified.verdict.ids))
         num_computed = session.num_computed
         block_tokens = self._pool.block_tokens
-        if not goes_on or before // block_tokens != num_computed // block_tokens:
+        if not has_begun or before // block_tokens != num_computed // block_tokens:
             self._pool.commit(session.sequence, session.ids, num_computed)
         if one.drafts:
             self._pool.truncate(session.sequence, num_computed + self._min_rows)
-        if goes_on and session.finished is None:
+        if has_begun and session.finished is None:
             self._untold.append((one, verified, batch))
             return
         events.append(self._committed(one, verified, batch))
