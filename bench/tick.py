@@ -51,14 +51,15 @@ PARTS: dict[str, tuple[type, str]] = {
     "- note commits in draft sources": (DraftSources, "is_ready"),
     "- draft": (DraftSources, "propose"),
     "- build slices": (BatchBuilder, "_slice"),
-    "postprocess": (Scheduler, "postprocess"),
+    "verify": (Scheduler, "verify"),
     "- sample": (Sampler, "choose"),
     "- check stop conditions": (ReplyEnd, "push"),
     "- publish KV blocks": (KvPool, "commit"),
-    "during the engine call: update estimates": (Scheduler, "overlapped_work"),
+    "during the engine call: tell what was committed": (Scheduler, "take_committed"),
+    "during the engine call: update estimates, plan": (Scheduler, "overlapped_work"),
     "- fit call costs": (Scheduler, "_update_cost"),
 }
-WHOLES = ("schedule", "postprocess")
+WHOLES = ("schedule", "verify")
 """The parts that make up a tick between two engine calls; those with a dash are within."""
 
 
@@ -121,11 +122,16 @@ class Workload:
             ids = tuple(self._vocabulary.encode_chat([Message("user", text)]))
             request = OpenRequest(number, ids, sampling, region_drafts=drafts)
             scheduler.open(request, time.monotonic())
+
+        def overlapped_work() -> None:
+            scheduler.take_committed()
+            scheduler.overlapped_work()
+
         busy_s = wall_s = 0.0
         begin, busy_before_s = time.monotonic(), self._engine.busy_s
         while (batch := scheduler.schedule(time.monotonic())) is not None:
-            rows = batch.run(self._engine, scheduler.overlapped_work)
-            scheduler.postprocess(batch, rows, time.monotonic())
+            rows = batch.run(self._engine, overlapped_work)
+            scheduler.verify(batch, rows, time.monotonic())
             counts = batch.is_decode and 4 * len(batch.slices) > 3 * sessions
             timer.tick(counts=counts)
             end, busy_now_s = time.monotonic(), self._engine.busy_s

@@ -174,7 +174,7 @@ class Tracer:
         if code is FakeEngine.step.__code__ and (begins := self.on_engine_call) is not None:
             self._let_through()
             begins()
-        if code is Scheduler.postprocess.__code__ and (answers := self.on_answer) is not None:
+        if code is Scheduler.verify.__code__ and (answers := self.on_answer) is not None:
             self._let_through()
             answers()
         stretch = self.current

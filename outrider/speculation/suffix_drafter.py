@@ -106,22 +106,47 @@ class SuffixDrafter:
         """Up to `max_tokens` drafts after the sequence and `tentative_ids`, which are not kept. The
         chain ends where its survival falls below `least`."""
         chain = list(tentative_ids)
-        end, length = self._match(chain)
-        contexts = self._contexts_after(chain)
+        automaton = self._automaton
+        state, length, end = automaton.match_state, automaton.match_length, automaton.match_end
+        contexts = self._contexts
+        for token in chain:
+            state, length = automaton.step(state, length, token)
+            end = automaton.end_of(state)
+            contexts = extended(contexts, token)
+        matched = state, length
+        num_matched = num_in_contexts = len(chain)
         self._first = contexts
         self._first_successors = None
         raw_survival = list[float]()
         chance = 1.0
+        rates, text = self._rates.rates, automaton.text
+        has_statistics = self._statistics is not None
         while len(raw_survival) < max_tokens:
-            copied = self._copied(chain, end) if length else -1
-            token, rate = self._best(copied, length, contexts)
+            token, rate = -1, 0.0
+            if length:  # past the text the copy runs on into the chain
+                at = end + 1 - len(text)
+                token = text[at] if at < 0 else chain[at]
+                rate = rates[copy_bin(length)]
+            copied = token
+            if rate < _SURE and has_statistics:
+                for other in chain[num_in_contexts:]:  # seldom needed, and not cheap
+                    contexts = extended(contexts, other)
+                num_in_contexts = len(chain)
+                for other, which in self._successors_of(contexts):
+                    if rates[which] > rate:
+                        token, rate = other, rates[which]
             chance *= rate
             if chance < least:
                 break
             chain.append(token)
             raw_survival.append(chance)
-            contexts = extended(contexts, token)
-            end, length = (end + 1, length + 1) if token == copied else self._match(chain)
+            if token == copied:
+                end, length = end + 1, length + 1
+                continue
+            for other in chain[num_matched:]:
+                matched = automaton.step(*matched, other)
+            num_matched = len(chain)
+            end, length = automaton.end_of(matched[0]), matched[1]
         self._raw_survival = raw_survival
         return DraftTokens(
             tuple(chain[len(tentative_ids) :]), self._calibration.apply(raw_survival)
@@ -132,21 +157,6 @@ class SuffixDrafter:
         of them were right."""
         self._calibration.observe(self._raw_survival[:num_verified], num_accepted)
 
-    def _copied(self, chain: Sequence[int], end: int) -> int:
-        """What follows index `end`; past the text the copy runs on into the chain."""
-        text = self._automaton.text
-        return text[end + 1] if end + 1 < len(text) else chain[end + 1 - len(text)]
-
-    def _best(self, copied: int, length: int, contexts: list[int]) -> tuple[int, float]:
-        """The likeliest next token and its hit rate; rate 0 if there is none."""
-        rates = self._rates.rates
-        token, rate = copied, rates[copy_bin(length)] if length else 0.0
-        if self._statistics is not None and rate < _SURE:
-            for other, which in self._successors_of(contexts):
-                if rates[which] > rate:
-                    token, rate = other, rates[which]
-        return token, rate
-
     def _successors_of(self, contexts: list[int]) -> list[tuple[int, int]]:
         """From `statistics`; those of a chain's first token are looked up once."""
         assert self._statistics is not None
@@ -155,21 +165,6 @@ class SuffixDrafter:
         if self._first_successors is None:
             self._first_successors = self._statistics.successors(contexts)
         return self._first_successors
-
-    def _contexts_after(self, chain: Sequence[int]) -> list[int]:
-        contexts = self._contexts
-        for token in chain:
-            contexts = extended(contexts, token)
-        return contexts
-
-    def _match(self, chain: Sequence[int]) -> tuple[int, int]:
-        """Where the longest suffix of the sequence and `chain` occurred: its end and length."""
-        automaton = self._automaton
-        state, length, end = automaton.match_state, automaton.match_length, automaton.match_end
-        for token in chain:
-            state, length = automaton.step(state, length, token)
-            end = automaton.end_of(state)
-        return end, length
 
     def _note_outcomes(self, token: int, outcomes: list[Outcome]) -> None:
         """Add those of the drafts for the token that is about to be appended."""

@@ -50,10 +50,15 @@ def verify(
     """
     num_drafts = len(drafts)
     _check_rows(len(logits_rows), num_drafts)
+    num_logprobs = sampler.params.num_logprobs
+    if not num_drafts and num_logprobs < 0:  # as most calls of many sessions
+        chosen = sampler.choose(logits_rows[0], position, None if ids_rows is None else ids_rows[0])
+        sampler.observe(chosen)
+        reply_push(chosen)
+        return Verification((chosen,), 0, ())
     ids: list[int] = []
     lossy: list[int] = []
     logprobs: list[TokenLogprobs] = []
-    num_logprobs = sampler.params.num_logprobs
     accepted = 0
     for index, row in enumerate(logits_rows):
         draft = drafts[index] if index < num_drafts else None

@@ -1,6 +1,6 @@
 """The model thread: the one place where scheduler and engine are touched.
 
-One tick: take the commands, schedule, run the engine, postprocess. The engine waits for all of it
+One tick: take the commands, schedule, run the engine, verify. The engine waits for all of it
 but the call itself, so what can wait is done while the next call computes: the events are handed to
 the event loop then, which needs Python's lock for them and would get it in the middle of scheduling
 otherwise. Without a next call they are handed over at once. The loop never waits for this thread
@@ -369,6 +369,7 @@ class _ModelThread:
                 if wait_s != 0.0:
                     self._activity.resume(time.perf_counter())
                 self._tick(commands)
+            self._events += self._scheduler.take_committed()
         except Exception as error:
             log.exception("model_thread_failed")
             problem = f"the model thread failed with {type(error).__name__}"
@@ -446,7 +447,7 @@ class _ModelThread:
             self._num_failures += 1
             log.error("engine_call_failed", error=error.message, sessions=len(batch.slices))
             return self._scheduler.fail(batch, error)
-        return self._scheduler.postprocess(batch, rows, self._clock())
+        return self._scheduler.verify(batch, rows, self._clock())
 
     def _overlapped_work(self) -> None:
         """While the engine computes: what was left for then."""
@@ -456,7 +457,8 @@ class _ModelThread:
         self._kv.export_some()
 
     def _report(self) -> None:
-        events, self._events = tuple(self._events), []
+        events = (*self._events, *self._scheduler.take_committed())
+        self._events = []
         num_scheduled, self._num_scheduled = self._num_scheduled, 0
         busy_s, idle_s = self._activity.take_s()
         problem = ""

@@ -233,8 +233,10 @@ class Admission:
         """How near MEDIUM sessions are to being refused, 1 being there. LOW sessions may wait:
         their number is no pressure."""
         waiting = sum(session.priority > Priority.LOW for session in self._queues.waiting)
-        excess = max(0, waiting - self._queues.num_free_slots(Priority.MEDIUM))
-        pressure = excess / max(1, self._limits.max_queue)
+        pressure = 0.0
+        if waiting:
+            excess = max(0, waiting - self._queues.num_free_slots(Priority.MEDIUM))
+            pressure = excess / max(1, self._limits.max_queue)
         slo_ms = self._limits.slo_ttft_medium_ms
         if slo_ms:
             ahead = queue_ahead(self._queues, Priority.MEDIUM, rank)

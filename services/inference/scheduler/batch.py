@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -16,10 +18,11 @@ from outrider.engines.base import (
     SequenceSlice,
     no_work,
 )
+from outrider.session_types import Priority
 from services.inference.kv.pool import BlockCopy, KvPool
 from services.inference.scheduler.cost_model import CostModel, DecodeCostModel, attention_work
 from services.inference.scheduler.draft_budget import BatchSlot, DraftBudget, DraftGrant
-from services.inference.scheduler.draft_sources import DraftAttempt
+from services.inference.scheduler.draft_sources import DraftAttempt, EdgeChain
 from services.inference.scheduler.limits import SchedulerLimits
 from services.inference.scheduler.prefill_budget import PrefillBudget
 from services.inference.scheduler.queues import SessionQueues
@@ -88,6 +91,24 @@ class Batch:
         return sum(attention_work(len(part.tokens), part.past) for part in self.slices)
 
 
+class _PlannedSlice(NamedTuple):
+    """What the next call computes of a session that has one token more by then."""
+
+    session: Session
+    scheduled: ScheduledSequence
+    past: int
+
+
+class _Plan(NamedTuple):
+    """The next call, made while this one computes: all but its tokens."""
+
+    version: int
+    """SessionQueues.version that it holds for."""
+    slices: list[_PlannedSlice]
+    chains: list[EdgeChain]
+    """It holds as long as these are empty."""
+
+
 class BatchBuilder:
     """Builds batches from the session queues, under the prefill and the draft budget."""
 
@@ -106,22 +127,69 @@ class BatchBuilder:
         self._queues = queues
         self.prefill_budget = PrefillBudget(limits, cost, self._min_rows)
         self._draft_budget = DraftBudget(limits, cost, decode_cost, self._min_rows)
+        self._plan: _Plan | None = None
+
+    def plan_ahead(self, in_flight: Batch) -> None:
+        """Plan the call behind this one, which is being computed, where only its tokens are open:
+        everybody goes on with one more, nobody waits, and nobody has drafts of this replica."""
+        queues, running = self._queues, self._queues.running
+        if len(in_flight.scheduled) != len(running) or not in_flight.is_decode:
+            return
+        if queues.waiting or queues.paused or queues.has_sequence_changes:
+            return
+        slices, chains = [], []
+        for one, session in zip(in_flight.scheduled, running, strict=True):
+            sources, past = session.sources, session.num_computed + 1
+            if one.session is not session or one.drafts or sources.drafts_here:
+                return
+            if session.state is not SessionState.DECODING or session.priority is Priority.LOW:
+                return
+            if not self._pool.grow(session.sequence, past + 1):
+                return
+            slices.append(_PlannedSlice(session, one, past))
+            if sources.chain is not None:
+                chains.append(sources.chain)
+        self._plan = _Plan(queues.version, slices, chains)
+
+    def _planned(self, now: float) -> Batch | None:
+        """The call as it was planned, if nothing has happened since."""
+        plan, self._plan = self._plan, None
+        if plan is None or plan.version != self._queues.version:
+            return None
+        if any(chain.ids for chain in plan.chains):
+            return None
+        tokens = np.array([planned.session.ids[-1] for planned in plan.slices], dtype=np.int32)
+        slices, scheduled = [], []
+        blocks = self._pool.blocks  # asked for now: publishing may have put others into a table
+        for index, (session, one, past) in enumerate(plan.slices):
+            session.last_scheduled_at = now
+            token, sequence = tokens[index : index + 1], session.sequence
+            slices.append(SequenceSlice(sequence, token, past, blocks(sequence), 1))
+            scheduled.append(one)
+        self.prefill_budget.drafts_scheduled(0)
+        return Batch(tuple(slices), (), (), self._pool.take_copies(), tuple(scheduled), now)
 
     def build(self, now: float, level: OverloadLevel) -> Batch | None:
         """The next call, at this overload level; None if there is nothing to do."""
+        planned = self._planned(now)
+        if planned is not None:
+            return planned
         queues, prefill_budget = self._queues, self.prefill_budget
         queues.admit(now, hold_low=level >= OverloadLevel.QUEUE_LOW)
         schedulable, starving = queues.schedulable(now, self._max_pause_s)
         short = prefill_budget.must_be_short(schedulable, now)
         if short:
             schedulable = prefill_budget.fit_short_call(schedulable, now)
-        max_tokens = prefill_budget.max_prompt_tokens(schedulable, short=short, level=level)
-        slots = self._allocate(schedulable, max_tokens, starving)
+        if all(s.state is not SessionState.PREFILLING for s in schedulable):
+            slots = self._allocate_replies(schedulable)
+        else:
+            max_tokens = prefill_budget.max_prompt_tokens(schedulable, short=short, level=level)
+            slots = self._allocate(schedulable, max_tokens, starving)
         self._learn_prompts(slots)
         scheduled = self._add_drafts(slots, short=short, level=level)
         if not scheduled and not queues.has_sequence_changes:
             return None
-        slices = tuple([self._slice(one) for one in scheduled])
+        slices = self._slices(scheduled)
         for one in scheduled:
             one.session.last_scheduled_at = now
         opened, closed = queues.take_sequence_changes()
@@ -153,6 +221,17 @@ class BatchBuilder:
             if count and self._queues.grow(session, num_computed + count + padding):
                 slots.append(BatchSlot(session, count, padding, count == num_uncomputed))
         return slots
+
+    def _allocate_replies(self, schedulable: list[Session]) -> list[BatchSlot]:
+        """As _allocate, where nobody's prompt is computed: one token of each."""
+        num_padding, grow = self._min_rows - 1, self._queues.grow
+        waiting = SessionState.WAITING
+        return [
+            BatchSlot(session, 1, num_padding, True)
+            for session in schedulable
+            if session.state is not waiting  # preempted for one before it
+            and grow(session, session.num_computed + 1 + num_padding)
+        ]
 
     def _up_to_loaded(self, session: Session, count: int) -> int:
         """A chunk ends where KV that was loaded from elsewhere begins: the two meet there."""
@@ -213,11 +292,33 @@ class BatchBuilder:
         drafts = grant.ids[:count] + padding
         return ScheduledSequence(session, slot.num_tokens, drafts, count, grant.attempt)
 
-    def _slice(self, one: ScheduledSequence) -> SequenceSlice:
-        session, num_tokens, drafts = one.session, one.num_tokens, one.drafts
-        past, ids = session.num_computed, session.ids
-        end = past + num_tokens
-        tokens = np.array((*ids[past:end], *drafts), dtype=np.int32)
-        num_rows = 1 + len(drafts) if end == len(ids) else 0
-        sequence = session.sequence
-        return SequenceSlice(sequence, tokens, past, self._pool.blocks(sequence), num_rows)
+    def _slices(self, scheduled: Sequence[ScheduledSequence]) -> tuple[SequenceSlice, ...]:
+        """One for each, in this order. Their tokens are parts of one array: numpy takes longer to
+        make one than Python needs for a dozen numbers."""
+        tokens: list[int] = []
+        begins = [0]
+        for session, num_tokens, drafts, _, _ in scheduled:
+            ids = session.ids
+            if num_tokens == 1:
+                tokens.append(ids[session.num_computed])
+            else:
+                past = session.num_computed
+                tokens += ids[past : past + num_tokens]
+            tokens += drafts
+            begins.append(len(tokens))
+        array = np.array(tokens, dtype=np.int32)
+        blocks = self._pool.blocks
+        return tuple(
+            [
+                SequenceSlice(
+                    session.sequence,
+                    array[begin:end],
+                    session.num_computed,
+                    blocks(session.sequence),
+                    1 + len(drafts) if session.num_computed + count == len(session.ids) else 0,
+                )
+                for (session, count, drafts, _, _), begin, end in zip(
+                    scheduled, begins, islice(begins, 1, None), strict=False
+                )
+            ]
+        )

@@ -257,14 +257,25 @@ class DraftSources:
         return self._drafter is not None
 
     @property
-    def may_propose(self) -> bool:
-        """Whether there is anything that a proposal could have drafts from."""
+    def drafts_here(self) -> bool:
+        """Whether there may be drafts that are none of the edge."""
         return (
             self._drafter is not None
             or self._prediction is not None
             or (self._constraint is not None and self._drafts_forced)
-            or (self.chain is not None and bool(self.chain.ids))
         )
+
+    @property
+    def may_propose(self) -> bool:
+        """Whether there is anything that a proposal could have drafts from."""
+        return self.drafts_here or (self.chain is not None and bool(self.chain.ids))
+
+    @property
+    def _has_none(self) -> bool:
+        """Whether no source but the suffix drafter can have drafts."""
+        if self._constraint is not None or self._prediction is not None:
+            return False
+        return self.chain is None or not self.chain.ids
 
     @property
     def offers_edge_drafts(self) -> bool:
@@ -324,8 +335,12 @@ class DraftSources:
     ) -> Proposal:
         """At most max_tokens drafts, or max_predicted of the prediction, as long as they are at
         least this likely to survive: those of which more are expected to be accepted."""
-        proposal = self._drafted(max_tokens, least, ask_drafter=ask_drafter)
         self._was_predicted = False
+        if not ask_drafter and self._has_none:  # as of most sessions where drafting does not pay
+            self._was_asked = self._was_drafted = False
+            self._edge_offer = ()
+            return NO_PROPOSAL
+        proposal = self._drafted(max_tokens, least, ask_drafter=ask_drafter)
         if self._prediction is not None:
             predicted = self._allowed(self._prediction.draft(max_predicted, least))
             self._was_predicted = sum(predicted.survival) > sum(proposal.survival)

@@ -52,6 +52,8 @@ class SessionQueues:
         """Sessions that have a place in the calls."""
         self.paused: list[Session] = []
         """Sessions in the middle of a reply that lost their place and kept their KV."""
+        self.version = 0
+        """Rises when a session comes, goes, or changes its queue."""
         self._pool = pool
         self._max_sessions = max_sessions
         self._min_rows = min_rows
@@ -81,6 +83,7 @@ class SessionQueues:
 
     def add(self, session: Session) -> None:
         """A new session, at its place in the queue."""
+        self.version += 1
         self.sessions[session.session_id] = session
         insort(self.waiting, session, key=_rank)
 
@@ -136,6 +139,7 @@ class SessionQueues:
         if not self._has_place(session):
             return False
         self._take_place()
+        self.version += 1
         self.paused.remove(session)
         session.transition(SessionInput.RESUME)
         insort(self.running, session, key=_rank)
@@ -150,6 +154,7 @@ class SessionQueues:
                 return False
             self.preempt(last)
         self._take_place()
+        self.version += 1
         self._last_sequence += 1
         self.waiting.remove(session)
         session.admit(self._last_sequence, num_cached, now)
@@ -195,6 +200,7 @@ class SessionQueues:
             self.preempt(last)
 
     def _pause(self, session: Session) -> None:
+        self.version += 1
         self.running.remove(session)
         session.transition(SessionInput.PAUSE)
         insort(self.paused, session, key=_rank)
@@ -232,6 +238,7 @@ class SessionQueues:
 
     def preempt(self, session: Session) -> None:
         """Drop its KV and put it back into the queue; it goes on exactly where it was."""
+        self.version += 1
         self._queue_of(session).remove(session)
         if self._keeps_swaps:
             names = self._watched[session.session_id] = self._pool.watch(session.sequence)
@@ -242,6 +249,7 @@ class SessionQueues:
 
     def end(self, session: Session) -> None:
         """Forget a session. Blocks of a call in flight are freed only when that has returned."""
+        self.version += 1
         del self.sessions[session.session_id]
         self._queue_of(session).remove(session)
         if session.state is not SessionState.WAITING:

@@ -1,4 +1,4 @@
-"""The scheduler of one model replica: schedule a batch, let the engine run it, postprocess.
+"""The scheduler of one model replica: schedule a batch, let the engine run it, verify.
 
 Every batch takes all ready sessions, together with chunks of waiting prompts: the engine never
 idles while a session is ready. Sessions that share a call do not change each other's text. No timer
@@ -39,9 +39,10 @@ from services.inference.scheduler.draft_sources import (
 )
 from services.inference.scheduler.limits import SchedulerLimits, context_limit
 from services.inference.scheduler.queues import SessionQueues
-from services.inference.scheduler.session import Session, SessionState
+from services.inference.scheduler.session import Session, SessionState, Verified
 from services.inference.scheduler.types import (
     ClassLoad,
+    Committed,
     Drafts,
     Event,
     Failed,
@@ -58,9 +59,9 @@ from services.inference.scheduler.types import (
 class Scheduler:
     """Sessions in, engine calls out, committed tokens out.
 
-    Calls alternate: every batch of schedule() is answered by postprocess() or fail() before the
-    next. open, draft, cancel and expire may come at any time, also in between. Times are seconds on
-    any monotonic clock. Raises RuntimeError only for misuse of this order.
+    Calls alternate: every batch of schedule() is answered by verify(), postprocess() or fail()
+    before the next. open, draft, cancel and expire may come at any time, also in between. Times are
+    seconds on any monotonic clock. Raises RuntimeError only for misuse of this order.
     """
 
     def __init__(
@@ -106,10 +107,13 @@ class Scheduler:
         """Of sessions that have ended."""
         self._num_held = 0
         self._in_flight: Batch | None = None
+        self._untold: list[tuple[ScheduledSequence, Verified, Batch]] = []
+        """What the last call committed, for take_committed()."""
+        self._verified_at = 0.0
         self._timed: tuple[Batch, float] | None = None
         """The last call and its milliseconds, until the cost models have learned from them."""
 
-    # A tick: schedule, run (Batch.run), postprocess.
+    # A tick: schedule, run (Batch.run), verify; the rest of it while the next call computes.
 
     def schedule(self, now: float) -> Batch | None:
         """The next engine call; None when there is nothing to do."""
@@ -123,47 +127,63 @@ class Scheduler:
         return batch
 
     def overlapped_work(self) -> None:
-        """Learn from the last call, what it committed and how long it took, and prepare for the
-        rows of this one: noise, and the masks of grammars. To be called while the engine computes
-        (Engine.step)."""
+        """Learn from the last call, what it committed and how long it took; prepare for the rows of
+        this one, noise and the masks of grammars; plan the next one. To be called while the engine
+        computes (Engine.step)."""
         self._update_cost()
         if self._in_flight is not None:
             for one, part in zip(self._in_flight.scheduled, self._in_flight.slices, strict=True):
                 one.session.sources.update_estimates()
                 if part.num_rows:
                     one.session.prepare_rows(one.drafts)
+            self._builder.plan_ahead(self._in_flight)
 
     def postprocess(self, batch: Batch, rows: Sequence[LogitsRows], now: float) -> list[Event]:
-        """Take the engine's answer, one LogitsRows per slice: commit, finish, free."""
+        """verify() and all that it leaves: for callers that have no call to do the rest in."""
+        return [*self.verify(batch, rows, now), *self.take_committed()]
+
+    def verify(self, batch: Batch, rows: Sequence[LogitsRows], now: float) -> list[Event]:
+        """Take the engine's answer, one LogitsRows per slice: what the next call depends on. What
+        was committed to sessions that go on is left for take_committed()."""
+        events = self.take_committed()
         if len(rows) != len(batch.slices):
             wrong = f"the engine answered {len(batch.slices)} slices with {len(rows)}"
-            return self.fail(batch, EngineError(wrong))
+            return events + self.fail(batch, EngineError(wrong))
         self._end_in_flight(batch)
         if batch.slices:
             self._update_cost()
             self._timed = batch, (now - batch.scheduled_at) * 1e3
-        events: list[Event] = []
+        self._verified_at = now
         for one, answer in zip(batch.scheduled, rows, strict=True):
             session = one.session
-            if self._queues.sessions.get(session.session_id) is not session:
-                continue  # it ended while the engine computed
+            if session.state is SessionState.ENDED:
+                continue  # while the engine computed
             end = session.num_computed + one.num_tokens
             if end < len(session.ids):
                 session.num_computed = end
                 self._pool.commit(session.sequence, session.ids, end)
             else:
-                events += self._commit(one, answer, batch, now)
+                self._verify(one, answer, batch, events)
         return events
+
+    def take_committed(self) -> list[Event]:
+        """What the last verify() committed, but for what it told itself. It can be asked for while
+        the engine computes; until then nobody is told."""
+        if not self._untold:
+            return []
+        untold, self._untold = self._untold, []
+        return [self._committed(*entry) for entry in untold]
 
     def fail(self, batch: Batch, error: OutriderError) -> list[Event]:
         """The engine call failed: the sessions in it, and those it was to open or to copy blocks
         for, end with this error; the others go on."""
+        events = self.take_committed()
         self._end_in_flight(batch)
         lost = {part.sequence for part in batch.slices} | {new.sequence for new in batch.opened}
         lost |= {copy.sequence for copy in batch.copies}
         with_kv = (*self._queues.running, *self._queues.paused)
         doomed = [session for session in with_kv if session.sequence in lost]
-        return [self._fail(session, error) for session in doomed]
+        return events + [self._fail(session, error) for session in doomed]
 
     def _end_in_flight(self, batch: Batch) -> None:
         if batch is not self._in_flight:
@@ -171,30 +191,39 @@ class Scheduler:
         self._in_flight = None
         self._queues.end_in_flight()
 
-    def _commit(
-        self, one: ScheduledSequence, rows: LogitsRows, batch: Batch, now: float
-    ) -> list[Event]:
-        session = one.session
+    def _verify(
+        self, one: ScheduledSequence, rows: LogitsRows, batch: Batch, events: list[Event]
+    ) -> None:
+        session, before = one.session, one.session.num_computed
+        has_begun = session.state is SessionState.DECODING
         try:
-            committed = session.commit(
-                rows,
-                one.drafts,
-                num_drafts=one.num_drafts,
-                started_at=batch.scheduled_at,
-                row_ms=self._decode_cost.row_ms,
-                now=now,
-                drafts_ms=self._drafts_ms(one, batch) if one.drafts else 0.0,
-            )
+            verified = session.verify(rows, one.drafts, one.num_drafts)
         except OutriderError as error:
-            return [self._fail(session, error)]
+            events.append(self._fail(session, error))
+            return
         if one.attempt is not None:
-            num_committed = len(committed.accepted_ids) + len(committed.ids)
-            session.sources.backoff.observe(one.attempt, num_committed)
-        self._pool.commit(session.sequence, session.ids, session.num_computed)
-        self._pool.truncate(session.sequence, session.num_computed + self._min_rows)
-        if session.finished is None:
-            return [committed]
-        return [committed, self._finish(session, session.finished, now)]
+            session.sources.backoff.observe(one.attempt, len(verified.verdict.ids))
+        num_computed = session.num_computed
+        block_tokens = self._pool.block_tokens
+        if not has_begun or before // block_tokens != num_computed // block_tokens:
+            self._pool.commit(session.sequence, session.ids, num_computed)
+        if one.drafts:
+            self._pool.truncate(session.sequence, num_computed + self._min_rows)
+        if has_begun and session.finished is None:
+            self._untold.append((one, verified, batch))
+            return
+        events.append(self._committed(one, verified, batch))
+        if session.finished is not None:
+            events.append(self._finish(session, session.finished, self._verified_at))
+
+    def _committed(self, one: ScheduledSequence, verified: Verified, batch: Batch) -> Committed:
+        return one.session.committed(
+            verified,
+            started_at=batch.scheduled_at,
+            row_ms=self._decode_cost.row_ms,
+            now=self._verified_at,
+            drafts_ms=self._drafts_ms(one, batch) if one.drafts else 0.0,
+        )
 
     def _drafts_ms(self, one: ScheduledSequence, batch: Batch) -> float:
         """By how much one session's drafts made a call longer."""
@@ -313,12 +342,17 @@ class Scheduler:
     def cancel(self, session: int, now: float) -> list[Event]:
         """End a session at once; nothing for one that is gone already."""
         live = self._queues.sessions.get(session)
-        return [] if live is None else [self._finish(live, FinishReason.CANCELLED, now)]
+        if live is None:
+            return []
+        return [*self.take_committed(), self._finish(live, FinishReason.CANCELLED, now)]
 
     def expire(self, now: float) -> list[Event]:
         """End the sessions whose deadline has come, or comes before their next token can."""
         late = [s for s in self._queues.sessions.values() if self._is_late(s, now)]
-        return [self._finish(session, FinishReason.DEADLINE, now) for session in late]
+        if not late:
+            return []
+        events = self.take_committed()
+        return events + [self._finish(session, FinishReason.DEADLINE, now) for session in late]
 
     def _is_late(self, session: Session, now: float) -> bool:
         deadline = session.request.deadline

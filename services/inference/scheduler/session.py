@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from enum import IntEnum, auto
+from typing import NamedTuple
 
 from outrider.engines.base import LogitsRows
 from outrider.errors import InvalidRequestError
 from outrider.sampling.reply import Reply
 from outrider.sampling.sampler import Sampler
 from outrider.session_types import FinishReason, Timings, Usage
-from outrider.speculation.verification import verify
+from outrider.speculation.verification import Verification, verify
 from services.inference.scheduler.draft_sources import DraftSources
 from services.inference.scheduler.types import Committed, OpenRequest
 
@@ -74,6 +75,20 @@ TRANSITIONS: dict[SessionState, dict[SessionInput, SessionState]] = {
     },
     SessionState.ENDED: {},
 }
+
+
+class Verified(NamedTuple):
+    """What a call committed to a session, until others are told (Session.committed)."""
+
+    base: int
+    """Number of the first token."""
+    epoch: int
+    """Of the edge's drafts."""
+    num_from_edge: int
+    """How many of the tokens, from the first on, are drafts of the edge."""
+    verdict: Verification
+    has_edge_drafts: bool
+    """Whether drafts of the edge were offered for the call."""
 
 
 class _SessionTimes:
@@ -150,7 +165,11 @@ class Session:
         """When it last took part in a call, or got its KV table."""
         self.sources = sources
         self.finished: FinishReason | None = None
+        self._num_prompt = len(request.prompt)
+        self._epoch = request.epoch
         self._context_limit = context_limit
+        self._most_ids = min(self._num_prompt + request.sampling.max_tokens, context_limit)
+        """Tokens of prompt and reply where this ends at the latest."""
         self._times = _SessionTimes(now)
         self._sampler = sampler
         self._reply = reply
@@ -171,7 +190,7 @@ class Session:
     @property
     def num_reply(self) -> int:
         """Committed tokens of the reply, resumed ones included."""
-        return len(self.ids) - len(self.request.prompt)
+        return len(self.ids) - self._num_prompt
 
     @property
     def num_uncomputed(self) -> int:
@@ -187,8 +206,7 @@ class Session:
     @property
     def max_drafts(self) -> int:
         """Most drafts that are of use: the row behind the last one may still commit a token."""
-        left = self.request.sampling.max_tokens - self._reply.num_tokens
-        return min(left, self._context_limit - len(self.ids)) - 1
+        return self._most_ids - len(self.ids) - 1
 
     def transition(self, what: SessionInput) -> None:
         """Change the state. Raises RuntimeError for an input that the state does not allow."""
@@ -232,46 +250,55 @@ class Session:
         if self.request.constraint is not None:
             self.request.constraint.prepare(drafts)
 
-    def commit(
-        self,
-        rows: LogitsRows,
-        drafts: Sequence[int],
-        *,
-        num_drafts: int,
-        started_at: float,
-        row_ms: float,
-        now: float,
-        drafts_ms: float = 0.0,
-    ) -> Committed:
-        """Verify `drafts`, which follow ids[-1] in a call that began at `started_at` and that took
-        `drafts_ms` longer for them.
+    def verify(self, rows: LogitsRows, drafts: Sequence[int], num_drafts: int) -> Verified:
+        """Commit what the rows of a call choose, whose slice ended with `drafts` behind ids[-1].
 
         The first num_drafts of them are drafts, the rest is padding. Sets `finished` when the reply
         is over. Raises EngineError.
         """
-        base = self.num_reply
         position = len(self.ids)
         verdict = verify(self._sampler, rows.logits, rows.ids, drafts, position, self._append)
         if self.state is not SessionState.DECODING:
             self.transition(SessionInput.COMMIT)
         self.num_computed = min(position + verdict.accepted, len(self.ids) - 1)
-        num_verified = min(num_drafts, len(rows.logits))
-        self._draft_tokens += num_verified
-        self._accepted_tokens += min(verdict.accepted, num_drafts)
-        by_edge = self.sources.offers_edge_drafts
-        self.sources.observe(num_verified, verdict)
-        self._times.committed(started_at, now, drafts_ms if by_edge else 0.0)
-        chain = self.sources.chain
-        num_from_edge = 0 if chain is None else chain.advance(verdict.ids)
+        sources = self.sources
+        has_edge_drafts = sources.offers_edge_drafts
+        if num_drafts:
+            num_verified = min(num_drafts, len(rows.logits))
+            self._draft_tokens += num_verified
+            self._accepted_tokens += min(verdict.accepted, num_drafts)
+            sources.observe(num_verified, verdict)
+        else:
+            sources.observe(0, verdict)
+        chain = sources.chain
+        epoch, num_from_edge = self._epoch, 0
+        if chain is not None:
+            epoch, num_from_edge = chain.epoch, chain.advance(verdict.ids)
+        return Verified(position - self._num_prompt, epoch, num_from_edge, verdict, has_edge_drafts)
+
+    def committed(
+        self,
+        verified: Verified,
+        *,
+        started_at: float,
+        row_ms: float,
+        now: float,
+        drafts_ms: float = 0.0,
+    ) -> Committed:
+        """What others are told of verify(), whose call began at `started_at`, was over at `now`,
+        and took `drafts_ms` longer for the drafts. Once for each, in order."""
+        base, epoch, num_from_edge, verdict, has_edge_drafts = verified
+        self._times.committed(started_at, now, drafts_ms if has_edge_drafts else 0.0)
+        lossy = verdict.lossy
         return Committed(
             self.session_id,
-            self.request.epoch if chain is None else chain.epoch,
+            epoch,
             base,
             num_from_edge,
             verdict.ids[num_from_edge:],
             self._times.interval_ms,
             row_ms,
-            tuple(base + index for index in verdict.lossy) if verdict.lossy else (),
+            tuple([base + index for index in lossy]) if lossy else (),
             verdict.ids[:num_from_edge],
             verdict.logprobs,
         )

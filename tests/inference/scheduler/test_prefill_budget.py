@@ -119,7 +119,7 @@ def session(number: int, came_at: float, priority: Priority = Priority.MEDIUM) -
 def replying(session: Session, since: float) -> Session:
     """It has its first token."""
     row = LogitsRows(np.zeros((1, VOCABULARY_SIZE), np.float32))
-    session.commit(row, (), num_drafts=0, started_at=since, row_ms=1.0, now=since)
+    session.committed(session.verify(row, (), 0), started_at=since, row_ms=1.0, now=since)
     return session
 
 

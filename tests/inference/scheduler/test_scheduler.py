@@ -398,3 +398,53 @@ def test_edges_are_told_what_a_row_costs_behind_replies_not_in_prompts() -> None
     assert peer.commits[-1].row_ms == pytest.approx(row_ms, rel=0.25)
     interval_ms = peer.commits[-1].commit_interval_ms
     assert interval_ms == pytest.approx(fixed_ms + 2 * row_ms, rel=0.1), "without the drafts' rows"
+
+
+def test_what_is_committed_is_told_while_the_next_call_computes_and_before_an_end() -> None:
+    """Nothing is told twice or late, whoever goes away in between."""
+    driver = Driver(OPTIONS)
+    scheduler = driver.scheduler
+    peers = [driver.open(request(number, prompt)) for number, prompt in enumerate(prompts(3))]
+    driver.tick()
+    driver.tick()
+    batch = driver.schedule()
+    assert batch is not None and batch.is_decode
+    rows = batch.run(driver.engine, scheduler.overlapped_work)
+    assert scheduler.verify(batch, rows, driver.now) == [], "everybody goes on"
+    told = [len(peer.reply) for peer in peers]
+    driver.cancel(1)
+    assert [len(peer.reply) for peer in peers] == [count + 1 for count in told]
+    assert scheduler.take_committed() == []
+    driver.finish()
+    for number in (0, 2):
+        truth = reference(request(0, prompts(3)[number]), OPTIONS)
+        assert tuple(peers[number].reply) == truth
+
+
+def test_a_planned_call_has_the_blocks_that_another_published_meanwhile() -> None:
+    """Two sessions say the same: the second one's blocks are replaced as they become full."""
+    driver = Driver(OPTIONS)
+    asked = [request(number, region_drafts=False, edge_drafts=False) for number in range(2)]
+    peers = [driver.open(one) for one in asked]
+    driver.finish()
+    for peer in peers:
+        assert tuple(peer.reply) == reference(asked[0], OPTIONS)
+
+
+def test_a_planned_call_is_dropped_when_drafts_or_sessions_come() -> None:
+    driver = Driver(OPTIONS)
+    first = request(0, region_drafts=False)
+    peer, truth = driver.open(first), reference(first, OPTIONS)
+    for _ in range(3):
+        driver.tick()
+    at = len(peer.reply)
+    driver.draft(0, Drafts(1, at, truth[at : at + 3]))
+    batch = driver.schedule()
+    assert batch is not None and batch.scheduled[0].num_drafts > 0
+    driver.run(batch)
+    driver.open(request(1, prompts(2)[1], region_drafts=False))
+    batch = driver.schedule()
+    assert batch is not None and len(batch.slices) == 2
+    driver.run(batch)
+    driver.finish()
+    assert tuple(peer.reply) == truth

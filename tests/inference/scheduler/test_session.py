@@ -58,10 +58,8 @@ def commit(
     now: float = 11.0,
     drafts_ms: float = 0.0,
 ) -> Committed:
-    return live.commit(
-        answer,
-        drafts,
-        num_drafts=len(drafts),
+    return live.committed(
+        live.verify(answer, drafts, len(drafts)),
         started_at=now - 0.5,
         row_ms=1.5,
         now=now,
@@ -110,14 +108,7 @@ def test_a_draft_of_the_region_that_the_edge_has_too_is_not_echoed() -> None:
     live = session()
     live.admit(1, 0, 10.0)
     live.sources.chain.receive(Drafts(0, 0, (7,)), [])  # type: ignore[union-attr]
-    event = live.commit(
-        rows(7, 8),
-        (7,),
-        num_drafts=1,
-        started_at=10.5,
-        row_ms=1.0,
-        now=11.0,
-    )
+    event = commit(live, rows(7, 8), (7,))
     assert (event.accepted, event.ids) == (1, (8,))
 
 
@@ -164,7 +155,7 @@ def test_resume_may_complete_the_reply_but_not_go_on(
 def test_padding_is_no_drafts() -> None:
     live = session(edge=False)
     live.admit(1, 0, 10.0)
-    live.commit(rows(7, 8), (7,), num_drafts=0, started_at=10.0, row_ms=1.0, now=11.0)
+    live.verify(rows(7, 8), (7,), 0)
     usage = live.usage()
     assert (usage.draft_tokens, usage.accepted_tokens, usage.completion_tokens) == (0, 0, 2)
 
