@@ -50,7 +50,7 @@ PARTS: dict[str, tuple[type, str]] = {
     "schedule": (Scheduler, "schedule"),
     "- note commits in draft sources": (DraftSources, "is_ready"),
     "- draft": (DraftSources, "propose"),
-    "- build slices": (BatchBuilder, "_slice"),
+    "- build slices": (BatchBuilder, "_slices"),
     "verify": (Scheduler, "verify"),
     "- sample": (Sampler, "choose"),
     "- check stop conditions": (ReplyEnd, "push"),
