@@ -17,40 +17,46 @@ from outrider.errors import EngineError
 from outrider.models.embedding_folder import EmbeddingFolder
 
 NAME: Final = "openvino"
-_PROBES: Final = ((6, 24), (2, 3))
+_PROBES: Final = ((6, 24, 135), (2, 3))
 """Tokens of the probes, and the numbers of texts that each is computed among."""
 
 
+def open_embedders(
+    folder: EmbeddingFolder,
+    *,
+    count: int = 1,
+    threads: int = 1,
+    pins_threads: bool = False,
+    precision: Precision = "auto",
+) -> tuple[OpenVinoEmbedder, ...]:
+    """So many, of so many threads each, which share the weights. Blocks for a second. `auto` is
+    float32: vectors are compared with those of other programs, and bf16 moves their third digit.
+
+    Raises EngineError, UnsupportedModelError, EngineError on a CPU on which a vector would depend
+    on what else is computed, and ConfigError for bf16 on one that has not got it."""
+    core = ov.Core()
+    computed_in = "f32" if precision == "auto" else precision_of(precision, core)
+    settings = {
+        "PERFORMANCE_HINT": "LATENCY",
+        "NUM_STREAMS": str(count),
+        "INFERENCE_NUM_THREADS": str(threads * count),
+        "INFERENCE_PRECISION_HINT": computed_in,
+    } | ({} if pins_threads else {"ENABLE_CPU_PINNING": "NO"})
+    try:
+        compiled = core.compile_model(encoder_graph(folder), "CPU", settings)
+        requests = [compiled.create_infer_request() for _ in range(count)]
+    except RuntimeError as error:
+        raise EngineError(f"the model cannot be compiled: {error}") from error
+    return tuple(OpenVinoEmbedder(folder, request, computed_in) for request in requests)
+
+
 class OpenVinoEmbedder:
-    """One compiled encoder."""
+    """One infer request of a compiled encoder."""
 
-    def __init__(
-        self,
-        folder: EmbeddingFolder,
-        *,
-        threads: int = 1,
-        pins_threads: bool = False,
-        precision: Precision = "auto",
-    ):
-        """Blocks for a second. `auto` is float32: vectors are compared with those of other
-        programs, and bf16 moves their third digit.
-
-        Raises EngineError, UnsupportedModelError, EngineError on a CPU on which a vector would
-        depend on what else is computed, and ConfigError for bf16 on one that has not got it."""
+    def __init__(self, folder: EmbeddingFolder, request: Any, computed_in: str) -> None:
+        """Of `open_embedders`."""
         self._facts = folder.facts
-        core = ov.Core()
-        computed_in = "f32" if precision == "auto" else precision_of(precision, core)
-        settings = {
-            "PERFORMANCE_HINT": "LATENCY",
-            "NUM_STREAMS": "1",
-            "INFERENCE_NUM_THREADS": str(threads),
-            "INFERENCE_PRECISION_HINT": computed_in,
-        } | ({} if pins_threads else {"ENABLE_CPU_PINNING": "NO"})
-        try:
-            compiled = core.compile_model(encoder_graph(folder), "CPU", settings)
-            self._request: Any = compiled.create_infer_request()
-        except RuntimeError as error:
-            raise EngineError(f"the model cannot be compiled: {error}") from error
+        self._request = request
         self._info = EmbedderInfo(
             name=NAME,
             precision=computed_in,
