@@ -12,8 +12,10 @@ from outrider.engines.config import Precision
 from outrider.engines.embedding import EmbedderInfo, Ids, Vectors, padded_tokens, pool
 from outrider.engines.fingerprint import fingerprint_of, probe_ids
 from outrider.engines.openvino.compiling import precision_of
+from outrider.engines.openvino.embedding_decoder_graph import embedding_decoder_graph
 from outrider.engines.openvino.encoder_graph import IDS, MASK, encoder_graph
 from outrider.errors import EngineError
+from outrider.models.embedding import DecoderShape
 from outrider.models.embedding_folder import EmbeddingFolder
 
 NAME: Final = "openvino"
@@ -43,11 +45,18 @@ def open_embedders(
         "INFERENCE_PRECISION_HINT": computed_in,
     } | ({} if pins_threads else {"ENABLE_CPU_PINNING": "NO"})
     try:
-        compiled = core.compile_model(encoder_graph(folder), "CPU", settings)
+        compiled = core.compile_model(_graph(folder), "CPU", settings)
         requests = [compiled.create_infer_request() for _ in range(count)]
     except RuntimeError as error:
         raise EngineError(f"the model cannot be compiled: {error}") from error
     return tuple(OpenVinoEmbedder(folder, request, computed_in) for request in requests)
+
+
+def _graph(folder: EmbeddingFolder) -> Any:
+    shape = folder.facts.shape
+    if isinstance(shape, DecoderShape):
+        return embedding_decoder_graph(folder, shape)
+    return encoder_graph(folder)
 
 
 class OpenVinoEmbedder:
@@ -82,8 +91,10 @@ class OpenVinoEmbedder:
         for row, text in enumerate(texts):
             ids[row, : len(text)] = text
             mask[row, : len(text)] = 0.0
+        # No token of a decoder sees what is behind it.
+        is_decoder = isinstance(self._facts.shape, DecoderShape)
         try:
-            self._request.infer({IDS: ids, MASK: mask})
+            self._request.infer({IDS: ids} if is_decoder else {IDS: ids, MASK: mask})
             states: Vectors = self._request.get_output_tensor(0).data
         except RuntimeError as error:
             raise EngineError(f"the engine failed: {error}") from error

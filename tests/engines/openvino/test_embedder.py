@@ -102,6 +102,14 @@ def test_bf16_is_another_identity_and_nearly_the_same_vector(tmp_path: Path) -> 
     assert one @ other / np.linalg.norm(one) / np.linalg.norm(other) > 0.999
 
 
+def test_the_padding_of_the_longest_text_needs_no_positions(tmp_path: Path) -> None:
+    write_encoder(tmp_path / "m", max_tokens=None, model_type="roberta", pad_token_id=1)
+    engine = opened(tmp_path / "m", tmp_path)
+    assert padded_tokens(engine.info.max_tokens - 1) > 60
+    for length in (61, 62):
+        assert np.isfinite(engine.embed([np.ones(length, np.int32)])).all()
+
+
 def test_texts_of_different_padded_lengths_are_refused(tmp_path: Path) -> None:
     write_encoder(tmp_path / "m")
     engine = opened(tmp_path / "m", tmp_path)
