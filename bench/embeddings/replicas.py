@@ -97,7 +97,7 @@ async def measure(run: Run, forms: ModelForms, texts: Sequence[str], seconds: fl
     found: dict[int, Measured] = {}
     for count in (1, 2):
         async with replica(forms, threads=1, instances=count) as system:
-            await system.embed(texts[:_CONCURRENCY])
+            await system.embed(texts[:8])
             found[count] = await closed_loop(
                 system, texts, concurrency=_CONCURRENCY, inputs=1, seconds=seconds
             )
