@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -28,10 +29,9 @@ def open_embedders(
     *,
     count: int = 1,
     threads: int = 1,
-    pins_threads: bool = False,
     precision: Precision = "auto",
 ) -> tuple[OpenVinoEmbedder, ...]:
-    """So many, of so many threads each, which share the weights. Blocks for a second. `auto` is
+    """So many, of so many threads each, which share the weights. Blocks for seconds. `auto` is
     float32: vectors are compared with those of other programs, and bf16 moves their third digit.
 
     Raises EngineError, UnsupportedModelError, EngineError on a CPU on which a vector would depend
@@ -43,13 +43,19 @@ def open_embedders(
         "NUM_STREAMS": str(count),
         "INFERENCE_NUM_THREADS": str(threads * count),
         "INFERENCE_PRECISION_HINT": computed_in,
-    } | ({} if pins_threads else {"ENABLE_CPU_PINNING": "NO"})
+        # Both compiled models of a replica would bind their threads to the same cores.
+        "ENABLE_CPU_PINNING": "NO",
+    }
     try:
         compiled = core.compile_model(_graph(folder), "CPU", settings)
         requests = [compiled.create_infer_request() for _ in range(count)]
     except RuntimeError as error:
         raise EngineError(f"the model cannot be compiled: {error}") from error
-    return tuple(OpenVinoEmbedder(folder, request, computed_in) for request in requests)
+    made = tuple(OpenVinoEmbedder(folder, request, computed_in) for request in requests)
+    fingerprint = made[0].checked_fingerprint()
+    for each in made:  # they run the same compiled model
+        each.info = replace(each.info, fingerprint=fingerprint)
+    return made
 
 
 def _graph(folder: EmbeddingFolder) -> Any:
@@ -66,19 +72,14 @@ class OpenVinoEmbedder:
         """Of `open_embedders`."""
         self._facts = folder.facts
         self._request = request
-        self._info = EmbedderInfo(
+        self.info = EmbedderInfo(
             name=NAME,
             precision=computed_in,
             dimensions=self._facts.shape.width,
             max_tokens=self._facts.max_tokens,
             vocabulary_size=self._facts.shape.vocabulary_size,
-            fingerprint=self._checked_fingerprint(),
+            fingerprint=b"",
         )
-
-    @property
-    def info(self) -> EmbedderInfo:
-        """What it is."""
-        return self._info
 
     def embed(self, texts: Sequence[Ids]) -> Vectors:
         """As Embedder.embed."""
@@ -106,8 +107,8 @@ class OpenVinoEmbedder:
         """As Embedder.close."""
         self._request = None
 
-    def _checked_fingerprint(self) -> bytes:
-        """Of probes, each computed alone and among others."""
+    def checked_fingerprint(self) -> bytes:
+        """Of probes, each computed alone and among others. Raises EngineError."""
         found: list[Vectors] = []
         lengths, counts = _PROBES
         for length in lengths:
