@@ -27,7 +27,9 @@ _MAX_LAYERS: Final = 256
 _MAX_WIDTH: Final = 1 << 16
 _MAX_TOKENS: Final = 1 << 20
 _MAX_DECODER_TOKENS: Final = 8192
-"""Of a text, where the files say no less: attention's scores take memory by their square."""
+"""Of a text. Attention's scores take memory by their square: 4 GiB with 16 heads."""
+_USUAL_DECODER_TOKENS: Final = 2048
+"""Of a text, where the files say nothing: a sixteenth of that."""
 _MODULES: Final = ("Transformer", "Pooling", "Normalize")
 _POOLING_BEGINS: Final = "pooling_mode_"
 
@@ -117,9 +119,10 @@ def read_embedding_facts(
     if config.get("model_type") == _QWEN3:
         shape = _decoder_shape(config)
         room = min(shape.num_positions, _MAX_DECODER_TOKENS)
+        usual = min(room, _USUAL_DECODER_TOKENS)
     else:
         shape = _shape(config)
-        room = shape.num_positions - shape.first_position
+        room = usual = shape.num_positions - shape.first_position
     asked = (sequence or {}).get("max_seq_length")
     if asked is not None and (type(asked) is not int or asked < 1):
         _refuse("max_seq_length is no number of tokens")
@@ -134,7 +137,7 @@ def read_embedding_facts(
         shape=shape,
         pooling=pools_by,
         normalizes="Normalize" in kinds,
-        max_tokens=min(asked or room, room),
+        max_tokens=min(asked or usual, room),
         padding_id=padding,
     )
 

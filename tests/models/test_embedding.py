@@ -66,7 +66,10 @@ def test_what_the_files_of_a_decoder_say() -> None:
     )
     assert isinstance(facts.shape, DecoderShape)
     assert (facts.shape.num_queries, facts.shape.queries_width) == (2, 128)
-    assert (facts.pooling, facts.max_tokens) == (Pooling.LAST, 8192)
+    assert (facts.pooling, facts.max_tokens) == (Pooling.LAST, 2048)
+    asked = {"max_seq_length": 32_768}
+    most = decoders.config(max_position_embeddings=32_768)
+    assert read_embedding_facts(most, None, None, asked).max_tokens == 8192
     assert read_embedding_facts(decoders.config(), None, None, None).pooling is Pooling.LAST
 
 
