@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from bench.embeddings.load import Measured, Vectors, closed_loop
 from bench.embeddings.model import NAME
-from bench.embeddings.systems import embedded
+from bench.embeddings.replicas import embedded
 from bench.faults.fleet import HOST, Service
 from bench.harness import Run, quantile
 from bench.harness.run_folder import run_folder

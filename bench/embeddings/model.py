@@ -20,6 +20,7 @@ import openvino.opset13 as ops
 
 from outrider.engines.openvino.encoder_graph import IDS, MASK, encoder_graph
 from outrider.models.catalog import lookup
+from outrider.models.embedding import EncoderShape
 from outrider.models.embedding_folder import EmbeddingFolder
 from outrider.models.folder import checkpoint_extents, unpacked
 from outrider.models.store import ModelStore, default_root
@@ -75,6 +76,7 @@ def write_forms(home: Path) -> tuple[ModelForms, EmbeddingFolder]:
 def _write_gguf(path: Path, model: EmbeddingFolder, tokenizer: Path) -> None:
     """As llama.cpp's own converter writes a BERT, in F32."""
     shape = model.facts.shape
+    assert isinstance(shape, EncoderShape)
     writer = gguf.GGUFWriter(path, "bert")
     writer.add_name(NAME)
     writer.add_context_length(shape.num_positions)

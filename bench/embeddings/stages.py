@@ -14,7 +14,7 @@ from bench.embeddings.naive import Naive
 from bench.harness import Run, median
 from outrider.codec.vectors import VectorFormat, packed
 from outrider.engines.embedding import Ids
-from outrider.engines.openvino.embedder import OpenVinoEmbedder
+from outrider.engines.openvino.embedder import open_embedders
 from outrider.models.embedding_folder import EmbeddingFolder
 from outrider.session_types import Priority
 from services.inference.embedding.limits import EmbeddingLimits
@@ -62,7 +62,7 @@ def _naive_times(naive: Naive, texts: Sequence[str]) -> _Times:
 def _our_times(model: EmbeddingFolder, texts: Sequence[str]) -> _Times:
     found: _Times = {stage: [] for stage in STAGES}
     tokenizer = model.tokenizer()
-    engine = OpenVinoEmbedder(model, threads=1)
+    (engine,) = open_embedders(model)
     for part in _chunks(texts):
         with _timed(found, "tokenize", len(part)):
             ids = [tokenizer.encode(text) for text in part]

@@ -21,19 +21,18 @@ from bench.embeddings.http_system import HttpSystem
 from bench.embeddings.load import System, Vectors
 from bench.embeddings.model import MAX_TOKENS, NAME, ModelForms
 from bench.embeddings.naive import METHOD, Texts, vectors_of
+from bench.embeddings.replicas import ReplicaSystem, replica
 from bench.harness.local_mesh import LocalMesh, local_mesh
 from bench.harness.processes import child, read_json, write_json
 from bench.judges.environments import environment, version_of
 from bench.peers import llamacpp
 from outrider.cli.local import development_key
-from outrider.codec.vectors import VectorFormat, unpacked
 from outrider.rpc import make_channel
 from outrider.testing import free_tcp_port
-from outrider.v1 import embedding_pb2, embedding_pb2_grpc
-from outrider.wire import error_from_proto
 
 OURS: Final = "outrider, a mesh over HTTP"
 REPLICA: Final = "outrider, a replica over gRPC"
+REPLICA_BF16: Final = "outrider, a replica in bf16 (all others: f32)"
 NAIVE: Final = "naive: in turn, over gRPC"
 SENTENCE_TRANSFORMERS: Final = "sentence-transformers"
 INFINITY: Final = "infinity-emb over HTTP"
@@ -64,6 +63,8 @@ class Started:
     missing: dict[str, str]
     """Why others do not."""
     mesh: LocalMesh
+    num_engines: int
+    """Of our replica."""
 
 
 class Gathered:
@@ -103,45 +104,6 @@ class Gathered:
                 begin += len(each)
 
 
-class ReplicaSystem:
-    """One replica of ours, asked as a router asks it."""
-
-    def __init__(self, channel: grpc.aio.Channel, settings: dict[str, Any]) -> None:
-        self.settings = settings
-        self._stub: embedding_pb2_grpc.EmbeddingServiceAsyncStub
-        self._stub = embedding_pb2_grpc.EmbeddingServiceStub(channel)
-
-    async def embed(self, texts: Sequence[str]) -> Vectors:
-        """Raises OutriderError, grpc.aio.AioRpcError."""
-        return await embedded(self._stub.Embed(), texts)
-
-
-async def embedded(call: Any, texts: Sequence[str]) -> Vectors:
-    """What a call to a replica or a router answers. Raises OutriderError, and AssertionError where
-    an input has two answers or none."""
-    inputs = [embedding_pb2.EmbedInput(id=n, text=text) for n, text in enumerate(texts)]
-    await call.write(embedding_pb2.EmbedRequest(open=embedding_pb2.OpenEmbed()))
-    await call.write(embedding_pb2.EmbedRequest(inputs=embedding_pb2.EmbedInputs(inputs=inputs)))
-    await call.done_writing()
-    rows: dict[int, Vectors] = {}
-    async for answer in call:
-        kind = answer.WhichOneof("kind")
-        if kind == "vectors":
-            told = answer.vectors
-            found = unpacked(told.data, told.scales, told.dimensions, VectorFormat(told.format))
-            for number, row in zip(told.ids, found, strict=True):
-                assert number not in rows, f"input {number} is answered twice"
-                rows[number] = row
-        elif kind == "failed":
-            raise error_from_proto(answer.failed.error)
-        elif kind == "error":
-            raise error_from_proto(answer.error)
-        else:
-            break
-    assert len(rows) == len(texts), f"{len(texts) - len(rows)} inputs have no answer"
-    return np.stack([rows[number] for number in range(len(texts))])
-
-
 class NaiveSystem:
     """`bench.embeddings.naive`."""
 
@@ -156,9 +118,9 @@ class NaiveSystem:
 
 @contextlib.asynccontextmanager
 async def started(
-    forms: ModelForms, threads: int, names: Sequence[str] = PEERS
+    forms: ModelForms, threads: int, names: Sequence[str], say: Callable[[str], None]
 ) -> AsyncIterator[Started]:
-    """Ours, the naive one, and the peers of these names that can be had."""
+    """Ours, the naive one, and the peers of these names that can be had; `say` is told of each."""
     systems: dict[str, System] = {}
     missing: dict[str, str] = {}
     async with contextlib.AsyncExitStack() as stack:
@@ -172,7 +134,7 @@ async def started(
                 settings=MESH_SETTINGS,
             )
         )
-        ours = {"threads": threads, "instances": 1}
+        ours = {"threads": threads}
         port = mesh.state.service("edge")["http_port"]
         key = development_key.read(mesh.state_dir)
         door = HttpSystem(port, "/v1/embeddings", forms.folder.name, ours, key=key)
@@ -186,13 +148,22 @@ async def started(
             INFINITY: _infinity,
             OPENVINO: _openvino,
             LLAMACPP: _llamacpp,
+            REPLICA_BF16: _bf16,
         }
-        for name in names:
+        for name in (REPLICA_BF16, *names):
+            say(f"starting {name}")
             try:
                 systems[name] = await stack.enter_async_context(starts[name](forms, threads))
             except (CalledProcessError, RuntimeError, OSError, TimeoutError) as error:
                 missing[name] = f"{type(error).__name__}: {error}"
-        yield Started(systems, missing, mesh)
+                say(f"{name} takes no part: {missing[name]}")
+        yield Started(systems, missing, mesh, threads)
+
+
+@contextlib.asynccontextmanager
+async def _bf16(forms: ModelForms, threads: int) -> AsyncIterator[System]:
+    async with replica(forms, threads=threads, precision="bf16") as found:
+        yield found
 
 
 @contextlib.asynccontextmanager

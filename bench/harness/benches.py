@@ -162,7 +162,7 @@ _ALL = (
     Bench("soak_virtual", "bench.soak", ("--virtual",), minutes=5.0),
     Bench("soak_streams", "bench.soak", ("--streams", "1000"), minutes=16.0),
     Bench(
-        "embeddings", "bench.embeddings", minutes=45.0, core_minutes=4.0,
+        "embeddings", "bench.embeddings", minutes=25.0, core_minutes=8.0,
         sources=(
             *("outrider/codec", "outrider/engines", "outrider/models", "services", "protos"),
             *("bench/judges/environments.py", "bench/peers/llamacpp.py", PROMPTS),

@@ -15,7 +15,11 @@ Ids: TypeAlias = npt.NDArray[np.int32]
 Vectors: TypeAlias = npt.NDArray[np.float32]
 
 BUCKET_TOKENS: Final = 4
-"""Texts are padded to a multiple of so many tokens: at most three tokens of a text are padding."""
+"""Texts are padded to a multiple of so many tokens; above 128 of twice as many, above 256 of four
+times as many, and so on."""
+_BUCKETS: Final = 16
+"""Lengths between a power of two and the next: at most a seventeenth of a long text's row is
+padding, and texts of nearly the same length share a call."""
 LEAST_TOKENS: Final = 8
 """Shorter texts are padded to so many: products of very few rows come from other kernels on some
 CPUs (decision 0002), and a text alone is such a product."""
@@ -25,7 +29,9 @@ def padded_tokens(num_tokens: int) -> int:
     """The length that a text of so many tokens is computed at: of itself alone, whatever it is
     batched with. The sums of a softmax are added in another order where the row is longer, so two
     lengths would be two results (decision 0025)."""
-    return max(LEAST_TOKENS, -(-num_tokens // BUCKET_TOKENS) * BUCKET_TOKENS)
+    octave = 1 << max(0, num_tokens - 1).bit_length() >> 1
+    step = max(BUCKET_TOKENS, octave // _BUCKETS)
+    return max(LEAST_TOKENS, -(-num_tokens // step) * step)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,13 +17,19 @@ from outrider.errors import UnsupportedModelError
 
 _BERT: Final = "bert"
 _ROBERTA: Final = ("roberta", "xlm-roberta")
+_QWEN3: Final = "qwen3"
 CAN_BE: Final = (
     "models that can embed are encoders of the kinds bert, roberta and xlm-roberta, with absolute "
-    "positions, pooled by the first or the last token or by the mean"
+    "positions, pooled by the first or the last token or by the mean, and decoders of the kind "
+    "qwen3, pooled by the last token"
 )
 _MAX_LAYERS: Final = 256
 _MAX_WIDTH: Final = 1 << 16
-_MAX_TOKENS: Final = 1 << 16
+_MAX_TOKENS: Final = 1 << 20
+_MAX_DECODER_TOKENS: Final = 8192
+"""Of a text. Attention's scores take memory by their square: 4 GiB with 16 heads."""
+_USUAL_DECODER_TOKENS: Final = 2048
+"""Of a text, where the files say nothing: a sixteenth of that."""
 _MODULES: Final = ("Transformer", "Pooling", "Normalize")
 _POOLING_BEGINS: Final = "pooling_mode_"
 
@@ -59,10 +65,39 @@ class EncoderShape:
 
 
 @dataclass(frozen=True, slots=True)
+class DecoderShape:
+    """The sizes of a decoder that embeds."""
+
+    vocabulary_size: int
+    width: int
+    num_layers: int
+    num_heads: int
+    """Of queries."""
+    num_kv_heads: int
+    """Of keys and values, each shared by several of queries."""
+    head_size: int
+    inner_width: int
+    epsilon: float
+    """Of the norms."""
+    rotary_base: float
+    num_positions: int
+
+    @property
+    def num_queries(self) -> int:
+        """Heads of queries that share one of keys."""
+        return self.num_heads // self.num_kv_heads
+
+    @property
+    def queries_width(self) -> int:
+        """Values of a token's queries."""
+        return self.num_heads * self.head_size
+
+
+@dataclass(frozen=True, slots=True)
 class EmbeddingFacts:
     """What a model that embeds does with a text's tokens."""
 
-    shape: EncoderShape
+    shape: EncoderShape | DecoderShape
     pooling: Pooling
     normalizes: bool
     """Whether a vector has length 1."""
@@ -80,8 +115,14 @@ def read_embedding_facts(
     """Of the parsed files config.json, modules.json, 1_Pooling/config.json and
     sentence_bert_config.json, None for one that is not there. Raises UnsupportedModelError, naming
     the field, for one that is missing or asks for something else."""
-    shape = _shape(config)
-    room = shape.num_positions - shape.first_position
+    shape: EncoderShape | DecoderShape
+    if config.get("model_type") == _QWEN3:
+        shape = _decoder_shape(config)
+        room = min(shape.num_positions, _MAX_DECODER_TOKENS)
+        usual = min(room, _USUAL_DECODER_TOKENS)
+    else:
+        shape = _shape(config)
+        room = usual = shape.num_positions - shape.first_position
     asked = (sequence or {}).get("max_seq_length")
     if asked is not None and (type(asked) is not int or asked < 1):
         _refuse("max_seq_length is no number of tokens")
@@ -89,11 +130,14 @@ def read_embedding_facts(
     if type(padding) is not int or not 0 <= padding < shape.vocabulary_size:
         _refuse("pad_token_id is no token")
     kinds = _kinds(modules)
+    pools_by = _pooling(pooling, Pooling.LAST if isinstance(shape, DecoderShape) else Pooling.MEAN)
+    if isinstance(shape, DecoderShape) and pools_by is not Pooling.LAST:
+        _refuse(f"it is a decoder that pools by {pools_by.value}")
     return EmbeddingFacts(
         shape=shape,
-        pooling=_pooling(pooling),
+        pooling=pools_by,
         normalizes="Normalize" in kinds,
-        max_tokens=min(asked or room, room),
+        max_tokens=min(asked or usual, room),
         padding_id=padding,
     )
 
@@ -129,6 +173,36 @@ def _shape(config: Mapping[str, Any]) -> EncoderShape:
     )
 
 
+def _decoder_shape(config: Mapping[str, Any]) -> DecoderShape:
+    if config.get("hidden_act") != "silu":
+        _refuse(f"its hidden_act is {str(config.get('hidden_act'))[:32]!r}, not 'silu'")
+    for name in ("rope_scaling", "attention_bias", "use_sliding_window"):
+        if config.get(name):
+            _refuse(f"it has {name}")
+    heads = _count(config, "num_attention_heads", _MAX_WIDTH)
+    kv_heads = _count(config, "num_key_value_heads", heads)
+    size = _count(config, "head_dim", _MAX_WIDTH)
+    if heads % kv_heads or size % 2:
+        _refuse(f"{heads} heads of {size} values do not share {kv_heads}")
+    epsilon, base = config.get("rms_norm_eps"), config.get("rope_theta")
+    if not isinstance(epsilon, float) or not 0.0 < epsilon < 1.0:
+        _refuse("rms_norm_eps is no small number")
+    if not isinstance(base, int | float) or not 1.0 < base < 1e12:
+        _refuse("rope_theta is no base of angles")
+    return DecoderShape(
+        vocabulary_size=_count(config, "vocab_size", 1 << 24),
+        width=_count(config, "hidden_size", _MAX_WIDTH),
+        num_layers=_count(config, "num_hidden_layers", _MAX_LAYERS),
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_size=size,
+        inner_width=_count(config, "intermediate_size", 1 << 20),
+        epsilon=epsilon,
+        rotary_base=float(base),
+        num_positions=_count(config, "max_position_embeddings", _MAX_TOKENS),
+    )
+
+
 def _count(config: Mapping[str, Any], name: str, most: int) -> int:
     value = config.get(name)
     if type(value) is not int or not 0 < value <= most:
@@ -149,9 +223,9 @@ def _kinds(modules: Sequence[Mapping[str, Any]] | None) -> list[str]:
     return kinds
 
 
-def _pooling(pooling: Mapping[str, Any] | None) -> Pooling:
+def _pooling(pooling: Mapping[str, Any] | None, usual: Pooling) -> Pooling:
     if pooling is None:
-        return Pooling.MEAN
+        return usual
     chosen = [
         name.removeprefix(_POOLING_BEGINS)
         for name, value in pooling.items()

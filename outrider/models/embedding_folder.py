@@ -27,7 +27,7 @@ Weights = npt.NDArray[np.float32]
 
 _MAX_JSON_BYTES: Final = 1 << 20
 _DTYPES: Final = {"F32": np.float32, "F16": np.float16}
-_PREFIXES: Final = ("", "bert.", "roberta.")
+_PREFIXES: Final = ("", "bert.", "roberta.", "model.")
 """Of tensors' names, by what their makers saved."""
 
 

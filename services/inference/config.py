@@ -116,7 +116,8 @@ class InferenceConfig:
     (docs/guides/instances.md). Each loads the model again, one after the other, with all that
     max_fixed_rows and prepare_first ask for."""
     threads: int = 1
-    """Threads of one engine call; no more than cores / instances pay."""
+    """Threads of one engine call; no more than cores / instances pay. For vectors of texts: cores,
+    times `instances`, of which each computes another call, or all of them a text that is alone."""
     max_fixed_rows: int | None = None
     """Calls of up to so many rows may run on models compiled for their number of rows: faster, but
     each of 1, 2, 4, 8, 12, 16, 24, 32, ... holds the weights again (200 MiB for the default model).

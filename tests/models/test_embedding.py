@@ -14,9 +14,10 @@ from outrider.errors import (
     PromptTooLongError,
     UnsupportedModelError,
 )
-from outrider.models.embedding import Pooling, read_embedding_facts
+from outrider.models.embedding import DecoderShape, EncoderShape, Pooling, read_embedding_facts
 from outrider.models.embedding_folder import EmbeddingFolder, TextTokenizer
 from outrider.models.store import ModelStore
+from tests.models import decoders
 from tests.models.encoders import POSITIONS, TOKENS, config, modules, pooling, write_encoder
 
 WHOLE = modules("Transformer", "Pooling", "Normalize")
@@ -37,7 +38,7 @@ def test_what_the_files_say() -> None:
 
 def test_positions_of_roberta_begin_behind_that_of_padding() -> None:
     facts = read_embedding_facts(config(model_type="roberta", pad_token_id=1), None, None, None)
-    assert facts.shape.first_position == 2
+    assert isinstance(facts.shape, EncoderShape) and facts.shape.first_position == 2
     assert facts.max_tokens == POSITIONS - 2
 
 
@@ -57,6 +58,37 @@ def test_positions_of_roberta_begin_behind_that_of_padding() -> None:
 def test_what_cannot_be_computed_is_refused_by_name(changed: dict[str, Any], named: str) -> None:
     with pytest.raises(UnsupportedModelError, match=named):
         read_embedding_facts(config(**changed), WHOLE, pooling("cls_token"), None)
+
+
+def test_what_the_files_of_a_decoder_say() -> None:
+    facts = read_embedding_facts(
+        decoders.config(max_position_embeddings=32_768), WHOLE, pooling("lasttoken"), None
+    )
+    assert isinstance(facts.shape, DecoderShape)
+    assert (facts.shape.num_queries, facts.shape.queries_width) == (2, 128)
+    assert (facts.pooling, facts.max_tokens) == (Pooling.LAST, 2048)
+    asked = {"max_seq_length": 32_768}
+    most = decoders.config(max_position_embeddings=32_768)
+    assert read_embedding_facts(most, None, None, asked).max_tokens == 8192
+    assert read_embedding_facts(decoders.config(), None, None, None).pooling is Pooling.LAST
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+        ({"rope_scaling": {"type": "yarn"}}, "rope_scaling"),
+        ({"use_sliding_window": True}, "use_sliding_window"),
+        ({"num_key_value_heads": 3}, "do not share 3"),
+        ({"rope_theta": None}, "rope_theta"),
+        ({"rms_norm_eps": None}, "rms_norm_eps"),
+    ],
+)
+def test_what_a_decoder_cannot_be_is_refused_by_name(changed: dict[str, Any], named: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=named):
+        read_embedding_facts(decoders.config(**changed), WHOLE, pooling("lasttoken"), None)
+    with pytest.raises(UnsupportedModelError, match="pools by mean_tokens"):
+        read_embedding_facts(decoders.config(), WHOLE, pooling("mean_tokens"), None)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -12,58 +13,73 @@ from outrider.engines.config import Precision
 from outrider.engines.embedding import EmbedderInfo, Ids, Vectors, padded_tokens, pool
 from outrider.engines.fingerprint import fingerprint_of, probe_ids
 from outrider.engines.openvino.compiling import precision_of
+from outrider.engines.openvino.embedding_decoder_graph import embedding_decoder_graph
 from outrider.engines.openvino.encoder_graph import IDS, MASK, encoder_graph
 from outrider.errors import EngineError
+from outrider.models.embedding import DecoderShape
 from outrider.models.embedding_folder import EmbeddingFolder
 
 NAME: Final = "openvino"
-_PROBES: Final = ((6, 24), (2, 3))
+_PROBES: Final = ((6, 24, 135), (2, 3))
 """Tokens of the probes, and the numbers of texts that each is computed among."""
 
 
+def open_embedders(
+    folder: EmbeddingFolder,
+    *,
+    count: int = 1,
+    threads: int = 1,
+    precision: Precision = "auto",
+) -> tuple[OpenVinoEmbedder, ...]:
+    """So many, of so many threads each, which share the weights. Blocks for seconds. `auto` is
+    float32: vectors are compared with those of other programs, and bf16 moves their third digit.
+
+    Raises EngineError, UnsupportedModelError, EngineError on a CPU on which a vector would depend
+    on what else is computed, and ConfigError for bf16 on one that has not got it."""
+    core = ov.Core()
+    computed_in = "f32" if precision == "auto" else precision_of(precision, core)
+    settings = {
+        "PERFORMANCE_HINT": "LATENCY",
+        "NUM_STREAMS": str(count),
+        "INFERENCE_NUM_THREADS": str(threads * count),
+        "INFERENCE_PRECISION_HINT": computed_in,
+        # Both compiled models of a replica would bind their threads to the same cores.
+        "ENABLE_CPU_PINNING": "NO",
+    }
+    try:
+        compiled = core.compile_model(_graph(folder), "CPU", settings)
+        requests = [compiled.create_infer_request() for _ in range(count)]
+    except RuntimeError as error:
+        raise EngineError(f"the model cannot be compiled: {error}") from error
+    made = tuple(OpenVinoEmbedder(folder, request, computed_in) for request in requests)
+    fingerprint = made[0].checked_fingerprint()
+    for each in made:  # they run the same compiled model
+        each.info = replace(each.info, fingerprint=fingerprint)
+    return made
+
+
+def _graph(folder: EmbeddingFolder) -> Any:
+    shape = folder.facts.shape
+    if isinstance(shape, DecoderShape):
+        return embedding_decoder_graph(folder, shape)
+    return encoder_graph(folder)
+
+
 class OpenVinoEmbedder:
-    """One compiled encoder."""
+    """One infer request of a compiled encoder."""
 
-    def __init__(
-        self,
-        folder: EmbeddingFolder,
-        *,
-        threads: int = 1,
-        pins_threads: bool = False,
-        precision: Precision = "auto",
-    ):
-        """Blocks for a second. `auto` is float32: vectors are compared with those of other
-        programs, and bf16 moves their third digit.
-
-        Raises EngineError, UnsupportedModelError, EngineError on a CPU on which a vector would
-        depend on what else is computed, and ConfigError for bf16 on one that has not got it."""
+    def __init__(self, folder: EmbeddingFolder, request: Any, computed_in: str) -> None:
+        """Of `open_embedders`."""
         self._facts = folder.facts
-        core = ov.Core()
-        computed_in = "f32" if precision == "auto" else precision_of(precision, core)
-        settings = {
-            "PERFORMANCE_HINT": "LATENCY",
-            "NUM_STREAMS": "1",
-            "INFERENCE_NUM_THREADS": str(threads),
-            "INFERENCE_PRECISION_HINT": computed_in,
-        } | ({} if pins_threads else {"ENABLE_CPU_PINNING": "NO"})
-        try:
-            compiled = core.compile_model(encoder_graph(folder), "CPU", settings)
-            self._request: Any = compiled.create_infer_request()
-        except RuntimeError as error:
-            raise EngineError(f"the model cannot be compiled: {error}") from error
-        self._info = EmbedderInfo(
+        self._request = request
+        self.info = EmbedderInfo(
             name=NAME,
             precision=computed_in,
             dimensions=self._facts.shape.width,
             max_tokens=self._facts.max_tokens,
             vocabulary_size=self._facts.shape.vocabulary_size,
-            fingerprint=self._checked_fingerprint(),
+            fingerprint=b"",
         )
-
-    @property
-    def info(self) -> EmbedderInfo:
-        """What it is."""
-        return self._info
 
     def embed(self, texts: Sequence[Ids]) -> Vectors:
         """As Embedder.embed."""
@@ -76,8 +92,10 @@ class OpenVinoEmbedder:
         for row, text in enumerate(texts):
             ids[row, : len(text)] = text
             mask[row, : len(text)] = 0.0
+        # No token of a decoder sees what is behind it.
+        is_decoder = isinstance(self._facts.shape, DecoderShape)
         try:
-            self._request.infer({IDS: ids, MASK: mask})
+            self._request.infer({IDS: ids} if is_decoder else {IDS: ids, MASK: mask})
             states: Vectors = self._request.get_output_tensor(0).data
         except RuntimeError as error:
             raise EngineError(f"the engine failed: {error}") from error
@@ -89,8 +107,8 @@ class OpenVinoEmbedder:
         """As Embedder.close."""
         self._request = None
 
-    def _checked_fingerprint(self) -> bytes:
-        """Of probes, each computed alone and among others."""
+    def checked_fingerprint(self) -> bytes:
+        """Of probes, each computed alone and among others. Raises EngineError."""
         found: list[Vectors] = []
         lengths, counts = _PROBES
         for length in lengths:

@@ -17,6 +17,7 @@ import numpy as np
 import openvino as ov
 import openvino.opset13 as ops
 
+from outrider.engines.embedding import padded_tokens
 from outrider.models.embedding import EncoderShape
 from outrider.models.embedding_folder import EmbeddingFolder
 
@@ -32,8 +33,9 @@ def encoder_graph(folder: EmbeddingFolder) -> Any:
 
 class _Builder:
     def __init__(self, folder: EmbeddingFolder) -> None:
+        assert isinstance(folder.facts.shape, EncoderShape), "a decoder has another graph"
         self._folder = folder
-        self._shape: EncoderShape = folder.facts.shape
+        self._shape = folder.facts.shape
 
     def model(self) -> Any:
         ids = _parameter(IDS, np.int32)
@@ -53,6 +55,9 @@ class _Builder:
         length = ops.gather(ops.shape_of(ids), _integers([1]), _integers(0))
         # The kind of all tokens is the first: there is one text, and no second one.
         placed = np.ascontiguousarray(places[None, begin:] + kinds[0])
+        # Rows for the padding of the longest text, where the model has no positions of its own.
+        beyond = max(0, padded_tokens(self._folder.facts.max_tokens) - placed.shape[1])
+        placed = np.pad(placed, ((0, 0), (0, beyond), (0, 0)))
         places_here = ops.slice(
             ops.constant(placed), _integers([0]), length, _integers([1]), _integers([1])
         )

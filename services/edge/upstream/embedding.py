@@ -19,6 +19,7 @@ from outrider.rpc import LOSSES, end_call, loss_reason
 from outrider.session_types import Priority
 from outrider.v1 import embedding_pb2
 from outrider.wire import cost_of, error_from_proto, priority_to_proto
+from services.edge.upstream.link import RouterLink
 from services.edge.upstream.pool import RouterPool
 
 MAX_ATTEMPTS: Final = 3
@@ -27,6 +28,8 @@ _MAX_FRAME_INPUTS: Final = 256
 _MAX_FRAME_BYTES: Final = 1 << 20
 """Of texts in one message; a single longer one goes by itself."""
 _BYTES_PER_TOKEN: Final = 3
+_AGAIN_S: Final = 0.1
+"""Between two looks for a router, while none can be reached."""
 
 Content = str | bytes
 """A text, or token ids as little-endian u32."""
@@ -69,11 +72,12 @@ class InputError(Exception):
 
 
 async def embedded(upstream: RouterPool, wish: EmbeddingWish) -> Embedded:
-    """All vectors. Raises InputError for the first input without one, and OutriderError."""
+    """All vectors. Without a router it waits for one that was lost a moment ago. Raises InputError
+    for the first input without one, and OutriderError."""
     asking = _Asking(wish)
     avoided: list[str] = []
     while True:
-        link = upstream.pick(avoided)
+        link = await _picked(upstream, avoided)
         try:
             await asking.ask(link.embed())
             return asking.result()
@@ -81,6 +85,16 @@ async def embedded(upstream: RouterPool, wish: EmbeddingWish) -> Embedded:
             avoided.append(link.address)
             if len(avoided) >= MAX_ATTEMPTS:
                 raise
+
+
+async def _picked(upstream: RouterPool, avoided: Sequence[str]) -> RouterLink:
+    while True:
+        try:
+            return upstream.pick(avoided)
+        except UnavailableError:
+            if not upstream.may_return:
+                raise
+        await asyncio.sleep(_AGAIN_S)
 
 
 class _Asking:
@@ -112,6 +126,12 @@ class _Asking:
                 if self._take(answer):
                     return
             raise UnavailableError("the router ended its answer")
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # Not this task: the call, as its channel was closed when the router was lost.
+            raise UnavailableError("the router was lost") from None
         except LOSSES as loss:
             reason = loss_reason(loss)
             if type(reason) is OutriderError or not isinstance(reason, OutriderError):

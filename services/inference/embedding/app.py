@@ -48,7 +48,9 @@ class LoadedEmbedder:
     contract: EmbeddingContract
     tokenizer: TextTokenizer
     engines: tuple[Embedder, ...]
-    """One per instance, all alike."""
+    """All alike, of one thread each."""
+    wide: Embedder | None = None
+    """One of as many threads as they have together, where that is more than one."""
 
 
 def load_embedder(
@@ -64,7 +66,7 @@ def load_embedder(
             f"the engine {config.engine!r} makes no vectors; serve {spec.name} with engine openvino"
         )
     # Imported here: replicas of other models do without.
-    from outrider.engines.openvino.embedder import OpenVinoEmbedder
+    from outrider.engines.openvino.embedder import open_embedders
 
     mirrors = open_mirrors(config.mirrors, tls)
     store = ModelStore(config.model_store or default_root(), mirrors=mirrors)
@@ -74,16 +76,13 @@ def load_embedder(
         most = min(folder.facts.max_tokens, spec.max_context_tokens)
         folder.facts = replace(folder.facts, max_tokens=most)
     tokenizer = folder.tokenizer()
-    engines = [
-        OpenVinoEmbedder(
-            folder,
-            threads=config.threads,
-            pins_threads=config.instances == 1,
-            precision=config.engine_config(spec=spec).precision,
-        )
-        for _ in range(config.instances)
-    ]
-    infos = [engine.info for engine in engines]
+    precision = config.engine_config(spec=spec).precision
+    num_threads = config.threads * config.instances
+    engines = open_embedders(folder, count=num_threads, precision=precision)
+    wide: tuple[Embedder, ...] = ()
+    if num_threads > 1:
+        wide = open_embedders(folder, threads=num_threads, precision=precision)
+    infos = [engine.info for engine in (*engines, *wide)]
     if any(info.fingerprint != infos[0].fingerprint for info in infos):
         raise EngineError("the instances of this replica compute different numbers")
     info, digest = infos[0], hashlib.sha256(tokenizer.definition.encode()).digest()
@@ -108,7 +107,7 @@ def load_embedder(
         max_tokens=info.max_tokens,
         normalizes=folder.facts.normalizes,
     )
-    return LoadedEmbedder(contract, tokenizer, tuple(engines))
+    return LoadedEmbedder(contract, tokenizer, engines, *wide)
 
 
 class EmbeddingReplica:
@@ -125,7 +124,11 @@ class EmbeddingReplica:
         self._config = config
         self.metrics = metrics
         self.pipeline = EmbeddingPipeline(
-            config.embedding, model.tokenizer, model.engines, on_change=self._changed
+            config.embedding,
+            model.tokenizer,
+            model.engines,
+            wide=model.wide,
+            on_change=self._changed,
         )
         self.service = EmbeddingReplicaService(model.contract, self.pipeline)
         self._server = make_server(tls, max_message_bytes=config.max_message_bytes)

@@ -63,7 +63,7 @@ class EmbeddingLoad:
     num_inputs: int
     num_tokens: int
     token_ms: float
-    """Of one token in an engine call, padding included."""
+    """Of one token, padding included, while all engines compute."""
 
 
 @dataclass(slots=True)
@@ -90,13 +90,17 @@ class EmbeddingPipeline:
         tokenizer: TextTokenizer,
         engines: Sequence[Embedder],
         *,
+        wide: Embedder | None = None,
         on_change: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`on_change` is called on the loop when the load has changed."""
+        """`wide`: an engine of as many threads as all `engines` together, for a call that has
+        nothing beside it. `on_change` is called on the loop when the load has changed."""
         self._limits = limits
         self._tokenizer = tokenizer
         self._engines = engines
+        self._wide = wide
+        self._num_computing = 0
         self._on_change = on_change
         self._clock = clock
         self._loop = asyncio.get_running_loop()
@@ -144,7 +148,7 @@ class EmbeddingPipeline:
             await asyncio.to_thread(thread.join)
         self._threads = []
         self._answer([(key, error) for key in list(self._inputs)])
-        for engine in self._engines:
+        for engine in (*self._engines, *([self._wide] if self._wide is not None else [])):
             engine.close()
 
     def submit(self, given: EmbeddingInput) -> int:
@@ -200,12 +204,15 @@ class EmbeddingPipeline:
 
     def _compute(self, engine: Embedder) -> None:
         num_failures = 0
-        while (batch := self._next_batch()) is not None:
+        while (found := self._next_batch()) is not None:
+            batch, is_alone = found
             began_s = self._clock()
+            chosen = self._wide if is_alone and self._wide is not None else engine
             try:
-                vectors = engine.embed(batch.texts)
+                vectors = chosen.embed(batch.texts)
             except Exception as failure:
                 num_failures += 1
+                self._computed()
                 error = _error_of(failure, "the engine")
                 _log.error("embedding_failed", num_texts=len(batch.keys), why=error.message)
                 if num_failures >= _MAX_FAILURES:
@@ -213,7 +220,7 @@ class EmbeddingPipeline:
                 self._post([(key, error) for key in batch.keys])
                 continue
             num_failures = 0
-            self._count(batch, self._clock() - began_s)
+            self._count(batch, self._clock() - began_s, chosen)
             self._post(
                 [
                     (key, (vector, len(ids)))
@@ -221,29 +228,42 @@ class EmbeddingPipeline:
                 ]
             )
 
-    def _next_batch(self) -> EmbeddingBatch | None:
-        """Waits for one; None: the end."""
+    def _next_batch(self) -> tuple[EmbeddingBatch, bool] | None:
+        """Waits for one; with whether there is no other input. None: the end."""
         with self._changed:
-            batch = self._queue.next_batch(self._clock())
+            batch = self._take()
             while batch is None and not self._is_stopping:
-                has_texts, began_s = len(self._queue) > 0, self._clock()
+                has_texts, began_s = self._queue.num_untokenized > 0, self._clock()
                 self._changed.wait()
                 if has_texts:
                     self.counts.waited_s += self._clock() - began_s
-                batch = self._queue.next_batch(self._clock())
-            if self._is_stopping:
+                batch = self._take()
+            if batch is None or self._is_stopping:
                 return None
+            self._num_computing += 1
             # There is room in the token buffer again.
             self._changed.notify_all()
-            return batch
+            # One whose input was cancelled may still be computed, though it is no input any more.
+            is_alone = self._num_computing == 1 and len(self._queue) == len(batch.keys)
+            return batch, is_alone
 
-    def _count(self, batch: EmbeddingBatch, took_s: float) -> None:
-        num_computed = batch.padded_tokens * len(batch.keys)
+    def _take(self) -> EmbeddingBatch | None:
+        return self._queue.next_batch(self._clock(), len(self._engines) - self._num_computing)
+
+    def _computed(self) -> None:
         with self._changed:
+            self._num_computing -= 1
+
+    def _count(self, batch: EmbeddingBatch, took_s: float, engine: Embedder) -> None:
+        num_computed = batch.padded_tokens * len(batch.keys)
+        num_engines = 1 if engine is self._wide else len(self._engines)
+        with self._changed:
+            self._num_computing -= 1
             self.counts.busy_s += took_s
             self.counts.tokens += batch.num_tokens
             self.counts.padding += num_computed - batch.num_tokens
-            self._token_ms += (took_s * 1e3 / num_computed - self._token_ms) * _SMOOTHING
+            token_ms = took_s * 1e3 / num_computed / num_engines
+            self._token_ms += (token_ms - self._token_ms) * _SMOOTHING
 
     def _post(self, outcomes: list[tuple[int, Outcome]]) -> None:
         try:

@@ -3,12 +3,14 @@
     text --next_text--> with a tokenizer --tokenized--> token buffer --next_batch--> engine
     ids --------------------------------------------------^
 
-A batch is of texts of one padded length (decision 0025), within a budget of tokens. Which length it
-is: that of the longest text that waits, in the highest class that waits; that of the first text
-once it has waited for `max_wait_ms`; and whatever its class, that of one that has waited for
-`starvation_ms`. Within a class tenants take turns (fair_line.py): a flood of one of them costs
-another the call that runs. All that is held is bounded: further inputs are refused, and texts stay
-texts while the token buffer is full.
+A batch is of texts of one padded length (decision 0025), within a budget of tokens; of 1, 2, 4, 8,
+... of them, since an engine prepares itself for each number and length that it has not seen, and
+of no more than leaves other engines that are idle their part. Which length it is: that of the
+longest text that waits, in the highest class that waits; that of the first text once it has waited
+for `max_wait_ms`; and whatever its class, that of one that has waited for `starvation_ms`. Within a
+class tenants take turns (fair_line.py): a flood of one of them costs another the call that runs.
+All that is held is bounded: further inputs are refused, and texts stay texts while the token buffer
+is full.
 
 Keys are the caller's. Times are in seconds on the clock of `now`.
 """
@@ -77,6 +79,8 @@ class EmbeddingQueue:
         self._shares = {it: TenantShares() for it in _CLASSES}
         self._num_bytes = 0
         self._num_estimated_tokens = 0
+        self.num_untokenized = 0
+        """Texts that wait for a tokenizer, or are in one."""
         self.num_buffered_tokens = 0
         """In the token buffer."""
 
@@ -124,6 +128,7 @@ class EmbeddingQueue:
         self._num_bytes += num_bytes
         self._num_estimated_tokens += made.estimated_tokens
         if ids is None:
+            self.num_untokenized += 1
             self._texts[priority].add(key, made.place)
         else:
             self._buffer(made, ids)
@@ -144,16 +149,22 @@ class EmbeddingQueue:
         found = self._inputs.get(key)
         if found is None:
             return  # finished meanwhile: cancelled, or too late
+        self.num_untokenized -= 1
         self._num_estimated_tokens += len(ids) - found.estimated_tokens
         self._buffer(found, ids)
 
-    def next_batch(self, now: float) -> EmbeddingBatch | None:
-        """The next engine call, whose inputs are `finished` later; None: nothing is ready."""
+    def next_batch(self, now: float, num_idle: int = 1) -> EmbeddingBatch | None:
+        """The next engine call, whose inputs are `finished` later; None: nothing is ready.
+        `num_idle`: engines that have nothing to do, the one that asks among them."""
         chosen = self._choose(now)
         if chosen is None:
             return None
         first, padded = chosen
         most = min(self._limits.max_batch_texts, max(1, self._limits.max_batch_tokens // padded))
+        lines = [line for it in _CLASSES if (line := self._lengths[it].get(padded)) is not None]
+        there = sum(map(len, lines))
+        most = min(most, -(-there // num_idle))
+        most = 1 << most.bit_length() - 1
         found: list[_Input] = []
         for priority in (first, *(it for it in _CLASSES if it is not first)):
             line = self._lengths[priority].get(padded)
@@ -172,6 +183,7 @@ class EmbeddingQueue:
             return False
         self._num_bytes -= found.num_bytes
         self._num_estimated_tokens -= found.estimated_tokens
+        self.num_untokenized -= found.ids is None
         self._shares[found.priority].left(found.tenant)
         self._texts[found.priority].discard(key)
         if key in self._ready[found.priority]:

@@ -115,7 +115,8 @@ class _Request:
         self._keys: dict[int, int] = {}
         self._seen: set[int] = set()
         """Numbers of all inputs."""
-        self._answers: asyncio.Queue[embedding_pb2.EmbedResponse | None] = asyncio.Queue()
+        self._answers: asyncio.Queue[embedding_pb2.EmbedResponse | Exception | None]
+        self._answers = asyncio.Queue()
         self._has_room = asyncio.Event()
         self._has_room.set()
         self._answer = self._answered
@@ -124,8 +125,11 @@ class _Request:
         self._num_tokens = 0
 
     async def next(self) -> embedding_pb2.EmbedResponse | None:
-        """The next answer for the peer; None: every input has its answer."""
+        """The next answer for the peer; None: every input has its answer. Raises what `broken` was
+        told."""
         answer = await self._answers.get()
+        if isinstance(answer, Exception):
+            raise answer
         if self._answers.qsize() <= _MAX_WAITING:
             self._has_room.set()
         return answer
@@ -150,6 +154,10 @@ class _Request:
         """The peer has sent all."""
         self._is_whole = True
         self._end_if_done()
+
+    def broken(self, error: Exception) -> None:
+        """Nothing more can be read of the peer."""
+        self._answers.put_nowait(error)
 
     def leave(self) -> None:
         """The peer is gone."""
@@ -308,7 +316,7 @@ class EmbeddingReplicaService(EmbeddingServiceServicer, InferenceServiceServicer
         self._num_requests += 1
         reader = asyncio.create_task(_read(frames, request))
         try:
-            async for answer in _until(request, reader):
+            while (answer := await request.next()) is not None:
                 yield answer
             yield request.done()
         finally:
@@ -382,23 +390,10 @@ async def _opened(frames: AsyncIterator[embedding_pb2.EmbedRequest]) -> embeddin
 
 
 async def _read(frames: AsyncIterator[embedding_pb2.EmbedRequest], request: _Request) -> None:
-    async for frame in frames:
-        await request.room()
-        request.take(frame)
-    request.no_more_inputs()
-
-
-async def _until(
-    request: _Request, reader: asyncio.Task[None]
-) -> AsyncIterator[embedding_pb2.EmbedResponse]:
-    """The answers to all inputs. Raises what reading raises."""
-    while True:
-        getting = asyncio.ensure_future(request.next())
-        await asyncio.wait({getting, reader}, return_when=asyncio.FIRST_COMPLETED)
-        if not getting.done() and reader.done() and reader.exception() is not None:
-            getting.cancel()
-            reader.result()
-        answer = await getting
-        if answer is None:
-            return
-        yield answer
+    try:
+        async for frame in frames:
+            await request.room()
+            request.take(frame)
+        request.no_more_inputs()
+    except Exception as error:
+        request.broken(error)

@@ -357,7 +357,10 @@ class _Call:
                 self._relayed.answered(self._name, answer)
             raise UnavailableError(f"The replica {self._name} ended its answer.")
         except asyncio.CancelledError:
-            raise
+            if self.task.cancelling():
+                raise
+            # Not this task: the call, as its channel was closed for a renewed certificate.
+            self._lose(UnavailableError("its connection was closed"))
         except LOSSES as loss:
             self._lose(loss)
         except Exception as defect:

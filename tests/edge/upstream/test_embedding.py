@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from typing import Any, cast
@@ -60,6 +61,8 @@ def vector(number: int, data: bytes | None = None) -> Answer:
 class Pool:
     """The least that is wanted of a pool: the routers in order."""
 
+    may_return = False
+
     def __init__(self, channels: list[grpc.aio.Channel]) -> None:
         self._channels = channels
 
@@ -113,6 +116,42 @@ async def test_another_router_is_asked_for_what_is_missing() -> None:
     assert found.vectors[:, 0].tolist() == list(range(301))
     assert found.num_tokens == 602
     assert len(other.taken) == 181
+
+
+async def test_a_router_whose_channel_is_closed_is_lost() -> None:
+    """As its link does once it is silent, and the call is then said to be cancelled."""
+    heard, never = asyncio.Event(), asyncio.Event()
+
+    class Silent(Router):
+        async def Embed(self, request_iterator: Any, context: Any) -> AsyncIterator[Answer]:
+            heard.set()
+            await never.wait()
+            yield DONE
+
+    async with pool_of(Silent(), Router()) as pool:
+        asking = asyncio.create_task(embedded(pool, WISH))
+        await asyncio.wait_for(heard.wait(), 60)
+        await cast("Pool", pool)._channels[0].close()
+        assert len((await asking).vectors) == 301
+
+
+async def test_a_router_that_was_lost_a_moment_ago_is_waited_for() -> None:
+    class Away(Pool):
+        may_return = True
+        num_asked = 0
+
+        def pick(self, avoid: Collection[str] = ()) -> Any:
+            self.num_asked += 1
+            if self.num_asked < 3:
+                raise UnavailableError("no router can be reached")
+            return super().pick(avoid)
+
+    async with pool_of(Router()) as pool:
+        away = Away(cast("Pool", pool)._channels)
+        assert len((await embedded(cast("RouterPool", away), WISH)).vectors) == 301
+        away.num_asked, away.may_return = 0, False
+        with pytest.raises(UnavailableError):
+            await embedded(cast("RouterPool", away), WISH)
 
 
 @pytest.mark.parametrize(

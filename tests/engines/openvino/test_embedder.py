@@ -10,7 +10,7 @@ import pytest
 
 from outrider.engines.config import Precision
 from outrider.engines.embedding import padded_tokens, shortened
-from outrider.engines.openvino.embedder import OpenVinoEmbedder
+from outrider.engines.openvino.embedder import OpenVinoEmbedder, open_embedders
 from outrider.errors import ConfigError, EngineError
 from outrider.models.catalog import lookup
 from outrider.models.embedding_folder import EmbeddingFolder
@@ -24,7 +24,7 @@ def opened(folder: Path, root: Path, precision: Precision = "auto") -> OpenVinoE
     store = ModelStore(root / "store")
     made = EmbeddingFolder(store.ensure(f"dir:{folder}"), store)
     try:
-        return OpenVinoEmbedder(made, precision=precision)
+        return open_embedders(made, precision=precision)[0]
     except ConfigError as error:
         if "does not compute in bf16" not in error.message:
             raise
@@ -82,6 +82,16 @@ def test_a_vector_does_not_depend_on_what_else_is_in_the_call(
             assert engine.embed(batch)[min(place, len(batch) - 1)].tobytes() == alone
 
 
+def test_engines_of_one_model_compute_the_same_whatever_threads_they_have(tmp_path: Path) -> None:
+    write_encoder(tmp_path / "m")
+    store = ModelStore(tmp_path / "store")
+    folder = EmbeddingFolder(store.ensure(f"dir:{tmp_path / 'm'}"), store)
+    engines = [*open_embedders(folder, count=3), *open_embedders(folder, threads=2)]
+    assert len({engine.info.fingerprint for engine in engines}) == 1
+    texts = [np.arange(start, start + 30, dtype=np.int32) % len(TOKENS) for start in range(5)]
+    assert len({engine.embed(texts).tobytes() for engine in engines}) == 1
+
+
 def test_bf16_is_another_identity_and_nearly_the_same_vector(tmp_path: Path) -> None:
     write_encoder(tmp_path / "m")
     exact, rounded = (opened(tmp_path / "m", tmp_path, it) for it in ("auto", "bf16"))
@@ -90,6 +100,14 @@ def test_bf16_is_another_identity_and_nearly_the_same_vector(tmp_path: Path) -> 
     ids = np.arange(24, dtype=np.int32) % len(TOKENS)
     (one,), (other,) = exact.embed([ids]), rounded.embed([ids])
     assert one @ other / np.linalg.norm(one) / np.linalg.norm(other) > 0.999
+
+
+def test_the_padding_of_the_longest_text_needs_no_positions(tmp_path: Path) -> None:
+    write_encoder(tmp_path / "m", max_tokens=None, model_type="roberta", pad_token_id=1)
+    engine = opened(tmp_path / "m", tmp_path)
+    assert padded_tokens(engine.info.max_tokens - 1) > 60
+    for length in (61, 62):
+        assert np.isfinite(engine.embed([np.ones(length, np.int32)])).all()
 
 
 def test_texts_of_different_padded_lengths_are_refused(tmp_path: Path) -> None:
@@ -101,8 +119,12 @@ def test_texts_of_different_padded_lengths_are_refused(tmp_path: Path) -> None:
 
 
 def test_padding_is_bounded() -> None:
-    for length in range(1, 600):
-        assert length <= padded_tokens(length) <= max(8, length + 3)
+    for length in range(1, 2000):
+        padded = padded_tokens(length)
+        assert length <= padded <= max(8, length + 3, length * 17 // 16)
+        assert padded_tokens(padded) == padded
+    lengths = {padded_tokens(length) for length in range(1, 513)}
+    assert len(lengths) == 15 + 3 * 16
 
 
 def test_fewer_dimensions_are_the_first_ones_of_length_one() -> None:
@@ -119,7 +141,7 @@ def test_the_real_model_is_what_numpy_makes_of_it(model_store: ModelStore) -> No
     spec = lookup("all-minilm-l6-v2")
     artifact = model_store.ensure(spec.source, sha256=spec.sha256)
     folder = EmbeddingFolder(artifact, model_store)
-    engine, tokenizer = OpenVinoEmbedder(folder), folder.tokenizer()
+    (engine,), tokenizer = open_embedders(folder), folder.tokenizer()
     texts = [
         "The new movie is awesome",
         "The new movie is so great",

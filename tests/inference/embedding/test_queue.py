@@ -50,6 +50,18 @@ def test_longer_texts_first_and_one_length_in_a_call() -> None:
     assert list(batches(queue, 0.001)) == [(1,), (3,), (0, 2)]
 
 
+def test_calls_are_of_powers_of_two_and_leave_idle_engines_their_part() -> None:
+    limits = EmbeddingLimits(max_batch_tokens=1024, max_batch_texts=64)
+    for num_idle, sizes in ((1, [16, 8, 2]), (2, [8, 8, 4, 2, 2, 1, 1]), (30, [1] * 26)):
+        queue = EmbeddingQueue(limits)
+        for key in range(26):
+            queue.add(key, 160, MEDIUM, None, 0.0, ids=ids_of(40))
+        made = []
+        while (batch := queue.next_batch(0.0, num_idle)) is not None:
+            made.append(len(batch.keys))
+        assert made == sizes
+
+
 def test_whoever_waited_long_enough_is_next() -> None:
     queue = filled((10, MEDIUM, 0.0), (30, MEDIUM, 0.01), (11, MEDIUM, 0.02))
     assert list(batches(queue, 0.0201)) == [(0, 2), (1,)]

@@ -280,6 +280,37 @@ async def test_an_engine_that_fails_again_and_again_ends_the_replica(
         assert replica.problem == "it is broken"
 
 
+async def test_a_text_alone_has_all_threads_and_others_an_engine_each(
+    model: LoadedEmbedder,
+) -> None:
+    narrow, wide = [Waiting(model.engines[0]) for _ in range(2)], Waiting(model.engines[0])
+    loaded = replace(model, engines=tuple(narrow), wide=wide)
+    replica = EmbeddingReplica(configured(Path("/nowhere")), loaded, Metrics("inference"))
+    await replica.start()
+    try:
+        async with make_channel(f"127.0.0.1:{replica.port}") as channel:
+            first = asyncio.create_task(embedded(channel, ["the cat"]))
+            await eventually(lambda: wide.num_calls == 1)
+            # Its client is gone; the engine is not free for that.
+            first.cancel()
+            await eventually(lambda: replica.pipeline.load.num_inputs == 0)
+            others = [asyncio.create_task(embedded(channel, ["the cat"]))]
+            await eventually(lambda: sum(engine.num_calls for engine in narrow) == 1)
+            others.append(asyncio.create_task(embedded(channel, ["the cat"])))
+            wide.may_go.set()
+            await eventually(lambda: all(engine.num_calls == 1 for engine in narrow))
+            assert wide.num_calls == 1
+            for engine in narrow:
+                engine.may_go.set()
+            for found, _ in await asyncio.gather(*others):
+                assert isinstance(found[0], np.ndarray)
+    finally:
+        for engine in (*narrow, wide):
+            engine.may_go.set()
+        await replica.stop()
+        replica.metrics.close()
+
+
 async def test_a_drained_replica_takes_nothing_new(model: LoadedEmbedder) -> None:
     async with running(model) as (_, _, channel):
         stub: inference_pb2_grpc.InferenceServiceAsyncStub

@@ -17,6 +17,7 @@ from outrider.wire import error_from_proto
 from services.router.admission.pricing import Price
 from services.router.admission.tenants import TenantPolicy
 from services.router.embedding.policy import EmbeddingPolicy
+from services.router.embedding.relay import EmbeddingRelay
 from tests.router.replica import Replica, RouterUnderTest, running_replicas, running_router
 
 
@@ -169,6 +170,28 @@ async def test_a_single_replica_that_comes_back_gets_them_again() -> None:
         found, failed, _ = await answers_of(call)
         assert sorted(found) == [0, 1, 2] and not failed
         assert await router.replicas()
+
+
+async def test_inputs_of_a_connection_that_is_closed_are_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As those to all replicas are once the router's certificate is another one."""
+    relays: list[EmbeddingRelay] = []
+    made = EmbeddingRelay.__init__
+
+    def noted(self: EmbeddingRelay, *given: Any, **named: Any) -> None:
+        made(self, *given, **named)
+        relays.append(self)
+
+    monkeypatch.setattr(EmbeddingRelay, "__init__", noted)
+    one = Embedder("one")
+    async with mesh(one) as (_, stub):
+        call = await asked(stub.Embed(), range(3))
+        await eventually(lambda: len(one.taken) == 3)
+        await relays[0].close()
+        one.may_answer.set()
+        found, failed, _ = await answers_of(call)
+    assert sorted(found) == [0, 1, 2] and not failed
 
 
 async def test_nobody_is_left_who_computes_the_same() -> None:
