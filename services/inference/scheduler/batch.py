@@ -133,7 +133,7 @@ class BatchBuilder:
         """Plan the call behind this one, which is being computed, where only its tokens are open:
         everybody goes on with one more, nobody waits, and nobody has drafts of this replica."""
         queues, running = self._queues, self._queues.running
-        if len(in_flight.scheduled) != len(running) or not in_flight.is_decode:
+        if not running or len(in_flight.scheduled) != len(running) or not in_flight.is_decode:
             return
         if queues.waiting or queues.paused or queues.has_sequence_changes:
             return

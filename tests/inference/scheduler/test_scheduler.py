@@ -448,3 +448,16 @@ def test_a_planned_call_is_dropped_when_drafts_or_sessions_come() -> None:
     driver.run(batch)
     driver.finish()
     assert tuple(peer.reply) == truth
+
+
+def test_nothing_is_planned_behind_the_last_reply() -> None:
+    driver = Driver(OPTIONS)
+    driver.open(request(0, region_drafts=False))
+    driver.tick()
+    while driver.scheduler.load().running_sessions:
+        driver.tick()
+    batch = driver.schedule()
+    assert batch is not None and not batch.slices, "it closes the sequence"
+    driver.scheduler.overlapped_work()
+    driver.take(driver.scheduler.postprocess(batch, (), driver.now))
+    assert driver.schedule() is None
