@@ -19,7 +19,7 @@ from outrider.workers.steering import Instruction, assembled
 
 _SO_ATTACH_REUSEPORT_CBPF: Final = 51
 """asm-generic/socket.h; Python has no name for it."""
-_BACKLOG: Final = 1024
+_BACKLOG: Final = 4096
 _TRIES: Final = 50
 
 

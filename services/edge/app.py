@@ -54,6 +54,7 @@ from services.edge.telemetry import EdgeTelemetry
 from services.edge.time_slicing import TimeSlicer
 from services.edge.timers import SharedTimer
 from services.edge.upstream.direct import DirectPaths
+from services.edge.upstream.embedding import EmbeddingTurns
 from services.edge.upstream.metrics import RouterMetrics
 from services.edge.upstream.pool import RouterPool
 
@@ -205,6 +206,7 @@ class Edge:
             keyed_chats=self._keyed_chats,
             models=self.models,
             upstream=self.upstream,
+            embedding_turns=EmbeddingTurns(),
             telemetry=self.telemetry,
             resumable=resumable,
             time_slicer=self._time_slicer,

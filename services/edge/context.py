@@ -14,6 +14,7 @@ from services.edge.resumption.chats import ResumableChats
 from services.edge.telemetry import EdgeTelemetry
 from services.edge.time_slicing import TimeSlicer
 from services.edge.timers import SharedTimer
+from services.edge.upstream.embedding import EmbeddingTurns
 from services.edge.upstream.pool import RouterPool
 from services.edge.wire import client as client_wire
 
@@ -33,6 +34,7 @@ class EdgeContext:
     models: EdgeModels
     """What chats with one model share is with it (services.edge.models.served)."""
     upstream: RouterPool
+    embedding_turns: EmbeddingTurns
     telemetry: EdgeTelemetry
     resumable: ResumableChats
     time_slicer: TimeSlicer

@@ -54,7 +54,8 @@ async def _limited(context: EdgeContext, identity: Identity, wish: EmbeddingWish
     try:
         await allowed(allowance)
         context.identities.check(identity)  # its key may have been revoked meanwhile
-        found = await embedded(context.upstream, wish)
+        async with context.embedding_turns.turn(identity.tenant):
+            found = await embedded(context.upstream, wish)
         allowance.charge(input_tokens=found.num_tokens)
         return found
     except InputError as failed:

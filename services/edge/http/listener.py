@@ -50,6 +50,9 @@ from services.edge.quotas import Count, Rate, RateLimit, TokenBucket
 log = structlog.get_logger()
 
 _ALPN: Final = ["h2", "http/1.1"]
+_BACKLOG: Final = 4096
+"""Connections that wait to be accepted; the system has a bound of its own (somaxconn). Where more
+come at once, their clients believe that they are connected, and wait for minutes."""
 _END_S: Final = 1.0
 """How long the connections may take to end, once their replies have."""
 _FAREWELL_S: Final = 1.0
@@ -112,7 +115,9 @@ class HttpListener:
             await self.renew(certificate, key)
         try:
             if opened is None:
-                self._server = await asyncio.start_server(self._accept, host, port)
+                self._server = await asyncio.start_server(
+                    self._accept, host, port, backlog=_BACKLOG
+                )
             else:
                 self._server = await asyncio.start_server(self._accept, sock=opened)
         except OSError as error:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -30,6 +31,10 @@ _MAX_FRAME_BYTES: Final = 1 << 20
 _BYTES_PER_TOKEN: Final = 3
 _AGAIN_S: Final = 0.1
 """Between two looks for a router, while none can be reached."""
+
+MAX_CALLS: Final = 256
+"""Of one tenant at once. Thousands of calls that begin together keep a router busy for seconds, in
+which it answers nobody; this many are enough for full engine calls."""
 
 Content = str | bytes
 """A text, or token ids as little-endian u32."""
@@ -69,6 +74,33 @@ class InputError(Exception):
         super().__init__(error.message)
         self.index = index
         self.error = error
+
+
+class EmbeddingTurns:
+    """A tenant's requests beyond MAX_CALLS wait for its own earlier ones, in the order in which
+    they came. How many may wait is the listener's bound: each has a connection, or a stream."""
+
+    def __init__(self, most: int = MAX_CALLS) -> None:
+        self._most = most
+        self._tenants: dict[str, tuple[asyncio.Semaphore, list[None]]] = {}
+        """With one entry of the list for each request."""
+
+    def __len__(self) -> int:
+        """Tenants that have requests."""
+        return len(self._tenants)
+
+    @asynccontextmanager
+    async def turn(self, tenant: str) -> AsyncIterator[None]:
+        """Wait for it, and have it for as long as the context lasts."""
+        semaphore, asking = self._tenants.setdefault(tenant, (asyncio.Semaphore(self._most), []))
+        asking.append(None)
+        try:
+            async with semaphore:
+                yield
+        finally:
+            asking.pop()
+            if not asking:
+                del self._tenants[tenant]
 
 
 async def embedded(upstream: RouterPool, wish: EmbeddingWish) -> Embedded:

@@ -19,9 +19,15 @@ from outrider.errors import (
 )
 from outrider.rpc import bind, make_channel, make_server
 from outrider.session_types import Priority
+from outrider.testing import eventually
 from outrider.v1 import embedding_pb2, embedding_pb2_grpc
 from outrider.wire import error_to_proto
-from services.edge.upstream.embedding import EmbeddingWish, InputError, embedded
+from services.edge.upstream.embedding import (
+    EmbeddingTurns,
+    EmbeddingWish,
+    InputError,
+    embedded,
+)
 from services.edge.upstream.pool import RouterPool
 
 Answer = embedding_pb2.EmbedResponse
@@ -178,3 +184,21 @@ async def test_an_input_without_a_vector_ends_the_request() -> None:
             await embedded(pool, WISH)
     assert raised.value.index == 7
     assert isinstance(raised.value.error, PromptTooLongError)
+
+
+async def test_a_tenant_waits_for_its_own_calls_and_for_nobody_elses() -> None:
+    turns, order, may_end = EmbeddingTurns(2), list[str](), asyncio.Event()
+
+    async def ask(tenant: str, name: str) -> None:
+        async with turns.turn(tenant):
+            order.append(name)
+            await may_end.wait()
+
+    async with asyncio.TaskGroup() as group:
+        flood = [group.create_task(ask("a", f"a{number}")) for number in range(5)]
+        group.create_task(ask("b", "b0"))
+        await eventually(lambda: order == ["a0", "a1", "b0"])
+        flood[2].cancel()  # whose client left while it waited
+        may_end.set()
+    assert order == ["a0", "a1", "b0", "a3", "a4"]
+    assert len(turns) == 0, "nothing is kept of tenants that ask for nothing"
