@@ -111,8 +111,10 @@ async def _measure(
         await _agreement(run, running, supplies)
         found = await _all_loads(run, plan, running, supplies)
         _ratios(run, found, running)
+    # Others take processor time when they have nothing to do.
+    async with started(forms, threads, (), _say) as alone:
         _say("all at once")
-        await _packed(run, plan, running, texts.make(TINY, plan.packed))
+        await _packed(run, plan, alone, texts.make(TINY, plan.packed))
     _say("one engine and two")
     await replicas.measure(run, forms, supplies[SHORT], max(plan.seconds, 2.0))
     _say("killing replicas")
