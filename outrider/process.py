@@ -104,7 +104,7 @@ latest, of which a connection has some hundreds; nearly all that ends is freed w
 def settle() -> None:
     """What a service has loaded stays: full collections need not look at it any more, which would
     hold its event loop for 50 to 100 ms each time. All collections are rarer, too: with thousands
-    of connections open they took half of an edge's time, and held its loop for a second."""
+    of connections open they took much of an edge's time, and held its loop for a second."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
