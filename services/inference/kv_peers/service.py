@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 import structlog
 
 from outrider.codec.block_hashes import HASH_BYTES
-from outrider.codec.kv import KvHeader, Payload, encode_frame
+from outrider.codec.kv import encode_frame
 from outrider.errors import InvalidRequestError, OutriderError, UnavailableError
 from outrider.model_identity import same_model, short_form
 from outrider.telemetry.metrics import Metrics
@@ -146,15 +146,7 @@ class KvTransferService(KvTransferServiceServicer):
 
     def _pack(self, block: ExportedBlock) -> bytes:
         """In the thread."""
-        known = self._identity
-        header = KvHeader(
-            payload=Payload.EXACT,
-            layout=known.layout,
-            fingerprint=known.fingerprint,
-            vocabulary_digest=known.vocabulary_digest,
-            parent_hash=block.named.parent,
-            ids=block.named.ids,
-        )
+        header = self._identity.header(block.named.parent, block.named.ids)
         return encode_frame(header, [block.data])
 
 

@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 
 import structlog
 
-from outrider.codec.kv import KvHeader, Payload, decode_frame, encode_frame
+from outrider.codec.kv import decode_frame, encode_frame
 from outrider.errors import MalformedFrameError
 from outrider.telemetry.families import Family
 from outrider.telemetry.metrics import Metrics
@@ -152,15 +152,7 @@ class KvSwap:
 
     def _pack(self, block: SwappedBlock) -> bytes:
         """In the thread."""
-        known = self._identity
-        header = KvHeader(
-            payload=Payload.EXACT,
-            layout=known.layout,
-            fingerprint=known.fingerprint,
-            vocabulary_digest=known.vocabulary_digest,
-            parent_hash=block.named.parent,
-            ids=block.named.ids,
-        )
+        header = self._identity.header(block.named.parent, block.named.ids)
         return encode_frame(header, [block.data])
 
     async def _give_back(self, session: Readmitted, compute_token_ms: float) -> None:

@@ -105,6 +105,17 @@ class KvIdentity:
     fingerprint: bytes
     vocabulary_digest: bytes
 
+    def header(self, parent_hash: bytes, ids: tuple[int, ...]) -> KvHeader:
+        """Of an exact frame of the block with these ids, behind that one."""
+        return KvHeader(
+            payload=Payload.EXACT,
+            layout=self.layout,
+            fingerprint=self.fingerprint,
+            vocabulary_digest=self.vocabulary_digest,
+            parent_hash=parent_hash,
+            ids=ids,
+        )
+
 
 @dataclass(slots=True, eq=False)
 class _Prompt:
@@ -486,16 +497,10 @@ class PrefixExchange:
         return None
 
     def _header(self, prompt: _Prompt, index: int) -> KvHeader:
-        known = self._identity
-        begin = index * known.layout.block_tokens
-        return KvHeader(
-            payload=Payload.EXACT,
-            layout=known.layout,
-            fingerprint=known.fingerprint,
-            vocabulary_digest=known.vocabulary_digest,
-            parent_hash=prompt.hashes[index - 1] if index else root_hash(prompt.salt),
-            ids=prompt.ids[begin : begin + known.layout.block_tokens],
-        )
+        block_tokens = self._identity.layout.block_tokens
+        begin = index * block_tokens
+        parent = prompt.hashes[index - 1] if index else root_hash(prompt.salt)
+        return self._identity.header(parent, prompt.ids[begin : begin + block_tokens])
 
     # Saving, from the first block on, one prompt at a time.
 
