@@ -29,7 +29,8 @@ MAX_EXPORTS = 64
 """Prefixes that may wait to be copied out; more are not."""
 MAX_SWAPPED_BLOCKS = 8
 """Blocks of preempted sessions that are copied between two calls; each takes some tenths of a
-millisecond (an estimate), in which the engine waits. More that were evicted at once are lost, and computed."""
+millisecond (an estimate), in which the engine waits. More that were evicted at once are lost, and
+computed."""
 MAX_UNPACKED_BLOCKS = 32
 """Such copies that may wait to be packed."""
 
