@@ -19,9 +19,9 @@ from dataclasses import dataclass
 class StallPolicy:
     """What counts as a stall. Times in seconds."""
 
-    interval_s: float = 0.05
+    interval_s: float = 0.1
     """The clock is observed at least as often."""
-    max_gap_s: float = 0.25
+    max_gap_s: float = 0.3
     """Observations further apart than this: the process stalled."""
     stop_s: float = 1.0
     """Observations further apart than this: the process was stopped, not merely busy."""

@@ -44,6 +44,11 @@ def _num_entries(folder: str) -> int:
 
 
 INTERVAL_S: Final = 0.02
+"""How often a loop that works is asked how late it is..."""
+IDLE_INTERVAL_S: Final = 0.08
+"""...and one whose thread hardly computes: waking up for this is most of what it does then."""
+_IDLE_SHARE: Final = 0.1
+"""A thread that computes for less than this share of the time hardly computes."""
 STALL_MS: Final = 5.0
 """A delay of at least this is counted as a stall, with its cause."""
 OTHER: Final = "other"
@@ -85,8 +90,8 @@ class _LargestLags(Collector):
 
 
 class StallMonitor:
-    """Measures how late the event loop calls back, every `interval_s`. This is most of what a
-    process without work does: what is noted each time are numbers."""
+    """Measures how late the event loop calls back: every `interval_s`, or `idle_interval_s` while
+    there is hardly any work. What is noted each time are plain numbers."""
 
     def __init__(
         self,
@@ -94,10 +99,12 @@ class StallMonitor:
         *,
         cause: Cause | None = None,
         interval_s: float = INTERVAL_S,
+        idle_interval_s: float = IDLE_INTERVAL_S,
     ) -> None:
         self._registry = registry
         self._cause = cause or (lambda since: OTHER)
         self._interval_s = interval_s
+        self._idle_interval_s = idle_interval_s
         self._lag = BucketHistogram(names.LOOP_LAG, names.LOOP_LAG_BOUNDARIES_S, ())
         self._recent_lag = RecentMaximum(names.LOOP_LAG_MAX_WINDOW_S)
         self._recent_blocked = RecentMaximum(names.LOOP_LAG_MAX_WINDOW_S)
@@ -110,7 +117,7 @@ class StallMonitor:
 
     def start(self) -> None:
         """Watch the running loop."""
-        self._wait(asyncio.get_running_loop(), time.thread_time())
+        self._wait(asyncio.get_running_loop(), time.thread_time(), self._interval_s)
 
     def stop(self) -> None:
         """Stop watching, and take the figures out of the registry."""
@@ -120,15 +127,23 @@ class StallMonitor:
             for collector in self._collectors:
                 self._registry.unregister(collector)
 
-    def _wait(self, loop: asyncio.AbstractEventLoop, computed_s: float) -> None:
-        due = loop.time() + self._interval_s
-        self._timer = loop.call_at(due, self._called, loop, due, computed_s)
+    def _wait(self, loop: asyncio.AbstractEventLoop, computed_s: float, interval_s: float) -> None:
+        since = loop.time()
+        self._timer = loop.call_at(
+            since + interval_s, self._called, loop, since, interval_s, computed_s
+        )
 
-    def _called(self, loop: asyncio.AbstractEventLoop, due: float, before_s: float) -> None:
+    def _called(
+        self, loop: asyncio.AbstractEventLoop, since: float, interval_s: float, before_s: float
+    ) -> None:
         computed_s = time.thread_time()
-        lag_ms = (loop.time() - due) * 1e3
-        self.late(due - self._interval_s, lag_ms, (computed_s - before_s) * 1e3)
-        self._wait(loop, computed_s)
+        took_s, busy_s = loop.time() - since, computed_s - before_s
+        self.late(since, (took_s - interval_s) * 1e3, busy_s * 1e3)
+        self._wait(loop, computed_s, self.next_interval_s(took_s, busy_s))
+
+    def next_interval_s(self, took_s: float, busy_s: float) -> float:
+        """Until the loop is asked again, if its thread computed for `busy_s` of `took_s`."""
+        return self._idle_interval_s if busy_s < _IDLE_SHARE * took_s else self._interval_s
 
     def late(self, since: float, lag_ms: float, computed_ms: float = 0.0) -> None:
         """The loop was `lag_ms` late; it was on time at `since`, and its thread has computed for

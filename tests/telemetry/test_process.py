@@ -58,3 +58,9 @@ async def test_a_loop_that_is_held_up_is_seen() -> None:
     )
     monitor.stop()
     assert registry.get_sample_value("outrider_loop_lag_seconds_count") is None
+
+
+def test_a_loop_without_work_is_seldom_woken_up() -> None:
+    monitor = StallMonitor(CollectorRegistry(), interval_s=0.02, idle_interval_s=0.08)
+    assert monitor.next_interval_s(took_s=0.02, busy_s=0.0019) == 0.08
+    assert monitor.next_interval_s(took_s=0.08, busy_s=0.0081) == 0.02
