@@ -36,7 +36,7 @@ from outrider.session_types import (
     TokenLogprobs,
     Usage,
 )
-from outrider.v1 import common_pb2, inference_pb2
+from outrider.v1 import common_pb2, embedding_pb2, inference_pb2
 
 TokensFrame: TypeAlias = inference_pb2.Commit | inference_pb2.Draft
 """What carries ids without a header."""
@@ -48,6 +48,8 @@ DEFAULT_MAX_TOKENS = 256
 """Longest reply of a request that names none."""
 MAX_MESSAGE_CHARS = 1024
 """Longer messages of errors are cut: a trailer has to fit gRPC's 8 KiB of metadata."""
+MAX_AT_ONCE_INPUTS = 32
+"""Of a request for vectors that comes in one message."""
 MAX_METADATA = 16
 MAX_METADATA_CHARS = 128
 MAX_RETRY_DELAY_MS = 600_000
@@ -299,6 +301,14 @@ def _grammar_from_proto(grammar: common_pb2.Grammar) -> Grammar:
     if kind is None:
         raise InvalidSamplingError(f"grammar kind {grammar.kind} is not known to this version")
     return Grammar(kind, grammar.text)
+
+
+def check_at_once(request: embedding_pb2.EmbedAtOnceRequest) -> None:
+    """Raises MalformedFrameError for a request with too many inputs for one message."""
+    if len(request.inputs) > MAX_AT_ONCE_INPUTS:
+        raise MalformedFrameError(
+            f"a request in one message has at most {MAX_AT_ONCE_INPUTS} inputs; open a stream"
+        )
 
 
 def priority_to_proto(priority: Priority | None) -> common_pb2.Priority.ValueType:

@@ -89,7 +89,8 @@ class StallFreeClock:
 
     def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
         before_s = self.stalled_s
-        self()
+        if self._detector is not None:
+            self._detector.tick(self._clock() - self._lost_s)
         if (stalled_s := self.stalled_s - before_s) >= self._policy.stop_s:
             log.warning("process_stalled", seconds=round(stalled_s, 1))
         self._timer = loop.call_later(self._policy.interval_s, self._tick, loop)

@@ -5,9 +5,14 @@ computation) finds every timeout about its peers exceeded, while their answers w
 Peers are therefore judged by a clock that leaves stalls out: silence, timeouts and pauses are what
 a process that never stalled would have seen.
 
-The clock is observed at least every `interval_s`. Between two observations at most `max_gap_s`
-passes on it. After a longer gap it stands still until `settle_s` of ordinary time were observed, in
-which what waits in the buffers is read.
+A timer ticks every `interval_s`; in between the clock may be observed at any time. Between two
+observations at most `max_gap_s` passes on it. After a longer gap it stands still until `settle_s`
+of ordinary time were observed, in which what waits in the buffers is read.
+
+A loop with too much to do is not stalled, but late with everything: what a peer answered waits
+behind thousands of other things, in several turns of the loop until it is read. There the ticks
+come late as well, and the clock goes slower than time: after a tick that came late, half an
+interval at most passes on it until the next one.
 """
 
 from __future__ import annotations
@@ -20,7 +25,10 @@ class StallPolicy:
     """What counts as a stall. Times in seconds."""
 
     interval_s: float = 0.1
-    """The clock is observed at least as often."""
+    """From a tick until the next one is due."""
+    late_s: float = 0.05
+    """A tick that comes this much after it was due is late. As much more than an interval may pass
+    on the clock between two ticks."""
     max_gap_s: float = 0.3
     """Observations further apart than this: the process stalled."""
     stop_s: float = 1.0
@@ -45,6 +53,9 @@ class StallDetector:
         """Time that still has to be observed before the clock goes on."""
         self._counted_s = self._policy.settle_s
         """Time on the clock since it last stood still."""
+        self._ticked_at = now
+        self._until_tick_s = self._policy.interval_s + self._policy.late_s
+        """Time that may still pass on the clock until the next tick."""
         self._stalled_at: float | None = None
         self.stalled_s = 0.0
         """Total time left out so far."""
@@ -55,6 +66,16 @@ class StallDetector:
         stream that its peer ended unread, is not the peer's failure."""
         stalled_at = self._stalled_at
         return stalled_at is not None and self._awake_at - stalled_at < self._policy.blame_s
+
+    def tick(self, now: float) -> float:
+        """As `observe`, by the timer."""
+        reading = self.observe(now)
+        policy = self._policy
+        usual_s = policy.interval_s + policy.late_s
+        is_late = now - self._ticked_at > usual_s
+        self._ticked_at = max(now, self._ticked_at)
+        self._until_tick_s = policy.interval_s / 2 if is_late else usual_s
+        return reading
 
     def observe(self, now: float) -> float:
         """The stall-free time at `now`."""
@@ -70,7 +91,8 @@ class StallDetector:
                 seen_s = 0.0
         rest_s = min(seen_s, self._settling_s)
         self._settling_s -= rest_s
-        counted_s = seen_s - rest_s
+        counted_s = min(seen_s - rest_s, self._until_tick_s)
+        self._until_tick_s -= counted_s
         self._counted_s += counted_s
         self._awake_at += counted_s
         self.stalled_s += gap_s - counted_s

@@ -19,6 +19,7 @@ ACCESS: Final[Mapping[str, frozenset[Role]]] = {
     # Sessions of clients come from edges, and nobody else speaks for a tenant.
     "/outrider.v1.RouterService/Route": frozenset({Role.EDGE}),
     "/outrider.v1.EmbeddingRouterService/Embed": frozenset({Role.EDGE}),
+    "/outrider.v1.EmbeddingRouterService/EmbedAtOnce": frozenset({Role.EDGE}),
     "/outrider.v1.RouterService/GetRouter": frozenset({Role.EDGE, Role.ROUTER, Role.OPERATOR}),
     # What they tell is of everybody's sessions.
     "/outrider.v1.RouterService/ListModels": _ROUTER_OPERATOR,
@@ -30,6 +31,7 @@ ACCESS: Final[Mapping[str, frozenset[Role]]] = {
     # Only who has a ticket of a session's router gets anything.
     "/outrider.v1.DirectService/Attach": frozenset({Role.EDGE}),
     "/outrider.v1.EmbeddingService/Embed": _ROUTER,
+    "/outrider.v1.EmbeddingService/EmbedAtOnce": _ROUTER,
     "/outrider.v1.InferenceService/WatchLoad": _ROUTER,
     "/outrider.v1.InferenceService/WatchKv": _ROUTER,
     "/outrider.v1.InferenceService/GetModel": _ROUTER_OPERATOR,

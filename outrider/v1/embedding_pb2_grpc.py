@@ -40,6 +40,11 @@ class EmbeddingServiceStub:
                 request_serializer=outrider_dot_v1_dot_embedding__pb2.EmbedRequest.SerializeToString,
                 response_deserializer=outrider_dot_v1_dot_embedding__pb2.EmbedResponse.FromString,
                 _registered_method=True)
+        self.EmbedAtOnce = channel.unary_unary(
+                '/outrider.v1.EmbeddingService/EmbedAtOnce',
+                request_serializer=outrider_dot_v1_dot_embedding__pb2.EmbedAtOnceRequest.SerializeToString,
+                response_deserializer=outrider_dot_v1_dot_embedding__pb2.EmbedAtOnceResponse.FromString,
+                _registered_method=True)
 
 
 class EmbeddingServiceServicer:
@@ -55,6 +60,15 @@ class EmbeddingServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def EmbedAtOnce(self, request, context):
+        """The same for a request of few inputs, which costs everybody less as one message each way: at most
+        32 inputs.
+        buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EmbeddingServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -62,6 +76,11 @@ def add_EmbeddingServiceServicer_to_server(servicer, server):
                     servicer.Embed,
                     request_deserializer=outrider_dot_v1_dot_embedding__pb2.EmbedRequest.FromString,
                     response_serializer=outrider_dot_v1_dot_embedding__pb2.EmbedResponse.SerializeToString,
+            ),
+            'EmbedAtOnce': grpc.unary_unary_rpc_method_handler(
+                    servicer.EmbedAtOnce,
+                    request_deserializer=outrider_dot_v1_dot_embedding__pb2.EmbedAtOnceRequest.FromString,
+                    response_serializer=outrider_dot_v1_dot_embedding__pb2.EmbedAtOnceResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -102,6 +121,33 @@ class EmbeddingService:
             metadata,
             _registered_method=True)
 
+    @staticmethod
+    def EmbedAtOnce(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.v1.EmbeddingService/EmbedAtOnce',
+            outrider_dot_v1_dot_embedding__pb2.EmbedAtOnceRequest.SerializeToString,
+            outrider_dot_v1_dot_embedding__pb2.EmbedAtOnceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
 
 class EmbeddingRouterServiceStub:
     """A router, beside its RouterService.
@@ -118,6 +164,11 @@ class EmbeddingRouterServiceStub:
                 request_serializer=outrider_dot_v1_dot_embedding__pb2.EmbedRequest.SerializeToString,
                 response_deserializer=outrider_dot_v1_dot_embedding__pb2.EmbedResponse.FromString,
                 _registered_method=True)
+        self.EmbedAtOnce = channel.unary_unary(
+                '/outrider.v1.EmbeddingRouterService/EmbedAtOnce',
+                request_serializer=outrider_dot_v1_dot_embedding__pb2.EmbedAtOnceRequest.SerializeToString,
+                response_deserializer=outrider_dot_v1_dot_embedding__pb2.EmbedAtOnceResponse.FromString,
+                _registered_method=True)
 
 
 class EmbeddingRouterServiceServicer:
@@ -133,6 +184,14 @@ class EmbeddingRouterServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def EmbedAtOnce(self, request, context):
+        """As EmbeddingService.EmbedAtOnce.
+        buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EmbeddingRouterServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -140,6 +199,11 @@ def add_EmbeddingRouterServiceServicer_to_server(servicer, server):
                     servicer.Embed,
                     request_deserializer=outrider_dot_v1_dot_embedding__pb2.EmbedRequest.FromString,
                     response_serializer=outrider_dot_v1_dot_embedding__pb2.EmbedResponse.SerializeToString,
+            ),
+            'EmbedAtOnce': grpc.unary_unary_rpc_method_handler(
+                    servicer.EmbedAtOnce,
+                    request_deserializer=outrider_dot_v1_dot_embedding__pb2.EmbedAtOnceRequest.FromString,
+                    response_serializer=outrider_dot_v1_dot_embedding__pb2.EmbedAtOnceResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -170,6 +234,33 @@ class EmbeddingRouterService:
             '/outrider.v1.EmbeddingRouterService/Embed',
             outrider_dot_v1_dot_embedding__pb2.EmbedRequest.SerializeToString,
             outrider_dot_v1_dot_embedding__pb2.EmbedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EmbedAtOnce(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.v1.EmbeddingRouterService/EmbedAtOnce',
+            outrider_dot_v1_dot_embedding__pb2.EmbedAtOnceRequest.SerializeToString,
+            outrider_dot_v1_dot_embedding__pb2.EmbedAtOnceResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -38,6 +38,11 @@ class EmbeddingServiceStub:
     error of its own.
     buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
     """
+    EmbedAtOnce: _grpc.UnaryUnaryMultiCallable[_embedding_pb2.EmbedAtOnceRequest, _embedding_pb2.EmbedAtOnceResponse]
+    """The same for a request of few inputs, which costs everybody less as one message each way: at most
+    32 inputs.
+    buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
+    """
 
 @_typing.type_check_only
 class EmbeddingServiceAsyncStub(EmbeddingServiceStub):
@@ -47,6 +52,11 @@ class EmbeddingServiceAsyncStub(EmbeddingServiceStub):
     Embed: _aio.StreamStreamMultiCallable[_embedding_pb2.EmbedRequest, _embedding_pb2.EmbedResponse]  # type: ignore[assignment]
     """One request of one client. Every input is answered once, in any order, by a vector or by an
     error of its own.
+    buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
+    """
+    EmbedAtOnce: _aio.UnaryUnaryMultiCallable[_embedding_pb2.EmbedAtOnceRequest, _embedding_pb2.EmbedAtOnceResponse]  # type: ignore[assignment]
+    """The same for a request of few inputs, which costs everybody less as one message each way: at most
+    32 inputs.
     buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
     """
 
@@ -64,6 +74,17 @@ class EmbeddingServiceServicer(metaclass=_abc_1.ABCMeta):
         buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
         """
 
+    @_abc_1.abstractmethod
+    def EmbedAtOnce(
+        self,
+        request: _embedding_pb2.EmbedAtOnceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_embedding_pb2.EmbedAtOnceResponse, _abc.Awaitable[_embedding_pb2.EmbedAtOnceResponse]]:
+        """The same for a request of few inputs, which costs everybody less as one message each way: at most
+        32 inputs.
+        buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
+        """
+
 def add_EmbeddingServiceServicer_to_server(servicer: EmbeddingServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
 class EmbeddingRouterServiceStub:
@@ -78,6 +99,10 @@ class EmbeddingRouterServiceStub:
     that is lost to another. A router passes frames on, so they are of one kind.
     buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
     """
+    EmbedAtOnce: _grpc.UnaryUnaryMultiCallable[_embedding_pb2.EmbedAtOnceRequest, _embedding_pb2.EmbedAtOnceResponse]
+    """As EmbeddingService.EmbedAtOnce.
+    buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
+    """
 
 @_typing.type_check_only
 class EmbeddingRouterServiceAsyncStub(EmbeddingRouterServiceStub):
@@ -87,6 +112,10 @@ class EmbeddingRouterServiceAsyncStub(EmbeddingRouterServiceStub):
     Embed: _aio.StreamStreamMultiCallable[_embedding_pb2.EmbedRequest, _embedding_pb2.EmbedResponse]  # type: ignore[assignment]
     """As EmbeddingService.Embed; the router spreads the inputs over replicas, and sends those of one
     that is lost to another. A router passes frames on, so they are of one kind.
+    buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
+    """
+    EmbedAtOnce: _aio.UnaryUnaryMultiCallable[_embedding_pb2.EmbedAtOnceRequest, _embedding_pb2.EmbedAtOnceResponse]  # type: ignore[assignment]
+    """As EmbeddingService.EmbedAtOnce.
     buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
     """
 
@@ -101,6 +130,16 @@ class EmbeddingRouterServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_embedding_pb2.EmbedResponse], _abc.AsyncIterator[_embedding_pb2.EmbedResponse]]:
         """As EmbeddingService.Embed; the router spreads the inputs over replicas, and sends those of one
         that is lost to another. A router passes frames on, so they are of one kind.
+        buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
+        """
+
+    @_abc_1.abstractmethod
+    def EmbedAtOnce(
+        self,
+        request: _embedding_pb2.EmbedAtOnceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_embedding_pb2.EmbedAtOnceResponse, _abc.Awaitable[_embedding_pb2.EmbedAtOnceResponse]]:
+        """As EmbeddingService.EmbedAtOnce.
         buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
         """
 

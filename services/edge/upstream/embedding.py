@@ -18,8 +18,8 @@ from outrider.cost import Cost
 from outrider.errors import MalformedFrameError, OutriderError, UnavailableError
 from outrider.rpc import LOSSES, end_call, loss_reason
 from outrider.session_types import Priority
-from outrider.v1 import embedding_pb2
-from outrider.wire import cost_of, error_from_proto, priority_to_proto
+from outrider.v1 import embedding_pb2, embedding_pb2_grpc
+from outrider.wire import MAX_AT_ONCE_INPUTS, cost_of, error_from_proto, priority_to_proto
 from services.edge.upstream.link import RouterLink
 from services.edge.upstream.pool import RouterPool
 
@@ -111,7 +111,7 @@ async def embedded(upstream: RouterPool, wish: EmbeddingWish) -> Embedded:
     while True:
         link = await _picked(upstream, avoided)
         try:
-            await asking.ask(link.embed())
+            await asking.ask(link.embedding)
             return asking.result()
         except UnavailableError:
             avoided.append(link.address)
@@ -148,16 +148,15 @@ class _Asking:
             cost = Cost(nanos, self._costs[-1].currency)
         return Embedded(vectors, self._num_tokens, cost, self._identity)
 
-    async def ask(self, call: Any) -> None:
+    async def ask(self, router: embedding_pb2_grpc.EmbeddingRouterServiceAsyncStub) -> None:
         """Ask a router for the vectors that are missing. Raises what `embedded` raises, and
         UnavailableError where another router may know better."""
         missing = [index for index in range(len(self._wish.inputs)) if index not in self._rows]
-        writer = asyncio.create_task(self._write(call, missing))
         try:
-            async for answer in call:
-                if self._take(answer):
-                    return
-            raise UnavailableError("the router ended its answer")
+            if len(missing) <= MAX_AT_ONCE_INPUTS and self._num_bytes(missing) <= _MAX_FRAME_BYTES:
+                await self._ask_at_once(router, missing)
+            else:
+                await self._ask_in_frames(router, missing)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
@@ -169,6 +168,28 @@ class _Asking:
             if type(reason) is OutriderError or not isinstance(reason, OutriderError):
                 raise UnavailableError(f"the router was lost: {reason}") from loss
             raise reason from loss
+
+    async def _ask_at_once(
+        self, router: embedding_pb2_grpc.EmbeddingRouterServiceAsyncStub, missing: Sequence[int]
+    ) -> None:
+        request = embedding_pb2.EmbedAtOnceRequest(open=self._opening(missing))
+        for index in missing:
+            self._put(request.inputs.add(id=index), index)
+        for answer in (await router.EmbedAtOnce(request)).answers:
+            if self._take(answer):
+                return
+        raise UnavailableError("the router ended its answer")
+
+    async def _ask_in_frames(
+        self, router: embedding_pb2_grpc.EmbeddingRouterServiceAsyncStub, missing: Sequence[int]
+    ) -> None:
+        call: Any = router.Embed()
+        writer = asyncio.create_task(self._write(call, missing))
+        try:
+            async for answer in call:
+                if self._take(answer):
+                    return
+            raise UnavailableError("the router ended its answer")
         finally:
             writer.cancel()
             end_call(call)
@@ -212,7 +233,6 @@ class _Asking:
 
     def _opening(self, missing: Sequence[int]) -> embedding_pb2.OpenEmbed:
         wish = self._wish
-        num_bytes = sum(_num_bytes(wish.inputs[index]) for index in missing)
         return embedding_pb2.OpenEmbed(
             request_id=wish.request_id,
             model=wish.model,
@@ -222,24 +242,30 @@ class _Asking:
             truncate=wish.truncate,
             tenant=wish.tenant,
             residency=wish.residency,
-            estimated_tokens=num_bytes // _BYTES_PER_TOKEN + 2 * len(missing),
+            estimated_tokens=self._num_bytes(missing) // _BYTES_PER_TOKEN + 2 * len(missing),
         )
 
     def _frames(self, missing: Sequence[int]) -> Iterator[embedding_pb2.EmbedRequest]:
         made, num_bytes = embedding_pb2.EmbedInputs(), 0
         for index in missing:
-            content = self._wish.inputs[index]
-            size = _num_bytes(content)
+            size = _num_bytes(self._wish.inputs[index])
             is_full = len(made.inputs) >= _MAX_FRAME_INPUTS or num_bytes + size > _MAX_FRAME_BYTES
             if made.inputs and is_full:
                 yield embedding_pb2.EmbedRequest(inputs=made)
                 made, num_bytes = embedding_pb2.EmbedInputs(), 0
-            if isinstance(content, str):
-                made.inputs.add(id=index, text=content)
-            else:
-                made.inputs.add(id=index, ids=content)
+            self._put(made.inputs.add(id=index), index)
             num_bytes += size
         yield embedding_pb2.EmbedRequest(inputs=made)
+
+    def _put(self, message: embedding_pb2.EmbedInput, index: int) -> None:
+        content = self._wish.inputs[index]
+        if isinstance(content, str):
+            message.text = content
+        else:
+            message.ids = content
+
+    def _num_bytes(self, missing: Sequence[int]) -> int:
+        return sum(_num_bytes(self._wish.inputs[index]) for index in missing)
 
 
 def _num_bytes(content: Content) -> int:

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from random import Random
-from typing import Any, Final, NoReturn, Protocol
+from typing import Final, NoReturn, Protocol
 
 import grpc.aio
 import structlog
@@ -97,7 +97,7 @@ class RouterLink:
         self._on_connected = on_connected
         self._tls = tls
         self._outbox: _RouteOutbox | None = None
-        self._channel: grpc.aio.Channel | None = None
+        self._embedding: embedding_pb2_grpc.EmbeddingRouterServiceAsyncStub | None = None
         """While the stream is up."""
         self._sinks: dict[int, Sink] = {}
         """By session id."""
@@ -168,13 +168,13 @@ class RouterLink:
         cancel = inference_pb2.CancelSession(reason=CancelledError.reason)
         self.cancel(session_id, inference_pb2.SessionUp(cancel=cancel))
 
-    def embed(self) -> Any:
-        """A call of EmbeddingRouterService.Embed, for whoever ends it. Raises UnavailableError."""
-        if self._channel is None:
+    @property
+    def embedding(self) -> embedding_pb2_grpc.EmbeddingRouterServiceAsyncStub:
+        """The router's service for vectors; whoever begins a call ends it. Raises
+        UnavailableError."""
+        if self._embedding is None:
             raise UnavailableError(f"the router at {self.address} cannot be reached")
-        stub: embedding_pb2_grpc.EmbeddingRouterServiceAsyncStub
-        stub = embedding_pb2_grpc.EmbeddingRouterServiceStub(self._channel)
-        return stub.Embed()
+        return self._embedding
 
     def forget(self, session_id: int) -> None:
         """The session needs no frame any more; what still comes for it is dropped."""
@@ -209,12 +209,12 @@ class RouterLink:
                     await call.wait_for_connection()
                 self._table.connected(self.address, self._clock())
                 self._heard(said, rtt_ms)
-                self._channel = channel
+                self._embedding = embedding_pb2_grpc.EmbeddingRouterServiceStub(channel)
                 ending.callback(self._unlink)
                 await self._serve(stub, call, outbox)
 
     def _unlink(self) -> None:
-        self._channel = None
+        self._embedding = None
 
     async def _serve(
         self, stub: router_pb2_grpc.RouterServiceAsyncStub, call: _RouteCall, outbox: _RouteOutbox

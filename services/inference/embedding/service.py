@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final
@@ -30,7 +30,7 @@ from outrider.telemetry.refusals import RefusalLog
 from outrider.v1 import embedding_pb2, inference_pb2
 from outrider.v1.embedding_pb2_grpc import EmbeddingServiceServicer
 from outrider.v1.inference_pb2_grpc import InferenceServiceServicer
-from outrider.wire import error_to_proto, priority_from_proto, usage_to_proto
+from outrider.wire import check_at_once, error_to_proto, priority_from_proto, usage_to_proto
 from services.inference.embedding.pipeline import (
     EmbeddingInput,
     EmbeddingPipeline,
@@ -143,12 +143,26 @@ class _Request:
         kind = frame.WhichOneof("kind")
         if kind == "inputs":
             for given in frame.inputs.inputs:
-                self._add(given)
+                self.add(given)
         elif kind == "cancel":
             keys = [self._keys[number] for number in frame.cancel.ids if number in self._keys]
             self._pipeline.cancel(keys)
         else:
             raise MalformedFrameError("a request is opened once; send inputs, or cancel some")
+
+    def add(self, given: embedding_pb2.EmbedInput) -> None:
+        """One input. Raises MalformedFrameError."""
+        if given.id in self._seen:
+            raise MalformedFrameError(f"two inputs have the number {given.id}")
+        if len(self._seen) >= _MAX_INPUTS:
+            raise MalformedFrameError(f"a request has at most {_MAX_INPUTS} inputs; open another")
+        self._seen.add(given.id)
+        try:
+            key = self._pipeline.submit(self._input(given))
+        except OutriderError as error:
+            self._fail(given.id, error)
+            return
+        self._ids[key], self._keys[given.id] = given.id, key
 
     def no_more_inputs(self) -> None:
         """The peer has sent all."""
@@ -172,19 +186,6 @@ class _Request:
                 model_identity=self._contract.model_identity,
             )
         )
-
-    def _add(self, given: embedding_pb2.EmbedInput) -> None:
-        if given.id in self._seen:
-            raise MalformedFrameError(f"two inputs have the number {given.id}")
-        if len(self._seen) >= _MAX_INPUTS:
-            raise MalformedFrameError(f"a request has at most {_MAX_INPUTS} inputs; open another")
-        self._seen.add(given.id)
-        try:
-            key = self._pipeline.submit(self._input(given))
-        except OutriderError as error:
-            self._fail(given.id, error)
-            return
-        self._ids[key], self._keys[given.id] = given.id, key
 
     def _input(self, given: embedding_pb2.EmbedInput) -> EmbeddingInput:
         kind = given.WhichOneof("content")
@@ -309,22 +310,50 @@ class EmbeddingReplicaService(EmbeddingServiceServicer, InferenceServiceServicer
         if self._is_drained:
             raise DrainingError("this replica takes nothing new; go elsewhere")
 
-    async def _answers(
-        self, request: _Request, frames: AsyncIterator[embedding_pb2.EmbedRequest]
-    ) -> AsyncGenerator[embedding_pb2.EmbedResponse, None]:
-        """All that there are. Raises OutriderError for frames that are none."""
-        self._num_requests += 1
-        reader = asyncio.create_task(_read(frames, request))
+    async def EmbedAtOnce(
+        self, request: embedding_pb2.EmbedAtOnceRequest, context: Any
+    ) -> embedding_pb2.EmbedAtOnceResponse:
+        answers: list[embedding_pb2.EmbedResponse] = []
         try:
-            while (answer := await request.next()) is not None:
-                yield answer
-            yield request.done()
+            self._check()
+            check_at_once(request)
+            asked = _Request(self._contract, self._pipeline, request.open)
+            with self._serving(asked):
+                for given in request.inputs:
+                    asked.add(given)
+                asked.no_more_inputs()
+                while (answer := await asked.next()) is not None:
+                    answers.append(answer)
+            answers.append(asked.done())
+        except OutriderError as error:
+            self._refused.note(error.reason)
+            answers.append(embedding_pb2.EmbedResponse(error=error_to_proto(error)))
+        return embedding_pb2.EmbedAtOnceResponse(answers=answers)
+
+    @contextlib.contextmanager
+    def _serving(self, request: _Request) -> Iterator[None]:
+        """Count it while the context lasts; what it still waits for then, nobody wants."""
+        self._num_requests += 1
+        try:
+            yield
         finally:
             self._num_requests -= 1
             self.changed()
             request.leave()
-            reader.cancel()
-            await asyncio.gather(reader, return_exceptions=True)
+
+    async def _answers(
+        self, request: _Request, frames: AsyncIterator[embedding_pb2.EmbedRequest]
+    ) -> AsyncGenerator[embedding_pb2.EmbedResponse, None]:
+        """All that there are. Raises OutriderError for frames that are none."""
+        with self._serving(request):
+            reader = asyncio.create_task(_read(frames, request))
+            try:
+                while (answer := await request.next()) is not None:
+                    yield answer
+                yield request.done()
+            finally:
+                reader.cancel()
+                await asyncio.gather(reader, return_exceptions=True)
 
     async def Generate(
         self, request_iterator: Any, context: Any

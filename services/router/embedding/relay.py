@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable
-from typing import Any, Final
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from typing import Any, Final, NamedTuple
 
+import grpc
 import grpc.aio
 import structlog
 
@@ -25,7 +26,13 @@ from outrider.session_types import Usage
 from outrider.telemetry.refusals import RefusalLog
 from outrider.tls import PLAINTEXT, Role, Tls
 from outrider.v1 import embedding_pb2, embedding_pb2_grpc
-from outrider.wire import error_from_proto, error_to_proto, set_cost, usage_to_proto
+from outrider.wire import (
+    check_at_once,
+    error_from_proto,
+    error_to_proto,
+    set_cost,
+    usage_to_proto,
+)
 from services.router.admission.admission import Admission
 from services.router.admission.pricing import PriceTable
 from services.router.embedding.machine import (
@@ -52,6 +59,17 @@ _LOST: Final = (
 """What a replica says when it cannot go on, or is another one by now: its inputs go elsewhere."""
 
 
+class _Peer(NamedTuple):
+    """The way to one replica."""
+
+    channel: grpc.aio.Channel
+    stub: embedding_pb2_grpc.EmbeddingServiceAsyncStub
+
+    @property
+    def is_connected(self) -> bool:
+        return self.channel.get_state() is grpc.ChannelConnectivity.READY
+
+
 class EmbeddingRelay:
     """All requests for vectors of one router."""
 
@@ -72,39 +90,39 @@ class EmbeddingRelay:
         self.refused = RefusalLog("embeddings")
         self._max_message_bytes = max_message_bytes
         self._tls = tls
-        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._peers: dict[str, _Peer] = {}
         """By address."""
         self._material = tls.current
         self._tasks: set[asyncio.Future[None]] = set()
         self.num_requests = 0
         """Under way."""
 
-    def stub(self, replica: Replica) -> embedding_pb2_grpc.EmbeddingServiceAsyncStub:
-        """Of a replica's service; connections to those that are gone are closed, and all of them
-        when this router's certificate is another one."""
+    def peer(self, replica: Replica) -> _Peer:
+        """The way to a replica; connections to those that are gone are closed, and all of them when
+        this router's certificate is another one."""
         known = {it.address for it in self.fleet.registry}
         is_renewed = self._tls.current is not self._material
-        for address in [it for it in self._channels if is_renewed or it not in known]:
-            self._closing(self._channels.pop(address))
+        for address in [it for it in self._peers if is_renewed or it not in known]:
+            self._closing(self._peers.pop(address).channel)
         self._material = self._tls.current
-        channel = self._channels.get(replica.address)
-        if channel is None:
-            channel = self._channels[replica.address] = make_channel(
+        peer = self._peers.get(replica.address)
+        if peer is None:
+            channel = make_channel(
                 replica.address,
                 tls=self._tls,
                 role=Role.INFERENCE,
                 region=replica.region,
                 max_message_bytes=self._max_message_bytes,
             )
-        made: embedding_pb2_grpc.EmbeddingServiceAsyncStub
-        made = embedding_pb2_grpc.EmbeddingServiceStub(channel)
-        return made
+            stub = embedding_pb2_grpc.EmbeddingServiceStub(channel)
+            peer = self._peers[replica.address] = _Peer(channel, stub)
+        return peer
 
     async def close(self) -> None:
         """End all connections."""
-        channels, self._channels = self._channels, {}
-        for channel in channels.values():
-            await channel.close()
+        peers, self._peers = self._peers, {}
+        for peer in peers.values():
+            await peer.channel.close()
 
     def _closing(self, channel: grpc.aio.Channel) -> None:
         task = asyncio.ensure_future(channel.close(1.0))
@@ -145,19 +163,43 @@ class EmbeddingRouterService(embedding_pb2_grpc.EmbeddingRouterServiceServicer):
             if relayed is not None:
                 await relayed.close()
 
+    async def EmbedAtOnce(
+        self, request: embedding_pb2.EmbedAtOnceRequest, context: Any
+    ) -> embedding_pb2.EmbedAtOnceResponse:
+        answers: list[embedding_pb2.EmbedResponse] = []
+        relayed: _Relayed | None = None
+        try:
+            if not self._serving():
+                raise UnavailableError("This router is shutting down: ask another.")
+            check_at_once(request)
+            relayed = _Relayed(self._relay, request.open, is_whole=True)
+            relayed.take(request.inputs)
+            while (answer := await relayed.rest()) is not None:
+                answers.append(answer)
+        except OutriderError as error:
+            self._relay.refused.note(error.reason)
+            answers.append(embedding_pb2.EmbedResponse(error=error_to_proto(error)))
+        finally:
+            if relayed is not None:
+                await relayed.close()
+        return embedding_pb2.EmbedAtOnceResponse(answers=answers)
+
 
 class _Relayed:
     """One request: what its machine answers is carried out."""
 
-    def __init__(self, relay: EmbeddingRelay, opened: embedding_pb2.OpenEmbed) -> None:
+    def __init__(
+        self, relay: EmbeddingRelay, opened: embedding_pb2.OpenEmbed, *, is_whole: bool = False
+    ) -> None:
+        """`is_whole`: all its inputs come together, and are answered together."""
         self._relay = relay
+        self._is_whole = is_whole
         self._opened = opened
         model = opened.model or _only_model(relay.fleet.registry)
         self._machine = RequestMachine(relay.fleet, model, tuple(opened.residency))
         self._calls: dict[str, _Call] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._answers: asyncio.Queue[embedding_pb2.EmbedResponse | OutriderError | None]
-        self._answers = asyncio.Queue()
+        self._answers: asyncio.Queue[embedding_pb2.EmbedResponse | None] = asyncio.Queue()
         self._has_room = asyncio.Event()
         self._has_room.set()
         self._began_at = relay.clock()
@@ -184,9 +226,16 @@ class _Relayed:
             getting.cancel()
         if self._answers.qsize() <= _MAX_WAITING:
             self._has_room.set()
-        if isinstance(answer, OutriderError):
-            raise answer
         return answer
+
+    def take(self, inputs: Iterable[embedding_pb2.EmbedInput]) -> None:
+        """These are all its inputs. Raises OutriderError."""
+        self._do(self._machine.add([_new_input(given) for given in inputs], self._relay.clock()))
+        self._do(self._machine.no_more_inputs())
+
+    async def rest(self) -> embedding_pb2.EmbedResponse | None:
+        """The next answer where all inputs are there; None behind the last."""
+        return await self._answers.get()
 
     async def read(self, frames: AsyncIterator[embedding_pb2.EmbedRequest]) -> None:
         """Take what the edge sends. Raises OutriderError."""
@@ -239,15 +288,15 @@ class _Relayed:
         if (cost := self._cost()) is not None:
             admission.stats.costs_nanos[label, machine.model] += cost.amount_nanos
 
-    def opening(self) -> embedding_pb2.EmbedRequest:
-        """The first frame for a replica."""
+    def opening(self) -> embedding_pb2.OpenEmbed:
+        """What a replica is told first."""
         opened = embedding_pb2.OpenEmbed()
         opened.CopyFrom(self._opened)
         opened.model = self._machine.model
         opened.model_identity = self._machine.identity
         if self._deadline_at is not None:
             opened.deadline_ms = max(1, int((self._deadline_at - self._relay.clock()) * 1e3))
-        return embedding_pb2.EmbedRequest(open=opened)
+        return opened
 
     # What comes back.
 
@@ -301,13 +350,17 @@ class _Relayed:
 
     def _send(self, step: Send) -> None:
         name = step.replica.name
+        peer = self._relay.peer(step.replica)
+        inputs = [embedding_pb2.EmbedInput.FromString(each.frame) for each in step.inputs]
+        # One part is at one replica at a time: no other call of this request goes to it.
+        is_one_part = len(inputs) <= self._relay.fleet.policy.part_inputs
+        if self._is_whole and is_one_part and peer.is_connected:
+            self._calls[name] = _CallAtOnce(self, name, peer, inputs)
+            return
         call = self._calls.get(name)
         if call is None:
-            call = self._calls[name] = _Call(self, step.replica, self._relay)
-        made = embedding_pb2.EmbedInputs(
-            inputs=[embedding_pb2.EmbedInput.FromString(each.frame) for each in step.inputs]
-        )
-        call.send(embedding_pb2.EmbedRequest(inputs=made))
+            call = self._calls[name] = _Stream(self, name, peer)
+        call.send(embedding_pb2.EmbedRequest(inputs=embedding_pb2.EmbedInputs(inputs=inputs)))
 
     def _put(self, answer: embedding_pb2.EmbedResponse) -> None:
         self._answers.put_nowait(answer)
@@ -329,33 +382,27 @@ class _Relayed:
 
 
 class _Call:
-    """A call to one replica, for one request."""
+    """A call to one replica, for one request. It ends with an error: where every input was answered
+    before, that is no loss."""
 
-    def __init__(self, relayed: _Relayed, replica: Replica, relay: EmbeddingRelay) -> None:
+    def __init__(self, relayed: _Relayed, name: str, peer: _Peer) -> None:
         self._relayed = relayed
-        self._replica = replica
-        self._name = replica.name
-        self._relay = relay
-        self._outbox: asyncio.Queue[embedding_pb2.EmbedRequest] = asyncio.Queue()
+        self._name = name
+        self._peer = peer
         self._is_connected = False
-        self._outbox.put_nowait(relayed.opening())
         self.task = asyncio.create_task(self._run())
 
     def send(self, frame: embedding_pb2.EmbedRequest) -> None:
         """Queue a frame; as many as the request has inputs at most."""
-        self._outbox.put_nowait(frame)
+        raise NotImplementedError
+
+    async def _exchange(self) -> None:
+        """Ask, and pass answers on. Raises what ends the call."""
+        raise NotImplementedError
 
     async def _run(self) -> None:
-        call: Any = self._relay.stub(self._replica).Embed()
-        writer = asyncio.create_task(self._write(call))
         try:
-            await call.wait_for_connection()
-            self._is_connected = True
-            async for answer in call:
-                if answer.HasField("error"):
-                    raise error_from_proto(answer.error)
-                self._relayed.answered(self._name, answer)
-            raise UnavailableError(f"The replica {self._name} ended its answer.")
+            await self._exchange()
         except asyncio.CancelledError:
             if self.task.cancelling():
                 raise
@@ -368,10 +415,6 @@ class _Call:
             self._relayed.refused(
                 self._name, OutriderError(f"The router failed: {type(defect).__name__}.")
             )
-        finally:
-            writer.cancel()
-            end_call(call)
-            await asyncio.gather(writer, return_exceptions=True)
 
     def _lose(self, loss: Exception) -> None:
         reason = loss_reason(loss)
@@ -383,11 +426,64 @@ class _Call:
             why = UnavailableError(str(reason) or type(reason).__name__)
             self._relayed.lost(self._name, why, had_them=self._is_connected)
 
+    def _take(self, answer: embedding_pb2.EmbedResponse) -> None:
+        if answer.HasField("error"):
+            raise error_from_proto(answer.error)
+        if answer.HasField("done"):
+            raise UnavailableError(f"The replica {self._name} ended its answer.")
+        self._relayed.answered(self._name, answer)
+
+
+class _Stream(_Call):
+    """Frames both ways."""
+
+    def __init__(self, relayed: _Relayed, name: str, peer: _Peer) -> None:
+        self._outbox: asyncio.Queue[embedding_pb2.EmbedRequest] = asyncio.Queue()
+        self._outbox.put_nowait(embedding_pb2.EmbedRequest(open=relayed.opening()))
+        super().__init__(relayed, name, peer)
+
+    def send(self, frame: embedding_pb2.EmbedRequest) -> None:
+        self._outbox.put_nowait(frame)
+
+    async def _exchange(self) -> None:
+        call: Any = self._peer.stub.Embed()
+        writer = asyncio.create_task(self._write(call))
+        try:
+            await call.wait_for_connection()
+            self._is_connected = True
+            async for answer in call:
+                self._take(answer)
+            raise UnavailableError(f"The replica {self._name} ended its answer.")
+        finally:
+            writer.cancel()
+            end_call(call)
+            await asyncio.gather(writer, return_exceptions=True)
+
     async def _write(self, call: Any) -> None:
         # What is wrong with the call is told by its answers.
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             while True:
                 await call.write(await self._outbox.get())
+
+
+class _CallAtOnce(_Call):
+    """One message each way."""
+
+    def __init__(
+        self,
+        relayed: _Relayed,
+        name: str,
+        peer: _Peer,
+        inputs: Sequence[embedding_pb2.EmbedInput],
+    ) -> None:
+        self._request = embedding_pb2.EmbedAtOnceRequest(open=relayed.opening(), inputs=inputs)
+        super().__init__(relayed, name, peer)
+        self._is_connected = True  # or it were a stream
+
+    async def _exchange(self) -> None:
+        for answer in (await self._peer.stub.EmbedAtOnce(self._request)).answers:
+            self._take(answer)
+        raise UnavailableError(f"The replica {self._name} ended its answer.")
 
 
 def _new_input(given: embedding_pb2.EmbedInput) -> NewInput:

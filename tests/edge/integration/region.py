@@ -34,6 +34,7 @@ from outrider.wire import (
     put_ids,
     token_block_from_proto,
 )
+from tests.embedding_frames import frames_of
 
 IDENTITY = b"\x0a" * 32
 """What the region's replica says that it computes."""
@@ -368,6 +369,12 @@ class Embeddings(embedding_pb2_grpc.EmbeddingRouterServiceServicer):
                 )
                 yield embedding_pb2.EmbedResponse(vectors=told)
         yield embedding_pb2.EmbedResponse(done=embedding_pb2.EmbedDone(model_identity=b"1234"))
+
+    async def EmbedAtOnce(
+        self, request: embedding_pb2.EmbedAtOnceRequest, context: Any
+    ) -> embedding_pb2.EmbedAtOnceResponse:
+        answers = [answer async for answer in self.Embed(frames_of(request), context)]
+        return embedding_pb2.EmbedAtOnceResponse(answers=answers)
 
 
 @asynccontextmanager

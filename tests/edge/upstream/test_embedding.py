@@ -21,7 +21,7 @@ from outrider.rpc import bind, make_channel, make_server
 from outrider.session_types import Priority
 from outrider.testing import eventually
 from outrider.v1 import embedding_pb2, embedding_pb2_grpc
-from outrider.wire import error_to_proto
+from outrider.wire import MAX_AT_ONCE_INPUTS, error_to_proto
 from services.edge.upstream.embedding import (
     EmbeddingTurns,
     EmbeddingWish,
@@ -29,11 +29,15 @@ from services.edge.upstream.embedding import (
     embedded,
 )
 from services.edge.upstream.pool import RouterPool
+from tests.embedding_frames import frames_of
 
 Answer = embedding_pb2.EmbedResponse
 WISH = EmbeddingWish(
     "r", "e", [f"text {i}" for i in range(300)] + [b"\1\0\0\0"], "t", Priority.LOW, ()
 )
+"""In frames."""
+SHORT = EmbeddingWish("r", "e", WISH.inputs[-MAX_AT_ONCE_INPUTS:], "t", Priority.LOW, ())
+"""In one message."""
 DONE = Answer(done=embedding_pb2.EmbedDone(model="e"))
 
 
@@ -44,6 +48,7 @@ class Router(embedding_pb2_grpc.EmbeddingRouterServiceServicer):
         self.most, self.last = most, last or (DONE,)
         self.opened: list[embedding_pb2.OpenEmbed] = []
         self.taken: list[int] = []
+        self.num_at_once = 0
 
     async def Embed(self, request_iterator: Any, context: Any) -> AsyncIterator[Answer]:
         async for frame in request_iterator:
@@ -55,6 +60,14 @@ class Router(embedding_pb2_grpc.EmbeddingRouterServiceServicer):
                     yield vector(given.id)
         for answer in self.last:
             yield answer
+
+    async def EmbedAtOnce(
+        self, request: embedding_pb2.EmbedAtOnceRequest, context: Any
+    ) -> embedding_pb2.EmbedAtOnceResponse:
+        self.num_at_once += 1
+
+        answers = [answer async for answer in self.Embed(frames_of(request), context)]
+        return embedding_pb2.EmbedAtOnceResponse(answers=answers)
 
 
 def vector(number: int, data: bytes | None = None) -> Answer:
@@ -78,8 +91,7 @@ class Pool:
         class Link:
             address = str(len(avoid))
 
-            def embed(self) -> Any:
-                return embedding_pb2_grpc.EmbeddingRouterServiceStub(channel).Embed()
+            embedding = embedding_pb2_grpc.EmbeddingRouterServiceStub(channel)
 
         return Link()
 
@@ -103,28 +115,42 @@ async def pool_of(*routers: Router) -> AsyncIterator[RouterPool]:
             await server.stop(None)
 
 
-async def test_vectors_come_in_the_order_of_the_inputs() -> None:
-    router = Router()
+either_way = pytest.mark.parametrize("wish", [WISH, SHORT], ids=["frames", "at once"])
+
+
+@either_way
+async def test_vectors_come_in_the_order_of_the_inputs(wish: EmbeddingWish) -> None:
+    router, count = Router(), len(wish.inputs)
     async with pool_of(router) as pool:
-        found = await embedded(pool, WISH)
-    assert found.vectors[:, 0].tolist() == list(range(301))
-    assert (found.num_tokens, found.cost) == (602, None)
+        found = await embedded(pool, wish)
+    assert found.vectors[:, 0].tolist() == list(range(count))
+    assert (found.num_tokens, found.cost) == (2 * count, None)
     (opened,) = router.opened
     assert (opened.model, opened.tenant, opened.priority) == ("e", "t", 1)
-    assert opened.estimated_tokens > 301
+    assert opened.estimated_tokens > count
+    assert router.num_at_once == (wish is SHORT)
 
 
-async def test_another_router_is_asked_for_what_is_missing() -> None:
-    lost, other = Router(120, *[]), Router()
+async def test_few_inputs_with_much_text_go_in_frames() -> None:
+    router, texts = Router(), ["a" * (1 << 18)] * 5
+    async with pool_of(router) as pool:
+        await embedded(pool, EmbeddingWish("r", "e", texts, "t", Priority.LOW, ()))
+    assert router.num_at_once == 0 and len(router.taken) == 5
+
+
+@either_way
+async def test_another_router_is_asked_for_what_is_missing(wish: EmbeddingWish) -> None:
+    lost, other, count = Router(20, *[]), Router(), len(wish.inputs)
     lost.last = (Answer(error=error_to_proto(UnavailableError("it stops"))),)
     async with pool_of(lost, other) as pool:
-        found = await embedded(pool, WISH)
-    assert found.vectors[:, 0].tolist() == list(range(301))
-    assert found.num_tokens == 602
-    assert len(other.taken) == 181
+        found = await embedded(pool, wish)
+    assert found.vectors[:, 0].tolist() == list(range(count))
+    assert found.num_tokens == 2 * count
+    assert len(other.taken) == count - 20
 
 
-async def test_a_router_whose_channel_is_closed_is_lost() -> None:
+@either_way
+async def test_a_router_whose_channel_is_closed_is_lost(wish: EmbeddingWish) -> None:
     """As its link does once it is silent, and the call is then said to be cancelled."""
     heard, never = asyncio.Event(), asyncio.Event()
 
@@ -135,10 +161,32 @@ async def test_a_router_whose_channel_is_closed_is_lost() -> None:
             yield DONE
 
     async with pool_of(Silent(), Router()) as pool:
-        asking = asyncio.create_task(embedded(pool, WISH))
+        asking = asyncio.create_task(embedded(pool, wish))
         await asyncio.wait_for(heard.wait(), 60)
         await cast("Pool", pool)._channels[0].close()
-        assert len((await asking).vectors) == 301
+        assert len((await asking).vectors) == len(wish.inputs)
+
+
+@either_way
+async def test_who_does_not_want_it_any_more_ends_the_call(wish: EmbeddingWish) -> None:
+    heard, ended, never = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    class Silent(Router):
+        async def Embed(self, request_iterator: Any, context: Any) -> AsyncIterator[Answer]:
+            heard.set()
+            try:
+                await never.wait()
+            finally:
+                ended.set()
+            yield DONE
+
+    async with pool_of(Silent()) as pool:
+        asking = asyncio.create_task(embedded(pool, wish))
+        await asyncio.wait_for(heard.wait(), 60)
+        asking.cancel()
+        await asyncio.wait_for(ended.wait(), 60)
+        with pytest.raises(asyncio.CancelledError):
+            await asking
 
 
 async def test_a_router_that_was_lost_a_moment_ago_is_waited_for() -> None:
@@ -171,17 +219,21 @@ async def test_a_router_that_was_lost_a_moment_ago_is_waited_for() -> None:
         (vector(5, b"123"), MalformedFrameError),
     ],
 )
-async def test_what_routers_may_say_instead(last: Answer, error: type[Exception]) -> None:
+@either_way
+async def test_what_routers_may_say_instead(
+    last: Answer, error: type[Exception], wish: EmbeddingWish
+) -> None:
     async with pool_of(Router(1, last)) as pool:
         with pytest.raises(error):
-            await embedded(pool, WISH)
+            await embedded(pool, wish)
 
 
-async def test_an_input_without_a_vector_ends_the_request() -> None:
+@either_way
+async def test_an_input_without_a_vector_ends_the_request(wish: EmbeddingWish) -> None:
     failed = embedding_pb2.InputFailed(id=7, error=error_to_proto(PromptTooLongError("long")))
     async with pool_of(Router(1, Answer(failed=failed))) as pool:
         with pytest.raises(InputError) as raised:
-            await embedded(pool, WISH)
+            await embedded(pool, wish)
     assert raised.value.index == 7
     assert isinstance(raised.value.error, PromptTooLongError)
 

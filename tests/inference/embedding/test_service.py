@@ -21,6 +21,7 @@ from outrider.errors import (
     DrainingError,
     EngineError,
     InvalidRequestError,
+    MalformedFrameError,
     OutriderError,
     UnknownModelError,
     VocabularyMismatchError,
@@ -130,6 +131,38 @@ def requests(
         yield embedding_pb2.EmbedRequest(inputs=embedding_pb2.EmbedInputs(inputs=[one]))
 
 
+async def at_once(
+    channel: grpc.aio.Channel, inputs: Iterable[str | list[int]], **opened: Any
+) -> tuple[Answers, embedding_pb2.EmbedDone]:
+    """As `embedded`, in one message each way."""
+    stub: embedding_pb2_grpc.EmbeddingServiceAsyncStub
+    stub = embedding_pb2_grpc.EmbeddingServiceStub(channel)
+    first, *others = requests(inputs, **opened)
+    asked = embedding_pb2.EmbedAtOnceRequest(open=first.open)
+    for other in others:
+        asked.inputs.extend(other.inputs.inputs)
+    answer = await stub.EmbedAtOnce(asked)
+    return await answers_of(Frames(answer.answers))
+
+
+class Frames:
+    """Answers that are there already, as a call."""
+
+    def __init__(self, answers: Iterable[embedding_pb2.EmbedResponse]) -> None:
+        self._answers = iter(answers)
+
+    def __aiter__(self) -> Frames:
+        return self
+
+    async def __anext__(self) -> embedding_pb2.EmbedResponse:
+        for answer in self._answers:
+            return answer
+        raise StopAsyncIteration
+
+    def cancel(self) -> None:
+        """There is nothing to cancel."""
+
+
 async def answers_of(call: Any) -> tuple[Answers, embedding_pb2.EmbedDone]:
     found: Answers = {}
     async for answer in call:
@@ -168,6 +201,33 @@ async def test_vectors_are_those_of_the_engine(model: LoadedEmbedder) -> None:
         assert len(vector) == WIDTH and len(short) == 8
         assert short @ vector[:8] / np.linalg.norm(vector[:8]) > 0.99
     assert done.usage.prompt_tokens == num_tokens
+
+
+async def test_few_inputs_in_one_message_have_the_same_answers(model: LoadedEmbedder) -> None:
+    inputs: list[str | list[int]] = [*TEXTS, "a " * 40, [2, 5, 3], [999_999]]
+    async with running(model, max_input_bytes=100) as (replica, _, channel):
+        for opened in ({}, {"dimensions": 8, "format": embedding_pb2.VECTOR_FORMAT_I8}):
+            streamed, at_end = await embedded(channel, inputs, **opened)
+            found, done = await at_once(channel, inputs, **opened)
+            assert done == at_end and found.keys() == streamed.keys()
+            for number, vector in found.items():
+                expected = streamed[number]
+                if isinstance(vector, OutriderError):
+                    assert isinstance(expected, OutriderError)
+                    assert vector.reason == expected.reason
+                else:
+                    assert isinstance(expected, np.ndarray)
+                    assert vector.tobytes() == expected.tobytes()
+        with pytest.raises(MalformedFrameError, match="at most 32"):
+            await at_once(channel, ["a"] * 33)
+        with pytest.raises(MalformedFrameError, match="number 0"):
+            stub: embedding_pb2_grpc.EmbeddingServiceAsyncStub
+            stub = embedding_pb2_grpc.EmbeddingServiceStub(channel)
+            twice = [embedding_pb2.EmbedInput(id=0, text="a")] * 2
+            answer = await stub.EmbedAtOnce(embedding_pb2.EmbedAtOnceRequest(inputs=twice))
+            await answers_of(Frames(answer.answers))
+        assert replica.service.num_requests == 0
+        await eventually(lambda: replica.pipeline.load.num_inputs == 0)
 
 
 async def test_what_is_counted(model: LoadedEmbedder) -> None:
@@ -254,6 +314,10 @@ async def test_a_peer_that_leaves_leaves_nothing_behind(model: LoadedEmbedder) -
         await eventually(lambda: replica.pipeline.load.num_inputs == 20)
         call.cancel()
         await eventually(lambda: replica.pipeline.load.num_inputs == 0)
+        asking = asyncio.create_task(at_once(channel, ["the cat"] * 20))
+        await eventually(lambda: replica.pipeline.load.num_inputs == 20)
+        asking.cancel()
+        await eventually(lambda: replica.pipeline.load.num_inputs == 0)
         assert replica.service.num_requests == 0
 
 
@@ -318,6 +382,8 @@ async def test_a_drained_replica_takes_nothing_new(model: LoadedEmbedder) -> Non
         await stub.Drain(inference_pb2.DrainRequest())
         with pytest.raises(DrainingError):
             await embedded(channel, ["a"])
+        with pytest.raises(DrainingError):
+            await at_once(channel, ["a"])
         await stub.Drain(inference_pb2.DrainRequest(undo=True))
         assert len((await embedded(channel, ["a"]))[0]) == 1
 

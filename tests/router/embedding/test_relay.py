@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import grpc.aio
 import pytest
 
-from outrider.errors import OutriderError, OverloadedError
+from outrider.errors import MalformedFrameError, OutriderError, OverloadedError
 from outrider.testing import eventually, leak_check
 from outrider.v1 import embedding_pb2, embedding_pb2_grpc, inference_pb2
 from outrider.wire import error_from_proto
@@ -18,6 +18,7 @@ from services.router.admission.pricing import Price
 from services.router.admission.tenants import TenantPolicy
 from services.router.embedding.policy import EmbeddingPolicy
 from services.router.embedding.relay import EmbeddingRelay
+from tests.embedding_frames import frames_of
 from tests.router.replica import Replica, RouterUnderTest, running_replicas, running_router
 
 
@@ -30,7 +31,9 @@ class Embedder(Replica, embedding_pb2_grpc.EmbeddingServiceServicer):
         self.taken: list[int] = []
         self.opened: list[embedding_pb2.OpenEmbed] = []
         self.may_answer = asyncio.Event()
-        self.num_calls = 0
+        self.num_calls = self.num_at_once = 0
+        self.skipped: set[int] = set()
+        """Inputs that it does not answer."""
 
     def register(self, server: grpc.aio.Server) -> None:
         super().register(server)
@@ -45,7 +48,7 @@ class Embedder(Replica, embedding_pb2_grpc.EmbeddingServiceServicer):
 
     async def Embed(
         self, request_iterator: Any, context: Any
-    ) -> AsyncIterator[embedding_pb2.EmbedResponse]:
+    ) -> AsyncGenerator[embedding_pb2.EmbedResponse, None]:
         self.num_calls += 1
         try:
             async for frame in request_iterator:
@@ -56,9 +59,19 @@ class Embedder(Replica, embedding_pb2_grpc.EmbeddingServiceServicer):
                 if frame.inputs.inputs:
                     await self.may_answer.wait()
                 for given in frame.inputs.inputs:
-                    yield vectors([given.id])
+                    if given.id not in self.skipped:
+                        yield vectors([given.id])
         finally:
             self.num_calls -= 1
+
+    async def EmbedAtOnce(
+        self, request: embedding_pb2.EmbedAtOnceRequest, context: Any
+    ) -> embedding_pb2.EmbedAtOnceResponse:
+        self.num_at_once += 1
+        async with aclosing(self.Embed(frames_of(request), context)) as answers:
+            found = [answer async for answer in answers]
+        done = embedding_pb2.EmbedResponse(done=embedding_pb2.EmbedDone(model="e"))
+        return embedding_pb2.EmbedAtOnceResponse(answers=[*found, done])
 
 
 def vectors(ids: list[int]) -> embedding_pb2.EmbedResponse:
@@ -102,6 +115,24 @@ async def answers_of(call: Any) -> tuple[list[int], dict[int, OutriderError], An
         else:
             found += answer.vectors.ids
     raise AssertionError("there was no last frame")
+
+
+async def at_once(
+    stub: embedding_pb2_grpc.EmbeddingRouterServiceAsyncStub, ids: Iterable[int], **opened: Any
+) -> tuple[list[int], dict[int, OutriderError], Any]:
+    """As `answers_of`, of a request in one message."""
+    wish = embedding_pb2.OpenEmbed(**{"model": "e", **opened})
+    request = embedding_pb2.EmbedAtOnceRequest(open=wish)
+    for number in ids:
+        request.inputs.add(id=number, text="some text")
+
+    async def answers() -> AsyncIterator[embedding_pb2.EmbedResponse]:
+        for answer in (await stub.EmbedAtOnce(request)).answers:
+            if answer.HasField("error"):
+                raise error_from_proto(answer.error)
+            yield answer
+
+    return await answers_of(answers())
 
 
 SMALL = EmbeddingPolicy(part_inputs=2)
@@ -255,3 +286,89 @@ async def test_frames_that_are_out_of_place() -> None:
             await answers_of(call)
         with pytest.raises(OutriderError, match="number 1"):
             await answers_of(await asked(stub.Embed(), [1, 1]))
+
+
+async def test_a_request_in_one_message_is_passed_on_as_one() -> None:
+    one = Embedder("one")
+    one.may_answer.set()
+    prices = (Price(prompt_per_million=2.0, reply_per_million=1.0),)
+    async with leak_check(), mesh(one, prices=prices, currency="USD") as (_, stub):
+        for _ in range(3):
+            found, failed, done = await at_once(stub, range(32), tenant="acme")
+            assert sorted(found) == list(range(32)) and not failed
+            assert (done.model, done.model_identity) == ("e", b"one")
+            assert done.usage.prompt_tokens == 160
+            assert done.usage.cost.amount_nanos == 320_000
+    assert one.num_at_once == 2, "the first finds no connection, and goes as a stream"
+    assert [opened.tenant for opened in one.opened] == ["acme"] * 3
+
+
+async def test_a_request_in_one_message_whose_replica_dies_goes_to_another() -> None:
+    one, two = Embedder("one"), Embedder("two")
+    both = (one, two)
+    async with mesh(*both) as (_, stub):
+        for replica in both:
+            replica.may_answer.set()
+        while not all(replica.num_at_once for replica in both):
+            await at_once(stub, range(3))
+        for replica in both:
+            replica.may_answer.clear()
+            replica.taken.clear()
+        asking = asyncio.create_task(at_once(stub, range(5)))
+        await eventually(lambda: len(one.taken + two.taken) == 5)
+        taker, other = both if one.taken else (two, one)
+        await taker.kill()
+        other.may_answer.set()
+        found, failed, done = await asking
+    assert sorted(found) == sorted(other.taken) == list(range(5)) and not failed
+    assert done.usage.prompt_tokens == 25, "each is counted once"
+
+
+async def test_inputs_that_a_replica_leaves_out_are_asked_for_elsewhere() -> None:
+    one, two = Embedder("one"), Embedder("two")
+    async with mesh(one, two) as (_, stub):
+        for replica in (one, two):
+            replica.may_answer.set()
+        while not (one.num_at_once and two.num_at_once):
+            await at_once(stub, range(3))
+        one.skipped = {1, 4}
+        for _ in range(8):
+            found, failed, _ = await at_once(stub, range(6))
+            assert not failed
+            assert sorted(found) == list(range(6))
+
+
+async def test_a_request_in_one_message_has_the_same_bounds() -> None:
+    one = Embedder("one")
+    one.may_answer.set()
+    tenants = (TenantPolicy("acme", tokens_per_minute=100),)
+    bounds = EmbeddingPolicy(max_inputs=8)
+    async with mesh(one, embedding=bounds, tenants=tenants, return_s=0.1) as (_, stub):
+        with pytest.raises(MalformedFrameError, match="at most 32"):
+            await at_once(stub, range(33))
+        with pytest.raises(OverloadedError):
+            await at_once(stub, range(9))
+        with pytest.raises(MalformedFrameError, match="number 1"):
+            await at_once(stub, [1, 1])
+        assert (await at_once(stub, [7], model="m"))[1][7].reason == "UNKNOWN_MODEL"
+        assert (await at_once(stub, [7], residency=["x"]))[1][7].reason == "NO_REPLICA"
+        for _ in range(2):
+            asked_for = {"tenant": "acme", "estimated_tokens": 60}
+            assert len((await at_once(stub, range(8), **asked_for))[0]) == 8
+        with pytest.raises(OverloadedError, match="acme"):
+            await at_once(stub, [1], tenant="acme", estimated_tokens=60)
+
+
+async def test_who_leaves_a_request_in_one_message_ends_it_at_the_replica() -> None:
+    one = Embedder("one")
+    bounds = EmbeddingPolicy(max_inputs=3)
+    async with mesh(one, embedding=bounds) as (_, stub):
+        one.may_answer.set()
+        await at_once(stub, [0])
+        one.may_answer.clear()
+        asking = asyncio.create_task(at_once(stub, range(3)))
+        await eventually(lambda: one.num_at_once == 1 and len(one.taken) == 4)
+        asking.cancel()
+        await eventually(lambda: one.num_calls == 0)
+        one.may_answer.set()
+        assert len((await at_once(stub, range(3)))[0]) == 3, "nothing is held of it"
