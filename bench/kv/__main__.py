@@ -64,18 +64,20 @@ def main() -> int:
     progress("ids of tokens")
     bf16 = frames.measure(run, vocabulary, "bf16", size.num_prefixes, progress)
     f32 = frames.measure(run, vocabulary, "f32", size.num_prefixes, progress)
-    run.figures["exact_vs_bf16"] = round(median(bf16[Payload.EXACT].ratios), 3)
-    run.figures["q8_vs_f32"] = round(median(f32[Payload.Q8].ratios), 3)
-    run.figures["q8_top1"] = round(f32[Payload.Q8].num_same / f32[Payload.Q8].num_scored, 4)
-    run.figures["decode_mb_s"] = round(median(bf16[Payload.EXACT].decode_mb_s))
-    run.figures["decode_over_compute"] = round(median(bf16[Payload.EXACT].decode_share), 4)
+    exact, q8 = bf16.payloads[Payload.EXACT], f32.payloads[Payload.Q8]
+    run.figures["exact_vs_bf16"] = round(median(exact.ratios), 3)
+    run.figures["q8_vs_f32"] = round(median(q8.ratios), 3)
+    run.figures["q8_top1"] = round(q8.scores.same_share, 4)
+    run.figures["last_bit_top1"] = round(f32.flipped.same_share, 4)
+    run.figures["decode_mb_s"] = round(median(exact.decode_mb_s))
+    run.figures["decode_over_compute"] = round(median(exact.decode_share), 4)
     run.setting("replica", threads=arguments.threads)
     asked = asyncio.run(first_token.measure(vocabulary, size.prompts, arguments.threads, progress))
     first_token.report(run, asked)
     starts = asyncio.run(restart.measure(vocabulary, size.num_starts, arguments.threads, progress))
     restart.report(run, starts)
     run.finish()
-    num_frames = bf16[Payload.EXACT].num_equal + f32[Payload.EXACT].num_equal
+    num_frames = exact.num_equal + f32.payloads[Payload.EXACT].num_equal
     return int(num_frames != 2 * size.num_prefixes or not first_token.is_exact(asked))
 
 

@@ -25,6 +25,33 @@ NUM_NEXT = 64
 
 
 @dataclass(slots=True)
+class Scores:
+    """What becomes of tokens behind prefixes whose KV is not quite what was computed."""
+
+    num_scored: int = 0
+    num_same: int = 0
+    """Tokens of which the likeliest next one stays the same."""
+    loss: float = 0.0
+    exact_loss: float = 0.0
+    """Sums of -log of the probability of the text's next token, with the KV and as computed."""
+
+    def add(self, rows: Logits, exact: Logits, following: Ids) -> None:
+        """Rows of logits with the KV and as computed, and the text's next tokens."""
+        self.num_scored += len(rows)
+        self.num_same += int((rows.argmax(1) == exact.argmax(1)).sum())
+        self.loss += _loss(rows, following)
+        self.exact_loss += _loss(exact, following)
+
+    @property
+    def same_share(self) -> float:
+        return self.num_same / self.num_scored
+
+    @property
+    def perplexity_ratio(self) -> float:
+        return math.exp((self.loss - self.exact_loss) / self.num_scored)
+
+
+@dataclass(slots=True)
 class Measured:
     """One payload over all prefixes."""
 
@@ -33,18 +60,18 @@ class Measured:
     decode_mb_s: list[float] = field(default_factory=list)
     decode_share: list[float] = field(default_factory=list)
     """Processor time of decoding over that of computing the same tokens."""
-    num_scored: int = 0
-    num_same: int = 0
-    """Tokens of which the likeliest next one stays the same."""
-    loss: float = 0.0
-    exact_loss: float = 0.0
-    """Sums of -log of the probability of the text's next token, with the KV and as computed."""
+    scores: Scores = field(default_factory=Scores)
     num_equal: int = 0
     """Frames whose blocks came out bit for bit."""
 
-    @property
-    def perplexity_ratio(self) -> float:
-        return math.exp((self.loss - self.exact_loss) / max(1, self.num_scored))
+
+@dataclass(slots=True)
+class Frames:
+    """In one precision."""
+
+    payloads: dict[Payload, Measured]
+    flipped: Scores = field(default_factory=Scores)
+    """With the last bit of every number the other one: what the least of all changes does."""
 
 
 def measure(
@@ -53,14 +80,14 @@ def measure(
     precision: Precision,
     count: int,
     progress: Callable[[str], None],
-) -> dict[Payload, Measured]:
+) -> Frames:
     """`count` prefixes of an engine in this precision; a table."""
     config = EngineConfig(num_blocks=160, precision=precision, max_fixed_rows=0)
     engine = create_engine(config)
     try:
         layout = engine.info.kv_layout
         assert layout is not None, "the engine's KV cannot be packed"
-        found = {payload: Measured() for payload in Payload}
+        found = Frames({payload: Measured() for payload in Payload})
         for number, ids in enumerate(prefixes(vocabulary, layout.block_tokens, count)):
             _measure_one(engine, layout, number, ids, found)
             progress(f"frames in {precision}: prefix {number + 1} of {count}, {len(ids)} tokens")
@@ -89,7 +116,7 @@ def _measure_one(
     layout: KvLayout,
     sequence: int,
     ids: Ids,
-    found: dict[Payload, Measured],
+    found: Frames,
 ) -> None:
     num_prefix = len(ids) - NUM_NEXT
     num_blocks = num_prefix // layout.block_tokens
@@ -102,7 +129,8 @@ def _measure_one(
     size = layout.block_bytes
     blocks = [data[n * size : (n + 1) * size] for n in range(num_blocks)]
     exact = _score(engine, sequence, ids, num_prefix, table)
-    for payload, into in found.items():
+    following = ids[num_prefix + 1 :]
+    for payload, into in found.payloads.items():
         prefix = tuple(ids[:num_prefix].tolist())
         header = KvHeader(payload, layout, engine.info.fingerprint, b"", b"", prefix)
         begin = time.process_time()
@@ -117,12 +145,16 @@ def _measure_one(
         into.decode_share.append(decode_s / compute_s)
         into.num_equal += out == blocks
         engine.import_blocks(table[:num_blocks].tolist(), b"".join(out))
-        rows = _score(engine, sequence, ids, num_prefix, table)
-        into.num_scored += NUM_NEXT - 1
-        into.num_same += int((rows.argmax(1) == exact.argmax(1)).sum())
-        into.loss += _loss(rows, ids[num_prefix + 1 :])
-        into.exact_loss += _loss(exact, ids[num_prefix + 1 :])
+        into.scores.add(_score(engine, sequence, ids, num_prefix, table), exact, following)
+    engine.import_blocks(table[:num_blocks].tolist(), _last_bits_flipped(data, layout))
+    found.flipped.add(_score(engine, sequence, ids, num_prefix, table), exact, following)
     engine.close_sequence(sequence)
+
+
+def _last_bits_flipped(data: bytes, layout: KvLayout) -> bytes:
+    """The least change that there is, in every number."""
+    word = np.uint32 if layout.dtype.num_bytes == 4 else np.uint16
+    return (np.frombuffer(data, word) ^ word(1)).tobytes()
 
 
 def _score(engine: Engine, sequence: int, ids: Ids, past: int, table: Ids) -> Logits:
@@ -138,16 +170,14 @@ def _loss(rows: Logits, following: Ids) -> float:
     return float((log_sums - shifted[np.arange(len(rows)), following]).sum())
 
 
-def _table(
-    run: Run, precision: str, layout: KvLayout, found: dict[Payload, Measured], count: int
-) -> None:
+def _table(run: Run, precision: str, layout: KvLayout, found: Frames, count: int) -> None:
     table = run.table(
         f"Frames of KV computed in {precision}: {count} prefixes of 200 to 1,500 tokens",
         *("payload", "smaller than the engine's KV", "than f32", "encode, MB/s", "decode, MB/s"),
         *("decode over compute, CPU", "same likeliest next token", "perplexity ratio", "bit-equal"),
     )
     to_f32 = 4 / layout.dtype.num_bytes
-    for payload, it in found.items():
+    for payload, it in found.payloads.items():
         table.add(
             payload.name.lower(),
             median(it.ratios),
@@ -155,8 +185,13 @@ def _table(
             median(it.encode_mb_s),
             median(it.decode_mb_s),
             median(it.decode_share),
-            f"{it.num_same / it.num_scored:.4f}",
-            f"{it.perplexity_ratio:.4f}",
+            f"{it.scores.same_share:.4f}",
+            f"{it.scores.perplexity_ratio:.4f}",
             f"{it.num_equal} of {count}",
         )
         run.samples(f"{precision}, {payload.name.lower()}, ratio", it.ratios, unit="ratio")
+    table.note(
+        "For comparison: KV as computed, but for the last bit of every number, leaves the "
+        f"likeliest next token the same in {found.flipped.same_share:.4f} of them (perplexity "
+        f"ratio {found.flipped.perplexity_ratio:.4f})."
+    )

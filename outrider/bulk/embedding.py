@@ -105,25 +105,41 @@ class _Answer:
     problems: list[TextProblem]
 
 
+@dataclass(frozen=True, slots=True)
+class EmbeddingJob:
+    """What an executor is made of; pickles where `ask` does."""
+
+    folder: Path
+    settings: BulkSettings
+    wanted: VectorsWanted
+    ask: Ask
+    num_requests: int = 8
+    """Under way at once."""
+
+
+class EmbeddingWorker:
+    """Does one shard after the other, in an actor of a cluster."""
+
+    def __init__(self, job: EmbeddingJob) -> None:
+        self._executor = EmbeddingExecutor(job)
+
+    def run(self, shard: Shard) -> ShardOutcome:
+        """Write the shard. Raises OutriderError, OSError."""
+        (outcome,) = self._executor.run([shard])
+        return outcome
+
+
 class EmbeddingExecutor:
     """Does shards one after the other, with requests of the next under way before one is whole.
 
     What it holds is bounded: `num_requests` requests and their answers, and one row group."""
 
-    def __init__(
-        self,
-        folder: Path,
-        settings: BulkSettings,
-        wanted: VectorsWanted,
-        ask: Ask,
-        num_requests: int = 8,
-    ) -> None:
-        """`num_requests`: under way at once."""
-        self._folder = folder
-        self._settings = settings
-        self._wanted = wanted
-        self._ask = ask
-        self._num_requests = num_requests
+    def __init__(self, job: EmbeddingJob) -> None:
+        self._folder = job.folder
+        self._settings = job.settings
+        self._wanted = job.wanted
+        self._ask = job.ask
+        self._num_requests = job.num_requests
 
     def run(self, shards: list[Shard]) -> Generator[ShardOutcome, None, None]:
         """The outcome of each, in order. Raises OutriderError where the endpoint answers nothing

@@ -8,22 +8,32 @@ from __future__ import annotations
 
 import logging
 import pickle
-from collections.abc import Generator, Iterator
-from typing import Any
+from collections.abc import Callable, Generator, Iterator
+from typing import Any, Protocol
 
 from outrider.bulk.plan.results import ShardOutcome
 from outrider.bulk.plan.shards import Shard
-from outrider.bulk.worker import ENVIRONMENT, BulkJob, BulkWorker
+from outrider.bulk.worker import ENVIRONMENT
 from outrider.errors import ConfigError, OutriderError
+
+
+class ShardWorker(Protocol):
+    """What an actor is."""
+
+    def run(self, shard: Shard) -> ShardOutcome:
+        """Write the shard. Raises OutriderError, OSError."""
 
 
 class RayExecutor:
     """Actors of a Ray cluster, one core each; Ray tries a shard again whose actor dies."""
 
-    def __init__(self, job: BulkJob, num_workers: int, address: str | None) -> None:
-        """`address` of a cluster, "auto" for the one of this machine; None starts one, of
-        `num_workers` cores, for this run. Raises ConfigError without Ray."""
-        self._job = job
+    def __init__(
+        self, make_worker: Callable[[], ShardWorker], num_workers: int, address: str | None
+    ) -> None:
+        """`make_worker` is pickled, and called once in every actor. `address` of a cluster, "auto"
+        for the one of this machine; None starts one, of `num_workers` cores, for this run. Raises
+        ConfigError without Ray."""
+        self._make_worker = make_worker
         self._num_workers = num_workers
         self._ray = self._connected(address)
 
@@ -45,7 +55,7 @@ class RayExecutor:
         dataset = self._ray.data.from_items(items, override_num_blocks=len(items))
         done = dataset.map(
             _Actor,
-            fn_constructor_args=(pickle.dumps(self._job),),
+            fn_constructor_args=(pickle.dumps(self._make_worker),),
             compute=self._ray.data.ActorPoolStrategy(size=min(self._num_workers, len(items))),
             num_cpus=1,
         )
@@ -74,8 +84,9 @@ class RayExecutor:
 class _Actor:
     """One worker; Ray makes it once and calls it for every shard."""
 
-    def __init__(self, job: bytes) -> None:
-        self._worker = BulkWorker(pickle.loads(job))  # noqa: S301 - our own command wrote it
+    def __init__(self, make_worker: bytes) -> None:
+        make: Callable[[], ShardWorker] = pickle.loads(make_worker)  # noqa: S301 - our command's
+        self._worker = make()
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
         shard: Shard = pickle.loads(row["shard"])  # noqa: S301

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
@@ -13,6 +14,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from outrider.cli import edge_choice
+from outrider.cli.bulk_executors import ExecutorName, ExecutorOption, RayAddress
 from outrider.cli.embeddings_endpoint import MAX_TEXTS, endpoint
 from outrider.cli.local.state import StateDir, default_state_dir
 from outrider.errors import ConfigError, InvalidRequestError
@@ -65,6 +67,11 @@ def embed(
     requests: Annotated[
         int, typer.Option(min=1, max=256, help="Under way at once, for --out.")
     ] = 8,
+    executor: ExecutorOption = ExecutorName.local,
+    workers: Annotated[
+        int, typer.Option(min=0, max=1024, help="Actors of Ray; 0: one per core of this machine.")
+    ] = 0,
+    ray_address: RayAddress = None,
     url: Annotated[
         str, typer.Option(help="http://HOST:PORT/v1; default: the mesh of `outrider up`.")
     ] = "",
@@ -81,7 +88,7 @@ def embed(
     folder = (state_dir or default_state_dir()).resolve()
     if out is not None:
         _check_pyarrow()
-        from outrider.cli.embed_files import FilesRequest, embed_files
+        from outrider.cli.embed_files import FilesRequest, RayActors, embed_files
 
         if not texts:
             raise InvalidRequestError("--out takes files of texts: outrider embed FILE... -o OUT")
@@ -95,6 +102,9 @@ def embed(
             truncate=truncate,
             resume=resume,
             num_requests=requests,
+            actors=RayActors(workers or len(os.sched_getaffinity(0)), ray_address)
+            if executor is ExecutorName.ray
+            else None,
         )
         is_whole = embed_files(request, endpoint(url, key_file, api_key, folder, _FILES_TIMEOUT_S))
         raise typer.Exit(0 if is_whole else 1)

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,9 +24,9 @@ from outrider.errors import (
 )
 
 if TYPE_CHECKING:
-    from outrider.bulk.embedding import EmbeddedTexts
+    from outrider.bulk.embedding import EmbeddedTexts, EmbeddingJob
     from outrider.bulk.plan.results import TextProblem
-    from outrider.bulk.run import RunReport
+    from outrider.bulk.run import Executor, RunReport
 
 _TRIES: Final = 8
 _FIRST_PAUSE_S: Final = 0.25
@@ -33,6 +34,15 @@ _MAX_PAUSE_S: Final = 30.0
 _MAX_LISTED: Final = 20
 _SHARD_BYTES: Final = 256 << 10
 """Of text: half a minute of a small machine's work, which is what a killed run loses."""
+
+
+@dataclass(frozen=True, slots=True)
+class RayActors:
+    """Of a Ray cluster, which ask the endpoint in this process's place."""
+
+    count: int
+    address: str | None
+    """Of the cluster; None: one on this machine, for this run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +59,8 @@ class FilesRequest:
     truncate: bool
     resume: bool
     num_requests: int
-    """Under way at once."""
+    """Under way at once, of this process or of each actor."""
+    actors: RayActors | None = None
 
     @property
     def parts(self) -> Path:
@@ -61,13 +72,13 @@ def embed_files(request: FilesRequest, endpoint: Endpoint) -> bool:
     """Whether every text of every file has its vector. Raises OutriderError, OSError, and
     KeyboardInterrupt; finished shards are kept for `--resume`."""
     from outrider.bulk import scan
-    from outrider.bulk.embedding import EmbeddingExecutor, VectorsWanted, merge
+    from outrider.bulk.embedding import EmbeddingJob, VectorsWanted, merge
     from outrider.bulk.plan.shards import BulkSettings
     from outrider.bulk.run import ShardsRequest, run_shards
 
     _check(request)
-    asking = _Asking(request, endpoint)
-    first = asking.ask(["a"])
+    ask = EndpointAsk(request, endpoint)
+    first = ask(["a"])
     wanted = VectorsWanted(
         model=request.model,
         fingerprint=first.fingerprint,
@@ -85,7 +96,9 @@ def embed_files(request: FilesRequest, endpoint: Endpoint) -> bool:
         cuts_texts=False,
         resume=request.resume,
     )
-    executor = EmbeddingExecutor(request.parts, settings, wanted, asking.ask, request.num_requests)
+    # Absolute, for actors with another working directory.
+    job = EmbeddingJob(request.parts.absolute(), settings, wanted, ask, request.num_requests)
+    executor = _executor(job, request.actors)
     began = time.monotonic()
     try:
         with shown("embedding", quiet=False) as show:
@@ -101,6 +114,17 @@ def embed_files(request: FilesRequest, endpoint: Endpoint) -> bool:
     shutil.rmtree(request.parts)
     _tell(request, report, time.monotonic() - began)
     return report.is_whole
+
+
+def _executor(job: EmbeddingJob, actors: RayActors | None) -> Executor:
+    """Raises ConfigError without Ray."""
+    from outrider.bulk.embedding import EmbeddingExecutor, EmbeddingWorker
+
+    if actors is None:
+        return EmbeddingExecutor(job)
+    from outrider.bulk.ray_executor import RayExecutor
+
+    return RayExecutor(partial(EmbeddingWorker, job), actors.count, actors.address)
 
 
 def _check(request: FilesRequest) -> None:
@@ -128,8 +152,8 @@ def _placed(problem: TextProblem) -> str:
     return f"{where}: {problem.message}"
 
 
-class _Asking:
-    """Requests to the endpoint, tried again while it is busy or away."""
+class EndpointAsk:
+    """Requests to the endpoint, tried again while it is busy or away. Pickles, its key included."""
 
     def __init__(self, request: FilesRequest, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
@@ -138,7 +162,7 @@ class _Asking:
         self._body |= {"dimensions": request.dimensions} if request.dimensions else {}
         self._body |= {"truncate_prompt_tokens": -1} if request.truncate else {}
 
-    def ask(self, texts: Sequence[str]) -> EmbeddedTexts:
+    def __call__(self, texts: Sequence[str]) -> EmbeddedTexts:
         """Raises OutriderError."""
         from outrider.bulk.embedding import EmbeddedTexts
 

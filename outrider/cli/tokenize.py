@@ -9,11 +9,13 @@ import sys
 import time
 from collections.abc import Callable
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from outrider.cli.bulk_executors import ExecutorName, ExecutorOption, RayAddress
 from outrider.cli.bulk_progress import shown
 from outrider.errors import ConfigError
 from outrider.telemetry.logs import configure_logging
@@ -27,13 +29,6 @@ if TYPE_CHECKING:
 
 _MAX_LISTED: Final = 20
 """Problems that are printed one by one."""
-
-
-class ExecutorName(StrEnum):
-    """What runs the workers."""
-
-    local = "local"
-    ray = "ray"
 
 
 class Format(StrEnum):
@@ -87,12 +82,8 @@ def tokenize(
     workers: Annotated[
         int, typer.Option(min=0, max=1024, help="Worker processes; 0: one per core.")
     ] = 0,
-    executor: Annotated[
-        ExecutorName, typer.Option(help="What runs the workers.")
-    ] = ExecutorName.local,
-    ray_address: Annotated[
-        str | None, typer.Option(help="Of a Ray cluster; without it Ray runs on this machine.")
-    ] = None,
+    executor: ExecutorOption = ExecutorName.local,
+    ray_address: RayAddress = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on where an earlier run ended.")
     ] = False,
@@ -155,8 +146,9 @@ def _executor_maker(
 ) -> Callable[[BulkJob], Executor]:
     if executor is ExecutorName.ray:
         from outrider.bulk.ray_executor import RayExecutor
+        from outrider.bulk.worker import BulkWorker
 
-        return lambda job: RayExecutor(job, workers, ray_address)
+        return lambda job: RayExecutor(partial(BulkWorker, job), workers, ray_address)
     from outrider.bulk.local_executor import LocalExecutor
 
     return lambda job: LocalExecutor(job, workers, fast)

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from outrider.bulk.embedding import EmbeddedTexts, EmbeddingExecutor, VectorsWanted, merge
-from outrider.bulk.plan.shards import BulkSettings
+from outrider.bulk.embedding import (
+    EmbeddedTexts,
+    EmbeddingExecutor,
+    EmbeddingJob,
+    EmbeddingWorker,
+    VectorsWanted,
+    merge,
+)
+from outrider.bulk.plan.results import ShardOutcome
+from outrider.bulk.plan.shards import BulkSettings, Shard
 from outrider.bulk.run import RunReport, ShardsRequest, run_shards
+from outrider.cli import embeddings_endpoint
+from outrider.cli.embed_files import EndpointAsk, FilesRequest
 from outrider.errors import InvalidRequestError, OutriderError, UnavailableError
 
 SETTINGS = BulkSettings(shard_bytes=2000, texts_are_lines=True)
@@ -48,6 +60,23 @@ class Endpoint:
         return EmbeddedTexts(np.array(rows, np.float32), 3 * len(texts), self.fingerprint)
 
 
+WANTED = VectorsWanted("e", "fp_1", 3)
+
+
+def request_of(
+    files: Sequence[Path], folder: Path, wanted: VectorsWanted, *, resume: bool = False
+) -> ShardsRequest:
+    return ShardsRequest(
+        paths=[str(path) for path in files],
+        folder=folder,
+        settings=SETTINGS,
+        digest=wanted.digest,
+        facts={},
+        cuts_texts=False,
+        resume=resume,
+    )
+
+
 def embed(
     files: Sequence[Path],
     folder: Path,
@@ -57,17 +86,10 @@ def embed(
     num_requests: int = 4,
     resume: bool = False,
 ) -> RunReport:
-    wanted = VectorsWanted("e", "fp_1", 3, values)
-    request = ShardsRequest(
-        paths=[str(path) for path in files],
-        folder=folder,
-        settings=SETTINGS,
-        digest=wanted.digest,
-        facts={},
-        cuts_texts=False,
-        resume=resume,
-    )
-    executor = EmbeddingExecutor(folder, SETTINGS, wanted, endpoint.ask, num_requests)
+    wanted = replace(WANTED, values=values)
+    request = request_of(files, folder, wanted, resume=resume)
+    job = EmbeddingJob(folder, SETTINGS, wanted, endpoint.ask, num_requests)
+    executor = EmbeddingExecutor(job)
     report = run_shards(request, executor, lambda _: None)
     merge(folder, report.names, wanted.schema, folder / "all.parquet")
     return report
@@ -154,3 +176,30 @@ def test_what_is_under_way_is_bounded(tmp_path: Path) -> None:
     endpoint.ask = ask  # type: ignore[method-assign]
     assert embed([path], tmp_path / "out", endpoint, num_requests=2).counts.rows == 20_000
     assert most[1] <= 2 * 128
+
+
+def test_a_worker_of_a_cluster_writes_what_an_executor_does(file: Path, tmp_path: Path) -> None:
+    report = embed([file], tmp_path / "one", Endpoint())
+    assert len(report.names) > 1
+
+    class Actors:
+        """Shards in any order, by workers that have nothing in common."""
+
+        def run(self, shards: list[Shard]) -> Generator[ShardOutcome, None, None]:
+            for shard in reversed(shards):
+                job = EmbeddingJob(tmp_path / "two", SETTINGS, WANTED, Endpoint().ask, 2)
+                yield EmbeddingWorker(job).run(shard)
+
+        def close(self) -> None:
+            pass
+
+    other = run_shards(request_of([file], tmp_path / "two", WANTED), Actors(), lambda _: None)
+    assert other.names == report.names and other.counts == report.counts
+    for name in report.names:
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+
+
+def test_what_asks_an_endpoint_can_be_sent_to_a_worker() -> None:
+    request = FilesRequest(["a"], Path("out.parquet"), "m", 8, "f32", "text", True, False, 4)
+    ask = EndpointAsk(request, embeddings_endpoint.Endpoint("http://127.0.0.1:9/v1", "key"))
+    assert vars(pickle.loads(pickle.dumps(ask))) == vars(ask)

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import base64
 import importlib.util
+import json
+import struct
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from outrider.bulk.plan.shards import BulkSettings
 from outrider.bulk.ray_executor import RayExecutor
-from outrider.bulk.worker import BulkJob
+from outrider.bulk.worker import BulkJob, BulkWorker
 from outrider.errors import ConfigError
 from outrider.models.vocabulary import Vocabulary
 from outrider.tokenization.backends.base import REFERENCE
@@ -26,7 +34,7 @@ pytestmark = pytest.mark.model
 def test_without_ray_is_told_what_to_install(vocabulary: Vocabulary, tmp_path: Path) -> None:
     job = BulkJob(str(tmp_path), BulkSettings(), vocabulary, REFERENCE, None)
     with pytest.raises(ConfigError, match=r"outrider\[ray\]"):
-        RayExecutor(job, 1, None)
+        RayExecutor(partial(BulkWorker, job), 1, None)
 
 
 @pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed: pip install 'outrider[ray]'")
@@ -45,3 +53,51 @@ def test_the_output_is_the_local_pools(vocabulary: Vocabulary, tmp_path: Path) -
     )
     assert done.returncode == 0, done.stderr.decode()
     assert contents(tmp_path / "ray") == contents(tmp_path / "local")
+
+
+class _Embeddings(BaseHTTPRequestHandler):
+    """The vector of a text is its length, and its last byte."""
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        rows = [struct.pack("<2f", len(text), text.encode()[-1]) for text in asked["input"]]
+        data = [
+            {"index": index, "embedding": base64.b64encode(row).decode()}
+            for index, row in enumerate(rows)
+        ]
+        usage = {"prompt_tokens": len(rows)}
+        body = json.dumps({"data": data, "usage": usage, "system_fingerprint": "fp_1"}).encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def endpoint() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Embeddings)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/v1"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.parametrize("executor", ["local", "ray"])
+def test_vectors_of_files_are_the_same(executor: str, endpoint: str, tmp_path: Path) -> None:
+    if executor == "ray" and not HAS_RAY:
+        pytest.skip("Ray is not installed: pip install 'outrider[ray]'")
+    file, out = tmp_path / "a.txt", tmp_path / "vectors.parquet"
+    lines = [f"text {number} {'of many ' * 40}{number % 7}" for number in range(2000)]
+    file.write_text("\n".join(lines))
+    command = [sys.executable, "-m", "outrider.cli.main", "embed", str(file), "--url", endpoint]
+    options = ["-o", str(out), "--executor", executor, "--workers", "2"]
+    done = subprocess.run([*command, *options], capture_output=True, timeout=110)
+    assert done.returncode == 0, done.stderr.decode()
+    table = pq.read_table(out)
+    assert table["id"].to_pylist() == list(range(2000))
+    assert table["vector"].to_pylist() == [[len(text), ord(text[-1])] for text in lines]
