@@ -16,6 +16,7 @@ import json
 import os
 import sys
 import time
+import traceback
 from array import array
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -194,11 +195,8 @@ async def main() -> None:
         job = Job(**json.loads(await reader.readline()))
         load = Load(job)
         running = asyncio.create_task(load.run())
-        steady = asyncio.create_task(load.steady.wait())
-        await asyncio.wait((running, steady), return_when=asyncio.FIRST_COMPLETED)
-        if running.done():
-            running.result()
-        print(json.dumps({"steady": True}), flush=True)
+        running.add_done_callback(_ended)
+        telling = asyncio.create_task(_tell_steady(load))
         while await reader.readline():
             counts = load.take()
             answer: dict[str, object] = {
@@ -209,9 +207,22 @@ async def main() -> None:
             answer["gaps_ms"] = [round(gap, 2) for gap in counts.gaps_ms]
             answer["times"] = [round(at, 5) for at in counts.times]
             print(json.dumps(answer), flush=True)
+        telling.cancel()
+        running.remove_done_callback(_ended)
         running.cancel()
         await asyncio.wait((running,), timeout=_CLOSE_S)
         os._exit(0)
+
+
+async def _tell_steady(load: Load) -> None:
+    await load.steady.wait()
+    print(json.dumps({"steady": True}), flush=True)
+
+
+def _ended(running: asyncio.Task[None]) -> None:
+    """It runs until it is cancelled: anything else is a defect."""
+    traceback.print_exception(running.exception())
+    os._exit(1)
 
 
 if __name__ == "__main__":

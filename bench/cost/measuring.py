@@ -18,6 +18,8 @@ from bench.harness.processes import child, read_json, write_json
 
 STEADY_S: Final = 90.0
 """How long chats may take to be steady."""
+_OPENING_SHARE: Final = 0.4
+"""Of an engine call's time while chats open: a call takes the prompts of a dozen of them."""
 SETTLE_S: Final = 1.0
 """From then to the beginning of what is measured."""
 
@@ -90,6 +92,8 @@ async def clients(job: Job) -> AsyncIterator[asyncio.subprocess.Process]:
         except TimeoutError:
             write_json(process, {})
             counts = await read_json(process)
+            while "failed" not in counts:  # steady by now, and too late
+                counts = await read_json(process)
             raise RuntimeError(
                 f"not steady: {counts['failed']} failed, {counts['error']}"
             ) from None
@@ -125,7 +129,7 @@ async def idle(mesh: CostMesh, seconds: float) -> dict[str, float]:
 async def measure(mesh: CostMesh, load: Load, tick_ms: float, seconds: float) -> Cost:
     """Open these chats, and measure for so long. Raises RuntimeError if they come to nothing."""
     await without_chats(mesh)
-    await mesh.ask(tick_ms=tick_ms, repetition=load.repetition)
+    await mesh.ask(tick_ms=_OPENING_SHARE * tick_ms, repetition=load.repetition)
     is_native = load.protocol == "native"
     job = Job(
         load.protocol,
@@ -139,6 +143,8 @@ async def measure(mesh: CostMesh, load: Load, tick_ms: float, seconds: float) ->
         nonce=time.time_ns(),
     )
     async with clients(job) as client:
+        await mesh.ask(tick_ms=tick_ms)
+        await asyncio.sleep(2 * tick_ms / 1e3)
         pids = {"client": client.pid, **mesh.pids}
         before, counted = await _read(mesh, client, pids)
         began = asyncio.get_running_loop().time()
