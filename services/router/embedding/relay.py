@@ -3,38 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-import grpc
 import grpc.aio
 import structlog
 
 from outrider.cost import Cost
 from outrider.errors import (
-    CancelledError,
     InvalidRequestError,
     MalformedFrameError,
     OutriderError,
     UnavailableError,
     UnknownModelError,
-    VocabularyMismatchError,
 )
-from outrider.rpc import LOSSES, discarded, end_call, incoming, loss_reason, make_channel
+from outrider.rpc import discarded, incoming, make_channel
 from outrider.session_types import Usage
 from outrider.telemetry.refusals import RefusalLog
 from outrider.tls import PLAINTEXT, Role, Tls
 from outrider.v1 import embedding_pb2, embedding_pb2_grpc
 from outrider.wire import (
     check_at_once,
-    error_from_proto,
     error_to_proto,
     set_cost,
     usage_to_proto,
 )
 from services.router.admission.admission import Admission
 from services.router.admission.pricing import PriceTable
+from services.router.embedding.calls import Call, CallAtOnce, CallInFrames, Peer
 from services.router.embedding.machine import (
     EmbeddingFleet,
     Failed,
@@ -50,24 +46,6 @@ _MAX_WAITING: Final = 64
 """Answers that wait for an edge; beyond it no more inputs are read of it."""
 
 _log = structlog.get_logger()
-_LOST: Final = (
-    UnavailableError,
-    VocabularyMismatchError,
-    UnknownModelError,
-    CancelledError,  # by nobody here: a server that ends says so of calls that it has just taken
-)
-"""What a replica says when it cannot go on, or is another one by now: its inputs go elsewhere."""
-
-
-class _Peer(NamedTuple):
-    """The way to one replica."""
-
-    channel: grpc.aio.Channel
-    stub: embedding_pb2_grpc.EmbeddingServiceAsyncStub
-
-    @property
-    def is_connected(self) -> bool:
-        return self.channel.get_state() is grpc.ChannelConnectivity.READY
 
 
 class EmbeddingRelay:
@@ -90,14 +68,14 @@ class EmbeddingRelay:
         self.refused = RefusalLog("embeddings")
         self._max_message_bytes = max_message_bytes
         self._tls = tls
-        self._peers: dict[str, _Peer] = {}
+        self._peers: dict[str, Peer] = {}
         """By address."""
         self._material = tls.current
         self._tasks: set[asyncio.Future[None]] = set()
         self.num_requests = 0
         """Under way."""
 
-    def peer(self, replica: Replica) -> _Peer:
+    def peer(self, replica: Replica) -> Peer:
         """The way to a replica; connections to those that are gone are closed, and all of them when
         this router's certificate is another one."""
         known = {it.address for it in self.fleet.registry}
@@ -115,7 +93,7 @@ class EmbeddingRelay:
                 max_message_bytes=self._max_message_bytes,
             )
             stub = embedding_pb2_grpc.EmbeddingServiceStub(channel)
-            peer = self._peers[replica.address] = _Peer(channel, stub)
+            peer = self._peers[replica.address] = Peer(channel, stub)
         return peer
 
     async def close(self) -> None:
@@ -172,7 +150,7 @@ class EmbeddingRouterService(embedding_pb2_grpc.EmbeddingRouterServiceServicer):
             if not self._serving():
                 raise UnavailableError("This router is shutting down: ask another.")
             check_at_once(request)
-            relayed = _Relayed(self._relay, request.open, is_whole=True)
+            relayed = _Relayed(self._relay, request.open)
             relayed.take(request.inputs)
             while (answer := await relayed.rest()) is not None:
                 answers.append(answer)
@@ -188,16 +166,15 @@ class EmbeddingRouterService(embedding_pb2_grpc.EmbeddingRouterServiceServicer):
 class _Relayed:
     """One request: what its machine answers is carried out."""
 
-    def __init__(
-        self, relay: EmbeddingRelay, opened: embedding_pb2.OpenEmbed, *, is_whole: bool = False
-    ) -> None:
-        """`is_whole`: all its inputs come together, and are answered together."""
+    def __init__(self, relay: EmbeddingRelay, opened: embedding_pb2.OpenEmbed) -> None:
         self._relay = relay
-        self._is_whole = is_whole
+        self._is_one_part = False
+        """Whether all its inputs are there, and placed together: no two calls of it go to one
+        replica at once."""
         self._opened = opened
         model = opened.model or _only_model(relay.fleet.registry)
         self._machine = RequestMachine(relay.fleet, model, tuple(opened.residency))
-        self._calls: dict[str, _Call] = {}
+        self._calls: dict[str, Call] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._answers: asyncio.Queue[embedding_pb2.EmbedResponse | None] = asyncio.Queue()
         self._has_room = asyncio.Event()
@@ -228,8 +205,9 @@ class _Relayed:
             self._has_room.set()
         return answer
 
-    def take(self, inputs: Iterable[embedding_pb2.EmbedInput]) -> None:
+    def take(self, inputs: Sequence[embedding_pb2.EmbedInput]) -> None:
         """These are all its inputs. Raises OutriderError."""
+        self._is_one_part = len(inputs) <= self._relay.fleet.policy.part_inputs
         self._do(self._machine.add([_new_input(given) for given in inputs], self._relay.clock()))
         self._do(self._machine.no_more_inputs())
 
@@ -352,14 +330,12 @@ class _Relayed:
         name = step.replica.name
         peer = self._relay.peer(step.replica)
         inputs = [embedding_pb2.EmbedInput.FromString(each.frame) for each in step.inputs]
-        # One part is at one replica at a time: no other call of this request goes to it.
-        is_one_part = len(inputs) <= self._relay.fleet.policy.part_inputs
-        if self._is_whole and is_one_part and peer.is_connected:
-            self._calls[name] = _CallAtOnce(self, name, peer, inputs)
+        if self._is_one_part and peer.is_connected:
+            self._calls[name] = CallAtOnce(self, name, peer, inputs)
             return
         call = self._calls.get(name)
         if call is None:
-            call = self._calls[name] = _Stream(self, name, peer)
+            call = self._calls[name] = CallInFrames(self, name, peer)
         call.send(embedding_pb2.EmbedRequest(inputs=embedding_pb2.EmbedInputs(inputs=inputs)))
 
     def _put(self, answer: embedding_pb2.EmbedResponse) -> None:
@@ -379,111 +355,6 @@ class _Relayed:
     def _cost(self) -> Cost | None:
         machine = self._machine
         return self._relay.prices.cost(self._opened.tenant, machine.model, machine.num_tokens, 0)
-
-
-class _Call:
-    """A call to one replica, for one request. It ends with an error: where every input was answered
-    before, that is no loss."""
-
-    def __init__(self, relayed: _Relayed, name: str, peer: _Peer) -> None:
-        self._relayed = relayed
-        self._name = name
-        self._peer = peer
-        self._is_connected = False
-        self.task = asyncio.create_task(self._run())
-
-    def send(self, frame: embedding_pb2.EmbedRequest) -> None:
-        """Queue a frame; as many as the request has inputs at most."""
-        raise NotImplementedError
-
-    async def _exchange(self) -> None:
-        """Ask, and pass answers on. Raises what ends the call."""
-        raise NotImplementedError
-
-    async def _run(self) -> None:
-        try:
-            await self._exchange()
-        except asyncio.CancelledError:
-            if self.task.cancelling():
-                raise
-            # Not this task: the call, as its channel was closed for a renewed certificate.
-            self._lose(UnavailableError("its connection was closed"))
-        except LOSSES as loss:
-            self._lose(loss)
-        except Exception as defect:
-            _log.exception("embedding_relay_failed", replica=self._name)
-            self._relayed.refused(
-                self._name, OutriderError(f"The router failed: {type(defect).__name__}.")
-            )
-
-    def _lose(self, loss: Exception) -> None:
-        reason = loss_reason(loss)
-        is_answer = isinstance(reason, OutriderError) and type(reason) is not OutriderError
-        if is_answer and not isinstance(reason, _LOST):
-            assert isinstance(reason, OutriderError), "it is an answer"
-            self._relayed.refused(self._name, reason)
-        else:
-            why = UnavailableError(str(reason) or type(reason).__name__)
-            self._relayed.lost(self._name, why, had_them=self._is_connected)
-
-    def _take(self, answer: embedding_pb2.EmbedResponse) -> None:
-        if answer.HasField("error"):
-            raise error_from_proto(answer.error)
-        if answer.HasField("done"):
-            raise UnavailableError(f"The replica {self._name} ended its answer.")
-        self._relayed.answered(self._name, answer)
-
-
-class _Stream(_Call):
-    """Frames both ways."""
-
-    def __init__(self, relayed: _Relayed, name: str, peer: _Peer) -> None:
-        self._outbox: asyncio.Queue[embedding_pb2.EmbedRequest] = asyncio.Queue()
-        self._outbox.put_nowait(embedding_pb2.EmbedRequest(open=relayed.opening()))
-        super().__init__(relayed, name, peer)
-
-    def send(self, frame: embedding_pb2.EmbedRequest) -> None:
-        self._outbox.put_nowait(frame)
-
-    async def _exchange(self) -> None:
-        call: Any = self._peer.stub.Embed()
-        writer = asyncio.create_task(self._write(call))
-        try:
-            await call.wait_for_connection()
-            self._is_connected = True
-            async for answer in call:
-                self._take(answer)
-            raise UnavailableError(f"The replica {self._name} ended its answer.")
-        finally:
-            writer.cancel()
-            end_call(call)
-            await asyncio.gather(writer, return_exceptions=True)
-
-    async def _write(self, call: Any) -> None:
-        # What is wrong with the call is told by its answers.
-        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            while True:
-                await call.write(await self._outbox.get())
-
-
-class _CallAtOnce(_Call):
-    """One message each way."""
-
-    def __init__(
-        self,
-        relayed: _Relayed,
-        name: str,
-        peer: _Peer,
-        inputs: Sequence[embedding_pb2.EmbedInput],
-    ) -> None:
-        self._request = embedding_pb2.EmbedAtOnceRequest(open=relayed.opening(), inputs=inputs)
-        super().__init__(relayed, name, peer)
-        self._is_connected = True  # or it were a stream
-
-    async def _exchange(self) -> None:
-        for answer in (await self._peer.stub.EmbedAtOnce(self._request)).answers:
-            self._take(answer)
-        raise UnavailableError(f"The replica {self._name} ended its answer.")
 
 
 def _new_input(given: embedding_pb2.EmbedInput) -> NewInput:

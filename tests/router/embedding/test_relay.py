@@ -303,6 +303,17 @@ async def test_a_request_in_one_message_is_passed_on_as_one() -> None:
     assert [opened.tenant for opened in one.opened] == ["acme"] * 3
 
 
+async def test_a_request_in_one_message_may_be_spread_all_the_same() -> None:
+    one, two = Embedder("one"), Embedder("two")
+    async with mesh(one, two, embedding=SMALL) as (_, stub):
+        for replica in (one, two):
+            replica.may_answer.set()
+        found, failed, done = await at_once(stub, range(32))
+        assert sorted(found) == list(range(32)) and not failed
+        assert done.usage.prompt_tokens == 160
+        assert one.taken and two.taken and not (one.num_at_once or two.num_at_once)
+
+
 async def test_a_request_in_one_message_whose_replica_dies_goes_to_another() -> None:
     one, two = Embedder("one"), Embedder("two")
     both = (one, two)
