@@ -18,8 +18,10 @@ from bench.harness.processes import child, read_json, write_json
 
 STEADY_S: Final = 90.0
 """How long chats may take to be steady."""
-_OPENING_SHARE: Final = 0.4
-"""Of an engine call's time while chats open: a call takes the prompts of a dozen of them."""
+_OPENING_COMMITS_PER_S: Final = 2000.0
+"""Of all chats together while they open, which says how long engine calls are meanwhile: a call
+takes the prompts of a dozen chats, and more commits than these may be more than is carried."""
+_LEAST_OPENING_MS: Final = 10.0
 SETTLE_S: Final = 1.0
 """From then to the beginning of what is measured."""
 
@@ -129,7 +131,8 @@ async def idle(mesh: CostMesh, seconds: float) -> dict[str, float]:
 async def measure(mesh: CostMesh, load: Load, tick_ms: float, seconds: float) -> Cost:
     """Open these chats, and measure for so long. Raises RuntimeError if they come to nothing."""
     await without_chats(mesh)
-    await mesh.ask(tick_ms=_OPENING_SHARE * tick_ms, repetition=load.repetition)
+    opening_ms = max(_LEAST_OPENING_MS, load.chats / _OPENING_COMMITS_PER_S * 1e3)
+    await mesh.ask(tick_ms=opening_ms, repetition=load.repetition)
     is_native = load.protocol == "native"
     job = Job(
         load.protocol,
