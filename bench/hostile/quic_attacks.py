@@ -353,7 +353,9 @@ async def rapid_resets(
             async with asyncio.timeout(limit_s):
                 for number in range(num_streams):
                     while number >= client.quic._remote_max_streams_bidi:
-                        await asyncio.wait_for(client.heard(), 1.0)
+                        # Not wait_for: in Python 3.11 it may lose the limit's cancellation.
+                        async with asyncio.timeout(1.0):
+                            await client.heard()
                     if client.ended.is_set():
                         break
                     stream_id = 4 * number
