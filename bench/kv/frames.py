@@ -153,8 +153,9 @@ def _measure_one(
 
 def _last_bits_flipped(data: bytes, layout: KvLayout) -> bytes:
     """The least change that there is, in every number."""
-    word = np.uint32 if layout.dtype.num_bytes == 4 else np.uint16
-    return (np.frombuffer(data, word) ^ word(1)).tobytes()
+    dtype = np.dtype("<u4" if layout.dtype.num_bytes == 4 else "<u2")
+    words = np.frombuffer(data, dtype)
+    return (words ^ np.ones((), dtype)).tobytes()
 
 
 def _score(engine: Engine, sequence: int, ids: Ids, past: int, table: Ids) -> Logits:
