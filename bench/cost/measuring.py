@@ -18,12 +18,13 @@ from bench.harness.processes import child, read_json, write_json
 
 STEADY_S: Final = 90.0
 """How long chats may take to be steady."""
+SETTLE_S: Final = 1.0
+"""From when they are steady to the beginning of what is measured."""
 _OPENING_COMMITS_PER_S: Final = 2000.0
 """Of all chats together while they open, which says how long engine calls are meanwhile: a call
 takes the prompts of a dozen chats, and more commits than these may be more than is carried."""
 _LEAST_OPENING_MS: Final = 10.0
-SETTLE_S: Final = 1.0
-"""From then to the beginning of what is measured."""
+"""Of an engine call meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)

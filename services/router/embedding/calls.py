@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -60,7 +61,7 @@ class Caller(Protocol):
         """A replica does not take the request: nor would another one."""
 
 
-class Call:
+class Call(ABC):
     """A call to one replica, for one request. It ends with an error: where every input was answered
     before, that is no loss."""
 
@@ -71,13 +72,9 @@ class Call:
         self._is_connected = False
         self.task = asyncio.create_task(self._run())
 
-    def send(self, frame: embedding_pb2.EmbedRequest) -> None:
-        """Queue a frame; as many as the request has inputs at most."""
-        raise NotImplementedError
-
+    @abstractmethod
     async def _exchange(self) -> None:
         """Ask, and pass answers on. Raises what ends the call."""
-        raise NotImplementedError
 
     async def _run(self) -> None:
         try:
@@ -122,6 +119,7 @@ class CallInFrames(Call):
         super().__init__(caller, name, peer)
 
     def send(self, frame: embedding_pb2.EmbedRequest) -> None:
+        """Queue a frame; as many as the request has inputs at most."""
         self._outbox.put_nowait(frame)
 
     async def _exchange(self) -> None:

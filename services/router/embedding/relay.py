@@ -225,7 +225,8 @@ class _Relayed:
                 self._do(self._machine.add(inputs, self._relay.clock()))
             elif kind == "cancel":
                 for call in self._calls.values():
-                    call.send(frame)
+                    if isinstance(call, CallInFrames):
+                        call.send(frame)
             else:
                 raise MalformedFrameError("A request is opened once: send inputs, or cancel some.")
         self._do(self._machine.no_more_inputs())
@@ -334,7 +335,7 @@ class _Relayed:
             self._calls[name] = CallAtOnce(self, name, peer, inputs)
             return
         call = self._calls.get(name)
-        if call is None:
+        if not isinstance(call, CallInFrames):
             call = self._calls[name] = CallInFrames(self, name, peer)
         call.send(embedding_pb2.EmbedRequest(inputs=embedding_pb2.EmbedInputs(inputs=inputs)))
 
