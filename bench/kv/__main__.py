@@ -1,5 +1,5 @@
-"""KV in transit: frames of real KV, and prompts whose KV is in a Redis or on another replica; and
-what the ids of tokens take on the wire."""
+"""KV in transit: frames of real KV, prompts whose KV is in a Redis or on another replica, replies
+that lose theirs to others; and what the ids of tokens take on the wire."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bench import codec
-from bench.harness import median, parser, start
-from bench.kv import first_token, frames, restart
+from bench.harness import Run, median, parser, start
+from bench.harness.larger_models import CODER_05B, have_all
+from bench.kv import first_token, frames, preempted, restart
+from bench.kv.first_token import Link
 from outrider.codec.kv import Payload
-from outrider.models.catalog import DEFAULT_MODEL
+from outrider.models.catalog import DEFAULT_MODEL, ModelSpec
 from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import load_vocabulary
 
@@ -24,46 +26,62 @@ class Size:
 
     num_prefixes: int
     """Whose KV is put into frames, in each precision."""
+    num_of_larger: int
+    """Prefixes of the larger model, likewise; 0: it is left out."""
     prompts: first_token.Size
     num_starts: int
     """Of a replica, for each of the things that it may have."""
+    num_preempted: int
+    """Replies whose KV others take, of each way."""
     codec_repeats: int
 
 
+_LINKS = (
+    *(Link(0.0), Link(10.0), Link(50.0)),
+    *(Link(10.0, 1000.0), Link(10.0, 200.0), Link(10.0, 50.0)),
+)
 FULL = Size(
     num_prefixes=20,
-    prompts=first_token.Size(num_nearest=6, num_others=2, rtts_ms=(0.0, 10.0, 50.0)),
+    num_of_larger=7,
+    prompts=first_token.Size(num_nearest=6, num_others=3, links=_LINKS),
     num_starts=2,
+    num_preempted=4,
     codec_repeats=100,
 )
 CORE = Size(
     num_prefixes=7,
-    prompts=first_token.Size(num_nearest=3, num_others=1, rtts_ms=(0.0, 10.0)),
+    num_of_larger=0,
+    prompts=first_token.Size(num_nearest=3, num_others=1, links=_LINKS[:2]),
     num_starts=1,
+    num_preempted=2,
     codec_repeats=20,
 )
 QUICK = Size(
     num_prefixes=1,
-    prompts=first_token.Size(num_nearest=1, num_others=1, rtts_ms=(0.0,)),
+    num_of_larger=0,
+    prompts=first_token.Size(num_nearest=1, num_others=1, links=_LINKS[:1]),
     num_starts=1,
+    num_preempted=1,
     codec_repeats=2,
 )
 
 
 def main() -> int:
-    smaller = "fewer prompts, two distances and one start of each kind, in half the time"
+    smaller = "one model, fewer prompts, two links, one start of each kind; a third of the time"
     flags = parser("kv", __doc__ or "", core=smaller)
     flags.add_argument("--threads", type=int, default=1, help="threads of the replica's engine")
     arguments = flags.parse_args()
     run = start("kv", arguments)
     size = QUICK if run.quick else CORE if run.core else FULL
     progress = _progress()
-    vocabulary = load_vocabulary(DEFAULT_MODEL, ModelStore(default_root()))
+    store = ModelStore(default_root())
+    vocabulary = load_vocabulary(DEFAULT_MODEL, store)
     codec.commits(run, vocabulary, size.codec_repeats)
     codec.chats(run, vocabulary)
     progress("ids of tokens")
-    bf16 = frames.measure(run, vocabulary, "bf16", size.num_prefixes, progress)
-    f32 = frames.measure(run, vocabulary, "f32", size.num_prefixes, progress)
+    bf16, f32 = frames.measure(run, DEFAULT_MODEL, store, size.num_prefixes, progress)
+    if size.num_of_larger:
+        _of_larger(run, store, size.num_of_larger, progress)
     exact, q8 = bf16.payloads[Payload.EXACT], f32.payloads[Payload.Q8]
     run.figures["exact_vs_bf16"] = round(median(exact.ratios), 3)
     run.figures["q8_vs_f32"] = round(median(q8.ratios), 3)
@@ -76,9 +94,23 @@ def main() -> int:
     first_token.report(run, asked)
     starts = asyncio.run(restart.measure(vocabulary, size.num_starts, arguments.threads, progress))
     restart.report(run, starts)
+    lost = asyncio.run(
+        preempted.measure(vocabulary, size.num_preempted, arguments.threads, progress)
+    )
+    preempted.report(run, lost)
     run.finish()
     num_frames = exact.num_equal + f32.payloads[Payload.EXACT].num_equal
-    return int(num_frames != 2 * size.num_prefixes or not first_token.is_exact(asked))
+    is_exact = first_token.is_exact(asked) and preempted.is_exact(lost)
+    return int(num_frames != 2 * size.num_prefixes or not is_exact)
+
+
+def _of_larger(run: Run, store: ModelStore, count: int, progress: Callable[[str], None]) -> None:
+    """Frames of the KV of another model, where it can be had."""
+    files, missing = have_all((CODER_05B,))
+    run.figures.update(missing)
+    for name, path in files.items():
+        spec = ModelSpec(name, f"file:{path}", CODER_05B.sha256)
+        frames.measure(run, spec, store, count, progress)
 
 
 def _progress() -> Callable[[str], None]:

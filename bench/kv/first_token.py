@@ -2,9 +2,10 @@
 and moved from another replica, near and far; and the pause of a reply that goes on elsewhere.
 
 Of each size there are several prompts. A first replica, which stays, has each asked twice, so that
-it is stored, and once under another group, which only it has. Then, for every distance to Redis and
-first replica, a new one is started on an empty cache and has each prompt asked once cold (under a
-group that has nothing), once under either of these groups, and once more, which finds it cached.
+it is stored, and once under another group, which only it has. Then, for every link to Redis and
+first replica (a distance, and what it carries a second), a new one is started on an empty cache and
+has each prompt asked once cold (under a group that has nothing), once under either of these groups,
+and once more, which finds it cached.
 
 Then replies that the first replica began go on at the new one behind their first tokens: computed,
 with the KV of the first replica, and with what the Redis has of the prompt.
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import redis
 
@@ -30,7 +32,7 @@ from bench.kv.replicas import (
     redis_server,
     until_stored,
 )
-from bench.relay.control import RelayControl, relay
+from bench.relay.control import relay
 from bench.relay.lane import Conditions
 from outrider.models.vocabulary import Vocabulary
 from outrider.v1 import inference_pb2
@@ -44,21 +46,32 @@ NAMES = dict(zip(WAYS, ("cold", "redis", "replica", "local"), strict=True))
 """Of the ways, in the run's line of JSON."""
 
 
+class Link(NamedTuple):
+    """Between the new replica and the Redis, and between it and the first replica."""
+
+    rtt_ms: float
+    rate_mbit_s: float = 0.0
+    """What each of its connections carries a second, either way; 0: as much as comes."""
+
+    def __str__(self) -> str:
+        rate = f", {self.rate_mbit_s:g} Mbit/s" if self.rate_mbit_s else ""
+        return f"{self.rtt_ms:g} ms{rate}"
+
+
 @dataclass(frozen=True, slots=True)
 class Size:
     """How much is measured."""
 
     num_nearest: int
-    """Prompts of each size over the first distance, and replies that go on elsewhere."""
+    """Prompts of each size over the first link, and replies that go on elsewhere."""
     num_others: int
     """Prompts of each size over the others."""
-    rtts_ms: tuple[float, ...]
-    """Round trips between the new replica and the Redis, and the first replica."""
+    links: tuple[Link, ...]
 
 
 @dataclass(slots=True)
 class Asked:
-    """Replies to the prompts of one size, over one distance: prompt by prompt, by way."""
+    """Replies to the prompts of one size, over one link: prompt by prompt, by way."""
 
     replies: dict[str, list[Reply]] = field(default_factory=lambda: {way: [] for way in WAYS})
 
@@ -95,9 +108,9 @@ class Pauses:
 
 @dataclass(slots=True)
 class Measured:
-    """All of it, by size and distance."""
+    """All of it, by size and link."""
 
-    asked: dict[tuple[int, float], Asked]
+    asked: dict[tuple[int, Link], Asked]
     pauses: Pauses = field(default_factory=Pauses)
 
 
@@ -105,7 +118,7 @@ async def measure(
     vocabulary: Vocabulary, how: Size, threads: int, progress: Callable[[str], None]
 ) -> Measured:
     """All of it, and says what is done."""
-    found = Measured({(size, rtt_ms): Asked() for size in SIZES for rtt_ms in how.rtts_ms})
+    found = Measured({(size, over): Asked() for size in SIZES for over in how.links})
     work = {size: prompts(vocabulary, size, how.num_nearest) for size in SIZES}
     begun: dict[tuple[int, ...], Reply] = {}
     longer = replace(SAMPLING, max_tokens=NUM_RESUMED + SAMPLING.max_tokens)
@@ -128,18 +141,20 @@ async def measure(
                 where = f"127.0.0.1:{near_first}"
                 return inference_pb2.KvHolder(replica="first", address=where, num_tokens=num_tokens)
 
-            for rtt_ms in how.rtts_ms:
-                is_nearest = rtt_ms == how.rtts_ms[0]
-                await _over(link, rtt_ms)
+            for over in how.links:
+                is_nearest = over == how.links[0]
+                for name in ("redis", "first"):
+                    conditions = Conditions(over.rtt_ms / 2, rate_mbit_s=over.rate_mbit_s)
+                    await link.set(name, conditions)
                 async with replicas.one(near_redis, "new") as (client, _):
                     # What is measured first would pay for connections and for memory never touched.
                     reverse = work[SIZES[0]][0][::-1]
                     await replicas.ask(client, reverse, b"warm-up", holder=holder(len(reverse)))
                     for size in SIZES:
-                        into = found.asked[size, rtt_ms]
+                        into = found.asked[size, over]
                         asked = work[size][: how.num_nearest if is_nearest else how.num_others]
                         await _ask_all(replicas, client, asked, into, holder)
-                        progress(f"prompts of {size} tokens asked over {rtt_ms:g} ms")
+                        progress(f"prompts of {size} tokens asked over {over}")
                 if is_nearest:
                     async with replicas.one(near_redis, "next") as (client, _):
                         await replicas.ask(client, reverse, b"warm-up", holder=holder(len(reverse)))
@@ -148,11 +163,6 @@ async def measure(
                         )
                         progress("replies that go on elsewhere")
     return found
-
-
-async def _over(link: RelayControl, rtt_ms: float) -> None:
-    for name in ("redis", "first"):
-        await link.set(name, Conditions(delay_ms=rtt_ms / 2))
 
 
 async def _ask_all(
@@ -194,22 +204,22 @@ async def _resume_all(
 def report(run: Run, found: Measured) -> None:
     table = run.table(
         "Time to first token of prompts whose KV is elsewhere, replica just started, ms",
-        *("tokens", "RTT to Redis and replica, ms", "n", *WAYS),
+        *("tokens", "link to Redis and replica", "n", *WAYS),
         *(f"{way}: over computed" for way in WAYS[1:3]),
         *(f"{way}: tokens" for way in WAYS[1:3]),
     )
     ratios: dict[str, float] = {}
-    for (size, rtt_ms), it in found.asked.items():
+    for (size, over), it in found.asked.items():
         for way in WAYS[1:3]:
-            ratios[f"{size} tokens, {rtt_ms:g} ms, {way}"] = round(median(it.over_computed(way)), 3)
+            ratios[f"{size} tokens, {over}, {way}"] = round(median(it.over_computed(way)), 3)
         table.add(
-            *(size, rtt_ms, it.num_prompts),
+            *(size, str(over), it.num_prompts),
             *(table.median(it.times_ms(way)) for way in WAYS),
             *(table.median(it.over_computed(way)) for way in WAYS[1:3]),
             *(f"{it.loaded_share(way):.2f}" for way in WAYS[1:3]),
         )
         for way in WAYS:
-            run.samples(f"{size} tokens, {rtt_ms:g} ms, {way}", it.times_ms(way), unit="ms")
+            run.samples(f"{size} tokens, {over}, {way}", it.times_ms(way), unit="ms")
     nearest = found.asked[SIZES[-1], next(iter(found.asked))[1]]
     run.figures["ttft_ms"] = {
         name: round(median(nearest.times_ms(way)), 1) for way, name in NAMES.items()

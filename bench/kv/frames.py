@@ -14,12 +14,15 @@ from bench.harness.prompts import PromptSupply
 from outrider.codec.kv import KvHeader, KvLayout, Payload, decode_frame, encode_frame
 from outrider.engines.base import Engine, Ids, Logits, SequenceSlice
 from outrider.engines.config import EngineConfig
-from outrider.engines.factory import create_engine
+from outrider.engines.openvino.loading import load_engine
+from outrider.models.catalog import ModelSpec
 from outrider.models.definitions import Precision
-from outrider.models.vocabulary import Vocabulary
+from outrider.models.store import ModelStore
+from outrider.models.vocabulary import Vocabulary, load_vocabulary
 
 SIZES = (200, 320, 480, 640, 900, 1200, 1500)
 """Tokens of a prefix, cut to whole blocks."""
+PRECISIONS: tuple[Precision, Precision] = ("bf16", "f32")
 NUM_NEXT = 64
 """Tokens behind the prefix that are scored with the KV that came through a frame."""
 
@@ -75,25 +78,35 @@ class Frames:
 
 
 def measure(
+    run: Run, model: ModelSpec, store: ModelStore, count: int, progress: Callable[[str], None]
+) -> tuple[Frames, Frames]:
+    """`count` prefixes of the model computed in bf16, and in f32; two tables."""
+    vocabulary = load_vocabulary(model, store)
+    found = [_measure(run, model, store, vocabulary, p, count, progress) for p in PRECISIONS]
+    return found[0], found[1]
+
+
+def _measure(
     run: Run,
+    model: ModelSpec,
+    store: ModelStore,
     vocabulary: Vocabulary,
     precision: Precision,
     count: int,
     progress: Callable[[str], None],
 ) -> Frames:
-    """`count` prefixes of an engine in this precision; a table."""
     config = EngineConfig(num_blocks=160, precision=precision, max_fixed_rows=0)
-    engine = create_engine(config)
+    engine = load_engine(model, store, config)
     try:
         layout = engine.info.kv_layout
         assert layout is not None, "the engine's KV cannot be packed"
         found = Frames({payload: Measured() for payload in Payload})
         for number, ids in enumerate(prefixes(vocabulary, layout.block_tokens, count)):
             _measure_one(engine, layout, number, ids, found)
-            progress(f"frames in {precision}: prefix {number + 1} of {count}, {len(ids)} tokens")
+            progress(f"frames of {model.name} in {precision}: {number + 1} of {count}")
     finally:
         engine.close()
-    _table(run, precision, layout, found, count)
+    _table(run, model.name, precision, layout, found, count)
     return found
 
 
@@ -171,9 +184,11 @@ def _loss(rows: Logits, following: Ids) -> float:
     return float((log_sums - shifted[np.arange(len(rows)), following]).sum())
 
 
-def _table(run: Run, precision: str, layout: KvLayout, found: Frames, count: int) -> None:
+def _table(
+    run: Run, model: str, precision: str, layout: KvLayout, found: Frames, count: int
+) -> None:
     table = run.table(
-        f"Frames of KV computed in {precision}: {count} prefixes of 200 to 1,500 tokens",
+        f"Frames of KV of {model} computed in {precision}: {count} prefixes of 200 to 1,500 tokens",
         *("payload", "smaller than the engine's KV", "than f32", "encode, MB/s", "decode, MB/s"),
         *("decode over compute, CPU", "same likeliest next token", "perplexity ratio", "bit-equal"),
     )
@@ -190,7 +205,7 @@ def _table(run: Run, precision: str, layout: KvLayout, found: Frames, count: int
             f"{it.scores.perplexity_ratio:.4f}",
             f"{it.num_equal} of {count}",
         )
-        run.samples(f"{precision}, {payload.name.lower()}, ratio", it.ratios, unit="ratio")
+        run.samples(f"{model}, {precision}, {payload.name.lower()}, ratio", it.ratios, unit="ratio")
     table.note(
         "For comparison: KV as computed, but for the last bit of every number, leaves the "
         f"likeliest next token the same in {found.flipped.same_share:.4f} of them (perplexity "

@@ -28,10 +28,14 @@ class Conditions:
     """Added per packet, uniform in 0 .. jitter_ms."""
     loss: float = 0.0
     """Share of packets lost, independently; not for ordered lanes."""
+    rate_mbit_s: float = 0.0
+    """What it carries at most, 10^6 bits a second; packets wait for those before them. 0: any."""
 
     def __post_init__(self) -> None:
-        if self.delay_ms < 0 or self.jitter_ms < 0 or not 0 <= self.loss < 1:
-            raise ValueError(f"{self} is no link: times are not negative, loss is 0 to below 1")
+        if min(self.delay_ms, self.jitter_ms, self.rate_mbit_s) < 0 or not 0 <= self.loss < 1:
+            raise ValueError(
+                f"{self} is no link: times and rates are not negative, loss is 0 to below 1"
+            )
 
 
 @dataclass(slots=True)
@@ -97,6 +101,8 @@ class Lane(Generic[T]):
         self._slack_s = slack_s
         self._queue: list[tuple[float, int, int, T]] = []
         self._last_due = float("-inf")
+        self._free_at = float("-inf")
+        """When the last byte so far has left, at the link's rate."""
         self._num_sent = 0
         self.queued_bytes = 0
         self.conditions = Conditions()
@@ -120,7 +126,11 @@ class Lane(Generic[T]):
         if not self._ordered and self.full:
             traffic.dropped += 1
             return False
-        due = now + (how.delay_ms + extra_ms) / 1000
+        left_at = now
+        if how.rate_mbit_s:
+            left_at = max(now, self._free_at) + num_bytes * 8e-6 / how.rate_mbit_s
+            self._free_at = left_at
+        due = left_at + (how.delay_ms + extra_ms) / 1000
         if self._ordered:
             due = self._last_due = max(due, self._last_due)
         self._num_sent += 1

@@ -158,6 +158,8 @@ class KvSwap:
     async def _give_back(self, session: Readmitted, compute_token_ms: float) -> None:
         """Blocks that it lost, from the last one backwards, as many as come sooner than the engine
         computes them."""
+        if self._packing:  # it may have lost these a moment ago
+            await asyncio.wait(self._packing)
         block_tokens = self._identity.layout.block_tokens
         first = session.num_cached // block_tokens
         there = [it for it in self._pool.frames(session.session_id) if it[0] >= first]

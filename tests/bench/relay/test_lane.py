@@ -12,7 +12,11 @@ from bench.relay.lane import Conditions, Lane, Traffic
 from outrider.testing import FakeClock
 
 _CONDITIONS = st.builds(
-    Conditions, delay_ms=st.floats(0, 500), jitter_ms=st.floats(0, 50), loss=st.floats(0, 0.9)
+    Conditions,
+    delay_ms=st.floats(0, 500),
+    jitter_ms=st.floats(0, 50),
+    loss=st.floats(0, 0.9),
+    rate_mbit_s=st.one_of(st.just(0.0), st.floats(0.1, 1000)),
 )
 _GAPS_S = st.lists(st.floats(0, 0.1), min_size=1, max_size=40)
 
@@ -110,6 +114,32 @@ def test_a_full_queue_drops_datagrams_and_never_bytes() -> None:
     assert (datagrams.take_traffic().dropped, stream.take_traffic().dropped) == (1, 0)
 
 
+@given(rate_mbit_s=st.floats(0.1, 1000), gaps_s=_GAPS_S, is_ordered=st.booleans())
+def test_a_link_carries_no_more_than_its_rate(
+    rate_mbit_s: float, gaps_s: list[float], is_ordered: bool
+) -> None:
+    lane: Lane[int] = Lane(1, ordered=is_ordered)
+    lane.conditions = Conditions(delay_ms=10, rate_mbit_s=rate_mbit_s)
+    clock, expected, free_at = FakeClock(), [], 0.0
+    for number, gap_s in enumerate(gaps_s):
+        assert lane.send(number, 1000 * (number + 1), clock.advance(gap_s))
+        free_at = max(free_at, clock.now) + 8000 * (number + 1) / (rate_mbit_s * 1e6)
+        expected.append(free_at + 0.010)
+    clock.now = 0.0
+    arrived = drained(lane, clock)
+    assert [packet for _, packet in arrived] == list(range(len(gaps_s)))
+    assert [at for at, _ in arrived] == pytest.approx(expected)
+
+
+def test_a_rate_that_is_lifted_holds_up_nothing_that_is_sent_later() -> None:
+    lane: Lane[int] = Lane(1, ordered=False)
+    lane.conditions = Conditions(rate_mbit_s=1)
+    lane.send(0, 125_000, 0.0)
+    lane.conditions = Conditions()
+    lane.send(1, 125_000, 0.0)
+    assert (lane.due(0.0), lane.due(0.999), lane.due(1.0)) == ([1], [], [0])
+
+
 def test_lateness_is_measured() -> None:
     lane: Lane[int] = Lane(1, ordered=False)
     lane.conditions = Conditions(delay_ms=10)
@@ -130,7 +160,9 @@ def test_traffic_survives_json_and_adds_up() -> None:
     assert (copy.packets, copy.num_bytes, copy.lateness_ms(1.0)) == (4, 60, 0.25)
 
 
-@pytest.mark.parametrize("values", [{"delay_ms": -1.0}, {"jitter_ms": -1.0}, {"loss": 1.0}])
+@pytest.mark.parametrize(
+    "values", [{"delay_ms": -1.0}, {"jitter_ms": -1.0}, {"loss": 1.0}, {"rate_mbit_s": -1.0}]
+)
 def test_impossible_links_are_refused(values: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="is no link"):
         Conditions(**values)

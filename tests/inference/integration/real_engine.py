@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+import itertools
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
 
 from outrider.codec.shipped import shipped_table
 from outrider.codec.tokens import TokenCoder
@@ -17,18 +19,23 @@ from outrider.engines.base import (
     no_work,
 )
 from outrider.models.vocabulary import Vocabulary
+from outrider.rpc import make_channel
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
-from services.inference.app import LoadedModel, replies_in
+from outrider.telemetry.metrics import Metrics
+from outrider.v1 import common_pb2, inference_pb2, inference_pb2_grpc
+from outrider.wire import ids_of, sampling_to_proto, token_block_to_proto
+from services.inference.app import LoadedModel, Replica, replies_in
+from services.inference.config import InferenceConfig
+from tests.inference.harness import SALT
 
-if TYPE_CHECKING:
-    from outrider.engines.openvino.engine import OpenVinoEngine
+_request_ids = itertools.count(1)
 
 
 class Borrowed:
-    """The session's shared engine: closing it gives back what was opened, and it lives on."""
+    """An engine that others own: closing it gives back what was opened, and it lives on."""
 
-    def __init__(self, engine: OpenVinoEngine) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._opened: set[int] = set()
 
@@ -84,3 +91,54 @@ def loaded(engine: Engine, vocabulary: Vocabulary) -> LoadedModel:
 def texts_of(vocabulary: Vocabulary) -> Callable[[SamplingParams], ReplyText]:
     """What makes replies whose text is read."""
     return lambda params: ReplyText(params, vocabulary.stop_ids, vocabulary.detokenizer())
+
+
+@asynccontextmanager
+async def replica(
+    engine: Engine, vocabulary: Vocabulary, **settings: Any
+) -> AsyncIterator[tuple[Replica, Metrics, inference_pb2_grpc.InferenceServiceAsyncStub]]:
+    """A replica around one engine, and how to ask it."""
+    metrics = Metrics("test")
+    config = InferenceConfig(port=0, drain_s=0.0, **settings)
+    running = Replica(config, loaded(engine, vocabulary), metrics)
+    await running.start()
+    try:
+        async with make_channel(f"127.0.0.1:{running.port}") as channel:
+            yield running, metrics, inference_pb2_grpc.InferenceServiceStub(channel)
+    finally:
+        await running.stop()
+        metrics.close()
+
+
+async def ask(
+    stub: inference_pb2_grpc.InferenceServiceAsyncStub,
+    vocabulary: Vocabulary,
+    prompt: Sequence[int],
+    sampling: SamplingParams,
+    **fields: Any,
+) -> tuple[list[int], int]:
+    """Ids of a reply without drafts, on a stream of its own, and how many tokens of KV were reused;
+    `fields` are more of OpenSession."""
+    coder = coder_of(vocabulary)
+    opening = inference_pb2.OpenSession(
+        request_id=f"request-{next(_request_ids)}",
+        cache_salt=SALT,
+        vocabulary_digest=vocabulary.digest,
+        ids=inference_pb2.PromptDelta(tail=token_block_to_proto(coder.encode(prompt))),
+        sampling=sampling_to_proto(sampling),
+        speculation=common_pb2.SPECULATION_OFF,
+        codecs=[common_pb2.TokenCodec.ValueType(codec) for codec in coder.supported],
+        **fields,
+    )
+    call: Any = stub.Generate()
+    up = inference_pb2.SessionUp(session=1, open=opening)
+    await call.write(inference_pb2.GenerateRequest(frames=[up]))
+    ids: list[int] = []
+    while True:
+        for frame in (await call.read()).frames:
+            assert not frame.HasField("error"), frame
+            if frame.HasField("commit"):
+                ids += ids_of(frame.commit, coder, max_count=4096)
+            if frame.HasField("done"):
+                call.cancel()
+                return ids, frame.done.usage.cached_tokens

@@ -12,7 +12,7 @@ import grpc.aio
 import pytest
 
 from outrider.codec.block_hashes import block_hashes
-from outrider.engines.base import Engine, LogitsRows, OverlappedWork, SequenceSlice, no_work
+from outrider.engines.base import LogitsRows, OverlappedWork, SequenceSlice, no_work
 from outrider.engines.config import EngineConfig
 from outrider.engines.fake import FakeOptions
 from outrider.errors import InvalidRequestError, OutriderError, UnavailableError
@@ -22,9 +22,8 @@ from outrider.sampling.params import SamplingParams
 from outrider.telemetry.metrics import Metrics
 from outrider.testing import eventually
 from outrider.v1 import common_pb2, inference_pb2, inference_pb2_grpc, kv_pb2, kv_pb2_grpc
-from outrider.wire import ids_of, sampling_to_proto, token_block_to_proto
-from services.inference.app import Replica
-from services.inference.config import InferenceConfig, PrefixStoreConfig
+from outrider.wire import token_block_to_proto
+from services.inference.config import PrefixStoreConfig
 from services.inference.kv_peers.config import KvPeersConfig
 from services.inference.kv_peers.fetching import KvPeers
 from services.inference.reference import generate
@@ -261,22 +260,6 @@ class Gated(Borrowed):
         return super().step(slices)
 
 
-@asynccontextmanager
-async def real_replica(
-    engine: Engine, vocabulary: Vocabulary
-) -> AsyncIterator[tuple[Replica, inference_pb2_grpc.InferenceServiceAsyncStub]]:
-    metrics = Metrics("test")
-    config = InferenceConfig(port=0, drain_s=0.0, **settings())
-    replica = Replica(config, real_engine.loaded(engine, vocabulary), metrics)
-    await replica.start()
-    try:
-        async with make_channel(f"127.0.0.1:{replica.port}") as channel:
-            yield replica, inference_pb2_grpc.InferenceServiceStub(channel)
-    finally:
-        await replica.stop()
-        metrics.close()
-
-
 @pytest.mark.model
 async def test_text_is_exact_behind_kv_of_a_real_engine(
     shallow_model: ShallowModel, vocabulary: Vocabulary
@@ -291,41 +274,20 @@ async def test_text_is_exact_behind_kv_of_a_real_engine(
         texts = real_engine.texts_of(vocabulary)
         expected = list(generate(first, prompt, sampling, texts).ids)
 
-        async def ask(
+        async def ask_it(
             stub: inference_pb2_grpc.InferenceServiceAsyncStub, **fields: Any
         ) -> tuple[list[int], int]:
-            opening = inference_pb2.OpenSession(
-                request_id="r",
-                cache_salt=SALT,
-                vocabulary_digest=vocabulary.digest,
-                ids=inference_pb2.PromptDelta(tail=token_block_to_proto(coder.encode(prompt))),
-                sampling=sampling_to_proto(sampling),
-                speculation=common_pb2.SPECULATION_OFF,
-                codecs=[common_pb2.TokenCodec.ValueType(codec) for codec in coder.supported],
-                **fields,
-            )
-            call: Any = stub.Generate()
-            up = inference_pb2.SessionUp(session=1, open=opening)
-            await call.write(inference_pb2.GenerateRequest(frames=[up]))
-            ids: list[int] = []
-            while True:
-                for frame in (await call.read()).frames:
-                    assert not frame.HasField("error"), frame
-                    if frame.HasField("commit"):
-                        ids += ids_of(frame.commit, coder, max_count=4096)
-                    if frame.HasField("done"):
-                        call.cancel()
-                        return ids, frame.done.usage.cached_tokens
+            return await real_engine.ask(stub, vocabulary, prompt, sampling, **fields)
 
         gated = Gated(second)
         async with (
-            real_replica(Borrowed(first), vocabulary) as (other, asked),
-            real_replica(gated, vocabulary) as (it, anew),
+            real_engine.replica(Borrowed(first), vocabulary, **settings()) as (other, _, asked),
+            real_engine.replica(gated, vocabulary, **settings()) as (it, _, anew),
         ):
-            assert (await ask(asked))[0] == expected
+            assert (await ask_it(asked))[0] == expected
             resumed = expected[:size]
             asking = asyncio.create_task(
-                ask(
+                ask_it(
                     anew,
                     resume=token_block_to_proto(coder.encode(resumed)),
                     model_identity=first.info.fingerprint,
