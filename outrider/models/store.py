@@ -29,7 +29,7 @@ from outrider.errors import (
     SourceError,
 )
 from outrider.models.definitions import ModelSpec
-from outrider.models.disk.derived import build_once, check_name
+from outrider.models.disk.derived import build_once, check_name, is_intact
 from outrider.models.disk.fetch import PartialFetch, PullProgress, ReportProgress, ignore_progress
 from outrider.models.disk.files import empty_directory, exclusive, file_sha256, sync_directory
 from outrider.models.disk.index import IndexEntry, SourceIndex, source_key
@@ -170,6 +170,17 @@ class ModelStore:
                 self._root / "locks" / f"{key}.lock",
                 build,
             )
+
+    def intact(self, source: str, name: str, *, sha256: str | None = None) -> Path | None:
+        """The verified directory `name` that was built from a source's artifact, which itself is
+        not looked at: hashing a large model takes seconds. None where there is none, or where the
+        artifact was not the pinned `sha256`."""
+        recorded = self.recorded(source)
+        if not recorded or (sha256 or recorded) != recorded:
+            return None
+        with self._disk():
+            folder = self._root / "derived" / recorded / check_name(name)
+            return folder if is_intact(folder) else None
 
     def recorded(self, source: str) -> str:
         """The sha256 that a source's first pull gave, without a look at the file; "" for one that

@@ -416,10 +416,14 @@ def load_vocabulary(
     """The vocabulary of `spec`; the model is fetched if the store lacks it.
 
     Parsing the model file takes seconds, so its result is kept in the store beside the model,
-    verified on every load; definitions that change it have folders of their own. Blocks: call it
-    before an event loop runs, or in a thread. Raises what ModelStore.ensure, ModelStore.derived,
-    Vocabulary.from_gguf and folder.unpacked raise.
+    verified on every load, and the model is not looked at then; definitions that change it have
+    folders of their own. Blocks: call it before an event loop runs, or in a thread. Raises what
+    ModelStore.ensure, ModelStore.derived, Vocabulary.from_gguf and folder.unpacked raise.
     """
+    name = "-".join(filter(None, (_DERIVED_NAME, spec.vocabulary_key())))
+    kept = store.intact(spec.source, name, sha256=spec.sha256)
+    if kept is not None:
+        return Vocabulary.load(kept)
     artifact = store.ensure(spec.source, progress=progress, sha256=spec.sha256)
 
     def build(folder: Path) -> None:
@@ -437,5 +441,4 @@ def load_vocabulary(
         except ConfigError as error:
             raise ConfigError(f"model {spec.name}: {error.message}") from error
 
-    name = "-".join(filter(None, (_DERIVED_NAME, spec.vocabulary_key())))
     return Vocabulary.load(store.derived(artifact, name, build))

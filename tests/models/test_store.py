@@ -206,6 +206,24 @@ def test_equal_bytes_are_kept_once_until_the_last_source_goes(
         store.remove(second.source)
 
 
+def test_what_was_built_is_found_without_a_look_at_the_artifact(
+    store: ModelStore, original: Path
+) -> None:
+    source = f"file:{original}"
+    assert store.intact(source, "copy") is None, "never pulled"
+    artifact = store.pull(source)
+    assert store.intact(source, "copy") is None, "never built"
+    built = store.derived(artifact, "copy", lambda folder: write(folder / "a", b"A"))
+    artifact.path.chmod(0o644)
+    write(artifact.path, b"other bytes")
+    for pin in (None, "", artifact.sha256):
+        assert store.intact(source, "copy", sha256=pin) == built
+    assert store.intact(source, "copy", sha256="0" * 64) is None
+    assert store.intact(source, "other") is None
+    write(built / "a", b"B")
+    assert store.intact(source, "copy") is None, "damaged"
+
+
 def test_loading_writes_nothing(store: ModelStore, original: Path) -> None:
     """So a filled store may be mounted read-only."""
     artifact = store.pull(f"file:{original}")
