@@ -8,7 +8,7 @@ prompt lookup; llama.cpp's server on the same GGUF and on its fastest quantisati
 installed. Rounds are interleaved and ratios are those within a round: on a shared machine a short
 run next to another says more than a long one. A cell has one ratio for each round and kind of
 prompt. `--core` has five rounds of chats with 1, 8 and 32 sessions, greedy, and leaves the inexact
-replicas out.
+replicas and llama.cpp's own drafts out.
 
 What is shared: all requests of a system come from one tenant, and the requests of a cell have
 one system message. No user message comes twice in a run, so a replica that drafts from earlier
@@ -38,8 +38,10 @@ from bench.systems.base import Request, System, Work, WorkResult
 from bench.systems.lineup import (
     INEXACT,
     INEXACT_DRAFTS,
+    LLAMACPP,
     LLAMACPP_Q4_0,
     LLAMACPP_Q4_1,
+    LLAMACPP_SPECULATION,
     NAMES,
     OPENVINO,
     OPENVINO_LOOKUP,
@@ -108,9 +110,11 @@ def planned_rounds(arguments: argparse.Namespace) -> list[list[Cell]]:
 
 
 def system_names(arguments: argparse.Namespace) -> list[str]:
-    """The systems a run starts; a quick or a core one leaves the inexact replicas out."""
+    """The systems a run starts; a quick or a core one leaves the inexact replicas and llama.cpp's
+    own drafts out."""
     small = arguments.quick or arguments.core
-    return [n for n in NAMES if not (small and n in (INEXACT, INEXACT_DRAFTS))]
+    left_out = (INEXACT, INEXACT_DRAFTS, *LLAMACPP_SPECULATION)
+    return [n for n in NAMES if not (small and n in left_out)]
 
 
 def takes_part(name: str, cell: Cell) -> bool:
@@ -219,7 +223,7 @@ def _ratios(run: Run, outcomes: Outcomes, sampling: str) -> None:
         ratios = [outcomes.ratios(name, OPENVINO, _at(sampling, c)) for c in sessions]
         if any(ratios):
             table.add(name, _count(ratios), *(table.median(sample) for sample in ratios))
-        elif name in (LLAMACPP_Q4_1, LLAMACPP_Q4_0):
+        elif name in LLAMACPP:
             table.add(name, 0, *(ABSENT for _ in sessions))
     table.note("n: ratios of each cell, one for every round and kind of prompt.")
     suffix = "" if sampling == "greedy" else "_sampled"

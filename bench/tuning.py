@@ -26,6 +26,7 @@ from bench.systems.base import WHOLE_TOKENS, Setup, Work, WorkResult
 from bench.systems.lineup import (
     LLAMACPP_Q4_0,
     LLAMACPP_Q4_1,
+    LLAMACPP_SPECULATION,
     NAMES,
     OPENVINO,
     OPENVINO_LOOKUP,
@@ -44,7 +45,11 @@ DOCUMENTS_S = (0.4, 1.2)
 DOCUMENT_TOKENS = 8
 SLACK = 1.1
 """So many times the least duration may what is best for latency take."""
-LEADERS = {OPENVINO_LOOKUP: OPENVINO, LLAMACPP_Q4_1: LLAMACPP_Q4_0}
+LEADERS = {
+    OPENVINO_LOOKUP: OPENVINO,
+    LLAMACPP_Q4_1: LLAMACPP_Q4_0,
+    **dict.fromkeys(LLAMACPP_SPECULATION, LLAMACPP_Q4_0),
+}
 """Systems that use the setup of another one; the remaining ones of ours use that of OURS."""
 
 

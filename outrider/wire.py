@@ -147,15 +147,20 @@ def block_bytes(frame: TokensFrame, count: int) -> bytes:
     has no vocabulary; empty where there are none. Whether they are so many, their reader finds
     out."""
     if frame.HasField("rank"):
-        payload = varint.encode(frame.rank)
         if count == 1:
-            return _ONE_RANK_HEADS[len(payload)] + payload
-        return _block(TokenCodec.RANK_VARINT, count, payload)
+            return rank_block_bytes(frame.rank)
+        return _block(TokenCodec.RANK_VARINT, count, varint.encode(frame.rank))
     if frame.HasField("id"):
         return _block(TokenCodec.VARINT, count, varint.encode(frame.id))
     if payload := frame.ranks:
         return _block(TokenCodec.RANK_VARINT, count, payload)
     return _block(TokenCodec.VARINT, count, payload) if (payload := frame.ids) else b""
+
+
+def rank_block_bytes(rank: int) -> bytes:
+    """As `block_bytes`, of one token by its rank."""
+    payload = varint.encode(rank)
+    return _ONE_RANK_HEADS[len(payload)] + payload
 
 
 def _block(codec: TokenCodec, count: int, payload: bytes) -> bytes:

@@ -26,6 +26,12 @@ OPENVINO = "OpenVINO pipeline"
 OPENVINO_LOOKUP = "OpenVINO pipeline, prompt lookup"
 LLAMACPP_Q4_1 = "llama.cpp Q4_1, the same file"
 LLAMACPP_Q4_0 = "llama.cpp Q4_0, its fastest"
+LLAMACPP_SPECULATION = {
+    "llama.cpp Q4_0, ngram-mod": "ngram-mod",
+    "llama.cpp Q4_0, ngram-simple": "ngram-simple",
+}
+"""With drafts of its own (its `--spec-type`): n-grams of all slots, and of the slot's own text."""
+LLAMACPP = (LLAMACPP_Q4_1, LLAMACPP_Q4_0, *LLAMACPP_SPECULATION)
 NAMES = (
     OURS,
     OURS_DRAFTS,
@@ -33,8 +39,7 @@ NAMES = (
     INEXACT_DRAFTS,
     OPENVINO,
     OPENVINO_LOOKUP,
-    LLAMACPP_Q4_1,
-    LLAMACPP_Q4_0,
+    *LLAMACPP,
 )
 
 LOOKUP_TOKENS = 4
@@ -49,7 +54,7 @@ async def start_all(
     """Those of `names` that are installed, running until the stack closes."""
     systems: dict[str, System] = {}
     for name in names:
-        if name in (LLAMACPP_Q4_1, LLAMACPP_Q4_0) and not llamacpp.installed():
+        if name in LLAMACPP and not llamacpp.installed():
             print(f"{name}: not installed; {llamacpp.INSTALL}", file=sys.stderr)
             continue
         systems[name] = await stack.enter_async_context(started(name, vocabulary, setups[name]))
@@ -62,9 +67,9 @@ def started(name: str, vocabulary: Vocabulary, setup: Setup) -> AbstractAsyncCon
         model = converted(DEFAULT_MODEL, ModelStore(default_root())).directory
         lookup = LOOKUP_TOKENS if name == OPENVINO_LOOKUP else 0
         return pipeline(model, vocabulary, setup, lookup_tokens=lookup)
-    if name in (LLAMACPP_Q4_1, LLAMACPP_Q4_0):
+    if name in LLAMACPP:
         model = llamacpp.same_model() if name == LLAMACPP_Q4_1 else llamacpp.BEST_MODEL
-        return llama_server(model, setup)
+        return llama_server(model, setup, speculation=LLAMACPP_SPECULATION.get(name, "none"))
     return replica(
         vocabulary,
         threads=setup.threads,

@@ -94,9 +94,12 @@ async def _lines(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
 
 
 @contextlib.asynccontextmanager
-async def llama_server(model: Path, setup: Setup) -> AsyncIterator[System]:
+async def llama_server(
+    model: Path, setup: Setup, *, speculation: str = "none"
+) -> AsyncIterator[System]:
     """Start the server on this GGUF and wait until it has loaded it. Its own default is a batch of
-    2,048 tokens in parts of 512."""
+    2,048 tokens in parts of 512. `speculation` is its `--spec-type`, whose settings are its own
+    defaults."""
     port = free_tcp_port()
     flags = {
         "--model": model,
@@ -108,6 +111,7 @@ async def llama_server(model: Path, setup: Setup) -> AsyncIterator[System]:
         "--parallel": _SLOTS,
         "--ctx-size": _SLOTS * _SLOT_TOKENS,
         "--cache-ram": 0,
+        "--spec-type": speculation,
     }
     words = [str(word) for pair in flags.items() for word in pair]
     async with child(str(SERVER), *words, silent=True) as process:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any
 
 import structlog
@@ -191,23 +192,23 @@ class InferenceService(InferenceServiceServicer):
     async def WatchLoad(
         self, request: inference_pb2.WatchLoadRequest, context: Any
     ) -> AsyncIterator[inference_pb2.WatchLoadResponse]:
+        clock = asyncio.get_running_loop().time
         interval_s = (request.min_interval_ms or _LOAD_INTERVAL_MS) / 1e3
-        longest_s = max(0.0, request.max_interval_ms / 1e3 - interval_s) or None
-        last: inference_pb2.WatchLoadResponse | None = None
+        heartbeat_s = request.max_interval_ms / 1e3 or math.inf
+        told: inference_pb2.WatchLoadResponse | None = None
+        due_at = 0.0
         while not self._closed:
             changed = self._table.load_changed
             if self._table.load is not None:
                 report = wire.load_response(
                     self._table.load, self._table.transfers, draining=self._table.draining
                 )
-                if report != last:
-                    last = report
+                if told is None or clock() >= due_at or wire.is_news(report, told):
+                    told, due_at = report, clock() + heartbeat_s
                     yield report
-                    # Changes gather meanwhile; the next report has the latest of all.
-                    await asyncio.sleep(interval_s)
-                    continue
-            if not await _within(longest_s, changed.wait()):
-                last = None  # time for a heartbeat
+                # Changes gather meanwhile; the next report has the latest of all.
+                await asyncio.sleep(interval_s)
+            await _within(due_at - clock() if told is not None else math.inf, changed.wait())
 
     async def WatchKv(
         self, request: inference_pb2.WatchKvRequest, context: Any
@@ -241,11 +242,8 @@ class InferenceService(InferenceServiceServicer):
         self._table.announce()
 
 
-async def _within(limit_s: float | None, waiting: Awaitable[object]) -> bool:
-    """Wait for at most `limit_s`, for ever without one; whether what was waited for came."""
-    try:
-        async with asyncio.timeout(limit_s):
+async def _within(limit_s: float, waiting: Awaitable[object]) -> None:
+    """Wait for at most `limit_s`."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(None if limit_s == math.inf else limit_s):
             await waiting
-    except TimeoutError:
-        return False
-    return True

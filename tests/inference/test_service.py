@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import grpc.aio
@@ -21,7 +22,7 @@ from outrider.v1 import common_pb2, inference_pb2
 from outrider.wire import logprobs_from_proto, token_block_to_proto
 from services.inference.app import SERVICE
 from services.inference.scheduler.limits import SchedulerLimits
-from services.inference.scheduler.types import Drafts, OpenRequest
+from services.inference.scheduler.types import Drafts, KvHits, OpenRequest
 from services.inference.service import GenerateStream
 from services.inference.streaming.sessions import ModelThreads, SessionTable
 from tests.inference.harness import (
@@ -225,6 +226,21 @@ async def test_watch_load_reports_changes() -> None:
             seen.append(report)
         assert seen[-1].running_sessions == 0
         assert seen[-1].max_sessions == 16
+
+
+async def test_what_is_no_news_comes_along_with_a_heartbeat() -> None:
+    async with running() as it:
+        table = it.replica.table
+        request = inference_pb2.WatchLoadRequest(min_interval_ms=1, max_interval_ms=20)
+        watch = it.stub.WatchLoad(request)
+        await watch.read()
+        assert table.load is not None
+        table.load = replace(table.load, kv_hits=KvHits(100, 60, 0, 0))
+        table.announce()
+        report = await watch.read()
+        while isinstance(report, inference_pb2.WatchLoadResponse) and not report.kv.prompt_tokens:
+            report = await watch.read()
+        assert report.kv.pool_tokens == 60
 
 
 async def test_load_reports_are_a_heartbeat_where_one_is_asked_for() -> None:

@@ -353,6 +353,16 @@ def error_frame(number: int, error: OutriderError) -> inference_pb2.SessionDown:
     return inference_pb2.SessionDown(session=number, error=error_to_proto(error))
 
 
+_STATES: Final = (
+    *("running_sessions", "queued_sessions", "queued_prompt_tokens", "paused_sessions"),
+    *("kv_blocks_total", "max_sessions", "draining", "num_instances", "low", "medium"),
+    *("overload_level", "queues_low", "refuses_sessions"),
+)
+_ESTIMATES: Final = ("fixed_ms", "row_ms", "service_ms", "peer_block_ms", "peer_first_ms")
+_LEAST_MOVE: Final = 0.1
+"""Of an estimate, and of the pool in free blocks."""
+
+
 def load_response(
     load: Load, transfers: TransferCounts = NO_TRANSFERS, *, draining: bool = False
 ) -> inference_pb2.WatchLoadResponse:
@@ -390,6 +400,22 @@ def load_response(
         peer_block_ms=transfers.peer_block_ms,
         peer_first_ms=transfers.peer_first_ms,
     )
+
+
+def is_news(report: inference_pb2.WatchLoadResponse, told: inference_pb2.WatchLoadResponse) -> bool:
+    """Whether a router that was told `told` has to hear of `report` now: it would place sessions
+    otherwise. Estimates and free blocks move with every call: by less than _LEAST_MOVE they, and
+    counters (kv) anyway, come along with the next report."""
+    if any(getattr(report, name) != getattr(told, name) for name in _STATES):
+        return True
+    if any(_has_moved(getattr(report, name), getattr(told, name)) for name in _ESTIMATES):
+        return True
+    moved_blocks = abs(report.kv_blocks_free - told.kv_blocks_free)
+    return moved_blocks >= _LEAST_MOVE * max(1, report.kv_blocks_total)
+
+
+def _has_moved(now: float, before: float) -> bool:
+    return abs(now - before) > _LEAST_MOVE * max(abs(now), abs(before))
 
 
 def model_response(contract: Contract) -> inference_pb2.GetModelResponse:

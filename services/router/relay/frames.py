@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from itertools import groupby
 from operator import attrgetter
 from typing import Final, TypeAlias
@@ -21,7 +22,7 @@ from outrider.cost import Cost
 from outrider.errors import CancelledError, DeadlineError, MalformedFrameError
 from outrider.session_types import FinishReason
 from outrider.v1 import common_pb2, inference_pb2
-from outrider.wire import block_bytes, finish_reason_to_proto, set_cost
+from outrider.wire import block_bytes, finish_reason_to_proto, rank_block_bytes, set_cost
 from services.router.relay.sessions import Session
 
 Up: TypeAlias = inference_pb2.SessionUp
@@ -114,6 +115,8 @@ def resumable_tokens(commit: inference_pb2.Commit, num_committed: int) -> bytes 
     if base != num_committed or base + num_accepted > upto:
         return None
     if not num_accepted and base < upto:  # nearly all
+        if upto - base == 1 and commit.HasField("rank"):
+            return _resumed_rank(commit.rank)
         return _resumed_entry(block_bytes(commit, upto - base)) or None
     tokens = b""
     if num_accepted:
@@ -124,6 +127,13 @@ def resumable_tokens(commit: inference_pb2.Commit, num_committed: int) -> bytes 
         ids = _resumed_entry(block_bytes(commit, upto - base - num_accepted))
         return tokens + ids if ids else None
     return tokens
+
+
+@lru_cache(maxsize=1 << 15)
+def _resumed_rank(rank: int) -> bytes:
+    """Of one token by its rank. Most replies are of few thousand tokens: making an entry takes ten
+    times as long as finding it."""
+    return _resumed_entry(rank_block_bytes(rank))
 
 
 def _resumed_entry(block: bytes) -> bytes:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from outrider.codec.tokens import TokenCoder
-from services.inference.scheduler.types import Committed, Load
+from services.inference.scheduler.types import ClassLoad, Committed, KvHits, Load
 from services.inference.streaming import wire
 
 
@@ -36,6 +39,55 @@ def test_a_report_says_whom_an_overloaded_replica_takes(
         queues_low,
         refuses,
     )
+
+
+LOAD = Load(
+    running_sessions=2,
+    queued_sessions=1,
+    queued_prompt_tokens=100,
+    kv_blocks_total=200,
+    kv_blocks_free=100,
+    fixed_ms=10.0,
+    row_ms=1.0,
+    max_sessions=4,
+    service_ms=500.0,
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_news"),
+    [
+        ({}, False),
+        ({"running_sessions": 3}, True),
+        ({"queued_sessions": 0}, True),
+        ({"queued_prompt_tokens": 99}, True),
+        ({"paused_sessions": 1}, True),
+        ({"overload_level": 1}, True),
+        ({"low": ClassLoad(sessions=1)}, True),
+        ({"fixed_ms": 10.9, "row_ms": 0.95, "service_ms": 540.0}, False),
+        ({"fixed_ms": 11.5}, True),
+        ({"row_ms": 0.8}, True),
+        ({"service_ms": 0.0}, True),
+        ({"kv_blocks_free": 81}, False),
+        ({"kv_blocks_free": 80}, True),
+        ({"kv_hits": KvHits(1000, 500, 0, 0)}, False),
+    ],
+)
+def test_routers_are_told_what_they_would_place_sessions_by(
+    changes: dict[str, Any], is_news: bool
+) -> None:
+    told, now = wire.load_response(LOAD), wire.load_response(replace(LOAD, **changes))
+    assert wire.is_news(now, told) == wire.is_news(told, now) == is_news
+
+
+def test_draining_and_slower_transfers_are_news() -> None:
+    told = wire.load_response(LOAD, wire.TransferCounts(peer_block_ms=10.0, num_bytes=5))
+    slower = wire.TransferCounts(peer_block_ms=12.0, num_bytes=5)
+    more = wire.TransferCounts(peer_block_ms=10.0, num_bytes=50)
+    assert wire.is_news(wire.load_response(LOAD, slower), told)
+    assert not wire.is_news(wire.load_response(LOAD, more), told)
+    same = wire.TransferCounts(peer_block_ms=10.0, num_bytes=5)
+    assert wire.is_news(wire.load_response(LOAD, same, draining=True), told)
 
 
 def test_an_edge_is_told_of_a_pace_that_it_does_not_know() -> None:
