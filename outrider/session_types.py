@@ -43,7 +43,12 @@ class FinishReason(StrEnum):
     def error_reason(self) -> str | None:
         """The `reason` of the error that stands for the same in logs and metrics; None if the reply
         is whole."""
-        return self.name if self in (FinishReason.CANCELLED, FinishReason.DEADLINE) else None
+        return None if self.is_whole else self.name
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the reply has come to its own end, and the same request will bring no more."""
+        return self in (FinishReason.STOP, FinishReason.LENGTH)
 
 
 MIN_LOGPROB: Final = -9999.0

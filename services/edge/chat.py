@@ -7,12 +7,12 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Final
 
 import structlog
 
 from outrider.codec.prompt_memory import PromptMemory
 from outrider.errors import CancelledError, OutriderError
-from outrider.session_types import FinishReason
 from outrider.telemetry import names
 from outrider.telemetry.tracing import Span, start_span
 from outrider.tokenization.pool.pool import TokenizationJob, TokenizationResult
@@ -25,6 +25,7 @@ from services.edge.resumption.chats import Entry
 from services.edge.resumption.replay import ClientChannel, ReplayCursor
 from services.edge.session.events import (
     Action,
+    CancelAsked,
     CancelRegion,
     ChatAsked,
     ChatRequest,
@@ -58,6 +59,9 @@ from services.edge.upstream.link import RouterLink
 from services.edge.wire.region import RegionWire, cancel
 
 log = structlog.get_logger()
+
+_MAX_EARLY: Final = 8
+"""What a client may say further meanwhile; more of it says nothing new."""
 
 
 class ResumeToken:
@@ -137,6 +141,9 @@ class Chat:
         self._drafter_number = 0
         """Of the session at the drafter; 0: none."""
         self._is_finished = False
+        self._early: list[Input] | None = None
+        """What the client said further while its request waits for the limits of all edges; None:
+        it does not."""
         context.telemetry.chat_opened()
 
     @property
@@ -148,10 +155,11 @@ class Chat:
         """Begin, so long after the request came. `stream` passes inputs to the chat by now."""
         asked = ChatAsked(self._request, waited_s)
         raw = self._request.raw_prompt
-        if self._request.thin:  # the region will say how long the prompt is
-            self._allowance.ask(self._num_resumed, partial(self._allowed, asked))
-        elif isinstance(raw, tuple):
-            self._allowance.ask(len(raw) + self._num_resumed, partial(self._allowed, asked))
+        if self._request.thin or isinstance(raw, tuple):
+            # Of a thin one the region will say how long the prompt is.
+            num_tokens = len(raw or ()) + self._num_resumed
+            self._early = []
+            self._allowance.ask(num_tokens, partial(self._allowed, asked))
         else:
             self.feed(asked)
 
@@ -203,8 +211,7 @@ class Chat:
     def _remember_reply(self, done: RegionDone, known: PromptMemory) -> None:
         """The next prompt of this conversation may go on from it."""
         reply = self._session.reply
-        is_whole = done.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
-        if reply is not None and is_whole and done.checksum is not None:
+        if reply is not None and done.finish_reason.is_whole and done.checksum is not None:
             self._wire.replied(known, reply.ids, done.checksum)
 
     def _send_whole_prompt(self) -> None:
@@ -225,6 +232,10 @@ class Chat:
 
     def feed(self, item: Input) -> None:
         """Take one input. What doing the actions brings about is taken after them."""
+        if self._early is not None and isinstance(item, CancelAsked | ClientChanged):
+            if len(self._early) < _MAX_EARLY:
+                self._early.append(item)
+            return
         self._inbox.append(item)
         if self._is_feeding:
             return
@@ -351,10 +362,13 @@ class Chat:
 
     def _allowed(self, item: ChatAsked | PromptReady, refusal: OutriderError | None) -> None:
         """Go on with this, unless the tenant has used up what it may use."""
+        early, self._early = self._early or (), None
         if self.closed:
             return
         if refusal is None:
             self.feed(item)
+            for later in early:
+                self.feed(later)
         elif isinstance(item, ChatAsked):
             self.feed(ClientFailed(refusal))
         else:

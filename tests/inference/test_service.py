@@ -237,9 +237,11 @@ async def test_what_is_no_news_comes_along_with_a_heartbeat() -> None:
         assert table.load is not None
         table.load = replace(table.load, kv_hits=KvHits(100, 60, 0, 0))
         table.announce()
-        report = await watch.read()
-        while isinstance(report, inference_pb2.WatchLoadResponse) and not report.kv.prompt_tokens:
+        while True:
             report = await watch.read()
+            assert isinstance(report, inference_pb2.WatchLoadResponse)
+            if report.kv.prompt_tokens:
+                break
         assert report.kv.pool_tokens == 60
 
 

@@ -110,7 +110,9 @@ class Limiter:
         if identity.limits == UNLIMITED:
             return {}
         now = self._clock()
-        return self._usage.of(identity.tenant, identity.limits, now).states(now)
+        # An identity from before the limits were changed does not bring the old ones back.
+        usage = self._usage.known(identity.tenant)
+        return (usage or TenantUsage(identity.tenant, identity.limits, now)).states(now)
 
     def is_used_up(self, identity: Identity) -> bool:
         """Whether a chat of the tenant would be refused now: nothing is computed ahead for it."""

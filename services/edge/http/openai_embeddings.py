@@ -16,6 +16,7 @@ from outrider.models.chat import check_text
 from services.edge.http.bodies import read
 from services.edge.http.openai_errors import refused
 from services.edge.http.openai_reply import decimals
+from services.edge.request_fields import residency
 
 MAX_INPUTS: Final = 2048
 """Of one request; that API's."""
@@ -111,7 +112,7 @@ def asked_of(body: bytes) -> AskedEmbeddings:
         dimensions=asked.dimensions or 0,
         truncate=asked.truncate_prompt_tokens == _WHOLE,
         is_base64=asked.encoding_format == "base64",
-        residency=tuple(asked.residency or ()),
+        residency=residency(asked.residency or ()),
     )
 
 

@@ -187,8 +187,10 @@ class Choice:
         return self._with_prefix(piece_of(growth.new, growth.logprobs))
 
     def end(self, done: Done) -> None:
-        """The chat has ended."""
-        self.last = self._with_prefix(piece_of(self.content.finish()))
+        """The chat has ended. Of a stream that was cut off and may go on, what is held back stays
+        so: it may be something else then."""
+        if self._keeps or done.finish_reason.is_whole:
+            self.last = self._with_prefix(piece_of(self.content.finish()))
         self.done = done
 
     def _with_prefix(self, piece: Piece) -> Piece:
@@ -198,7 +200,8 @@ class Choice:
     @property
     def position(self) -> Position:
         """How much the client has with the next event."""
-        has_ended = self.had_end or self.done is not None
+        done = self.done
+        has_ended = self.had_end or (done is not None and done.finish_reason.is_whole)
         return replace(self.content.position, has_ended=has_ended)
 
     @property

@@ -9,9 +9,10 @@ from typing import Final
 
 from outrider.errors import InvalidRequestError
 
-COMMENT: Final = b": still here\n\n"
+COMMENT: Final = b": still here\n"
 """Keeps proxies and clients from giving up a stream on which nothing has come for a while; whoever
-reads events ignores it."""
+reads events ignores it. Without a blank line, which would end an event: there are clients that make
+one of it, without data, once they have had the id of another."""
 _POSITION: Final = re.compile(r"(\d{1,9})-(\d{1,9})(e?)")
 _MAX_ID_CHARS: Final = 1024
 

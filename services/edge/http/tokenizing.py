@@ -262,8 +262,10 @@ async def _wait_for(name: str, context: EdgeContext) -> ServedModel:
     try:
         return await waiting.model
     except asyncio.CancelledError:
-        # Given up: `granted` gives the model back if it comes all the same.
-        if not waiting.model.cancel() and waiting.model.exception() is None:
-            context.models.release(waiting.model.result())
+        # Given up, and with it the future that was awaited. `granted` gives a model back that comes
+        # all the same; one that has come already is given back here.
         context.models.leave(waiting)
+        model = waiting.model
+        if model.done() and not model.cancelled() and model.exception() is None:
+            context.models.release(model.result())
         raise

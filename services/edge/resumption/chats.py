@@ -9,7 +9,6 @@ from typing import Final, Protocol, TypeAlias
 
 from outrider.access.api_keys import is_allowed
 from outrider.errors import KeyReusedError, UnknownChatError, UnknownModelError
-from outrider.session_types import FinishReason
 from outrider.workers.steering import PREFIX_BYTES
 from services.edge.identity import Identity
 from services.edge.resumption.eviction import EvictionKey
@@ -115,7 +114,7 @@ class ResumableChats:
         """A chat is over. One that ended well is remembered; one cut off by its deadline may be
         sent again with a later one."""
         done = entry.log.done
-        well = done is not None and done.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
+        well = done is not None and done.finish_reason.is_whole
         self._advance(
             entry, ResumableInput.DONE if well and not self._is_closed else ResumableInput.FAILED
         )

@@ -315,7 +315,7 @@ class ChatSession:
                 "the reply fails its checksum: the peers' vocabularies or rank tables differ, or "
                 "bytes were changed"
             )
-        events = chat.reply.finish(now)
+        events = chat.reply.finish(now, is_whole=item.finish_reason.is_whole)
         self.state = SessionState.CLOSED
         return [*events, self._done(item.finish_reason, item.usage, item.timings, now), Finish()]
 
@@ -323,7 +323,7 @@ class ChatSession:
         return ids_checksum(self._policy.vocabulary_digest, chat.reply.ids)
 
     def _cancel(self, chat: _AskedChat | _OpenedChat, item: CancelAsked, now: float) -> Actions:
-        events = chat.reply.finish(now) if isinstance(chat, _OpenedChat) else []
+        events = chat.reply.finish(now, is_whole=False) if isinstance(chat, _OpenedChat) else []
         usage = Usage(prompt_tokens=self.num_prompt_tokens, completion_tokens=self.num_tokens)
         done = self._done(FinishReason.CANCELLED, usage, Timings(), now)
         return [*self._leave("the client cancelled"), *events, done, Finish()]

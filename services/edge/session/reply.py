@@ -295,12 +295,14 @@ class ReplyFlow:
         shown = self._show(now) if self._shows else None
         return [action for action in (draft, shown) if action is not None]
 
-    def finish(self, now: float) -> list[ClientEvent]:
-        """The reply has ended: what is still to be retracted and to be committed."""
+    def finish(self, now: float, *, is_whole: bool) -> list[ClientEvent]:
+        """The reply has ended: what is still to be retracted and to be committed. Of one that was
+        cut off (not `is_whole`) text that is held back stays so: the chat may be asked for again,
+        and half a character, or what a stop string began with, may become something else then."""
         self.refresh_at = None
         retract = self.display.clear(now)
         events: list[ClientEvent] = [] if retract is None else [retract]
-        if text := self._decoder.finish():
+        if is_whole and (text := self._decoder.finish()):
             events.append(Commit(text, (), self.chain.committed))
         return events
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from outrider.errors import OverloadedError
-from outrider.session_types import FinishReason, Priority
+from outrider.session_types import Priority
 from services.inference.instances.prefixes import InstancePrefixes
 from services.inference.kv.events import BlockEvent
 from services.inference.scheduler.admission import Forecast, QueueAhead
@@ -34,7 +34,6 @@ _REPLY_TOKENS = 128.0
 """Assumed length of a reply before any was seen."""
 _SMOOTHING = 0.1
 """Weight of the last reply's length in the average."""
-_COMPLETE = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 class PlacementStage(Enum):
@@ -243,7 +242,7 @@ class InstancePlacement:
         completion_tokens = event.usage.completion_tokens
         if completion_tokens:
             self._forecast.observe_service(event.timings.total_ms - event.timings.queue_ms)
-        if event.reason in _COMPLETE:
+        if event.reason.is_whole:
             self._reply_tokens += _SMOOTHING * (completion_tokens - self._reply_tokens)
 
 

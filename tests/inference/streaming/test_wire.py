@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from outrider.codec.tokens import TokenCoder
+from services.inference.prefix_store.exchange import TransferCounts
 from services.inference.scheduler.types import ClassLoad, Committed, KvHits, Load
 from services.inference.streaming import wire
 
@@ -81,12 +82,12 @@ def test_routers_are_told_what_they_would_place_sessions_by(
 
 
 def test_draining_and_slower_transfers_are_news() -> None:
-    told = wire.load_response(LOAD, wire.TransferCounts(peer_block_ms=10.0, num_bytes=5))
-    slower = wire.TransferCounts(peer_block_ms=12.0, num_bytes=5)
-    more = wire.TransferCounts(peer_block_ms=10.0, num_bytes=50)
+    told = wire.load_response(LOAD, TransferCounts(peer_block_ms=10.0, num_bytes=5))
+    slower = TransferCounts(peer_block_ms=12.0, num_bytes=5)
+    more = TransferCounts(peer_block_ms=10.0, num_bytes=50)
     assert wire.is_news(wire.load_response(LOAD, slower), told)
     assert not wire.is_news(wire.load_response(LOAD, more), told)
-    same = wire.TransferCounts(peer_block_ms=10.0, num_bytes=5)
+    same = TransferCounts(peer_block_ms=10.0, num_bytes=5)
     assert wire.is_news(wire.load_response(LOAD, same, draining=True), told)
 
 
