@@ -217,6 +217,7 @@ def test_a_chat_from_before_a_change_brings_no_old_limits_back() -> None:
     old.ask(600, told.append)
     old.charge(output_tokens=50)
     assert told == [None]
+    assert limiter.is_used_up(before), "nor does a look at what is left"
     states = limiter.states(after)
     assert states[Limited.REQUESTS].remaining == 0
     assert states[Limited.INPUT].remaining == 400

@@ -67,6 +67,8 @@ def test_how_it_is_to_be_done() -> None:
         ({"input": "a", "dimensions": 0}, "dimensions"),
         ({"input": "a", "encoding_format": "hex"}, "encoding_format"),
         ({"input": "a", "truncate_prompt_tokens": 3}, "truncate_prompt_tokens"),
+        ({"input": "a", "residency": ["eu"] * 65}, None),
+        ({"input": "a", "residency": ["e" * 129]}, None),
     ],
 )
 def test_what_is_no_request_is_refused_by_field(body: dict[str, Any], param: str | None) -> None:

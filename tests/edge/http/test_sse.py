@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.errors import InvalidRequestError
-from services.edge.http.sse import Position, event, event_id, positions
+from services.edge.http.sse import COMMENT, Position, event, event_id, positions
 
 counts = st.integers(0, 10**9 - 1)
 
@@ -15,6 +15,17 @@ counts = st.integers(0, 10**9 - 1)
 def test_an_event_is_its_fields_and_an_empty_line() -> None:
     assert event(b"{}") == b"data: {}\n\n"
     assert event(b"{}", name="n", event_id="1-2") == b"id: 1-2\nevent: n\ndata: {}\n\n"
+
+
+def test_a_comment_ends_no_event() -> None:
+    """Clients that remember an id make an event of any blank line."""
+    stream = event(b"1", event_id="1-1") + COMMENT + event(b"2", event_id="2-2")
+    blocks = stream.decode().split("\n\n")
+    assert [[line for line in it.split("\n") if not line.startswith(":")] for it in blocks] == [
+        ["id: 1-1", "data: 1"],
+        ["id: 2-2", "data: 2"],
+        [""],
+    ]
 
 
 @given(st.lists(st.builds(Position, counts, counts, st.booleans()), min_size=1, max_size=8))

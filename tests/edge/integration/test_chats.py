@@ -23,7 +23,10 @@ from outrider.testing import eventually
 from outrider.tokenization.rewriting import RewritingPolicy
 from outrider.v1 import inference_pb2
 from outrider.wire import set_cost
+from services.edge.access.shared_limits import Answered, SharedAsk
+from services.edge.identity import TenantConfig
 from services.edge.upstream.link import RouterLink
+from tests.api_keys import key_of, text_of
 from tests.edge.integration.nat import nat
 from tests.edge.integration.running import running
 
@@ -261,6 +264,43 @@ async def test_a_cancel_ends_with_what_is_final(words: Vocabulary, tmp_path: Pat
         assert result.finish_reason == "cancelled"
         assert REPLY.startswith(result.text)
         await eventually(lambda: mesh.region.cancelled == ["the client cancelled"])
+        await mesh.settled()
+
+
+class Undecided:
+    """Counts for several edges, and has not answered yet."""
+
+    def __init__(self) -> None:
+        self.asked: list[Answered] = []
+
+    def ask(self, ask: SharedAsk, answered: Answered) -> None:
+        self.asked.append(answered)
+
+    def charge(self, *_: object) -> None: ...
+
+    def sessions(self, *_: object) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+async def test_a_chat_is_cancelled_while_the_limits_of_all_edges_are_asked(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    options = {"tenants": (TenantConfig("few", requests_per_minute=9),), "keys": (key_of("few"),)}
+    async with (
+        running(words, tmp_path, REPLY, anonymous=False, **options) as mesh,
+        mesh.client(key=text_of("few")) as client,
+    ):
+        limits = Undecided()
+        mesh.edge._limiter.share(limits)
+        async with client.chat(ASK, thin=True) as chat:
+            await eventually(lambda: bool(limits.asked))
+            chat.cancel()
+            (connection,) = mesh.edge.listener.connections
+            (stream,) = connection._streams.values()
+            await eventually(lambda: bool(stream.handler._early))  # type: ignore[union-attr]
+            limits.asked[0](None)
+            assert (await chat.result()).finish_reason == "cancelled"
         await mesh.settled()
 
 
