@@ -33,6 +33,7 @@ from bench.systems.replica import EngineTime
 from outrider.cli.local.serving import read_metrics
 from outrider.models.embedding_folder import EmbeddingFolder
 from outrider.telemetry import names
+from services.router.embedding.calls import MAX_CALLS
 
 _NUM_TEXTS: Final = 2048
 _PACKED: Final = 8192
@@ -171,6 +172,8 @@ async def _all_loads(
         for concurrency, inputs in loads:
             _say(f"{concurrency} x {inputs} texts of {kind}")
             for name, system in running.systems.items():
+                if concurrency > MAX_CALLS and name in (REPLICA, REPLICA_BF16):
+                    continue  # more than a router has under way at a replica
                 one = await closed_loop(
                     system, supplies[kind], concurrency=concurrency, inputs=inputs,
                     seconds=plan.seconds,

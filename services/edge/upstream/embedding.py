@@ -32,6 +32,9 @@ _BYTES_PER_TOKEN: Final = 3
 _AGAIN_S: Final = 0.1
 """Between two looks for a router, while none can be reached."""
 
+MAX_CALLS_IN_ALL: Final = 768
+"""Of all tenants: what a connection has beyond the streams that the server allows
+(outrider.rpc.server.MAX_STREAMS) gRPC may refuse as if the connection had broken."""
 MAX_CALLS: Final = 256
 """Of one tenant at once. Thousands of calls that begin together keep a router busy for seconds, in
 which it answers nobody; this many are enough for full engine calls."""
@@ -78,10 +81,12 @@ class InputError(Exception):
 
 class EmbeddingTurns:
     """A tenant's requests beyond MAX_CALLS wait for its own earlier ones, in the order in which
-    they came. How many may wait is the listener's bound: each has a connection, or a stream."""
+    they came, and those of all tenants beyond MAX_CALLS_IN_ALL for any. How many may wait is the
+    listener's bound: each has a connection, or a stream."""
 
-    def __init__(self, most: int = MAX_CALLS) -> None:
+    def __init__(self, most: int = MAX_CALLS, most_in_all: int = MAX_CALLS_IN_ALL) -> None:
         self._most = most
+        self._all = asyncio.Semaphore(most_in_all)
         self._tenants: dict[str, tuple[asyncio.Semaphore, list[None]]] = {}
         """With one entry of the list for each request."""
 
@@ -95,7 +100,7 @@ class EmbeddingTurns:
         semaphore, asking = self._tenants.setdefault(tenant, (asyncio.Semaphore(self._most), []))
         asking.append(None)
         try:
-            async with semaphore:
+            async with semaphore, self._all:
                 yield
         finally:
             asking.pop()

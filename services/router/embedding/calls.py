@@ -31,6 +31,9 @@ _LOST: Final = (
     CancelledError,  # by nobody here: a server that ends says so of calls that it has just taken
 )
 """What a replica says when it cannot go on, or is another one by now: its inputs go elsewhere."""
+MAX_CALLS: Final = 512
+"""To one replica at a time; further ones wait. What a connection has beyond the streams that the
+server allows (outrider.rpc.server.MAX_STREAMS) gRPC may refuse as if the connection had broken."""
 
 
 class Peer(NamedTuple):
@@ -38,6 +41,8 @@ class Peer(NamedTuple):
 
     channel: grpc.aio.Channel
     stub: embedding_pb2_grpc.EmbeddingServiceAsyncStub
+    slots: asyncio.Semaphore
+    """One for each call under way."""
 
     @property
     def is_connected(self) -> bool:
@@ -78,7 +83,8 @@ class Call(ABC):
 
     async def _run(self) -> None:
         try:
-            await self._exchange()
+            async with self._peer.slots:
+                await self._exchange()
         except asyncio.CancelledError:
             if self.task.cancelling():
                 raise
@@ -155,9 +161,9 @@ class CallAtOnce(Call):
     ) -> None:
         self._request = embedding_pb2.EmbedAtOnceRequest(open=caller.opening(), inputs=inputs)
         super().__init__(caller, name, peer)
-        self._is_connected = True  # or it were a stream
 
     async def _exchange(self) -> None:
+        self._is_connected = True  # or it were a stream
         for answer in (await self._peer.stub.EmbedAtOnce(self._request)).answers:
             self._take(answer)
         raise UnavailableError(f"The replica {self._name} ended its answer.")

@@ -30,7 +30,7 @@ from outrider.wire import (
 )
 from services.router.admission.admission import Admission
 from services.router.admission.pricing import PriceTable
-from services.router.embedding.calls import Call, CallAtOnce, CallInFrames, Peer
+from services.router.embedding.calls import MAX_CALLS, Call, CallAtOnce, CallInFrames, Peer
 from services.router.embedding.machine import (
     EmbeddingFleet,
     Failed,
@@ -93,7 +93,7 @@ class EmbeddingRelay:
                 max_message_bytes=self._max_message_bytes,
             )
             stub = embedding_pb2_grpc.EmbeddingServiceStub(channel)
-            peer = self._peers[replica.address] = Peer(channel, stub)
+            peer = self._peers[replica.address] = Peer(channel, stub, asyncio.Semaphore(MAX_CALLS))
         return peer
 
     async def close(self) -> None:

@@ -254,3 +254,19 @@ async def test_a_tenant_waits_for_its_own_calls_and_for_nobody_elses() -> None:
         may_end.set()
     assert order == ["a0", "a1", "b0", "a3", "a4"]
     assert len(turns) == 0, "nothing is kept of tenants that ask for nothing"
+
+
+async def test_so_many_calls_are_under_way_in_all() -> None:
+    turns, order, may_end = EmbeddingTurns(2, 3), list[str](), asyncio.Event()
+
+    async def ask(tenant: str) -> None:
+        async with turns.turn(tenant):
+            order.append(tenant)
+            await may_end.wait()
+
+    async with asyncio.TaskGroup() as group:
+        for tenant in "aaabbc":
+            group.create_task(ask(tenant))
+        await eventually(lambda: order == ["a", "a", "b"])
+        may_end.set()
+    assert sorted(order) == list("aaabbc") and len(turns) == 0
