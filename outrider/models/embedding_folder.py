@@ -123,10 +123,13 @@ class TextTokenizer:
 
     def encode(self, text: str, *, truncate: bool = False) -> npt.NDArray[np.int32]:
         """[n] the ids of one text. Longer ones than the model takes lose their end with `truncate`.
-        Raises PromptTooLongError, InvalidRequestError for a lone surrogate."""
+        Raises PromptTooLongError, InvalidRequestError for a lone surrogate, and for a text without a
+        token, of a tokenizer that adds none of its own."""
         check_text(text)
         # The batch call releases the GIL, where `encode` would not.
         ids = self._tokenizer.encode_batch_fast([text])[0].ids
+        if not ids:
+            raise InvalidRequestError("an input has no token; leave it out")
         if len(ids) > self._max_tokens:
             self._check_truncated(len(ids), truncate)
             # The tokens that end a text stay.

@@ -129,6 +129,17 @@ def test_texts_are_neither_padded_nor_cut(tokenizer: TextTokenizer) -> None:
         tokenizer.encode("\ud800")
 
 
+def test_a_text_of_no_token_has_no_vector(tokenizer: TextTokenizer) -> None:
+    """Of a tokenizer that puts none before a text or behind it."""
+    plain = json.loads(tokenizer.definition)
+    plain["post_processor"] = None
+    facts = read_embedding_facts(config(), None, None, None)
+    bare = TextTokenizer(json.dumps(plain), facts)
+    assert texts_of(bare.encode("The cats")) == "the cat ##s"
+    with pytest.raises(InvalidRequestError, match="no token"):
+        bare.encode("  ")
+
+
 def test_ids_are_taken_as_they_are(tokenizer: TextTokenizer) -> None:
     ids = np.array([2, 5, 3], np.int32)
     assert tokenizer.checked(ids, truncate=False) is ids
