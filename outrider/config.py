@@ -256,7 +256,10 @@ def _convert(value: object, kind: object, where: str) -> object:
     if inner is Path and isinstance(value, str | Path):
         return Path(value).expanduser()
     if inner is float and isinstance(value, int | float) and not isinstance(value, bool):
-        return _number(float(value), where)
+        try:
+            return _number(float(value), where)
+        except OverflowError as error:
+            raise ConfigError(f"{where}: expected a number that is not as large") from error
     if dataclasses.is_dataclass(inner) and isinstance(inner, type):
         return _convert_table(value, inner, where)
     if isinstance(inner, type) and type(value) is inner:

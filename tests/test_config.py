@@ -143,6 +143,7 @@ def test_bad_environment(name: str, text: str, message: str) -> None:
         ("[sample]\nregions = [{nam = 'x'}]", "did you mean name?"),
         ("[sample]\nregions = [{rtt_ms = 1}]", "regions[0]: name must be given"),
         ("[sample]\nshare = nan", "share: expected a number, not nan"),
+        ("[sample]\nshare = 1" + "0" * 400, "share: expected a number that is not as large"),
         ("sample = 3", "must be a table"),
         ("port = 3", "has no table [sample], only port; write [sample] first"),
         ("[smaple]\nport = 3", "has no table [sample], only smaple"),

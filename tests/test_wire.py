@@ -135,7 +135,7 @@ def test_unknown_codec_reaches_the_decoder() -> None:
         top_k=st.integers(0, 2**31 - 1),
         top_p=st.floats(0, 1, exclude_min=True),
         min_p=st.floats(0, 1),
-        repetition_penalty=st.floats(0, 10, exclude_min=True),
+        repetition_penalty=st.floats(0.01, 10),
         presence_penalty=st.floats(-2, 2),
         frequency_penalty=st.floats(-2, 2),
         logit_bias=st.dictionaries(st.integers(0, 2**32 - 1), st.floats(-99, 99), max_size=4),

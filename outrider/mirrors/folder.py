@@ -41,7 +41,6 @@ class FolderMirror:
 
     def put(self, name: str, data: bytes) -> None:
         try:
-            write_atomic(self._path / name, data)
-            (self._path / name).chmod(0o644)  # a web server has to read it
+            write_atomic(self._path / name, data, mode=0o644)  # a web server has to read it
         except OSError as error:
             raise BrokeOffError(str(error)) from error

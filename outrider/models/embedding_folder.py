@@ -19,6 +19,7 @@ from outrider.errors import (
 from outrider.models.chat import check_text
 from outrider.models.embedding import EmbeddingFacts, read_embedding_facts
 from outrider.models.folder import checkpoint_extents, is_archive, unpacked
+from outrider.models.normalizer_table import check_tables
 from outrider.models.safetensors_file import SafetensorsFile
 from outrider.models.sources.members import CONFIG, MODULES, POOLING, SEQUENCE, TOKENIZER
 from outrider.models.store import Artifact, ModelStore
@@ -101,13 +102,16 @@ class TextTokenizer:
     def __init__(self, tokenizer_json: str, facts: EmbeddingFacts) -> None:
         """Raises ArtifactCorruptError for a file that is no tokenizer."""
         try:
+            # Of a wrong table the library panics, at any text.
+            check_tables(json.loads(tokenizer_json).get("normalizer"))
             tokenizer = Tokenizer.from_str(tokenizer_json)
         except Exception as error:  # the library raises bare Exception
             raise ArtifactCorruptError(f"{TOKENIZER} is damaged: {error}") from error
         # What the file says of batches is for those that pad themselves.
         tokenizer.no_padding()
         tokenizer.no_truncation()
-        if tokenizer.get_vocab_size() > facts.shape.vocabulary_size:
+        # Of an id that it lacks the engine makes zeros, without a word.
+        if max(tokenizer.get_vocab().values(), default=0) >= facts.shape.vocabulary_size:
             raise ArtifactCorruptError(f"{TOKENIZER} has more ids than the model; fetch it again")
         self._tokenizer = tokenizer
         self.definition = tokenizer_json
@@ -123,8 +127,8 @@ class TextTokenizer:
 
     def encode(self, text: str, *, truncate: bool = False) -> npt.NDArray[np.int32]:
         """[n] the ids of one text. Longer ones than the model takes lose their end with `truncate`.
-        Raises PromptTooLongError, InvalidRequestError for a lone surrogate, and for a text without a
-        token, of a tokenizer that adds none of its own."""
+        Raises PromptTooLongError, InvalidRequestError for a lone surrogate, and for a text without
+        a token, of a tokenizer that adds none of its own."""
         check_text(text)
         # The batch call releases the GIL, where `encode` would not.
         ids = self._tokenizer.encode_batch_fast([text])[0].ids

@@ -9,7 +9,9 @@ below (bits 10 to 30, times 256 with bit 9). A value is the first byte of a repl
 
 from __future__ import annotations
 
-from typing import Final
+import base64
+from collections.abc import Mapping
+from typing import Any, Final
 
 import numpy as np
 
@@ -22,6 +24,16 @@ _LABELS: Final = 0xFF
 _CONTINUATION_MASK: Final = 0xC0
 _CONTINUATION: Final = 0x80
 """Of UTF-8's bytes that begin no character."""
+
+
+def check_tables(normalizer: Mapping[str, Any] | None) -> None:
+    """Of a `tokenizer.json`'s normalizer, all of them. Raises ValueError as `check_table`."""
+    if normalizer is None:
+        return
+    for step in normalizer.get("normalizers", ()):
+        check_tables(step)
+    if table := normalizer.get("precompiled_charsmap"):
+        check_table(base64.b64decode(table, validate=True))
 
 
 def check_table(data: bytes) -> None:

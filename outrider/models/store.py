@@ -351,18 +351,21 @@ class ModelStore:
     def _put(self, path: Path, entry: IndexEntry) -> Artifact:
         """Publish a file of the store's own, whose bytes are known to be those."""
         blob = self._blob(entry.sha256)
-        path.chmod(0o444)
         with self._publishing():
             blob.parent.mkdir(parents=True, exist_ok=True)
             path.replace(blob)
+            blob.chmod(0o444)  # after it has its name: a partial file has to stay writable
             sync_directory(blob.parent)
             self._index.write(entry)
         return self._artifact(entry)
 
-    def _register(self, artifact: Artifact) -> Artifact:
+    def _register(self, artifact: Artifact) -> Artifact | None:
+        """Under another source, a file that is there; None if it was removed meanwhile."""
         revision = self._revision_of(artifact.source, artifact.sha256)
         entry = IndexEntry(artifact.source, artifact.sha256, artifact.num_bytes, revision)
         with self._publishing():
+            if not artifact.path.is_file():
+                return None
             self._index.write(entry)
         return artifact
 

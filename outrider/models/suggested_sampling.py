@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from outrider.errors import InvalidSamplingError
+from outrider.sampling.params import MIN_REPETITION_PENALTY
 
 GGUF_FIELDS: Final = {
     "temperature": "general.sampling.temp",
@@ -26,9 +27,9 @@ _RANGES: Final = {
     "top_k": (0, (1 << 31) - 1),
     "top_p": (0.0, 1.0),
     "min_p": (0.0, 1.0),
-    "repetition_penalty": (0.0, 10.0),
+    "repetition_penalty": (MIN_REPETITION_PENALTY, 10.0),
 }
-_ABOVE_ZERO: Final = ("top_p", "repetition_penalty")
+_ABOVE_ZERO: Final = ("top_p",)
 
 
 @dataclass(frozen=True, slots=True)

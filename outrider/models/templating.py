@@ -34,6 +34,8 @@ MAX_RENDER_S: Final = 2.0
 """Limit of one rendering's computing time in its thread, whatever its number of steps."""
 _STEP_CHARS: Final = 1 << 10
 """Characters produced that cost one step."""
+_STEP_ITEMS: Final = 1 << 6
+"""Items of a list that is made which cost one step: each takes eight bytes."""
 _MAX_WORK: Final = 1 << 26
 """Greatest product of the two greatest sizes that one call works on."""
 _MAX_BITS: Final = 1 << 12
@@ -53,7 +55,10 @@ _TEXTUAL: Final = frozenset(
     | {"upper", "lower", "trim", "title", "capitalize", "wordcount", "replace", "center", "indent"}
 )
 """Filters that make a text of whatever they get."""
-_LEFT_OUT: Final = frozenset({"random", "urlize", "wordwrap", "pprint", "striptags", "xmlattr"})
+_LEFT_OUT: Final = frozenset(
+    {"random", "urlize", "wordwrap", "pprint", "striptags", "xmlattr"}
+    | {"sum"}  # of lists it copies what it has for each of them
+)
 _SIZED: Final = (str, bytes, list, tuple, dict, set, range)
 _NESTING: Final = (list, tuple, dict, set, Namespace)
 
@@ -151,8 +156,10 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return "".join(map(str, parts))
 
     def collected(self, items: Any) -> Any:
-        """A list, tuple or dictionary as it is written in the template."""
+        """A list, tuple or dictionary as it is written in the template, and a slice."""
         self._extent(items)
+        if isinstance(items, str | bytes):
+            self._made(len(items))
         return items
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
@@ -180,8 +187,10 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             for one, other in ((left, right), (right, left)):
                 if isinstance(one, _SIZED) and isinstance(other, int):
                     self._made(self._extent(one) * max(0, other))
+                    self._listed(len(one) * max(0, other), one)
         elif isinstance(left, _SIZED) and isinstance(right, _SIZED):
             self._made(self._extent(left) + self._extent(right))
+            self._listed(len(left) + len(right), left)
         self._budget.spend()
         return super().call_binop(context, operator, left, right)
 
@@ -264,6 +273,11 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             raise TemplateRuntimeError(f"something has more than {MAX_CHARS} characters or items")
         self._budget.spend(size // _STEP_CHARS)
 
+    def _listed(self, num_items: int, kind: object) -> None:
+        """A list of so many items is about to be made, if `kind` is one."""
+        if isinstance(kind, list | tuple):
+            self._budget.spend(num_items // _STEP_ITEMS)
+
     @staticmethod
     def _check_bits(bits: int) -> None:
         if bits > _MAX_BITS:
@@ -275,7 +289,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
 
 class _Bounds(NodeTransformer):
-    """Adds a tick to every loop, and routes list literals and `~` through the environment."""
+    """Adds a tick to every loop, and routes list literals, slices and `~` through the
+    environment."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
@@ -294,6 +309,11 @@ class _Bounds(NodeTransformer):
     def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
         self.generic_visit(node)
         return _own("collected", [node]) if node.ctx == "load" else node
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
+        self.generic_visit(node)
+        is_slice = isinstance(node.arg, nodes.Slice) and node.ctx == "load"
+        return _own("collected", [node]) if is_slice else node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
@@ -316,6 +336,8 @@ def _to_json(
     num_spaces = len(indent) if isinstance(indent, str) else indent or 0
     if num_spaces > _MAX_INDENT or any(len(it) > _MAX_SEPARATOR_CHARS for it in separators or ()):
         raise TemplateRuntimeError("JSON is written with too much space")
+    if num_spaces and _indented_chars(value, num_spaces) > MAX_CHARS:
+        raise TemplateRuntimeError("JSON is written with too much space")
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
@@ -323,6 +345,18 @@ def _to_json(
         separators=separators,
         sort_keys=sort_keys,
     )
+
+
+def _indented_chars(value: Any, num_spaces: int) -> int:
+    """About the spaces before the lines of JSON, at most."""
+    total, left = 0, [(value, 1)]
+    while left and total <= MAX_CHARS:
+        one, depth = left.pop()
+        inner = list(one.values()) if isinstance(one, dict) else one
+        if isinstance(inner, list | tuple):
+            total += (len(inner) + 1) * depth * num_spaces
+            left += [(it, depth + 1) for it in inner]
+    return total
 
 
 def _refuse(reason: str) -> NoReturn:

@@ -13,6 +13,9 @@ MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 MAX_LOGIT_BIASES = 1024
 MAX_LOGPROBS = 20
+MIN_REPETITION_PENALTY = 0.01
+"""Scores are divided by it, and have to stay finite: one that does not counts as the engine's
+fault."""
 _MAX_SHOWN = 1e18
 """Values as large as this, which may have thousands of digits, are not told back."""
 _NO_BIAS: Mapping[int, float] = MappingProxyType({})
@@ -34,7 +37,7 @@ class SamplingParams:
     min_p: float = 0.0
     """Drop ids less likely than min_p times the likeliest, 0..1."""
     repetition_penalty: float = 1.0
-    """CTRL (arXiv 1909.05858, section 4.1) over prompt and reply; above 0, at most 10."""
+    """CTRL (arXiv 1909.05858, section 4.1) over prompt and reply; MIN_REPETITION_PENALTY..10."""
     presence_penalty: float = 0.0
     """Subtracted once from each id the reply has, -2..2."""
     frequency_penalty: float = 0.0
@@ -65,7 +68,7 @@ class SamplingParams:
         _in_range("temperature", self.temperature, 0.0, 2.0)
         _in_range("top_p", self.top_p, 0.0, 1.0, open_low=True)
         _in_range("min_p", self.min_p, 0.0, 1.0)
-        _in_range("repetition_penalty", self.repetition_penalty, 0.0, 10.0, open_low=True)
+        _in_range("repetition_penalty", self.repetition_penalty, MIN_REPETITION_PENALTY, 10.0)
         _in_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _in_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _in_range("acceptance_threshold", self.acceptance_threshold, 0.0, 1.0)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 
 from outrider.errors import (
+    ArtifactCorruptError,
     InvalidRequestError,
     PromptTooLongError,
     UnsupportedModelError,
@@ -138,6 +141,27 @@ def test_a_text_of_no_token_has_no_vector(tokenizer: TextTokenizer) -> None:
     assert texts_of(bare.encode("The cats")) == "the cat ##s"
     with pytest.raises(InvalidRequestError, match="no token"):
         bare.encode("  ")
+
+
+def changed(tokenizer: TextTokenizer, **changes: Any) -> str:
+    return json.dumps(json.loads(tokenizer.definition) | changes)
+
+
+def test_a_table_that_leads_outside_itself_is_refused(tokenizer: TextTokenizer) -> None:
+    units = np.full(256, 200_000 << 10 | 1 << 8, "<u4")
+    table = struct.pack("<I", units.nbytes) + units.tobytes()
+    step = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(table).decode()}
+    facts = read_embedding_facts(config(), None, None, None)
+    for normalizer in (step, {"type": "Sequence", "normalizers": [{"type": "NFC"}, step]}):
+        with pytest.raises(ArtifactCorruptError, match="damaged"):
+            TextTokenizer(changed(tokenizer, normalizer=normalizer), facts)
+
+
+def test_ids_that_the_model_lacks_are_refused(tokenizer: TextTokenizer) -> None:
+    facts = read_embedding_facts(config(), None, None, None)
+    model = {"type": "WordLevel", "vocab": {"[UNK]": 0, "hi": 2_000_000}, "unk_token": "[UNK]"}
+    with pytest.raises(ArtifactCorruptError, match="more ids than the model"):
+        TextTokenizer(changed(tokenizer, model=model, added_tokens=[], post_processor=None), facts)
 
 
 def test_ids_are_taken_as_they_are(tokenizer: TextTokenizer) -> None:

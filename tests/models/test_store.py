@@ -19,7 +19,7 @@ from outrider.errors import (
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.definitions import ModelSpec
 from outrider.models.disk.fetch import PullProgress
-from outrider.models.store import ModelStore, default_root
+from outrider.models.store import Artifact, ModelStore, default_root
 from tests.models.sources.web_server import Site, serve
 from tests.models.stores import published, unfinished
 
@@ -222,6 +222,49 @@ def test_what_was_built_is_found_without_a_look_at_the_artifact(
     assert store.intact(source, "other") is None
     write(built / "a", b"B")
     assert store.intact(source, "copy") is None, "damaged"
+
+
+def test_other_users_of_the_machine_may_read_what_is_there(
+    store: ModelStore, original: Path
+) -> None:
+    artifact = store.pull(f"file:{original}")
+    built = store.derived(artifact, "copy", lambda folder: write(folder / "a", b"A"))
+    entries = list((store.root / "index").iterdir())
+    for path in (*entries, artifact.path, *(it for it in built.iterdir() if it.is_file())):
+        assert path.stat().st_mode & 0o044 == 0o044, path
+
+
+def test_a_pull_that_was_killed_before_it_was_published_can_be_made_again(
+    store: ModelStore, original: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(_: Path, __: Path) -> Path:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Path, "replace", killed)
+        store.pull(f"file:{original}")
+    for left in (store.root / "partial").iterdir():
+        assert left.stat().st_mode & 0o200, "whoever comes next writes to it"
+    assert store.pull(f"file:{original}").path.read_bytes() == BYTES
+
+
+def test_what_is_removed_while_it_is_found_by_its_digest_is_fetched(
+    store: ModelStore, original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = store.pull(f"file:{original}")
+    again = tmp_path / "again.gguf"
+    again.write_bytes(BYTES)
+    looked = store._problem
+
+    def look(artifact: Artifact) -> str:
+        """It takes seconds of a large one, without a lock."""
+        found = looked(artifact)
+        if store.recorded(f"file:{original}"):
+            store.remove(f"file:{original}")
+        return found
+
+    monkeypatch.setattr(store, "_problem", look)
+    assert store.pull(f"file:{again}", sha256=first.sha256).path.read_bytes() == BYTES
 
 
 def test_loading_writes_nothing(store: ModelStore, original: Path) -> None:

@@ -51,7 +51,7 @@ def test_values_that_cannot_be_had(wrong: dict[str, Any]) -> None:
 
 def test_the_extremes_can_be_asked_for() -> None:
     for edge in (
-        SuggestedSampling(0.0, 0, 1e-9, 0.0, 1e-9),
+        SuggestedSampling(0.0, 0, 1e-9, 0.0, 0.01),
         SuggestedSampling(2, 2**31 - 1, 1, 1, 10),
     ):
         SamplingParams(**edge.values())

@@ -60,6 +60,22 @@ HOSTILE = {
     "method replace with much": "{{ ('a' * 1000000).replace('', 'b' * 1000000) }}",
     "tabs": "{{ ('\t' * 100000).expandtabs(100000) }}",
     "range": "{{ range(10 ** 9)|list }}",
+    "slices of a list": (
+        "{% set b = [0] * 100000 %}"
+        "{% for i in range(999) %}{% set a = b[1:] %}{% endfor %}{{ b[1:][1:][1:][1:][1:][1:] }}"
+    ),
+    "slices of a text": (
+        "{% set ns = namespace(x='a' * 8000000, all=[]) %}"
+        "{% for i in range(9999) %}{% set ns.all = [ns.all, ns.x[1:]] %}{% endfor %}"
+    ),
+    "many lists": (
+        "{% set ns = namespace(all=0) %}"
+        "{% for i in range(999) %}{% set ns.all = [0] * 2000000 %}{% endfor %}"
+    ),
+    "deep JSON with much space": (
+        "{% set ns = namespace(x=[]) %}{% for i in range(500) %}{% set ns.x = [ns.x] %}{% endfor %}"
+        "{{ ([ns.x] * 5000)|tojson(indent=16) }}"
+    ),
     "division": "{{ 1 / 0 }}",
     "nothing": "{{ a.b.c }}",
     "forbidden": "{{ ''.__class__.__mro__ }}",
@@ -75,8 +91,13 @@ def test_a_hostile_template_refuses_and_takes_few_steps(source: str) -> None:
 
 @pytest.mark.parametrize(
     "source",
-    ["{{" + "(" * 9999 + "1" + ")" * 9999 + "}}", "a" * (MAX_SOURCE_CHARS + 1), "{% if %}"],
-    ids=["deep", "long", "broken"],
+    [
+        "{{" + "(" * 9999 + "1" + ")" * 9999 + "}}",
+        "a" * (MAX_SOURCE_CHARS + 1),
+        "{% if %}",
+        "{{ [[]]|sum(start=[0]) }}",
+    ],
+    ids=["deep", "long", "broken", "sum"],
 )
 def test_a_template_that_cannot_be_read_is_no_template(source: str) -> None:
     with pytest.raises(ConfigError, match="template is broken"):

@@ -25,6 +25,13 @@ def test_what_is_no_number_of_its_range_is_refused(name: str, value: float) -> N
         SamplingParams(logit_bias={1: value})
 
 
+@pytest.mark.parametrize("penalty", [0.0, 1e-309, 0.0099])
+def test_a_penalty_that_scores_could_not_bear_is_refused(penalty: float) -> None:
+    """Divided by it they would be no numbers, and the replica be taken for broken."""
+    with pytest.raises(InvalidSamplingError, match=r"at least 0\.01 and at most 10"):
+        SamplingParams(repetition_penalty=penalty)
+
+
 def test_a_value_that_is_refused_is_told_back() -> None:
     with pytest.raises(InvalidSamplingError, match=r"at least 0 and at most 2, not 2\.5$"):
         SamplingParams(temperature=2.5)

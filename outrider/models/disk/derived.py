@@ -82,7 +82,7 @@ def _seal(directory: Path) -> None:
             sync_file(path)
         else:
             sync_directory(path)
-    write_atomic(directory / MANIFEST, json.dumps(measured, indent=1).encode())
+    write_atomic(directory / MANIFEST, json.dumps(measured, indent=1).encode(), mode=0o644)
 
 
 def _publish(built: Path, final: Path) -> None:

@@ -37,7 +37,7 @@ def sync_file(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_atomic(path: Path, data: bytes) -> None:
+def write_atomic(path: Path, data: bytes, *, mode: int = 0o600) -> None:
     """Replace `path` by `data`; a crash at any moment leaves the old bytes or the new ones."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".new-")
@@ -45,6 +45,7 @@ def write_atomic(path: Path, data: bytes) -> None:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             file.flush()
+            os.fchmod(file.fileno(), mode)
             os.fsync(file.fileno())
         Path(name).replace(path)
     except BaseException:

@@ -57,7 +57,9 @@ class SourceIndex:
 
     def write(self, entry: IndexEntry) -> None:
         """Add or replace an entry."""
-        write_atomic(self._file(entry.source), json.dumps(asdict(entry), indent=1).encode())
+        text = json.dumps(asdict(entry), indent=1)
+        # Other users of the machine may use the store, as far as they may read it.
+        write_atomic(self._file(entry.source), text.encode(), mode=0o644)
 
     def delete(self, source: str) -> None:
         """Forget a source; forgetting an unknown one is no error."""

@@ -89,6 +89,10 @@ class WebSource:
         offset = 0
         if response.status == 206:
             offset, total_bytes = self._resumed(response.headers, kept.num_bytes)
+            if _validator(response.headers) not in ("", kept.validator):
+                # A server or a cache that ignores If-Range: the rest is another file's.
+                partial.discard()
+                raise _TransientError("the file changed since its beginning was fetched")
         elif response.status != 200:
             raise SourceError(f"{self._text}: the server answered {response.status}")
         partial.begin(_validator(response.headers), offset=offset, total_bytes=total_bytes)

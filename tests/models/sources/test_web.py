@@ -70,6 +70,17 @@ def test_a_file_that_changed_is_fetched_from_its_beginning(site: Site, tmp_path:
     assert fetch(site, tmp_path) == BODY[::-1]
 
 
+def test_two_versions_of_a_file_are_not_spliced(site: Site, tmp_path: Path) -> None:
+    """The server, or a cache before it, answers ranges whatever the condition."""
+
+    def change() -> None:
+        site.body, site.etag = BODY[::-1], '"v2"'
+
+    site.cuts, site.at_cut, site.ignores_conditions = [10_000], change, True
+    assert fetch(site, tmp_path) == BODY[::-1]
+    assert site.ranges == [None, "bytes=10000-", None]
+
+
 def test_a_server_without_ranges_sends_all_again(site: Site, tmp_path: Path) -> None:
     site.cuts, site.ignores_ranges = [10_000], True
     assert fetch(site, tmp_path) == BODY

@@ -27,6 +27,8 @@ class Site:
     """After how many body bytes the connection breaks, one per request."""
     redirect: str | None = None
     redirect_headers: dict[str, str] = field(default_factory=dict)
+    ignores_conditions: bool = False
+    """Ranges are answered whatever If-Range says."""
     before_body: Callable[[], None] = lambda: None
     at_cut: Callable[[], None] = lambda: None
     requests: list[tuple[str, dict[str, str]]] = field(default_factory=list)
@@ -99,7 +101,9 @@ class _Handler(BaseHTTPRequestHandler):
         match = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
         condition = self.headers.get("If-Range")
         current = (self.site.etag, self.site.last_modified)
-        if match is None or self.site.ignores_ranges or condition not in current:
+        if match is None or self.site.ignores_ranges:
+            return None
+        if condition not in current and not self.site.ignores_conditions:
             return None
         return int(match[1])
 
