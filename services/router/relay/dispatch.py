@@ -170,6 +170,11 @@ class Dispatch:
 
     def request_of(self, session: RelayedSession) -> PlacementRequest:
         """What placement has to know of a session whose prompt is ids. Raises EmptyPromptError."""
+        return replace(self.constraints_of(session), prompt=self._prompts.of(session))
+
+    def constraints_of(self, session: RelayedSession) -> PlacementRequest:
+        """The same without the prompt, which takes long to read: enough to know which replicas may
+        have it. Raises EmptyPromptError."""
         opening = session.open_frame.open
         prompt_tokens = opening.ids.tail.count
         if not prompt_tokens:
@@ -183,7 +188,6 @@ class Dispatch:
             priority=opening.priority or Priority.MEDIUM,
             identity=session.model_identity if session.num_committed else None,
             allows_inexact=session.allows_inexact,
-            prompt=self._prompts.of(session),
         )
 
     def _name_holder(self, opening: inference_pb2.OpenSession, decision: Decision) -> None:

@@ -12,6 +12,8 @@ from services.router.admission.policy import AdmissionPolicy
 from services.router.admission.tenants import TenantPolicy
 from services.router.autoscale.advisor import FleetKey, FleetUsage
 from services.router.fleet.replica import ReplicaLoad
+from services.router.metrics import AutoscaleMetrics
+from services.router.relay.dispatch import PromptCache
 from services.router.relay.intake import RETRY_INTERVAL_S
 from services.router.relay.sessions import SessionState
 from tests.router.relay.mesh import Mesh, cancel, commit, done, draft, opening, reasons
@@ -212,6 +214,30 @@ async def test_the_autoscale_advisor_hears_of_late_tokens_and_of_lack_of_room(me
     mesh.send(edge, opening(2, priority=common_pb2.PRIORITY_HIGH))
     found = mesh.autoscale.advise(fleets, mesh.clock())[key]
     assert (found.num_requests, found.late_share) == (2, 1.0), "it spilled over"
+
+
+async def test_counting_those_who_wait_and_are_refused_reads_no_prompt(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand long prompts would hold up the loop, and push out those that placement needs."""
+    edge, key = mesh.edge(), FleetKey("us", "m")
+    autoscale = AutoscaleMetrics(
+        mesh.metrics, mesh.registry, mesh.intake, mesh.fleet_view, mesh.autoscale, 120.0
+    )
+    autoscale.tick(mesh.clock())
+    for number in range(1, 4):
+        mesh.send(edge, opening(number, priority=common_pb2.PRIORITY_HIGH))
+
+    def read(*_: object) -> None:
+        pytest.fail("a prompt was read")
+
+    monkeypatch.setattr(PromptCache, "of", read)
+    autoscale.tick(mesh.clock.advance(1.0))
+    assert autoscale.advice[key].utilization == pytest.approx((16 / 8 + 19 / 8) / 2)
+    tick(mesh, 5.0)
+    assert [frame.error.metadata["cause"] for frame in await mesh.at_edge(edge)] == ["slo"] * 3
+    autoscale.tick(mesh.clock())
+    assert autoscale.advice[key].num_requests == 3, "each of them found no room"
 
 
 async def test_a_replica_lost_while_sessions_wait_is_told_when_no_other_is_left(mesh: Mesh) -> None:
