@@ -9,7 +9,7 @@ this the replicas give up drafts and large prefill chunks by themselves.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -129,7 +129,7 @@ class Admission:
         """
         priority = self.grant(asked, now)
         try:
-            session = self._reserve(asked, priority, now)
+            session = self._reserve(asked, priority, fleet.replica_set(asked.request), now)
             try:
                 route = self._route_at_once(session, fleet, now)
                 if route is None:
@@ -212,7 +212,9 @@ class Admission:
             label = self.tenants.label(session.tenant)
             self.stats.costs_nanos[label, session.request.model] += nanos
 
-    def _reserve(self, asked: AdmissionRequest, priority: Priority, now: float) -> AdmittedSession:
+    def _reserve(
+        self, asked: AdmissionRequest, priority: Priority, replica_set: Hashable, now: float
+    ) -> AdmittedSession:
         """Count the session in at its tenant and its address. Raises OverloadedError,
         InvalidRequestError."""
         tokens = asked.request.prompt_tokens + asked.max_tokens - asked.num_resumed_tokens
@@ -235,6 +237,7 @@ class Admission:
             expires_at=min(expires_at, asked.deadline_at or expires_at),
             num_resumed_tokens=asked.num_resumed_tokens,
             chat_digest=asked.chat_digest,
+            replica_set=replica_set,
         )
         self._address_limit.open(session.flow, session.address_hash, priority)
         return session

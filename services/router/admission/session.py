@@ -71,6 +71,9 @@ class AdmittedSession:
     """As in AdmissionRequest."""
     chat_digest: bytes = b""
     """As in AdmissionRequest."""
+    replica_set: Hashable = None
+    """Equal for sessions that the same replicas can serve (`FleetView.replica_set`), as far as was
+    known when it came."""
     is_waiting: bool = False
     is_placed: bool = False
     """Whether it has, or had, a replica."""
@@ -84,16 +87,3 @@ class AdmittedSession:
     def prompt_tokens(self) -> int:
         """Those of the chat's own prompt, without the resumed part of the reply."""
         return self.request.prompt_tokens - self.num_resumed_tokens
-
-    @property
-    def replica_set(self) -> Hashable:
-        """Equal for sessions that the same replicas can serve."""
-        request = self.request
-        return (
-            request.model,
-            request.vocabulary_digest,
-            request.residency,
-            request.exclude,
-            request.identity,
-            request.allows_inexact,
-        )

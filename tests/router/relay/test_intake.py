@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -195,6 +196,45 @@ async def test_a_session_that_may_not_leave_home_waits_for_it(mesh: Mesh) -> Non
     report(mesh, "far", IDLE)
     mesh.send(edge, opening(1, priority=common_pb2.PRIORITY_HIGH, residency=["us"]))
     assert state(mesh, edge) is SessionState.QUEUED
+
+
+async def test_what_clients_write_gives_nobody_more_turns() -> None:
+    """Whom the same replicas can serve share the turns: regions that there are not, and what a
+    tenant allows only replies that have begun, make no queue of their own."""
+    mesh = Mesh(names=("near",), tenants=(TenantPolicy("bold", allow_inexact_failover=True),))
+    edge = mesh.edge()
+    report(mesh, "near", FULL)
+    tenants = ["greedy", "bold", "plain"]
+    for number in range(12):
+        residency = ["us", "us", f"made-up-{number}"] if number % 3 == 0 else []
+        mesh.send(edge, opening(number + 1, tenant=tenants[number % 3], residency=residency))
+    turns = []
+    for _ in range(9):  # one place comes free after the other
+        report(mesh, "near", replace(IDLE, running_sessions=7))
+        mesh.switch.retry(mesh.clock.advance(0.1))
+        turns += [frame.open.tenant for frame in await mesh.at_replica("near")]
+        report(mesh, "near", replace(IDLE, running_sessions=8))
+        mesh.clock.advance(0.1)
+    assert [sorted(turns[at : at + 3]) for at in (0, 3, 6)] == [sorted(tenants)] * 3
+    mesh.metrics.close()
+
+
+def test_replies_that_the_same_replicas_can_go_on_with_are_tried_as_one(mesh: Mesh) -> None:
+    """After some that failed the rest waits, however many regions they name."""
+    edge = mesh.edge()
+
+    def residing(*names: str) -> Hashable:
+        mesh.send(edge, opening(residency=names))
+        session = mesh.table.of_edge(edge, 1)
+        assert session is not None
+        found = mesh.intake._dispatch.replica_set(session)
+        mesh.send(edge, cancel())
+        return found
+
+    assert residing("us", "x") == residing("us") == residing("y", "us", "us")
+    assert len({residing(), residing("us"), residing("us", "eu")}) == 3
+    mesh.lose("far")
+    assert residing("us", "eu") == residing("us") != residing()
 
 
 async def test_the_autoscale_advisor_hears_of_late_tokens_and_of_lack_of_room(mesh: Mesh) -> None:
