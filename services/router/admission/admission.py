@@ -217,7 +217,9 @@ class Admission:
     ) -> AdmittedSession:
         """Count the session in at its tenant and its address. Raises OverloadedError,
         InvalidRequestError."""
-        tokens = asked.request.prompt_tokens + asked.max_tokens - asked.num_resumed_tokens
+        # The request's prompt includes the tokens that it resumes after, however many these are.
+        num_left = max(0, asked.max_tokens - asked.num_resumed_tokens)
+        tokens = asked.request.prompt_tokens + num_left
         reservation = self.tenants.open(asked.tenant, tokens, now, is_resumed=asked.is_resumed)
         wait_priority = Priority.LOW if asked.is_resumed else priority
         expires_at = now + self.policy.max_wait_s(wait_priority)
@@ -261,7 +263,7 @@ class Admission:
         rate = self._rates.setdefault(session.request.model, QueueRate())
         if session.queue_priority is not QueuePriority.RESUMED:
             self._check_wait(session, rate, now)
-            self._make_room(session, rate, now)
+        self._make_room(session, rate, now)
         self._queue.push(session)
         rate.joined(now)
 

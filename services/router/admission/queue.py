@@ -33,6 +33,7 @@ _SMOOTHING: Final = 0.1
 _MAX_PAUSE_RATIO: Final = 4.0
 """The current interval is taken to be at least this part of the time since the last one left."""
 
+_CLASSES: Final = (QueuePriority.HIGH, QueuePriority.MEDIUM, QueuePriority.LOW)
 _NONE: Final = dict.fromkeys(QueuePriority, 0)
 
 _Entry = tuple[float, int, AdmittedSession]
@@ -212,7 +213,7 @@ class AdmissionQueue:
     out, or keep out, those of another."""
 
     def __init__(self, max_waiting: int, ageing_s: float) -> None:
-        """`max_waiting`: sessions of one model."""
+        """`max_waiting`: sessions of one model, and as many again that are resumed."""
         self._max_waiting = max_waiting
         self._num_kept = max_waiting // AGED_TURN_INTERVAL
         """Room kept for each class below HIGH."""
@@ -240,10 +241,13 @@ class AdmissionQueue:
         """The priority one of whose sessions has to leave for a new one of this model, possibly the
         new one's own; None if there is room. An eighth of the room is kept for each class below
         HIGH: higher ones could push its sessions out before they have waited long enough for a
-        turn."""
+        turn. Resumed sessions have as much room as all classes together, and take none of
+        theirs: whoever says that it is one keeps out nobody who does not."""
         waiting = self._num_waiting.get(model, _NONE)
-        for priority in sorted(QueuePriority, reverse=True):
-            num_above = sum(num for other, num in waiting.items() if other >= priority)
+        if incoming is QueuePriority.RESUMED:
+            return incoming if waiting[incoming] >= self._max_waiting else None
+        for priority in _CLASSES:
+            num_above = sum(waiting[other] for other in _CLASSES if other >= priority)
             limit = self._max_waiting - self._num_kept * (priority - 1)
             if priority <= incoming and num_above >= limit:
                 lower = (other for other in QueuePriority if priority <= other < incoming)

@@ -30,7 +30,8 @@ class AdmissionRequest:
     deadline_at: float | None = None
     """When it has to be over."""
     is_resumed: bool = False
-    """It was let in before, and lost its replica or router."""
+    """It says that it was let in before, and lost its replica or router. A client may say so of any
+    chat."""
     num_resumed_tokens: int = 0
     """Tokens of its reply that were committed before; `request.prompt_tokens` includes them."""
     chat_digest: bytes = b""
@@ -57,7 +58,7 @@ class AdmittedSession:
     priority: Priority
     queue_priority: QueuePriority
     reserved_tokens: int
-    """Prompt and longest reply, less the tokens of the reply that it came with."""
+    """Prompt, the tokens of the reply that it came with, and as many as may follow."""
     weight: float
     """Of its tenant in the fair queue."""
     reservation_id: int
