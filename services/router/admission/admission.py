@@ -332,6 +332,8 @@ class Admission:
 
     def _count_route(self, session: AdmittedSession, route: Route, now: float) -> None:
         session.is_placed = True
+        # Ids and hashes of a long prompt, which nobody asks for any more.
+        session.request = replace(session.request, prompt=None)
         wait_ms = (now - session.arrived_at) * 1000.0
         self.stats.waits_ms.append((session.priority, session.request.model, wait_ms))
         if route.spill_cause:

@@ -50,6 +50,7 @@ class AdmittedSession:
 
     session_id: int
     request: PlacementRequest
+    """Without its prompt from when it has a route."""
     tenant: str
     flow: str
     """As in AdmissionRequest."""

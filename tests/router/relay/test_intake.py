@@ -237,6 +237,24 @@ def test_replies_that_the_same_replicas_can_go_on_with_are_tried_as_one(mesh: Me
     assert residing("us", "eu") == residing("us") != residing()
 
 
+async def test_the_prompts_of_sessions_that_have_a_replica_are_not_kept(mesh: Mesh) -> None:
+    """Not beside the open, whose bytes are counted."""
+    edge = mesh.edge()
+    report(mesh, "near", IDLE)
+    mesh.send(edge, opening(1))
+    report(mesh, "near", FULL)
+    mesh.send(edge, opening(2))
+
+    def has_prompt() -> list[bool]:
+        return [it.request.prompt is not None for it in mesh.admission._sessions.values()]
+
+    assert has_prompt() == [False, True], "who waits is tried again and again"
+    report(mesh, "near", IDLE)
+    mesh.switch.retry(mesh.clock())
+    assert has_prompt() == [False, False]
+    assert len(await mesh.at_replica("near")) == 2
+
+
 async def test_the_autoscale_advisor_hears_of_late_tokens_and_of_lack_of_room(mesh: Mesh) -> None:
     edge, key = mesh.edge(), FleetKey("us", "m")
     fleets = {key: FleetUsage(1, 1.0)}
