@@ -19,7 +19,7 @@ from outrider.session_types import Priority
 from services.router.admission.address_limit import AddressLimit
 from services.router.admission.policy import AdmissionPolicy, LengthPolicy, QueuePriority
 from services.router.admission.pricing import ChatCharges, PriceTable
-from services.router.admission.queue import AdmissionQueue, QueueRate, SubQueue
+from services.router.admission.queue import AdmissionQueue, Head, QueueRate
 from services.router.admission.routing import FleetView, Route, choose_route
 from services.router.admission.session import AdmissionRequest, AdmittedSession
 from services.router.admission.tenants import TenantPolicy, Tenants, delay_ms
@@ -148,9 +148,18 @@ class Admission:
     def dequeue(self, fleet: FleetView, now: float) -> Iterator[Dequeued]:
         """Sessions that leave the queue now. The caller places each before it asks for the next,
         so that placement counts it."""
-        for sub_queue in self._queue.rotate():
-            while (dequeued := self._next(sub_queue, fleet, now)) is not None:
-                yield dequeued
+        tried: set[int] = set()
+        has_room = True
+        while has_room:
+            has_room = False
+            for head in self._queue.heads(now):
+                if head.session.session_id in tried:
+                    continue
+                tried.add(head.session.session_id)
+                if (dequeued := self._try(head, fleet, now)) is not None:
+                    yield dequeued
+                    has_room = True
+                    break
 
     def close(self, session_id: int, upto: int, now: float, *, was_taken: bool = True) -> None:
         """A session ended with `upto` tokens of reply; `was_taken`: whether a replica that it was
@@ -299,19 +308,20 @@ class Admission:
         self._give_up(victim)
         self._refuse_waiting(victim, "shed", now)
 
-    def _next(self, sub_queue: SubQueue, fleet: FleetView, now: float) -> Dequeued | None:
-        for session, backlog_priority in sub_queue.heads(now):
-            try:
-                route = choose_route(session, backlog_priority, fleet, self.policy, now)
-            except OutriderError as error:
-                self._give_up(session)
-                return Dequeued(session.session_id, error)
-            if route is not None:
-                self._rates[session.request.model].served(now)
-                self._queue.pop(session, backlog_priority)
-                self._count_route(session, route, now)
-                return Dequeued(session.session_id, route)
-        return None
+    def _try(self, head: Head, fleet: FleetView, now: float) -> Dequeued | None:
+        """None: there is no room for it."""
+        session = head.session
+        try:
+            route = choose_route(session, head.backlog_priority, fleet, self.policy, now)
+        except OutriderError as error:
+            self._give_up(session)
+            return Dequeued(session.session_id, error)
+        if route is None:
+            return None
+        self._rates[session.request.model].served(now)
+        self._queue.pop(session, head.backlog_priority)
+        self._count_route(session, route, now)
+        return Dequeued(session.session_id, route)
 
     def _give_up(self, session: AdmittedSession) -> None:
         """A session leaves the queue without a replica."""
