@@ -3,6 +3,7 @@ cached, says nothing of the other."""
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import replace
 
 import pytest
@@ -89,6 +90,9 @@ class TwoModels:
 
     def home(self, request: PlacementRequest) -> str:
         return self.views[request.model].home(request)
+
+    def replica_set(self, request: PlacementRequest) -> Hashable:
+        return self.views[request.model].replica_set(request)
 
     def may_return(self, request: PlacementRequest) -> bool:
         return self.views[request.model].may_return(request)

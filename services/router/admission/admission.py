@@ -9,7 +9,7 @@ this the replicas give up drafts and large prefill chunks by themselves.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -19,7 +19,7 @@ from outrider.session_types import Priority
 from services.router.admission.address_limit import AddressLimit
 from services.router.admission.policy import AdmissionPolicy, LengthPolicy, QueuePriority
 from services.router.admission.pricing import ChatCharges, PriceTable
-from services.router.admission.queue import AdmissionQueue, QueueRate, SubQueue
+from services.router.admission.queue import AdmissionQueue, Head, QueueRate
 from services.router.admission.routing import FleetView, Route, choose_route
 from services.router.admission.session import AdmissionRequest, AdmittedSession
 from services.router.admission.tenants import TenantPolicy, Tenants, delay_ms
@@ -129,7 +129,7 @@ class Admission:
         """
         priority = self.grant(asked, now)
         try:
-            session = self._reserve(asked, priority, now)
+            session = self._reserve(asked, priority, fleet.replica_set(asked.request), now)
             try:
                 route = self._route_at_once(session, fleet, now)
                 if route is None:
@@ -148,9 +148,18 @@ class Admission:
     def dequeue(self, fleet: FleetView, now: float) -> Iterator[Dequeued]:
         """Sessions that leave the queue now. The caller places each before it asks for the next,
         so that placement counts it."""
-        for sub_queue in self._queue.rotate():
-            while (dequeued := self._next(sub_queue, fleet, now)) is not None:
-                yield dequeued
+        tried: set[int] = set()
+        has_room = True
+        while has_room:
+            has_room = False
+            for head in self._queue.heads(now):
+                if head.session.session_id in tried:
+                    continue
+                tried.add(head.session.session_id)
+                if (dequeued := self._try(head, fleet, now)) is not None:
+                    yield dequeued
+                    has_room = True
+                    break
 
     def close(self, session_id: int, upto: int, now: float, *, was_taken: bool = True) -> None:
         """A session ended with `upto` tokens of reply; `was_taken`: whether a replica that it was
@@ -212,10 +221,14 @@ class Admission:
             label = self.tenants.label(session.tenant)
             self.stats.costs_nanos[label, session.request.model] += nanos
 
-    def _reserve(self, asked: AdmissionRequest, priority: Priority, now: float) -> AdmittedSession:
+    def _reserve(
+        self, asked: AdmissionRequest, priority: Priority, replica_set: Hashable, now: float
+    ) -> AdmittedSession:
         """Count the session in at its tenant and its address. Raises OverloadedError,
         InvalidRequestError."""
-        tokens = asked.request.prompt_tokens + asked.max_tokens - asked.num_resumed_tokens
+        # The request's prompt includes the tokens that it resumes after, however many these are.
+        num_left = max(0, asked.max_tokens - asked.num_resumed_tokens)
+        tokens = asked.request.prompt_tokens + num_left
         reservation = self.tenants.open(asked.tenant, tokens, now, is_resumed=asked.is_resumed)
         wait_priority = Priority.LOW if asked.is_resumed else priority
         expires_at = now + self.policy.max_wait_s(wait_priority)
@@ -235,6 +248,7 @@ class Admission:
             expires_at=min(expires_at, asked.deadline_at or expires_at),
             num_resumed_tokens=asked.num_resumed_tokens,
             chat_digest=asked.chat_digest,
+            replica_set=replica_set,
         )
         self._address_limit.open(session.flow, session.address_hash, priority)
         return session
@@ -258,7 +272,7 @@ class Admission:
         rate = self._rates.setdefault(session.request.model, QueueRate())
         if session.queue_priority is not QueuePriority.RESUMED:
             self._check_wait(session, rate, now)
-            self._make_room(session, rate, now)
+        self._make_room(session, rate, now)
         self._queue.push(session)
         rate.joined(now)
 
@@ -294,19 +308,20 @@ class Admission:
         self._give_up(victim)
         self._refuse_waiting(victim, "shed", now)
 
-    def _next(self, sub_queue: SubQueue, fleet: FleetView, now: float) -> Dequeued | None:
-        for session, backlog_priority in sub_queue.heads(now):
-            try:
-                route = choose_route(session, backlog_priority, fleet, self.policy, now)
-            except OutriderError as error:
-                self._give_up(session)
-                return Dequeued(session.session_id, error)
-            if route is not None:
-                self._rates[session.request.model].served(now)
-                self._queue.pop(session, backlog_priority)
-                self._count_route(session, route, now)
-                return Dequeued(session.session_id, route)
-        return None
+    def _try(self, head: Head, fleet: FleetView, now: float) -> Dequeued | None:
+        """None: there is no room for it."""
+        session = head.session
+        try:
+            route = choose_route(session, head.backlog_priority, fleet, self.policy, now)
+        except OutriderError as error:
+            self._give_up(session)
+            return Dequeued(session.session_id, error)
+        if route is None:
+            return None
+        self._rates[session.request.model].served(now)
+        self._queue.pop(session, head.backlog_priority)
+        self._count_route(session, route, now)
+        return Dequeued(session.session_id, route)
 
     def _give_up(self, session: AdmittedSession) -> None:
         """A session leaves the queue without a replica."""
@@ -327,6 +342,8 @@ class Admission:
 
     def _count_route(self, session: AdmittedSession, route: Route, now: float) -> None:
         session.is_placed = True
+        # Ids and hashes of a long prompt, which nobody asks for any more.
+        session.request = replace(session.request, prompt=None)
         wait_ms = (now - session.arrived_at) * 1000.0
         self.stats.waits_ms.append((session.priority, session.request.model, wait_ms))
         if route.spill_cause:

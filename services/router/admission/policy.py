@@ -17,7 +17,7 @@ class QueuePriority(IntEnum):
     MEDIUM = 2
     HIGH = 3
     RESUMED = 4
-    """Sessions that lost their replica or router: never refused for lack of room."""
+    """Sessions that lost their replica or router: they have room in the queue of their own."""
 
 
 BACKLOG_SHARE = 0.5
@@ -48,7 +48,8 @@ class AdmissionPolicy:
     """The same for LOW sessions."""
     max_waiting: int = 1024
     """Sessions of one model in the router's queue; when they are so many, waiting LOW ones of that
-    model are shed first. Other models have their own room."""
+    model are shed first. Other models have their own room, and so have as many sessions that lost
+    their router."""
     ageing_s: float = 10.0
     """A class whose oldest session has waited so long gets one of every eight turns."""
     max_above_low_per_address: int = 4

@@ -3,21 +3,26 @@
     AdmissionQueue      all waiting sessions, bounded, with their ends
       SubQueue          those that the same replicas can serve
         FairQueue       those of one priority, fair between flows
+    FairClock           what flows got, over all sub-queues
     QueueRate           how fast sessions of a model leave, from which waits are predicted
 
 Each set of replicas has a sub-queue of its own, so a session whose replicas are full holds up no
-session that can be served elsewhere. In a sub-queue the highest priority goes first; a class that
-has waited longer than `ageing_s` gets one of every eight turns, so that LOW sessions make progress
-under any load.
+session that can be served elsewhere. Between them there is one order: the highest priority goes
+first, and of one priority the flow that got least, in whichever sub-queue it was. Naming other
+regions gets nobody more. Resumed sessions get every other turn: clients say themselves that a
+session is one. A class that has waited longer than `ageing_s` gets one of every eight
+turns, so that LOW sessions make progress under any load.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from services.router.admission.policy import AGED_TURN_INTERVAL, QueuePriority
 from services.router.admission.session import AdmittedSession
@@ -33,6 +38,7 @@ _SMOOTHING: Final = 0.1
 _MAX_PAUSE_RATIO: Final = 4.0
 """The current interval is taken to be at least this part of the time since the last one left."""
 
+_CLASSES: Final = (QueuePriority.HIGH, QueuePriority.MEDIUM, QueuePriority.LOW)
 _NONE: Final = dict.fromkeys(QueuePriority, 0)
 
 _Entry = tuple[float, int, AdmittedSession]
@@ -43,12 +49,63 @@ _Entry = tuple[float, int, AdmittedSession]
 class _Flow:
     """Waiting sessions of one tenant, address prefix or trust group."""
 
-    start: float = 0.0
-    """Virtual time at which its next session starts."""
-    finish: float = 0.0
-    """Virtual time at which its last one finished."""
+    start: float
+    """Virtual time at which its next session starts, or earlier: it may have got something in
+    another sub-queue since."""
     waiting: list[_Entry] = field(default_factory=list)
     """By expiry, then by arrival."""
+
+
+class FairClock:
+    """Virtual time of the fair queues of one model and priority, which share it: what a flow got in
+    one of them counts in all."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        """The latest start of a session that was served."""
+        self._finishes: dict[str, float] = {}
+        """By flow, when its last session finished."""
+        self._waiting: Counter[str] = Counter()
+        """Sessions of flows that have any waiting."""
+
+    def __len__(self) -> int:
+        """Flows remembered."""
+        return len(self._finishes)
+
+    def finish(self, flow: str) -> float:
+        """Virtual time at which a flow's last session finished."""
+        return self._finishes.get(flow, 0.0)
+
+    def num_waiting(self, flow: str) -> int:
+        """Waiting sessions of a flow."""
+        return self._waiting[flow]
+
+    def served(self, flow: str, start: float, cost: float) -> None:
+        """A session of a flow got a replica."""
+        self.now = max(self.now, start)
+        self._finishes[flow] = start + cost
+
+    def joined(self, flow: str) -> None:
+        """A session waits."""
+        self._waiting[flow] += 1
+
+    def left(self, flow: str) -> None:
+        """A session waits no more. Forget idle flows that start no later than new ones would; if
+        there are too many, also those nearest to that."""
+        self._waiting[flow] -= 1
+        if not self._waiting[flow]:
+            del self._waiting[flow]
+        if not self._waiting:
+            self.now = 0.0
+            self._finishes = {}
+        elif len(self._finishes) - len(self._waiting) > MAX_IDLE_FLOWS:
+            idle = sorted(
+                (finish, key) for key, finish in self._finishes.items() if key not in self._waiting
+            )
+            num_excess = len(idle) - MAX_IDLE_FLOWS // 2
+            for count, (finish, key) in enumerate(idle):
+                if count < num_excess or finish <= self.now:
+                    del self._finishes[key]
 
 
 class FairQueue:
@@ -58,16 +115,20 @@ class FairQueue:
     1996). A flow's next session starts at the virtual time at which its last one finished, or now
     if it had none waiting, and finishes `reserved_tokens / weight` later. The least start goes
     first and is the virtual time from then on. While two flows wait, what they got per weight
-    differs by at most one session of each (theorem 1 there), however long their queues are.
+    differs by at most one session of each (theorem 1 there), however long their queues are. With
+    several queues, one whose replicas have had no room for a while is behind the clock: who comes
+    to it starts no later than those who have waited there.
     Within a flow the order has no effect on other flows: earliest deadline first (Liu, Layland,
     1973).
     """
 
-    def __init__(self) -> None:
-        self._virtual = 0.0
+    def __init__(self, clock: FairClock | None = None) -> None:
+        """`clock` is that of all queues between which flows share."""
+        self._clock = FairClock() if clock is None else clock
         self._flows: dict[str, _Flow] = {}
+        """Those with sessions waiting."""
         self._starts: list[tuple[float, str]] = []
-        """Flows with sessions waiting, by start."""
+        """The same by start."""
         self._entries: dict[int, _Entry] = {}
         self._next = 0
 
@@ -91,76 +152,90 @@ class FairQueue:
 
     def push(self, session: AdmittedSession) -> None:
         """A session joins."""
-        flow = self._flows.setdefault(session.flow, _Flow())
-        if not flow.waiting:
-            flow.start = max(self._virtual, flow.finish)
+        flow = self._flows.get(session.flow)
+        if flow is None:
+            now = min(self._clock.now, self.start())
+            flow = self._flows[session.flow] = _Flow(max(now, self._clock.finish(session.flow)))
             insort(self._starts, (flow.start, session.flow))
+        self._clock.joined(session.flow)
         self._next += 1
         entry = self._entries[session.session_id] = (session.expires_at, self._next, session)
         insort(flow.waiting, entry)
 
+    def start(self) -> float:
+        """Virtual time at which the next session starts; infinite without one."""
+        while self._starts:
+            start, key = self._starts[0]
+            finish = self._clock.finish(key)
+            if finish <= start:
+                return start
+            del self._starts[0]
+            self._flows[key].start = finish
+            insort(self._starts, (finish, key))
+        return math.inf
+
     def peek(self) -> AdmittedSession | None:
         """The session that is next."""
-        return self._flows[self._starts[0][1]].waiting[0][2] if self._starts else None
+        if self.start() == math.inf:
+            return None
+        return self._flows[self._starts[0][1]].waiting[0][2]
 
     def pop(self, session: AdmittedSession) -> None:
         """The session that `peek` gave leaves, and its flow is charged for it."""
-        flow = self._flows[session.flow]
-        self._virtual = flow.start
-        flow.finish = flow.start + session.reserved_tokens / session.weight
-        self._drop(session, flow)
-        if flow.waiting:
-            del self._starts[bisect_left(self._starts, (flow.start, session.flow))]
-            flow.start = flow.finish
-            insort(self._starts, (flow.start, session.flow))
-        self._forget_idle()
+        start = max(self._flows[session.flow].start, self._clock.finish(session.flow))
+        self._clock.served(session.flow, start, session.reserved_tokens / session.weight)
+        self.remove(session)
 
     def remove(self, session: AdmittedSession) -> None:
         """A session leaves without having been served; its flow is not charged."""
-        self._drop(session, self._flows[session.flow])
-        self._forget_idle()
-
-    def last_of_longest(self) -> AdmittedSession | None:
-        """The session to shed: the last one of the longest flow (longest queue drop: Suter et al.,
-        "Buffer management schemes for supporting TCP in gigabit routers with per-flow queueing",
-        1999)."""
-        if not self._starts:
-            return None
-        _, flow = max(self._starts, key=lambda entry: (self.length(entry[1]), entry))
-        return self._flows[flow].waiting[-1][2]
-
-    def _drop(self, session: AdmittedSession, flow: _Flow) -> None:
+        flow = self._flows[session.flow]
         entry = self._entries.pop(session.session_id)
         del flow.waiting[bisect_left(flow.waiting, entry[:2], key=lambda other: other[:2])]
         if not flow.waiting:
             del self._starts[bisect_left(self._starts, (flow.start, session.flow))]
+            del self._flows[session.flow]
+        self._clock.left(session.flow)
 
-    def _forget_idle(self) -> None:
-        """Forget idle flows that start no later than new ones would; if there are too many, also
-        those nearest to that."""
-        if not self._entries:
-            self._flows = {}
-            self._virtual = 0.0
-        elif len(self._flows) - len(self._starts) > MAX_IDLE_FLOWS:
-            idle = sorted(
-                (flow.finish, key) for key, flow in self._flows.items() if not flow.waiting
-            )
-            num_excess = len(idle) - MAX_IDLE_FLOWS // 2
-            for count, (finish, key) in enumerate(idle):
-                if count < num_excess or finish <= self._virtual:
-                    del self._flows[key]
+    def last_of_longest(self) -> AdmittedSession | None:
+        """The session to shed: the last one of the flow that is longest, all queues of this clock
+        together (longest queue drop: Suter et al., "Buffer management schemes for supporting TCP in
+        gigabit routers with per-flow queueing", 1999)."""
+        if not self._starts:
+            return None
+        _, flow = max(self._starts, key=lambda entry: (self._clock.num_waiting(entry[1]), entry))
+        return self._flows[flow].waiting[-1][2]
+
+
+class Head(NamedTuple):
+    """A session that is next in one class of a sub-queue."""
+
+    session: AdmittedSession
+    backlog_priority: QueuePriority
+    """The priority whose backlog limit it has: RESUMED (no limit) for one of an aged class."""
+    order: tuple[float, ...]
+    """By which heads have their turns: those of aged classes, then by priority, then by start."""
+
+
+class Turns:
+    """What the sub-queues of one model share."""
+
+    def __init__(self) -> None:
+        self.clocks = {priority: FairClock() for priority in QueuePriority}
+        self.num_since_aged = 0
+        """Sessions that got a replica since one of an aged class did."""
+        self.was_resumed = False
+        """Whether the last one that got a replica was a resumed one."""
 
 
 class SubQueue:
     """Waiting sessions that the same replicas can serve: one fair queue per priority."""
 
-    def __init__(self, ageing_s: float, model: str = "") -> None:
-        self.model = model
-        self.queues = {priority: FairQueue() for priority in reversed(QueuePriority)}
+    def __init__(self, ageing_s: float, turns: Turns) -> None:
+        """`turns` is that of its model."""
+        self.turns = turns
+        self.queues = {it: FairQueue(turns.clocks[it]) for it in reversed(QueuePriority)}
         """Highest priority first."""
         self._ageing_s = ageing_s
-        self._num_since_aged = 0
-        """Sessions that got a replica since one of an aged class did."""
 
     def __len__(self) -> int:
         return sum(map(len, self.queues.values()))
@@ -173,20 +248,21 @@ class SubQueue:
         fair = min(len(own), rounds * max(1, own.num_flows))
         return fair + sum(len(queue) for other, queue in self.queues.items() if other > priority)
 
-    def heads(self, now: float) -> Iterator[tuple[AdmittedSession, QueuePriority]]:
-        """The next session of every priority, and the priority whose backlog limit it has: RESUMED
-        (no limit) for one of an aged class."""
+    def heads(self, now: float) -> Iterator[Head]:
+        """The next session of every priority."""
         aged = self._aged(now)
         if aged is not None:
-            yield aged, QueuePriority.RESUMED
+            yield Head(aged, QueuePriority.RESUMED, (0.0, aged.arrived_at))
         for priority, queue in self.queues.items():
             head = queue.peek()
             if head is not None and head is not aged:
-                yield head, priority
+                is_late = priority is QueuePriority.RESUMED and self.turns.was_resumed
+                rank = 0.0 if is_late else float(-priority)
+                yield Head(head, priority, (1.0, rank, queue.start(), head.expires_at))
 
     def _aged(self, now: float) -> AdmittedSession | None:
         """The next session of the class that has waited longer than `ageing_s`, if it is due."""
-        if self._num_since_aged < AGED_TURN_INTERVAL - 1:
+        if self.turns.num_since_aged < AGED_TURN_INTERVAL - 1:
             return None
         oldest = [
             (session.arrived_at, priority)
@@ -199,12 +275,13 @@ class SubQueue:
     def pop(self, session: AdmittedSession, backlog_priority: QueuePriority) -> None:
         """One of `heads` got a replica."""
         self.queues[session.queue_priority].pop(session)
+        self.turns.was_resumed = session.queue_priority is QueuePriority.RESUMED
         is_aged = backlog_priority > session.queue_priority
-        self._num_since_aged = 0 if is_aged else self._num_since_aged + 1
+        self.turns.num_since_aged = 0 if is_aged else self.turns.num_since_aged + 1
 
     def count_bypass(self) -> None:
         """A session that did not have to wait got a replica."""
-        self._num_since_aged += 1
+        self.turns.num_since_aged += 1
 
 
 class AdmissionQueue:
@@ -212,7 +289,7 @@ class AdmissionQueue:
     out, or keep out, those of another."""
 
     def __init__(self, max_waiting: int, ageing_s: float) -> None:
-        """`max_waiting`: sessions of one model."""
+        """`max_waiting`: sessions of one model, and as many again that are resumed."""
         self._max_waiting = max_waiting
         self._num_kept = max_waiting // AGED_TURN_INTERVAL
         """Room kept for each class below HIGH."""
@@ -224,6 +301,8 @@ class AdmissionQueue:
         self._next = 0
         self._num_waiting: dict[str, dict[QueuePriority, int]] = {}
         """By model, of those for which sessions wait."""
+        self._turns: dict[str, Turns] = {}
+        """Likewise."""
 
     def __len__(self) -> int:
         return sum(sum(counts.values()) for counts in self._num_waiting.values())
@@ -240,10 +319,13 @@ class AdmissionQueue:
         """The priority one of whose sessions has to leave for a new one of this model, possibly the
         new one's own; None if there is room. An eighth of the room is kept for each class below
         HIGH: higher ones could push its sessions out before they have waited long enough for a
-        turn."""
+        turn. Resumed sessions have as much room as all classes together, and take none of
+        theirs: whoever says that it is one keeps out nobody who does not."""
         waiting = self._num_waiting.get(model, _NONE)
-        for priority in sorted(QueuePriority, reverse=True):
-            num_above = sum(num for other, num in waiting.items() if other >= priority)
+        if incoming is QueuePriority.RESUMED:
+            return incoming if waiting[incoming] >= self._max_waiting else None
+        for priority in _CLASSES:
+            num_above = sum(waiting[other] for other in _CLASSES if other >= priority)
             limit = self._max_waiting - self._num_kept * (priority - 1)
             if priority <= incoming and num_above >= limit:
                 lower = (other for other in QueuePriority if priority <= other < incoming)
@@ -254,19 +336,17 @@ class AdmissionQueue:
         """The sub-queue of a session, if anybody waits in it."""
         return self._sub_queues.get(session.replica_set)
 
-    def rotate(self) -> list[SubQueue]:
-        """Sub-queues with waiting sessions; the first of them is the last the next time."""
-        found = list(self._sub_queues.values())
-        if len(found) > 1:
-            first = next(iter(self._sub_queues))
-            self._sub_queues[first] = self._sub_queues.pop(first)
-        return found
+    def heads(self, now: float) -> list[Head]:
+        """The next sessions of all sub-queues, in the order of their turns."""
+        found = (head for it in self._sub_queues.values() for head in it.heads(now))
+        return sorted(found, key=lambda head: head.order)
 
     def push(self, session: AdmittedSession) -> None:
         """A session waits. The caller has made room."""
         sub_queue = self._sub_queues.get(session.replica_set)
         if sub_queue is None:
-            sub_queue = SubQueue(self._ageing_s, session.request.model)
+            turns = self._turns.setdefault(session.request.model, Turns())
+            sub_queue = SubQueue(self._ageing_s, turns)
             self._sub_queues[session.replica_set] = sub_queue
         sub_queue.queues[session.queue_priority].push(session)
         session.is_waiting = True
@@ -292,6 +372,7 @@ class AdmissionQueue:
         counts[session.queue_priority] -= 1
         if not any(counts.values()):
             del self._num_waiting[session.request.model]
+            del self._turns[session.request.model]
         if not len(self._sub_queues[session.replica_set]):
             del self._sub_queues[session.replica_set]
         if len(self._expiries) > 2 * len(self) + 64:
@@ -304,18 +385,17 @@ class AdmissionQueue:
         """The session of this model and of priority `shed` that has to leave for a new one of
         priority `incoming` and of this flow: the last one of the flow with most sessions there.
         None: the new one itself has to."""
-        queues = [
-            sub_queue.queues[shed]
-            for sub_queue in self._sub_queues.values()
-            if sub_queue.model == model
-        ]
-        last = [(queue, session) for queue in queues if (session := queue.last_of_longest())]
+        turns = self._turns.get(model)
+        if turns is None:
+            return None
+        clock = turns.clocks[shed]
+        queues = (it.queues[shed] for it in self._sub_queues.values() if it.turns is turns)
+        last = [session for queue in queues if (session := queue.last_of_longest())]
         if not last:
             return None
-        queue, session = max(last, key=lambda entry: entry[0].length(entry[1].flow))
-        num_own = sum(queue.length(flow) for queue in queues)
-        is_fair = shed < incoming or queue.length(session.flow) > num_own + 1
-        return session if is_fair else None
+        session = max(last, key=lambda entry: clock.num_waiting(entry.flow))
+        num_most, num_own = clock.num_waiting(session.flow), clock.num_waiting(flow)
+        return session if shed < incoming or num_most > num_own + 1 else None
 
     def expire(self, now: float) -> list[AdmittedSession]:
         """Sessions that have waited too long, for the caller to remove."""

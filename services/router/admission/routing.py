@@ -10,7 +10,7 @@ overtaken by higher classes nor be sent elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -29,6 +29,11 @@ class FleetView(Protocol):
         """The session's home region: the router's own, if it has replicas of the model, in service
         or not, and may hold the prompt; otherwise the nearest one that could have the session; ""
         if none could."""
+        ...
+
+    def replica_set(self, request: PlacementRequest) -> Hashable:
+        """Equal for requests that the same replicas can serve, whatever their clients wrote: there
+        are no more of these than the fleet has parts."""
         ...
 
     def may_return(self, request: PlacementRequest) -> bool:
@@ -53,8 +58,10 @@ class LiveFleetView:
         self._decide = decide
         self._region = region
         self._return_s = return_s
-        self._at_home: set[str] = set()
-        """Models with replicas in the router's own region, in service or not."""
+        self._regions: dict[str, set[str]] = {}
+        """By model, the regions with replicas of it, in service or not."""
+        self._identities: dict[str, set[bytes]] = {}
+        """By model, what these compute."""
         self._returning: dict[str, set[tuple[str, bytes]]] = {}
         """By model, region and model identity of replicas that take no sessions now but may
         soon."""
@@ -66,10 +73,11 @@ class LiveFleetView:
         """Read the fleet again: which regions serve which model, and how far they are."""
         self._rtt_ms = {}
         self._returning = {}
-        self._at_home = set()
+        self._regions = {}
+        self._identities = {}
         for replica in replicas:
-            if replica.region == self._region:
-                self._at_home.add(replica.model_name)
+            self._regions.setdefault(replica.model_name, set()).add(replica.region)
+            self._identities.setdefault(replica.model_name, set()).add(replica.model_identity)
             if replica.may_return(self._return_s, now):
                 found = (replica.region, replica.model_identity)
                 self._returning.setdefault(replica.model_name, set()).add(found)
@@ -81,11 +89,26 @@ class LiveFleetView:
     def home(self, request: PlacementRequest) -> str:
         """The router's own region where it has replicas of the model, in service or not, and may
         hold the prompt; otherwise the nearest region with one in service, "" without any."""
-        if request.model in self._at_home and _allows(request, self._region):
+        regions = self._regions.get(request.model, ())
+        if self._region in regions and _allows(request, self._region):
             return self._region
         known = self._rtt_ms.get(request.model, {})
         allowed = [region for region in known if _allows(request, region)]
         return min(allowed, key=lambda region: (known[region], region), default="")
+
+    def replica_set(self, request: PlacementRequest) -> Hashable:
+        """Model, vocabulary, those of the model's regions that may have it, and the identity that
+        has to go on with it. What names no part of the fleet makes no difference."""
+        regions = self._regions.get(request.model, ())
+        allowed = frozenset(region for region in regions if _allows(request, region))
+        identity = request.identity
+        if identity is None:
+            return request.model, request.vocabulary_digest, allowed
+        known = self._identities.get(request.model, ())
+        if not any(same_model(identity, it) for it in known):
+            identity = b""  # nobody's, as an unknown one
+        begun = identity, request.allows_inexact
+        return request.model, request.vocabulary_digest, allowed, begun
 
     def may_return(self, request: PlacementRequest) -> bool:
         """Whether a replica that may serve it takes no sessions now but may soon."""

@@ -30,7 +30,8 @@ class AdmissionRequest:
     deadline_at: float | None = None
     """When it has to be over."""
     is_resumed: bool = False
-    """It was let in before, and lost its replica or router."""
+    """It says that it was let in before, and lost its replica or router. A client may say so of any
+    chat."""
     num_resumed_tokens: int = 0
     """Tokens of its reply that were committed before; `request.prompt_tokens` includes them."""
     chat_digest: bytes = b""
@@ -49,6 +50,7 @@ class AdmittedSession:
 
     session_id: int
     request: PlacementRequest
+    """Without its prompt from when it has a route."""
     tenant: str
     flow: str
     """As in AdmissionRequest."""
@@ -57,7 +59,7 @@ class AdmittedSession:
     priority: Priority
     queue_priority: QueuePriority
     reserved_tokens: int
-    """Prompt and longest reply, less the tokens of the reply that it came with."""
+    """Prompt, the tokens of the reply that it came with, and as many as may follow."""
     weight: float
     """Of its tenant in the fair queue."""
     reservation_id: int
@@ -71,6 +73,9 @@ class AdmittedSession:
     """As in AdmissionRequest."""
     chat_digest: bytes = b""
     """As in AdmissionRequest."""
+    replica_set: Hashable = None
+    """Equal for sessions that the same replicas can serve (`FleetView.replica_set`), as far as was
+    known when it came."""
     is_waiting: bool = False
     is_placed: bool = False
     """Whether it has, or had, a replica."""
@@ -84,16 +89,3 @@ class AdmittedSession:
     def prompt_tokens(self) -> int:
         """Those of the chat's own prompt, without the resumed part of the reply."""
         return self.request.prompt_tokens - self.num_resumed_tokens
-
-    @property
-    def replica_set(self) -> Hashable:
-        """Equal for sessions that the same replicas can serve."""
-        request = self.request
-        return (
-            request.model,
-            request.vocabulary_digest,
-            request.residency,
-            request.exclude,
-            request.identity,
-            request.allows_inexact,
-        )

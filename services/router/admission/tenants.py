@@ -99,14 +99,16 @@ class Tenants:
     def open(self, tenant: str, tokens: int, now: float, *, is_resumed: bool = False) -> int:
         """A session begins that may need so many tokens; returns the id of its reservation.
 
-        A resumed session was let in before: it may overdraw the tenant's tokens. Raises
+        A resumed session was let in before: it may overdraw the tenant's tokens, by one minute's
+        worth and no more, since clients may say of any chat that it goes on. Raises
         OverloadedError, with the time until there is room, and InvalidRequestError for more tokens
         than the tenant can ever have at once.
         """
         account = self._account(tenant, now)
         self._check_sessions(tenant, account)
-        if account.bucket is not None and not is_resumed:
-            _check_tokens(tenant, account.bucket, tokens, now)
+        if account.bucket is not None:
+            overdraft = account.bucket.capacity if is_resumed else 0.0
+            _check_tokens(tenant, account.bucket, tokens, overdraft, now)
         account.num_sessions += 1
         return account.bucket.take(tokens, now) if account.bucket is not None else 0
 
@@ -158,8 +160,10 @@ def delay_ms(seconds: float) -> int:
     return max(1, min(MAX_DELAY_MS, math.ceil(seconds * 1000.0)))
 
 
-def _check_tokens(tenant: str, bucket: ReservationBucket, tokens: int, now: float) -> None:
-    wait_s = bucket.wait_s(tokens, now)
+def _check_tokens(
+    tenant: str, bucket: ReservationBucket, tokens: int, overdraft: float, now: float
+) -> None:
+    wait_s = bucket.wait_s(tokens - overdraft, now)
     if not wait_s:
         return
     limit = f"{bucket.capacity:.0f} tokens a minute, which is the limit of tenant {tenant}"

@@ -33,7 +33,7 @@ class FleetUsage:
     """How many replicas serve, and how busy they are."""
 
     num_replicas: int
-    """Replicas that take sessions now."""
+    """Replicas that take sessions now; 0: there are some, and none does."""
     utilization: float
     """Used share of their capacity, waiting sessions included; it may exceed 1."""
 
@@ -86,15 +86,22 @@ class AutoscaleAdvisor:
     def advise(
         self, fleets: Mapping[FleetKey, FleetUsage], now: float
     ) -> dict[FleetKey, ScalingAdvice]:
-        """Advice for these fleets; others are forgotten. To be called about once a second."""
+        """Advice for these fleets; others are forgotten. None for one of which no replica has taken
+        sessions yet: nobody knows how many are about to. To be called about once a second."""
         self._states = {key: state for key, state in self._states.items() if key in fleets}
-        return {key: self._advice(key, usage, now) for key, usage in fleets.items()}
+        known = {
+            key: usage for key, usage in fleets.items() if usage.num_replicas or key in self._states
+        }
+        return {key: self._advice(key, usage, now) for key, usage in known.items()}
 
     def _advice(self, key: FleetKey, usage: FleetUsage, now: float) -> ScalingAdvice:
         state = self._states.get(key)
         if state is None:
             first = self._clamped(usage.num_replicas)
             state = self._states[key] = _FleetState(self._policy, first, now)
+        if not usage.num_replicas:
+            # For a moment, maybe: what was advised stands, and those that are starting are wanted.
+            return self._told(state, usage, now)
         state.recent.record_utilization(usage.utilization, now)
         state.long.record_utilization(usage.utilization, now)
         late_share, num_requests = state.recent.late_share(now)
@@ -105,6 +112,10 @@ class AutoscaleAdvisor:
             self._grow(state, usage, now)
         else:
             self._shrink(state, usage, now)
+        return self._told(state, usage, now)
+
+    def _told(self, state: _FleetState, usage: FleetUsage, now: float) -> ScalingAdvice:
+        late_share, num_requests = state.recent.late_share(now)
         return ScalingAdvice(
             desired_replicas=state.desired,
             num_replicas=usage.num_replicas,
@@ -217,13 +228,16 @@ class SlidingWindow:
 def fleet_usage(
     replicas: Iterable[Replica], num_waiting: Mapping[FleetKey, int], slo_ms: float
 ) -> dict[FleetKey, FleetUsage]:
-    """The usage of every fleet, from its replicas' load reports. `num_waiting`: sessions in this
-    router's queue, by their home fleet. `slo_ms`: objective for the time to first token."""
+    """The usage of every fleet, from the load reports of its replicas that take sessions.
+    `num_waiting`: sessions in this router's queue, by their home fleet. `slo_ms`: objective for the
+    time to first token."""
     loads_by_fleet: dict[FleetKey, list[ReplicaLoad]] = {}
     for replica in replicas:
-        if replica.takes_sessions and replica.model_name and replica.region:
-            key = FleetKey(replica.region, replica.model_name)
-            loads_by_fleet.setdefault(key, []).append(replica.load or ReplicaLoad())
+        if not (replica.model_name and replica.region):
+            continue
+        loads = loads_by_fleet.setdefault(FleetKey(replica.region, replica.model_name), [])
+        if replica.takes_sessions:
+            loads.append(replica.load or ReplicaLoad())
     return {
         key: FleetUsage(len(loads), utilization(loads, num_waiting.get(key, 0), slo_ms))
         for key, loads in loads_by_fleet.items()
@@ -232,7 +246,9 @@ def fleet_usage(
 
 def utilization(loads: list[ReplicaLoad], num_waiting: int, slo_ms: float) -> float:
     """Used share of the replicas' capacity: sessions over slots, or the time of queued prompts
-    over the objective, whichever is larger."""
+    over the objective, whichever is larger; 0 without replicas."""
+    if not loads:
+        return 0.0
     num_sessions = sum(load.running_sessions + load.queued_sessions for load in loads)
     num_slots = sum(load.max_sessions for load in loads)
     by_sessions = (num_sessions + num_waiting) / num_slots if num_slots else 0.0

@@ -74,6 +74,7 @@ class PromptCache:
 @dataclass(frozen=True, slots=True)
 class _ReplicaStream:
     replica: str
+    region: str
     outbox: Outbox[Up]
 
 
@@ -99,20 +100,24 @@ class Dispatch:
         self._streams: dict[int, _ReplicaStream] = {}
         self._stream_of: dict[str, int] = {}
         """By replica."""
+        self._regions: frozenset[str] = frozenset()
+        """Those of the replicas that are up."""
         self._decision_ms = 0.0
         """Of the latest decision."""
 
     def attach(self, replica: str, outbox: Outbox[Up]) -> int:
         """A replica's stream is up."""
         stream = self._table.attach_replica()
-        self._streams[stream] = _ReplicaStream(replica, outbox)
+        self._streams[stream] = _ReplicaStream(replica, self._registry[replica].region, outbox)
         self._stream_of[replica] = stream
+        self._regions |= {self._registry[replica].region}
         return stream
 
     def detach(self, replica: str, stream: int) -> None:
         """A replica's stream broke."""
         del self._streams[stream]
         del self._stream_of[replica]
+        self._regions = frozenset(it.region for it in self._streams.values())
 
     @property
     def streams(self) -> dict[int, str]:
@@ -170,10 +175,16 @@ class Dispatch:
 
     def request_of(self, session: RelayedSession) -> PlacementRequest:
         """What placement has to know of a session whose prompt is ids. Raises EmptyPromptError."""
+        return replace(self.constraints_of(session), prompt=self._prompts.of(session))
+
+    def constraints_of(self, session: RelayedSession) -> PlacementRequest:
+        """The same without the prompt, which takes long to read: enough to know which replicas may
+        have it. Raises EmptyPromptError."""
         opening = session.open_frame.open
         prompt_tokens = opening.ids.tail.count
         if not prompt_tokens:
             raise EmptyPromptError("The session has no prompt: send messages or token ids.")
+        identity = session.model_identity if session.num_committed else None
         return PlacementRequest(
             model=opening.model,
             vocabulary_digest=opening.vocabulary_digest,
@@ -181,9 +192,8 @@ class Dispatch:
             prompt_tokens=prompt_tokens + session.num_committed,
             residency=tuple(opening.residency),
             priority=opening.priority or Priority.MEDIUM,
-            identity=session.model_identity if session.num_committed else None,
-            allows_inexact=session.allows_inexact,
-            prompt=self._prompts.of(session),
+            identity=identity,
+            allows_inexact=identity is not None and session.allows_inexact,
         )
 
     def _name_holder(self, opening: inference_pb2.OpenSession, decision: Decision) -> None:
@@ -202,8 +212,10 @@ class Dispatch:
         """Equal for sessions under way that the same replicas could go on with."""
         opening = session.open_frame.open
         identity = session.model_identity if session.num_committed else None
-        residency = frozenset(opening.residency)
-        return opening.model, opening.vocabulary_digest, residency, identity, session.allows_inexact
+        allows_inexact = identity is not None and session.allows_inexact
+        # What names no region makes no difference.
+        regions = self._regions.intersection(opening.residency) if opening.residency else None
+        return opening.model, opening.vocabulary_digest, regions, identity, allows_inexact
 
     def put(self, session: RelayedSession, decision: Decision, now: float) -> bool:
         """Send the open and the kept drafts; False if that replica's buffer is full."""

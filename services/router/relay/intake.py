@@ -118,8 +118,8 @@ class Intake:
         return is_due
 
     def waiting(self) -> list[PlacementRequest]:
-        """What those in the queue want."""
-        return [self._dispatch.request_of(session) for session in self._waiting.values()]
+        """What those in the queue want, without their prompts: there may be many."""
+        return [self._dispatch.constraints_of(session) for session in self._waiting.values()]
 
     def drain(self) -> None:
         """Take no new sessions from now on."""
@@ -266,7 +266,7 @@ class Intake:
         """Tell the autoscaling advice of a refusal that more replicas at home would have
         prevented."""
         if isinstance(error, OverloadedError) and error.metadata.get("cause") in _CAPACITY_CAUSES:
-            request = self._dispatch.request_of(session)
+            request = self._dispatch.constraints_of(session)
             self._autoscale.record_shortage(
                 FleetKey(self._fleet_view.home(request), request.model), now
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 
 from outrider.errors import NoReplicaError, OverloadedError
@@ -39,6 +40,7 @@ def admitted(
         arrived_at=at,
         deadline_at=None,
         expires_at=until,
+        replica_set=(request.model, request.residency),
     )
 
 
@@ -88,6 +90,9 @@ class FakeFleetView:
 
     def home(self, request: PlacementRequest) -> str:
         return next(iter(self._allowed(request)), "")
+
+    def replica_set(self, request: PlacementRequest) -> Hashable:
+        return request.model, self._allowed(request)
 
     def may_return(self, request: PlacementRequest) -> bool:
         return any(self.fleet[name].is_silent for name in self._allowed(request))

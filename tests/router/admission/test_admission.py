@@ -184,12 +184,44 @@ def test_in_a_full_queue_low_makes_room_and_then_nobody() -> None:
 
 
 def test_who_started_elsewhere_is_not_refused_for_lack_of_room() -> None:
-    admission = gate(TenantPolicy("*", tokens_per_minute=100), max_waiting=1)
-    admission.open(asking(1, HIGH), full(), 0.0)
-    assert admission.open(asking(2, LOW, is_resumed=True), full(), 0.0) is None
-    assert admission.open(asking(3, LOW, is_resumed=True), full(), 0.0) is None
+    admission = gate(TenantPolicy("*", tokens_per_minute=200), max_waiting=2)
+    for session in (1, 2):
+        admission.open(asking(session, HIGH), full(), 0.0)
+    for session in (3, 4):
+        assert admission.open(asking(session, LOW, is_resumed=True), full(), 0.0) is None
     assert admission.take_refused() == []
-    assert woken(admission, FakeFleetView({"us": Region(backlog_ms=1e5)}), 1.0) == [2, 3]
+    assert woken(admission, FakeFleetView({"us": Region(backlog_ms=1e5)}), 1.0) == [3, 4]
+
+
+def test_those_who_say_so_have_room_of_their_own_and_its_end() -> None:
+    admission = gate(max_waiting=4)
+    for session in range(4):
+        asked = asking(session, HIGH, "greedy", is_resumed=True)
+        assert admission.open(asked, full(), 0.0) is None
+    with pytest.raises(OverloadedError) as caught:
+        admission.open(asking(4, HIGH, "greedy", is_resumed=True), full(), 0.0)
+    assert caught.value.metadata == {"cause": "queue"}
+    assert admission.open(asking(5, LOW, "other", is_resumed=True), full(), 0.0) is None
+    ((shed, error),) = admission.take_refused()
+    assert (shed, error.metadata["cause"]) == (3, "shed"), "the longest share gives way"
+    admission.close(shed, 0, 0.0)
+    for session in range(10, 14):  # and who does not say so has all of the rest
+        assert admission.open(asking(session, LOW), full(), 0.0) is None
+    assert admission.num_waiting_by_model() == {"m": 8}
+
+
+@pytest.mark.parametrize(("num_resumed", "reserved"), [(0, 100), (40, 100), (90, 100), (500, 510)])
+def test_what_a_chat_goes_on_after_is_reserved_too(num_resumed: int, reserved: int) -> None:
+    """A prompt of 10 tokens and a reply of 90, or however many it comes with."""
+    admission = gate(TenantPolicy("acme", tokens_per_minute=1000))
+    asked = asking(1, tenant="acme", is_resumed=True)
+    request = replace(asked.request, prompt_tokens=10 + num_resumed)
+    asked = replace(asked, request=request, num_resumed_tokens=num_resumed)
+    admission.open(asked, FakeFleetView(), 0.0)
+    left = 1000 - reserved
+    with pytest.raises(OverloadedError):
+        admission.open(asking(2, tenant="acme", max_tokens=left - 9), FakeFleetView(), 0.0)
+    assert admission.open(asking(3, tenant="acme", max_tokens=left - 10), FakeFleetView(), 0.0)
 
 
 def test_a_wait_that_would_be_too_long_is_refused_at_once() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from itertools import permutations
 
@@ -34,8 +35,8 @@ def queue_of(*sessions: AdmittedSession, size: int = 100) -> AdmissionQueue:
 
 
 def next_of(queue: AdmissionQueue, now: float = 0.0) -> tuple[AdmittedSession, QueuePriority]:
-    """Serve the first head of the first sub-queue."""
-    session, backlog_priority = next(queue.rotate()[0].heads(now))
+    """Serve the first head."""
+    session, backlog_priority, _ = queue.heads(now)[0]
     queue.pop(session, backlog_priority)
     return session, backlog_priority
 
@@ -53,7 +54,16 @@ def test_higher_classes_go_first_and_who_had_started_before_all() -> None:
     )
     assert [next_of(queue)[0].session_id for _ in priorities] == [2, 1, 4, 3, 0]
     assert len(queue) == 0
-    assert queue.rotate() == []
+    assert queue.heads(0.0) == []
+
+
+def test_who_says_that_it_had_started_gets_every_other_turn() -> None:
+    queue = queue_of(*(admitted(n, "says so", QueuePriority.RESUMED) for n in range(6)))
+    for session in range(10, 13):
+        queue.push(admitted(session, priority=QueuePriority.HIGH))
+    turns = [next_of(queue)[0].queue_priority for _ in range(9)]
+    resumed, high = QueuePriority.RESUMED, QueuePriority.HIGH
+    assert turns == [resumed, high] * 3 + [resumed] * 3
 
 
 def test_a_class_that_waited_too_long_gets_one_turn_in_eight() -> None:
@@ -89,15 +99,11 @@ def test_a_class_that_did_not_wait_long_gets_none() -> None:
 def test_sessions_that_go_past_the_queue_count_as_turns() -> None:
     """MEDIUM ones that never wait cannot starve a LOW one that does."""
     queue = queue_of(admitted(1, priority=QueuePriority.LOW))
-    (sub_queue,) = queue.rotate()
+    (sub_queue,) = queue._sub_queues.values()
     for _ in range(AGED_TURN_INTERVAL - 1):
-        assert [backlog_priority for _, backlog_priority in sub_queue.heads(AGEING_S)] == [
-            QueuePriority.LOW
-        ]
+        assert [head.backlog_priority for head in sub_queue.heads(AGEING_S)] == [QueuePriority.LOW]
         sub_queue.count_bypass()
-    assert [backlog_priority for _, backlog_priority in sub_queue.heads(AGEING_S)] == [
-        QueuePriority.RESUMED
-    ]
+    assert [head.backlog_priority for head in sub_queue.heads(AGEING_S)] == [QueuePriority.RESUMED]
 
 
 def test_pools_do_not_hold_up_each_other() -> None:
@@ -106,20 +112,65 @@ def test_pools_do_not_hold_up_each_other() -> None:
         admitted(1, priority=QueuePriority.HIGH),
         admitted(2, priority=QueuePriority.LOW, request=elsewhere),
     )
-    heads = [
-        [entry.session_id for entry, _ in sub_queue.heads(0.0)] for sub_queue in queue.rotate()
-    ]
-    assert heads == [[1], [2]]
-    assert [[e.session_id for e, _ in sub_queue.heads(0.0)] for sub_queue in queue.rotate()] == [
-        [2],
-        [1],
-    ]
+    assert [head.session.session_id for head in queue.heads(0.0)] == [1, 2]
+
+
+def test_naming_other_regions_gets_nobody_another_turn() -> None:
+    """Three sub-queues of one tenant, in one of which others wait too: they share as in one."""
+    queue = AdmissionQueue(100, AGEING_S)
+    regions = ("us",), ("us", "eu"), ()
+    for session in range(30):
+        queue.push(
+            admitted(session, "many", request=replace(REQUEST, residency=regions[session % 3]))
+        )
+    for session in range(30, 50):
+        queue.push(admitted(session, ("one", "other")[session % 2]))
+    turns = [next_of(queue)[0].tenant for _ in range(30)]
+    for count in range(0, 30, 3):
+        assert sorted(turns[count : count + 3]) == ["many", "one", "other"]
+
+
+def test_classes_have_one_order_wherever_they_may_go() -> None:
+    here = replace(REQUEST, residency=("us",))
+    queue = queue_of(
+        *(admitted(n, priority=QueuePriority.LOW, request=here) for n in range(3)),
+        *(admitted(n, priority=QueuePriority.HIGH, at=AGEING_S) for n in range(10, 40)),
+    )
+    turns = [next_of(queue, AGEING_S)[0].queue_priority for _ in range(2 * AGED_TURN_INTERVAL)]
+    low = [number for number, it in enumerate(turns) if it is QueuePriority.LOW]
+    assert low == [AGED_TURN_INTERVAL - 1, 2 * AGED_TURN_INTERVAL - 1], "as in one sub-queue"
+
+
+def test_where_there_was_no_room_a_newcomer_shares_with_those_who_wait() -> None:
+    there = replace(REQUEST, residency=("eu",))
+    queue = queue_of(*(admitted(n, "first", request=there) for n in range(10)))
+    for session in range(20, 60):
+        queue.push(admitted(session, "elsewhere"))
+    for _ in range(30):
+        head = next(it for it in queue.heads(0.0) if it.session.tenant == "elsewhere")
+        queue.pop(head.session, head.backlog_priority)
+    for session in range(60, 70):
+        queue.push(admitted(session, "newcomer", request=there))
+    turns = [next_of(queue)[0].tenant for _ in range(20)]
+    assert turns.count("first") == turns.count("newcomer") == 10, "who got nothing goes first"
+    assert sorted(turns[:10]).count("newcomer") == pytest.approx(5, abs=1)
+
+
+def test_the_longest_share_gives_way_however_it_is_spread() -> None:
+    queue = AdmissionQueue(10, AGEING_S)
+    for session in range(6):
+        residency = ("us",) if session % 2 else ("us", "eu")
+        queue.push(admitted(session, "many", request=replace(REQUEST, residency=residency)))
+    for session in range(6, 10):
+        queue.push(admitted(session, "few"))
+    assert victim_of(queue, QueuePriority.MEDIUM, "new") in range(6)
+    assert victim_of(queue, QueuePriority.MEDIUM, "many") is None
 
 
 def test_who_is_ahead_of_a_newcomer() -> None:
     queue = queue_of(*(admitted(session, "many") for session in range(50)))
     queue.push(admitted(100, "few", priority=QueuePriority.HIGH))
-    (sub_queue,) = queue.rotate()
+    (sub_queue,) = queue._sub_queues.values()
     assert sub_queue.num_ahead(QueuePriority.MEDIUM, "many") == 51
     assert sub_queue.num_ahead(QueuePriority.MEDIUM, "new") == 2, (
         "one of each tenant in its class, and HIGH"
@@ -228,7 +279,11 @@ def test_the_books_agree_and_expiries_are_bounded(steps: list[tuple[QueuePriorit
                 admitted(number, f"t{number % 3}", priority=priority, until=float(number % 7))
             )
             queue.push(there[-1])
-        assert len(queue) == len(there) == sum(len(sub_queue) for sub_queue in queue.rotate())
+        assert (
+            len(queue)
+            == len(there)
+            == sum(len(sub_queue) for sub_queue in queue._sub_queues.values())
+        )
         assert queue.num_waiting().get("m", {}).get(priority, 0) == sum(
             entry.queue_priority is priority for entry in there
         )
@@ -373,6 +428,41 @@ def test_nobody_gets_more_than_who_waits_but_for_one_session_of_each(events: Eve
                 assert others - gained <= bound + 1e-9
 
 
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([SERVED, "a", "b", "c"]), st.integers(1, 50), st.integers(0, 2))
+    )
+)
+def test_the_same_holds_over_several_queues(events: list[tuple[str, int, int]]) -> None:
+    """While none of them lacks room."""
+    queue = AdmissionQueue(1000, AGEING_S)
+    got: list[dict[str, float]] = [dict.fromkeys(WEIGHTS, 0.0)]
+    waiting: Counter[str] = Counter()
+    waiting_since: dict[str, int] = {}
+    for number, (tenant, cost, where) in enumerate(events):
+        if tenant in WEIGHTS:
+            request = replace(REQUEST, residency=((), ("us",), ("us", "eu"))[where])
+            weight = WEIGHTS[tenant]
+            queue.push(admitted(number, tenant, cost=cost, weight=weight, request=request))
+            waiting[tenant] += 1
+        elif waiting.total():
+            head, _ = next_of(queue)
+            share = dict(got[-1])
+            share[head.tenant] += head.reserved_tokens / head.weight
+            got.append(share)
+            waiting[head.tenant] -= 1
+        for one in WEIGHTS:
+            if waiting[one]:
+                waiting_since.setdefault(one, len(got) - 1)
+            else:
+                waiting_since.pop(one, None)
+        for one, other in permutations(WEIGHTS, 2):
+            bound = 50 / WEIGHTS[one] + 50 / WEIGHTS[other]
+            for start in range(waiting_since.get(one, len(got)), len(got)):
+                gained, others = (got[-1][t] - got[start][t] for t in (one, other))
+                assert others - gained <= bound + 1e-9
+
+
 @given(events, st.data())
 def test_the_books_agree_whatever_happens(events: Events, data: st.DataObject) -> None:
     queue = FairQueue()
@@ -403,7 +493,7 @@ def test_tenants_that_come_once_are_forgotten(monkeypatch: pytest.MonkeyPatch) -
         queue.push(admitted(session, f"t{session}"))
         if session >= 4:
             served(queue, 1)
-        assert len(queue._flows) <= 8 + 4 + 2
+        assert len(queue._clock) <= 8 + 4 + 2
 
 
 # --- QueueRate ---

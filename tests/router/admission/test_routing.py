@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -241,6 +242,32 @@ def test_a_reply_waits_only_for_a_silent_replica_that_may_go_on_with_it() -> Non
     for other in (b"\x0b" * 32, b""):
         assert not found.may_return(replace(REQUEST, identity=other))
         assert found.may_return(replace(REQUEST, identity=other, allows_inexact=True))
+
+
+def test_what_names_no_part_of_the_fleet_makes_no_queue_of_its_own() -> None:
+    found = fleet_view(Row("us", 1.0), Row("eu", 90.0), Row("ap", 1.0, model_name="x"))
+
+    def residing(*names: str) -> Hashable:
+        return found.replica_set(replace(REQUEST, residency=names))
+
+    assert residing("us", "eu") == residing("eu", "ap", "us", "us", "nowhere")
+    assert residing("us") == residing("us", "ap") == residing("us", "elsewhere")
+    assert residing("nowhere") == residing("elsewhere")
+    assert len({residing(), residing("us"), residing("eu"), residing("nowhere")}) == 4
+    assert residing() == residing("us", "eu"), "wherever there is one"
+
+
+def test_replies_wait_by_what_may_go_on_with_them() -> None:
+    ours = Row("us", 1.0).model_identity
+    found = fleet_view(Row("us", 1.0), Row("us", 1.0, model_identity=b"\x0b" * 32))
+
+    def begun(identity: bytes | None, *, allows_inexact: bool = False) -> Hashable:
+        request = replace(REQUEST, identity=identity, allows_inexact=allows_inexact)
+        return found.replica_set(request)
+
+    assert begun(b"made up", allows_inexact=True) == begun(b"as well", allows_inexact=True)
+    sets = [begun(None), begun(ours), begun(ours, allows_inexact=True), begun(b"\x0b" * 32)]
+    assert len(set(sets)) == 4
 
 
 def test_a_quote_is_placements_decision_in_one_region() -> None:

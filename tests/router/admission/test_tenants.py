@@ -85,6 +85,21 @@ def test_who_started_elsewhere_owes_its_tokens() -> None:
     assert caught.value.retry_delay_ms == 40_000
 
 
+def test_who_says_that_it_started_elsewhere_overdraws_one_minute_at_most() -> None:
+    tenants = Tenants([TenantPolicy("acme", tokens_per_minute=600)])
+    with pytest.raises(InvalidRequestError, match="1201 tokens"):
+        tenants.open("acme", 1201, 0.0, is_resumed=True)
+    number = tenants.open("acme", 1000, 0.0, is_resumed=True)
+    tenants.open("acme", 200, 0.0, is_resumed=True)
+    for tokens, delay_ms in ((1, 100), (100, 10_000)):
+        with pytest.raises(OverloadedError) as caught:
+            tenants.open("acme", tokens, 0.0, is_resumed=True)
+        assert caught.value.metadata["cause"] == "tenant_tokens"
+        assert caught.value.retry_delay_ms == delay_ms
+    tenants.close("acme", number, unused_tokens=900, duration_s=1.0, now=0.0)
+    tenants.open("acme", 900, 0.0, is_resumed=True)
+
+
 def test_accounts_of_idle_tenants_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tenants_module, "_MAX_ACCOUNTS", 3)
     tenants = Tenants([TenantPolicy("*", max_sessions=1, tokens_per_minute=60)])

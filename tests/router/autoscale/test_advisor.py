@@ -191,6 +191,21 @@ def test_fleets_without_replicas_are_forgotten() -> None:
     assert len(advisor._states) == 1
 
 
+def test_a_moment_without_replicas_takes_back_no_advice() -> None:
+    """Those that were advised are starting, in the middle of an overload."""
+    advisor = AutoscaleAdvisor(POLICY)
+    none = {FLEET: FleetUsage(0, 0.0)}
+    assert advisor.advise(none, 0.0) == {}, "nobody knows how many there are about to be"
+    advisor.advise({FLEET: FleetUsage(4, 1.0)}, 1.0)
+    for _ in range(POLICY.min_requests):
+        advisor.record_shortage(FLEET, 2.0)
+    assert advisor.advise({FLEET: FleetUsage(4, 1.0)}, 3.0)[FLEET].desired_replicas == 6
+    advised = ScalingAdvice(6, 0, 1.0, POLICY.min_requests, 1.0)
+    assert advisor.advise(none, 4.0) == {FLEET: advised}
+    assert advisor.advise(none, 3.0 + POLICY.out_cooldown_s)[FLEET].desired_replicas == 6
+    assert advisor.advise({FLEET: FleetUsage(1, 4.0)}, 200.0)[FLEET].desired_replicas == 6
+
+
 @settings(max_examples=40)
 @given(st.lists(st.tuples(st.floats(0.0, 20.0), st.floats(0.0, 1.0)), min_size=1, max_size=12))
 def test_whatever_the_load_it_stays_in_bounds_and_does_not_swing(
@@ -243,6 +258,7 @@ def test_fleets_are_regions_and_models_of_replicas_that_serve() -> None:
         Row("us", busy, up=False),
         Row("eu", None),
         Row("eu", busy, model="other"),
+        Row("ap", busy, up=False),
         Row("", busy),
         Row("us", busy, model=""),
     ]
@@ -251,6 +267,7 @@ def test_fleets_are_regions_and_models_of_replicas_that_serve() -> None:
         FleetKey("us", "m"): FleetUsage(2, 12 / 16),
         FleetKey("eu", "m"): FleetUsage(1, 0.0),
         FleetKey("eu", "other"): FleetUsage(1, 1.0),
+        FleetKey("ap", "m"): FleetUsage(0, 0.0),
     }
 
 

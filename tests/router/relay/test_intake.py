@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -12,6 +13,8 @@ from services.router.admission.policy import AdmissionPolicy
 from services.router.admission.tenants import TenantPolicy
 from services.router.autoscale.advisor import FleetKey, FleetUsage
 from services.router.fleet.replica import ReplicaLoad
+from services.router.metrics import AutoscaleMetrics
+from services.router.relay.dispatch import PromptCache
 from services.router.relay.intake import RETRY_INTERVAL_S
 from services.router.relay.sessions import SessionState
 from tests.router.relay.mesh import Mesh, cancel, commit, done, draft, opening, reasons
@@ -195,6 +198,63 @@ async def test_a_session_that_may_not_leave_home_waits_for_it(mesh: Mesh) -> Non
     assert state(mesh, edge) is SessionState.QUEUED
 
 
+async def test_what_clients_write_gives_nobody_more_turns() -> None:
+    """Whom the same replicas can serve share the turns: regions that there are not, and what a
+    tenant allows only replies that have begun, make no queue of their own."""
+    mesh = Mesh(names=("near",), tenants=(TenantPolicy("bold", allow_inexact_failover=True),))
+    edge = mesh.edge()
+    report(mesh, "near", FULL)
+    tenants = ["greedy", "bold", "plain"]
+    for number in range(12):
+        residency = ["us", "us", f"made-up-{number}"] if number % 3 == 0 else []
+        mesh.send(edge, opening(number + 1, tenant=tenants[number % 3], residency=residency))
+    turns = []
+    for _ in range(9):  # one place comes free after the other
+        report(mesh, "near", replace(IDLE, running_sessions=7))
+        mesh.switch.retry(mesh.clock.advance(0.1))
+        turns += [frame.open.tenant for frame in await mesh.at_replica("near")]
+        report(mesh, "near", replace(IDLE, running_sessions=8))
+        mesh.clock.advance(0.1)
+    assert [sorted(turns[at : at + 3]) for at in (0, 3, 6)] == [sorted(tenants)] * 3
+    mesh.metrics.close()
+
+
+def test_replies_that_the_same_replicas_can_go_on_with_are_tried_as_one(mesh: Mesh) -> None:
+    """After some that failed the rest waits, however many regions they name."""
+    edge = mesh.edge()
+
+    def residing(*names: str) -> Hashable:
+        mesh.send(edge, opening(residency=names))
+        session = mesh.table.of_edge(edge, 1)
+        assert session is not None
+        found = mesh.intake._dispatch.replica_set(session)
+        mesh.send(edge, cancel())
+        return found
+
+    assert residing("us", "x") == residing("us") == residing("y", "us", "us")
+    assert len({residing(), residing("us"), residing("us", "eu")}) == 3
+    mesh.lose("far")
+    assert residing("us", "eu") == residing("us") != residing()
+
+
+async def test_the_prompts_of_sessions_that_have_a_replica_are_not_kept(mesh: Mesh) -> None:
+    """Not beside the open, whose bytes are counted."""
+    edge = mesh.edge()
+    report(mesh, "near", IDLE)
+    mesh.send(edge, opening(1))
+    report(mesh, "near", FULL)
+    mesh.send(edge, opening(2))
+
+    def has_prompt() -> list[bool]:
+        return [it.request.prompt is not None for it in mesh.admission._sessions.values()]
+
+    assert has_prompt() == [False, True], "who waits is tried again and again"
+    report(mesh, "near", IDLE)
+    mesh.switch.retry(mesh.clock())
+    assert has_prompt() == [False, False]
+    assert len(await mesh.at_replica("near")) == 2
+
+
 async def test_the_autoscale_advisor_hears_of_late_tokens_and_of_lack_of_room(mesh: Mesh) -> None:
     edge, key = mesh.edge(), FleetKey("us", "m")
     fleets = {key: FleetUsage(1, 1.0)}
@@ -212,6 +272,30 @@ async def test_the_autoscale_advisor_hears_of_late_tokens_and_of_lack_of_room(me
     mesh.send(edge, opening(2, priority=common_pb2.PRIORITY_HIGH))
     found = mesh.autoscale.advise(fleets, mesh.clock())[key]
     assert (found.num_requests, found.late_share) == (2, 1.0), "it spilled over"
+
+
+async def test_counting_those_who_wait_and_are_refused_reads_no_prompt(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand long prompts would hold up the loop, and push out those that placement needs."""
+    edge, key = mesh.edge(), FleetKey("us", "m")
+    autoscale = AutoscaleMetrics(
+        mesh.metrics, mesh.registry, mesh.intake, mesh.fleet_view, mesh.autoscale, 120.0
+    )
+    autoscale.tick(mesh.clock())
+    for number in range(1, 4):
+        mesh.send(edge, opening(number, priority=common_pb2.PRIORITY_HIGH))
+
+    def read(*_: object) -> None:
+        pytest.fail("a prompt was read")
+
+    monkeypatch.setattr(PromptCache, "of", read)
+    autoscale.tick(mesh.clock.advance(1.0))
+    assert autoscale.advice[key].utilization == pytest.approx((16 / 8 + 19 / 8) / 2)
+    tick(mesh, 5.0)
+    assert [frame.error.metadata["cause"] for frame in await mesh.at_edge(edge)] == ["slo"] * 3
+    autoscale.tick(mesh.clock())
+    assert autoscale.advice[key].num_requests == 3, "each of them found no room"
 
 
 async def test_a_replica_lost_while_sessions_wait_is_told_when_no_other_is_left(mesh: Mesh) -> None:
