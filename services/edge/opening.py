@@ -22,9 +22,8 @@ from services.edge.context import EdgeContext
 from services.edge.identity import Credential, Identity
 from services.edge.models.choice import choose
 from services.edge.models.served import ServedModel
-from services.edge.resumption.replay import ReplayCursor
+from services.edge.resumption.replay import ReplayCursor, ReplayReader
 from services.edge.session.events import (
-    Accepted,
     CancelAsked,
     ChatAsked,
     ChatRequest,
@@ -102,8 +101,8 @@ def _is_joined(asked: AskedChat, context: EdgeContext) -> bool:
     if entry is None:
         return False
     if entry.chat is None:
-        for event in entry.log.replay(asked.cursor):
-            stream.tell(event, entry.token if isinstance(event, Accepted) else "")
+        token = entry.token
+        stream.catch_up(ReplayReader(entry.log, asked.cursor, lambda: token))
         resumable.joined(entry)
         stream.end()
     else:

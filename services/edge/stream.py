@@ -13,6 +13,21 @@ from typing import Final, Protocol
 from services.edge.session.events import ClientEvent, Input
 
 
+class Backlog(Protocol):
+    """What a client that came back lacks of its chat, in pieces of bounded size. It grows while the
+    chat goes on."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more comes of it."""
+        ...
+
+    def next(self) -> tuple[ClientEvent, str] | None:
+        """The next piece, and the token of ClientStream.tell; None: that was all. From then on the
+        chat tells its client what it commits."""
+        ...
+
+
 class ClientStream(Protocol):
     """The way to a client."""
 
@@ -20,8 +35,13 @@ class ClientStream(Protocol):
         """Tell the client. `token`: of an Accepted, what the client may resume the chat with."""
         ...
 
+    def catch_up(self, backlog: Backlog) -> None:
+        """Tell the client what it lacks, as fast as it reads. Nothing else is told before the
+        backlog is over; none of it counts as left unread."""
+        ...
+
     def end(self, last: ClientEvent | None = None) -> None:
-        """End the stream, after `last` if there is one."""
+        """End the stream, after `last` if there is one, and after all of a backlog."""
         ...
 
 

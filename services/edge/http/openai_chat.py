@@ -17,7 +17,12 @@ from outrider.session_types import TokenLogprobs
 from services.edge.http.api import Asked, ChatApi, PlannedReply
 from services.edge.http.bodies import null, read, schema_in
 from services.edge.http.openai_errors import error_body, refused
-from services.edge.http.openai_logprobs import ChatLogprobs, chat_count, chat_logprobs
+from services.edge.http.openai_logprobs import (
+    ChatLogprobs,
+    chat_count,
+    chat_logprobs,
+    written_logprobs,
+)
 from services.edge.http.openai_messages import (
     ChatMessage,
     ContentPart,
@@ -233,6 +238,10 @@ class ChatShape:
             usage=usage,
         )
 
+    def keep(self, choice: Choice, logprobs: Sequence[TokenLogprobs]) -> None:
+        """As Shape.keep."""
+        choice.logprobs += written_logprobs(logprobs)
+
     def body(self, reply: Reply, choices: Sequence[Choice], usage: OpenAiUsage) -> ChatCompletion:
         """As Shape.body."""
         return ChatCompletion(
@@ -244,7 +253,7 @@ class ChatShape:
                     index=choice.index,
                     message=_whole_message(choice.content.reader.parts),
                     finish_reason=choice.finish_reason or "stop",
-                    logprobs=_logprobs(choice.logprobs),
+                    logprobs=ChatLogprobs(content=choice.logprobs) if choice.logprobs else None,
                     outrider=choice.details,
                 )
                 for choice in choices

@@ -107,13 +107,18 @@ class CompletionShape:
         """As Shape.usage."""
         return _completion(reply, [], usage)
 
+    def keep(self, choice: Choice, logprobs: Sequence[TokenLogprobs]) -> None:
+        """As Shape.keep."""
+        if self._num_logprobs >= 0:
+            choice.offsets.keep(logprobs, with_top=self._num_logprobs > 0)
+
     def body(self, reply: Reply, choices: Sequence[Choice], usage: OpenAiUsage) -> Completion:
         """As Shape.body."""
         whole = [
             CompletionChoice(
                 index=choice.index,
                 text=choice.prefix + "".join(it.text for it in choice.content.reader.parts),
-                logprobs=self._logprobs(choice, choice.logprobs),
+                logprobs=choice.offsets.kept or self._logprobs(choice, ()),
                 finish_reason=choice.finish_reason,
                 outrider=choice.details,
             )

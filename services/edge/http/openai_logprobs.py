@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Final, TypeVar, cast
 
 import msgspec
 
@@ -12,6 +12,7 @@ from outrider.sampling.params import MAX_LOGPROBS
 from outrider.session_types import ScoredToken, TokenLogprobs
 from services.edge.http.openai_errors import refused
 
+_T = TypeVar("_T")
 _NONE: Final = -1
 """As SamplingParams.num_logprobs: tell none."""
 
@@ -49,6 +50,16 @@ class CompletionLogprobs(msgspec.Struct, kw_only=True):
     """The likeliest tokens, and the text's own. None: they were not asked for."""
     text_offset: list[int]
     """Code points before each, in the text of the choice."""
+
+
+_encode: Final = msgspec.json.Encoder().encode
+
+
+def _written(values: Iterable[_T]) -> list[_T]:
+    """The same values as the JSON that they will be written as, for an encoder and nobody else.
+    What a body of JSON waits for is kept so: as objects it takes twice the memory, and to write all
+    of a long reply's at once holds up the event loop."""
+    return cast("list[_T]", [msgspec.Raw(_encode(value)) for value in values])
 
 
 def chat_count(logprobs: bool | None, top_logprobs: int | None) -> int:
@@ -89,6 +100,11 @@ def chat_logprobs(entries: Iterable[TokenLogprobs]) -> ChatLogprobs:
     )
 
 
+def written_logprobs(entries: Iterable[TokenLogprobs]) -> list[TokenLogprob]:
+    """As chat_logprobs has them, for an encoder alone: they are JSON already."""
+    return _written(chat_logprobs(entries).content)
+
+
 def _text(token: ScoredToken) -> str:
     return token.text.decode(errors="replace")
 
@@ -100,6 +116,22 @@ class CompletionOffsets:
         """`begin`: code points before the first token that comes here."""
         self._at = begin
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self.kept: CompletionLogprobs | None = None
+        """Of the tokens that `keep` was told, for an encoder alone. None: it was told none."""
+
+    def keep(self, entries: Sequence[TokenLogprobs], *, with_top: bool) -> None:
+        """The next tokens, which are told with all others at the end."""
+        made = self.told(entries, with_top=with_top)
+        if made.top_logprobs is not None:
+            made.top_logprobs = _written(made.top_logprobs)
+        if (kept := self.kept) is None:
+            self.kept = made
+            return
+        kept.tokens += made.tokens
+        kept.token_logprobs += made.token_logprobs
+        kept.text_offset += made.text_offset
+        if kept.top_logprobs is not None:
+            kept.top_logprobs += made.top_logprobs or ()
 
     def told(self, entries: Sequence[TokenLogprobs], *, with_top: bool) -> CompletionLogprobs:
         """The next tokens, as completions tell them."""

@@ -19,7 +19,7 @@ from outrider.errors import OutriderError
 from outrider.session_types import FinishReason, TokenLogprobs
 from services.edge.http import sse
 from services.edge.http.openai_errors import described
-from services.edge.http.openai_logprobs import CompletionOffsets
+from services.edge.http.openai_logprobs import CompletionOffsets, TokenLogprob
 from services.edge.http.reply_parts import (
     PartBegun,
     PartEvent,
@@ -168,8 +168,8 @@ class Choice:
         self.content = ReplyContent(had, from_start=from_start, keeps=keeps)
         self.offsets = CompletionOffsets(had.num_chars)
         self._keeps = keeps
-        self.logprobs: list[TokenLogprobs] = []
-        """All of them, where they are kept."""
+        self.logprobs: list[TokenLogprob] = []
+        """What a ChatShape keeps of them."""
         self.begun = had != Position()
         """Whether the client has its beginning."""
         self.had_end = had.has_ended
@@ -182,8 +182,6 @@ class Choice:
     def take(self, commit: Commit) -> Piece:
         """What the client lacks of a commit."""
         growth = self.content.take(commit)
-        if self._keeps:
-            self.logprobs += growth.logprobs
         return self._with_prefix(piece_of(growth.new, growth.logprobs))
 
     def end(self, done: Done) -> None:
@@ -281,6 +279,10 @@ class Shape(Protocol):
         """The last object of a stream, where it was asked for."""
         ...
 
+    def keep(self, choice: Choice, logprobs: Sequence[TokenLogprobs]) -> None:
+        """More of a choice that `body` will tell."""
+        ...
+
     def body(self, reply: Reply, choices: Sequence[Choice], usage: OpenAiUsage) -> msgspec.Struct:
         """A reply that is not streamed."""
         ...
@@ -352,7 +354,8 @@ class OpenAiWriter:
             hexadecimal = commit.model_identity.hex()[:_FINGERPRINT_CHARS]
             self._reply.fingerprint = f"fp_{hexadecimal}"
         if not self._is_streamed:
-            choice.take(commit)
+            if logprobs := choice.take(commit).logprobs:
+                self._shape.keep(choice, logprobs)
             return b""
         begin = self._begin(choice)
         piece = choice.take(commit)

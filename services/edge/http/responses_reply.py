@@ -10,7 +10,7 @@ import msgspec
 from outrider.errors import OutriderError
 from outrider.session_types import TokenLogprobs
 from services.edge.http.openai_errors import described
-from services.edge.http.openai_logprobs import TokenLogprob, chat_logprobs
+from services.edge.http.openai_logprobs import TokenLogprob, written_logprobs
 from services.edge.http.openai_reply import Choice
 from services.edge.http.reply_parts import (
     Part,
@@ -78,7 +78,8 @@ class ResponseShape:
         self._request_id = ""
         """Empty: nothing has begun."""
         self._logprobs: list[TokenLogprob] = []
-        """Of all tokens. Where they were asked for, the reply has one part, which is text."""
+        """Of all tokens, written already. Where they were asked for, the reply has one part, which
+        is text."""
         self._num_told = 0
         """How many of them the client was told with text."""
 
@@ -97,7 +98,7 @@ class ResponseShape:
     def scored(self, logprobs: Sequence[TokenLogprobs], num_fresh: int) -> None:
         """As Shape.scored."""
         if logprobs:
-            self._logprobs += chat_logprobs(logprobs).content
+            self._logprobs += written_logprobs(logprobs)
             self._num_told = max(self._num_told, len(self._logprobs) - num_fresh)
 
     def part(self, event: PartEvent) -> list[Event]:

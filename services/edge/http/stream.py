@@ -1,9 +1,10 @@
 """The chats of one HTTP reply: what they tell is written at once, and waits, within bounds, for the
-connection to take it."""
+connection to take it. What a client that came back lacks is written as the connection takes it."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
 
@@ -15,9 +16,11 @@ from services.edge.session.events import (
     ClientGone,
     Failed,
 )
-from services.edge.stream import ENDED, ChatHandler, Peer
+from services.edge.stream import ENDED, Backlog, ChatHandler, Peer
 
 _SLOW: Final = "the client does not read its reply"
+_MAX_PIECES_AT_ONCE: Final = 8
+"""Of backlogs, in one turn of the event loop: a reply that is not streamed takes them at once."""
 
 
 class Client(Peer, Protocol):
@@ -35,6 +38,11 @@ class ChatStream:
         self._reply = reply
         self._index = index
         self._client = client
+        self._backlog: Backlog | None = None
+        """What a client that came back has still to be told."""
+        self._is_ending = False
+        """It ends once its backlog is over, after `_last`."""
+        self._last: ClientEvent | None = None
         self.handler: ChatHandler = ENDED
         self.is_over = False
 
@@ -62,12 +70,37 @@ class ChatStream:
         if not self.is_over:
             self._reply.told(self._index, event)
 
+    def catch_up(self, backlog: Backlog) -> None:
+        """As ClientStream.catch_up."""
+        if not self.is_over:
+            self._backlog = backlog
+            self._reply.catches_up(self)
+
+    def send_piece(self) -> bool:
+        """Tell the next piece of the backlog; False if there is none any more."""
+        if (backlog := self._backlog) is None:
+            return False
+        if (piece := backlog.next()) is not None:
+            self._reply.told(self._index, piece[0], is_live=False)
+            return True
+        self._backlog = None
+        if self._is_ending:
+            self._end(self._last)
+        return False
+
     def end(self, last: ClientEvent | None = None) -> None:
         """As ClientStream.end."""
         if self.is_over:
             return
-        self.is_over = True
         self.handler = ENDED
+        if self._backlog is not None and not self._backlog.is_over:
+            self._is_ending, self._last = True, last
+        else:
+            self._end(last)
+
+    def _end(self, last: ClientEvent | None) -> None:
+        self.is_over = True
+        self._backlog = None
         if last is not None:
             self._reply.told(self._index, last)
         self._reply.chat_ended()
@@ -76,6 +109,7 @@ class ChatStream:
         """The client is gone; `may_return`: it may ask for the rest of the chat."""
         handler, self.handler = self.handler, ENDED
         self.is_over = True
+        self._backlog = None
         if may_return:
             handler.client_lost()
         else:
@@ -97,6 +131,10 @@ class RunningReply:
         self._max_unsent_bytes = max_unsent_bytes
         self._unsent: list[bytes] = []
         self._num_unsent_bytes = 0
+        self._num_unsent_live_bytes = 0
+        """Of those, what is of no backlog."""
+        self._catching_up: deque[ChatStream] = deque()
+        """Chats with a backlog, in turn."""
         self._num_running = num_chats
         self._waiter: asyncio.Future[None] | None = None
         self._is_left = False
@@ -117,6 +155,10 @@ class RunningReply:
     async def next(self, patience_s: float | None = None) -> bytes | None:
         """What came since the last call; empty if nothing did for so long (None: however long it
         takes), None at the end."""
+        self._send_backlogs()
+        while self._catching_up and not self._unsent and not self.is_over:
+            await asyncio.sleep(0)  # others have their turn
+            self._send_backlogs()
         if not self._unsent and not self.is_over:
             self._waiter = asyncio.get_running_loop().create_future()
             try:
@@ -129,7 +171,7 @@ class RunningReply:
         if self._unsent:
             data = b"".join(self._unsent)
             self._unsent.clear()
-            self._num_unsent_bytes = 0
+            self._num_unsent_bytes = self._num_unsent_live_bytes = 0
             return data
         return None if self.is_over else b""
 
@@ -161,8 +203,13 @@ class RunningReply:
 
     # For its chats.
 
-    def told(self, index: int, event: ClientEvent) -> None:
-        """A chat told its client this."""
+    def catches_up(self, stream: ChatStream) -> None:
+        """A chat has a backlog."""
+        self._catching_up.append(stream)
+        self._send_backlogs()
+
+    def told(self, index: int, event: ClientEvent, *, is_live: bool = True) -> None:
+        """A chat told its client this; `is_live`: it is of no backlog."""
         if self.is_over:
             return
         if isinstance(event, Failed):
@@ -174,13 +221,26 @@ class RunningReply:
         self._unsent.append(data)
         self._num_unsent_bytes += len(data)
         self._wake()
-        if self._num_unsent_bytes > self._max_unsent_bytes:
-            self.fail(OverloadedError(_SLOW))
+        if is_live:
+            self._num_unsent_live_bytes += len(data)
+            if self._num_unsent_live_bytes > self._max_unsent_bytes:
+                self.fail(OverloadedError(_SLOW))
 
     def chat_ended(self) -> None:
         """A chat is over."""
         self._num_running -= 1
         self._wake()
+
+    def _send_backlogs(self) -> None:
+        """Go on with the backlogs, as far as there is room."""
+        num_left = _MAX_PIECES_AT_ONCE
+        while self._catching_up and num_left and not self.is_over:
+            if self._num_unsent_bytes > self._max_unsent_bytes // 2:
+                return
+            num_left -= 1
+            stream = self._catching_up.popleft()
+            if stream.send_piece():
+                self._catching_up.append(stream)
 
     def _failed(self, error: OutriderError) -> None:
         """One failed: a reply is whole or it is none. Where another request goes on with one of its

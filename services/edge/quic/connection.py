@@ -77,6 +77,8 @@ class EdgeConnection(ConnectionProtocol):
         self._on_ended = on_ended
         self._streams: dict[int, EdgeStream] = {}
         """Of the native protocol."""
+        self._catching_up: set[EdgeStream] = set()
+        """Those of clients that came back and have still to be told what they lack."""
         self._services = services
         self._service: StreamService | None = None
         """Serves the streams of another protocol, once the handshake is complete."""
@@ -123,6 +125,8 @@ class EdgeConnection(ConnectionProtocol):
         try:
             self.quic.receive_datagram(data, addr, now=self._loop.time())
             self.process_events()
+            if self._catching_up:
+                self._send_backlogs()
         except Exception as failure:
             # A defect, or bytes that aioquic did not expect, end this connection and no other.
             self.fail(failure)
@@ -220,6 +224,13 @@ class EdgeConnection(ConnectionProtocol):
             if isinstance(stream.handler, TypeaheadPrefill):
                 stream.handler.feed(ClientGone())
 
+    def catches_up(self, stream: EdgeStream, *, is_over: bool = False) -> None:
+        """As StreamConnection.catches_up."""
+        if is_over:
+            self._catching_up.discard(stream)
+        else:
+            self._catching_up.add(stream)
+
     def hold_stream(self) -> bool:
         """Count a stream of its address prefix; False, and nothing is counted, if there are too
         many to answer even with an error."""
@@ -276,6 +287,8 @@ class EdgeConnection(ConnectionProtocol):
     def _check_use(self) -> None:
         """A connection without streams is closed: PINGs keep an address translation open, not a
         place at an edge."""
+        for stream in list(self._catching_up):
+            stream.check_reading()
         if self._streams or (self._service is not None and not self._service.is_idle):
             self._used_at = self._loop.time()
         left_s = self._used_at + self.limits.idle_timeout_s - self._loop.time()
@@ -306,8 +319,13 @@ class EdgeConnection(ConnectionProtocol):
         if stream is None:
             return
         stream.received(data, end_stream)
-        if end_stream and stream.handler.closed:
+        if end_stream and stream.handler.closed and not stream.catches_up:
             self.forget(stream_id)
+
+    def _send_backlogs(self) -> None:
+        """Acknowledgements may have made room."""
+        for stream in list(self._catching_up):
+            stream.send_backlog()
 
     def _received_early(self, early: EarlyStreams, stream_id: int, data: bytes, end: bool) -> None:
         is_native = self.quic.application_protocol not in self._services

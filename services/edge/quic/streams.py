@@ -26,7 +26,7 @@ from services.edge.session.events import (
     Failed,
 )
 from services.edge.session.events import Input as SessionInput
-from services.edge.stream import ENDED, ChatHandler
+from services.edge.stream import ENDED, Backlog, ChatHandler
 from services.edge.typeahead import TypeaheadPrefill
 from services.edge.wire import client as client_wire
 
@@ -71,6 +71,11 @@ class StreamConnection(Protocol):
         """End the streams of typed text."""
         ...
 
+    def catches_up(self, stream: EdgeStream, *, is_over: bool = False) -> None:
+        """A stream has a backlog, which goes on whenever the client acknowledged something;
+        `is_over`: not any more."""
+        ...
+
     def forget(self, stream_id: int) -> None:
         """Both directions of the stream are done."""
         ...
@@ -92,6 +97,15 @@ class EdgeStream:
         self._stalled = False
         """The client left too much unread."""
         self._ended = False
+        self._backlog: Backlog | None = None
+        """What a client that came back has still to be told."""
+        self._end_frame: bytes | None = None
+        """What the stream ends with, empty for nothing, once its backlog is over; None: it goes on
+        then."""
+        self._is_read = False
+        """Whether any of the backlog was sent since `check_reading` was called last."""
+        self._num_live_bytes = 0
+        """Of what was sent besides the backlog."""
         self._num_held_bytes = 0
         """Taken from the connection's budget."""
         self.handler: PendingRequest | TypeaheadPrefill | ChatHandler = PendingRequest(
@@ -165,6 +179,7 @@ class EdgeStream:
     def lost(self, *, gave_up: bool) -> None:
         """The connection has ended; `gave_up`: the client said that it wants nothing further."""
         self._gone = True
+        self._drop_backlog()
         if self._ended:
             return
         if gave_up:
@@ -178,7 +193,7 @@ class EdgeStream:
         the stream would stay open. `client_ended`: nothing more will come."""
         quic = self._connection.quic
         self._client_ended |= client_ended
-        if not (self._ended or self.handler.closed):
+        if self.catches_up or not (self._ended or self.handler.closed):
             quic.reset_stream(self._stream_id, CloseCode.DONE)
         if self._client_ended:
             self._connection.forget(self._stream_id)
@@ -195,19 +210,64 @@ class EdgeStream:
         """Queue a frame, as `tell` does."""
         if self._gone or self._stalled:
             return
-        self._write(encode_frame(payload), False)
-        num_unread = self._connection.quic.num_unacknowledged_bytes(self._stream_id)
-        if num_unread > self._max_unsent_bytes:
+        frame = encode_frame(payload)
+        self._num_live_bytes += len(frame)
+        self._write(frame, False)
+        # A client that came back may not have read all of its backlog yet.
+        if min(self._num_unread, self._num_live_bytes) > self._max_unsent_bytes:
             self._stalled = True
             self.handler.feed(ClientFailed(OverloadedError("the client does not read its chat")))
 
+    @property
+    def catches_up(self) -> bool:
+        """Whether it has a backlog."""
+        return self._backlog is not None
+
+    def catch_up(self, backlog: Backlog) -> None:
+        """As ClientStream.catch_up."""
+        if self._gone:
+            return
+        self._backlog = backlog
+        self._connection.catches_up(self)
+        self.send_backlog()
+
+    def send_backlog(self) -> None:
+        """Go on with the backlog, as far as there is room."""
+        while (backlog := self._backlog) is not None and not backlog.is_over:
+            if self._num_unread > self._max_unsent_bytes // 2:
+                return
+            if (piece := backlog.next()) is not None:
+                self._is_read = True
+                self._write(self._frame_of(*piece), False)
+        if self._backlog is None:
+            return
+        self._drop_backlog()
+        if self._end_frame is not None:
+            self._end(self._end_frame)
+
+    def check_reading(self) -> None:
+        """Called now and then: give up a client that reads nothing of the backlog of a chat that is
+        over. While a chat goes on its log is kept anyway."""
+        if self._end_frame is not None and not self._is_read:
+            self._stalled = True
+            self._drop_backlog()
+            self._end(self._end_frame)
+        self._is_read = False
+
     def end(self, last: ClientEvent | None = None) -> None:
-        """End the stream: after what was sent and `last`, if there is one, or at once if the client
-        does not read."""
+        """End the stream: after what was sent, all of a backlog, and `last`, if there is one, or at
+        once if the client does not read."""
         frame = b"" if last is None else self._frame_of(last)
-        self._ended = True
         self.handler = ENDED
         self.release()
+        if self._backlog is not None and not self._backlog.is_over:
+            self._end_frame = frame
+            return
+        self._drop_backlog()
+        self._end(frame)
+
+    def _end(self, frame: bytes) -> None:
+        self._ended = True
         if self._gone:
             return
         quic = self._connection.quic
@@ -254,8 +314,17 @@ class EdgeStream:
         assert identity is not None
         return read.request, identity
 
-    def _frame_of(self, event: ClientEvent) -> bytes:
-        return encode_frame(client_wire.write(event, self._connection.context.name))
+    @property
+    def _num_unread(self) -> int:
+        return self._connection.quic.num_unacknowledged_bytes(self._stream_id)
+
+    def _drop_backlog(self) -> None:
+        if self._backlog is not None:
+            self._backlog = None
+            self._connection.catches_up(self, is_over=True)
+
+    def _frame_of(self, event: ClientEvent, token: str = "") -> bytes:
+        return encode_frame(client_wire.write(event, self._connection.context.name, token))
 
     def _hold(self) -> None:
         """Take from the budget what is kept: a frame that is not whole yet, and frames that wait.

@@ -98,7 +98,7 @@ class ResumableChats:
         self._table.acknowledge(entry)
 
     def joined(self, entry: Entry) -> None:
-        """A client is back: it reads the chat, or was sent all of one that ended."""
+        """A client is back: it reads the chat, or what it lacks of one that ended."""
         self._telemetry.resumed("replayed" if entry.chat is None else "attached")
         self._advance(entry, ResumableInput.JOINED)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Iterable, Iterator
-from itertools import islice
 from typing import Final
 
 from outrider.session_types import ScoredToken, TokenLogprobs
@@ -44,10 +43,10 @@ class LogprobLog:
         while self.num_bytes > self._max_bytes:
             self.num_bytes -= len(self._packed.popleft()) + _ENTRY_BYTES
 
-    def last(self, count: int) -> tuple[TokenLogprobs, ...]:
-        """Of the last `count` tokens, or of as many as are kept."""
-        kept = islice(self._packed, max(0, len(self._packed) - count), None)
-        return tuple(map(_unpack, kept))
+    def some(self, begin: int, count: int) -> tuple[TokenLogprobs, ...]:
+        """Of `count` tokens, or as many as there are, from this one of those that are kept."""
+        end = min(len(self._packed), begin + count)
+        return tuple(_unpack(self._packed[at]) for at in range(begin, end))
 
 
 def _pack(token: ScoredToken) -> bytes:

@@ -1,14 +1,17 @@
 """What a chat has told its client, and how a client that comes back gets the rest (pure).
 
-A ReplayLog keeps what is final, a ReplayCursor says how much of it one client has, and a
-ClientChannel sends what that client lacks on the stream it reads at the moment.
+A ReplayLog keeps what is final, a ReplayCursor says how much of it one client has, a ReplayReader
+reads in pieces what that client lacks, and a ClientChannel tells it on the stream that it reads at
+the moment. The log is the buffer: a client that comes back is sent no more at a time than it reads.
 """
 
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Final
 
 from outrider.errors import DuplicateSessionError
@@ -32,6 +35,11 @@ _LOSSY_BYTES = 128
 MAX_FRAME_LOGPROBS = 64
 """Tokens with log probabilities in one event, so that its frame stays below the limit: each has up
 to 20 likely ones, and the text of one may have hundreds of bytes."""
+_MAX_READ_IDS = 1024
+"""Tokens without log probabilities in one piece of a log."""
+_MAX_READ_CHARS = 8192
+"""Code points of text in one piece of a log: at most 32 KiB, far below a client's limit of a
+frame."""
 _MAX_PIECES = 64
 """Texts of commits that are kept apart before they are joined: one string takes less memory."""
 
@@ -137,14 +145,17 @@ class ReplayLog:
     """
 
     def __init__(self) -> None:
-        self._accepted: Accepted | None = None
+        self.accepted: Accepted | None = None
+        """None: not yet."""
         self._ids = array("I")
         self._pieces: list[str] = []
         self._text_bytes = 0
         self._lossy: list[tuple[int, Span]] = []
         self._logprobs = LogprobLog()
-        self._model_identity: bytes | None = None
-        self._is_inexact = False
+        self.model_identity: bytes | None = None
+        """Of the replica that computed the last tokens."""
+        self.is_inexact = False
+        """Whether another one went on with what that one had begun."""
         self.num_chars = 0
         self.done: Done | None = None
         """How the chat ended; None while it goes on, and if it failed."""
@@ -166,28 +177,35 @@ class ReplayLog:
         if type(event) is Commit:
             self._commit(event)
         elif isinstance(event, Accepted):
-            self._accepted = event
+            self.accepted = event
         elif isinstance(event, Done):
             self.done = event
 
-    def replay(self, cursor: ReplayCursor) -> list[ClientEvent]:
-        """The events that bring a client up to date; `cursor` is then at the end."""
-        events: list[ClientEvent] = [] if self._accepted is None else [self._accepted]
-        everything = Commit(
-            "".join(self._pieces),
-            tuple(self._ids),
-            self.upto,
-            lossy=tuple(number for number, _ in self._lossy),
-            lossy_spans=tuple(span for _, span in self._lossy),
-            model_identity=self._model_identity,
-            inexact=self._is_inexact,
-            logprobs=self._logprobs.last(self.upto - cursor.upto),
+    def after(self, cursor: ReplayCursor) -> Commit:
+        """The next of what a client lacks, of bounded size; empty: it has all. Without the model's
+        identity."""
+        first = cursor.upto
+        scored = self.upto - len(self._logprobs)
+        """The first token with log probabilities."""
+        count = min(_MAX_READ_IDS, scored - first) if first < scored else MAX_FRAME_LOGPROBS
+        ids = tuple(self._ids[first : first + count])
+        if len(self._pieces) > 1:
+            self._pieces = ["".join(self._pieces)]
+        text = self._pieces[0] if self._pieces else ""
+        number = itemgetter(0)
+        marks = self._lossy[
+            bisect_left(self._lossy, first, key=number) : bisect_left(
+                self._lossy, first + len(ids), key=number
+            )
+        ]
+        return Commit(
+            text[cursor.num_chars : cursor.num_chars + _MAX_READ_CHARS],
+            ids,
+            first + len(ids),
+            lossy=tuple(number for number, _ in marks),
+            lossy_spans=tuple(span for _, span in marks),
+            logprobs=self._logprobs.some(first - scored, len(ids)) if first >= scored else (),
         )
-        if (missing := cursor.clip(everything, 0)) is not None:
-            events += in_frames(missing)
-        if self.done is not None:
-            events.append(self.done)
-        return events
 
     def _commit(self, commit: Commit) -> None:
         self._ids.extend(commit.ids)
@@ -202,15 +220,69 @@ class ReplayLog:
         if commit.logprobs:
             self._logprobs.append(commit.logprobs)
         if commit.model_identity is not None:
-            self._model_identity = commit.model_identity
-        self._is_inexact = self._is_inexact or commit.inexact
+            self.model_identity = commit.model_identity
+        self.is_inexact = self.is_inexact or commit.inexact
+
+
+class ReplayReader:
+    """Reads what a client lacks, while the log grows; a Backlog."""
+
+    def __init__(self, log: ReplayLog, cursor: ReplayCursor, token: Callable[[], str]) -> None:
+        """`cursor`: how much of the chat the client has; it goes along. `token`: as ClientChannel
+        has it."""
+        self._log: ReplayLog | None = log
+        """None: it is over."""
+        self._cursor = cursor
+        self._token = token
+        self._accepted: Accepted | None = None
+        self._model_identity: bytes | None = None
+        self._is_inexact = False
+        self._has_ended = False
+        """As told so far, like the others."""
+
+    @property
+    def is_over(self) -> bool:
+        """As Backlog.is_over."""
+        return self._log is None
+
+    def next(self) -> tuple[ClientEvent, str] | None:
+        """As Backlog.next."""
+        log = self._log
+        if log is None:
+            return None
+        if log.accepted is not self._accepted:
+            self._accepted = log.accepted
+            if log.accepted is not None:
+                return log.accepted, self._token()
+        if (missing := self._missing(log)) is not None:
+            return missing, ""
+        if log.done is not None and not self._has_ended:
+            self._has_ended = True
+            return log.done, ""
+        self.stop()
+        return None
+
+    def stop(self) -> None:
+        """Nothing more of it is wanted."""
+        self._log = None
+
+    def _missing(self, log: ReplayLog) -> Commit | None:
+        piece = log.after(self._cursor)
+        if log.model_identity != self._model_identity:
+            self._model_identity = log.model_identity
+            piece = piece._replace(model_identity=log.model_identity)
+        if log.is_inexact and not self._is_inexact:
+            self._is_inexact = True
+            piece = piece._replace(inexact=True)
+        return self._cursor.clip(piece, self._cursor.num_chars)
 
 
 _SHOWN: Final = (Provisional, Retract)
 
 
 class ClientChannel:
-    """Sends the client of one chat what it lacks, on whichever stream it reads at the moment."""
+    """Sends the client of one chat what it lacks, on whichever stream it reads at the moment.
+    While one that came back catches up, what the chat commits goes to the log alone."""
 
     def __init__(
         self,
@@ -225,6 +297,10 @@ class ClientChannel:
         self._cursor = cursor
         self._is_muted = False
         """Whether provisional text was left out: it has to start over before more is sent."""
+        self._backlog: ReplayReader | None = None
+        """What a client that came back has still to be told."""
+        self._failure: Failed | None = None
+        """How the chat ended while its client caught up."""
         self.log = ReplayLog()
 
     @property
@@ -245,13 +321,13 @@ class ClientChannel:
         if type(event) is Commit:
             self._commit(event)
         else:
-            if isinstance(event, _SHOWN) and (self._is_muted or self.is_behind):
+            if isinstance(event, _SHOWN) and (self._is_muted or self._has_to_wait()):
                 self._is_muted = True
                 return False
             self.log.append(event)
             if self._stream is not None:
-                self._send(self._stream, event)
-        caught_up = self._is_muted and self._stream is not None and not self.is_behind
+                self._tell(self._stream, event)
+        caught_up = self._is_muted and self._stream is not None and not self._has_to_wait()
         if caught_up:
             self._is_muted = False
         return caught_up
@@ -259,7 +335,7 @@ class ClientChannel:
     def _commit(self, commit: Commit) -> None:
         first_char = self.log.num_chars
         self.log.append(commit)
-        if self._stream is None:
+        if self._stream is None or (self._backlog is not None and self._catches_up()):
             return
         missing = self._cursor.clip(commit, first_char)
         if missing is not None:
@@ -269,24 +345,44 @@ class ClientChannel:
     def join(self, stream: ClientStream, cursor: ReplayCursor) -> None:
         """The client comes back on another stream; the one before it, if it is still there, ends
         with an error."""
+        self._stop_catching_up()
         if self._stream is not None:
             error = DuplicateSessionError("another stream goes on with this chat; read that one")
             self._stream.end(Failed(error))
         self._stream = stream
         self._cursor = cursor
         self._is_muted = False
-        for event in self.log.replay(cursor):
-            self._send(stream, event)
+        self._backlog = ReplayReader(self.log, cursor, self._token)
+        stream.catch_up(self._backlog)
 
     def lose(self) -> None:
         """The client's connection was lost."""
+        self._stop_catching_up()
         self._stream = None
 
     def end(self) -> None:
-        """The chat is over."""
+        """The chat is over. A client that catches up gets the rest from the log."""
         if self._stream is not None:
-            self._stream.end()
+            self._stream.end(self._failure)
             self._stream = None
 
-    def _send(self, stream: ClientStream, event: ClientEvent) -> None:
-        stream.tell(event, self._token() if isinstance(event, Accepted) else "")
+    def _catches_up(self) -> bool:
+        """Whether the client has still to be told of what was committed while it was away."""
+        if self._backlog is not None and self._backlog.is_over:
+            self._backlog = None
+        return self._backlog is not None
+
+    def _stop_catching_up(self) -> None:
+        if self._backlog is not None:
+            self._backlog.stop()
+            self._backlog = None
+
+    def _has_to_wait(self) -> bool:
+        """Whether provisional text would stand where the client lacks, or has, final text."""
+        return self.is_behind or self._catches_up()
+
+    def _tell(self, stream: ClientStream, event: ClientEvent) -> None:
+        if not self._catches_up():
+            stream.tell(event, self._token() if isinstance(event, Accepted) else "")
+        elif isinstance(event, Failed):
+            self._failure = event  # the log keeps all others

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from outrider.errors import DrainingError
+from outrider.errors import DrainingError, OverloadedError
+from outrider.session_types import ScoredToken, TokenLogprobs
 from services.edge.http.openai_chat import API
 from services.edge.http.stream import RunningReply
-from tests.edge.http.asking import USER, chat_of, planned
+from services.edge.resumption.replay import ClientChannel, ReplayCursor
+from services.edge.session.events import Accepted, Commit
+from tests.edge.http.asking import USER, chat_of, done, objects_of, planned
 
 BODY = {"messages": [USER], "n": 2}
+LIMIT = 32 << 10
+LIKELY = tuple(ScoredToken(1000 + rank, -1.0, b" word") for rank in range(20))
+PIECE_BYTES = 160 << 10
+"""More than 64 tokens with these take."""
 
 
 class Somebody:
@@ -37,3 +44,93 @@ async def test_a_reply_one_of_whose_chats_goes_on_fails_as_a_whole() -> None:
     reply.streams[0].end()
     reply.fail(DrainingError("the edge stops"))
     assert reply.is_over and isinstance(reply.error, DrainingError)
+
+
+class AwayFrom:
+    """A chat whose client was away while it committed so many tokens, and came back."""
+
+    def __init__(self, reply: RunningReply, index: int, num_missed: int) -> None:
+        self.num_tokens = 0
+        self._channel = ClientChannel(reply.streams[index], lambda: "", ReplayCursor())
+        self._channel.lose()
+        self._channel.tell(Accepted("r", "m", 3))
+        self.commit(num_missed)
+        self._channel.join(reply.streams[index], ReplayCursor())
+
+    def commit(self, count: int) -> None:
+        for number in range(self.num_tokens, self.num_tokens + count):
+            scored = TokenLogprobs(ScoredToken(number, -1.0, b"w"), LIKELY)
+            self._channel.tell(Commit(f"{number} ", (number,), number + 1, logprobs=(scored,)))
+        self.num_tokens += count
+
+    def finish(self) -> None:
+        self._channel.tell(done(self.num_tokens))
+        self._channel.end()
+
+
+def replied(num_chats: int = 1, limit: int = LIMIT, **options: object) -> RunningReply:
+    body = {"messages": [USER], "stream": True, "logprobs": True, "top_logprobs": 20}
+    writer = planned(API, body | {"n": num_chats} | options).writer
+    return RunningReply(writer, num_chats, Somebody(), limit)
+
+
+def texts_of(sent: bytes, num_chats: int) -> list[str]:
+    texts = [""] * num_chats
+    for choice in (it for told in objects_of(sent) for it in told["choices"]):
+        texts[choice["index"]] += choice["delta"].get("content") or ""
+    return texts
+
+
+def counted(num_tokens: int) -> str:
+    return "".join(f"{number} " for number in range(num_tokens))
+
+
+async def test_a_client_that_was_away_for_long_gets_all_of_its_chats_as_it_reads() -> None:
+    reply = replied(2)
+    chats = [AwayFrom(reply, 0, 300), AwayFrom(reply, 1, 500)]
+    sent, sizes = b"", []
+    while (data := await reply.next()) is not None:
+        sent += data
+        sizes.append(len(data))
+        for chat in chats:
+            if chat.num_tokens < 600:
+                chat.commit(10)
+            else:
+                chat.finish()
+    assert reply.error is None
+    assert max(sizes) < LIMIT // 2 + PIECE_BYTES + LIMIT and sum(sizes) > 8 * LIMIT
+    assert texts_of(sent, 2) == [counted(chat.num_tokens) for chat in chats]
+    reasons = [it["finish_reason"] for told in objects_of(sent) for it in told["choices"]]
+    assert reasons.count("stop") == 2
+
+
+async def test_a_client_that_reads_nothing_of_what_it_missed_loses_nothing() -> None:
+    reply = replied()
+    chat = AwayFrom(reply, 0, 300)
+    chat.commit(500)
+    assert reply.error is None and reply._num_unsent_bytes < LIMIT // 2 + PIECE_BYTES
+    sent = b""
+    while data := await reply.next(0):
+        sent += data
+    assert texts_of(sent, 1) == [counted(800)]
+    chat.commit(100)
+    assert isinstance(reply.error, OverloadedError), "once it has caught up, it counts"
+
+
+async def test_a_reply_that_is_not_streamed_takes_all_of_it_in_turns() -> None:
+    reply = replied(stream=False)
+    chat = AwayFrom(reply, 0, 700)
+    assert reply._catching_up
+    chat.finish()
+    assert not reply.is_over
+    await reply.ended()
+    assert counted(700).encode() in reply._writer.whole()
+
+
+async def test_a_client_that_leaves_drops_what_it_has_not_read() -> None:
+    reply = replied()
+    chat = AwayFrom(reply, 0, 300)
+    chat.finish()
+    reply.leave(may_return=True)
+    assert await reply.next() is not None, "what was written"
+    assert await reply.next() is None

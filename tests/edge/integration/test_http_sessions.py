@@ -96,6 +96,39 @@ async def test_a_chat_with_a_key_outlives_its_connection(words: Vocabulary, tmp_
         assert len(mesh.region.opened) == 1
 
 
+async def test_a_chat_that_its_client_was_away_from_for_long_is_caught_up_with(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    """More came meanwhile than a client may leave unread. While it runs, and once it has ended."""
+    reply, http = REPLY * 24, HttpConfig(port=0, max_unsent_bytes=192 << 10)
+    async with serving_http(words, tmp_path, reply, http=http) as mesh, plain(mesh) as client:
+        mesh.region.hold_at = 6
+        mesh.region.gate.clear()
+        headers = {"Idempotency-Key": "k"}
+        body: dict[str, Any] = {"stream": True, "logprobs": True, "top_logprobs": 20}
+        first = await RawRequest.chat(mesh, headers=headers, **body)
+        await first.until(b'"content":"epl"')
+        first.close()
+        await eventually(lambda: mesh.sample("outrider_edge_detached_chats") == 1)
+        mesh.region.hold_at = len(reply) - 100
+        mesh.region.gate.set()
+        mesh.region.gate.clear()
+        (session,) = mesh.region.live.values()
+        await eventually(lambda: session.committed >= mesh.region.hold_at)
+        for _ in range(2):
+            async with client.stream(
+                "POST", "/v1/chat/completions", json=CHAT | body, headers=headers
+            ) as again:
+                got = b""
+                async for data in again.aiter_bytes():
+                    got += data
+                    mesh.region.gate.set()
+            assert text_of(got) == reply
+            assert len(got) > 2 * http.max_unsent_bytes
+        assert len(mesh.region.opened) == 1
+        await mesh.settled()
+
+
 async def test_the_same_key_joins_the_running_chat_and_the_older_request_ends(
     words: Vocabulary, tmp_path: Path
 ) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import random
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,12 +21,15 @@ from outrider.client import (
     SamplingParams,
 )
 from outrider.client.connection import ClientConnection
+from outrider.client.protocol import CloseCode
+from outrider.codec.frames import encode_frame
 from outrider.models.vocabulary import Vocabulary
 from outrider.telemetry.metrics import Metrics
 from outrider.testing import eventually
+from outrider.v1 import edge_pb2
 from services.edge.app import Edge
 from tests.edge.integration.running import Mute, Running, catalog_of, loading, running
-from tests.edge.integration.trouble import ASK, REPLY, cut, start, whole
+from tests.edge.integration.trouble import ASK, REPLY, RawStream, cut, raw, start, whole
 
 LONG = SamplingParams(max_tokens=5000, num_logprobs=2)
 
@@ -125,6 +129,48 @@ async def test_a_reply_that_ended_while_nobody_listened_is_told_again(
         assert len(mesh.region.opened) == 1
         for served in mesh.edge.listener.connections:
             served.close()  # the silent one
+
+
+async def test_a_chat_that_its_client_was_away_from_for_long_is_caught_up_with(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    """More came meanwhile than a client may leave unread. While it runs, and once it has ended."""
+    reply, limit = REPLY * 30, 64 << 10
+    asked = edge_pb2.ChatRequest(idempotency_key="k")
+    asked.messages.add(role="user", content="hello")
+    asked.credential.client_secret = b"s" * 16
+    asked.sampling.num_logprobs = 20
+    asked.sampling.max_tokens = 5000
+    ask = encode_frame(edge_pb2.ClientFrame(chat=asked).SerializeToString())
+    async with running(words, tmp_path, reply, max_unsent_bytes=limit) as mesh:
+        mesh.region.hold_at = 6
+        mesh.region.gate.clear()
+        async with raw(mesh) as connection:
+            first = RawStream(connection, ask)
+            await eventually(partial(_has_begun, first))
+            connection.shut(CloseCode.COMING_BACK)
+        await eventually(lambda: mesh.sample("outrider_edge_detached_chats") == 1)
+        mesh.region.hold_at = len(reply) - 100
+        mesh.region.gate.set()
+        mesh.region.gate.clear()
+        (session,) = mesh.region.live.values()
+        await eventually(lambda: session.committed >= mesh.region.hold_at)
+        async with raw(mesh) as connection:
+            for _ in range(2):
+                again = RawStream(connection, ask)
+                await eventually(partial(_has_begun, again))
+                mesh.region.gate.set()
+                await asyncio.wait_for(again.ended.wait(), 30)
+                assert again.frames[-1].WhichOneof("kind") == "done"
+                assert "".join(it.commit.text for it in again.frames) == reply
+                assert sum(len(it.commit.logprobs) for it in again.frames) == len(reply) + 1
+                assert sum(it.ByteSize() for it in again.frames) > 2 * limit
+        assert len(mesh.region.opened) == 1
+        await mesh.settled()
+
+
+def _has_begun(stream: RawStream) -> bool:
+    return len(stream.frames) > 1
 
 
 async def test_an_edge_that_restarts_runs_on_from_what_the_client_has(

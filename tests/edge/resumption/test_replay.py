@@ -18,6 +18,7 @@ from services.edge.resumption.replay import (
     ClientChannel,
     ReplayCursor,
     ReplayLog,
+    ReplayReader,
 )
 from services.edge.session.events import (
     Accepted,
@@ -28,6 +29,7 @@ from services.edge.session.events import (
     Provisional,
     Retract,
 )
+from services.edge.stream import Backlog
 from services.edge.wire import client as client_wire
 
 ACCEPTED = Accepted("r", "m", 3)
@@ -67,6 +69,12 @@ def told_logprobs(events: list[ClientEvent]) -> list[TokenLogprobs]:
     return [at for event in events if isinstance(event, Commit) for at in event.logprobs]
 
 
+def replayed(log: ReplayLog, cursor: ReplayCursor) -> list[ClientEvent]:
+    """What brings a client up to date; `cursor` is then at the end."""
+    reader = ReplayReader(log, cursor, lambda: "")
+    return [piece[0] for piece in iter(reader.next, None)]
+
+
 def received(events: list[ClientEvent]) -> tuple[str, list[int], list[int]]:
     commits = [event for event in events if isinstance(event, Commit)]
     ids = [i for commit in commits for i in commit.ids]
@@ -86,7 +94,7 @@ def test_who_comes_back_gets_what_is_missing(
     at = lost_after % (len(second) + 1)
     for commit in second[:at]:
         log.append(commit)
-    told = log.replay(cursor)
+    told = replayed(log, cursor)
     for commit in second[at:]:
         clipped = cursor.clip(commit, log.num_chars)
         log.append(commit)
@@ -105,10 +113,10 @@ def test_who_comes_back_hears_which_model_computed_what_it_lacks_and_what_it_has
     log = ReplayLog()
     log.append(Commit("a", (1,), 1, model_identity=one))
     log.append(Commit("b", (2,), 2, model_identity=other, inexact=True))
-    (missing,) = log.replay(ReplayCursor(1, 1))
+    (missing,) = replayed(log, ReplayCursor(1, 1))
     assert missing == Commit("b", (2,), 2, model_identity=other, inexact=True)
     cursor = ReplayCursor(2, 2)
-    assert log.replay(cursor) == [], "it has all of it by an earlier run"
+    assert replayed(log, cursor) == [], "it has all of it by an earlier run"
     more = cursor.clip(Commit("c", (3,), 3), 2)
     assert more == Commit("c", (3,), 3, model_identity=other, inexact=True)
     assert cursor.clip(Commit("d", (4,), 4), 3) == Commit("d", (4,), 4), "it is told once"
@@ -120,19 +128,19 @@ def test_a_replay_is_all_of_a_chat_that_ended() -> None:
     told: list[ClientEvent] = [ACCEPTED, shown, Commit("a", (1,), 1), Commit("b", (2,), 2), done(2)]
     for event in told:
         log.append(event)
-    assert log.replay(ReplayCursor()) == [ACCEPTED, Commit("ab", (1, 2), 2), done(2)]
-    assert log.replay(ReplayCursor(2, 2)) == [ACCEPTED, done(2)]
+    assert replayed(log, ReplayCursor()) == [ACCEPTED, Commit("ab", (1, 2), 2), done(2)]
+    assert replayed(log, ReplayCursor(2, 2)) == [ACCEPTED, done(2)]
 
 
 def test_text_without_a_token_comes_once() -> None:
     log = ReplayLog()
     cursor = ReplayCursor()
     log.append(Commit("a", (1, 2), 2))
-    assert log.replay(cursor) == [Commit("a", (1, 2), 2)]
+    assert replayed(log, cursor) == [Commit("a", (1, 2), 2)]
     flushed = Commit("b", (), 2)
     assert cursor.clip(flushed, log.num_chars) == flushed
     log.append(flushed)
-    assert log.replay(cursor) == []
+    assert replayed(log, cursor) == []
 
 
 def test_bytes_grow_with_tokens_and_text() -> None:
@@ -151,6 +159,10 @@ class Stream:
     def __init__(self) -> None:
         self.sent: list[str] = []
         self.ended = False
+
+    def catch_up(self, backlog: Backlog) -> None:
+        for event, token in iter(backlog.next, None):
+            self.tell(event, token)
 
     def tell(self, event: ClientEvent, token: str = "") -> None:
         assert not self.ended
@@ -244,7 +256,7 @@ def test_a_long_replay_with_log_probabilities_comes_in_frames_of_bounded_size() 
         top = wide if number < 340 else (ScoredToken(1, -1.0, b"w"),)
         told = TokenLogprobs(ScoredToken(number, -1.0, b"t"), top)
         log.append(Commit("b", (number,), number + 1, (number,), ((0, 1),), logprobs=(told,)))
-    events = log.replay(ReplayCursor())
+    events = replayed(log, ReplayCursor())
     sizes = [len(client_wire.write(event, "edge")) for event in events]
     assert max(sizes) < DEFAULT_MAX_FRAME_BYTES / 2
     commits = [event for event in events if isinstance(event, Commit)]
@@ -274,9 +286,9 @@ def test_beyond_the_bound_the_oldest_log_probabilities_are_dropped() -> None:
         assert kept.num_bytes <= MAX_BYTES
     assert 1000 < len(kept) < count
     assert log.num_bytes < MAX_BYTES + 4 * count + count + 4096
-    events = [event for event in log.replay(ReplayCursor()) if isinstance(event, Commit)]
+    events = [event for event in replayed(log, ReplayCursor()) if isinstance(event, Commit)]
     assert sum(len(event.ids) for event in events) == count
     told_ids = [at.chosen.id for at in told_logprobs(list[ClientEvent](events))]
     assert told_ids == list(range(count - len(kept), count)), "the last ones"
-    assert [at.chosen.id for at in kept.last(3)] == [3997, 3998, 3999]
-    assert kept.last(0) == kept.last(-5) == ()
+    assert [at.chosen.id for at in kept.some(len(kept) - 3, 9)] == [3997, 3998, 3999]
+    assert kept.some(0, 0) == kept.some(len(kept), 5) == ()
