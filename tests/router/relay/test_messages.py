@@ -40,6 +40,24 @@ async def test_ids_that_come_after_the_session_ended_are_ignored(mesh: Mesh) -> 
     assert await mesh.at_edge(edge) == await mesh.at_replica("near") == []
 
 
+async def test_a_session_does_not_wait_for_its_ids_for_ever(mesh: Mesh) -> None:
+    edge = mesh.edge()
+    mesh.send(edge, texting(1))
+    mesh.send(edge, texting(2))
+    in_a_hurry = texting(3)
+    in_a_hurry.open.deadline_ms = 5000
+    mesh.send(edge, in_a_hurry)
+    block = common_pb2.TokenBlock(count=4, payload=b"\x01\x02\x03\x04")
+    mesh.switch.tokenized(mesh.texts[1], block, DIGEST, mesh.clock())
+    mesh.switch.expire(mesh.clock.advance(4.9))
+    assert await mesh.at_edge(edge) == []
+    mesh.switch.expire(mesh.clock.advance(0.1))
+    assert reasons(await mesh.at_edge(edge)) == [(3, "DEADLINE")]
+    mesh.switch.expire(mesh.clock.advance(25.0))
+    assert reasons(await mesh.at_edge(edge)) == [(1, "UNAVAILABLE")]
+    assert len(mesh.table) == 1, "the one that has its ids goes on"
+
+
 async def test_drafts_before_the_placement_follow_the_open(mesh: Mesh) -> None:
     edge = mesh.edge()
     mesh.send(edge, texting())
