@@ -109,10 +109,11 @@ class Dispatch:
         self._stream_of[replica] = stream
         return stream
 
-    def detach(self, replica: str, stream: int) -> None:
-        """A replica's stream broke."""
-        del self._streams[stream]
-        del self._stream_of[replica]
+    def detach(self, stream: int) -> None:
+        """A replica's stream broke; it may have another one already."""
+        replica = self._streams.pop(stream).replica
+        if self._stream_of.get(replica) == stream:
+            del self._stream_of[replica]
 
     @property
     def streams(self) -> dict[int, str]:

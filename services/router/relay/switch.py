@@ -140,7 +140,7 @@ class Switch:
         """A replica's stream broke, maybe by this router's own fault (`is_own`): its sessions go
         elsewhere. `is_own` also where the replica was replaced (`from_replica`): neither says
         anything of any session."""
-        self._dispatch.detach(replica, stream)
+        self._dispatch.detach(stream)
         self._intake.refresh(now)
         self._depart(self._monitor.detached(replica, stream, now, is_own=is_own), now)
 

@@ -167,3 +167,14 @@ async def test_frames_of_a_former_stream_reach_nobody(mesh: Mesh) -> None:
     mesh.reply("near", response)
     mesh.streams["near"] = current
     assert await mesh.at_edge(edge) == []
+
+
+async def test_the_sessions_of_a_stream_leave_it_whoever_has_its_name_by_then(mesh: Mesh) -> None:
+    edge = mesh.edge()
+    await start(mesh, edge)
+    former = mesh.streams["near"]
+    mesh.connect("near")
+    mesh.switch.detach_replica("at its address", former, mesh.clock())
+    assert reasons(await mesh.at_edge(edge)) == [(1, "REPLICA_LOST")]
+    mesh.send(edge, opening(2))
+    assert len(await mesh.at_replica("near")) == 1, "the name is its new stream's"
