@@ -274,12 +274,18 @@ class Switch:
             self._advance(session, SessionInput.ABORT, now, error=error)
             return
         opening.ids.CopyFrom(prompt)
+        if self._resized(session, now):
+            self._place(session, self._prompts.complete(opening) or b"", now)
+
+    def _resized(self, session: RelayedSession, now: float) -> bool:
+        """The open of a session that is being placed is another one now; False if there is no room
+        for it, which ends the session."""
         try:
             self._table.resized(session, session.open_frame.ByteSize())
         except OutriderError as error:
             self._advance(session, SessionInput.ABORT, now, error=error)
-            return
-        self._place(session, self._prompts.complete(opening) or b"", now)
+            return False
+        return True
 
     def tokenized(
         self, session: RelayedSession, block: common_pb2.TokenBlock, digest: bytes, now: float
@@ -291,7 +297,8 @@ class Switch:
         opening = session.open_frame.open
         opening.ids.tail.CopyFrom(block)
         opening.vocabulary_digest = digest
-        self._end(self._intake.place(session, now), now)
+        if self._resized(session, now):
+            self._end(self._intake.place(session, now), now)
 
     def fail(self, session: RelayedSession, error: OutriderError, now: float) -> None:
         """The messages of a session could not become ids."""

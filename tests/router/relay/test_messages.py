@@ -6,7 +6,7 @@ import pytest
 
 from outrider.errors import UnavailableError
 from outrider.v1 import common_pb2, inference_pb2
-from tests.router.relay.mesh import DIGEST, Mesh, cancel, draft, opening, reasons, texting
+from tests.router.relay.mesh import DIGEST, LIMITS, Mesh, cancel, draft, opening, reasons, texting
 
 
 async def test_messages_become_ids_before_placement(mesh: Mesh) -> None:
@@ -19,6 +19,26 @@ async def test_messages_become_ids_before_placement(mesh: Mesh) -> None:
     assert sent.open.WhichOneof("prompt") == "ids"
     assert sent.open.ids.tail == block
     assert sent.open.vocabulary_digest == DIGEST
+
+
+async def test_what_is_kept_of_messages_is_their_ids(mesh: Mesh) -> None:
+    edge = mesh.edge()
+    frame = texting()
+    frame.open.messages.messages[0].content = "hello " * 1000
+    mesh.send(edge, frame)
+    block = common_pb2.TokenBlock(count=4, payload=b"\x01\x02\x03\x04")
+    mesh.switch.tokenized(mesh.texts[0], block, DIGEST, mesh.clock())
+    replay = mesh.texts[0].replay
+    assert replay is not None and 32 < replay.num_bytes < 200
+
+
+async def test_ids_for_which_there_is_no_room_end_their_session(mesh: Mesh) -> None:
+    edge = mesh.edge()
+    mesh.send(edge, texting())
+    block = common_pb2.TokenBlock(count=4, payload=bytes(LIMITS.max_kept_bytes))
+    mesh.switch.tokenized(mesh.texts[0], block, DIGEST, mesh.clock())
+    assert reasons(await mesh.at_edge(edge)) == [(1, "OVERLOADED")]
+    assert await mesh.at_replica("near") == []
 
 
 async def test_messages_that_cannot_become_ids_end_their_session_alone(mesh: Mesh) -> None:
