@@ -61,7 +61,7 @@ from services.router.service import RouterService
 from services.router.upstream.draining import drain_replica
 from services.router.upstream.kv_events import KvEventSubscriber
 from services.router.upstream.replica_pool import ReplicaPool
-from services.router.upstream.tokenizers import PromptTokenization, TokenizerPool
+from services.router.upstream.tokenizers import PromptTokenization, TokenizerPool, longest_wait_s
 
 SERVICE: Final = router_pb2.DESCRIPTOR.services_by_name["RouterService"].full_name
 LIVE_KEYS: Final = frozenset({"default_model", "replicas"})
@@ -139,6 +139,7 @@ class Router:
             default_model=lambda: self.config.default_model,
             tokenize=lambda session: self.tokenization.start(self.switch, session),
             schedule_retry=self.retry_scheduled.set,
+            tokenize_s=longest_wait_s(config.tokenize_timeout_s),
         )
 
         # Tokenizers and replicas.

@@ -16,6 +16,7 @@ from outrider.errors import (
     OverloadedError,
     PoisonousRequestError,
 )
+from outrider.peers.health import PeerState
 from services.router.autoscale.advisor import AutoscaleAdvisor, FleetKey
 from services.router.embedding.placement import EmbeddingPlacement, estimated_tokens
 from services.router.embedding.policy import EmbeddingPolicy
@@ -240,10 +241,14 @@ class RequestMachine:
         return Send(replica, part)
 
     def _may_return(self, now: float) -> bool:
+        """Whether one may be there soon; one that was never reached counts while it is tried for
+        the first time."""
         return any(
-            it.takes_sessions or it.may_return(self._fleet.return_s, now)
+            it.takes_sessions
+            or it.state is PeerState.CONNECTING
+            or it.may_return(self._fleet.return_s, now)
             for it in self._fleet.registry
-            if it.model_name == self.model
+            if it.model_name in ("", self.model)
         )
 
     def _released(

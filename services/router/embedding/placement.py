@@ -123,7 +123,7 @@ class EmbeddingPlacement:
 
     def _nobody(
         self,
-        replicas: Iterable[Replica],
+        replicas: Sequence[Replica],
         model: str,
         identity: bytes,
         residency: Collection[str],
@@ -131,7 +131,7 @@ class EmbeddingPlacement:
     ) -> OutriderError:
         """Why none can be chosen."""
         embedders = [it for it in replicas if it.model is not None and it.model.dimensions]
-        serving = [it for it in embedders if it.model_name == model]
+        serving = [it for it in replicas if _may_serve(it, model)]
         if not serving:
             names = ", ".join(sorted({it.model_name for it in embedders})) or "none"
             return UnknownModelError(
@@ -149,3 +149,10 @@ class EmbeddingPlacement:
             f"No replica can embed with model {model}{what} now ({states}): try again in a moment.",
             retry_delay_ms=_RETRY_MS,
         )
+
+
+def _may_serve(replica: Replica, model: str) -> bool:
+    """Whether it embeds with the model, or may for all that is known of one not reached yet."""
+    if replica.model is None:
+        return replica.model_name in ("", model)
+    return replica.model.name == model and bool(replica.model.dimensions)

@@ -257,7 +257,8 @@ class _Relayed:
         admission.tenants.close(
             tenant,
             self._reservation,
-            unused_tokens=max(0, self._reserved_tokens - machine.num_tokens),
+            # Below 0: the estimate was too low, and the tenant is charged for what it had.
+            unused_tokens=self._reserved_tokens - machine.num_tokens,
             duration_s=now - self._began_at,
             now=now,
         )

@@ -113,8 +113,8 @@ class Registry:
         """A replica reports its name and region, before `connected`; a discovered one is renamed.
 
         Raises UnavailableError if its region is not the configured one, or if its name is that of a
-        configured replica or of one that is connected. A discovered replica that is not connected
-        gives its name up: its host has got a new address.
+        configured replica or of one that is connected, or whose stream has not ended yet. Any other
+        discovered replica gives its name up: its host has got a new address.
         """
         replica = self._replicas[name]
         if identity.region not in ("", replica.region):
@@ -154,6 +154,7 @@ class Registry:
         replica.load = None
         replica.reported_at = now
         replica.is_unanswering = False
+        replica.is_attached = True
         self.changed.add(name)
         self.signal(name, Signal.CONNECTED, now)
         if replica.is_leaving:
@@ -165,6 +166,7 @@ class Registry:
         was the cause (`is_own`): it was late, or did not read."""
         replica = self._replicas[name]
         health = replica.health
+        replica.is_attached = False
         if health.is_up:
             replica.lost_at = now
         takes_none = (PeerState.DRAINING, PeerState.QUARANTINED)
@@ -318,7 +320,7 @@ class Registry:
             return False
         other = self._replicas.get(name)
         if other is not None:
-            if other.health.is_up or not other.source:
+            if other.health.is_up or other.is_attached or not other.source:
                 raise UnavailableError(
                     f"it calls itself {name}, as the replica at {other.address} does: give every "
                     "replica a name of its own"

@@ -172,6 +172,8 @@ class Replica:
     """When it last reported its load, or connected."""
     is_unanswering: bool = False
     """Whether the last health check got no answer."""
+    is_attached: bool = False
+    """Whether it has a stream: one that is given up (DOWN) has it until its link has ended."""
     lost_at: float | None = None
     """When its stream last broke."""
     num_contradictions: int = 0

@@ -17,7 +17,7 @@ def share_of(config: RouterConfig, process: int, port: int) -> RouterConfig:
     """For process number `process` of `config.processes`, at this port. Its admin port is its own,
     for its parent."""
     count = config.processes
-    admission = config.admission
+    admission, embedding = config.admission, config.embedding
     return replace(
         config,
         processes=1,
@@ -28,9 +28,15 @@ def share_of(config: RouterConfig, process: int, port: int) -> RouterConfig:
             max_waiting=_part(admission.max_waiting, count),
             max_above_low_per_address=_part(admission.max_above_low_per_address, count),
         ),
+        embedding=replace(
+            embedding,
+            max_inputs=_part(embedding.max_inputs, count),
+            max_bytes=_part(embedding.max_bytes, count),
+        ),
         tenants=tuple(_tenant(tenant, process, count) for tenant in config.tenants),
         max_sessions=_part(config.max_sessions, count),
         max_kept_bytes=_part(config.max_kept_bytes, count),
+        prompt_memory_bytes=config.prompt_memory_bytes // count,
         max_tokenizing=_part(config.max_tokenizing, count),
     )
 

@@ -113,10 +113,11 @@ class Dispatch:
         self._regions |= {self._registry[replica].region}
         return stream
 
-    def detach(self, replica: str, stream: int) -> None:
-        """A replica's stream broke."""
-        del self._streams[stream]
-        del self._stream_of[replica]
+    def detach(self, stream: int) -> None:
+        """A replica's stream broke; it may have another one already."""
+        replica = self._streams.pop(stream).replica
+        if self._stream_of.get(replica) == stream:
+            del self._stream_of[replica]
         self._regions = frozenset(it.region for it in self._streams.values())
 
     @property
@@ -221,14 +222,13 @@ class Dispatch:
         """Send the open and the kept drafts; False if that replica's buffer is full."""
         stream = self._stream_of[decision.replica]
         request = self.request_of(session)
-        session.open_frame.open.shared_prefix_tokens = shared_prefix_tokens(decision)
         opening = frames.open_for_replica(session)
+        opening.open.shared_prefix_tokens = shared_prefix_tokens(decision)
         self._name_holder(opening.open, decision)
         if not self.send(stream, opening, last=False):
             return False
         self._table.bind(session, stream, decision.replica, now)
-        for draft in session.replay.drafts if session.replay else ():
-            draft.session = session.upstream_session_id
+        for draft in frames.drafts_for_replica(session):
             self.send(stream, draft, last=False)
         self._registry.place(decision.replica, session.router_session_id, now)
         self._placement.put(session.router_session_id, request, decision, now)

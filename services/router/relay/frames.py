@@ -61,12 +61,13 @@ def renew_deadline(session: RelayedSession, now: float) -> None:
 def open_for_replica(session: RelayedSession) -> Up:
     """What the next replica is sent: the open, and what was committed since it came. Raises
     MalformedFrameError where that is no token block."""
-    open_frame = session.open_frame
-    open_frame.session = session.upstream_session_id
+    request = session.open_frame
+    if session.is_under_way or session.tried_replicas:
+        # The one before may still be queued for another replica, under the number it has there.
+        request = _copy(request)
+    request.session = session.upstream_session_id
     if session.replay is None or not session.is_under_way:
-        return open_frame
-    request = Up()  # a copy: the one before may still be queued for another replica
-    request.CopyFrom(open_frame)
+        return request
     opening = request.open
     try:
         # Serialised entries of a repeated field, one behind the other, are such a field.
@@ -79,6 +80,20 @@ def open_for_replica(session: RelayedSession) -> Up:
     opening.lost_replicas = session.losses.num_lost
     opening.echo = 0  # the time since then is not that of one way
     return request
+
+
+def drafts_for_replica(session: RelayedSession) -> list[Up]:
+    """The kept drafts as the replica that has it now is sent them: as `open_for_replica`."""
+    drafts = [_copy(draft) for draft in session.replay.drafts] if session.replay else []
+    for draft in drafts:
+        draft.session = session.upstream_session_id
+    return drafts
+
+
+def _copy(frame: Up) -> Up:
+    copied = Up()
+    copied.CopyFrom(frame)
+    return copied
 
 
 def joined(blocks: Iterable[common_pb2.TokenBlock]) -> Iterator[tuple[int, int, bytes]]:

@@ -126,14 +126,15 @@ class ReplicaMonitor:
     def check(self, now: float) -> list[Departure]:
         """What time alone says: the sessions of replicas that hang, and those that wait in vain.
         Their replicas are told to cancel them."""
-        streams = self._dispatch.streams
-        departures = [
-            it for stream, name in streams.items() for it in self._hung(stream, name, now)
-        ]
-        if now >= self._next_stall_check_at:
+        is_stall_check_due = now >= self._next_stall_check_at
+        if is_stall_check_due:
             self._next_stall_check_at = now + _STALL_CHECK_S
-            for stream, name in streams.items():
-                departures += self._stalled(stream, name, now)
+        departures: list[Departure] = []
+        for stream, name in self._dispatch.streams.items():
+            leaving = self._hung(stream, name, now)
+            if not leaving and is_stall_check_due:  # a session departs once
+                leaving = list(self._stalled(stream, name, now))
+            departures += leaving
         for session, _, error in departures:
             self._dispatch.cancel(session.replica_stream, session.upstream_session_id, error)
         return departures

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from outrider.errors import (
+    DeadlineError,
     DuplicateSessionError,
     EngineError,
     MalformedFrameError,
     OutriderError,
     OverloadedError,
+    UnavailableError,
     VocabularyMismatchError,
 )
 from outrider.model_identity import same_model
@@ -81,10 +83,12 @@ class Switch:
         default_model: Callable[[], str],
         tokenize: Callable[[RelayedSession], None],
         schedule_retry: Callable[[], None],
+        tokenize_s: float = 30.0,
     ) -> None:
         """`default_model` says what a session gets that names none. `tokenize` is called for
-        sessions that bring messages; `tokenized` or `fail` answers. `schedule_retry` asks for a
-        call of `retry` once the event loop has done its other work."""
+        sessions that bring messages; `tokenized` or `fail` answers, within `tokenize_s`, or the
+        session ends. `schedule_retry` asks for a call of `retry` once the event loop has done its
+        other work."""
         self._table = table
         self._dispatch = dispatch
         self._registry = registry
@@ -97,6 +101,9 @@ class Switch:
         self._default_model = default_model
         self._tokenize = tokenize
         self._schedule_retry = schedule_retry
+        self._tokenize_s = tokenize_s
+        self._without_ids: dict[int, tuple[RelayedSession, float]] = {}
+        """Sessions whose messages are being tokenized, by router session id, and when they end."""
         self._edges: dict[int, _EdgeStream] = {}
 
     # --- the two sides come and go ---
@@ -133,7 +140,7 @@ class Switch:
         """A replica's stream broke, maybe by this router's own fault (`is_own`): its sessions go
         elsewhere. `is_own` also where the replica was replaced (`from_replica`): neither says
         anything of any session."""
-        self._dispatch.detach(replica, stream)
+        self._dispatch.detach(stream)
         self._intake.refresh(now)
         self._depart(self._monitor.detached(replica, stream, now, is_own=is_own), now)
 
@@ -159,6 +166,7 @@ class Switch:
         for session in self._prompts.expire(now):
             error = MalformedFrameError("The whole prompt was asked for and did not come.")
             self._advance(session, SessionInput.ABORT, now, error=error)
+        self._end(self._untokenized(now), now)
         self._end(self._intake.expire(now), now)
         self.retry(now)
 
@@ -227,6 +235,10 @@ class Switch:
         self._telemetry.opened(session.router_session_id, opening, now)
         opening.echo_accepted = True  # to know what is committed
         if opening.WhichOneof("prompt") == "messages" and opening.messages.messages:
+            until = now + self._tokenize_s
+            if session.deadline_at is not None:
+                until = min(until, session.deadline_at)
+            self._without_ids[session.router_session_id] = session, until
             self._tokenize(session)
         elif ids is None:
             opening.echo = 0  # the way back and forth would count twice
@@ -262,28 +274,41 @@ class Switch:
             self._advance(session, SessionInput.ABORT, now, error=error)
             return
         opening.ids.CopyFrom(prompt)
+        if self._resized(session, now):
+            self._place(session, self._prompts.complete(opening) or b"", now)
+
+    def _resized(self, session: RelayedSession, now: float) -> bool:
+        """The open of a session that is being placed is another one now; False if there is no room
+        for it, which ends the session."""
         try:
             self._table.resized(session, session.open_frame.ByteSize())
         except OutriderError as error:
             self._advance(session, SessionInput.ABORT, now, error=error)
-            return
-        self._place(session, self._prompts.complete(opening) or b"", now)
+            return False
+        return True
 
     def tokenized(
         self, session: RelayedSession, block: common_pb2.TokenBlock, digest: bytes, now: float
     ) -> None:
         """The messages of a session became ids."""
+        self._without_ids.pop(session.router_session_id, None)
         if session.state is not SessionState.PLACING:
             return  # it ended meanwhile
         opening = session.open_frame.open
         opening.ids.tail.CopyFrom(block)
         opening.vocabulary_digest = digest
-        self._end(self._intake.place(session, now), now)
+        if self._resized(session, now):
+            self._end(self._intake.place(session, now), now)
 
     def fail(self, session: RelayedSession, error: OutriderError, now: float) -> None:
         """The messages of a session could not become ids."""
         if session.state is SessionState.PLACING:
             self._advance(session, SessionInput.ABORT, now, error=error)
+
+    def _untokenized(self, now: float) -> list[tuple[RelayedSession, OutriderError]]:
+        """Sessions that wait for their ids in vain."""
+        late = [session for session, until in self._without_ids.values() if until <= now]
+        return [(session, _no_ids(session, now)) for session in late]
 
     # --- frames of a replica ---
 
@@ -459,6 +484,7 @@ class Switch:
         self._failover.forget(session)
         self._intake.ended(session, now)
         self._prompts.ended(session)
+        self._without_ids.pop(session.router_session_id, None)
         self._telemetry.ended(session.router_session_id, error, now, cut_short=cut_short)
         self._close_if_over(session.edge_stream)
         if self._intake.num_waiting:
@@ -524,3 +550,12 @@ class Switch:
         edge = self._edges[edge_stream]
         if edge.is_half_closed and not self._table.edge_sessions(edge_stream):
             edge.outbox.close()
+
+
+def _no_ids(session: RelayedSession, now: float) -> OutriderError:
+    if session.deadline_at is not None and session.deadline_at <= now:
+        return DeadlineError("The deadline passed before the messages became token ids.")
+    return UnavailableError(
+        "No tokenizer answered in time: send token ids, or try again.",
+        retry_delay_ms=RETRY_DELAY_MS,
+    )

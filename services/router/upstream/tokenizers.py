@@ -98,9 +98,12 @@ class TokenizerStream:
         try:
             await self._send(call, request)
             return await answer
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
-            # Only the write raises these: the call ended, whatever status gRPC makes of it. Its
-            # reader sees that too once it gets a turn, and the next request opens a new stream.
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+                raise
+            # Only the write raises these: the call ended, whatever status gRPC makes of it; of one
+            # that this side ended, that the write was cancelled. Its reader sees that too once it
+            # gets a turn, and the next request opens a new stream.
             await asyncio.wait([reader])
             raise UnavailableError(f"Tokenizer {self.address} ended its stream.") from error
         finally:
@@ -396,6 +399,18 @@ class PromptTokenization:
         if why is not None:
             raise why
         return await self._pool.encode(request)  # no replica is there yet: placement says so
+
+
+def longest_wait_s(timeout_s: float) -> float:
+    """Within which PromptTokenization answers, with some time to spare; `timeout_s` is that of its
+    pool."""
+    return (_MAX_VOCABULARIES + 1) * timeout_s
+
+
+def _is_cancelled() -> bool:
+    """Whether the running task itself is to end."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _seen(write: asyncio.Task[None]) -> None:

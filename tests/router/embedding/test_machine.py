@@ -140,6 +140,22 @@ def test_inputs_wait_for_a_replica_that_may_come_back_and_no_longer() -> None:
     assert RETURN_S < now - 0.4 < RETURN_S + 4 * RETRY_S
 
 
+def test_inputs_wait_for_a_replica_that_is_tried_for_the_first_time() -> None:
+    first = replica("a", model=None, expected_model="e", state=PeerState.CONNECTING)
+    machine, peer = RequestMachine(fleet(first), "e", ()), Peer()
+    peer.do(machine.add(inputs(0), 0.0))
+    assert machine.retry_at is not None and not peer.answers
+    set_down(first, down=False)
+    first.model = embedder("a").model
+    peer.do(machine.tick(0.1))
+    assert peer.at == {"a": {0}}
+    set_down(first)
+    first.model = None
+    machine, peer = RequestMachine(fleet(first), "e", ()), Peer()
+    peer.do(machine.add(inputs(0), 0.0))
+    assert peer.errors == {0: "NO_REPLICA"}, "it was tried in vain"
+
+
 def test_what_takes_replicas_down_is_not_tried_for_ever() -> None:
     found = fleet(*map(embedder, "abcd"), max_lost_replicas=2)
     machine, peer = RequestMachine(found, "e", ()), Peer()

@@ -65,6 +65,17 @@ def test_only_those_that_may_are_asked() -> None:
         placement.choose(fleet, "m", 5, identity=b"", residency=())
 
 
+@pytest.mark.parametrize("expected", ["", "e"])
+def test_a_model_whose_replica_is_not_reached_yet_is_not_unknown(expected: str) -> None:
+    placement = EmbeddingPlacement(Random(1))
+    absent = replica("a", model=None, expected_model=expected, state=PeerState.DOWN)
+    with pytest.raises(NoReplicaError, match="a DOWN"):
+        placement.choose([absent, replica("chat")], "e", 5, identity=b"", residency=())
+    if expected:
+        with pytest.raises(UnknownModelError):
+            placement.choose([absent], "m", 5, identity=b"", residency=())
+
+
 def test_tokens_are_estimated_within_the_model() -> None:
     assert estimated_tokens(300, 0) == 102
     assert estimated_tokens(300, 64) == 64

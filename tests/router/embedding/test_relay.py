@@ -277,6 +277,17 @@ async def test_limits_of_tenants_hold() -> None:
             await answers_of(call)
 
 
+async def test_a_tenant_is_charged_for_what_was_more_than_estimated() -> None:
+    one = Embedder("one")
+    one.may_answer.set()
+    tenants = (TenantPolicy("acme", tokens_per_minute=100),)
+    async with mesh(one, tenants=tenants) as (_, stub):
+        call = await asked(stub.Embed(), range(200), tenant="acme", estimated_tokens=1)
+        assert (await answers_of(call))[2].usage.prompt_tokens == 1000
+        with pytest.raises(OverloadedError, match="acme"):  # for nine minutes
+            await answers_of(await asked(stub.Embed(), [1], tenant="acme", estimated_tokens=1))
+
+
 async def test_frames_that_are_out_of_place() -> None:
     one = Embedder("one")
     async with mesh(one) as (_, stub):

@@ -141,6 +141,22 @@ def test_a_name_may_come_back_at_another_address_once_the_old_one_is_lost() -> N
     assert {r.name: r.address for r in table} == {"s": "h:1", "h:2": "h:2", "x": "h:3"}
 
 
+def test_a_name_is_kept_until_the_stream_of_the_old_one_has_ended() -> None:
+    table = registry("s")
+    table.discover("h:2", "dns", "r", 0.0)
+    table.identify("h:2", ReplicaIdentity("x", "r", MODEL))
+    table.connected("x", MODEL, 1.0)
+    table.unanswered("x", 2.0)
+    table.expire(1000.0)
+    assert not table.is_up("x"), "it is given up, and its link notices at its next turn"
+    table.discover("h:3", "dns", "r", 1000.0)
+    with pytest.raises(UnavailableError, match="calls itself x, as the replica at h:2 does"):
+        table.identify("h:3", ReplicaIdentity("x", "r", MODEL))
+    table.lost("x", "", 1001.0)
+    table.identify("h:3", ReplicaIdentity("x", "r", MODEL))
+    assert table["x"].address == "h:3"
+
+
 def test_the_region_is_the_configured_one() -> None:
     table = registry("a")
     table.discover("h:2", "dns", "r", 0.0)

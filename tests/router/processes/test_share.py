@@ -22,7 +22,15 @@ def test_limits_are_divided_to_the_last_session() -> None:
     assert sum(share.tenants[0].tokens_per_minute for share in shares) <= 1001
     assert {share.tenants[1].max_sessions for share in shares} == {0}, "no limit stays none"
     assert sum(share.max_sessions for share in shares) <= 100
+    assert sum(share.prompt_memory_bytes for share in shares) <= config.prompt_memory_bytes
+    assert sum(share.embedding.max_inputs for share in shares) <= config.embedding.max_inputs
+    assert sum(share.embedding.max_bytes for share in shares) <= config.embedding.max_bytes
     assert sum(share.admission.max_waiting for share in shares) <= config.admission.max_waiting
+
+
+def test_no_memory_of_prompts_stays_none() -> None:
+    config = RouterConfig(port=7100, processes=3, prompt_memory_bytes=0)
+    assert share_of(config, 1, 7101).prompt_memory_bytes == 0
 
 
 def test_a_limit_that_cannot_be_divided_is_refused() -> None:

@@ -11,8 +11,10 @@ from outrider.errors import (
     UnavailableError,
     VocabularyMismatchError,
 )
-from outrider.v1 import inference_pb2
+from outrider.v1 import common_pb2, inference_pb2
+from services.router.fleet.replica import ReplicaLoad
 from tests.router.relay.mesh import (
+    DIGEST,
     Mesh,
     accepted,
     commit,
@@ -22,6 +24,7 @@ from tests.router.relay.mesh import (
     opening,
     reasons,
     start,
+    texting,
 )
 
 
@@ -167,3 +170,32 @@ async def test_frames_of_a_former_stream_reach_nobody(mesh: Mesh) -> None:
     mesh.reply("near", response)
     mesh.streams["near"] = current
     assert await mesh.at_edge(edge) == []
+
+
+async def test_the_sessions_of_a_stream_leave_it_whoever_has_its_name_by_then(mesh: Mesh) -> None:
+    edge = mesh.edge()
+    await start(mesh, edge)
+    former = mesh.streams["near"]
+    mesh.connect("near")
+    mesh.switch.detach_replica("at its address", former, mesh.clock())
+    assert reasons(await mesh.at_edge(edge)) == [(1, "REPLICA_LOST")]
+    mesh.send(edge, opening(2))
+    assert len(await mesh.at_replica("near")) == 1, "the name is its new stream's"
+
+
+async def test_what_waits_for_a_replica_keeps_the_number_that_its_cancel_names(mesh: Mesh) -> None:
+    """A stopped replica reads it when it goes on, and must not compute what has moved."""
+    edge = mesh.edge()
+    mesh.send(edge, texting())
+    mesh.send(edge, draft())
+    block = common_pb2.TokenBlock(count=4, payload=b"\x01\x02\x03\x04")
+    mesh.switch.tokenized(mesh.texts[0], block, DIGEST, mesh.clock())
+    now = mesh.clock.advance(4.0)
+    mesh.registry.report("far", ReplicaLoad(), now)
+    mesh.registry.expire(now)
+    mesh.switch.expire(now)
+    near, far = await mesh.at_replica("near"), await mesh.at_replica("far")
+    assert [frame.WhichOneof("kind") for frame in near] == ["open", "draft", "cancel"]
+    assert [frame.WhichOneof("kind") for frame in far] == ["open", "draft"]
+    (before,), (after,) = ({frame.session for frame in frames} for frames in (near, far))
+    assert before != after

@@ -39,6 +39,8 @@ class Scripted(tokenizer_pb2_grpc.TokenizerServiceServicer):
         self.held: list[Request] = []
         self.error: OutriderError | None = None
         self.is_holding = False
+        self.is_reading = True
+        self.num_streams = 0
         self.address = ""
         self._release = asyncio.Event()
         self._server: grpc.aio.Server | None = None
@@ -49,6 +51,9 @@ class Scripted(tokenizer_pb2_grpc.TokenizerServiceServicer):
     async def Encode(
         self, request_iterator: AsyncIterator[Request], context: Any
     ) -> AsyncIterator[Response]:
+        self.num_streams += 1
+        if not self.is_reading:
+            await asyncio.Event().wait()
         async for request in request_iterator:
             self.held.append(request)
             if self.is_holding and not self._release.is_set():
@@ -212,6 +217,26 @@ async def test_a_stream_that_ended_is_seen_by_the_next_request() -> None:
             await stream.encode(Request(text="x"))
         assert (await stream.encode(Request(text="xx"))).ids.count == 2
         await stream.close()
+
+
+async def test_a_stream_that_ends_in_the_middle_of_a_write_fails_over() -> None:
+    """gRPC cancels the writes of a call that this side ends."""
+    async with leak_check(), running(2) as (full, there):
+        full.is_reading = False
+        async with pool_of(
+            full.address, there.address, max_message_bytes=4 << 20, timeout_s=120.0
+        ) as pool:
+            requests = [Request(text="x" * 3_000_000) for _ in range(3)]
+            asked = [asyncio.create_task(pool.encode(request)) for request in requests]
+            stream = pool._streams[full.address].stream
+            await eventually(
+                lambda: (
+                    full.num_streams == 1 and stream._write is not None and not stream._write.done()
+                )
+            )
+            assert stream._call is not None
+            stream._call.cancel()
+            assert [answer.ids.count for answer in await asyncio.gather(*asked)] == [3_000_000] * 3
 
 
 async def test_who_gives_up_in_the_middle_of_a_write_costs_others_nothing() -> None:
