@@ -115,7 +115,7 @@ class Tenants:
     def close(
         self, tenant: str, reservation: int, *, unused_tokens: int, duration_s: float, now: float
     ) -> None:
-        """A session ended."""
+        """A session ended. `unused_tokens` of those reserved; below 0: it had so many more."""
         account = self._accounts[tenant]
         account.num_sessions -= 1
         account.duration_s += (duration_s - account.duration_s) * _SMOOTHING
