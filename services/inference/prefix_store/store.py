@@ -29,8 +29,9 @@ class PrefixStore(Protocol):
     num_failures: int
     """Requests that failed."""
 
-    async def present(self, names: Sequence[bytes]) -> list[bool]:
-        """Which of them it has, in one round trip."""
+    async def present(self, names: Sequence[bytes]) -> list[bool] | None:
+        """Which of them it has, in one round trip, and keeps from now on for as long as when they
+        were put; None where it did not answer."""
         ...
 
     async def fetch(self, names: Sequence[bytes]) -> list[bytes | None]:
@@ -66,15 +67,15 @@ class RedisStore:
         self._breaker = CircuitBreaker(breaker or CircuitBreakerPolicy())
         self.num_failures = 0
 
-    async def present(self, names: Sequence[bytes]) -> list[bool]:
-        async def ask() -> list[bool]:
+    async def present(self, names: Sequence[bytes]) -> list[bool] | None:
+        async def ask() -> list[bool] | None:
             async with self._client.pipeline(transaction=False) as pipe:
                 for name in names:
                     # Tells whether it is there, and keeps it for longer.
                     pipe.expire(name, self._ttl_s)
                 return [bool(answer) for answer in await pipe.execute()]
 
-        return await self._attempt(ask, [False] * len(names))
+        return await self._attempt(ask, None)
 
     async def fetch(self, names: Sequence[bytes]) -> list[bytes | None]:
         async def ask() -> list[bytes | None]:

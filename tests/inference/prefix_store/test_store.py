@@ -62,7 +62,7 @@ async def test_a_redis_that_dies_has_nothing_until_it_is_back() -> None:
             server.kill()
             for _ in range(5):
                 assert await store.fetch([b"a"]) == [None]
-            assert await store.present([b"a"]) == [False]
+            assert await store.present([b"a"]) is None
             assert not await store.put([(b"a", b"1")])
             server.start()
             assert await store.put([(b"a", b"2")])
