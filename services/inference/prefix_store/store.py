@@ -103,6 +103,7 @@ class RedisStore:
     async def _attempt(self, ask: Callable[[], Awaitable[_T]], otherwise: _T) -> _T:
         """The answer; `otherwise` where there is none within the time, or none is asked for."""
         import redis
+        from redis.exceptions import RedisClusterException
 
         if not self._breaker.allows(self._clock()):
             return otherwise
@@ -114,7 +115,8 @@ class RedisStore:
             self.num_failures += 1
             _log.warning("prefix_store_refused", reason=str(error)[:100])
             return otherwise
-        except (redis.RedisError, OSError, TimeoutError) as error:
+        except (redis.RedisError, RedisClusterException, OSError, TimeoutError) as error:
+            # The cluster's exceptions are no RedisErrors: no node that answers, no node for a slot.
             self._failed(error)
             return otherwise
         self._breaker.succeeded()
