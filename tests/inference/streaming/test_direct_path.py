@@ -268,11 +268,11 @@ async def test_an_edge_that_does_not_read_holds_no_more_than_its_outbox() -> Non
 
 
 async def test_what_is_attached_to_a_stream_that_has_ended_goes_through_its_router() -> None:
-    engine = SteppedEngine()
+    engine, text = SteppedEngine(), SamplingParams(max_tokens=400, ignore_eos=True)
     async with running(engine) as it:
         router = it.peer()
-        tickets = [await opened(router, 1, LONG)]
-        await router.open(2, [5, 6], LONG, direct=WISH)
+        tickets = [await opened(router, 1, text)]
+        await router.open(2, [5, 6], text, direct=WISH)
         await eventually(lambda: len(it.replica.table._live) == 2)
         engine.allowed.release()
         tickets.append((await router.next(2)).opened.direct.ticket)
@@ -298,7 +298,7 @@ async def test_what_is_attached_to_a_stream_that_has_ended_goes_through_its_rout
         engine.allowed.release(ENOUGH)
         lost, whole = await router.finish(1), await router.finish(2)
         assert lost.error is not None and lost.error.reason == "UNAVAILABLE"
-        assert whole.error is None and tuple(whole.ids) == tuple(reference([5, 6], LONG).ids)
+        assert whole.error is None and tuple(whole.ids) == tuple(reference([5, 6], text).ids)
 
 
 async def test_a_stream_that_is_overrun_ends_its_sessions() -> None:
