@@ -379,7 +379,7 @@ async def test_a_tokenizer_that_panics_costs_its_text(model: LoadedEmbedder) -> 
         found, _ = await embedded(channel, ["the cat"])
         assert isinstance(found[0], EngineError)
         engine.failure = None
-        assert not replica.problem
+        assert not replica.broken.is_set()
         waiting = asyncio.create_task(embedded(channel, ["exit"]))
         await eventually(replica.broken.is_set)
         assert replica.problem == "the thread tokenizer-0 ended: SystemExit"
