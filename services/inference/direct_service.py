@@ -48,11 +48,15 @@ class DirectStream:
         self._last_number = 0
 
     async def read(self, requests: AsyncIterable[direct_pb2.AttachRequest]) -> None:
-        """Take frames until the edge has no more, which ends the stream."""
+        """Take frames until the edge has no more, which ends the stream, or the stream has ended:
+        what is attached then would lose its commits."""
         why: OutriderError = CancelledError("the edge went away")
         try:
             async for frames in received(requests):
                 for frame in frames:
+                    if self.outbox.closed:
+                        self.close()
+                        return
                     self._receive(frame)
         except OutriderError as error:
             why = error
@@ -62,8 +66,9 @@ class DirectStream:
         self.close(why)
 
     def send(self, frame: inference_pb2.SessionDown) -> None:
-        """Queue a commit; an edge that lets its outbox fill up loses the stream."""
-        if not self.outbox.offer(frame) and not self.outbox.closed:
+        """Queue a commit; an edge that lets its outbox fill up loses the stream, and all sessions
+        whose commits went there end."""
+        if not self.outbox.offer(frame):
             self.close(OverloadedError("the edge does not read its commits"))
 
     def ended(self, number: int) -> None:

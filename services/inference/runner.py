@@ -444,6 +444,8 @@ class _ModelThread:
                 self._activity.called(time.perf_counter(), self._engine.busy_s)
                 self._num_failures = 0
         except EngineError as error:
+            # Who lost its KV for this call is told before its end is, whenever that comes.
+            self._report_rest()
             self._num_failures += 1
             log.error("engine_call_failed", error=error.message, sessions=len(batch.slices))
             return self._scheduler.fail(batch, error)
@@ -451,10 +453,14 @@ class _ModelThread:
 
     def _overlapped_work(self) -> None:
         """While the engine computes: what was left for then."""
-        if self._events or self._num_scheduled or self._kv.has_swaps:
-            self._report()
+        self._report_rest()
         self._scheduler.overlapped_work()
         self._kv.export_some()
+
+    def _report_rest(self) -> None:
+        """What was there before the engine call, and is not told yet."""
+        if self._events or self._num_scheduled or self._kv.has_swaps:
+            self._report()
 
     def _report(self) -> None:
         events = (*self._events, *self._scheduler.take_committed())

@@ -22,6 +22,7 @@ from outrider.engines.embedding import Embedder, Ids, Vectors
 from outrider.errors import CancelledError, DeadlineError, EngineError, OutriderError
 from outrider.models.embedding_folder import TextTokenizer
 from outrider.session_types import Priority
+from outrider.tokenization.backends.equivalence import is_defect
 from services.inference.embedding.limits import EmbeddingLimits
 from services.inference.embedding.queue import EmbeddingBatch, EmbeddingQueue
 
@@ -131,7 +132,8 @@ class EmbeddingPipeline:
         for number, engine in enumerate(self._engines):
             works.append((f"embedder-{number}", partial(self._compute, engine)))
         self._threads = [
-            threading.Thread(target=work, name=name, daemon=True) for name, work in works
+            threading.Thread(target=self._run, args=(name, work), name=name, daemon=True)
+            for name, work in works
         ]
         for thread in self._threads:
             thread.start()
@@ -181,6 +183,16 @@ class EmbeddingPipeline:
 
     # On the threads.
 
+    def _run(self, name: str, work: Callable[[], None]) -> None:
+        """A thread that ends too soon leaves inputs that nobody answers: the replica has to be
+        started again."""
+        try:
+            work()
+        except BaseException as failure:
+            _log.critical("embedding_thread_ended", thread=name, exc_info=failure)
+            self.problem = f"the thread {name} ended: {type(failure).__name__}"
+            self._call(self._on_change)
+
     def _tokenize(self) -> None:
         while True:
             with self._changed:
@@ -195,7 +207,9 @@ class EmbeddingPipeline:
                 continue
             try:
                 ids = self._tokenizer.encode(given.content, truncate=given.truncate)
-            except Exception as failure:
+            except BaseException as failure:
+                if not is_defect(failure):
+                    raise
                 self._post([(key, _error_of(failure, "the tokenizer"))])
                 continue
             with self._changed:
@@ -210,7 +224,9 @@ class EmbeddingPipeline:
             chosen = self._wide if is_alone and self._wide is not None else engine
             try:
                 vectors = chosen.embed(batch.texts)
-            except Exception as failure:
+            except BaseException as failure:
+                if not is_defect(failure):
+                    raise
                 num_failures += 1
                 self._computed()
                 error = _error_of(failure, "the engine")
@@ -266,8 +282,12 @@ class EmbeddingPipeline:
             self._token_ms += (token_ms - self._token_ms) * _SMOOTHING
 
     def _post(self, outcomes: list[tuple[int, Outcome]]) -> None:
+        self._call(partial(self._answer, outcomes))
+
+    def _call(self, work: Callable[[], None]) -> None:
+        """On the loop."""
         try:
-            self._loop.call_soon_threadsafe(self._answer, outcomes)
+            self._loop.call_soon_threadsafe(work)
         except RuntimeError:
             pass  # the loop has ended, and whoever would hear of it
 
@@ -303,7 +323,7 @@ class EmbeddingPipeline:
             self._answer([(key, error) for key in late])
 
 
-def _error_of(failure: Exception, who: str) -> OutriderError:
+def _error_of(failure: BaseException, who: str) -> OutriderError:
     if isinstance(failure, OutriderError):
         return failure.bare()
     _log.error("embedding_defect", exc_info=failure)

@@ -14,6 +14,7 @@ private copy: it writes behind these tokens, and the engine may overwrite all th
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -99,6 +100,10 @@ class _Table:
         replaced, self.blocks[index] = self.blocks[index], block
         self.copied = None
         return replaced
+
+
+def _fewer_users(node: Node) -> int:
+    return -node.num_users
 
 
 class KvPool:
@@ -264,14 +269,30 @@ class KvPool:
         """What changed in the prefix cache since the last take; nothing unless recorded."""
         return self._recorder.take() if self._recorder is not None else ()
 
-    def can_grow(self, sequence: int, num_tokens: int) -> bool:
-        """Whether grow() would succeed."""
-        missing = self.blocks_for(num_tokens) - len(self._tables[sequence].blocks)
-        return missing <= self.num_free
+    def num_missing(self, sequence: int, num_tokens: int) -> int:
+        """Blocks that grow() would have to take."""
+        return max(0, self.blocks_for(num_tokens) - len(self._tables[sequence].blocks))
+
+    def num_owed(self, sequence: int, num_tokens: int) -> int:
+        """Blocks that the sequence will still take until num_tokens are covered: without those that
+        were loaded for it and wait."""
+        return max(0, self.num_missing(sequence, num_tokens) - len(self._tables[sequence].loaded))
+
+    def num_releasable(self, sequences: Sequence[int]) -> int:
+        """At most so many blocks come free once all of these are released. What others use too
+        does not; what only some of these share is counted for each."""
+        count, most_users = 0, len(sequences)
+        for sequence in sequences:
+            table = self._tables[sequence]
+            # Down a path there are ever fewer users: those with more than there are here come
+            # first. bisect_left wants rising numbers.
+            num_kept = bisect_left(table.path, -most_users, lo=1, key=_fewer_users) - 1
+            count += len(table.blocks) - num_kept + len(table.loaded)
+        return count
 
     def grow(self, sequence: int, num_tokens: int) -> bool:
         """Make the table cover num_tokens and the scratch, evicting idle cached blocks, least
-        recently used first. False, with nothing changed, if can_grow() is."""
+        recently used first. False, with nothing changed, if fewer than num_missing() are free."""
         table = self._tables[sequence]
         if num_tokens + self._scratch_tokens <= len(table.blocks) * self.block_tokens:
             return True

@@ -164,7 +164,7 @@ class KvSwap:
         first = session.num_cached // block_tokens
         there = [it for it in self._pool.frames(session.session_id) if it[0] >= first]
         num_missing = session.num_tokens // block_tokens - first
-        count = self._planner.num_to_load(num_missing, compute_token_ms * block_tokens)
+        count = self._planner.plan(num_missing, compute_token_ms * block_tokens)
         loop = asyncio.get_running_loop()
         wanted = there[::-1][:count]
         num_loaded = 0

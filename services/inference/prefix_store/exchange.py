@@ -13,6 +13,7 @@ have or send is looked for in the store.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
@@ -65,6 +66,9 @@ _MAX_SAVES: Final = 16
 """Prompts that wait to be saved, or are; others are not."""
 _MAX_NAMES: Final = 65_536
 """Names that are remembered: as seen once, and as stored."""
+_MAX_KNOWN_S: Final = 900.0
+"""What is known to be stored is asked for again after so long: a store forgets when it is started
+again, or is full."""
 
 _log = structlog.get_logger()
 
@@ -163,20 +167,31 @@ class TransferCounts(NamedTuple):
 class Names:
     """The latest names, least recently added forgotten."""
 
-    def __init__(self, max_names: int = _MAX_NAMES) -> None:
+    def __init__(
+        self,
+        max_names: int = _MAX_NAMES,
+        *,
+        lasts_s: float = math.inf,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """A name is there for `lasts_s` after it was last added."""
         self._max_names = max_names
-        self._names: OrderedDict[bytes, None] = OrderedDict()
+        self._lasts_s = lasts_s
+        self._clock = clock
+        self._names: OrderedDict[bytes, float] = OrderedDict()
+        """When each was added last."""
 
     def __contains__(self, name: bytes) -> bool:
-        return name in self._names
+        added_at = self._names.get(name)
+        return added_at is not None and self._clock() - added_at < self._lasts_s
 
     def __len__(self) -> int:
         return len(self._names)
 
     def add(self, name: bytes) -> bool:
         """Whether it was there already."""
-        was_there = name in self._names
-        self._names[name] = None
+        was_there = name in self
+        self._names[name] = self._clock()
         self._names.move_to_end(name)
         if len(self._names) > self._max_names:
             self._names.popitem(last=False)
@@ -200,11 +215,13 @@ class PrefixExchange:
         *,
         min_tokens: int,
         max_tokens: int,
+        ttl_s: float = math.inf,
         peers: Peers | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Of prompts with at least `min_tokens` tokens in full blocks, the first `max_tokens` are
-        loaded from the store and saved there. A store comes with a sealer."""
+        loaded from the store and saved there, where entries expire `ttl_s` after they were last
+        asked for. A store comes with a sealer."""
         self._store = store
         self._sealer = sealer
         self._peers = peers
@@ -223,7 +240,7 @@ class PrefixExchange:
         """By session id, until the session's first token."""
         self._seen = Names()
         """Of blocks that one prompt had: another one with the same makes them worth saving."""
-        self._stored = Names()
+        self._stored = Names(lasts_s=min(ttl_s / 2, _MAX_KNOWN_S), clock=clock)
         self._fetching: set[bytes] = set()
         self._loads: set[asyncio.Task[None]] = set()
         self._saves: set[asyncio.Task[None]] = set()
@@ -285,9 +302,10 @@ class PrefixExchange:
         last = min(len(prompt.hashes), (num_tokens - 1) // block_tokens)
         block_ms = compute_token_ms * block_tokens
         holder = self._worth_asking(request.kv_holder, cached_tokens)
-        num_stored = self._planner.num_to_load(min(last, prompt.num_kept) - first, block_ms)
+        num_stored = self._planner.plan(min(last, prompt.num_kept) - first, block_ms)
         if (holder or num_stored) and len(self._loads) < _MAX_LOADS:
-            self._start(self._loads, self._load(prompt, first, last, block_ms, holder))
+            least = min(num_stored, 1)
+            self._start(self._loads, self._load(prompt, first, last, block_ms, holder, least))
 
     def _worth_asking(self, holder: KvHolder | None, cached_tokens: int) -> KvHolder | None:
         """None where too few tokens are in question."""
@@ -354,9 +372,16 @@ class PrefixExchange:
     # Loading, from the last block backwards.
 
     async def _load(
-        self, prompt: _Prompt, first: int, last: int, block_ms: float, holder: KvHolder | None
+        self,
+        prompt: _Prompt,
+        first: int,
+        last: int,
+        block_ms: float,
+        holder: KvHolder | None,
+        least: int,
     ) -> None:
-        """Blocks `first` to `last`, of which the engine computes one in `block_ms`."""
+        """Blocks `first` to `last`, of which the engine computes one in `block_ms`; out of the
+        store at least `least`, if it has them."""
         came: set[int] = set()
         if holder is not None:
             block_tokens = self._identity.layout.block_tokens
@@ -366,7 +391,7 @@ class PrefixExchange:
         while last > first and last - 1 in came:
             last -= 1
         if last > first and not prompt.is_computed:
-            await self._load_from_store(prompt, first, last, block_ms, came)
+            await self._load_from_store(prompt, first, last, block_ms, came, least)
 
     async def _load_from_peer(
         self, prompt: _Prompt, first: int, last: int, block_ms: float, holder: KvHolder
@@ -374,7 +399,7 @@ class PrefixExchange:
         """The blocks that came."""
         assert self._peers is not None
         came: set[int] = set()
-        count = self._peers.planner(holder).num_to_load(last - first, block_ms)
+        count = self._peers.planner(holder).plan(last - first, block_ms)
         # What another session fetches now is published for both once the engine has come so far.
         wanted = [
             index
@@ -417,20 +442,28 @@ class PrefixExchange:
         return came
 
     async def _load_from_store(
-        self, prompt: _Prompt, first: int, last: int, block_ms: float, came: set[int]
+        self,
+        prompt: _Prompt,
+        first: int,
+        last: int,
+        block_ms: float,
+        came: set[int],
+        least: int,
     ) -> None:
         """Without those that `came` already."""
         assert self._store is not None
         began = self._clock()
         present = await self._store.present(prompt.names[first:last])
-        self._planner.observe_round_trip((self._clock() - began) * 1e3)
         self._count_failures()
+        if present is None:
+            self._count("missing", last - first)
+            return
+        self._planner.observe_round_trip((self._clock() - began) * 1e3)
+        self._note_stored(prompt.names[first:last], present)
         there = [index for index, is_there in enumerate(present, first) if is_there]
-        for index in there:
-            self._stored.add(prompt.names[index])
         self._count("missing", last - first - len(there))
         there = [index for index in there if index not in came]
-        count = self._planner.num_to_load(last - first, block_ms)
+        count = max(least, self._planner.num_to_load(last - first, block_ms))
         wanted = iter(reversed(there[-count:] if count else []))
         while chunk := list(islice(wanted, _CHUNK_BLOCKS)):
             if prompt.is_computed:
@@ -509,12 +542,22 @@ class PrefixExchange:
         async with self._saving:
             names = [prompt.names[index] for index in wanted]
             present = await self._store.present(names)
-            for name, is_there in zip(names, present, strict=True):
-                if is_there:
-                    self._stored.add(name)
+            if present is None:
+                self._count_failures()
+                self._count("failed", len(names))
+                return
+            self._note_stored(names, present)
             left = iter([i for i in wanted if prompt.names[i] not in self._stored])
             while chunk := tuple(islice(left, _CHUNK_BLOCKS)):
                 await self._save_chunk(prompt, chunk)
+
+    def _note_stored(self, names: Sequence[bytes], present: Sequence[bool]) -> None:
+        """What the store has, and what it has no more."""
+        for name, is_there in zip(names, present, strict=True):
+            if is_there:
+                self._stored.add(name)
+            else:
+                self._stored.discard(name)
 
     async def _save_chunk(self, prompt: _Prompt, chunk: tuple[int, ...]) -> None:
         assert self._store is not None

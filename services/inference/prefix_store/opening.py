@@ -52,6 +52,7 @@ def open_exchange(
         metrics,
         min_tokens=config.min_tokens,
         max_tokens=config.max_tokens,
+        ttl_s=config.ttl_s,
         peers=peers,
     )
 

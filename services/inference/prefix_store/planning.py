@@ -16,6 +16,9 @@ _SMOOTHING: Final = 0.2
 _MARGIN: Final = 0.9
 """Share of the time that computing takes in which loading has to be done: predictions err, and
 what arrives late was fetched in vain."""
+_TRY_EVERY: Final = 16
+"""One in so many prompts of which nothing should arrive in time has a block loaded all the same.
+Only what is loaded is measured: nobody would notice that transfers are fast again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,8 @@ class LoadPlanner:
 
     def __init__(self) -> None:
         self._cost = TransferCost()
+        self._num_left_out = 0
+        """Prompts of which nothing was loaded, since the last one that was tried."""
 
     @property
     def cost(self) -> TransferCost:
@@ -52,6 +57,14 @@ class LoadPlanner:
         each, block_ms = ms / num_blocks, self._cost.block_ms
         block_ms = each if not block_ms else block_ms + _SMOOTHING * (each - block_ms)
         self._cost = TransferCost(block_ms, self._cost.fixed_ms)
+
+    def plan(self, num_blocks: int, compute_block_ms: float) -> int:
+        """num_to_load() of one more prompt, or 1 where that is 0 and it is time to try again."""
+        count = self.num_to_load(num_blocks, compute_block_ms)
+        if count or num_blocks < 1 or compute_block_ms <= 0.0:
+            return count
+        self._num_left_out = (self._num_left_out + 1) % _TRY_EVERY
+        return 0 if self._num_left_out else 1
 
     def num_to_load(self, num_blocks: int, compute_block_ms: float) -> int:
         """How many of `num_blocks` blocks that are missing to load, from the last one backwards,

@@ -29,8 +29,9 @@ class PrefixStore(Protocol):
     num_failures: int
     """Requests that failed."""
 
-    async def present(self, names: Sequence[bytes]) -> list[bool]:
-        """Which of them it has, in one round trip."""
+    async def present(self, names: Sequence[bytes]) -> list[bool] | None:
+        """Which of them it has, in one round trip, and keeps from now on for as long as when they
+        were put; None where it did not answer."""
         ...
 
     async def fetch(self, names: Sequence[bytes]) -> list[bytes | None]:
@@ -66,15 +67,15 @@ class RedisStore:
         self._breaker = CircuitBreaker(breaker or CircuitBreakerPolicy())
         self.num_failures = 0
 
-    async def present(self, names: Sequence[bytes]) -> list[bool]:
-        async def ask() -> list[bool]:
+    async def present(self, names: Sequence[bytes]) -> list[bool] | None:
+        async def ask() -> list[bool] | None:
             async with self._client.pipeline(transaction=False) as pipe:
                 for name in names:
                     # Tells whether it is there, and keeps it for longer.
                     pipe.expire(name, self._ttl_s)
                 return [bool(answer) for answer in await pipe.execute()]
 
-        return await self._attempt(ask, [False] * len(names))
+        return await self._attempt(ask, None)
 
     async def fetch(self, names: Sequence[bytes]) -> list[bytes | None]:
         async def ask() -> list[bytes | None]:
@@ -102,6 +103,7 @@ class RedisStore:
     async def _attempt(self, ask: Callable[[], Awaitable[_T]], otherwise: _T) -> _T:
         """The answer; `otherwise` where there is none within the time, or none is asked for."""
         import redis
+        from redis.exceptions import RedisClusterException
 
         if not self._breaker.allows(self._clock()):
             return otherwise
@@ -113,7 +115,8 @@ class RedisStore:
             self.num_failures += 1
             _log.warning("prefix_store_refused", reason=str(error)[:100])
             return otherwise
-        except (redis.RedisError, OSError, TimeoutError) as error:
+        except (redis.RedisError, RedisClusterException, OSError, TimeoutError) as error:
+            # The cluster's exceptions are no RedisErrors: no node that answers, no node for a slot.
             self._failed(error)
             return otherwise
         self._breaker.succeeded()

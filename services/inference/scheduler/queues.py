@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import insort
+from itertools import takewhile
 
 import numpy as np
 
@@ -148,11 +149,9 @@ class SessionQueues:
     def _admit(self, session: Session, now: float) -> bool:
         if not self._has_place(session):
             return False
-        while (num_cached := self._open(session)) is None:
-            last = self._last_with_kv()
-            if last is None or not _outranks(session, last):
-                return False
-            self.preempt(last)
+        num_cached = self._open(session)
+        if num_cached is None:
+            return False
         self._take_place()
         self.version += 1
         self._last_sequence += 1
@@ -172,18 +171,47 @@ class SessionQueues:
         return True
 
     def _open(self, session: Session) -> int | None:
-        """Cached tokens of its new table; None if there is no room for all its tokens, the rows of
-        the next one, and a block for each running session."""
-        sequence = self._last_sequence + 1
-        request = session.request
-        num_cached = self._pool.open(
-            sequence, session.ids, request.cache_salt, request.static_salts
-        )
-        reserve = len(self.running) * self._pool.block_tokens
-        if not self._pool.can_grow(sequence, len(session.ids) + self._min_rows - 1 + reserve):
+        """Cached tokens of its new table, for which those give up their KV that it outranks. None,
+        and they keep it, if that makes no room for all its tokens, the rows of the next one, a
+        block for each running session, and what prompts before it have yet to take: blocks that
+        are free only until those are computed."""
+        sequence, request = self._last_sequence + 1, session.request
+        while True:
+            num_cached = self._pool.open(
+                sequence, session.ids, request.cache_salt, request.static_salts
+            )
+            missing = self._num_missing(session, sequence) + self._num_reserved(session)
+            if missing <= self._pool.num_free:
+                return num_cached
+            outranked = self._outranked_by(session)
+            num_running = sum(other.state is not SessionState.PAUSED for other in outranked)
+            is_enough = self._suffices(missing - num_running, outranked)
             self._pool.release(sequence)
-            return None
-        return num_cached
+            if not is_enough:
+                return None
+            self.preempt(outranked[0])
+
+    def _num_missing(self, session: Session, sequence: int) -> int:
+        """Blocks that it needs beside those that its new table has already."""
+        return self._pool.num_missing(sequence, len(session.ids) + self._min_rows - 1)
+
+    def _num_reserved(self, session: Session) -> int:
+        """Blocks that are free, and are not for this session."""
+        return len(self.running) + sum(
+            self._pool.num_owed(prompt.sequence, len(prompt.ids) + self._min_rows - 1)
+            for prompt in self.running
+            if prompt.state is SessionState.PREFILLING and prompt.rank < session.rank
+        )
+
+    def _suffices(self, num_blocks: int, others: list[Session]) -> bool:
+        """Whether there may be so many blocks once all the others have given up their KV."""
+        num_free, sequences = self._pool.num_free, [other.sequence for other in others]
+        return num_blocks <= num_free + self._pool.num_releasable(sequences)
+
+    def _outranked_by(self, session: Session) -> list[Session]:
+        """Those that would give up their KV for a new session, in this order."""
+        with_kv = sorted((*self.running, *self.paused), key=_rank, reverse=True)
+        return list(takewhile(lambda other: _outranks(session, other), with_kv))
 
     def _has_place(self, session: Session) -> bool:
         return len(self.running) < self._max_sessions or _outranks(session, self.running[-1])
@@ -224,17 +252,15 @@ class SessionQueues:
         return schedulable, longest
 
     def grow(self, session: Session, num_tokens: int) -> bool:
-        """Cover num_tokens, taking KV from sessions behind this one if need be. False: it is
-        the last one and has to wait for the next call."""
+        """Cover num_tokens, taking KV from sessions behind this one if need be. False: they have
+        too little, and keep it; this one has to wait for the next call."""
         while not self._pool.grow(session.sequence, num_tokens):
-            last = self._last_with_kv()
-            if last is None or last is session:
+            behind = [s for s in (*self.running, *self.paused) if s.rank > session.rank]
+            missing = self._pool.num_missing(session.sequence, num_tokens)
+            if not self._suffices(missing, behind):
                 return False
-            self.preempt(last)
+            self.preempt(max(behind, key=_rank))
         return True
-
-    def _last_with_kv(self) -> Session | None:
-        return max((*self.running[-1:], *self.paused[-1:]), key=_rank, default=None)
 
     def preempt(self, session: Session) -> None:
         """Drop its KV and put it back into the queue; it goes on exactly where it was."""

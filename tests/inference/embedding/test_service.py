@@ -344,6 +344,48 @@ async def test_an_engine_that_fails_again_and_again_ends_the_replica(
         assert replica.problem == "it is broken"
 
 
+class PanicException(BaseException):
+    """What a Rust package raises that panics."""
+
+
+class Panicking:
+    """A tokenizer that fails with one text in the way that the text says."""
+
+    def __init__(self, model: LoadedEmbedder) -> None:
+        self._tokenizer = model.tokenizer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+    def encode(self, text: str, *, truncate: bool = False) -> Ids:
+        if text == "panic":
+            raise PanicException("index out of range")
+        if text == "exit":
+            raise SystemExit
+        return self._tokenizer.encode(text, truncate=truncate)
+
+
+async def test_a_tokenizer_that_panics_costs_its_text(model: LoadedEmbedder) -> None:
+    panicking: Any = Panicking(model)
+    panicked = replace(model, tokenizer=panicking)
+    async with running(panicked, tokenizer_threads=1) as (replica, engine, channel):
+        asking = asyncio.create_task(embedded(channel, ["panic", "the cat", "panic", "a dog"]))
+        await eventually(asking.done)
+        found, _ = await asking
+        assert isinstance(found[0], EngineError) and isinstance(found[2], EngineError)
+        assert isinstance(found[1], np.ndarray) and isinstance(found[3], np.ndarray)
+        failure: Any = PanicException("attempt to subtract with overflow")
+        engine.failure = failure
+        found, _ = await embedded(channel, ["the cat"])
+        assert isinstance(found[0], EngineError)
+        engine.failure = None
+        assert not replica.broken.is_set()
+        waiting = asyncio.create_task(embedded(channel, ["exit"]))
+        await eventually(replica.broken.is_set)
+        assert replica.problem == "the thread tokenizer-0 ended: SystemExit"
+        waiting.cancel()
+
+
 async def test_a_text_alone_has_all_threads_and_others_an_engine_each(
     model: LoadedEmbedder,
 ) -> None:

@@ -163,13 +163,29 @@ def test_an_impossible_growth_changes_nothing() -> None:
     filled(pool, 1, [1, 2, 3, 4])
     pool.release(1)
     pool.open(2, [9], b"")
-    assert not pool.can_grow(2, 13)
+    assert pool.num_missing(2, 13) == 4 > pool.num_free
     assert not pool.grow(2, 13)
     assert pool.match([1, 2, 3, 4, 5], b"") == 4
-    assert pool.can_grow(2, 12)
+    assert pool.num_missing(2, 12) == 3 == pool.num_free
     assert pool.grow(2, 12)
     assert pool.match([1, 2, 3, 4, 5], b"") == 0
     pool.check_invariants()
+
+
+def test_what_others_use_too_does_not_come_free() -> None:
+    pool = KvPool(16, BLOCK)
+    common = [1, 2, 3, 4, 5, 6, 7, 8]
+    for sequence in (1, 2, 3):
+        filled(pool, sequence, [*common, *[sequence + 10] * 6])
+    assert len(pool.blocks(1)) == 4
+    assert pool.num_releasable([]) == 0
+    assert pool.num_releasable([1]) == 2
+    assert pool.num_releasable([1, 3]) == 4
+    num_free = pool.num_free
+    for sequence in (1, 3):
+        pool.release(sequence)
+    assert pool.num_free == num_free + 4
+    assert pool.num_releasable([2]) == 4
 
 
 def test_a_session_has_one_table() -> None:

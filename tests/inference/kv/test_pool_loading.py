@@ -54,6 +54,18 @@ class Run:
             assert memory[int(blocks[index])] == tuple(self.ids[: (index + 1) * BLOCK])
 
 
+def test_what_waits_to_be_used_is_not_owed_and_comes_free() -> None:
+    pool = pool_of()
+    ids = list(range(4 * BLOCK))
+    run = Run(pool, 1, ids)
+    assert pool.num_missing(1, len(ids)) == pool.num_owed(1, len(ids)) == 5
+    memory: dict[int, tuple[int, ...]] = {}
+    assert run.load(memory, 2) and run.load(memory, 1)
+    run.compute(memory, BLOCK - 1)
+    assert pool.num_missing(1, len(ids)) == 4 and pool.num_owed(1, len(ids)) == 2
+    assert pool.num_releasable([1]) == 3
+
+
 @given(
     st.lists(
         st.tuples(

@@ -185,7 +185,7 @@ class PoolMachine(RuleBasedStateMachine):
         end = session.computed + len(tokens)
         drafts = drafts if end == len(session.ids) else []
         needed = self.pool.blocks_for(end + len(drafts)) - self.num_blocks[number]
-        assert self.pool.can_grow(number, end + len(drafts)) == (needed <= self.num_free())
+        assert self.pool.num_missing(number, end + len(drafts)) == max(0, needed)
         if not tokens:
             return
         grown = self.pool.grow(number, end + len(drafts))
@@ -217,9 +217,21 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(pick=st.integers(0))
     def release(self, pick: int) -> None:
         number = self.pick(pick)
+        num_free, num_releasable = self.pool.num_free, self.pool.num_releasable([number])
         del self.live[number], self.num_blocks[number]
         self.pool.release(number)
+        assert self.pool.num_free == num_free + num_releasable
         assert self.pool.take_events() == ()
+
+    @precondition(lambda self: len(self.live) > 1)
+    @rule(picks=st.sets(st.integers(0, 5), min_size=2))
+    def release_some(self, picks: set[int]) -> None:
+        numbers = sorted({self.pick(pick) for pick in picks})
+        num_free, num_releasable = self.pool.num_free, self.pool.num_releasable(numbers)
+        for number in numbers:
+            del self.live[number], self.num_blocks[number]
+            self.pool.release(number)
+        assert self.pool.num_free <= num_free + num_releasable
 
     @invariant()
     def sound(self) -> None:

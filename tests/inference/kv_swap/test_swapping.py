@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
 
 from outrider.codec.block_hashes import block_hashes, root_hash
-from outrider.engines.fake import FakeEngine
+from outrider.engines.base import LogitsRows, OverlappedWork, SequenceSlice, no_work
+from outrider.engines.fake import FakeEngine, FakeOptions
+from outrider.errors import EngineError
+from outrider.sampling.params import SamplingParams
+from outrider.session_types import Priority
 from outrider.telemetry.metrics import Metrics
 from outrider.testing import eventually
 from services.inference.kv.pool import KvSource, NamedBlock
 from services.inference.kv_swap.swapping import KvSwap
 from services.inference.kv_transfer import LoadBlocks, Swap, SwappedBlock
 from services.inference.prefix_store.opening import kv_identity
-from services.inference.runner import ModelTick
+from services.inference.runner import Cancel, Inbox, ModelTick, _ModelThread
 from services.inference.scheduler.limits import SchedulerLimits
 from services.inference.scheduler.scheduler import Scheduler
-from services.inference.scheduler.types import Committed, Event, Load, Preempted, Readmitted
+from services.inference.scheduler.types import (
+    Committed,
+    Event,
+    Load,
+    OpenRequest,
+    Preempted,
+    Readmitted,
+)
 from tests.inference.letters import new_reply
 
 ENGINE = FakeEngine()
@@ -119,3 +130,46 @@ async def test_a_block_that_comes_too_late_is_not_kept(is_wanted: bool) -> None:
             it.tell(events=(Committed(1, 0, 0, 0, (5,), 1.0, 1.0),))
         await eventually(lambda: it.num_packed == 1 and it.swap.num_transfers == is_wanted)
         assert (it.swap.num_bytes > 0) == is_wanted
+
+
+class Failing(FakeEngine):
+    """Fails one call, before it has done anything, when told so."""
+
+    fails = False
+
+    def step(
+        self, slices: Sequence[SequenceSlice], overlapped_work: OverlappedWork = no_work
+    ) -> list[LogitsRows]:
+        if self.fails:
+            self.fails = False
+            raise EngineError("it failed")
+        return super().step(slices, overlapped_work)
+
+
+def request(session: int, num_tokens: int, priority: Priority) -> OpenRequest:
+    prompt = tuple((session * 7 + n) % 60 + 3 for n in range(num_tokens))
+    sampling = SamplingParams(max_tokens=30, ignore_eos=True)
+    return OpenRequest(session, prompt, sampling, priority=priority, region_drafts=False)
+
+
+async def test_a_session_that_ends_after_a_failed_call_took_its_room_is_forgotten() -> None:
+    engine = Failing(FakeOptions(block_tokens=4, num_blocks=12, max_context_tokens=48))
+    scheduler = Scheduler(engine.info, SchedulerLimits(), new_reply, keeps_swaps=True)
+    async with swapping() as it:
+        swaps: list[Swap] = []
+
+        def post(tick: ModelTick) -> None:
+            swaps.extend(tick.swaps)
+            it.swap.on_tick(tick)
+
+        thread = _ModelThread(engine, scheduler, Inbox(), lambda: 100.0, post)
+        thread._tick([request(1, 16, Priority.LOW)])
+        for _ in range(3):
+            thread._tick([])
+        engine.fails = True
+        thread._tick([request(2, 38, Priority.HIGH)])
+        thread._tick([Cancel(1), request(3, 5, Priority.HIGH)])
+        while scheduler.has_work:
+            thread._tick([])
+        assert any(isinstance(one, Preempted) and one.session_id == 1 for one in swaps)
+        assert it.swap.num_sessions == 0

@@ -19,7 +19,9 @@ from services.inference.prefix_store.exchange import (
 from services.inference.prefix_store.sealing import Sealer
 from services.inference.scheduler.types import OpenRequest
 
-INFO = FakeEngine().info
+ENGINE = FakeEngine()
+INFO = ENGINE.info
+BLOCK = ENGINE.export_blocks([0])
 
 
 class StuckStore:
@@ -55,6 +57,144 @@ class Nothing:
         self, ids: tuple[int, ...], salt: bytes, indices: tuple[int, ...]
     ) -> list[tuple[int, bytes]]:
         return []
+
+
+class Store:
+    """Has what it was given, in no time unless it takes some of the clock."""
+
+    num_failures = 0
+
+    def __init__(self) -> None:
+        self.entries: dict[bytes, bytes] = {}
+        self.num_asked = self.num_fetched = 0
+        self.answers = True
+        self.takes_s = 0.0
+        self.now = 100.0
+
+    async def present(self, names: Sequence[bytes]) -> list[bool] | None:
+        self.num_asked += 1
+        self.now += self.takes_s
+        return [name in self.entries for name in names] if self.answers else None
+
+    async def fetch(self, names: Sequence[bytes]) -> list[bytes | None]:
+        self.num_fetched += 1
+        self.now += self.takes_s
+        return [self.entries.get(name) for name in names]
+
+    async def put(self, entries: Sequence[tuple[bytes, bytes]]) -> bool:
+        self.entries.update(entries)
+        return True
+
+    async def close(self) -> None: ...
+
+
+class Cached(Nothing):
+    """Model threads that have everything cached."""
+
+    def __init__(self) -> None:
+        self.num_exports = 0
+
+    async def export_blocks(
+        self, ids: tuple[int, ...], salt: bytes, indices: tuple[int, ...]
+    ) -> list[tuple[int, bytes]]:
+        self.num_exports += 1
+        return [(index, BLOCK) for index in indices]
+
+
+class Chats:
+    """Sessions with one prompt of 8 blocks, one after the other."""
+
+    def __init__(self, store: Store) -> None:
+        assert INFO.kv_layout is not None
+        self.ids = tuple(range(1, 8 * INFO.block_tokens + 1))
+        self.model = Cached()
+        self.metrics = Metrics("test")
+        self.exchange = PrefixExchange(
+            store,
+            Sealer("k" * 32, b"identity"),
+            KvIdentity(INFO.kv_layout, INFO.fingerprint, b"v" * 32),
+            self.model,
+            self.metrics,
+            min_tokens=INFO.block_tokens,
+            max_tokens=len(self.ids),
+            ttl_s=1000.0,
+            clock=lambda: store.now,
+        )
+        self._last_session = 0
+
+    async def one(self, *, cached_tokens: int = 0) -> None:
+        """What it loads is there before its first token."""
+        self._last_session = number = self._last_session + 1
+        request = OpenRequest(number, self.ids, SamplingParams(), cache_salt=b"g", group_lasts=True)
+        self.exchange.opened(request, cached_tokens, 0.5)
+        await eventually(lambda: not self.exchange.num_transfers)
+        self.exchange.first_token(number)
+        await eventually(lambda: not self.exchange.num_transfers)
+
+    async def close(self) -> None:
+        await self.exchange.close()
+        self.metrics.close()
+
+
+async def test_what_a_store_lost_is_stored_again() -> None:
+    store = Store()
+    chats = Chats(store)
+    all_cached = len(chats.ids)
+    await chats.one()
+    await chats.one()
+    assert len(store.entries) == 8
+    store.entries.popitem()
+    store.entries.pop(next(iter(store.entries)))
+    await chats.one()
+    assert len(store.entries) == 7, "it asked, and one was missing; the last one is always computed"
+    store.entries.clear()
+    num_asked = store.num_asked
+    await chats.one(cached_tokens=all_cached)
+    assert store.num_asked == num_asked and not store.entries, "it was stored a moment ago"
+    store.now += 499.0
+    await chats.one(cached_tokens=all_cached)
+    assert not store.entries
+    store.now += 1.0
+    await chats.one(cached_tokens=all_cached)
+    assert len(store.entries) == 8
+    await chats.close()
+
+
+async def test_a_store_that_does_not_answer_is_no_empty_one() -> None:
+    store = Store()
+    chats = Chats(store)
+    await chats.one()
+    await chats.one()
+    num_exports = chats.model.num_exports
+    store.answers, store.takes_s = False, 1.0
+    for _ in range(3):
+        await chats.one()
+    store.now += 1000.0
+    await chats.one(cached_tokens=len(chats.ids))
+    assert chats.model.num_exports == num_exports, "nothing was to be stored"
+    store.answers, store.takes_s = True, 0.0
+    num_fetched = store.num_fetched
+    await chats.one()
+    assert store.num_fetched > num_fetched, "the wait was taken for the way to the store"
+    await chats.close()
+
+
+async def test_a_store_that_was_slow_is_asked_again() -> None:
+    store = Store()
+    chats = Chats(store)
+    await chats.one()
+    await chats.one()
+    store.takes_s = 10.0
+    await chats.one()
+    store.takes_s = 0.0
+    num_asked, num_fetched = store.num_asked, store.num_fetched
+    for _ in range(15):
+        await chats.one()
+    assert store.num_asked == num_asked
+    for _ in range(16 * 30):
+        await chats.one()
+    assert store.num_asked > num_asked + 30 and store.num_fetched > num_fetched + 30
+    await chats.close()
 
 
 async def test_what_other_replicas_have_is_saved_the_first_time() -> None:

@@ -14,3 +14,16 @@ def test_the_least_recently_added_is_forgotten() -> None:
     names.discard(b"a")
     names.discard(b"never added")
     assert len(names) == 1 and b"c" in names
+
+
+def test_a_name_is_forgotten_some_time_after_it_was_added_last() -> None:
+    now = [100.0]
+    names = Names(max_names=2, lasts_s=10.0, clock=lambda: now[0])
+    assert not names.add(b"a")
+    now[0] = 109.0
+    assert names.add(b"a")
+    now[0] = 118.0
+    assert b"a" in names
+    now[0] = 119.0
+    assert b"a" not in names
+    assert not names.add(b"a"), "it was not there any more"

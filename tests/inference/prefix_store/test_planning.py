@@ -29,6 +29,24 @@ def test_a_slow_store_is_not_asked_for_what_comes_too_late() -> None:
     assert planner.num_to_load(20, 40.0) > 0, "it has become faster"
 
 
+def test_one_in_some_prompts_finds_out_that_transfers_are_fast_again() -> None:
+    planner = LoadPlanner()
+    planner.observe_load(1, 5_000.0)
+    planner.observe_round_trip(5_000.0)
+    num_tries = 0
+    for number in range(1, 1000):
+        if planner.num_to_load(20, 40.0):
+            break
+        if planner.plan(20, 40.0):
+            num_tries += 1
+            assert number == 16 * num_tries, "once in a while, and not more often"
+            planner.observe_load(1, 1.0)
+            planner.observe_round_trip(1.0)
+    assert 0 < num_tries < 30
+    assert planner.plan(20, 40.0) == planner.num_to_load(20, 40.0)
+    assert not any(planner.plan(0, 40.0) or planner.plan(20, 0.0) for _ in range(40))
+
+
 def test_nothing_missing_loads_nothing() -> None:
     planner = LoadPlanner()
     planner.observe_load(0, 10.0)

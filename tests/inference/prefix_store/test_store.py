@@ -11,6 +11,7 @@ import redis
 
 from outrider.errors import ConfigError
 from outrider.redis_settings import RedisAddress
+from outrider.testing import free_tcp_port
 from outrider.tokenization.shared_cache.circuit_breaker import CircuitBreakerPolicy
 from services.inference.prefix_store.store import RedisStore, connect
 from tests.redis_server import RedisServer, redis_server
@@ -62,7 +63,7 @@ async def test_a_redis_that_dies_has_nothing_until_it_is_back() -> None:
             server.kill()
             for _ in range(5):
                 assert await store.fetch([b"a"]) == [None]
-            assert await store.present([b"a"]) == [False]
+            assert await store.present([b"a"]) is None
             assert not await store.put([(b"a", b"1")])
             server.start()
             assert await store.put([(b"a", b"2")])
@@ -91,6 +92,18 @@ async def test_one_that_does_not_answer_costs_a_bounded_wait_and_then_none() -> 
     await store.close()
     listener.close()
     await listener.wait_closed()
+
+
+async def test_a_cluster_of_which_no_node_is_there_has_nothing_and_is_left_alone() -> None:
+    address = RedisAddress(f"redis://127.0.0.1:{free_tcp_port()}")
+    breaker = CircuitBreakerPolicy(max_failures=2, first_pause_s=1000.0, max_pause_s=1000.0)
+    client = connect(address, 5.0, is_cluster=True)
+    store = RedisStore(client, timeout_s=5.0, ttl_s=100, breaker=breaker)
+    assert await store.present([b"a"]) is None
+    assert await store.fetch([b"a"]) == [None]
+    assert not await store.put([(b"a", b"1")])
+    assert store.num_failures == 2, "the breaker is open: it was not asked"
+    await store.close()
 
 
 def test_an_address_that_is_none_is_said() -> None:

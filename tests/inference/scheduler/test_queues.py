@@ -196,3 +196,61 @@ def test_a_prompt_that_never_fits_the_pool_is_refused_and_the_longest_is_served(
     driver.finish()
     assert len(peer.reply) == 1
     assert peer.finished is not None and peer.finished.reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize(("num_blocks", "num_running"), [(32, 1), (48, 3)])
+def test_blocks_that_a_prompt_has_yet_to_take_are_not_free_for_others(
+    num_blocks: int, num_running: int
+) -> None:
+    options = FakeOptions(min_rows=2, block_tokens=4, num_blocks=num_blocks)
+    driver = Driver(options, SchedulerLimits(prefill_chunk_tokens=8))
+    requests = [request(number, (3 + number,) * 80) for number in range(2)]
+    requests.append(request(2, (5,) * 5))
+    for each in requests:
+        driver.open(each)
+    driver.tick()
+    assert driver.scheduler.load().running_sessions == num_running
+    driver.finish()
+    for each in requests:
+        assert tuple(driver.peers[each.session_id].reply) == reference(each, options)
+
+
+def test_kv_is_taken_from_those_behind_only_if_that_is_enough() -> None:
+    driver = Driver(FakeOptions(min_rows=2, block_tokens=4, num_blocks=20, scratch_tokens=0))
+    for number, length in enumerate((24, 16, 8)):
+        driver.open(request(number, (3 + number,) * length))
+    while any(not peer.reply for peer in driver.peers.values()):
+        driver.tick()
+    queues, pool = driver.scheduler._queues, driver.scheduler._pool
+    first, second, last = queues.running
+    theirs = [len(pool.blocks(session.sequence)) for session in (second, last)]
+    most = (sum(theirs) + pool.num_free) * 4
+    assert not queues.grow(second, most + 1)
+    assert queues.running == [first, second, last]
+    assert queues.grow(second, most)
+    assert queues.running == [first, second]
+    driver.finish()
+
+
+def test_those_that_are_too_small_for_a_high_session_go_on_without_it() -> None:
+    options = FakeOptions(min_rows=2, block_tokens=4, num_blocks=32, max_context_tokens=100)
+    driver = Driver(options)
+    requests = [request(1, (3,) * 60, priority=HIGH)]
+    requests += [request(number, (number,) * 6, priority=LOW) for number in (4, 5)]
+    for each in requests:
+        driver.open(each)
+    while any(not peer.reply for peer in driver.peers.values()):
+        driver.tick()
+    requests.append(request(9, (9,) * 70, priority=HIGH))
+    high = driver.open(requests[-1])
+    before = [len(peer.reply) for peer in driver.peers.values()]
+    for _ in range(4):
+        driver.tick()
+    assert not high.reply
+    assert [len(peer.reply) for peer in driver.peers.values()] == [
+        *(count + 4 for count in before[:-1]),
+        0,
+    ]
+    driver.finish()
+    for each in requests:
+        assert tuple(driver.peers[each.session_id].reply) == reference(each, options)

@@ -3,6 +3,7 @@ attaches them as edges do."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import threading
 from collections.abc import AsyncIterator, Sequence
@@ -264,3 +265,52 @@ async def test_an_edge_that_does_not_read_holds_no_more_than_its_outbox() -> Non
         reply = await router.finish(1)
         assert reply.error is not None and reply.error.reason == "UNAVAILABLE"
         assert stream.outbox.closed and len(stream.outbox) <= 8
+
+
+async def test_what_is_attached_to_a_stream_that_has_ended_goes_through_its_router() -> None:
+    engine, text = SteppedEngine(), SamplingParams(max_tokens=400, ignore_eos=True)
+    async with running(engine) as it:
+        router = it.peer()
+        tickets = [await opened(router, 1, text)]
+        await router.open(2, [5, 6], text, direct=WISH)
+        await eventually(lambda: len(it.replica.table._live) == 2)
+        engine.allowed.release()
+        tickets.append((await router.next(2)).opened.direct.ticket)
+        stream = DirectStream(it.replica.table, "", max_frames=8, max_sessions=2)
+        frames: asyncio.Queue[direct_pb2.AttachRequest] = asyncio.Queue()
+
+        async def requests() -> AsyncIterator[direct_pb2.AttachRequest]:
+            while True:
+                yield await frames.get()
+
+        def attach(number: int) -> None:
+            attach = inference_pb2.AttachSession(ticket=tickets[number - 1])
+            frame = inference_pb2.SessionUp(session=number, attach=attach)
+            frames.put_nowait(direct_pb2.AttachRequest(frames=[frame]))
+
+        reading = asyncio.create_task(stream.read(requests()))
+        attach(1)
+        await eventually(lambda: len(it.replica.table.direct_paths) == 1)
+        engine.allowed.release(20)
+        await eventually(lambda: stream.outbox.closed)
+        attach(2)
+        await eventually(reading.done)
+        engine.allowed.release(ENOUGH)
+        lost, whole = await router.finish(1), await router.finish(2)
+        assert lost.error is not None and lost.error.reason == "UNAVAILABLE"
+        assert whole.error is None and tuple(whole.ids) == tuple(reference([5, 6], text).ids)
+
+
+async def test_a_stream_that_is_overrun_ends_its_sessions() -> None:
+    async with running(FakeEngine()) as it:
+        router = it.peer()
+        ticket = await opened(router, 1, LONG)
+        stream = DirectStream(it.replica.table, "", max_frames=8, max_sessions=1)
+        it.replica.table.direct_paths.attach(ticket, "", stream, 1)
+        stream._live[1] = next(iter(it.replica.table._live.values()))
+        frame = inference_pb2.SessionDown(session=9)
+        while stream.outbox.offer(frame, last=True):
+            pass
+        assert stream.outbox.is_overrun
+        reply = await router.finish(1)
+        assert reply.error is not None and reply.error.reason == "UNAVAILABLE"
