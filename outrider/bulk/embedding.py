@@ -184,10 +184,16 @@ class EmbeddingExecutor:
                 found = self._ask([document.text for document in left])
             except InvalidRequestError as error:
                 named = _OF_INPUT.match(error.message)
-                if named is None or int(named[1]) >= len(left):
-                    raise
-                bad = left.pop(int(named[1]))
-                problems.append(_problem(bad, error.message[named.end() :]))
+                if named is not None and int(named[1]) < len(left):
+                    bad = left.pop(int(named[1]))
+                    problems.append(_problem(bad, error.message[named.end() :]))
+                elif len(left) == 1:
+                    problems.append(_problem(left.pop(), error.message))
+                else:
+                    # Which of them it is, as of a body that is too large, it does not say.
+                    half = len(left) // 2
+                    parts = (self._answered(left[:half]), self._answered(left[half:]))
+                    return _joined(parts, problems)
                 continue
             self._check(found, len(left))
             return _Answer(left, found.vectors, found.num_tokens, problems)
@@ -330,6 +336,15 @@ class _ShardInWork:
         options = ReadOptions(self._settings, None)
         for one in self._shard.slices:
             yield from read(one, options)
+
+
+def _joined(parts: Sequence[_Answer], problems: list[TextProblem]) -> _Answer:
+    return _Answer(
+        [document for part in parts for document in part.documents],
+        np.concatenate([part.vectors for part in parts]),
+        sum(part.num_tokens for part in parts),
+        problems + [problem for part in parts for problem in part.problems],
+    )
 
 
 def _batch(answer: _Answer, wanted: VectorsWanted) -> pa.RecordBatch:

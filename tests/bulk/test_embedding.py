@@ -25,7 +25,7 @@ from outrider.bulk.plan.shards import BulkSettings, Shard
 from outrider.bulk.run import RunReport, ShardsRequest, run_shards
 from outrider.cli import embeddings_endpoint
 from outrider.cli.embed_files import EndpointAsk, FilesRequest
-from outrider.errors import InvalidRequestError, OutriderError, UnavailableError
+from outrider.errors import FrameTooLargeError, InvalidRequestError, OutriderError, UnavailableError
 
 SETTINGS = BulkSettings(shard_bytes=2000, texts_are_lines=True)
 LINES = [f"text {number} of many" for number in range(600)]
@@ -144,6 +144,30 @@ def test_texts_that_have_no_vector_are_named(tmp_path: Path) -> None:
     assert found == [("some.jsonl", 1), ("some.jsonl", 2), ("some.jsonl", 3), ("plain.txt", 2)]
     table = pq.read_table(tmp_path / "out" / "all.parquet")
     assert table["id"].to_pylist() == [0, 4, 0, 3]
+
+
+def test_a_text_that_an_endpoint_refuses_without_its_name_is_found(
+    file: Path, tmp_path: Path
+) -> None:
+    bad = {17, 18, 300, 599}
+    endpoint = Endpoint()
+    ask = endpoint.ask
+
+    def refusing(texts: Sequence[str]) -> EmbeddedTexts:
+        if any(text in texts for text in (LINES[number] for number in bad)):
+            raise FrameTooLargeError("the body is too large")
+        return ask(texts)
+
+    endpoint.ask = refusing  # type: ignore[method-assign]
+    report = embed([file], tmp_path / "out", endpoint)
+    assert [it.record for it in report.problems] == sorted(bad)
+    assert {it.message for it in report.problems} == {"the body is too large"}
+    table = pq.read_table(tmp_path / "out" / "all.parquet")
+    kept = [number for number in range(600) if number not in bad]
+    assert table["id"].to_pylist() == kept
+    assert [int(vector[0]) for vector in table["vector"].to_pylist()] == [
+        len(LINES[number]) for number in kept
+    ]
 
 
 @pytest.mark.parametrize(("values", "kind"), [("f16", "halffloat"), ("i8", "int8")])
