@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import pickle
 import threading
 from collections.abc import Generator, Sequence
@@ -20,6 +22,7 @@ from outrider.bulk.embedding import (
     VectorsWanted,
     merge,
 )
+from outrider.bulk.folder import MANIFEST
 from outrider.bulk.plan.results import ShardOutcome
 from outrider.bulk.plan.shards import BulkSettings, Shard
 from outrider.bulk.run import RunReport, ShardsRequest, run_shards
@@ -168,6 +171,19 @@ def test_a_text_that_an_endpoint_refuses_without_its_name_is_found(
     assert [int(vector[0]) for vector in table["vector"].to_pylist()] == [
         len(LINES[number]) for number in kept
     ]
+
+
+def test_a_file_whose_name_is_no_utf_8_is_named_and_costs_no_others(
+    file: Path, tmp_path: Path
+) -> None:
+    nameless = Path(os.fsdecode(bytes(tmp_path) + b"/b\xff.txt"))
+    nameless.write_text("text")
+    report = embed([nameless, file], tmp_path / "out", Endpoint())
+    assert report.counts.rows == 600
+    (problem,) = report.problems
+    assert problem.source == f"{tmp_path}/b\\xff.txt" and "rename" in problem.message
+    (told,) = json.loads((tmp_path / "out" / MANIFEST).read_text("utf-8"))["unreadable"]
+    assert told == str(problem)
 
 
 @pytest.mark.parametrize(("values", "kind"), [("f16", "halffloat"), ("i8", "int8")])
