@@ -8,8 +8,8 @@ import json
 import re
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from multiprocessing.pool import AsyncResult, ThreadPool
 from pathlib import Path
 from typing import Any, Final
 
@@ -144,12 +144,13 @@ class EmbeddingExecutor:
     def run(self, shards: list[Shard]) -> Generator[ShardOutcome, None, None]:
         """The outcome of each, in order. Raises OutriderError where the endpoint answers nothing
         or another model does, OSError."""
-        pool = ThreadPoolExecutor(self._num_requests, "embed")
-        waiting: deque[tuple[_ShardInWork, Future[_Answer] | None]] = deque()
+        # Its threads are daemons: who is interrupted does not wait until requests are given up.
+        pool = ThreadPool(self._num_requests)
+        waiting: deque[tuple[_ShardInWork, AsyncResult[_Answer] | None]] = deque()
         writing: _ShardInWork | None = None
         try:
             for work, documents in self._requests(shards):
-                asked = pool.submit(self._answered, documents) if documents else None
+                asked = pool.apply_async(self._answered, (documents,)) if documents else None
                 waiting.append((work, asked))
                 while len(waiting) > self._num_requests:
                     writing, answer = waiting.popleft()
@@ -158,7 +159,7 @@ class EmbeddingExecutor:
                 writing, answer = waiting.popleft()
                 yield from writing.settled(answer)
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.terminate()
             if writing is not None:
                 writing.abandon()
 
@@ -281,13 +282,13 @@ class _ShardInWork:
         if batch:
             yield batch
 
-    def settled(self, asked: Future[_Answer] | None) -> Iterator[ShardResult]:
+    def settled(self, asked: AsyncResult[_Answer] | None) -> Iterator[ShardResult]:
         """Rows of the next request; None: there is no further one, so this is the result. Raises
         what the request does, OSError."""
         if asked is None:
             yield self._finished()
         else:
-            self._add(asked.result())
+            self._add(asked.get())
 
     def _add(self, answer: _Answer) -> None:
         self._problems += answer.problems

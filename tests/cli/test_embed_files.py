@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import signal
 import subprocess
 import sys
 import threading
@@ -123,6 +124,26 @@ async def test_a_run_that_is_killed_goes_on_and_writes_the_same(
     assert whole.read_bytes() == cut.read_bytes()
     assert num_resumed < endpoint.num_answered - before - num_resumed
     assert not (tmp_path / "cut.parquet.parts").exists()
+
+
+async def test_an_interrupt_ends_it_though_requests_are_under_way(
+    endpoint: _Endpoint, tmp_path: Path
+) -> None:
+    endpoint.stops_after = 1
+    # A shell that starts the tests in the background has it ignored, and that is inherited.
+    command = ["env", "--default-signal=INT", sys.executable, "-m", "outrider.cli.main"]
+    with subprocess.Popen(  # noqa: ASYNC220
+        [*command, *flags(endpoint, lines(tmp_path, 1000), tmp_path / "cut.parquet")],
+        stderr=subprocess.PIPE,
+    ) as process:
+        await eventually(lambda: endpoint.num_answered == 3)
+        process.send_signal(signal.SIGINT)
+        try:
+            _, told = process.communicate(timeout=50)
+        finally:
+            process.kill()
+    assert process.returncode == 130
+    assert b"go on with --resume" in told
 
 
 def test_what_cannot_be_embedded_is_named_by_its_line(endpoint: _Endpoint, tmp_path: Path) -> None:
