@@ -118,8 +118,20 @@ who sends it."""
 
 def die_with_parent(number: int = signal.SIGTERM) -> None:
     """Ask the kernel for this signal when this process's parent dies, however it dies (prctl(2));
-    for the moment between fork and exec. It may come once for each thread of the parent."""
+    for the moment between fork and exec. It may come once for each thread of the parent: more than
+    once is no further wish, so a service gets PARENT_ENDED, and runs with `has_parent`."""
+    # Shells let what they start in the background ignore SIGINT, and its children inherit that.
+    signal.signal(number, signal.SIG_DFL)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+
+
+PARENT_VARIABLE: Final = "OUTRIDER_HAS_PARENT"
+"""Environment variable of a service that is to run with `has_parent`; its parent alone sets it."""
+
+
+def was_told_of_parent() -> bool:
+    """Whether the variable is set. It is removed: it does not hold for what this process starts."""
+    return os.environ.pop(PARENT_VARIABLE, None) is not None
 
 
 def write_ports(path: Path, ports: Ports) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from signal import SIGINT, SIGTERM
 
 import pytest
 
-from outrider.process import PARENT_ENDED
+from outrider.process import PARENT_ENDED, die_with_parent
 
 CHILD = """
 import asyncio, signal, sys
@@ -25,6 +27,24 @@ async def serve(config, *, ready, stop):
     await drained.wait()
 
 run(serve, None, has_parent=sys.argv[1] == "True")
+print("ended", flush=True)
+"""
+PARENT = """
+import asyncio, sys, threading
+from functools import partial
+from outrider.process import PARENT_ENDED, die_with_parent
+
+async def main():
+    for _ in range(5):
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", sys.argv[1], "True"),
+        preexec_fn=partial(die_with_parent, PARENT_ENDED),
+    )
+    print(child.pid, flush=True)
+    await child.wait()
+
+asyncio.run(main())
 """
 
 
@@ -52,3 +72,30 @@ def test_a_second_signal(
         if not status:
             child.send_signal(signal.SIGUSR1)
         assert child.wait(60) == status
+
+
+def test_a_killed_parent_of_several_threads_lets_it_drain() -> None:
+    """The kernel tells of it as often as a thread of the parent ends."""
+    command = [sys.executable, "-c", PARENT, CHILD]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        (pid,) = {parent.stdout.readline() for _ in range(2)} - {"up\n"}
+        parent.kill()
+        assert [parent.stdout.readline() for _ in range(2)] == ["drains\n", "waits\n"]
+        os.kill(int(pid), signal.SIGUSR1)
+        assert parent.stdout.readline() == "ended\n"
+
+
+def test_a_parents_end_is_heard_where_its_signal_was_ignored() -> None:
+    """As by what a shell started in the background."""
+    before = signal.signal(PARENT_ENDED, signal.SIG_IGN)
+    try:
+        status = subprocess.run(
+            ["grep", "SigIgn", "/proc/self/status"],
+            preexec_fn=partial(die_with_parent, PARENT_ENDED),
+            stdout=subprocess.PIPE,
+            check=True,
+        )
+    finally:
+        signal.signal(PARENT_ENDED, before)
+    assert not int(status.stdout.split()[1], 16) & 1 << (PARENT_ENDED - 1)

@@ -8,8 +8,8 @@ import json
 import re
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from multiprocessing.pool import AsyncResult, ThreadPool
 from pathlib import Path
 from typing import Any, Final
 
@@ -144,12 +144,13 @@ class EmbeddingExecutor:
     def run(self, shards: list[Shard]) -> Generator[ShardOutcome, None, None]:
         """The outcome of each, in order. Raises OutriderError where the endpoint answers nothing
         or another model does, OSError."""
-        pool = ThreadPoolExecutor(self._num_requests, "embed")
-        waiting: deque[tuple[_ShardInWork, Future[_Answer] | None]] = deque()
+        # Its threads are daemons: who is interrupted does not wait until requests are given up.
+        pool = ThreadPool(self._num_requests)
+        waiting: deque[tuple[_ShardInWork, AsyncResult[_Answer] | None]] = deque()
         writing: _ShardInWork | None = None
         try:
             for work, documents in self._requests(shards):
-                asked = pool.submit(self._answered, documents) if documents else None
+                asked = pool.apply_async(self._answered, (documents,)) if documents else None
                 waiting.append((work, asked))
                 while len(waiting) > self._num_requests:
                     writing, answer = waiting.popleft()
@@ -158,7 +159,7 @@ class EmbeddingExecutor:
                 writing, answer = waiting.popleft()
                 yield from writing.settled(answer)
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.terminate()
             if writing is not None:
                 writing.abandon()
 
@@ -184,10 +185,16 @@ class EmbeddingExecutor:
                 found = self._ask([document.text for document in left])
             except InvalidRequestError as error:
                 named = _OF_INPUT.match(error.message)
-                if named is None or int(named[1]) >= len(left):
-                    raise
-                bad = left.pop(int(named[1]))
-                problems.append(_problem(bad, error.message[named.end() :]))
+                if named is not None and int(named[1]) < len(left):
+                    bad = left.pop(int(named[1]))
+                    problems.append(_problem(bad, error.message[named.end() :]))
+                elif len(left) == 1:
+                    problems.append(_problem(left.pop(), error.message))
+                else:
+                    # Which of them it is, as of a body that is too large, it does not say.
+                    half = len(left) // 2
+                    parts = (self._answered(left[:half]), self._answered(left[half:]))
+                    return _joined(parts, problems)
                 continue
             self._check(found, len(left))
             return _Answer(left, found.vectors, found.num_tokens, problems)
@@ -275,13 +282,13 @@ class _ShardInWork:
         if batch:
             yield batch
 
-    def settled(self, asked: Future[_Answer] | None) -> Iterator[ShardResult]:
+    def settled(self, asked: AsyncResult[_Answer] | None) -> Iterator[ShardResult]:
         """Rows of the next request; None: there is no further one, so this is the result. Raises
         what the request does, OSError."""
         if asked is None:
             yield self._finished()
         else:
-            self._add(asked.result())
+            self._add(asked.get())
 
     def _add(self, answer: _Answer) -> None:
         self._problems += answer.problems
@@ -330,6 +337,15 @@ class _ShardInWork:
         options = ReadOptions(self._settings, None)
         for one in self._shard.slices:
             yield from read(one, options)
+
+
+def _joined(parts: Sequence[_Answer], problems: list[TextProblem]) -> _Answer:
+    return _Answer(
+        [document for part in parts for document in part.documents],
+        np.concatenate([part.vectors for part in parts]),
+        sum(part.num_tokens for part in parts),
+        problems + [problem for part in parts for problem in part.problems],
+    )
 
 
 def _batch(answer: _Answer, wanted: VectorsWanted) -> pa.RecordBatch:

@@ -188,7 +188,7 @@ def read_text(one: Slice, options: ReadOptions) -> Iterator[ReadResult]:
         if begin == end and one.part:
             return
         file.seek(begin)
-        data = file.read(end - begin)
+        data = _read_all(file, end - begin)
         if len(data) != end - begin:
             raise OSError("it became shorter while it was read")
         yield Document(
@@ -200,6 +200,19 @@ def read_text(one: Slice, options: ReadOptions) -> Iterator[ReadResult]:
             is_last=end == size,
             byte_offset=begin,
         )
+
+
+def _read_all(file: io.FileIO, num_bytes: int) -> bytes:
+    """So many, or what there is: Linux gives 2 GiB at most at once (read(2))."""
+    data = file.read(num_bytes)
+    if len(data) == num_bytes:
+        return data
+    parts = [data]
+    left_bytes = num_bytes - len(data)
+    while left_bytes and (data := file.read(left_bytes)):
+        parts.append(data)
+        left_bytes -= len(data)
+    return b"".join(parts)
 
 
 def _texts(data: bytes, rule: CutRule | None) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -49,6 +50,10 @@ def find(
     say what the file holds."""
     sources, problems = [], []
     for path in paths:
+        if (shown := _shown(path)) != path:
+            why = "its name is no UTF-8, and rows have to name it: rename the file"
+            problems.append(TextProblem(shown, why))
+            continue
         kind, is_gzip = kind_of(path, texts_are_lines=settings.texts_are_lines)
         try:
             stat = Path(path).stat()
@@ -58,6 +63,15 @@ def find(
             continue
         sources.append(SourceFile(path, kind, is_gzip, stat.st_size, stat.st_mtime_ns, groups))
     return sources, problems
+
+
+def _shown(path: str) -> str:
+    """What is printed and kept in place of it: a byte that is no UTF-8 as \\xNN."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return os.fsencode(path).decode("utf-8", "backslashreplace")
+    return path
 
 
 def plan(sources: Sequence[SourceFile], settings: BulkSettings, *, cuts_texts: bool) -> list[Shard]:

@@ -11,6 +11,7 @@ from outrider.cli import edge_choice
 from outrider.cli.local import development_key
 from outrider.cli.local.state import running_mesh
 from outrider.errors import (
+    FrameTooLargeError,
     InvalidRequestError,
     OutriderError,
     OverloadedError,
@@ -34,12 +35,15 @@ class Endpoint:
     timeout_s: float = 600.0
 
     def ask(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Raises InvalidRequestError for what the endpoint refuses as such, OverloadedError,
-        UnavailableError, and OutriderError with what else it says."""
+        """Raises InvalidRequestError for what the endpoint refuses as such, FrameTooLargeError of
+        these for a body that is too large, OverloadedError, UnavailableError, and OutriderError
+        with what else it says."""
         # Imported here: other commands do without.
         import http.client
         import urllib.error
         import urllib.request
+
+        from outrider.cli.early_answers import opener
 
         if not self.url.startswith(("http://", "https://")):
             raise InvalidRequestError(f"--url takes http://HOST:PORT/v1, not {self.url!r}")
@@ -49,7 +53,7 @@ class Endpoint:
         url = f"{self.url.rstrip('/')}/embeddings"
         request = urllib.request.Request(url, json.dumps(body).encode(), headers)  # noqa: S310
         try:
-            with urllib.request.urlopen(request, timeout=self.timeout_s) as answer:  # noqa: S310
+            with opener().open(request, timeout=self.timeout_s) as answer:
                 found: dict[str, Any] = json.loads(answer.read(_MAX_ANSWER_BYTES))
                 return found
         except urllib.error.HTTPError as error:
@@ -87,6 +91,8 @@ def _local_url(folder: Path) -> str:
 def _error_of(status: int, why: str) -> OutriderError:
     if status == 400:
         return InvalidRequestError(why)
+    if status == FrameTooLargeError.http_status:
+        return FrameTooLargeError(why)
     return OverloadedError(why) if status in _BUSY else OutriderError(why)
 
 

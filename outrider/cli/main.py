@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -82,6 +83,9 @@ def app_for(arguments: Sequence[str]) -> typer.Typer:
 
 def main() -> None:
     """Run the command line; our errors, and files that fail, are one line on stderr, status 1."""
+    if sys.stdin is None:
+        # A shell's `<&-` closed it: nothing is to be read, which is no defect.
+        sys.stdin = open(os.devnull, encoding="utf-8")
     try:
         app_for(sys.argv[1:])()
     except OutriderError as error:

@@ -72,20 +72,29 @@ def serve(
     source = config and ConfigSource(
         config_class, role.value, config, flags, with_models=looks_up_models
     )
+    is_supervised = process.was_told_of_parent()
     if getattr(loaded, "processes", 1) > 1 and worker.this_worker() is None:
-        _serve_many(role.value, loaded, config, settings or [], ready_file)
+        _serve_many(
+            role.value, loaded, config, settings or [], ready_file, has_parent=is_supervised
+        )
         return
     process.run(
         partial(app.serve, source=source),
         loaded,
         ready_file=ready_file,
         on_hangup=source.read_at_once if source else None,
-        has_parent=worker.this_worker() is not None,
+        has_parent=is_supervised or worker.this_worker() is not None,
     )
 
 
 def _serve_many(
-    role: str, config: Any, file: Path | None, settings: list[str], ready_file: Path | None
+    role: str,
+    config: Any,
+    file: Path | None,
+    settings: list[str],
+    ready_file: Path | None,
+    *,
+    has_parent: bool,
 ) -> None:
     """Run the parent of several processes of a service."""
     # Imported here: a process that serves by itself does without.
@@ -110,7 +119,7 @@ def _serve_many(
         return parent.serve(ready=ready, stop=stop)
 
     hangup = parent.hangup if file is not None else None
-    process.run(serve, config, ready_file=ready_file, on_hangup=hangup)
+    process.run(serve, config, ready_file=ready_file, on_hangup=hangup, has_parent=has_parent)
 
 
 def flags_of(settings: list[str]) -> dict[str, str]:

@@ -177,7 +177,7 @@ class Parent:
             await asyncio.gather(stop, *starting, *keepers, return_exceptions=True)
 
     async def _start(self, index: int, folder: Path) -> None:
-        """Raises UnavailableError if it ends before it is ready."""
+        """Raises UnavailableError if it ends before it is ready, OSError if it cannot be run."""
         self._restarts.setdefault(index, Restarts(self._policy, time.monotonic()))
         ready_file = folder / f"{index}.json"
         ready_file.unlink(missing_ok=True)
@@ -193,14 +193,19 @@ class Parent:
             preexec_fn=partial(die_with_parent, PARENT_ENDED),
         )
         self._processes[index] = process
-        while (ports := read_ports(ready_file)) is None:
-            if process.returncode is not None:
-                del self._processes[index]
-                raise UnavailableError(
-                    f"process {index} of {self._group.count} ended with status "
-                    f"{process.returncode} before it was ready; its log says why"
-                )
-            await asyncio.sleep(_POLL_S)
+        try:
+            while (ports := read_ports(ready_file)) is None:
+                if process.returncode is not None:
+                    raise UnavailableError(
+                        f"process {index} of {self._group.count} ended with status "
+                        f"{process.returncode} before it was ready; its log says why"
+                    )
+                await asyncio.sleep(_POLL_S)
+        except (UnavailableError, OSError):
+            self._send(index, signal.SIGKILL)
+            await process.wait()
+            del self._processes[index]
+            raise
         self._changed(index, ports.admin)
 
     async def _keep(self, index: int, folder: Path) -> None:
@@ -221,6 +226,10 @@ class Parent:
                     await self._start(index, folder)
                 except UnavailableError:
                     was_ready = False
+                except OSError as error:
+                    # No room on the disk, no more processes: the others need neither.
+                    was_ready = False
+                    log.error("worker_not_started", worker=index, error=str(error))
             log.info("worker_back", worker=index)
 
     def _lost(self, index: int) -> None:

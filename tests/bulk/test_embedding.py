@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import pickle
 import threading
 from collections.abc import Generator, Sequence
@@ -20,12 +22,13 @@ from outrider.bulk.embedding import (
     VectorsWanted,
     merge,
 )
+from outrider.bulk.folder import MANIFEST
 from outrider.bulk.plan.results import ShardOutcome
 from outrider.bulk.plan.shards import BulkSettings, Shard
 from outrider.bulk.run import RunReport, ShardsRequest, run_shards
 from outrider.cli import embeddings_endpoint
 from outrider.cli.embed_files import EndpointAsk, FilesRequest
-from outrider.errors import InvalidRequestError, OutriderError, UnavailableError
+from outrider.errors import FrameTooLargeError, InvalidRequestError, OutriderError, UnavailableError
 
 SETTINGS = BulkSettings(shard_bytes=2000, texts_are_lines=True)
 LINES = [f"text {number} of many" for number in range(600)]
@@ -144,6 +147,43 @@ def test_texts_that_have_no_vector_are_named(tmp_path: Path) -> None:
     assert found == [("some.jsonl", 1), ("some.jsonl", 2), ("some.jsonl", 3), ("plain.txt", 2)]
     table = pq.read_table(tmp_path / "out" / "all.parquet")
     assert table["id"].to_pylist() == [0, 4, 0, 3]
+
+
+def test_a_text_that_an_endpoint_refuses_without_its_name_is_found(
+    file: Path, tmp_path: Path
+) -> None:
+    bad = {17, 18, 300, 599}
+    endpoint = Endpoint()
+    ask = endpoint.ask
+
+    def refusing(texts: Sequence[str]) -> EmbeddedTexts:
+        if any(text in texts for text in (LINES[number] for number in bad)):
+            raise FrameTooLargeError("the body is too large")
+        return ask(texts)
+
+    endpoint.ask = refusing  # type: ignore[method-assign]
+    report = embed([file], tmp_path / "out", endpoint)
+    assert [it.record for it in report.problems] == sorted(bad)
+    assert {it.message for it in report.problems} == {"the body is too large"}
+    table = pq.read_table(tmp_path / "out" / "all.parquet")
+    kept = [number for number in range(600) if number not in bad]
+    assert table["id"].to_pylist() == kept
+    assert [int(vector[0]) for vector in table["vector"].to_pylist()] == [
+        len(LINES[number]) for number in kept
+    ]
+
+
+def test_a_file_whose_name_is_no_utf_8_is_named_and_costs_no_others(
+    file: Path, tmp_path: Path
+) -> None:
+    nameless = Path(os.fsdecode(bytes(tmp_path) + b"/b\xff.txt"))
+    nameless.write_text("text")
+    report = embed([nameless, file], tmp_path / "out", Endpoint())
+    assert report.counts.rows == 600
+    (problem,) = report.problems
+    assert problem.source == f"{tmp_path}/b\\xff.txt" and "rename" in problem.message
+    (told,) = json.loads((tmp_path / "out" / MANIFEST).read_text("utf-8"))["unreadable"]
+    assert told == str(problem)
 
 
 @pytest.mark.parametrize(("values", "kind"), [("f16", "halffloat"), ("i8", "int8")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 from itertools import pairwise
 from pathlib import Path
@@ -164,6 +165,20 @@ def test_files_that_cannot_be_read_are_told(
     problem = found(path, 1 << 20)[-1]
     assert isinstance(problem, TextProblem) and message in problem.message
     assert problem.source == str(path) and problem.record is None
+
+
+def test_a_text_is_read_whole_however_little_the_kernel_gives_at_once(tmp_path: Path) -> None:
+    """Linux gives 2 GiB at most; here three bytes."""
+
+    class Meagre(io.FileIO):
+        def read(self, size: int | None = -1, /) -> bytes:
+            return super().read(min(3, size or 0)) or b""
+
+    path = tmp_path / "a.txt"
+    path.write_text("é word " * 40)
+    with patch.object(reading, "open", lambda path, *_, **__: Meagre(path), create=True):
+        (whole,) = documents(found(path, 1 << 20, None))
+    assert whole.text == "é word " * 40
 
 
 def test_what_changes_or_goes_after_the_plan_is_told(tmp_path: Path) -> None:

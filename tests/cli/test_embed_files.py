@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import signal
 import subprocess
 import sys
 import threading
@@ -17,6 +18,8 @@ import pytest
 
 from outrider.testing import eventually
 from tests.cli.invoking import invoke
+
+_MAX_BYTES = 2 << 20
 
 
 class _Endpoint(ThreadingHTTPServer):
@@ -37,6 +40,9 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Endpoint
 
     def do_POST(self) -> None:
+        if int(self.headers["content-length"]) > _MAX_BYTES:
+            self._answer(413, {"error": {"message": "the body is too large"}})
+            return  # the connection is closed, and nothing of the body was read
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         with self.server.lock:
             self.server.num_answered += 1
@@ -120,6 +126,26 @@ async def test_a_run_that_is_killed_goes_on_and_writes_the_same(
     assert not (tmp_path / "cut.parquet.parts").exists()
 
 
+async def test_an_interrupt_ends_it_though_requests_are_under_way(
+    endpoint: _Endpoint, tmp_path: Path
+) -> None:
+    endpoint.stops_after = 1
+    # A shell that starts the tests in the background has it ignored, and that is inherited.
+    command = ["env", "--default-signal=INT", sys.executable, "-m", "outrider.cli.main"]
+    with subprocess.Popen(  # noqa: ASYNC220
+        [*command, *flags(endpoint, lines(tmp_path, 1000), tmp_path / "cut.parquet")],
+        stderr=subprocess.PIPE,
+    ) as process:
+        await eventually(lambda: endpoint.num_answered == 3)
+        process.send_signal(signal.SIGINT)
+        try:
+            _, told = process.communicate(timeout=50)
+        finally:
+            process.kill()
+    assert process.returncode == 130
+    assert b"go on with --resume" in told
+
+
 def test_what_cannot_be_embedded_is_named_by_its_line(endpoint: _Endpoint, tmp_path: Path) -> None:
     """The others are embedded, and an endpoint that is busy is asked again."""
     file, out = tmp_path / "some.jsonl", tmp_path / "out.parquet"
@@ -129,6 +155,24 @@ def test_what_cannot_be_embedded_is_named_by_its_line(endpoint: _Endpoint, tmp_p
     assert done.exit_code == 1
     assert f"{file}:2: has no field 'body'" in done.stderr
     assert pq.read_table(out)["id"].to_pylist() == [0, 2]
+
+
+def test_texts_that_are_too_large_for_the_endpoint_cost_no_others(
+    endpoint: _Endpoint, tmp_path: Path
+) -> None:
+    file, out = tmp_path / "some.jsonl", tmp_path / "out.parquet"
+    rows = ["one", "long " * (_MAX_BYTES // 4), "three", "long " * _MAX_BYTES, "five"]
+    file.write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
+    done = invoke(flags(endpoint, file, out))
+    assert done.exit_code == 1
+    assert [f"{file}:{line}: the body is too large" in done.stderr for line in range(1, 6)] == [
+        False,
+        True,
+        False,
+        True,
+        False,
+    ]
+    assert pq.read_table(out)["id"].to_pylist() == [0, 2, 4]
 
 
 def test_what_it_refuses(endpoint: _Endpoint, tmp_path: Path) -> None:

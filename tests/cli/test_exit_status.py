@@ -57,3 +57,21 @@ def test_an_interrupted_command_ends_with_130(tmp_path: Path) -> None:
             _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("embed", "there is no text"),
+        ("chat --edge 127.0.0.1:1 --insecure", "there is nothing to ask"),
+    ],
+)
+def test_a_standard_input_that_is_closed_is_empty(line: str, told: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" <&-', "sh", *COMMAND, *line.split()],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OUTRIDER_STATE_DIR": str(tmp_path / "state")},
+    )
+    assert done.returncode == 1, done.stderr
+    assert told in done.stderr and "Traceback" not in done.stderr

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import importlib.util
 import os
 import shutil
@@ -11,7 +13,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from outrider.cli.local import mesh
+from outrider.cli.local import mesh, redis_server
 from outrider.cli.local.mesh import MeshOptions, ServedModel
 from outrider.cli.local.redis_server import LocalRedis, find_binary
 from outrider.config import load
@@ -54,6 +56,30 @@ async def test_it_answers_who_has_its_password_and_comes_back(tmp_path: Path) ->
         await server.stop()
     with pytest.raises(ProcessLookupError):
         os.kill(server.pid, 0)
+
+
+async def test_one_that_cannot_be_started_for_now_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    server = LocalRedis(Path("redis-server"), "127.0.0.1", tmp_path / "log")
+    tried: list[bool] = []
+
+    class Ended:
+        async def wait(self) -> int:
+            return 1
+
+    async def create(*_: str, **__: object) -> None:
+        tried.append(True)
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", create)
+    monkeypatch.setattr(redis_server, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(server, "_process", Ended())
+    keeper = asyncio.create_task(server._keep())
+    await eventually(lambda: len(tried) > 2 or keeper.done())
+    assert not keeper.done()
+    keeper.cancel()
+    await asyncio.gather(keeper, return_exceptions=True)
 
 
 def _answers(port: int, password: str) -> bool:

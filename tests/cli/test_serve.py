@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -10,15 +11,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from outrider.cli.serve import Role
-from outrider.process import Ports, read_ports
+from outrider import process as service_process
+from outrider.cli.serve import Role, serve
+from outrider.process import PARENT_VARIABLE, Ports, read_ports
 from outrider.rpc import make_channel
 from outrider.testing import eventually
 from outrider.tls import Role as TlsRole
 from outrider.v1 import router_pb2, router_pb2_grpc
+from services.router.processes import group as router_group
 
 REPLICA = """
 [[router.replicas]]
@@ -88,6 +92,29 @@ async def test_a_hangup_reads_the_file_again_and_ends_nothing(tmp_path: Path) ->
     assert process.returncode == 0
     assert b"config_needs_restart" in told and b"drain_s" in told
     assert b"config_applied" in told
+
+
+@pytest.mark.parametrize("num_processes", [1, 2])
+@pytest.mark.parametrize("is_told", [True, False])
+def test_what_a_supervisor_starts_knows_that_it_has_a_parent(
+    monkeypatch: pytest.MonkeyPatch, num_processes: int, is_told: bool
+) -> None:
+    """Else the kernel's word of a killed one, said twice, would end it with its chats."""
+    found: list[bool] = []
+
+    def run(serve: object, config: object, *, has_parent: bool, **_: Any) -> None:
+        found.append(has_parent)
+
+    class Opened:
+        count = num_processes
+
+    monkeypatch.setattr(service_process, "run", run)
+    monkeypatch.setattr(router_group, "open_group", lambda config: Opened())
+    if is_told:
+        monkeypatch.setenv(PARENT_VARIABLE, "1")
+    serve(Role.router, settings=["port=0", f"processes={num_processes}"])
+    assert found == [is_told]
+    assert PARENT_VARIABLE not in os.environ, "its own children are not told"
 
 
 @pytest.mark.parametrize("role", Role)

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from outrider.cli.local import mesh
+from outrider.cli.local import mesh, supervisor
 from outrider.cli.local.mesh import MeshOptions, ProcessSpec, ServedModel
-from outrider.cli.local.supervisor import _environ, _with_ports, tail
+from outrider.cli.local.supervisor import Child, Supervisor, _environ, _with_ports, tail
 from outrider.config import load
+from outrider.process import PARENT_ENDED, PARENT_VARIABLE, Ports
+from outrider.testing import eventually
+from outrider.workers.restarts import RestartPolicy, Restarts
 from services.edge.config import EdgeConfig
 from services.tokenizer.config import TokenizerConfig
 
@@ -63,3 +70,95 @@ def test_of_a_log_its_failure_is_told_and_not_what_was_before(tmp_path: Path) ->
     with log.open("a", encoding="utf-8") as file:
         file.write("outrider: cannot listen on UDP 127.0.0.1:4433\nset another port\n")
     assert tail(log) == "cannot listen on UDP 127.0.0.1:4433\nset another port"
+
+
+def supervisor_of(tmp_path: Path, told: list[str]) -> Supervisor:
+    for folder in ("config", "logs", "run"):
+        (tmp_path / folder).mkdir()
+    return Supervisor(OPTIONS, tmp_path, told.append, RestartPolicy(first_pause_s=0.0))
+
+
+NO_ROOM = OSError(errno.ENOSPC, "no space left")
+
+
+async def test_services_take_their_supervisors_end_for_one_wish_however_often_it_comes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The kernel says it once for each of its threads, and they let chats end first."""
+    started: dict[str, Any] = {}
+
+    async def create(*command: str, **options: Any) -> None:
+        started.update(options)
+        raise NO_ROOM
+
+    mine = supervisor_of(tmp_path, [])
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", create)
+    with pytest.raises(OSError, match="no space"):
+        await mine.start_all([mesh.tokenizer(OPTIONS)], {})
+    assert started["env"][PARENT_VARIABLE]
+    assert started["preexec_fn"].args == (PARENT_ENDED,)
+
+
+class _Process:
+    """Runs until it is told to end."""
+
+    pid = 4711
+
+    def __init__(self) -> None:
+        self.returncode: int | None = None
+        self._ended = asyncio.Event()
+
+    async def wait(self) -> int:
+        await self._ended.wait()
+        return self.returncode or 0
+
+    def terminate(self) -> None:
+        self.returncode = -signal.SIGTERM
+        self._ended.set()
+
+
+async def test_a_full_disk_ends_no_process_and_keeps_none_away_for_good(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    told: list[str] = []
+    published: list[bool] = []
+    failures = [NO_ROOM] * 3
+
+    async def create(*command: str, **options: Any) -> _Process:
+        if failures:
+            raise failures.pop()
+        return _Process()
+
+    async def until_ready(*_: Any) -> Ports:
+        return Ports(1, 2)
+
+    def publish(*_: Any) -> None:
+        if failures:
+            raise NO_ROOM
+        published.append(True)
+
+    def say(text: str) -> None:
+        told.append(text)
+        raise NO_ROOM
+
+    mine = supervisor_of(tmp_path, told)
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", create)
+    monkeypatch.setattr(supervisor, "publish", publish)
+    monkeypatch.setattr(mine, "_say", say)
+    monkeypatch.setattr(mine, "_until_ready", until_ready)
+    monkeypatch.setattr(mine, "_is_up", True)
+    spec = mesh.tokenizer(OPTIONS)
+    first, restarts = _Process(), Restarts(RestartPolicy(first_pause_s=0.0), 0.0)
+    child = Child(spec, {}, spec, first, Ports(1, 2), tmp_path / "log", restarts)  # type: ignore[arg-type]
+    mine.children.append(child)
+    child.keeper = asyncio.create_task(mine._keep(child))
+    child.keeper.add_done_callback(mine._keeper_ended)
+    waiting = asyncio.create_task(mine.wait(asyncio.Event()))
+    first.terminate()
+    await eventually(lambda: bool(published) or waiting.done())
+    assert not waiting.done()
+    assert child.is_up and child.process.returncode is None
+    assert any("could not be started: " in line and "no space left" in line for line in told)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    await mine.stop()

@@ -102,6 +102,13 @@ def set_models_file(things: dict[str, dict[str, Any]], name: str, path: str) -> 
         one["env"].append({"name": "OUTRIDER_MODELS", "value": path})
 
 
+def set_limits(things: dict[str, dict[str, Any]], **settings: str) -> None:
+    """Name a Redis of shared limits in the edges."""
+    for key, value in settings.items():
+        name = f"OUTRIDER_EDGE_SHARED_LIMITS_{key}"
+        container(things, EDGE)["env"].append({"name": name, "value": value})
+
+
 EDGE, ROUTER, TOKENIZER = "Deployment/edge", "Deployment/router", "Deployment/tokenizer"
 INFERENCE = "StatefulSet/inference"
 MISTAKES: list[tuple[str, Change]] = [
@@ -262,6 +269,14 @@ MISTAKES: list[tuple[str, Change]] = [
         lambda t: define(config(t, "edge"), DEFAULT_MODEL.name),
     ),
     ("models_are_known", lambda t: set_models_file(t, EDGE, "/nowhere/models.toml")),
+    (  # a password that would be read on the way
+        "redis_addresses_are_taken",
+        lambda t: set_limits(t, URL="redis://redis.redis:6379/0", PASSWORD="secret"),
+    ),
+    (
+        "redis_addresses_are_taken",
+        lambda t: set_limits(t, URL="rediss://redis.redis:6379/0", PASSWORD_FILE="/nowhere/it"),
+    ),
 ]
 
 

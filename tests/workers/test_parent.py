@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -153,6 +155,29 @@ async def test_a_process_that_cannot_start_ends_all_of_them() -> None:
         async with running(parent):
             raise AssertionError("it is ready")
     assert not parent._processes and group.told[-1] == "close"
+
+
+async def test_a_process_that_cannot_be_forked_for_now_costs_the_others_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    group = FakeGroup()
+    parent = parent_of(group)
+    create = asyncio.create_subprocess_exec
+    failures = [OSError(errno.EAGAIN, "no more processes"), OSError(errno.ENOSPC, "no space")]
+
+    async def create_later(*command: str, **options: Any) -> asyncio.subprocess.Process:
+        if failures:
+            raise failures.pop()
+        return await create(*command, **options)
+
+    async with running(parent):
+        other = parent._processes[0]
+        monkeypatch.setattr(asyncio, "create_subprocess_exec", create_later)
+        os.kill(parent._processes[1].pid, signal.SIGKILL)
+        await eventually(lambda: group.live[-1] == {0})
+        await eventually(lambda: group.live[-1] == {0, 1})
+        assert not failures
+        assert parent._processes[0] is other and other.returncode is None
 
 
 async def test_every_process_holds_what_is_to_outlive_the_parent() -> None:

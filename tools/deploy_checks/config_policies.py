@@ -15,12 +15,14 @@ from outrider.config import load
 from outrider.errors import ConfigError, OutriderError
 from outrider.models.catalog import MODELS_VARIABLE, ModelCatalog, ModelSpec, load_catalog
 from outrider.peers.membership import Lookup, Target, parse_target
+from outrider.redis_settings import RedisAddress
 from outrider.tls.identity import Role, server_name
 from tools.deploy_checks.manifests import NAME_LABEL, Manifests, Object, label
 
 ROLES = ("edge", "router", "tokenizer", "inference")
 CONFIG_PATH = "/etc/outrider/outrider.toml"
 _MARGIN_S = 5
+_REDIS_TABLES = ("shared_limits", "shared_cache", "prefix_store")
 
 
 def configurations_load(manifests: Manifests) -> Iterator[str]:
@@ -110,6 +112,25 @@ def services_have_certificates(manifests: Manifests) -> Iterator[str]:
             yield f"{where}: its certificate must be for server auth and client auth"
         elif spec["issuerRef"] not in ({"name": name, "kind": "Issuer"} for name in issuers):
             yield f"{where}: its certificate's issuer is not here"
+
+
+def redis_addresses_are_taken(manifests: Manifests) -> Iterator[str]:
+    """A service would connect to the Redis that it is told, with the password that a secret has,
+    and finds the files that it is told."""
+    for workload, _, config in loaded(manifests):
+        mounts = {it["mountPath"] for it in main_container(workload).get("volumeMounts", ())}
+        for table in _REDIS_TABLES:
+            told = getattr(config, table, None)
+            if told is None or not told.url:
+                continue
+            password = told.password or ("of a file" if told.password_file else "")
+            try:
+                RedisAddress(told.url, told.user, password, told.ca).check()
+            except ValueError as error:
+                yield f"{label(workload)}: {table}.url: {error}"
+            for path in (told.password_file, told.ca, getattr(told, "key_file", None)):
+                if path is not None and str(path.parent) not in mounts:
+                    yield f"{label(workload)}: {table}: nothing is mounted at {path.parent}"
 
 
 def models_are_known(manifests: Manifests) -> Iterator[str]:

@@ -38,6 +38,7 @@ POLICIES: tuple[Policy, ...] = (
     config_policies.routers_find_their_replicas,
     config_policies.services_have_certificates,
     config_policies.models_are_known,
+    config_policies.redis_addresses_are_taken,
     gpu_policies.gpus_are_those_the_engine_uses,
     gpu_policies.gpu_pods_find_their_nodes,
     gpu_policies.gpu_pods_have_a_checkpoint,

@@ -88,7 +88,7 @@ class LocalRedis:
             assert self._process is not None
             await self._process.wait()
             await asyncio.sleep(_PAUSE_S)
-            with contextlib.suppress(UnavailableError):
+            with contextlib.suppress(UnavailableError, OSError):
                 await self._spawn()
 
     async def _spawn(self) -> None:

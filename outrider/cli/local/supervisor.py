@@ -12,6 +12,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,7 +27,7 @@ from outrider.engines.huge_pages import with_huge_pages
 from outrider.errors import UnavailableError
 from outrider.free_ports import free_tcp_port, free_udp_port
 from outrider.models.catalog import MODELS_VARIABLE
-from outrider.process import Ports, die_with_parent, read_ports
+from outrider.process import PARENT_ENDED, PARENT_VARIABLE, Ports, die_with_parent, read_ports
 from outrider.tls.config import TlsConfig
 from outrider.tls.identity import Role
 from outrider.workers.ports import reserve_row
@@ -37,6 +38,8 @@ STOP_LIMIT_S = 15.0
 _FAILED: Final = "outrider: "
 """What a command begins with when it says why it failed (outrider/cli/main.py)."""
 _POLL_S = 0.05
+_RECORD_AGAIN_S: Final = 30.0
+"""Before what could not be recorded is tried again."""
 
 
 @dataclass(slots=True)
@@ -89,6 +92,7 @@ class Supervisor:
         """Fails if a process cannot be kept up by a defect here."""
         self._certificates: Certificates | None = None
         self._is_up = False
+        self._record_again: asyncio.TimerHandle | None = None
         self._links: list[DelayedLink] = []
         self.redis: LocalRedis | None = None
         """The prefix store, where one was asked for."""
@@ -220,7 +224,7 @@ class Supervisor:
                 stderr=sink,
                 env=_environ(completed.role),
                 start_new_session=True,  # Ctrl-C reaches the supervisor alone, which stops in order
-                preexec_fn=die_with_parent,
+                preexec_fn=partial(die_with_parent, PARENT_ENDED),
             )
         self._starting = [it for it in self._starting if it.returncode is None]
         self._starting.append(process)
@@ -339,9 +343,12 @@ class Supervisor:
                     child.is_up = True
                 except UnavailableError as error:
                     why = error.message.partition(":\n")[0].removeprefix(f"{name} ")
+                except OSError as error:
+                    # No room on the disk, no more processes: the others need neither.
+                    why = f"could not be started: {error}"
             end.back_at_s = time.time()
-            self.publish()
-            self._say(f"{name} is up again, on port {child.ports.main}")
+            self._record()
+            self._tell(f"{name} is up again, on port {child.ports.main}")
 
     async def _start_again(self, child: Child) -> asyncio.subprocess.Process:
         ports: dict[str, object] = {
@@ -360,15 +367,32 @@ class Supervisor:
         restarts = child.restarts
         name = child.spec.name
         pause_s = restarts.died(time.monotonic(), was_ready=was_ready)
-        self.publish()
-        self._say(f"{name} {why}; it is started again in {pause_s:g} s")
+        self._record()
+        self._tell(f"{name} {why}; it is started again in {pause_s:g} s")
         if restarts.does_not_start:
-            self._say(
+            self._tell(
                 f"{name} ended {restarts.num_early} times in a row soon after its start; the end "
                 f"of {child.log}:\n{tail(child.log)}"
             )
         await asyncio.sleep(pause_s)
         restarts.started(time.monotonic())
+
+    def _record(self) -> None:
+        """Publish; where that fails, later: the mesh runs on with an older record."""
+        if self._record_again is not None:
+            self._record_again.cancel()
+            self._record_again = None
+        try:
+            self.publish()
+        except OSError as error:
+            self._tell(f"the mesh's record could not be written: {error}")
+            loop = asyncio.get_running_loop()
+            self._record_again = loop.call_later(_RECORD_AGAIN_S, self._record)
+
+    def _tell(self, text: str) -> None:
+        """Say it, where it can be written."""
+        with contextlib.suppress(OSError):
+            self._say(text)
 
     def kill(self) -> None:
         """End every process now; what is under way is lost."""
@@ -417,6 +441,7 @@ def _environ(role: str) -> dict[str, str]:
     ours = {f"OUTRIDER_{owner}_{key}".upper() for owner, key in mesh.OF_MODELS}
     environ = {key: value for key, value in os.environ.items() if key not in ours}
     environ[MODELS_VARIABLE] = os.devnull
+    environ[PARENT_VARIABLE] = "1"
     return with_huge_pages(environ) if role == "inference" else environ
 
 

@@ -231,7 +231,10 @@ def _await_killed(folder: Path) -> None:
     while left := left_running(killed, folder):
         if time.monotonic() > limit:
             pids = ", ".join(str(pid) for pid in left)
-            raise UnavailableError(f"of the killed mesh, these processes do not end: {pids}")
+            raise UnavailableError(
+                f"of the killed mesh, these processes have not ended: {pids}; wait until their "
+                "chats have, or end them with kill -9"
+            )
         time.sleep(_POLL_S)
 
 
@@ -359,7 +362,8 @@ async def run(options: MeshOptions, state_dir: Path, welcome: Welcome | None = N
         try:
             await _start_and_wait(supervisor, stop, console, welcome)
         finally:
-            console.print("stopping")
+            with contextlib.suppress(OSError):  # its log's disk is full
+                console.print("stopping")
             await supervisor.stop()
 
 

@@ -42,40 +42,57 @@ _log = structlog.get_logger()
 
 async def run_forever(address: str, name: str, tls: Tls = PLAINTEXT) -> None:
     """Work for a service until SIGTERM; reconnects whenever it is lost."""
-    is_stopped = False
+    stopping = _told_to_stop()
     async with tls.watched():
-        while not is_stopped:
-            is_stopped = await run_once(address, name, tls)
-            await asyncio.sleep(0.0 if is_stopped else _RETRY_S)
+        while not stopping.is_set():
+            await _work(address, name, tls, stopping)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_RETRY_S):
+                    await stopping.wait()
 
 
-async def run_once(address: str, name: str, tls: Tls = PLAINTEXT) -> bool:
-    """Work for a service until it is lost (False) or SIGTERM comes (True)."""
+async def run_once(address: str, name: str, tls: Tls = PLAINTEXT) -> None:
+    """Work for a service until it is lost or SIGTERM comes."""
+    await _work(address, name, tls, _told_to_stop())
+
+
+def _told_to_stop() -> asyncio.Event:
+    """Set by SIGTERM, also while there is no service to work for."""
+    stopping = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
+    return stopping
+
+
+async def _work(address: str, name: str, tls: Tls, stopping: asyncio.Event) -> None:
+    """Work for a service until it is lost, or until `stopping` is set and what is begun is done."""
     outbox: Outbox[tokenizer_pb2.WorkRequest] = Outbox(2 * SLOTS)
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, outbox.close)
+    hello = tokenizer_pb2.WorkerHello(name=name, slots=SLOTS)
+    outbox.put_nowait(tokenizer_pb2.WorkRequest(hello=hello))
     with ThreadPoolExecutor(1, "tokenize") as pool:
         async with make_channel(
             address, tls=tls, role=Role.TOKENIZER, max_message_bytes=_MAX_MESSAGE_BYTES
         ) as channel:
             heartbeats = asyncio.create_task(_send_heartbeats(outbox))
+            closing = asyncio.create_task(_close_when(stopping, outbox))
             try:
-                await _serve(channel, name, outbox, pool)
+                await _serve(channel, outbox, pool)
             except grpc.aio.AioRpcError as error:
                 _log.info("service_lost", address=address, code=error.code().name)
             finally:
                 heartbeats.cancel()
-    return outbox.closed
+                closing.cancel()
+
+
+async def _close_when(stopping: asyncio.Event, outbox: Outbox[tokenizer_pb2.WorkRequest]) -> None:
+    await stopping.wait()
+    outbox.close()
 
 
 async def _serve(
     channel: grpc.aio.Channel,
-    name: str,
     outbox: Outbox[tokenizer_pb2.WorkRequest],
     pool: ThreadPoolExecutor,
 ) -> None:
-    hello = tokenizer_pb2.WorkerHello(name=name, slots=SLOTS)
-    outbox.put_nowait(tokenizer_pb2.WorkRequest(hello=hello))
     stub: tokenizer_pb2_grpc.TokenizerWorkServiceAsyncStub
     stub = tokenizer_pb2_grpc.TokenizerWorkServiceStub(channel)
     vocabularies = _VocabularyCache(channel)
