@@ -139,7 +139,7 @@ async def test_an_interrupt_ends_it_though_requests_are_under_way(
         await eventually(lambda: endpoint.num_answered == 3)
         process.send_signal(signal.SIGINT)
         try:
-            _, told = process.communicate(timeout=50)
+            _, told = process.communicate(timeout=200)
         finally:
             process.kill()
     assert process.returncode == 130

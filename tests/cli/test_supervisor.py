@@ -155,8 +155,8 @@ async def test_a_full_disk_ends_no_process_and_keeps_none_away_for_good(
     child.keeper.add_done_callback(mine._keeper_ended)
     waiting = asyncio.create_task(mine.wait(asyncio.Event()))
     first.terminate()
-    await eventually(lambda: bool(published) or waiting.done())
-    assert not waiting.done()
+    await eventually(lambda: told[-1:] == [f"{spec.name} is up again, on port 1"] or waiting.done())
+    assert not waiting.done() and published
     assert child.is_up and child.process.returncode is None
     assert any("could not be started: " in line and "no space left" in line for line in told)
     waiting.cancel()

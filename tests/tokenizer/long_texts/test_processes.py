@@ -80,6 +80,6 @@ def test_a_worker_whose_service_is_away_ends_when_it_is_told_to() -> None:
         try:
             assert b"service_lost" in worker.stderr.readline()
             worker.terminate()
-            assert worker.wait(60) == 0
+            assert worker.wait(200) == 0
         finally:
             worker.kill()
