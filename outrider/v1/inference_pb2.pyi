@@ -1006,8 +1006,8 @@ class WatchLoadRequest(_message.Message):
     min_interval_ms: _builtins.int
     """Smallest time between two reports; 0: 50."""
     max_interval_ms: _builtins.int
-    """Longest time between two reports, changed or not: they are the replica's heartbeat; 0: a report
-    comes only when something changed.
+    """Longest time between two reports, changed or not: they are the replica's heartbeat, and bring
+    what changed by less; 0: none.
     """
     def __init__(
         self,

@@ -73,7 +73,8 @@ class InferenceServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchLoad(self, request, context):
-        """The replica's load, first at once and then whenever it changes, at most every interval.
+        """The replica's load, first at once and then whenever sessions come, go or wait, or what it tells
+        otherwise moves by a tenth, at most every interval.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -35,7 +35,9 @@ class InferenceServiceStub:
     def __new__(cls, channel: _aio.Channel) -> InferenceServiceAsyncStub: ...
     Generate: _grpc.StreamStreamMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]
     WatchLoad: _grpc.UnaryStreamMultiCallable[_inference_pb2.WatchLoadRequest, _inference_pb2.WatchLoadResponse]
-    """The replica's load, first at once and then whenever it changes, at most every interval."""
+    """The replica's load, first at once and then whenever sessions come, go or wait, or what it tells
+    otherwise moves by a tenth, at most every interval.
+    """
     WatchKv: _grpc.UnaryStreamMultiCallable[_inference_pb2.WatchKvRequest, _inference_pb2.WatchKvResponse]
     """The replica's prefix cache: a snapshot, then what is stored and removed. Who reads slowly gets
     another snapshot instead of what it missed.
@@ -51,7 +53,9 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.StreamStreamMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]  # type: ignore[assignment]
     WatchLoad: _aio.UnaryStreamMultiCallable[_inference_pb2.WatchLoadRequest, _inference_pb2.WatchLoadResponse]  # type: ignore[assignment]
-    """The replica's load, first at once and then whenever it changes, at most every interval."""
+    """The replica's load, first at once and then whenever sessions come, go or wait, or what it tells
+    otherwise moves by a tenth, at most every interval.
+    """
     WatchKv: _aio.UnaryStreamMultiCallable[_inference_pb2.WatchKvRequest, _inference_pb2.WatchKvResponse]  # type: ignore[assignment]
     """The replica's prefix cache: a snapshot, then what is stored and removed. Who reads slowly gets
     another snapshot instead of what it missed.
@@ -76,7 +80,9 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.WatchLoadRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_inference_pb2.WatchLoadResponse], _abc.AsyncIterator[_inference_pb2.WatchLoadResponse]]:
-        """The replica's load, first at once and then whenever it changes, at most every interval."""
+        """The replica's load, first at once and then whenever sessions come, go or wait, or what it tells
+        otherwise moves by a tenth, at most every interval.
+        """
 
     @_abc_1.abstractmethod
     def WatchKv(
