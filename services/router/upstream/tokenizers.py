@@ -88,15 +88,20 @@ class TokenizerStream:
         return len(self._waiting)
 
     async def encode(self, request: tokenizer_pb2.EncodeRequest) -> Tokenized:
-        """Tokenize; `request.number` is set here. Raises what the tokenizer answers, and
-        UnavailableError when its stream breaks."""
+        """Tokenize; the request gets a number of this stream. Raises what the tokenizer answers,
+        and UnavailableError when its stream breaks."""
         call, reader = self._open()
         self._last_number += 1
-        number = request.number = self._last_number
+        number = self._last_number
+        # A copy: a write that nobody waits for any more may serialise it while the caller asks
+        # another stream the same.
+        numbered = tokenizer_pb2.EncodeRequest()
+        numbered.CopyFrom(request)
+        numbered.number = number
         answer: asyncio.Future[Tokenized] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
         try:
-            await self._send(call, request)
+            await self._send(call, numbered)
             return await answer
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and _is_cancelled():

@@ -255,6 +255,62 @@ async def test_who_gives_up_in_the_middle_of_a_write_costs_others_nothing() -> N
         await stream.close()
 
 
+class Gate:
+    """A port whose connections reach a tokenizer once it is opened."""
+
+    def __init__(self, tokenizer: Scripted) -> None:
+        self.opened = asyncio.Event()
+        self._far = tokenizer.address.rsplit(":", 1)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @asynccontextmanager
+    async def address(self) -> AsyncIterator[str]:
+        server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        try:
+            yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        finally:
+            server.close()
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await self.opened.wait()
+        far_reader, far_writer = await asyncio.open_connection(self._far[0], int(self._far[1]))
+        for way in ((reader, far_writer), (far_reader, writer)):
+            self._tasks.append(asyncio.create_task(self._pass(*way)))
+
+    async def _pass(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        try:
+            while data := await source.read(1 << 16):
+                sink.write(data)
+        finally:
+            sink.close()
+
+
+async def test_a_write_that_was_given_up_goes_out_under_its_own_number() -> None:
+    """The same prompt is asked of another stream meanwhile, where it has a number that somebody
+    else has on this one."""
+    async with leak_check(), running(2) as (slow, other):
+        gate = Gate(slow)
+        async with gate.address() as address:
+            stream = TokenizerStream(address, max_message_bytes=1 << 20)
+            second = TokenizerStream(other.address, max_message_bytes=1 << 20)
+            await second.encode(Request(text="xx"))
+            prompt = Request(text="x")
+            given_up = asyncio.create_task(stream.encode(prompt))
+            await eventually(lambda: stream._write is not None)
+            given_up.cancel()
+            await asyncio.wait([given_up])
+            anothers = asyncio.create_task(stream.encode(Request(text="xxxx")))
+            assert (await second.encode(prompt)).ids.count == 1
+            await eventually(lambda: stream.num_waiting == 1)
+            gate.opened.set()
+            assert (await anothers).ids.count == 4
+            await stream.close()
+            await second.close()
+
+
 async def test_without_tokenizers_messages_are_refused_clearly() -> None:
     async with pool_of() as pool:
         with pytest.raises(UnavailableError, match="none is configured"):
