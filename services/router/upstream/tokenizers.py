@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import Final
 
@@ -21,6 +21,7 @@ from outrider.errors import (
     VocabularyUnavailableError,
 )
 from outrider.peers.discovery import Discovery
+from outrider.peers.health import Quarantine, QuarantinePolicy
 from outrider.peers.membership import DiscoveryPolicy, Target
 from outrider.peers.stall_free_clock import StallFreeClock
 from outrider.rpc import end_call, from_rpc_error, make_channel, until_distrusted
@@ -43,6 +44,9 @@ _OF_ONE_MODEL: Final = (VocabularyUnavailableError, VocabularyMismatchError, Unk
 """What a tokenizer says of one model alone: another tokenizer may have it, and this one serves
 others. The first that was said is told to the session."""
 
+_QUARANTINE: Final = QuarantinePolicy(first_s=5.0)
+"""How long a tokenizer that did not answer is asked last."""
+
 _log = structlog.get_logger()
 
 _EncodeCall = grpc.aio.StreamStreamCall[tokenizer_pb2.EncodeRequest, tokenizer_pb2.EncodeResponse]
@@ -62,6 +66,27 @@ class _Ranked:
     rank: int
     """The least is asked first."""
     is_leaving: bool = False
+    quarantine: Quarantine = field(default_factory=lambda: Quarantine(_QUARANTINE))
+
+    def is_last(self, now: float) -> bool:
+        """Whether it is asked after all others, since it did not answer."""
+        return self.quarantine.is_active and now < self.quarantine.until
+
+    def asked(self, now: float) -> None:
+        """A prompt goes to it. Once its pause is over that is a trial, and further prompts go to
+        others until it answers."""
+        if self.quarantine.is_active and not self.is_last(now):
+            self.quarantine.begin(now)
+
+    def failed(self, now: float) -> None:
+        """It did not answer. Of many prompts that it had at once only the first one counts."""
+        if not self.is_last(now):
+            self.quarantine.begin(now)
+
+    def answered(self, now: float) -> None:
+        """It said something, if only that it cannot serve the prompt."""
+        if self.quarantine.is_active:
+            self.quarantine.clear(now)
 
 
 class TokenizerStream:
@@ -200,7 +225,8 @@ class TokenizerStream:
 
 class TokenizerPool:
     """Asks tokenizers until one answers, at most `max_waiting` prompts at once: those of the first
-    target first, of one target the one that has least to do. `run` it, and `tick` now and then."""
+    target first, of one target the one that has least to do; who did not answer is last for a
+    while. `run` it, and `tick` now and then."""
 
     def __init__(
         self,
@@ -256,8 +282,8 @@ class TokenizerPool:
         self._streams[address].is_leaving = False
 
     def is_lost(self, address: str) -> bool:
-        """Whether the last prompt found it gone."""
-        return self._streams[address].rank >= len(self._ranks)
+        """Whether a prompt found it gone of late, and none found it back since."""
+        return self._streams[address].is_last(self._clock())
 
     def left(self, address: str) -> None:
         """One is not found any more: it gets no more prompts."""
@@ -289,17 +315,25 @@ class TokenizerPool:
         refusals: dict[type[OutriderError], OutriderError] = {}
         entries = self._ranked()
         for entry in entries:
+            entry.asked(self._clock())
             try:
                 async with self._clock.timeout(self._timeout_s / len(entries)):
-                    return await self._asked(entry.stream, request)
+                    answer = await self._asked(entry.stream, request)
             except (OverloadedError, *_OF_ONE_MODEL) as error:
+                entry.answered(self._clock())
                 refusals[type(error)] = error
             except UnavailableError as error:
                 failures.append(f"{entry.stream.address}: {error.message}")
-                self._demote(entry)
+                entry.failed(self._clock())
             except TimeoutError:
                 failures.append(f"{entry.stream.address}: no answer in time")
-                self._demote(entry)
+                entry.failed(self._clock())
+            except OutriderError:
+                entry.answered(self._clock())
+                raise
+            else:
+                entry.answered(self._clock())
+                return answer
         if overload := refusals.get(OverloadedError):
             raise overload
         for kind in _OF_ONE_MODEL:
@@ -319,13 +353,12 @@ class TokenizerPool:
             return await stream.encode(request)
 
     def _ranked(self) -> list[_Ranked]:
-        """At most a few of many: each gets its share of the time."""
+        """At most a few of many: each gets its share of the time. Those that did not answer are
+        last for a while, so that not every prompt waits for them first."""
+        now = self._clock()
         able = [entry for entry in self._streams.values() if not entry.is_leaving]
-        return sorted(able, key=lambda it: (it.rank, it.stream.num_waiting))[:MAX_ASKED]
-
-    def _demote(self, entry: _Ranked) -> None:
-        """Ask it last from now on, so that not every prompt waits for it first."""
-        entry.rank = 1 + max(other.rank for other in self._streams.values())
+        able.sort(key=lambda it: (it.is_last(now), it.rank, it.stream.num_waiting))
+        return able[:MAX_ASKED]
 
 
 class PromptTokenization:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -40,7 +42,7 @@ class Scripted(tokenizer_pb2_grpc.TokenizerServiceServicer):
         self.error: OutriderError | None = None
         self.is_holding = False
         self.is_reading = True
-        self.num_streams = 0
+        self.num_streams = self.num_asked = 0
         self.address = ""
         self._release = asyncio.Event()
         self._server: grpc.aio.Server | None = None
@@ -55,6 +57,7 @@ class Scripted(tokenizer_pb2_grpc.TokenizerServiceServicer):
         if not self.is_reading:
             await asyncio.Event().wait()
         async for request in request_iterator:
+            self.num_asked += 1
             self.held.append(request)
             if self.is_holding and not self._release.is_set():
                 continue
@@ -92,13 +95,15 @@ async def running(count: int) -> AsyncIterator[list[Scripted]]:
 
 
 @asynccontextmanager
-async def pool_of(*addresses: str, **settings: Any) -> AsyncIterator[TokenizerPool]:
+async def pool_of(
+    *addresses: str, now: Callable[[], float] = time.monotonic, **settings: Any
+) -> AsyncIterator[TokenizerPool]:
     values: dict[str, Any] = {"timeout_s": 5.0, "max_waiting": 100, "max_message_bytes": 1 << 20}
     targets = [parse_target(address, "an address") for address in addresses]
     pool = TokenizerPool(
         targets,
         policy=DiscoveryPolicy(),
-        clock=StallFreeClock(),
+        clock=StallFreeClock(clock=now),
         rng=Random(1),
         **(values | settings),
     )
@@ -183,6 +188,70 @@ async def test_a_silent_tokenizer_costs_its_share_of_the_time_once() -> None:
             for text in ("x", "xx", "xxx"):
                 assert (await pool.encode(Request(text=text))).ids.count == len(text)
             assert len(silent.held) == 1
+
+
+async def test_a_tokenizer_that_answers_again_has_its_own_place_again() -> None:
+    now = 0.0
+    async with (
+        running(2) as (first, second),
+        pool_of(first.address, second.address, now=lambda: now) as pool,
+    ):
+
+        async def asked(at: float) -> tuple[int, int]:
+            """How many prompts each had of one that came then."""
+            nonlocal now
+            now = at
+            before = first.num_asked, second.num_asked
+            await pool.encode(Request(text="x"))
+            return first.num_asked - before[0], second.num_asked - before[1]
+
+        first.error = UnavailableError("not now")
+        assert await asked(0.0) == (1, 1)
+        assert pool.is_lost(first.address) and not pool.is_lost(second.address)
+        first.error = None
+        assert await asked(4.9) == (0, 1)
+        assert await asked(5.0) == (1, 0) == await asked(5.1), "it is the first target's"
+        assert not pool.is_lost(first.address)
+
+
+async def test_a_tokenizer_that_fails_again_is_asked_ever_more_seldom() -> None:
+    now = 0.0
+    async with (
+        running(2) as (first, second),
+        pool_of(first.address, second.address, now=lambda: now) as pool,
+    ):
+        first.error = UnavailableError("not now")
+        asked_at = list[float]()
+        for _ in range(400):
+            before = first.num_asked
+            await pool.encode(Request(text="x"))
+            asked_at += [now] * (first.num_asked - before)
+            now += 1.0
+        pauses = [after - before for before, after in pairwise(asked_at)]
+        assert pauses == [5.0, 10.0, 20.0, 40.0, 60.0, 60.0, 60.0, 60.0, 60.0]
+
+
+async def test_one_prompt_tries_a_tokenizer_that_did_not_answer() -> None:
+    """Others do not wait for it."""
+    now = 0.0
+    async with (
+        leak_check(),
+        running(2) as (first, second),
+        pool_of(first.address, second.address, now=lambda: now) as pool,
+    ):
+        first.error = UnavailableError("not now")
+        await asyncio.gather(*(pool.encode(Request(text="x")) for _ in range(9)))
+        first.error, first.is_holding, now = None, True, 5.0
+        trial = asyncio.create_task(pool.encode(Request(text="xx")))
+        await eventually(lambda: len(first.held) == 1)
+        for _ in range(3):
+            await pool.encode(Request(text="xxx"))
+        assert len(first.held) == 1 and pool.is_lost(first.address)
+        first.release()
+        now = 15.0
+        assert (await pool.encode(Request(text="xxxx"))).ids.count == 4
+        assert (await trial).ids.count == 2
+        assert not pool.is_lost(first.address)
 
 
 async def test_a_tokenizer_that_dies_fails_over_and_is_found_again() -> None:
