@@ -97,7 +97,8 @@ class Failover:
         self._policy = policy or FailoverPolicy()
         self._budgets: dict[str, RetryBudget] = {}
         """By model: what one model's replicas lose holds up no session of another."""
-        self._poison = PoisonDetector(self._policy.max_lost_replicas)
+        self._poison: dict[str, PoisonDetector] = {}
+        """By model, which no two share replicas: suspects of one wait for no trial of another."""
         self._waiting: dict[int, tuple[RelayedSession, OutriderError]] = {}
         self.is_due = False
         """Whether more could go on now than there was time for."""
@@ -108,26 +109,30 @@ class Failover:
     def replica_lost(
         self, sessions: Iterable[RelayedSession], *, is_proof_valid: bool = True
     ) -> RelayedSession | None:
-        """Their replica is lost, or an engine call with them failed (`is_proof_valid` is False):
-        the session that is the reason, if it shows."""
+        """Their replica, which has one model, is lost, or an engine call with them failed
+        (`is_proof_valid` is False): the session that is the reason, if it shows."""
         by_record = {session.losses: session for session in sessions}
-        poisonous = self._poison.replica_lost(list(by_record), is_proof_valid=is_proof_valid)
+        if not by_record:
+            return None
+        poison = self._poison_of(next(iter(by_record.values())).model)
+        poisonous = poison.replica_lost(list(by_record), is_proof_valid=is_proof_valid)
         return by_record[poisonous] if poisonous else None
 
     def refused(self, session: RelayedSession) -> None:
         """A replica did not take it, or serves others alone, which says nothing of the session."""
-        self._poison.left_replica(session.losses)
+        self._poison_of(session.model).left_replica(session.losses)
 
     def replica_silent(self, session: RelayedSession) -> None:
         """Its replica fell silent with all it had, which says nothing of the session. It counts as
         moved, so that admission control does not refuse it any more."""
-        self._poison.left_replica(session.losses)
+        self._poison_of(session.model).left_replica(session.losses)
         session.num_moves += 1
 
     def first_token(self, session: RelayedSession, now: float) -> None:
         """It has tokens from the replica that it is on."""
-        self._poison.proved(session.losses)
-        self.is_due = self.is_due or bool(self._poison)
+        poison = self._poison_of(session.model)
+        poison.proved(session.losses)
+        self.is_due = self.is_due or bool(poison)
         if session.replica_left_at is not None:
             self._telemetry.moved(session.replica, (now - session.replica_left_at) * 1e3)
             session.replica_left_at = None
@@ -141,7 +146,7 @@ class Failover:
     def forget(self, session: RelayedSession) -> None:
         """It has ended."""
         self._waiting.pop(session.router_session_id, None)
-        self._poison.forget(session.losses)
+        self._poison_of(session.model).forget(session.losses)
 
     def retry(self, now: float) -> list[tuple[RelayedSession, OutriderError]]:
         """Open what can be opened now; those that are to be given up, and why."""
@@ -157,10 +162,13 @@ class Failover:
                 continue
             replica_set = self._dispatch.replica_set(session)
             model = session.model
+            poison, budget = self._poison_of(model), self._budget_of(model, now)
             has_failed = failed[replica_set] >= _MAX_FAILED_PLACEMENTS
             has_failed |= failed_by_model[model] >= _MAX_FAILURES
-            budget = self._budget_of(model, now)
-            if has_failed or not self._may_move(session, budget, now):
+            if has_failed:
+                poison.deferred(session.losses)
+                continue
+            if not self._may_move(session, poison, budget, now):
                 continue
             if num_moved >= MAX_MOVES_PER_RETRY:
                 self.is_due = True
@@ -171,7 +179,7 @@ class Failover:
                 failed[replica_set] += 1
                 failed_by_model[model] += 1
                 session.tried_replicas.clear()  # one of those may have room after a while
-                self._poison.deferred(session.losses)
+                poison.deferred(session.losses)
                 if is_other_identity(error):
                     # It says more than why the last replica was left. The wait may be long: the
                     # others are tried first from now on.
@@ -182,7 +190,7 @@ class Failover:
             else:
                 num_moved += 1
                 budget.spend(now)
-                self._poison.opened(session.losses)
+                poison.opened(session.losses)
                 session.num_moves += 1
                 del self._waiting[session.router_session_id]
         return over
@@ -195,10 +203,20 @@ class Failover:
             found = self._budgets[model] = RetryBudget(self._policy)
         return found
 
-    def _may_move(self, session: RelayedSession, budget: RetryBudget, now: float) -> bool:
+    def _poison_of(self, model: str) -> PoisonDetector:
+        found = self._poison.get(model)
+        if found is None:
+            # One without suspects is as good as a new one.
+            self._poison = {m: it for m, it in self._poison.items() if it}
+            found = self._poison[model] = PoisonDetector(self._policy.max_lost_replicas)
+        return found
+
+    def _may_move(
+        self, session: RelayedSession, poison: PoisonDetector, budget: RetryBudget, now: float
+    ) -> bool:
         is_late = session.deadline_at is not None and session.deadline_at <= now
         has_budget = budget.allows(self._table.num_sessions(session.model), now)
-        return is_late or (has_budget and self._poison.may_open(session.losses))
+        return is_late or (has_budget and poison.may_open(session.losses))
 
 
 def replica_lost_error(replica: str, what: str) -> ReplicaLostError:

@@ -26,7 +26,7 @@ class LossRecord:
 
 
 class PoisonDetector:
-    """The suspects of one router, in the order in which they are tried again."""
+    """The suspects of one model, in the order in which they are tried again."""
 
     def __init__(self, max_lost: int) -> None:
         self._max_lost = max_lost

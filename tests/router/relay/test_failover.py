@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.cost import Cost
-from outrider.errors import PoisonousRequestError, ReplicaLostError, UnavailableError
+from outrider.errors import (
+    NoReplicaError,
+    PoisonousRequestError,
+    ReplicaLostError,
+    UnavailableError,
+)
 from outrider.wire import cost_of
 from services.router.admission.pricing import Price, PriceTable
-from services.router.relay.failover import FailoverPolicy, RetryBudget
+from services.router.relay.failover import Failover, FailoverPolicy, RetryBudget
+from services.router.relay.frames import RelayedSession
+from services.router.relay.sessions import Session
 from tests.router.relay.scripted import NAMES, World
 
 
@@ -302,6 +311,93 @@ def test_budgets_of_models_whose_sessions_do_not_move_any_more_are_forgotten() -
     for second in range(1000):
         failover._budget_of(f"model-{second}", float(second)).spend(float(second))
     assert len(failover._budgets) <= FailoverPolicy().window_s + 1
+
+
+class Fleet:
+    """Replicas that have room or not, by what `replica_set` says of a session: its model and its
+    number's tens."""
+
+    def __init__(self) -> None:
+        self.full: set[Hashable] = set()
+        self.placed: list[int] = []
+
+    def replica_set(self, session: RelayedSession) -> Hashable:
+        return session.model, session.router_session_id // 10
+
+    def place(self, session: RelayedSession, now: float) -> None:
+        if self.replica_set(session) in self.full:
+            raise NoReplicaError("none is left")
+        self.placed.append(session.router_session_id)
+
+    def num_sessions(self, model: str) -> int:
+        return 0
+
+
+def failover_of(fleet: Fleet) -> Failover:
+    return Failover(fleet, fleet, World(1).mesh.telemetry)  # type: ignore[arg-type]
+
+
+def lost(
+    failover: Failover, model: str, *numbers: int, is_proven: bool = False
+) -> list[RelayedSession]:
+    """Sessions whose replica is lost, which wait for another one."""
+    sessions: list[RelayedSession] = []
+    for number in numbers:
+        sessions.append(Session(1, number, number, number, 0.0, None, model=model))
+        sessions[-1].losses.is_proven = is_proven
+    failover.replica_lost(sessions)
+    for session in sessions:
+        failover.wait(session, ReplicaLostError("lost"), 0.0)
+    return sessions
+
+
+def test_a_model_without_replicas_holds_up_no_suspect_of_another() -> None:
+    fleet = Fleet()
+    failover = failover_of(fleet)
+    fleet.full = {("x", 0)}
+    lost(failover, "x", 1, 2, 3, 4, is_proven=True)  # as many as are tried in vain
+    lost(failover, "x", 5)
+    lost(failover, "y", 6)
+    assert failover.retry(0.0) == []
+    assert fleet.placed == [6]
+
+
+def test_a_suspect_on_trial_holds_up_no_suspect_of_another_model() -> None:
+    fleet = Fleet()
+    failover = failover_of(fleet)
+    (first,) = lost(failover, "x", 1)
+    lost(failover, "x", 2)
+    lost(failover, "y", 3)
+    failover.retry(0.0)
+    assert fleet.placed == [1, 3], "each is alone among the suspects of its model"
+    failover.first_token(first, 0.1)
+    assert failover.is_due
+    failover.retry(0.1)
+    assert fleet.placed == [1, 3, 2]
+
+
+def test_a_suspect_that_is_not_tried_lets_others_of_its_model_try() -> None:
+    """Other replicas may have them."""
+    fleet = Fleet()
+    failover = failover_of(fleet)
+    fleet.full = {("x", 0)}
+    lost(failover, "x", 1, 2, 3, 4, is_proven=True)
+    lost(failover, "x", 5)
+    lost(failover, "x", 11)
+    failover.retry(0.0)
+    assert fleet.placed == [11]
+
+
+def test_models_without_suspects_are_forgotten() -> None:
+    failover = failover_of(Fleet())
+    (suspect,) = lost(failover, "model-0", 1)
+    for number in range(2, 1000):
+        (session,) = lost(failover, f"model-{number}", number)
+        failover.forget(session)
+    assert set(failover._poison) == {"model-0", "model-999"}
+    failover.retry(0.0)
+    failover.first_token(suspect, 0.1)
+    assert suspect.losses.num_lost == 0
 
 
 def test_moves_within_the_window_are_a_share_of_the_sessions_and_some_more() -> None:
