@@ -88,15 +88,6 @@ class Done:
 Step: TypeAlias = Send | Failed | Done
 
 
-@dataclass(slots=True)
-class _Waiting:
-    """Inputs that no replica takes now."""
-
-    inputs: tuple[PendingInput, ...]
-    until: float
-    why: OutriderError
-
-
 class RequestMachine:
     """Of one request."""
 
@@ -109,7 +100,8 @@ class RequestMachine:
         self._fleet = fleet
         self._residency = residency
         self._request = EmbeddingRequest(MAX_REQUEST_INPUTS, fleet.policy.max_lost_replicas)
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[tuple[PendingInput, ...]] = []
+        """Parts that no replica takes now."""
         self._max_tokens = fleet.registry.longest_context(model)
         self._is_over = False
         self.retry_at: float | None = None
@@ -182,17 +174,15 @@ class RequestMachine:
         """Time has passed: inputs that wait are tried again, also where they were lost before."""
         waiting, self._waiting = self._waiting, []
         steps: list[Step] = []
-        for group in waiting:
+        for part in waiting:
             try:
-                steps.append(self._sent(group.inputs, now, anywhere=True))
+                steps.append(self._sent(part, now, anywhere=True))
             except NoReplicaError as error:
-                group.why = error
-                if now < group.until:
-                    self._waiting.append(group)
-                else:
-                    steps += self._given_up(group.inputs, error)
+                for each in part:
+                    each.unreached.clear()  # the next time
+                steps += self._kept(part, error, now)
             except OutriderError as error:
-                steps += self._given_up(group.inputs, error)
+                steps += self._given_up(part, error)
         self.retry_at = now + RETRY_S if self._waiting else None
         return [*steps, *self._ending()]
 
@@ -215,25 +205,40 @@ class RequestMachine:
             except NoReplicaError as error:
                 self._fleet.stats.short(self.model)
                 if self._may_return(now):
-                    until = now + self._fleet.return_s + 2 * RETRY_S
-                    self._waiting.append(_Waiting(part, until, error))
-                    self.retry_at = now + RETRY_S
+                    steps += self._kept(part, error, now)
                 else:
                     steps += self._given_up(part, error)
             except OutriderError as error:
                 steps += self._given_up(part, error)
         return [*steps, *self._ending()] if steps else steps
 
+    def _kept(
+        self, part: tuple[PendingInput, ...], error: NoReplicaError, now: float
+    ) -> list[Step]:
+        """No replica takes them now: they wait, but for those that have waited long enough."""
+        over, left = list[PendingInput](), list[PendingInput]()
+        for each in part:
+            if each.waits_until is None:
+                each.waits_until = now + self._fleet.return_s + 2 * RETRY_S
+            (left if now < each.waits_until else over).append(each)
+        if left:
+            self._waiting.append(tuple(left))
+            self.retry_at = now + RETRY_S
+        return self._given_up(over, error)
+
     def _sent(self, part: tuple[PendingInput, ...], now: float, *, anywhere: bool = False) -> Send:
         """Raises UnknownModelError, NoReplicaError."""
         total = sum(each.num_tokens for each in part)
+        exclude = {name for each in part for name in each.unreached}
+        if not anywhere:
+            exclude.update(name for each in part for name in each.lost)
         replica = self._fleet.placement.choose(
             self._fleet.registry,
             self.model,
             total,
             identity=self.identity,
             residency=self._residency,
-            exclude=() if anywhere else {name for each in part for name in each.lost},
+            exclude=exclude,
         )
         self.identity = self.identity or replica.model_identity
         self._request.placed(part, replica.name, now)

@@ -23,6 +23,11 @@ class PendingInput:
     """When it was sent there."""
     lost: list[str] = field(default_factory=list)
     """Replicas that were lost while they had it."""
+    unreached: set[str] = field(default_factory=set)
+    """Replicas that it was sent to of late and never came to."""
+    waits_until: float | None = None
+    """When it has waited long enough for a replica; None: it has not had to wait yet since a
+    replica had it."""
 
 
 class EmbeddingRequest:
@@ -87,5 +92,9 @@ class EmbeddingRequest:
                 each.replica = ""
                 if had_them:
                     each.lost.append(replica)
+                    each.unreached.clear()
+                    each.waits_until = None
+                else:
+                    each.unreached.add(replica)
                 (spent if len(each.lost) >= self._max_lost else anew).append(each)
         return anew, spent

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -154,6 +155,76 @@ def test_inputs_wait_for_a_replica_that_is_tried_for_the_first_time() -> None:
     machine, peer = RequestMachine(fleet(first), "e", ()), Peer()
     peer.do(machine.add(inputs(0), 0.0))
     assert peer.errors == {0: "NO_REPLICA"}, "it was tried in vain"
+
+
+def test_a_replica_that_is_not_reached_is_passed_over() -> None:
+    """Though the registry takes it for the one that is done first."""
+    found = fleet(embedder("a"), embedder("b"))
+    found.placement.sent("b", 1000)
+    machine, peer = RequestMachine(found, "e", ()), Peer()
+    peer.do(machine.add(inputs(0), 0.0))
+    assert peer.at.pop("a") == {0}
+    peer.do(machine.lost("a", 0.0, had_them=False))
+    assert peer.at == {"b": {0}}
+
+
+def test_the_only_replica_that_is_not_reached_is_tried_at_intervals_and_no_longer() -> None:
+    found = fleet(embedder("a"))
+    machine, peer, now = RequestMachine(found, "e", ()), Peer(), 0.0
+    peer.do(machine.add(inputs(0), now))
+    peer.do(machine.no_more_inputs())
+    tried_at = list[float]()
+    while not peer.num_done:
+        if peer.at.pop("a", None):
+            tried_at.append(now)
+            assert len(tried_at) < 50
+            peer.do(machine.lost("a", now, had_them=False))
+        else:
+            assert machine.retry_at is not None
+            now = machine.retry_at
+            peer.do(machine.tick(now))
+    assert peer.errors == {0: "NO_REPLICA"}
+    assert all(after - before >= RETRY_S for before, after in pairwise(tried_at))
+    assert len(tried_at) > 3 and RETURN_S < now < RETURN_S + 4 * RETRY_S
+
+
+def test_inputs_wait_as_long_as_they_are_there() -> None:
+    """Not as long as those that are sent together with them."""
+    machine, peer = RequestMachine(fleet(embedder("a")), "e", ()), Peer()
+    peer.do(machine.add(inputs(0), 0.0))
+    peer.do(machine.lost("a", 0.0, had_them=False))
+    now = 0.5 * RETURN_S
+    peer.do(machine.tick(now))  # it is tried again the next time
+    peer.do(machine.tick(now))
+    peer.do(machine.add(inputs(1), now))
+    peer.do(machine.lost("a", now, had_them=False))
+    now = 1.4 * RETURN_S
+    peer.do(machine.tick(now))
+    assert peer.errors == {0: "NO_REPLICA"}
+    peer.at.clear()
+    peer.do(machine.tick(now))
+    assert peer.at == {"a": {1}}
+
+
+def test_a_replica_that_was_lost_and_one_that_is_not_reached_are_tried_in_turn() -> None:
+    found = fleet(embedder("a"), embedder("b"))
+    found.placement.sent("b", 1000)
+    machine, peer, now = RequestMachine(found, "e", ()), Peer(), 0.0
+    peer.do(machine.add(inputs(0), now))
+    assert peer.at.pop("a") == {0}
+    peer.do(machine.lost("a", now, had_them=True))
+    tried = list[str]()
+    while len(tried) < 6:
+        if peer.at:
+            name, _ = peer.at.popitem()
+            tried.append(name)
+            peer.do(machine.lost(name, now, had_them=False))
+        else:
+            assert machine.retry_at is not None
+            now = machine.retry_at
+            peer.do(machine.tick(now))
+    assert tried == ["b", "a", "a", "b", "a", "b"]
+    assert not peer.answers
 
 
 def test_what_takes_replicas_down_is_not_tried_for_ever() -> None:
