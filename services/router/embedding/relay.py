@@ -265,7 +265,8 @@ class _Relayed:
         label = admission.tenants.label(tenant)
         admission.stats.sessions[label, "admitted"] += 1
         admission.stats.tokens[(label,)] += machine.num_tokens
-        if (cost := self._cost()) is not None:
+        cost = self._cost()
+        if cost is not None and cost.amount_nanos:  # else the model may be no replica's
             admission.stats.costs_nanos[label, machine.model] += cost.amount_nanos
 
     def opening(self) -> embedding_pb2.OpenEmbed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
@@ -19,6 +20,7 @@ from services.router.admission.tenants import TenantPolicy
 from services.router.embedding.policy import EmbeddingPolicy
 from services.router.embedding.relay import EmbeddingRelay
 from tests.embedding_frames import frames_of
+from tests.router.integration.test_app import get
 from tests.router.replica import Replica, RouterUnderTest, running_replicas, running_router
 
 
@@ -246,6 +248,20 @@ async def test_inputs_that_nobody_can_embed(opened: dict[str, Any], reason: str)
     async with mesh(one, return_s=0.1) as (_, stub):
         found, failed, _ = await answers_of(await asked(stub.Embed(), [7], **opened))
     assert not found and failed[7].reason == reason
+
+
+async def test_a_model_that_nobody_has_is_no_label_of_costs() -> None:
+    one = Embedder("one")
+    one.may_answer.set()
+    prices = (Price(prompt_per_million=2.0, reply_per_million=1.0),)
+    async with mesh(one, prices=prices, currency="USD") as (router, stub):
+        assert (await at_once(stub, [7], model="bogus"))[1][7].reason == "UNKNOWN_MODEL"
+        assert (await at_once(stub, [7]))[0] == [7]
+        async with asyncio.timeout(60):
+            charged = re.compile("outrider_router_tenant_cost_total{.*e.*} 1e-05")
+            while not charged.search(metrics := await get(router.ports.admin, "/metrics")):
+                await asyncio.sleep(0.02)
+        assert "bogus" not in metrics
 
 
 async def test_a_request_above_the_bounds_is_refused_and_leaves_nothing() -> None:
