@@ -20,12 +20,14 @@ from services.router.recent_map import RecentMap
 PIECE_BLOCKS = 16
 """Blocks whose hashes are remembered together."""
 _ID_BYTES = 4
+_SIZE_BYTES = 8
 _new_hash = blake2b(digest_size=HASH_BYTES).copy
 """A copy costs a quarter less than a hash that is given its arguments."""
 
 
 class HashMemo(RecentMap[bytes, tuple[bytes, ...]]):
-    """Digest of a piece and all before it -> hashes of its blocks. About 1.2 KB per entry."""
+    """Digest of a piece, all before it and the size of a block -> hashes of its blocks. About
+    1.2 KB per entry."""
 
 
 class HashedPrompt:
@@ -80,7 +82,8 @@ class BlockChain:
         if first % PIECE_BLOCKS == 0:
             piece = self._ids[first * size : (first + PIECE_BLOCKS) * size]
             digest = _new_hash()
-            digest.update(parent + piece)
+            # With the size: the same ids have other hashes in blocks of another one.
+            digest.update(size.to_bytes(_SIZE_BYTES) + parent + piece)
             self._piece = digest.digest()
             remembered = self._memo.get(self._piece)
             if remembered is not None:

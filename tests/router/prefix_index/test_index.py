@@ -155,6 +155,13 @@ def test_remembered_pieces_are_the_right_ones(one: list[int], other: list[int], 
         assert HashedPrompt(packed(ids), b"", memo).chain(size).upto(999) == hashes(ids, b"", size)
 
 
+def test_remembered_pieces_are_those_of_blocks_of_the_same_size() -> None:
+    """Two fleets of one router may have blocks of different sizes."""
+    memo, ids = HashMemo(8), LONG[: 2 * PIECE_BLOCKS]
+    for size in (2, 4, 2):
+        assert HashedPrompt(packed(ids), b"", memo).chain(size).upto(999) == hashes(ids, b"", size)
+
+
 def test_nothing_is_hashed_beyond_what_the_index_knows(monkeypatch: pytest.MonkeyPatch) -> None:
     num_hashed = 0
     new_hash = prompt_module._new_hash
