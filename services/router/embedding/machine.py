@@ -179,7 +179,7 @@ class RequestMachine:
                 steps.append(self._sent(part, now, anywhere=True))
             except NoReplicaError as error:
                 for each in part:
-                    each.unreached.clear()  # the next time
+                    each.unreached.clear()  # these are tried again the next time
                 steps += self._kept(part, error, now)
             except OutriderError as error:
                 steps += self._given_up(part, error)

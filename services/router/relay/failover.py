@@ -98,7 +98,7 @@ class Failover:
         self._budgets: dict[str, RetryBudget] = {}
         """By model: what one model's replicas lose holds up no session of another."""
         self._poison: dict[str, PoisonDetector] = {}
-        """By model, which no two share replicas: suspects of one wait for no trial of another."""
+        """By model: a replica has one, so suspects of a model wait for no trial of another's."""
         self._waiting: dict[int, tuple[RelayedSession, OutriderError]] = {}
         self.is_due = False
         """Whether more could go on now than there was time for."""
