@@ -32,6 +32,7 @@ OutriderError                    INTERNAL            500
 │   └── VocabularyUnavailableError  UNAVAILABLE      503
 ├── EngineError                  INTERNAL            500
 ├── PoisonousRequestError        INTERNAL            500
+├── PeerFaultError               INTERNAL            502
 ├── ConfigError                  INVALID_ARGUMENT    400
 │   └── InsufficientMemoryError  RESOURCE_EXHAUSTED  503
 └── ModelStoreError              INTERNAL            500
@@ -310,6 +311,18 @@ class PoisonousRequestError(OutriderError):
     """Replica after replica was lost when it served this request; it is not tried again."""
 
     reason = "POISONOUS_REQUEST"
+
+
+class PeerFaultError(OutriderError):
+    """A service behind this one answered what it must not; who asked is not to blame."""
+
+    http_status = 502
+    reason = "PEER_FAULT"
+
+    @classmethod
+    def of(cls, error: OutriderError) -> PeerFaultError:
+        """For what a service's answer was refused with."""
+        return cls(error.message, metadata=error.metadata)
 
 
 class ConfigError(OutriderError):

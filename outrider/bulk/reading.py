@@ -7,6 +7,7 @@ import codecs
 import gzip
 import io
 import json
+import os
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -285,10 +286,15 @@ _UNREADABLE: Final = (OSError, EOFError, zlib.error, pa.ArrowException, Outrider
 
 
 def read(one: Slice, options: ReadOptions) -> Iterator[ReadResult]:
-    """The slice's documents; an error that ends the reading becomes a problem of the file."""
-    reader = _READERS[one.source.kind, one.source.is_gzip]
+    """The slice's documents; an error that ends the reading becomes a problem of the file, and so
+    does a change of the file since its slices were planned."""
+    source = one.source
+    reader = _READERS[source.kind, source.is_gzip]
     try:
         yield from reader(one, options)
+        now = os.stat(source.path)
+        if (now.st_size, now.st_mtime_ns) != (source.num_bytes, source.modified_ns):
+            raise OSError("it was changed during the run, so documents may be missing")
     except UnicodeDecodeError as error:
         yield TextProblem(one.source.path, f"is no UTF-8 ({error.reason})")
     except _UNREADABLE as error:

@@ -74,6 +74,8 @@ async def _resolve(address: EdgeAddress) -> list[Peer]:
         found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_DGRAM)
     except OSError as error:
         raise UnavailableError(f"{address.host} cannot be resolved ({error}); check it") from error
+    except UnicodeError as error:  # of IDNA, before anybody is asked
+        raise ConfigError(f"{address.host!r} is no host's name ({error}); check it") from error
     return [peer for *_, peer in found]
 
 

@@ -12,7 +12,7 @@ from typing import Final
 import structlog
 
 from outrider.codec.prompt_memory import PromptMemory
-from outrider.errors import CancelledError, OutriderError
+from outrider.errors import CancelledError, OutriderError, PeerFaultError
 from outrider.telemetry import names
 from outrider.telemetry.tracing import Span, start_span
 from outrider.tokenization.pool.pool import TokenizationJob, TokenizationResult
@@ -193,7 +193,7 @@ class Chat:
             item: Input = self._wire.read(frame)
         except OutriderError as error:
             # Not RegionFailed: the region believes the session alive and has to be told.
-            item = ClientFailed(error)
+            item = ClientFailed(PeerFaultError.of(error))
         if isinstance(item, RegionFailed):
             item = self._region_failed(item.error, is_cut_off=item.is_cut_off)
         elif isinstance(item, RegionOpened) and not self._is_prompt_charged:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 from itertools import pairwise
 from pathlib import Path
 from unittest.mock import patch
@@ -193,6 +194,26 @@ def test_what_changes_or_goes_after_the_plan_is_told(tmp_path: Path) -> None:
     path.unlink()
     (problem,) = read(shard.slices[0], reading)
     assert isinstance(problem, TextProblem) and "No such file" in problem.message
+
+
+@pytest.mark.parametrize("after", ["shorter", "longer", "other bytes", "touched"])
+def test_a_file_of_records_that_changes_after_the_plan_is_told(after: str, tmp_path: Path) -> None:
+    path, lines = tmp_path / "a.jsonl", ['{"text": "a"}\n'] * 4
+    path.write_text("".join(lines))
+    sources, _ = scan.find([str(path)], BulkSettings())
+    (shard,) = scan.plan(sources, BulkSettings(), cuts_texts=False)
+    reading = ReadOptions(BulkSettings(), None)
+    assert len(documents(list(read(shard.slices[0], reading)))) == 4
+    if after == "shorter":
+        path.write_text("".join(lines[:2]))
+    elif after == "longer":
+        path.write_text("".join([*lines, *lines]))
+    elif after == "other bytes":
+        path.write_text("".join(lines).replace("a", "b"))
+    later_ns = sources[0].modified_ns + 1_000_000_000
+    os.utime(path, ns=(later_ns, later_ns))
+    problem = list(read(shard.slices[0], reading))[-1]
+    assert isinstance(problem, TextProblem) and "changed during the run" in problem.message
 
 
 def test_missing_columns_and_files_are_told_before_anything_is_read(tmp_path: Path) -> None:

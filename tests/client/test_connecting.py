@@ -51,6 +51,13 @@ async def test_a_path_to_trust_is_a_path() -> None:
             raise AssertionError("connected")
 
 
+@pytest.mark.parametrize("host", ["a..b", "a" * 64 + ".example"])
+async def test_a_host_that_no_name_can_be_is_refused(host: str) -> None:
+    with pytest.raises(ConfigError, match="is no host's name"):
+        async with connect(host, insecure=True):
+            raise AssertionError("connected")
+
+
 async def test_messages_may_be_mappings(words: Vocabulary, tmp_path: Path) -> None:
     async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
         async with client.chat([{"role": "user", "content": "hello"}]) as chat:

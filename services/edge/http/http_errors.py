@@ -5,11 +5,19 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from outrider.errors import OutriderError, RateLimitedError
+from outrider.errors import (
+    OutriderError,
+    PoisonousRequestError,
+    RateLimitedError,
+    UnsupportedModelError,
+)
 
 _CONFLICT: Final = 409
 """Official clients send such a request again by themselves, which would take the reply from the
-request that has it. A RateLimitedError without a delay is of a prompt longer than its limit."""
+request that has it."""
+_ENDS_THE_SAME: Final = (RateLimitedError, PoisonousRequestError, UnsupportedModelError)
+"""Which official clients would send again as well. A RateLimitedError without a delay is of a
+prompt longer than its limit; a request that replicas are lost with would cost some more."""
 
 
 def headers_of(error: OutriderError) -> dict[str, str]:
@@ -18,7 +26,7 @@ def headers_of(error: OutriderError) -> dict[str, str]:
     if error.retry_delay_ms > 0:
         headers["retry-after"] = str(math.ceil(error.retry_delay_ms / 1000))
         headers["retry-after-ms"] = str(error.retry_delay_ms)
-    elif error.http_status == _CONFLICT or isinstance(error, RateLimitedError):
+    elif error.http_status == _CONFLICT or isinstance(error, _ENDS_THE_SAME):
         headers["x-should-retry"] = "false"
     if error.http_status == 401:
         headers["www-authenticate"] = "Bearer"

@@ -325,9 +325,11 @@ class OpenAiWriter:
                 return self._commit(choice, event)
             case Done():
                 # In one event with the end: a client that has the id of an event has all of it.
-                choice.end(event)
+                begin = b""
                 if self._is_streamed and not choice.had_end:
                     begin = self._begin(choice)
+                choice.end(event)
+                if self._is_streamed and not choice.had_end:
                     return begin + self._event(self._shape.ending(self._reply, choice))
             case Provisional(_, erase_to, text, stability) if self._is_streamed:
                 return self._provisional(choice, erase_to, text, stability)

@@ -11,13 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from outrider.codec.tokens import ids_checksum
 from outrider.errors import (
     DeadlineError,
+    InvalidRequestError,
     MalformedFrameError,
     OutriderError,
+    PeerFaultError,
     PromptTooLongError,
     VocabularyMismatchError,
 )
@@ -210,7 +212,8 @@ class ChatSession:
         try:
             actions = TABLE[self.state][type(item)](self, self._chat, item, now)
         except OutriderError as error:
-            actions = self._fail(error)
+            is_theirs = isinstance(item, _OF_REGION) and isinstance(error, InvalidRequestError)
+            actions = self._fail(PeerFaultError.of(error) if is_theirs else error)
         self.milestones.note(actions, self.num_resumed, now)
         return actions
 
@@ -422,6 +425,7 @@ class ChatSession:
         return [CancelRegion(reason)] if at_region else []
 
 
+_OF_REGION: Final = (RegionOpened, RegionCommit, RegionMoved, RegionDone)
 _NO_ANSWER = "the deadline passed and the region did not answer; try again"
 
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from outrider.codec.vectors import VectorFormat, unpacked
 from outrider.cost import Cost
-from outrider.errors import MalformedFrameError, OutriderError, UnavailableError
+from outrider.errors import MalformedFrameError, OutriderError, PeerFaultError, UnavailableError
 from outrider.rpc import LOSSES, end_call, loss_reason
 from outrider.session_types import Priority
 from outrider.v1 import embedding_pb2, embedding_pb2_grpc
@@ -111,13 +111,11 @@ class EmbeddingTurns:
 async def embedded(upstream: RouterPool, wish: EmbeddingWish) -> Embedded:
     """All vectors. Without a router it waits for one that was lost a moment ago. Raises InputError
     for the first input without one, and OutriderError."""
-    asking = _Asking(wish)
     avoided: list[str] = []
     while True:
         link = await _picked(upstream, avoided)
         try:
-            await asking.ask(link.embedding)
-            return asking.result()
+            return await _Asking(wish).ask(link.embedding)
         except UnavailableError:
             avoided.append(link.address)
             if len(avoided) >= MAX_ATTEMPTS:
@@ -135,73 +133,68 @@ async def _picked(upstream: RouterPool, avoided: Sequence[str]) -> RouterLink:
 
 
 class _Asking:
-    """One request, over all routers that are asked."""
+    """One router is asked for all vectors of a request. What a lost one had answered is asked for
+    again: which model identity had computed it, its last frame would have told."""
 
     def __init__(self, wish: EmbeddingWish) -> None:
         self._wish = wish
         self._rows: dict[int, npt.NDArray[np.float32]] = {}
         self._num_tokens = 0
-        self._costs: list[Cost] = []
-        self._identity = b""
+        self._num_bytes = sum(map(_num_bytes, wish.inputs))
 
-    def result(self) -> Embedded:
-        """Once every input has its vector."""
-        vectors = np.stack([self._rows[index] for index in range(len(self._wish.inputs))])
-        cost = None
-        if self._costs:
-            nanos = sum(cost.amount_nanos for cost in self._costs)
-            cost = Cost(nanos, self._costs[-1].currency)
-        return Embedded(vectors, self._num_tokens, cost, self._identity)
-
-    async def ask(self, router: embedding_pb2_grpc.EmbeddingRouterServiceAsyncStub) -> None:
-        """Ask a router for the vectors that are missing. Raises what `embedded` raises, and
-        UnavailableError where another router may know better."""
-        missing = [index for index in range(len(self._wish.inputs)) if index not in self._rows]
+    async def ask(self, router: embedding_pb2_grpc.EmbeddingRouterServiceAsyncStub) -> Embedded:
+        """Raises what `embedded` raises, and UnavailableError where another router may know
+        better."""
+        num_inputs = len(self._wish.inputs)
         try:
-            if len(missing) <= MAX_AT_ONCE_INPUTS and self._num_bytes(missing) <= _MAX_FRAME_BYTES:
-                await self._ask_at_once(router, missing)
+            if num_inputs <= MAX_AT_ONCE_INPUTS and self._num_bytes <= _MAX_FRAME_BYTES:
+                done = await self._ask_at_once(router)
             else:
-                await self._ask_in_frames(router, missing)
+                done = await self._ask_in_frames(router)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
             # Not this task: the call, as its channel was closed when the router was lost.
             raise UnavailableError("the router was lost") from None
+        except MalformedFrameError as error:
+            raise PeerFaultError.of(error) from error
         except LOSSES as loss:
             reason = loss_reason(loss)
             if type(reason) is OutriderError or not isinstance(reason, OutriderError):
                 raise UnavailableError(f"the router was lost: {reason}") from loss
             raise reason from loss
+        vectors = np.stack([self._rows[index] for index in range(num_inputs)])
+        return Embedded(vectors, self._num_tokens, cost_of(done.usage), done.model_identity)
 
     async def _ask_at_once(
-        self, router: embedding_pb2_grpc.EmbeddingRouterServiceAsyncStub, missing: Sequence[int]
-    ) -> None:
-        request = embedding_pb2.EmbedAtOnceRequest(open=self._opening(missing))
-        for index in missing:
+        self, router: embedding_pb2_grpc.EmbeddingRouterServiceAsyncStub
+    ) -> embedding_pb2.EmbedDone:
+        request = embedding_pb2.EmbedAtOnceRequest(open=self._opening())
+        for index in range(len(self._wish.inputs)):
             self._put(request.inputs.add(id=index), index)
         for answer in (await router.EmbedAtOnce(request)).answers:
-            if self._take(answer):
-                return
+            if (done := self._take(answer)) is not None:
+                return done
         raise UnavailableError("the router ended its answer")
 
     async def _ask_in_frames(
-        self, router: embedding_pb2_grpc.EmbeddingRouterServiceAsyncStub, missing: Sequence[int]
-    ) -> None:
+        self, router: embedding_pb2_grpc.EmbeddingRouterServiceAsyncStub
+    ) -> embedding_pb2.EmbedDone:
         call: Any = router.Embed()
-        writer = asyncio.create_task(self._write(call, missing))
+        writer = asyncio.create_task(self._write(call))
         try:
             async for answer in call:
-                if self._take(answer):
-                    return
+                if (done := self._take(answer)) is not None:
+                    return done
             raise UnavailableError("the router ended its answer")
         finally:
             writer.cancel()
             end_call(call)
             await asyncio.gather(writer, return_exceptions=True)
 
-    def _take(self, answer: embedding_pb2.EmbedResponse) -> bool:
-        """Whether it was the last frame."""
+    def _take(self, answer: embedding_pb2.EmbedResponse) -> embedding_pb2.EmbedDone | None:
+        """What the last frame says; None of another one."""
         kind = answer.WhichOneof("kind")
         if kind == "error":
             raise error_from_proto(answer.error)
@@ -210,10 +203,7 @@ class _Asking:
         if kind == "done":
             if len(self._rows) < len(self._wish.inputs):
                 raise MalformedFrameError("the router left inputs without an answer")
-            if (cost := cost_of(answer.done.usage)) is not None:
-                self._costs.append(cost)
-            self._identity = answer.done.model_identity
-            return True
+            return answer.done
         told = answer.vectors
         try:
             rows = unpacked(told.data, told.scales, told.dimensions, VectorFormat(told.format))
@@ -226,17 +216,17 @@ class _Asking:
                 raise MalformedFrameError("the router answers what was not asked")
             self._rows[index] = row
             self._num_tokens += num_tokens
-        return False
+        return None
 
-    async def _write(self, call: Any, missing: Sequence[int]) -> None:
+    async def _write(self, call: Any) -> None:
         # What is wrong with the call is told by its answers.
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            await call.write(embedding_pb2.EmbedRequest(open=self._opening(missing)))
-            for frame in self._frames(missing):
+            await call.write(embedding_pb2.EmbedRequest(open=self._opening()))
+            for frame in self._frames():
                 await call.write(frame)
             await call.done_writing()
 
-    def _opening(self, missing: Sequence[int]) -> embedding_pb2.OpenEmbed:
+    def _opening(self) -> embedding_pb2.OpenEmbed:
         wish = self._wish
         return embedding_pb2.OpenEmbed(
             request_id=wish.request_id,
@@ -247,13 +237,13 @@ class _Asking:
             truncate=wish.truncate,
             tenant=wish.tenant,
             residency=wish.residency,
-            estimated_tokens=self._num_bytes(missing) // _BYTES_PER_TOKEN + 2 * len(missing),
+            estimated_tokens=self._num_bytes // _BYTES_PER_TOKEN + 2 * len(wish.inputs),
         )
 
-    def _frames(self, missing: Sequence[int]) -> Iterator[embedding_pb2.EmbedRequest]:
+    def _frames(self) -> Iterator[embedding_pb2.EmbedRequest]:
         made, num_bytes = embedding_pb2.EmbedInputs(), 0
-        for index in missing:
-            size = _num_bytes(self._wish.inputs[index])
+        for index, content in enumerate(self._wish.inputs):
+            size = _num_bytes(content)
             is_full = len(made.inputs) >= _MAX_FRAME_INPUTS or num_bytes + size > _MAX_FRAME_BYTES
             if made.inputs and is_full:
                 yield embedding_pb2.EmbedRequest(inputs=made)
@@ -268,9 +258,6 @@ class _Asking:
             message.text = content
         else:
             message.ids = content
-
-    def _num_bytes(self, missing: Sequence[int]) -> int:
-        return sum(_num_bytes(self._wish.inputs[index]) for index in missing)
 
 
 def _num_bytes(content: Content) -> int:

@@ -274,6 +274,15 @@ def test_a_stream_begins_with_the_role_and_ends_with_the_reason() -> None:
     assert not any("usage" in it for it in (first, one, two, last))
 
 
+def test_a_reply_without_a_commit_ends_once() -> None:
+    reply = planned(API, body(stream=True))
+    late = done(0, FinishReason.DEADLINE)
+    first, last = objects_of(told(reply, [Accepted("r1", "small", 5), late]))
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert first["choices"][0]["finish_reason"] is None
+    assert last["choices"][0]["finish_reason"] == "length"
+
+
 def test_each_commit_is_sent_when_it_comes() -> None:
     writer = planned(API, body(stream=True)).writer
     assert writer.take(0, Accepted("r", "small", 5)) == b""

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from outrider.errors import MalformedFrameError
+from outrider.errors import PeerFaultError
 from outrider.sampling.params import SamplingParams
 from outrider.session_types import ScoredToken, TokenLogprobs
 from services.edge.session.events import (
@@ -95,7 +95,7 @@ def test_what_the_region_cannot_send_ends_the_chat(
     chat = streaming(num_logprobs)
     actions = chat.handle(RegionCommit(0, 0, 2, (3,), 3, logprobs=logprobs), 0.2)
     (failed,) = (action for action in actions if isinstance(action, Failed))
-    assert isinstance(failed.error, MalformedFrameError)
+    assert isinstance(failed.error, PeerFaultError)
 
 
 def opened(actions: list[Action]) -> OpenRegion:
