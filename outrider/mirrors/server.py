@@ -143,8 +143,8 @@ class ModelServer:
             async with self._tls.watched():
                 yield
         finally:
-            for task in running:
-                task.cancel()
+            for one in running:
+                one.cancel()
             await asyncio.gather(*running, return_exceptions=True)
             self._socket.close()
             tasks = [*self._connections, *self._manifests.values()]
