@@ -218,6 +218,22 @@ MISTAKES: list[tuple[str, Change]] = [
     ("pods_have_time_to_drain", lambda t: pod(t, EDGE).update(terminationGracePeriodSeconds=39)),
     ("pods_have_time_to_drain", lambda t: container(t, EDGE).pop("lifecycle")),
     (
+        "routers_have_memory_for_what_they_keep",
+        lambda t: container(t, ROUTER)["resources"]["limits"].update(memory="512Mi"),
+    ),
+    (  # 1.2 GB
+        "routers_have_memory_for_what_they_keep",
+        lambda t: container(t, ROUTER)["resources"]["limits"].update(memory=1200000000),
+    ),
+    (
+        "routers_have_memory_for_what_they_keep",
+        lambda t: replace(config(t, "router"), "drain_s", "max_kept_bytes = 805306368\ndrain_s"),
+    ),
+    (
+        "routers_have_memory_for_what_they_keep",
+        lambda t: replace(config(t, "router"), "drain_s", "processes = 3\ndrain_s"),
+    ),
+    (
         "routers_find_their_replicas",
         lambda t: replace(config(t, "router"), '"dns:inference:7300"', '"dns:router:7100"'),
     ),

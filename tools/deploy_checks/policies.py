@@ -34,6 +34,7 @@ POLICIES: tuple[Policy, ...] = (
     config_policies.configurations_load,
     config_policies.ports_are_those_configured,
     config_policies.pods_have_time_to_drain,
+    config_policies.routers_have_memory_for_what_they_keep,
     config_policies.services_are_found,
     config_policies.routers_find_their_replicas,
     config_policies.services_have_certificates,
