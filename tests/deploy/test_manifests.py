@@ -173,6 +173,20 @@ MISTAKES: list[tuple[str, Change]] = [
         "names_are_reached_not_the_world",
         lambda t: t["NetworkPolicy/edge"]["spec"]["egress"][0].pop("to"),
     ),
+    (
+        "replicas_reach_one_another",
+        lambda t: t["NetworkPolicy/inference-between-regions"]["spec"].update(egress=[]),
+    ),
+    (
+        "replicas_reach_one_another",
+        lambda t: t["NetworkPolicy/inference-between-regions"]["spec"]["ingress"][0]["from"].pop(),
+    ),
+    (
+        "replicas_reach_one_another",
+        lambda t: t["NetworkPolicy/inference-between-regions"]["spec"]["egress"][0].update(
+            ports=[{"port": 7100, "protocol": "TCP"}]
+        ),
+    ),
     ("workloads_survive_disruptions", lambda t: t[INFERENCE]["spec"].update(replicas=1)),
     ("workloads_survive_disruptions", lambda t: t[EDGE]["spec"].update(replicas=3)),
     (

@@ -26,6 +26,7 @@ POLICIES: tuple[Policy, ...] = (
     service_policies.nothing_passes_by_default,
     service_policies.workloads_have_network_policies,
     service_policies.names_are_reached_not_the_world,
+    service_policies.replicas_reach_one_another,
     service_policies.workloads_survive_disruptions,
     service_policies.autoscalers_have_targets,
     service_policies.services_reach_pods,
