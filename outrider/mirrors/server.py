@@ -41,8 +41,12 @@ from outrider.tls.certificates import subject_alternative_names
 from outrider.tls.identity import identify
 
 MAX_HEAD_BYTES: Final = 8192
+HANDSHAKE_S: Final = 10.0
 IDLE_S: Final = 30.0
-"""For the handshake, for the request, and for each piece that the peer takes."""
+"""For the request, and for each piece that the peer takes."""
+_BACKLOG: Final = 128
+_ACCEPT_PAUSE_S: Final = 1.0
+"""After a connection could not be taken."""
 _PIECE_BYTES: Final = 256 << 10
 _TOLD_EVERY_S: Final = 5.0
 _PATH: Final = re.compile(r"/([0-9a-f]{64})/(manifest\.json|[0-9]{6})")
@@ -59,7 +63,8 @@ class ServerConfig:
     port: int = 7400
     """0: any free one."""
     max_connections: int = 64
-    """Further ones are closed at once; those who fetch ask again, or elsewhere."""
+    """Those whose handshake is under way among them. Further ones are closed at once; those who
+    fetch ask again, or elsewhere."""
     max_mb_s: float = 0.0
     """So many megabytes a second at most, to all together; 0: no cap."""
     shard_bytes: int = DEFAULT_SHARD_BYTES
@@ -91,8 +96,9 @@ class ModelServer:
         self._manifests: dict[str, asyncio.Task[tuple[Manifest, Path]]] = {}
         self._pace = BandwidthCap(config.max_mb_s * 1e6, 0.0)
         self._connections = set[asyncio.Task[None]]()
-        self._server: asyncio.Server | None = None
         self._socket: socket.socket | None = None
+        self._context: ssl.SSLContext | None = None
+        """With the certificates of now."""
         self._generation = 0
         self._told_at = -_TOLD_EVERY_S
         self.sent_bytes = 0
@@ -115,55 +121,67 @@ class ModelServer:
             self._socket = socket.socket(family, kind, protocol)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self._socket.bind(address)
+            self._socket.setblocking(False)
+            self._socket.listen(_BACKLOG)
         except OSError as error:
             raise ConfigError(
                 f"cannot serve models on {config.host}:{config.port}: {error.strerror}"
             ) from error
-        await self._listen()
+        self._generation, self._context = self._tls.generation, self._made_context()
         return int(self._socket.getsockname()[1])
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
-        """Follow the certificates while the context is open, then end what is under way."""
-        following = asyncio.create_task(self._follow())
+        """Take connections and follow the certificates while the context is open, then end what is
+        under way."""
+        assert self._socket is not None, "start comes first"
+        running = [
+            asyncio.create_task(self._follow()),
+            asyncio.create_task(self._accept(self._socket)),
+        ]
         try:
             async with self._tls.watched():
                 yield
         finally:
-            following.cancel()
-            if self._server is not None:
-                self._server.close()
-            if self._socket is not None:
-                self._socket.close()
-            tasks = [following, *self._connections, *self._manifests.values()]
+            for one in running:
+                one.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+            self._socket.close()
+            tasks = [*self._connections, *self._manifests.values()]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _listen(self) -> None:
-        """With the certificates of now. The listening socket stays: nobody is refused meanwhile."""
-        assert self._socket is not None, "start comes first"
-        before, self._generation = self._server, self._tls.generation
-        self._server = await asyncio.start_server(
-            self._serve,
-            sock=self._socket.dup(),
-            limit=MAX_HEAD_BYTES,
-            ssl=self._context(),
-            ssl_handshake_timeout=IDLE_S if self._tls.current else None,
-        )
-        if before is not None:
-            before.close()
 
     async def _follow(self) -> None:
         while True:
             await asyncio.sleep(1.0)
             if self._tls.generation != self._generation:
+                self._generation = self._tls.generation
                 try:
-                    await self._listen()
+                    self._context = self._made_context()
                 except (OSError, ssl.SSLError) as error:  # between two writes of one rotation
                     _log.warning("certificate_not_loaded", why=str(error))
 
-    def _context(self) -> ssl.SSLContext | None:
+    async def _accept(self, listening: socket.socket) -> None:
+        """A connection counts from here on: a peer that connects and never shakes hands, too."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(0)  # one a turn, however many wait
+            try:
+                connection, _ = await loop.sock_accept(listening)
+            except OSError as error:  # such as too many open files
+                if self._may_tell():
+                    _log.warning("connections_not_accepted", why=str(error))
+                await asyncio.sleep(_ACCEPT_PAUSE_S)
+                continue
+            if len(self._connections) >= self._config.max_connections:
+                connection.close()
+                continue
+            task = asyncio.create_task(self._serve(connection))
+            self._connections.add(task)
+            task.add_done_callback(self._connections.discard)
+
+    def _made_context(self) -> ssl.SSLContext | None:
         if self._tls.current is None:
             return None
         config = self._tls.config
@@ -173,23 +191,29 @@ class ModelServer:
         context.load_cert_chain(config.certificate, config.private_key)
         return context
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        if len(self._connections) >= self._config.max_connections:
-            writer.transport.abort()
-            return
-        self._connections.add(task)
+    async def _serve(self, connection: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader(MAX_HEAD_BYTES, loop)
+        protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
+        try:
+            transport, _ = await loop.connect_accepted_socket(
+                lambda: protocol,
+                connection,
+                ssl=self._context,
+                ssl_handshake_timeout=HANDSHAKE_S if self._context else None,
+            )
+        except OSError:
+            return  # a peer that stalls or leaves, or whose handshake failed
+        writer = asyncio.StreamWriter(transport, protocol, reader, loop)
         try:
             await self._exchange(reader, writer)
-        except (TimeoutError, OSError):
-            pass  # a peer that stalls or leaves, or whose handshake failed
+        except asyncio.CancelledError:
+            writer.transport.abort()
+            raise
+        except OSError:
+            pass  # a peer that stalls or leaves
         finally:
-            self._connections.discard(task)
-            if task.cancelling():
-                writer.transport.abort()
-            else:
-                writer.close()
+            writer.close()
 
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

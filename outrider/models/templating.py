@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
 from jinja2 import Template, TemplateError, TemplateRuntimeError, nodes
-from jinja2.ext import loopcontrols
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
@@ -98,9 +99,21 @@ _RUNNING: Final[ContextVar[RenderBudget]] = ContextVar("running")
 """The budget of the rendering under way in this thread."""
 
 
+class _Generation(Extension):
+    """`{% generation %}` of `transformers`, which marks what an assistant wrote for those who train
+    on it. Here it is its body; as there, what the body sets ends with it."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> nodes.Scope:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
     """Templates as Hugging Face `transformers` sets them up (trimmed blocks, loop controls,
-    raise_exception), in bounds."""
+    generation blocks, raise_exception), in bounds."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
@@ -114,7 +127,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             autoescape=False,
             optimized=False,
             finalize=self._printed,
-            extensions=[loopcontrols],
+            extensions=[loopcontrols, _Generation],
         )
         self._clock = clock
         filters = {**self.filters, "tojson": _to_json}

@@ -12,6 +12,7 @@ from typing import Final, NoReturn
 
 import structlog
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 
 from outrider.errors import ConfigError, UnauthenticatedError
@@ -42,11 +43,12 @@ def read_certificates(config: TlsConfig) -> CertificateBundle:
     assert config.certificate and config.private_key and config.ca, "TlsConfig has all or none"
     chain, key, ca = map(_bytes, (config.certificate, config.private_key, config.ca))
     try:
-        (leaf, *_), public_key = x509.load_pem_x509_certificates(chain), _public_key(key)
+        leaf, *_ = x509.load_pem_x509_certificates(chain)
+        is_pair = leaf.public_key() == _public_key(key)
         x509.load_pem_x509_certificates(ca)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise ConfigError(f"tls: {config.certificate} and its key and CA: {error}") from error
-    if leaf.public_key() != public_key:
+    if not is_pair:
         raise ConfigError(f"tls: {config.private_key} is not the key of {config.certificate}.")
     try:
         owner = identify(*subject_alternative_names(leaf), config.trust_domain)
@@ -161,7 +163,8 @@ class Tls:
     @asynccontextmanager
     async def watched(self, poll_s: float = POLL_S) -> AsyncIterator[None]:
         """Look at the files every `poll_s` while the context is open. What is wrong with new
-        ones is logged, and the old ones stay."""
+        ones is logged, and the old ones stay. So is what a listener raises, and it is called
+        again."""
         if self.current is None:
             yield
             return
@@ -191,9 +194,16 @@ class Tls:
             now = await asyncio.to_thread(stamp, paths)
             if now != seen:
                 seen = now
-                await self._reload()
+                try:
+                    await self._reload()
+                except Exception:
+                    # Whatever is wrong with these files, later ones are read.
+                    _log.exception("certificate_not_loaded")
             for listener in self._listeners:
-                listener()
+                try:
+                    listener()
+                except Exception:
+                    _log.exception("certificate_listener_failed")
             await asyncio.sleep(poll_s)
 
     async def _reload(self) -> None:

