@@ -47,16 +47,19 @@ def site_of(component: Path) -> str:
     return "edge-site" if component.name.endswith("-edge") else "us-east"
 
 
-def component_manifests(folder: Path) -> Manifests:
-    """A whole site that has this component. ValueError with kustomize's words if it fails."""
+def component_manifests(folder: Path, overlay: str = "") -> Manifests:
+    """A whole site that has this component, by itself that of `site_of`. ValueError with
+    kustomize's words if it fails."""
     with tempfile.TemporaryDirectory(dir=DEPLOY, prefix="check-") as scratch:
         site = Path(scratch)
-        shutil.copytree(DEPLOY / "overlays" / site_of(folder), site, dirs_exist_ok=True)
+        shutil.copytree(
+            DEPLOY / "overlays" / (overlay or site_of(folder)), site, dirs_exist_ok=True
+        )
         file = site / "kustomization.yaml"
         # The copy stands one folder higher.
-        overlay = yaml.safe_load(file.read_text("utf-8").replace("../../", "../"))
-        overlay["components"].append(f"../components/{folder.name}")
-        file.write_text(yaml.safe_dump(overlay), "utf-8")
+        told = yaml.safe_load(file.read_text("utf-8").replace("../../", "../"))
+        told["components"].append(f"../components/{folder.name}")
+        file.write_text(yaml.safe_dump(told), "utf-8")
         return overlay_manifests(site)
 
 

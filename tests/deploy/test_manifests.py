@@ -386,17 +386,22 @@ def test_a_second_model(component: str) -> None:
     assert sorted(served) == sorted(region if component == "second-model" else [both])
 
 
-def test_edges_reach_the_redis_of_limits_where_a_site_has_one() -> None:
+@pytest.mark.parametrize("overlay", ["us-east", "edge-site"])
+def test_edges_reach_the_redis_of_limits_where_a_site_has_one(overlay: str) -> None:
     def ports(manifests: Manifests) -> set[object]:
-        (policy,) = [
-            it for it in manifests.of_kind("NetworkPolicy") if it["metadata"]["name"] == "edge"
-        ]
-        return {port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]}
+        return {
+            port["port"]
+            for policy in manifests.of_kind("NetworkPolicy")
+            if policy["metadata"]["name"].split("-")[0] == "edge"
+            for rule in policy["spec"]["egress"]
+            for port in rule["ports"]
+        }
 
-    manifests = component_manifests(DEPLOY / "components" / "edge-limits")
+    manifests = component_manifests(DEPLOY / "components" / "edge-limits", overlay)
     assert list(schema_problems(manifests)) == []
     assert list(policy_problems(manifests)) == []
-    assert ports(manifests) - ports(built("us-east")) == {6379}
+    assert ports(manifests) - ports(built(overlay)) == {6379}
+    assert 7100 in ports(manifests), "and routers"
 
 
 def test_edges_reach_replicas_where_a_region_has_the_direct_path_and_nowhere_else() -> None:
