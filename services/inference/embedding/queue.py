@@ -77,6 +77,8 @@ class EmbeddingQueue:
         self._lengths: dict[Priority, dict[int, FairLine]] = {it: {} for it in _CLASSES}
         """The same keys as in `_ready`, by padded length."""
         self._shares = {it: TenantShares() for it in _CLASSES}
+        self._reached = dict.fromkeys(_CLASSES, 0.0)
+        """The last place that left a class's lines: while these are empty, they begin there."""
         self._num_bytes = 0
         self._num_estimated_tokens = 0
         self.num_untokenized = 0
@@ -121,7 +123,9 @@ class EmbeddingQueue:
             )
         made = _Input(key, tenant, priority, 0.0, now, deadline_at, num_bytes, ids)
         lines = (self._texts[priority], self._ready[priority])
-        begins_at = min((line.begins_at for line in lines if line), default=0.0)
+        begins_at = min(
+            (line.begins_at for line in lines if line), default=self._reached[priority]
+        )
         share = self._shares[priority]
         made.place = share.place(tenant, made.estimated_tokens, begins_at)
         self._inputs[key] = made
@@ -142,6 +146,7 @@ class EmbeddingQueue:
         if first is None:
             return None
         self._texts[first.priority].discard(first.key)
+        self._reach(first)
         return first.key
 
     def tokenized(self, key: int, ids: Ids) -> None:
@@ -172,6 +177,7 @@ class EmbeddingQueue:
                 found += [self._inputs[key] for key in line.take(most - len(found))]
         for each in found:
             self._unbuffer(each)
+            self._reach(each)
         texts = tuple(each.ids for each in found if each.ids is not None)
         return EmbeddingBatch(tuple(each.key for each in found), texts, padded)
 
@@ -217,6 +223,10 @@ class EmbeddingQueue:
             line.discard(found.key)
             if not line:
                 del lengths[padded]
+
+    def _reach(self, left: _Input) -> None:
+        """It left the lines for a tokenizer or an engine."""
+        self._reached[left.priority] = max(self._reached[left.priority], left.place)
 
     def _choose(self, now: float) -> tuple[Priority, int] | None:
         """The class and the length of what comes next."""

@@ -220,6 +220,43 @@ def test_a_flood_of_one_tenant_costs_another_the_call_that_runs() -> None:
     assert served.count("other") == 10 and served[:24].count("other") >= 9
 
 
+@pytest.mark.parametrize("tokenized", [True, False])
+def test_a_line_that_was_empty_goes_on_where_it_was(tokenized: bool) -> None:
+    """A tenant that always has a call at work, and often nothing in line, takes turns with one that
+    comes then: it does not wait until that has had as much."""
+    queue = EmbeddingQueue(EmbeddingLimits(max_batch_texts=4))
+    last = 0
+
+    def add(tenant: str) -> int:
+        nonlocal last
+        last += 1
+        queue.add(last, 64, MEDIUM, None, 0.0, ids=ids_of(16) if tokenized else None, tenant=tenant)
+        return last
+
+    def next_call() -> tuple[int, ...]:
+        while (text := queue.next_text(0.0)) is not None:
+            queue.tokenized(text, ids_of(16))
+        batch = queue.next_batch(0.0)
+        assert batch is not None
+        return batch.keys
+
+    at_work: tuple[int, ...] = ()
+    for _ in range(100):
+        for _ in range(4):
+            add("steady")
+        before, at_work = at_work, next_call()
+        for key in before:
+            queue.finished(key)
+    for _ in range(500):
+        add("new")
+    key = add("steady")
+    calls = 0
+    while key not in at_work:
+        at_work = next_call()
+        calls += 1
+    assert calls <= 2
+
+
 def test_one_tenant_is_served_in_order_of_arrival() -> None:
     queue = EmbeddingQueue(LIMITS)
     for key, count in enumerate((12, 9, 10, 11, 12)):
