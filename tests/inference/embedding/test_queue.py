@@ -73,8 +73,41 @@ def test_higher_classes_first_and_others_fill_their_call() -> None:
 
 
 def test_nobody_starves() -> None:
-    queue = filled((10, LOW, 0.0), (30, HIGH, 0.49))
-    assert next(batches(queue, 0.5)) == (0,)
+    """Though there is always one of a higher class."""
+    queue = filled((10, LOW, 0.0))
+    for key in range(1, 4):
+        queue.add(key, 30, HIGH, None, 0.5, ids=ids_of(30))
+        assert next(batches(queue, 0.5)) == (key,)
+    queue.add(4, 30, HIGH, None, 0.5, ids=ids_of(30))
+    assert list(batches(queue, 0.5)) == [(0,), (4,)]
+
+
+@pytest.mark.parametrize("tokenized", [True, False])
+def test_a_backlog_that_starves_leaves_higher_classes_three_calls_of_four(tokenized: bool) -> None:
+    limits = EmbeddingLimits(max_batch_texts=1, max_buffered_tokens=16)
+    queue = EmbeddingQueue(limits)
+
+    def add(key: int, priority: Priority, at: float) -> None:
+        ids = ids_of(16) if tokenized else None
+        queue.add(key, 64, priority, None, at, ids=ids)
+
+    def next_call() -> int:
+        while (text := queue.next_text(10.0)) is not None:
+            queue.tokenized(text, ids_of(16))
+        batch = queue.next_batch(10.0)
+        assert batch is not None
+        return batch.keys[0]
+
+    for key in range(100):
+        add(key, LOW, 0.0)
+    for _ in range(5):
+        assert next_call() < 100
+    for key in range(100, 112):
+        add(key, HIGH, 9.9)
+    served = [next_call() >= 100 for _ in range(16)]
+    assert sum(served) == 12
+    assert served[0]
+    assert all(any(served[at : at + 2]) for at in range(15))
 
 
 def test_a_text_above_the_budget_is_computed_alone() -> None:
