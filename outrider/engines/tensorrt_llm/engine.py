@@ -181,7 +181,9 @@ class TensorRtLlmEngine:
     ) -> list[LogitsRows]:
         """All slices side by side: one request of each is in flight at a time.
 
-        Those that wait for a prefill chunk sent earlier come last, so that nobody waits for them.
+        Those that wait for a prefill chunk sent earlier come last, so that nobody waits for them:
+        the other work is done before. Where all are chunks that nobody waits for here, it is done
+        once they are sent.
         """
         dialogues = [self._dialogue(part) for part in slices]
         ahead = [self._sequences[part.sequence].sent_ahead is not None for part in slices]
@@ -191,13 +193,15 @@ class TensorRtLlmEngine:
         while answers:
             tickets: dict[int, Ticket] = {}
             for index, answer in answers.items():
+                if ahead[index]:
+                    overlapped_work()
+                    overlapped_work = no_work
                 try:
                     tickets[index] = self._flight.submit(dialogues[index].send(answer))
                 except StopIteration as end:
                     rows[index] = end.value
-            if tickets:
-                overlapped_work()
-                overlapped_work = no_work
+            overlapped_work()
+            overlapped_work = no_work
             answers = {index: self._flight.land(ticket) for index, ticket in tickets.items()}
         return [rows[index] for index in range(len(slices))]
 
