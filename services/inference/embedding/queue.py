@@ -143,9 +143,7 @@ class EmbeddingQueue:
             )
         made = _Input(key, tenant, priority, 0.0, now, deadline_at, num_bytes, ids)
         lines = (self._texts[priority], self._ready[priority])
-        begins_at = min(
-            (line.begins_at for line in lines if line), default=self._reached[priority]
-        )
+        begins_at = min((line.begins_at for line in lines if line), default=self._reached[priority])
         share = self._shares[priority]
         made.place = share.place(tenant, made.estimated_tokens, begins_at)
         self._inputs[key] = made
