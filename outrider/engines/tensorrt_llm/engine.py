@@ -137,11 +137,15 @@ class TensorRtLlmEngine:
         return rows
 
     def close_sequence(self, sequence: int) -> None:
-        """See base.Engine. A prefill chunk still being computed is aborted."""
+        """See base.Engine. A prefill chunk still being computed is aborted; one that cannot be is
+        computed in vain."""
         self._check_not_closed()
         closed = self._sequences.pop(sequence, None)
         if closed is not None and closed.sent_ahead is not None:
-            self._flight.abort(closed.sent_ahead)
+            try:
+                self._flight.abort(closed.sent_ahead)
+            except EngineError as error:
+                log.warning("trtllm_prefill_not_aborted", error=error.message)
 
     def copy_block(self, source: int, target: int) -> None:
         """Nothing: the runtime's own tree shares what is equal."""

@@ -242,6 +242,27 @@ def test_closing_a_sequence_aborts_its_prefill() -> None:
     assert llm.down
 
 
+def test_a_prefill_that_cannot_be_aborted_costs_nobody_else(
+    monkeypatch: pytest.MonkeyPatch, logs: list[EventDict]
+) -> None:
+    engine, llm = make_engine()
+    ids, blocks = random_ids(engine, 60), table(engine, 60)
+    with opened(engine, ids) as (other,):
+        engine.open(1, ids)
+        engine.step([SequenceSlice(1, ids[:40], 0, blocks, 0)])
+
+        def broken(self: object) -> None:
+            raise RuntimeError("the worker is busy")
+
+        monkeypatch.setattr(type(llm.requests[0]), "abort", broken)
+        logs.clear()
+        engine.close_sequence(1)
+        assert [entry["event"] for entry in logs] == ["trtllm_prefill_not_aborted"]
+        run(engine, other, ids, 0, blocks, 1)
+        engine.open(1, ids)
+        engine.close_sequence(1)
+
+
 @pytest.mark.parametrize("num_fitting", [1, 2, 5])
 def test_logits_in_flight_stay_within_their_memory(num_fitting: int) -> None:
     longest = 512 * VOCABULARY * 4
