@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,8 +36,8 @@ from outrider.testing import eventually
 from outrider.v1 import embedding_pb2, embedding_pb2_grpc, inference_pb2, inference_pb2_grpc
 from outrider.wire import error_from_proto
 from services.inference.config import InferenceConfig
-from services.inference.embedding.app import EmbeddingReplica, LoadedEmbedder, load_embedder
 from services.inference.embedding import service
+from services.inference.embedding.app import EmbeddingReplica, LoadedEmbedder, load_embedder
 from services.inference.embedding.limits import EmbeddingLimits
 from tests.models.encoders import WIDTH, write_encoder
 
@@ -363,9 +364,12 @@ async def test_a_peer_that_does_not_read_has_no_more_vectors_made(
         request = service._Request(model.contract, replica.pipeline, embedding_pb2.OpenEmbed())
         taking = asyncio.create_task(request.take(frame))
         read: list[int] = []
+
+        def has_made(count: int) -> bool:
+            return replica.pipeline.counts.vectors >= count
+
         for most in range(8, 22):
-            made = min(most, 20)
-            await eventually(lambda made=made: replica.pipeline.counts.vectors >= made)
+            await eventually(partial(has_made, min(most, 20)))
             while len(read) < most - 7:
                 answer = await request.next()
                 assert answer is not None
