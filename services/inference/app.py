@@ -263,7 +263,13 @@ class Replica:
         keeps_swaps = config.kv_swap.max_bytes > 0 and kv is not None
         self.schedulers = tuple(
             Scheduler(
-                engine.info, limits, model.new_reply, prior, keeper.kept, keeps_swaps=keeps_swaps
+                engine.info,
+                limits,
+                model.new_reply,
+                prior,
+                keeper.kept,
+                keeps_swaps=keeps_swaps,
+                num_stored=config.prefix_store.max_tokens if config.prefix_store.url and kv else 0,
             )
             for engine, keeper in zip(model.engines, self._keepers, strict=True)
         )

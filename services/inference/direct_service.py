@@ -113,7 +113,10 @@ class DirectStream:
         if len(self._live) >= self._max_sessions:
             raise OverloadedError(f"this stream carries {len(self._live)} sessions")
         self._last_number = number
-        self._live[number] = self._table.direct_paths.attach(ticket, self._edge, self, number)
+        session = self._table.direct_paths.attach(ticket, self._edge, self, number)
+        # Its router is told, which may lose its stream by that: then the session is over.
+        if session.direct is not None and session.direct.number == number:
+            self._live[number] = session
         self.attached_any.set()
 
 

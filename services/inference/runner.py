@@ -36,7 +36,7 @@ from services.inference.kv_transfer import (
 )
 from services.inference.scheduler.batch import Batch
 from services.inference.scheduler.scheduler import Scheduler
-from services.inference.scheduler.types import Drafts, Event, Failed, Load, OpenRequest
+from services.inference.scheduler.types import Drafts, Event, Failed, Finished, Load, OpenRequest
 
 log = structlog.get_logger()
 
@@ -222,6 +222,7 @@ class ModelRunner:
     ) -> None:
         """`on_tick` is called in the event loop; `clock` gives the seconds of all deadlines."""
         scheduler.record_blocks()
+        self._engine = engine
         self._on_tick = on_tick
         self._inbox = Inbox(max_commands)
         self._new_thread = partial(_ModelThread, engine, scheduler, self._inbox, clock)
@@ -254,6 +255,9 @@ class ModelRunner:
     async def stop(self) -> None:
         """End the thread after its current tick and close the engine; sessions left are lost."""
         if self._thread is None:
+            if not self._over.is_set():
+                self._over.set()
+                await asyncio.to_thread(_close_engine, self._engine)
             return
         self._inbox.stop()
         await self._over.wait()
@@ -374,7 +378,7 @@ class _ModelThread:
             log.exception("model_thread_failed")
             problem = f"the model thread failed with {type(error).__name__}"
         finally:
-            self._close_engine()
+            _close_engine(self._engine)
             load = self._scheduler.load()
             self._post(ModelTick(tuple(self._events), load, 0, problem=problem, over=True))
 
@@ -430,8 +434,12 @@ class _ModelThread:
         except OutriderError as error:
             if not isinstance(command, OpenRequest | Draft | Cancel):
                 return []
-            self._scheduler.cancel(command.session_id, now)
-            return [Failed(command.session_id, error)]
+            ended = self._scheduler.cancel(command.session_id, now)
+            # What others have committed is told with it.
+            return [
+                *(it for it in ended if not isinstance(it, Finished)),
+                Failed(command.session_id, error),
+            ]
 
     def _run(self, batch: Batch) -> list[Event]:
         rows: list[LogitsRows] = []
@@ -484,9 +492,10 @@ class _ModelThread:
             )
         )
 
-    def _close_engine(self) -> None:
-        # Whatever is wrong with it: stop() waits for the last tick, which comes after this.
-        try:
-            self._engine.close()
-        except Exception:
-            log.exception("engine_not_closed")
+
+def _close_engine(engine: Engine) -> None:
+    # Whatever is wrong with it: stop() waits for the last tick, which comes after this.
+    try:
+        engine.close()
+    except Exception:
+        log.exception("engine_not_closed")

@@ -188,6 +188,25 @@ async def test_a_bad_request_comes_back_as_failed() -> None:
         assert isinstance(await it.end(3), Finished)
 
 
+async def test_a_session_that_fails_costs_others_nothing() -> None:
+    """What the call before committed to them is told."""
+    engine = GatedEngine()
+    async with _running(engine) as it:
+        for session in (1, 2):
+            it.runner.open(_request(session))
+        engine.gate.set()
+        await eventually(lambda: bool(it.ids(1) and it.ids(2)))
+        engine.gate.clear()
+        engine.waiting.clear()
+        await eventually(engine.waiting.is_set)
+        assert it.last(1) is None, "the test shows nothing"
+        it.runner.draft(1, Drafts(1, 0, (64,)))
+        engine.gate.set()
+        assert isinstance(await it.end(1), Failed)
+        assert isinstance(await it.end(2), Finished)
+        assert it.ids(2) == reference((6, 5), SAMPLING).ids
+
+
 async def test_stopping_closes_the_engine_and_says_so() -> None:
     engine = FakeEngine()
     async with _running(engine) as it:
@@ -203,10 +222,14 @@ async def test_stopping_closes_the_engine_and_says_so() -> None:
 
 
 async def test_a_runner_that_never_started_can_be_stopped() -> None:
-    it = Watched(FakeEngine())
+    engine = FakeEngine()
+    it = Watched(engine)
     with pytest.raises(UnavailableError, match="not started"):
         it.runner.open(_request(1))
-    await it.runner.stop()
+    for _ in range(2):
+        await it.runner.stop()
+        with pytest.raises(EngineError, match="closed"):
+            engine.close_sequence(1)
     assert it.ticks == []
 
 

@@ -137,11 +137,15 @@ class TensorRtLlmEngine:
         return rows
 
     def close_sequence(self, sequence: int) -> None:
-        """See base.Engine. A prefill chunk still being computed is aborted."""
+        """See base.Engine. A prefill chunk still being computed is aborted; one that cannot be is
+        computed in vain."""
         self._check_not_closed()
         closed = self._sequences.pop(sequence, None)
         if closed is not None and closed.sent_ahead is not None:
-            self._flight.abort(closed.sent_ahead)
+            try:
+                self._flight.abort(closed.sent_ahead)
+            except EngineError as error:
+                log.warning("trtllm_prefill_not_aborted", error=error.message)
 
     def copy_block(self, source: int, target: int) -> None:
         """Nothing: the runtime's own tree shares what is equal."""
@@ -181,7 +185,9 @@ class TensorRtLlmEngine:
     ) -> list[LogitsRows]:
         """All slices side by side: one request of each is in flight at a time.
 
-        Those that wait for a prefill chunk sent earlier come last, so that nobody waits for them.
+        Those that wait for a prefill chunk sent earlier come last, so that nobody waits for them:
+        the other work is done before. Where all are chunks that nobody waits for here, it is done
+        once they are sent.
         """
         dialogues = [self._dialogue(part) for part in slices]
         ahead = [self._sequences[part.sequence].sent_ahead is not None for part in slices]
@@ -191,13 +197,15 @@ class TensorRtLlmEngine:
         while answers:
             tickets: dict[int, Ticket] = {}
             for index, answer in answers.items():
+                if ahead[index]:
+                    overlapped_work()
+                    overlapped_work = no_work
                 try:
                     tickets[index] = self._flight.submit(dialogues[index].send(answer))
                 except StopIteration as end:
                     rows[index] = end.value
-            if tickets:
-                overlapped_work()
-                overlapped_work = no_work
+            overlapped_work()
+            overlapped_work = no_work
             answers = {index: self._flight.land(ticket) for index, ticket in tickets.items()}
         return [rows[index] for index in range(len(slices))]
 

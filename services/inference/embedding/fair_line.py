@@ -1,8 +1,9 @@
 """Who is next among several tenants (pure): start-time fair queueing (Goyal, Vin and Cheng, 1996).
 
 An input's place is where its tenant's one before ends, or where the line begins if that is later;
-it ends as many tokens further on. So a tenant that waits with ten thousand inputs is served in
-turns with one that has ten, and one alone in order of arrival.
+it ends as many tokens further on. A line that is empty begins where it last was: a tenant that has
+nothing in line and something at work is not behind one that is new. So a tenant that waits with ten
+thousand inputs is served in turns with one that has ten, and one alone in order of arrival.
 """
 
 from __future__ import annotations

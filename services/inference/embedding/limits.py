@@ -31,7 +31,7 @@ class EmbeddingLimits:
     max_wait_ms: float = 20.0
     """Longer texts go first, until one has waited for so long: then it is its turn."""
     starvation_ms: float = 1000.0
-    """An input that has waited for so long goes before all classes."""
+    """Inputs that have waited for so long go before higher classes, in one call of four."""
 
     def __post_init__(self) -> None:
         for name in (

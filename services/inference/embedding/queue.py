@@ -7,7 +7,8 @@ A batch is of texts of one padded length (decision 0025), within a budget of tok
 ... of them, since an engine prepares itself for each number and length that it has not seen, and
 of no more than leaves other engines that are idle their part. Which length it is: that of the
 longest text that waits, in the highest class that waits; that of the first text once it has waited
-for `max_wait_ms`; and whatever its class, that of one that has waited for `starvation_ms`. Within a
+for `max_wait_ms`; and in one call of four at most, whatever its class, that of one that has waited
+for `starvation_ms`: a backlog that is older than that leaves the others to higher classes. Within a
 class tenants take turns (fair_line.py): a flood of one of them costs another the call that runs.
 All that is held is bounded: further inputs are refused, and texts stay texts while the token buffer
 is full.
@@ -27,6 +28,8 @@ from services.inference.embedding.fair_line import FairLine, TenantShares
 from services.inference.embedding.limits import EmbeddingLimits
 
 _CLASSES: Final = (Priority.HIGH, Priority.MEDIUM, Priority.LOW)
+STARVATION_CALLS: Final = 4
+"""Of so many calls at which inputs that starve were there, they have one before higher classes."""
 _RETRY_MS: Final = 250
 _BYTES_PER_TOKEN: Final = 4
 """Of text that is not tokenized yet, as an estimate; of ids as they come."""
@@ -66,6 +69,21 @@ class EmbeddingBatch:
         return sum(map(len, self.texts))
 
 
+class _StarvationTurns:
+    """Of those who choose from lines of all classes, the engines or the tokenizers."""
+
+    def __init__(self) -> None:
+        self._num_passed_over = 0
+        """Times that a higher class went before an input that starves, since that had a turn."""
+
+    def choose(self, highest: _Input, starving: _Input) -> _Input:
+        """The one whose turn it is."""
+        if starving is highest:
+            return highest
+        self._num_passed_over = (self._num_passed_over + 1) % STARVATION_CALLS
+        return highest if self._num_passed_over else starving
+
+
 class EmbeddingQueue:
     """All inputs of a replica, from `add` to `finished`."""
 
@@ -77,6 +95,10 @@ class EmbeddingQueue:
         self._lengths: dict[Priority, dict[int, FairLine]] = {it: {} for it in _CLASSES}
         """The same keys as in `_ready`, by padded length."""
         self._shares = {it: TenantShares() for it in _CLASSES}
+        self._reached = dict.fromkeys(_CLASSES, 0.0)
+        """The last place that left a class's lines: while these are empty, they begin there."""
+        self._text_turns = _StarvationTurns()
+        self._call_turns = _StarvationTurns()
         self._num_bytes = 0
         self._num_estimated_tokens = 0
         self.num_untokenized = 0
@@ -121,7 +143,7 @@ class EmbeddingQueue:
             )
         made = _Input(key, tenant, priority, 0.0, now, deadline_at, num_bytes, ids)
         lines = (self._texts[priority], self._ready[priority])
-        begins_at = min((line.begins_at for line in lines if line), default=0.0)
+        begins_at = min((line.begins_at for line in lines if line), default=self._reached[priority])
         share = self._shares[priority]
         made.place = share.place(tenant, made.estimated_tokens, begins_at)
         self._inputs[key] = made
@@ -138,10 +160,11 @@ class EmbeddingQueue:
         there is none, or no room for its tokens."""
         if self.num_buffered_tokens >= self._limits.max_buffered_tokens:
             return None
-        first = self._first([texts for texts in self._texts.values() if texts], now)
+        first = self._first(self._texts, self._text_turns, now)
         if first is None:
             return None
         self._texts[first.priority].discard(first.key)
+        self._reach(first)
         return first.key
 
     def tokenized(self, key: int, ids: Ids) -> None:
@@ -172,6 +195,7 @@ class EmbeddingQueue:
                 found += [self._inputs[key] for key in line.take(most - len(found))]
         for each in found:
             self._unbuffer(each)
+            self._reach(each)
         texts = tuple(each.ids for each in found if each.ids is not None)
         return EmbeddingBatch(tuple(each.key for each in found), texts, padded)
 
@@ -218,9 +242,13 @@ class EmbeddingQueue:
             if not line:
                 del lengths[padded]
 
+    def _reach(self, left: _Input) -> None:
+        """It left the lines for a tokenizer or an engine."""
+        self._reached[left.priority] = max(self._reached[left.priority], left.place)
+
     def _choose(self, now: float) -> tuple[Priority, int] | None:
         """The class and the length of what comes next."""
-        first = self._first([ready for ready in self._ready.values() if ready], now)
+        first = self._first(self._ready, self._call_turns, now)
         if first is None:
             return None
         if (now - first.arrived_at) * 1e3 < self._limits.max_wait_ms:
@@ -228,12 +256,15 @@ class EmbeddingQueue:
         assert first.ids is not None, "it is in the token buffer"
         return first.priority, padded_tokens(len(first.ids))
 
-    def _first(self, waiting: list[FairLine], now: float) -> _Input | None:
-        """The first input of the highest class that waits, or one that starves; `waiting`: the
-        lines that have some, the highest class first."""
-        firsts = [self._inputs[line.first] for line in waiting]
+    def _first(
+        self, lines: dict[Priority, FairLine], turns: _StarvationTurns, now: float
+    ) -> _Input | None:
+        """The first input of the highest class that waits, or at times one that starves; it is
+        served now. None: nothing waits."""
+        firsts = [self._inputs[line.first] for line in lines.values() if line]
         if not firsts:
             return None
-        starving = min(firsts, key=lambda each: each.arrived_at)
-        is_starving = (now - starving.arrived_at) * 1e3 >= self._limits.starvation_ms
-        return starving if is_starving else firsts[0]
+        oldest = min(firsts, key=lambda each: each.arrived_at)
+        if (now - oldest.arrived_at) * 1e3 < self._limits.starvation_ms:
+            return firsts[0]
+        return turns.choose(firsts[0], oldest)

@@ -42,6 +42,8 @@ from services.inference.streaming.wire import error_frame
 _LOAD_INTERVAL_MS: Final = 50
 _MAX_WAITING: Final = 64
 """Answers that wait for a peer to read them; meanwhile nothing more is read of it."""
+MAX_UNREAD_BYTES: Final = 8 << 20
+"""Of the vectors of a request's inputs, from when they come until the peer reads their answers."""
 _MAX_INPUTS: Final = 1 << 16
 """Of one request."""
 
@@ -117,8 +119,10 @@ class _Request:
         """Numbers of all inputs."""
         self._answers: asyncio.Queue[embedding_pb2.EmbedResponse | Exception | None]
         self._answers = asyncio.Queue()
-        self._has_room = asyncio.Event()
-        self._has_room.set()
+        self._num_unread = 0
+        """Inputs whose answer the peer has not read."""
+        self._most_unread = max(1, MAX_UNREAD_BYTES // (4 * self._dimensions))
+        self._was_read = asyncio.Event()
         self._answer = self._answered
         """One object, by which the pipeline tells the inputs of a request."""
         self._is_whole = False
@@ -130,19 +134,30 @@ class _Request:
         answer = await self._answers.get()
         if isinstance(answer, Exception):
             raise answer
-        if self._answers.qsize() <= _MAX_WAITING:
-            self._has_room.set()
+        if answer is not None:
+            is_vectors = answer.HasField("vectors")
+            self._num_unread -= len(answer.vectors.ids) if is_vectors else 1
+        self._was_read.set()
         return answer
 
-    async def room(self) -> None:
-        """Return once the peer has read enough of its answers for more inputs."""
-        await self._has_room.wait()
+    @property
+    def _has_room(self) -> bool:
+        return self._num_unread < self._most_unread and self._answers.qsize() <= _MAX_WAITING
 
-    def take(self, frame: embedding_pb2.EmbedRequest) -> None:
-        """A frame of the peer. Raises MalformedFrameError."""
+    async def _room(self) -> None:
+        """Return once the peer has read enough of its answers for another input. A peer that reads
+        always gets there: no answer waits for further inputs."""
+        while not self._has_room:
+            self._was_read.clear()
+            await self._was_read.wait()
+
+    async def take(self, frame: embedding_pb2.EmbedRequest) -> None:
+        """A frame of the peer, its inputs as there is room. Raises MalformedFrameError."""
         kind = frame.WhichOneof("kind")
         if kind == "inputs":
             for given in frame.inputs.inputs:
+                if not self._has_room:
+                    await self._room()
                 self.add(given)
         elif kind == "cancel":
             keys = [self._keys[number] for number in frame.cancel.ids if number in self._keys]
@@ -157,6 +172,7 @@ class _Request:
         if len(self._seen) >= _MAX_INPUTS:
             raise MalformedFrameError(f"a request has at most {_MAX_INPUTS} inputs; open another")
         self._seen.add(given.id)
+        self._num_unread += 1
         try:
             key = self._pipeline.submit(self._input(given))
         except OutriderError as error:
@@ -208,11 +224,12 @@ class _Request:
 
     def _answered(self, outcomes: list[tuple[int, Outcome]]) -> None:
         found: list[tuple[int, Any, int]] = []
+        failed: list[tuple[int, OutriderError]] = []
         for key, outcome in outcomes:
             number = self._ids.pop(key)
             del self._keys[number]
             if isinstance(outcome, OutriderError):
-                self._fail(number, outcome)
+                failed.append((number, outcome))
             else:
                 found.append((number, *outcome))
         if found:
@@ -231,18 +248,14 @@ class _Request:
                 data=data,
                 scales=scales,
             )
-            self._put(embedding_pb2.EmbedResponse(vectors=told))
+            self._answers.put_nowait(embedding_pb2.EmbedResponse(vectors=told))
+        for number, error in failed:
+            self._fail(number, error)
         self._end_if_done()
 
     def _fail(self, number: int, error: OutriderError) -> None:
         failed = embedding_pb2.InputFailed(id=number, error=error_to_proto(error))
-        self._put(embedding_pb2.EmbedResponse(failed=failed))
-        self._end_if_done()
-
-    def _put(self, answer: embedding_pb2.EmbedResponse) -> None:
-        self._answers.put_nowait(answer)
-        if self._answers.qsize() > _MAX_WAITING:
-            self._has_room.clear()
+        self._answers.put_nowait(embedding_pb2.EmbedResponse(failed=failed))
 
     def _end_if_done(self) -> None:
         if self._is_whole and not self._ids:
@@ -421,8 +434,7 @@ async def _opened(frames: AsyncIterator[embedding_pb2.EmbedRequest]) -> embeddin
 async def _read(frames: AsyncIterator[embedding_pb2.EmbedRequest], request: _Request) -> None:
     try:
         async for frame in frames:
-            await request.room()
-            request.take(frame)
+            await request.take(frame)
         request.no_more_inputs()
     except Exception as error:
         request.broken(error)

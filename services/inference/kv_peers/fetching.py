@@ -155,12 +155,11 @@ class KvPeers:
         if peer is not None:
             self._peers.move_to_end(holder.address)
             return peer
-        unused: _Peer | None = None
+        idle: str | None = None
         if len(self._peers) >= MAX_PEERS:
             idle = next((it for it, peer in self._peers.items() if not peer.num_calls), None)
             if idle is None:
                 return None
-            unused = self._peers.pop(idle)
         try:
             channel = make_channel(
                 holder.address,
@@ -172,6 +171,7 @@ class KvPeers:
         except ConfigError as error:
             _log.warning("kv_peer_refused", replica=holder.replica, reason=error.message)
             return None
+        unused = None if idle is None else self._peers.pop(idle)
         self._peers[holder.address] = peer = _Peer(channel, CircuitBreaker(self._policy))
         if unused is not None:
             await unused.channel.close()

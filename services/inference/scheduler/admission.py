@@ -145,11 +145,12 @@ class Forecast:
 
     def is_late(self, session: Session, now: float, num_cached: int = 0) -> bool:
         """Whether its deadline comes before its next token can, though it were alone; num_cached
-        tokens of it are in the prefix cache."""
+        tokens of it are in the prefix cache, and what may be loaded need not be computed."""
         deadline = session.request.deadline
         if deadline is None or deadline <= now:
             return deadline is not None
-        past = max(num_cached, session.num_computed)
+        past = max(num_cached, session.num_computed, session.num_loadable)
+        past = min(past, len(session.ids) - 1)
         return deadline < now + self.least_s(len(session.ids) - past, past)
 
 

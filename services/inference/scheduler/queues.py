@@ -266,11 +266,13 @@ class SessionQueues:
         """Drop its KV and put it back into the queue; it goes on exactly where it was."""
         self.version += 1
         self._queue_of(session).remove(session)
+        num_kept = 0
         if self._keeps_swaps:
             names = self._watched[session.session_id] = self._pool.watch(session.sequence)
             self._swaps.append(Preempted(session.session_id, session.request.cache_salt, names))
+            num_kept = len(names) * self._pool.block_tokens
         self._drop(session.sequence)
-        session.preempt()
+        session.preempt(num_kept)
         insort(self.waiting, session, key=_rank)
 
     def end(self, session: Session) -> None:

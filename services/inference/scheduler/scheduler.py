@@ -73,10 +73,12 @@ class Scheduler:
         kept: KeptGroups | None = None,
         *,
         keeps_swaps: bool = False,
+        num_stored: int = 0,
     ) -> None:
         """`prior`: n-grams that the model is known to produce, for drafts; `kept`: what groups'
         replies taught before; `keeps_swaps`: whether take_swaps() and take_evicted() tell anything,
-        and have to be called. Raises ConfigError if the limits cannot serve this engine."""
+        and have to be called; `num_stored`: leading tokens of a prompt that a store may have.
+        Raises ConfigError if the limits cannot serve this engine."""
         limits.check_fits(info)
         self.info = info
         self.limits = limits
@@ -102,6 +104,7 @@ class Scheduler:
         self._kept = kept
         self._statistics = GroupStatisticsTable(prior, self._kept.restore)
         self._admission = Admission(limits, self._queues, self._cost)
+        self._num_stored = num_stored
         self._num_opened = 0
         self._num_prompt_tokens = self._num_cached_tokens = 0
         """Of sessions that have ended."""
@@ -270,6 +273,7 @@ class Scheduler:
         session = self._new_session(request, now)
         num_cached = self._pool.match(session.ids, request.cache_salt, request.static_salts)
         session.cached_at_arrival = num_cached
+        session.num_loadable = max(session.num_loadable, self._num_stored)
         if session.finished is None:
             self._admission.check_time(session, num_cached, now)
         num_prompt = len(request.prompt)

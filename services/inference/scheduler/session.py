@@ -161,6 +161,9 @@ class Session:
         """Prompt tokens that were reused before the first commit."""
         self.cached_at_arrival = 0
         """Tokens of `ids` whose KV was in the prefix cache when the session was opened."""
+        holder = request.kv_holder
+        self.num_loadable = 0 if holder is None else holder.num_tokens
+        """Leading tokens of `ids` whose KV may come from elsewhere; the rest has to be computed."""
         self.last_scheduled_at = now
         """When it last took part in a call, or got its KV table."""
         self.sources = sources
@@ -237,9 +240,11 @@ class Session:
             self.cached_tokens += min(num_cached, num_prompt) - min(self.num_computed, num_prompt)
         self.num_computed = num_cached
 
-    def preempt(self) -> None:
-        """Its KV is dropped; its tokens, sampler and reply stay as they are."""
+    def preempt(self, num_kept: int = 0) -> None:
+        """Its KV is dropped, of which the first num_kept tokens' may come back; its tokens, sampler
+        and reply stay as they are."""
         self.transition(SessionInput.PREEMPT)
+        self.num_loadable = max(self.num_loadable, num_kept)
         self.num_computed = 0
 
     def prepare_rows(self, drafts: Sequence[int]) -> None:

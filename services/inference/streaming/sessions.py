@@ -375,9 +375,10 @@ class SessionTable:
             self._model.cancel(session.engine_session_id)
 
     def fail(self, session: LiveSession, error: OutriderError) -> None:
-        """End a session from this side: free its KV, tell its peer."""
-        self._give_up(session)
-        self._end(session, error)
+        """End a session from this side, if it lives: free its KV, tell its peer."""
+        if session.engine_session_id in self._live:
+            self._give_up(session)
+            self._end(session, error)
 
     def abandon(self, session: LiveSession, error: OutriderError) -> None:
         """End a session whose peer is gone."""

@@ -201,12 +201,15 @@ class EngineContract(RefusalContract):
         assert engine.step([]) == []
 
     def test_other_work_is_done_once_in_its_own_thread(self, engine: Engine) -> None:
-        ids, blocks = random_ids(engine, 5), table(engine, 5)
+        """In calls with rows, of inner chunks of a prompt alone, and after such a call."""
+        ids, blocks = random_ids(engine, 20), table(engine, 20)
         threads: list[int] = []
         with opened(engine, ids) as (sequence,):
-            part = SequenceSlice(sequence, ids, 0, blocks, 1)
-            engine.step([part], lambda: threads.append(threading.get_ident()))
-        assert threads == [threading.get_ident()]
+            for past, end, num_rows in ((0, 8, 0), (8, 16, 0), (16, 20, 1)):
+                part = SequenceSlice(sequence, ids[past:end], past, blocks, num_rows)
+                engine.step([part], lambda: threads.append(threading.get_ident()))
+                assert threads == [threading.get_ident()]
+                threads.clear()
 
     def test_a_call_ends_before_the_error_of_other_work_is_raised(self, engine: Engine) -> None:
         ids, blocks = random_ids(engine, 40), table(engine, 40)

@@ -210,6 +210,24 @@ def test_a_prefill_chunk_is_waited_for_in_the_next_call() -> None:
     assert llm.num_computed == 60
 
 
+@pytest.mark.parametrize("num_rows", [0, 1])
+def test_other_work_waits_for_no_chunk_that_was_sent_ahead(num_rows: int) -> None:
+    """Neither for its own session's, nor for that of another session in the call."""
+    engine, llm = make_engine()
+    ids, blocks = random_ids(engine, 60), table(engine, 60)
+    seen: list[list[bool]] = []
+    with opened(engine, ids, ids) as (first, second):
+        engine.step([SequenceSlice(first, ids[:40], 0, blocks, 0)])
+        chunk = SequenceSlice(first, ids[40:], 40, blocks, num_rows)
+        reply = SequenceSlice(second, ids[:20], 0, blocks, 1)
+        engine.step([chunk, reply], lambda: seen.append([one.done for one in llm.requests]))
+        assert seen == [[False, False]], "the chunk is under way, and the reply"
+        engine.step([SequenceSlice(second, ids[20:40], 20, blocks, 0)])
+        last = SequenceSlice(second, ids[40:], 40, blocks, num_rows)
+        engine.step([last], lambda: seen.append([llm.requests[-1].done]))
+        assert seen[1:] == [[False]]
+
+
 def test_closing_a_sequence_aborts_its_prefill() -> None:
     engine, llm = make_engine()
     ids, blocks = random_ids(engine, 60), table(engine, 60)
@@ -222,6 +240,27 @@ def test_closing_a_sequence_aborts_its_prefill() -> None:
     engine.close()
     assert llm.requests[-1].aborted
     assert llm.down
+
+
+def test_a_prefill_that_cannot_be_aborted_costs_nobody_else(
+    monkeypatch: pytest.MonkeyPatch, logs: list[EventDict]
+) -> None:
+    engine, llm = make_engine()
+    ids, blocks = random_ids(engine, 60), table(engine, 60)
+    with opened(engine, ids) as (other,):
+        engine.open(1, ids)
+        engine.step([SequenceSlice(1, ids[:40], 0, blocks, 0)])
+
+        def broken(self: object) -> None:
+            raise RuntimeError("the worker is busy")
+
+        monkeypatch.setattr(type(llm.requests[0]), "abort", broken)
+        logs.clear()
+        engine.close_sequence(1)
+        assert [entry["event"] for entry in logs] == ["trtllm_prefill_not_aborted"]
+        run(engine, other, ids, 0, blocks, 1)
+        engine.open(1, ids)
+        engine.close_sequence(1)
 
 
 @pytest.mark.parametrize("num_fitting", [1, 2, 5])

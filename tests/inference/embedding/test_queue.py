@@ -73,8 +73,41 @@ def test_higher_classes_first_and_others_fill_their_call() -> None:
 
 
 def test_nobody_starves() -> None:
-    queue = filled((10, LOW, 0.0), (30, HIGH, 0.49))
-    assert next(batches(queue, 0.5)) == (0,)
+    """Though there is always one of a higher class."""
+    queue = filled((10, LOW, 0.0))
+    for key in range(1, 4):
+        queue.add(key, 30, HIGH, None, 0.5, ids=ids_of(30))
+        assert next(batches(queue, 0.5)) == (key,)
+    queue.add(4, 30, HIGH, None, 0.5, ids=ids_of(30))
+    assert list(batches(queue, 0.5)) == [(0,), (4,)]
+
+
+@pytest.mark.parametrize("tokenized", [True, False])
+def test_a_backlog_that_starves_leaves_higher_classes_three_calls_of_four(tokenized: bool) -> None:
+    limits = EmbeddingLimits(max_batch_texts=1, max_buffered_tokens=16)
+    queue = EmbeddingQueue(limits)
+
+    def add(key: int, priority: Priority, at: float) -> None:
+        ids = ids_of(16) if tokenized else None
+        queue.add(key, 64, priority, None, at, ids=ids)
+
+    def next_call() -> int:
+        while (text := queue.next_text(10.0)) is not None:
+            queue.tokenized(text, ids_of(16))
+        batch = queue.next_batch(10.0)
+        assert batch is not None
+        return batch.keys[0]
+
+    for key in range(100):
+        add(key, LOW, 0.0)
+    for _ in range(5):
+        assert next_call() < 100
+    for key in range(100, 112):
+        add(key, HIGH, 9.9)
+    served = [next_call() >= 100 for _ in range(16)]
+    assert sum(served) == 12
+    assert served[0]
+    assert all(any(served[at : at + 2]) for at in range(15))
 
 
 def test_a_text_above_the_budget_is_computed_alone() -> None:
@@ -218,6 +251,43 @@ def test_a_flood_of_one_tenant_costs_another_the_call_that_runs() -> None:
             queue.tokenized(text, ids_of(12))
     assert served.index("other") <= 4
     assert served.count("other") == 10 and served[:24].count("other") >= 9
+
+
+@pytest.mark.parametrize("tokenized", [True, False])
+def test_a_line_that_was_empty_goes_on_where_it_was(tokenized: bool) -> None:
+    """A tenant that always has a call at work, and often nothing in line, takes turns with one that
+    comes then: it does not wait until that has had as much."""
+    queue = EmbeddingQueue(EmbeddingLimits(max_batch_texts=4))
+    last = 0
+
+    def add(tenant: str) -> int:
+        nonlocal last
+        last += 1
+        queue.add(last, 64, MEDIUM, None, 0.0, ids=ids_of(16) if tokenized else None, tenant=tenant)
+        return last
+
+    def next_call() -> tuple[int, ...]:
+        while (text := queue.next_text(0.0)) is not None:
+            queue.tokenized(text, ids_of(16))
+        batch = queue.next_batch(0.0)
+        assert batch is not None
+        return batch.keys
+
+    at_work: tuple[int, ...] = ()
+    for _ in range(100):
+        for _ in range(4):
+            add("steady")
+        before, at_work = at_work, next_call()
+        for key in before:
+            queue.finished(key)
+    for _ in range(500):
+        add("new")
+    key = add("steady")
+    calls = 0
+    while key not in at_work:
+        at_work = next_call()
+        calls += 1
+    assert calls <= 2
 
 
 def test_one_tenant_is_served_in_order_of_arrival() -> None:

@@ -7,7 +7,9 @@ import threading
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc.aio
@@ -34,6 +36,7 @@ from outrider.testing import eventually
 from outrider.v1 import embedding_pb2, embedding_pb2_grpc, inference_pb2, inference_pb2_grpc
 from outrider.wire import error_from_proto
 from services.inference.config import InferenceConfig
+from services.inference.embedding import service
 from services.inference.embedding.app import EmbeddingReplica, LoadedEmbedder, load_embedder
 from services.inference.embedding.limits import EmbeddingLimits
 from tests.models.encoders import WIDTH, write_encoder
@@ -330,6 +333,72 @@ async def test_more_than_it_holds_is_refused_input_by_input(model: LoadedEmbedde
         refused = [it.reason for it in found.values() if isinstance(it, OutriderError)]
         assert len(found) == 6
         assert set(refused) <= {"OVERLOADED"}
+
+
+async def test_a_frame_beyond_what_may_be_unread_is_taken_in_parts(
+    model: LoadedEmbedder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No more inputs are at work than the peer may leave unread, and a peer that reads has all."""
+    monkeypatch.setattr(service, "MAX_UNREAD_BYTES", 8 * WIDTH * 4)
+    opened = embedding_pb2.EmbedRequest(open=embedding_pb2.OpenEmbed())
+    given = [embedding_pb2.EmbedInput(id=number, text="the cat") for number in range(100)]
+    frame = embedding_pb2.EmbedRequest(inputs=embedding_pb2.EmbedInputs(inputs=given))
+    async with running(model, waits=True) as (replica, engine, channel):
+        stub: embedding_pb2_grpc.EmbeddingServiceAsyncStub
+        stub = embedding_pb2_grpc.EmbeddingServiceStub(channel)
+        call = stub.Embed(iter([opened, frame]))
+        await eventually(lambda: replica.pipeline.load.num_inputs == 8)
+        engine.may_go.set()
+        found, _ = await answers_of(call)
+        assert sum(isinstance(it, np.ndarray) for it in found.values()) == 100
+
+
+async def test_a_peer_that_does_not_read_has_no_more_vectors_made(
+    model: LoadedEmbedder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "MAX_UNREAD_BYTES", 8 * WIDTH * 4)
+    given = [embedding_pb2.EmbedInput(id=number, text="the cat") for number in range(20)]
+    given.append(embedding_pb2.EmbedInput(id=20, ids=np.array([999_999], "<u4").tobytes()))
+    frame = embedding_pb2.EmbedRequest(inputs=embedding_pb2.EmbedInputs(inputs=given))
+    async with running(model) as (replica, _, _):
+        request = service._Request(model.contract, replica.pipeline, embedding_pb2.OpenEmbed())
+        taking = asyncio.create_task(request.take(frame))
+        read: list[int] = []
+
+        def has_made(count: int) -> bool:
+            return replica.pipeline.counts.vectors >= count
+
+        for most in range(8, 22):
+            await eventually(partial(has_made, min(most, 20)))
+            while len(read) < most - 7:
+                answer = await request.next()
+                assert answer is not None
+                read += [*answer.vectors.ids] or [answer.failed.id]
+            assert replica.pipeline.counts.vectors <= len(read) + 8
+        await taking
+        request.no_more_inputs()
+        while (answer := await request.next()) is not None:
+            read += [*answer.vectors.ids] or [answer.failed.id]
+        assert sorted(read) == list(range(21))
+
+
+async def test_all_vectors_of_a_call_come_before_the_end_of_the_request(
+    model: LoadedEmbedder,
+) -> None:
+    """Whatever else the call answers."""
+
+    keys = iter((1, 2))
+    pipeline: Any = SimpleNamespace(submit=lambda given: next(keys))
+    request = service._Request(model.contract, pipeline, embedding_pb2.OpenEmbed())
+    for number in (0, 1):
+        request.add(embedding_pb2.EmbedInput(id=number, text="the cat"))
+    request.no_more_inputs()
+    vector = model.engines[0].embed([model.tokenizer.encode("the cat")])[0]
+    request._answered([(2, (vector, 2)), (1, EngineError("it failed"))])
+    kinds = []
+    while (answer := await request.next()) is not None:
+        kinds.append(answer.WhichOneof("kind"))
+    assert kinds == ["vectors", "failed"]
 
 
 async def test_an_engine_that_fails_again_and_again_ends_the_replica(

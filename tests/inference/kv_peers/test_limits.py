@@ -58,6 +58,20 @@ async def test_connections_to_other_replicas_are_bounded() -> None:
     metrics.close()
 
 
+async def test_an_address_that_is_refused_takes_no_other_ones_place() -> None:
+    metrics = Metrics("test")
+    peers = KvPeers(KvPeersConfig(timeout_ms=5000.0), b"i", b"v", 100, metrics)
+    for number in range(MAX_PEERS):
+        holder = KvHolder("r", "", f"127.0.0.{number + 1}:1", 100)
+        assert [block async for block in peers.fetch(holder, [b"h" * 16])] == []
+    known = list(peers._peers)
+    holder = KvHolder("r", "", "192.0.2.1:7300", 100)
+    assert [block async for block in peers.fetch(holder, [b"h" * 16])] == []
+    assert list(peers._peers) == known
+    await peers.close()
+    metrics.close()
+
+
 async def test_addresses_beyond_this_machine_are_not_called_without_certificates() -> None:
     metrics = Metrics("test")
     peers = KvPeers(KvPeersConfig(), b"i", b"v", 100, metrics)

@@ -21,7 +21,9 @@ from services.inference.scheduler.admission import (
 )
 from services.inference.scheduler.cost_model import CostModel
 from services.inference.scheduler.limits import SchedulerLimits
-from services.inference.scheduler.types import Drafts, OpenRequest, OverloadLevel
+from services.inference.scheduler.scheduler import Scheduler
+from services.inference.scheduler.types import Drafts, KvHolder, OpenRequest, OverloadLevel
+from tests.inference.letters import new_reply
 from tests.inference.scheduler.driver import Driver, reference
 from tests.inference.scheduler.workload import Arrivals
 
@@ -57,6 +59,41 @@ def test_a_cached_prompt_needs_less_time() -> None:
     driver.open(replace(numbered(1), session_id=2, deadline=driver.now + 0.04))
     driver.finish()
     assert driver.peers[2].commits
+
+
+@pytest.mark.parametrize("source", ["peer", "store"])
+def test_what_may_be_loaded_needs_less_time(source: str) -> None:
+    """Only what is left to compute has to be done by the deadline."""
+    num_tokens = len(REQUEST.prompt) // OPTIONS.block_tokens * OPTIONS.block_tokens
+    driver, holder = Driver(OPTIONS, LIMITS), None
+    if source == "peer":
+        holder = KvHolder("r2", "here", "127.0.0.1:1", num_tokens)
+    else:
+        driver.scheduler = Scheduler(driver.engine.info, LIMITS, new_reply, num_stored=num_tokens)
+    with pytest.raises(DeadlineError, match="not even alone"):
+        driver.open(numbered(1, deadline=driver.now + 0.002, kv_holder=holder))
+    peer = driver.open(numbered(2, deadline=driver.now + 0.04, kv_holder=holder))
+    driver.take(driver.scheduler.expire(driver.now))
+    assert driver.scheduler.has_work
+    driver.take(driver.scheduler.expire(driver.now + 0.038))
+    assert peer.finished is not None and peer.finished.reason is FinishReason.DEADLINE
+
+
+def test_what_comes_back_to_a_preempted_session_needs_less_time() -> None:
+    options, deadline = replace(OPTIONS, num_blocks=9), 110.0
+    driver = Driver(options, LIMITS)
+    driver.scheduler = Scheduler(driver.engine.info, LIMITS, new_reply, keeps_swaps=True)
+    peer = driver.open(numbered(1, deadline=deadline, priority=Priority.LOW))
+    while len(peer.reply) < 5:
+        driver.tick()
+    other = driver.open(numbered(2, priority=Priority.HIGH))
+    while not other.reply:
+        driver.tick()
+    assert driver.scheduler.is_waiting(1), "it was preempted"
+    driver.take(driver.scheduler.expire(deadline - 0.035))
+    assert driver.scheduler.is_waiting(1), "it is not late"
+    driver.take(driver.scheduler.expire(deadline - 0.002))
+    assert peer.finished is not None and peer.finished.reason is FinishReason.DEADLINE
 
 
 def test_a_session_that_waited_too_long_is_ended_and_not_computed() -> None:

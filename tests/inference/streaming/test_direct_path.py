@@ -15,6 +15,7 @@ import pytest
 
 from outrider.engines.base import LogitsRows, OverlappedWork, SequenceSlice, no_work
 from outrider.engines.fake import FakeEngine
+from outrider.errors import CancelledError
 from outrider.rpc import from_rpc_error
 from outrider.sampling.params import SamplingParams
 from outrider.testing import eventually
@@ -299,6 +300,38 @@ async def test_what_is_attached_to_a_stream_that_has_ended_goes_through_its_rout
         lost, whole = await router.finish(1), await router.finish(2)
         assert lost.error is not None and lost.error.reason == "UNAVAILABLE"
         assert whole.error is None and tuple(whole.ids) == tuple(reference([5, 6], text).ids)
+
+
+async def test_a_session_that_ends_while_its_edge_attaches_leaves_nothing_behind() -> None:
+    """Its router is told, does not read, and loses its stream."""
+    engine = SteppedEngine()
+    async with running(engine) as it:
+        router, table = it.peer(), it.replica.table
+        ticket = await opened(router, 1, LONG)
+        (session,) = table._live.values()
+        assert session.direct is not None
+        engine.allowed.release(2)
+        assert (await router.next(1)).HasField("commit")
+
+        class Leaving:
+            """A stream to a router that ends by what it is sent."""
+
+            def send(self, frame: inference_pb2.SessionDown) -> None:
+                table.abandon(session, CancelledError("the router does not read"))
+
+            def ended(self, number: int) -> None:
+                """There is nothing more to end."""
+
+        session.direct._router = Leaving()
+        stream = DirectStream(table, "", max_frames=8, max_sessions=1)
+        attach = inference_pb2.AttachSession(ticket=ticket)
+        stream._receive(inference_pb2.SessionUp(session=1, attach=attach))
+        assert not table._live and not stream._live
+        engine.allowed.release(ENOUGH)
+        await eventually(lambda: not table._awaiting_usage)
+        stream.close()
+        table.fail(session, CancelledError("once more"))
+        assert not table._awaiting_usage
 
 
 async def test_a_stream_that_is_overrun_ends_its_sessions() -> None:
