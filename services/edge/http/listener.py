@@ -20,6 +20,7 @@ import h11
 import structlog
 from anycorn.config import Config
 from anycorn.events import Closed, Event, Updated
+from anycorn.protocol import ProtocolWrapper
 from anycorn.protocol.h2 import H2Protocol
 from anycorn.tcp_server import TCPServer
 from anycorn.worker_context import WorkerContext
@@ -40,6 +41,7 @@ from services.edge.http.door import HttpDoor
 from services.edge.http.exchange import CONNECTION
 from services.edge.http.frame_gate import BURST_S, FrameGate, FrameLimits
 from services.edge.http.http1 import ClientClosed, use_ours
+from services.edge.http.http2 import Http2
 from services.edge.http.http2_reset import StreamResets
 from services.edge.http.loop_turns import LoopTurns, Meter
 from services.edge.http.paced_stream import PacedStream, SocketStream
@@ -60,6 +62,9 @@ _FAREWELL_S: Final = 1.0
 _FAREWELL_BYTES: Final = 1 << 20
 """What it may still send meanwhile, unread: a socket closed with unread data resets its connection,
 and the client might never read why."""
+_GOODBYE_S: Final = 5.0
+"""How long an HTTP/2 client may take to read its last answer and close. Its WINDOW_UPDATE frames
+would have the system drop what was not sent yet of a socket that is closed."""
 _WARY_BURST_S: Final = 1.0
 """The burst of connections from a prefix that exceeded the limits of frames again and again."""
 _TRACEBACKS: Final = RateLimit(per_s=1 / 60, burst=1.0)
@@ -268,6 +273,7 @@ class _Server(TCPServer):
     has closed it."""
 
     _is_read = False
+    _protocol: ProtocolWrapper | None = None
 
     def __init__(
         self,
@@ -284,13 +290,22 @@ class _Server(TCPServer):
         """Why the connection was closed, if its frames exceeded a limit."""
 
     @property
+    def protocol(self) -> ProtocolWrapper:
+        """Set by anycorn once it is known how the connection begins."""
+        assert self._protocol is not None
+        return self._protocol
+
+    @protocol.setter
+    def protocol(self, made: ProtocolWrapper) -> None:
+        use_ours(made, self._paced, self.config.h11_max_incomplete_size)
+        self._protocol = made
+
+    @property
     def http_protocol(self) -> object:
         """HTTP/1.1 or HTTP/2, as anycorn has it; None before it is known."""
-        protocol = getattr(self, "protocol", None)
-        return getattr(protocol, "protocol", None)
+        return None if self._protocol is None else self._protocol.protocol
 
     async def _read_data(self) -> None:
-        use_ours(self.protocol, self._paced, self.config.h11_max_incomplete_size)
         try:
             await super()._read_data()
         except ClientClosed:
@@ -322,6 +337,24 @@ class _Server(TCPServer):
             while left > 0:
                 left -= len(await self._raw.receive())
                 await self._paced.turn()
+
+    async def _idle_timeout(self) -> None:
+        """Close the connection once nothing has come for long enough, or nothing more may. Runs
+        while nothing is under way."""
+        protocol = self.http_protocol
+        has_ended = isinstance(protocol, Http2) and protocol.is_leaving and protocol.has_served
+        if not has_ended:
+            with self.context.move_on_after(self.config.keep_alive_timeout):
+                await self.context.terminated.wait()
+        if isinstance(protocol := self.http_protocol, Http2):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_GOODBYE_S):
+                    await protocol.say_goodbye()
+                    if has_ended:
+                        await self._raw.send_eof()
+                        await asyncio.Event().wait()  # until the connection is read to its end
+        with anyio.CancelScope(shield=True):
+            await self._initiate_server_close()
 
     async def protocol_send(self, event: Event) -> None:
         """An answer that ends now must not begin to wait for another request."""
