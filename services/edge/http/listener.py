@@ -93,6 +93,8 @@ class HttpListener:
         self._tls: ssl.SSLContext | None = None
         self._connections: dict[asyncio.Task[None], Callable[[], None]] = {}
         """What serves each, and what closes it at once."""
+        self._handshakes: set[Callable[[], None]] = set()
+        """What closes those at once that are not encrypted yet."""
         self._turns = LoopTurns(door.limits.loop_uses, door.config.max_connections)
         self._tracebacks = TokenBucket(_TRACEBACKS, asyncio.get_running_loop().time())
 
@@ -150,9 +152,13 @@ class HttpListener:
             return
         self._server.close()
         await self._context.terminated.set()  # who asks for nothing is closed at once
-        telemetry = self._door.context.telemetry
+        for abort in list(self._handshakes):
+            abort()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(telemetry.idle.wait(), drain_s)
+            async with asyncio.timeout(drain_s):
+                await self._door.context.telemetry.idle.wait()
+                while self._connections:
+                    await asyncio.wait(self._connections)
         self._door.fail_replies(
             DrainingError("this edge is shutting down; send the request to another")
         )
@@ -231,8 +237,11 @@ class HttpListener:
         meter: Meter,
     ) -> None:
         await self._turns.take(meter)
+        if self._context.terminated.is_set():
+            return
         stream: anyio.abc.ByteStream = raw
         if self._tls is not None:
+            self._handshakes.add(abort)
             try:
                 async with asyncio.timeout(self._door.limits.limits.handshake_timeout_s):
                     stream = await TLSStream.wrap(
@@ -241,6 +250,8 @@ class HttpListener:
             except (TimeoutError, OSError, anyio.BrokenResourceError, anyio.EndOfStream):
                 self._door.context.telemetry.refused("handshake timeout")
                 return
+            finally:
+                self._handshakes.discard(abort)
         now = asyncio.get_running_loop().time()
         gate = FrameGate(self._frame_limits(meter.prefix, now), now)
         paced = PacedStream(stream, gate, lambda: self._turns.take(meter))

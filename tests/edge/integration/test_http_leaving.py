@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
+from services.edge.http import listener
 from services.edge.http.config import HttpConfig
 from tests.edge.integration.http_client import RawRequest, plain, serving_http
 from tests.edge.integration.running import Running
@@ -198,6 +199,51 @@ async def test_a_reply_over_http2_may_end_while_an_edge_drains(
             held.gate.set()
             assert (await answer).text == "ok"
         await stop
+
+
+@pytest.mark.parametrize("is_answered", [False, True])
+async def test_requests_that_are_no_chats_may_end_while_an_edge_drains(
+    is_answered: bool, words: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`is_answered`: the client has read nothing of its large answer yet."""
+    monkeypatch.setattr(listener, "_END_S", 0.0)
+    async with holding(words, tmp_path, drain_s=60.0) as (mesh, held):
+        held.body = bytes(16 << 20)
+        request = await RawRequest.connected(mesh)
+        request.send(f"GET {_HELD} HTTP/1.1", {"Host": "edge"})
+        if is_answered:
+            held.gate.set()
+            await request.until(b"\r\n\r\n")
+        else:
+            await eventually(lambda: held.num_begun == 1)
+        stop = stopping(mesh)
+        await asyncio.wait({stop}, timeout=0.3)
+        assert not stop.done()
+        assert held.num_ended == 0
+        held.gate.set()
+        assert (await request.rest()).endswith(held.body)
+        await stop
+
+
+@pytest.mark.parametrize("tls", ["off", "on"])
+async def test_an_edge_with_nothing_under_way_stops_at_once(
+    tls: str, words: Vocabulary, tmp_path: Path
+) -> None:
+    http = HttpConfig(port=0, tls=tls, idle_timeout_s=600.0)
+    async with (
+        holding(words, tmp_path, http=http, drain_s=600.0, handshake_timeout_s=600.0) as (mesh, _),
+        plain(mesh, verify=False) as http1,
+        plain(mesh, verify=False, http2=True, http1=False) as http2,
+    ):
+        for client in (http1, http2):
+            assert (await client.get("/openapi.json")).status_code == 200
+        await RawRequest.connected(mesh)  # over TLS: its handshake has not begun
+        (await RawRequest.connected(mesh)).writer.write(b"GET / HTTP/1.1\r\nHost: e\r\n")
+        assert mesh.edge.http is not None
+        edge = mesh.edge.http
+        await eventually(lambda: edge.num_connections == 4)
+        async with asyncio.timeout(_TIMEOUT_S):
+            await mesh.edge.stop()
 
 
 async def test_a_connection_whose_last_request_was_cancelled_is_idle(
