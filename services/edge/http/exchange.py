@@ -40,6 +40,8 @@ EXCHANGE: Final = "outrider-exchange"
 JSON: Final = "application/json"
 _MAX_SECRET_CHARS: Final = 128
 _DISCARD_S: Final = 1.0
+_PIECE_BYTES: Final = 64 << 10
+"""Of an answer, each of which has the time that a client may take to read."""
 _SERVED_SAFELY: Final = (
     (b"cache-control", b"no-store"),
     (b"x-content-type-options", b"nosniff"),
@@ -235,7 +237,12 @@ class Exchange:
 
     async def write(self, data: bytes, *, more: bool) -> None:
         """Send a piece of the body."""
-        await self._send_in_time({"type": "http.response.body", "body": data, "more_body": more})
+        if self.scope["method"] == "HEAD":
+            data = b""
+        last = max(0, len(data) - 1) // _PIECE_BYTES * _PIECE_BYTES
+        for at in range(0, last, _PIECE_BYTES):
+            await self._send_body(data[at : at + _PIECE_BYTES], more=True)
+        await self._send_body(data[last:], more=more)
 
     async def answer(
         self,
@@ -253,6 +260,9 @@ class Exchange:
         """End the request at once: its stream over HTTP/2 and HTTP/3, its connection over
         HTTP/1.1."""
         self._abort()
+
+    async def _send_body(self, data: bytes, *, more: bool) -> None:
+        await self._send_in_time({"type": "http.response.body", "body": data, "more_body": more})
 
     async def _send_in_time(self, message: dict[str, Any]) -> None:
         """Raises ClientLeft if the client reads nothing."""

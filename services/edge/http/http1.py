@@ -8,10 +8,11 @@ from typing import Final
 
 import anyio
 import h11
-from anycorn.events import Closed
+from anycorn.events import Closed, Event, RawData
 from anycorn.protocol import ProtocolWrapper
-from anycorn.protocol.h11 import H11Protocol
+from anycorn.protocol.h11 import H2ProtocolAssumedError, H11Protocol
 
+from services.edge.http.http2 import Http2
 from services.edge.http.paced_stream import PacedStream
 
 _MAX_READ_BYTES: Final = 64 << 10
@@ -23,10 +24,12 @@ class ClientClosed(Exception):
 
 
 def use_ours(wrapper: ProtocolWrapper, stream: PacedStream, max_waiting_bytes: int) -> None:
-    """Have a connection that begins with HTTP/1.1 served so. Another request may wait behind the
-    one that is served, `max_waiting_bytes` of it."""
+    """Have a connection served as this edge does, before it begins. Over HTTP/1.1 another request
+    may wait behind the one that is served, `max_waiting_bytes` of it."""
     if isinstance(wrapper.protocol, H11Protocol):
         wrapper.protocol = _Http1(wrapper, stream, max_waiting_bytes)
+    else:
+        wrapper.protocol = Http2(wrapper)
 
 
 class _Http1(H11Protocol):
@@ -38,8 +41,18 @@ class _Http1(H11Protocol):
             *(wrapper.client, wrapper.server, wrapper.send, wrapper.tls),
         )
         assert isinstance(self.connection, h11.Connection)
+        self._wrapper = wrapper
         self._paced = stream
         self.can_read = _Turn(stream, self.connection, max_waiting_bytes)
+
+    async def handle(self, event: Event) -> None:
+        """What came, or that nothing more will."""
+        try:
+            await super().handle(event)
+        except H2ProtocolAssumedError as preface:
+            self._wrapper.protocol = Http2(self._wrapper)
+            await self._wrapper.initiate()
+            await self._wrapper.handle(RawData(data=preface.data))
 
     async def _check_protocol(self, event: h11.Request) -> None:
         """HTTP/2 begins with its own preface alone. `Upgrade: h2c` is deprecated (RFC 9113, section

@@ -20,6 +20,7 @@ import h11
 import structlog
 from anycorn.config import Config
 from anycorn.events import Closed, Event, Updated
+from anycorn.protocol import ProtocolWrapper
 from anycorn.protocol.h2 import H2Protocol
 from anycorn.tcp_server import TCPServer
 from anycorn.worker_context import WorkerContext
@@ -40,6 +41,7 @@ from services.edge.http.door import HttpDoor
 from services.edge.http.exchange import CONNECTION
 from services.edge.http.frame_gate import BURST_S, FrameGate, FrameLimits
 from services.edge.http.http1 import ClientClosed, use_ours
+from services.edge.http.http2 import Http2
 from services.edge.http.http2_reset import StreamResets
 from services.edge.http.loop_turns import LoopTurns, Meter
 from services.edge.http.paced_stream import PacedStream, SocketStream
@@ -60,6 +62,9 @@ _FAREWELL_S: Final = 1.0
 _FAREWELL_BYTES: Final = 1 << 20
 """What it may still send meanwhile, unread: a socket closed with unread data resets its connection,
 and the client might never read why."""
+_GOODBYE_S: Final = 5.0
+"""How long an HTTP/2 client may take to read its last answer and close. Its WINDOW_UPDATE frames
+would have the system drop what was not sent yet of a socket that is closed."""
 _WARY_BURST_S: Final = 1.0
 """The burst of connections from a prefix that exceeded the limits of frames again and again."""
 _TRACEBACKS: Final = RateLimit(per_s=1 / 60, burst=1.0)
@@ -88,6 +93,8 @@ class HttpListener:
         self._tls: ssl.SSLContext | None = None
         self._connections: dict[asyncio.Task[None], Callable[[], None]] = {}
         """What serves each, and what closes it at once."""
+        self._handshakes: set[Callable[[], None]] = set()
+        """What closes those at once that are not encrypted yet."""
         self._turns = LoopTurns(door.limits.loop_uses, door.config.max_connections)
         self._tracebacks = TokenBucket(_TRACEBACKS, asyncio.get_running_loop().time())
 
@@ -145,9 +152,13 @@ class HttpListener:
             return
         self._server.close()
         await self._context.terminated.set()  # who asks for nothing is closed at once
-        telemetry = self._door.context.telemetry
+        for abort in list(self._handshakes):
+            abort()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(telemetry.idle.wait(), drain_s)
+            async with asyncio.timeout(drain_s):
+                await self._door.context.telemetry.idle.wait()
+                while self._connections:
+                    await asyncio.wait(self._connections)
         self._door.fail_replies(
             DrainingError("this edge is shutting down; send the request to another")
         )
@@ -226,8 +237,11 @@ class HttpListener:
         meter: Meter,
     ) -> None:
         await self._turns.take(meter)
+        if self._context.terminated.is_set():
+            return
         stream: anyio.abc.ByteStream = raw
         if self._tls is not None:
+            self._handshakes.add(abort)
             try:
                 async with asyncio.timeout(self._door.limits.limits.handshake_timeout_s):
                     stream = await TLSStream.wrap(
@@ -236,6 +250,8 @@ class HttpListener:
             except (TimeoutError, OSError, anyio.BrokenResourceError, anyio.EndOfStream):
                 self._door.context.telemetry.refused("handshake timeout")
                 return
+            finally:
+                self._handshakes.discard(abort)
         now = asyncio.get_running_loop().time()
         gate = FrameGate(self._frame_limits(meter.prefix, now), now)
         paced = PacedStream(stream, gate, lambda: self._turns.take(meter))
@@ -268,6 +284,7 @@ class _Server(TCPServer):
     has closed it."""
 
     _is_read = False
+    _protocol: ProtocolWrapper | None = None
 
     def __init__(
         self,
@@ -284,13 +301,22 @@ class _Server(TCPServer):
         """Why the connection was closed, if its frames exceeded a limit."""
 
     @property
+    def protocol(self) -> ProtocolWrapper:
+        """Set by anycorn once it is known how the connection begins."""
+        assert self._protocol is not None
+        return self._protocol
+
+    @protocol.setter
+    def protocol(self, made: ProtocolWrapper) -> None:
+        use_ours(made, self._paced, self.config.h11_max_incomplete_size)
+        self._protocol = made
+
+    @property
     def http_protocol(self) -> object:
         """HTTP/1.1 or HTTP/2, as anycorn has it; None before it is known."""
-        protocol = getattr(self, "protocol", None)
-        return getattr(protocol, "protocol", None)
+        return None if self._protocol is None else self._protocol.protocol
 
     async def _read_data(self) -> None:
-        use_ours(self.protocol, self._paced, self.config.h11_max_incomplete_size)
         try:
             await super()._read_data()
         except ClientClosed:
@@ -322,6 +348,24 @@ class _Server(TCPServer):
             while left > 0:
                 left -= len(await self._raw.receive())
                 await self._paced.turn()
+
+    async def _idle_timeout(self) -> None:
+        """Close the connection once nothing has come for long enough, or nothing more may. Runs
+        while nothing is under way."""
+        protocol = self.http_protocol
+        has_ended = isinstance(protocol, Http2) and protocol.is_leaving and protocol.has_served
+        if not has_ended:
+            with self.context.move_on_after(self.config.keep_alive_timeout):
+                await self.context.terminated.wait()
+        if isinstance(protocol := self.http_protocol, Http2):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_GOODBYE_S):
+                    await protocol.say_goodbye()
+                    if has_ended:
+                        await self._raw.send_eof()
+                        await asyncio.Event().wait()  # until the connection is read to its end
+        with anyio.CancelScope(shield=True):
+            await self._initiate_server_close()
 
     async def protocol_send(self, event: Event) -> None:
         """An answer that ends now must not begin to wait for another request."""

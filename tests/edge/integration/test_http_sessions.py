@@ -23,6 +23,7 @@ from h2.events import (
     StreamReset,
 )
 from h2.settings import SettingCodes
+from starlette.types import ASGIApp, Send
 
 from outrider.errors import ConfigError, OverloadedError
 from outrider.models.vocabulary import Vocabulary
@@ -30,6 +31,7 @@ from outrider.telemetry.metrics import Metrics
 from outrider.testing import eventually
 from services.edge.app import Edge
 from services.edge.chat import Chat
+from services.edge.http import exchange
 from services.edge.http.api import Asked
 from services.edge.http.config import HttpConfig
 from services.edge.http.exchange import Exchange
@@ -384,3 +386,56 @@ async def test_a_request_whose_answer_cannot_be_sent_is_aborted(
 
         await mesh.edge.http.app(scope, receive, send)
         assert closed.is_set()
+
+
+async def asked(app: ASGIApp, method: str, send: Send) -> None:
+    """Ask for the largest answer that there is."""
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    client = ("127.0.0.1", 1)
+    scope = {"type": "http", "method": method, "path": "/openapi.json", "headers": []}
+    await app({**scope, "client": client}, receive, send)
+
+
+async def test_a_client_that_reads_slowly_has_time_for_each_piece_of_a_large_answer(
+    words: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    http = HttpConfig(port=0, send_timeout_s=1.0)
+    async with serving_http(words, tmp_path, http=http) as mesh, plain(mesh) as client:
+        whole = (await client.get("/openapi.json")).content
+        monkeypatch.setattr(exchange, "_PIECE_BYTES", len(whole) // 20)
+        sent: list[Any] = []
+
+        async def send(message: Any) -> None:
+            await asyncio.sleep(2 * len(message.get("body", b"")) / len(whole))
+            sent.append(message)
+
+        assert mesh.edge.http is not None
+        await asked(mesh.edge.http.app, "GET", send)
+        bodies = sent[1:]
+        assert b"".join(it["body"] for it in bodies) == whole
+        assert all(it["body"] for it in bodies)
+        assert [it["more_body"] for it in bodies] == [True] * (len(bodies) - 1) + [False]
+        assert 20 <= len(bodies) <= 21
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+async def test_what_fits_one_piece_is_sent_at_once(
+    method: str, words: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving_http(words, tmp_path) as mesh, plain(mesh) as client:
+        whole = (await client.get("/openapi.json")).content
+        monkeypatch.setattr(exchange, "_PIECE_BYTES", len(whole) if method == "GET" else 1)
+        sent: list[Any] = []
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        assert mesh.edge.http is not None
+        await asked(mesh.edge.http.app, method, send)
+        head, body = sent
+        assert (b"content-length", b"%d" % len(whole)) in head["headers"]
+        assert body["body"] == (whole if method == "GET" else b"")
+        assert body["more_body"] is False

@@ -1,0 +1,104 @@
+"""HTTP/2 as this edge speaks it: anycorn's, but that a connection which takes no more requests
+serves those it has to their ends (RFC 9113, sections 6.8 and 8.7). Anycorn says GOAWAY by way of
+h2, which sends nothing on a connection after it."""
+
+from __future__ import annotations
+
+import contextlib
+
+import h2.events
+import h2.exceptions
+from anycorn.events import Closed, Event, RawData, Updated
+from anycorn.protocol import ProtocolWrapper
+from anycorn.protocol.events import Event as StreamEvent
+from anycorn.protocol.events import StreamClosed
+from anycorn.protocol.h2 import H2Protocol
+from anycorn.worker_context import WorkerContext
+from h2.errors import ErrorCodes
+from hyperframe.frame import GoAwayFrame
+
+
+class Http2(H2Protocol):
+    """One connection."""
+
+    def __init__(self, wrapper: ProtocolWrapper) -> None:
+        super().__init__(
+            wrapper.app,
+            wrapper.config,
+            WorkerContext(None),  # that of all connections has anycorn say GOAWAY
+            wrapper.task_group,
+            wrapper.state,
+            *(wrapper.client, wrapper.server, wrapper.send, wrapper.tls),
+        )
+        self._max_requests = wrapper.config.keep_alive_max_requests
+        self._is_stopping = wrapper.context.terminated.is_set
+        self._has_said_goodbye = False
+        self._num_requests = 0
+        self._last_stream = 0
+        """The last one that is served."""
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether it takes no more requests."""
+        is_full = self._num_requests >= self._max_requests
+        return is_full or self._has_said_goodbye or self._is_stopping()
+
+    @property
+    def has_served(self) -> bool:
+        """Whether there was a request."""
+        return bool(self._last_stream)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is under way, and all answers were sent."""
+        return super().idle and not self.stream_buffers
+
+    async def say_goodbye(self) -> None:
+        """Tell the client which streams are served. It may send the requests of others again, on
+        another connection: nothing was done for them.
+
+        Said no earlier than the client needs to know: many of Python (httpx) take it for the end of
+        all requests that are under way. For their sake, too, no reset comes with it."""
+        if not self._has_said_goodbye:
+            self._has_said_goodbye = True
+            frame = GoAwayFrame(last_stream_id=self._last_stream)
+            await self.send(RawData(data=frame.serialize()))
+
+    async def handle(self, event: Event) -> None:
+        """As anycorn's; who waits for a client that is gone to read, waits no longer."""
+        await super().handle(event)
+        if isinstance(event, Closed):
+            for stream in list(self.stream_buffers):
+                await self._discard_send_state(stream)
+
+    async def stream_send(self, event: StreamEvent) -> None:
+        """A request's next event."""
+        if isinstance(event, StreamClosed):
+            await self._close_stream(event.stream_id)
+            await self.send(Updated(idle=self.idle))
+        else:
+            await super().stream_send(event)
+
+    async def _send_data(self, stream_id: int) -> None:
+        await super()._send_data(stream_id)
+        if stream_id not in self.stream_buffers and self.idle:  # it was the end of the last one
+            await self.send(Updated(idle=True))
+
+    async def _handle_events(self, events: list[h2.events.Event]) -> None:
+        was_told = self._has_said_goodbye
+        served = []
+        for event in events:
+            if not isinstance(event, h2.events.RequestReceived):
+                served.append(event)
+            elif not self.is_leaving:
+                self._num_requests += 1
+                self._last_stream = event.stream_id
+                served.append(event)
+            elif was_told:
+                with contextlib.suppress(h2.exceptions.ProtocolError):  # its client has reset it
+                    self.connection.reset_stream(event.stream_id, ErrorCodes.REFUSED_STREAM)
+            else:
+                await self.say_goodbye()
+        await super()._handle_events(served)
+        if self.idle and any(isinstance(it, h2.events.StreamReset) for it in served):
+            await self.send(Updated(idle=True))
