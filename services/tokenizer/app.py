@@ -107,7 +107,7 @@ async def _parts(
         metrics = Metrics("tokenizer")
         stack.callback(metrics.close)
         make_shared = stack.enter_context(shared_cache(config, metrics.registry))
-        threads = RequestThreads(config.threads, config.max_pending)
+        threads = RequestThreads(config.threads, config.max_pending, config.max_pending_bytes)
         stack.callback(threads.close)
         loader = _loader(config, catalog, tls, make_shared)
         if vocabularies is None:

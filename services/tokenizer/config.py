@@ -21,6 +21,7 @@ _POSITIVE = (
     "max_decode_ids",
     "max_in_flight",
     "max_pending",
+    "max_pending_bytes",
     "max_message_bytes",
     "part_chars",
     "max_long_texts",
@@ -123,6 +124,8 @@ class TokenizerConfig:
     """Requests of one stream in progress at once; then reading from it pauses."""
     max_pending: int = 2048
     """Requests in progress at once over all streams; more are refused as OVERLOADED."""
+    max_pending_bytes: int = 256 << 20
+    """Of those requests; more are refused as OVERLOADED."""
     max_message_bytes: int = 16 << 20
     """Largest message read or written."""
     worker_processes: int = 2

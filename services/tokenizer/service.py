@@ -172,7 +172,9 @@ class TokenizerService(tokenizer_pb2_grpc.TokenizerServiceServicer):
                     # Not the client's own word: it must not become a label.
                     labels["model"] = served.model
                     job_class = job_class_of(request)
-                    return await self._threads.run(partial(work, served), request, job_class)
+                    return await self._threads.run(
+                        partial(work, served), request, job_class, num_bytes=request.ByteSize()
+                    )
         except OutriderError as error:
             labels[names.ERROR_TYPE] = error.reason
             return response_type(number=request.number, error=error_to_proto(error))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
+from outrider.errors import OverloadedError
 from outrider.tokenization.pool.job_queue import JobClass
 from outrider.tokenization.pool.threads import WorkerThreads
 
@@ -46,13 +47,15 @@ class _Call(Generic[RequestT, AnswerT]):
 
 
 class RequestThreads:
-    """Threads with a bounded queue. Long texts never take the last of several threads, which is
-    left to short ones."""
+    """Threads with a queue that is bounded in requests and in their bytes. Long texts never take
+    the last of several threads, which is left to short ones."""
 
-    def __init__(self, threads: int, max_pending: int) -> None:
+    def __init__(self, threads: int, max_pending: int, max_pending_bytes: int) -> None:
         self._threads: WorkerThreads[_Call[Any, Any]] = WorkerThreads(
             threads, max(0, max_pending - threads), _Call.run
         )
+        self._max_pending_bytes = max_pending_bytes
+        self._num_pending_bytes = 0
         self.num_pending = 0
         """Requests queued or running."""
         self._idle = asyncio.Event()
@@ -62,19 +65,29 @@ class RequestThreads:
         work: Callable[[RequestT], AnswerT],
         request: RequestT,
         job_class: JobClass = JobClass.SHORT,
+        *,
+        num_bytes: int = 0,
     ) -> AnswerT:
-        """Run `work(request)` in a thread; cancelled while queued, it never starts.
+        """Run `work(request)`, of a request of so many bytes, in a thread; cancelled while queued,
+        it never starts. However large, one is run if nothing else is pending.
 
         Raises OverloadedError when the queue is full, and what `work` raises.
         """
+        if self.num_pending and self._num_pending_bytes + num_bytes > self._max_pending_bytes:
+            raise OverloadedError(
+                f"requests of {self._num_pending_bytes} bytes wait for tokenization; try again",
+                retry_delay_ms=100,
+            )
         call = _Call(work, request)
         self._threads.put(call, job_class)
         self.num_pending += 1
+        self._num_pending_bytes += num_bytes
         try:
             return await call.answer
         finally:
             self._threads.remove(call, job_class)
             self.num_pending -= 1
+            self._num_pending_bytes -= num_bytes
             if not self.num_pending:
                 self._idle.set()
 

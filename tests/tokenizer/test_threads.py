@@ -16,7 +16,7 @@ from services.tokenizer.threads import RequestThreads
 
 @pytest.fixture
 def workers() -> Iterator[RequestThreads]:
-    workers = RequestThreads(threads=1, max_pending=3)
+    workers = RequestThreads(threads=1, max_pending=3, max_pending_bytes=1000)
     yield workers
     workers.close()
 
@@ -58,8 +58,26 @@ async def test_a_full_queue_is_overload_and_a_cancelled_request_never_starts(
     assert workers.num_pending == 0
 
 
+async def test_what_is_pending_is_bounded_in_bytes(workers: RequestThreads) -> None:
+    release = threading.Event()
+
+    def work(number: int) -> int:
+        release.wait(10)
+        return number
+
+    first = asyncio.create_task(workers.run(work, 1, num_bytes=5000))
+    await eventually(lambda: workers.num_pending == 1)
+    with pytest.raises(OverloadedError, match="5000 bytes") as caught:
+        await workers.run(work, 2, num_bytes=1)
+    assert caught.value.retry_delay_ms > 0
+    release.set()
+    assert await first == 1
+    both = [workers.run(work, number, num_bytes=500) for number in (3, 4)]
+    assert await asyncio.gather(*both) == [3, 4]
+
+
 async def test_long_texts_leave_a_thread_to_short_ones() -> None:
-    workers = RequestThreads(threads=2, max_pending=10)
+    workers = RequestThreads(threads=2, max_pending=10, max_pending_bytes=1000)
     release = threading.Event()
     longs = [
         asyncio.create_task(workers.run(lambda _: release.wait(10), n, JobClass.LONG))

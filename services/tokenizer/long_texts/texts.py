@@ -234,7 +234,8 @@ class LongDetokenizer:
 
         message: tokenizer_pb2.DetokenizeRequest | None = first
         while message is not None:
-            if text := await self.threads.run(step, message, JobClass.LONG):
+            num_bytes = message.ByteSize()
+            if text := await self.threads.run(step, message, JobClass.LONG, num_bytes=num_bytes):
                 yield text
             message = await anext(rest, None)
         if unfinished := detokenizer.finish():
