@@ -306,10 +306,11 @@ class ReplyFlow:
             events.append(Commit(text, (), self.chain.committed))
         return events
 
-    def learn_rest(self) -> None:
-        """The reply is over: learn for later ones what was not learnt yet."""
-        while self.chain.num_unlearned and self.chain.advance(0).is_behind:
-            pass
+    def learn_more(self) -> bool:
+        """The reply is over: learn some of what was not learnt yet, for later ones; whether there
+        is more. A prompt alone teaches nothing."""
+        chain = self.chain
+        return bool(chain.committed and chain.num_unlearned) and chain.advance(0).is_behind
 
     def ready(self, report: DrafterReport | None, now: float) -> None:
         """More drafts can be had; `report` is of the drafter process, if they come from there."""
