@@ -227,6 +227,11 @@ class EdgeStream:
             self.handler.feed(ClientFailed(OverloadedError("the client does not read its chat")))
 
     @property
+    def is_used(self) -> bool:
+        """Whether it is served, or the client has not acknowledged all of it."""
+        return not self.handler.closed or self.catches_up or self._num_unread > 0
+
+    @property
     def catches_up(self) -> bool:
         """Whether it has a backlog."""
         return self._backlog is not None

@@ -180,6 +180,10 @@ class ReplyFlow:
             )
         ]
 
+    def asked_again(self, now: float) -> None:
+        """Another session is being opened for what follows: it is sent what drafts there are."""
+        self._schedule_refresh(now + self._policy.coalesce_s)
+
     def opened(self, opened: RegionOpened, now: float) -> None:
         """The replica opened the session."""
         self.model.placed(opened.model_identity)
@@ -282,8 +286,9 @@ class ReplyFlow:
             now=now,
         )
 
-    def refresh(self, now: float) -> list[Action]:
-        """Add drafts, upload those not sent yet, show those likely enough."""
+    def refresh(self, now: float, *, has_region: bool = True) -> list[Action]:
+        """Add drafts, upload those not sent yet if there is a region (`has_region`), show those
+        likely enough."""
         self.refresh_at = None
         self._await_drafter(now)
         progress = self.chain.advance(self.controller.lead)
@@ -291,7 +296,7 @@ class ReplyFlow:
             self.refresh_at = now
             return []
         self.controller.drafted(progress)
-        draft = self._take_unsent(now) if self.controller.sends else None
+        draft = self._take_unsent(now) if has_region and self.controller.sends else None
         shown = self._show(now) if self._shows else None
         return [action for action in (draft, shown) if action is not None]
 
