@@ -7,6 +7,7 @@ import ctypes
 import gc
 import json
 import os
+import resource
 import signal
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
@@ -57,6 +58,9 @@ def run(
     parent stops this process among others, and the kernel sends PARENT_ENDED when that ends. Then
     the process ends at once if it was told to stop before, and drains if it was not; the same
     signal again changes nothing."""
+    # Each connection has a file; many systems allow a process 1,024 unless it asks for more.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     # Datagrams and streams cost a tenth to a fifth less on libuv than on asyncio's own loop.
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_run(serve, config, ready_file, on_hangup, has_parent))

@@ -48,6 +48,21 @@ asyncio.run(main())
 """
 
 
+def test_a_service_may_open_as_many_files_as_its_user() -> None:
+    child = """
+import resource
+from outrider.process import run
+
+async def serve(config, *, ready, stop):
+    print(*resource.getrlimit(resource.RLIMIT_NOFILE))
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 512))
+run(serve, None)
+"""
+    ended = subprocess.run([sys.executable, "-c", child], capture_output=True, text=True)
+    assert ended.stdout.split() == ["512", "512"]
+
+
 @pytest.mark.parametrize(
     ("has_parent", "first", "second", "status"),
     [

@@ -12,6 +12,8 @@ from outrider.codec import varint
 from outrider.errors import FrameTooLargeError, MalformedFrameError, OutriderError
 
 DEFAULT_MAX_FRAME_BYTES: Final = 1 << 20
+MIN_MEAN_FRAME_BYTES: Final = 128
+"""Of the frames of a stream whose number is limited, beyond those that are free."""
 
 
 _SHORT: Final = tuple(bytes([size]) for size in range(0x80))
@@ -33,13 +35,23 @@ class FrameDecoder:
     length alone reserves nothing. Each payload byte is copied once when its frame arrives whole,
     otherwise twice (plus the amortised growth of one buffer).
 
+    Time: a frame costs about a microsecond beside its bytes. From a peer that is not trusted take
+    `num_free` frames at most, and one more for each MIN_MEAN_FRAME_BYTES of all of them.
+
     A stream that broke the protocol cannot be read on: after an error every `feed` raises it.
     """
 
-    def __init__(self, max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES) -> None:
+    def __init__(
+        self, max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES, *, num_free: int | None = None
+    ) -> None:
+        """`num_free`: see the class; None: any number of frames."""
         if not 0 < max_frame_bytes <= varint.MAX_VALUE:
             raise ValueError(f"max_frame_bytes must be 1 .. {varint.MAX_VALUE}")
         self._max_frame_bytes = max_frame_bytes
+        self._num_free = num_free
+        """Frames that may still come, whatever is in them."""
+        self._num_bytes = 0
+        """Of frames, less what frames beyond the free ones have used."""
         self._length = 0
         self._shift = 0
         self._in_payload = False
@@ -60,8 +72,9 @@ class FrameDecoder:
         """The payloads that `data` completes, in order.
 
         Raises FrameTooLargeError as soon as a length above the limit is known, before any byte
-        of that payload is kept, and MalformedFrameError for an empty frame or a length that is
-        no varint. Frames that stood before the bad one in the same `data` are dropped with it.
+        of that payload is kept, and MalformedFrameError for an empty frame, a length that is no
+        varint, or too many frames of next to nothing. Frames that stood before the bad one in the
+        same `data` are dropped with it.
         """
         if self._error is not None:
             raise self._error
@@ -98,7 +111,18 @@ class FrameDecoder:
             payload = bytes(last)
         self._in_payload = False
         self._length = self._shift = 0
+        if self._num_free is not None:
+            self._count(len(payload), self._num_free)
         return payload
+
+    def _count(self, num_bytes: int, num_free: int) -> None:
+        self._num_bytes += num_bytes
+        if num_free:
+            self._num_free = num_free - 1
+        elif self._num_bytes >= MIN_MEAN_FRAME_BYTES:
+            self._num_bytes -= MIN_MEAN_FRAME_BYTES
+        else:
+            raise MalformedFrameError("too many frames of next to nothing; send more in each")
 
     def _take_length_byte(self, byte: int) -> None:
         self._length |= (byte & 0x7F) << self._shift

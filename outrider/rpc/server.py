@@ -27,6 +27,8 @@ MAX_STREAMS: Final = 1024
 """Calls of one connection under way at once; further ones wait at the client."""
 MAX_CALLS: Final = 4096
 """Calls of all connections together; further ones are refused as RESOURCE_EXHAUSTED."""
+MAX_CONNECTIONS: Final = 4096
+"""Open at once, handshakes included; further ones are closed as they come."""
 _MAX_METADATA_BYTES: Final = 16 * 1024
 
 SERVING: Final[int] = health_pb2.HealthCheckResponse.SERVING
@@ -57,6 +59,7 @@ def make_server(
     max_message_bytes: int = MAX_MESSAGE_BYTES,
     max_streams: int = MAX_STREAMS,
     max_calls: int = MAX_CALLS,
+    max_connections: int = MAX_CONNECTIONS,
     shares_port: bool = False,
 ) -> grpc.aio.Server:
     """A server without services or ports. A message larger than `max_message_bytes` gets
@@ -68,6 +71,7 @@ def make_server(
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", max_message_bytes),
         ("grpc.max_concurrent_streams", max_streams),
+        ("grpc.max_allowed_incoming_connections", max_connections),
         # Two servers on one port would share its connections at random.
         ("grpc.so_reuseport", int(shares_port)),
     )

@@ -12,7 +12,7 @@ class AdminConfig:
     """Where a service's admin port is: table `[<role>.admin]` of its settings."""
 
     host: str = "127.0.0.1"
-    """Address of the listener for /metrics, /health and /ready."""
+    """Address of the listener for /metrics, /health, /ready, /version and /config."""
     port: int = 0
     """Its TCP port; 0: any free one."""
 

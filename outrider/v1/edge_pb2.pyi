@@ -543,7 +543,7 @@ class ReplyFormat(_message.Message):
     TOOL_NAMES_FIELD_NUMBER: _builtins.int
     SINGLE_CALL_FIELD_NUMBER: _builtins.int
     tool_calls: _builtins.str
-    """Of tool calls: hermes, llama3_json or mistral."""
+    """Of tool calls: hermes, llama3_json, mistral or mistral_args."""
     reasoning: _builtins.bool
     """The text between <think> and </think> is reasoning."""
     begins_in_reasoning: _builtins.bool

@@ -49,32 +49,28 @@ Global___VectorFormat: _TypeAlias = VectorFormat  # noqa: Y015
 @_typing.final
 class EmbedRequest(_message.Message):
     """The first frame opens the request; inputs may come in any number of frames. Closing the stream's
-    sending half says that there are no more. EmbeddingRouterService has the same.
+    sending half says that there are no more. Who wants no more answers cancels the call. EmbeddingRouterService has the same.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     OPEN_FIELD_NUMBER: _builtins.int
     INPUTS_FIELD_NUMBER: _builtins.int
-    CANCEL_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def open(self) -> Global___OpenEmbed: ...
     @_builtins.property
     def inputs(self) -> Global___EmbedInputs: ...
-    @_builtins.property
-    def cancel(self) -> Global___CancelInputs: ...
     def __init__(
         self,
         *,
         open: Global___OpenEmbed | None = ...,
         inputs: Global___EmbedInputs | None = ...,
-        cancel: Global___CancelInputs | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "inputs", b"inputs", "kind", b"kind", "open", b"open"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["inputs", b"inputs", "kind", b"kind", "open", b"open"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "inputs", b"inputs", "kind", b"kind", "open", b"open"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["inputs", b"inputs", "kind", b"kind", "open", b"open"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["open", "inputs", "cancel"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["open", "inputs"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -273,28 +269,6 @@ class EmbedInput(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_content) -> _WhichOneofReturnType_content | None: ...
 
 Global___EmbedInput: _TypeAlias = EmbedInput  # noqa: Y015
-
-@_typing.final
-class CancelInputs(_message.Message):
-    """Nobody wants these any more; each is answered all the same, as CANCELLED if it was not before."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    IDS_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
-    def __init__(
-        self,
-        *,
-        ids: _abc.Iterable[_builtins.int] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___CancelInputs: _TypeAlias = CancelInputs  # noqa: Y015
 
 @_typing.final
 class Vectors(_message.Message):

@@ -53,7 +53,9 @@ from services.edge.session.events import (
     Tokenize,
 )
 from services.edge.session.machine import ChatSession, SessionState
+from services.edge.session.reply import ReplyFlow
 from services.edge.stream import RequestStream
+from services.edge.time_slicing import TimeSlicer
 from services.edge.timers import Call
 from services.edge.upstream.link import RouterLink
 from services.edge.wire.region import RegionWire, cancel
@@ -133,6 +135,8 @@ class Chat:
         self._is_feeding = False
         self._timer: Call | None = None
         self._armed_at: float | None = None
+        self._due_at = 0.0
+        """What the timer was last due for."""
         self._is_tick_submitted = False
         self._tokenizing: tuple[TokenizationJob, Span] | None = None
         self._link: RouterLink | None = None
@@ -249,7 +253,7 @@ class Chat:
 
     def _step(self, item: Input) -> None:
         try:
-            for action in self._session.handle(item, self._loop.time()):
+            for action in self._session.handle(item, self._now):
                 self._perform(action)
         except Exception as failure:
             # A defect of the edge ends this chat and no other.
@@ -404,13 +408,11 @@ class Chat:
             # It refers to this chat, which would have to be collected as garbage.
             self._entry = self._token.entry = None
         if self._request.group and (reply := self._session.reply) is not None:
-            self._context.time_slicer.defer(reply.learn_rest)
+            self._context.time_slicer.defer(partial(_learn_rest, reply, self._context.time_slicer))
         telemetry = self._context.telemetry
         telemetry.chat_closed()
         # The last event is sent in this turn of the loop, the records are made in another.
-        record = partial(
-            telemetry.record, self._session, self._request, self._span, self._loop.time()
-        )
+        record = partial(telemetry.record, self._session, self._request, self._span, self._now)
         self._context.time_slicer.defer(record)
 
     def _arm(self) -> None:
@@ -423,6 +425,8 @@ class Chat:
         self._armed_at = at
 
     def _due(self) -> None:
+        assert self._armed_at is not None
+        self._due_at = self._armed_at
         if not self._is_tick_submitted:
             self._is_tick_submitted = True
             self._context.time_slicer.submit(self._tick)
@@ -433,3 +437,15 @@ class Chat:
             self._timer.cancel()
         self._timer = self._armed_at = None
         self.feed(Tick())
+
+    @property
+    def _now(self) -> float:
+        """Not before the time that the timer was for: it comes up to a millisecond sooner, and a
+        session that found nothing due would be woken again and again until then."""
+        return max(self._loop.time(), self._due_at)
+
+
+def _learn_rest(reply: ReplyFlow, time_slicer: TimeSlicer) -> None:
+    """A piece in each turn of the loop."""
+    if reply.learn_more():
+        time_slicer.defer(partial(_learn_rest, reply, time_slicer))

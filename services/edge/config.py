@@ -176,8 +176,8 @@ class EdgeConfig:
 
     max_context_tokens: int = 0
     """Tokens of prompt and reply together, no more than a model's definition says; prompts that
-    leave no room for a reply are refused. 0: as many as the definition says, DEFAULT_CONTEXT_TOKENS
-    where it says nothing."""
+    leave no room for a reply are refused. 0: as many as the definition says, 8,192 where it says
+    nothing."""
     rewriting: RewritingPolicy = AS_IT_IS
     """What is done to chats before they are tokenized (docs/guides/tokens.md)."""
     tokenization: TokenizationConfig = field(default_factory=TokenizationConfig)

@@ -97,6 +97,11 @@ class TypeaheadPrefill:
         if plan is not None:
             self._tokenize(plan, plan.typed(messages))
 
+    def skip(self, payload: bytes) -> None:
+        """The text changed, and changed again at once: a later one has come already."""
+        if not self.closed and not self._spend(Rate.TYPED_BYTES, len(payload)):
+            self._close()
+
     def _spend(self, rate: Rate, amount: int) -> bool:
         return self._stream.spend(rate, amount, self._identity.client)
 

@@ -189,7 +189,8 @@ class RouterConfig:
     tokenize_timeout_s: float = 10.0
     """Limit of tokenizing one session's messages, over all tokenizers tried."""
     max_tokenizing: int = 256
-    """Sessions waiting for a tokenizer at once; more are refused as OVERLOADED."""
+    """Sessions waiting for a tokenizer at once; more are refused as OVERLOADED. A tenant has at
+    most three times as many as places are free: three quarters if it is alone."""
     hang: HangPolicy = dataclasses.field(default_factory=HangPolicy)
     """When a replica that sends no tokens is taken to hang, and its sessions move."""
     failover: FailoverPolicy = dataclasses.field(default_factory=FailoverPolicy)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.codec import varint
-from outrider.codec.frames import FrameDecoder, encode_frame
+from outrider.codec.frames import MIN_MEAN_FRAME_BYTES, FrameDecoder, encode_frame
 from outrider.errors import FrameTooLargeError, MalformedFrameError, OutriderError
 
 PAYLOADS = st.lists(st.binary(min_size=1, max_size=300), max_size=8)
@@ -117,6 +117,22 @@ def test_hostile_bytes_end_alike_at_any_cut(stream: bytes, data: st.DataObject) 
 
     cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=12))
     assert outcome(cuts) == outcome([])
+
+
+def test_frames_of_next_to_nothing_are_bounded() -> None:
+    small, large = encode_frame(b"x"), encode_frame(b"x" * 1000)
+    assert len(FrameDecoder().feed(small * 5000)) == 5000
+    decoder = FrameDecoder(num_free=10)
+    assert len(decoder.feed(small * 10)) == 10
+    with pytest.raises(MalformedFrameError, match="next to nothing"):
+        decoder.feed(small * 1_000_000)
+    decoder = FrameDecoder(num_free=10)
+    assert len(decoder.feed(large * 500)) == 500, "those that hold something are not counted out"
+    # What they had beyond their share, in multiples of 128 bytes, so many small ones may have.
+    num_more = (500 * 1000 - 490 * MIN_MEAN_FRAME_BYTES) // MIN_MEAN_FRAME_BYTES
+    assert len(decoder.feed(small * num_more)) == num_more
+    with pytest.raises(MalformedFrameError, match="next to nothing"):
+        decoder.feed(small * 100)
 
 
 def test_an_empty_frame_cannot_be_sent() -> None:

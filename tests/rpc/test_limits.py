@@ -82,6 +82,21 @@ async def _answered(channel: grpc.aio.Channel) -> None:
             assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
+async def test_connections_beyond_the_limit_are_closed(no_leaks: None) -> None:
+    async with Server(max_connections=2) as server, make_channel(server.address) as one:
+        await _watching(one)
+        host, port = server.address.split(":")
+        silent = await asyncio.open_connection(host, int(port))
+        assert await silent[0].read(1), "the server speaks first: it is one of two"
+        async with make_channel(server.address) as other:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await health_pb2_grpc.HealthStub(other).Check(REQUEST)
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+            await health_pb2_grpc.HealthStub(one).Check(REQUEST)
+            silent[1].close()
+            await health_pb2_grpc.HealthStub(other).Check(REQUEST, wait_for_ready=True)
+
+
 async def test_metadata_beyond_the_limit_are_refused(no_leaks: None) -> None:
     async with Server() as server, make_channel(server.address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)

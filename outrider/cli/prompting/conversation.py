@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
+import shutil
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
@@ -102,7 +102,7 @@ class Conversation:
         while calls is None or calls:
             system = self._settings.system
             head = [] if system is None else [Message("system", system)]
-            painter = Painter(*os.get_terminal_size(), self._shown)
+            painter = Painter(*shutil.get_terminal_size(), self._shown)
             try:
                 result = await self._reply([*head, *asked], self._settings, painter)
             finally:

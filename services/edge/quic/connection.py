@@ -285,11 +285,12 @@ class EdgeConnection(ConnectionProtocol):
         self._watchdog = self._loop.call_later(wait_s, self._check_use)
 
     def _check_use(self) -> None:
-        """A connection without streams is closed: PINGs keep an address translation open, not a
-        place at an edge."""
+        """A connection without streams is closed, as is one with streams that are over but for the
+        client's end: PINGs keep an address translation open, not a place at an edge."""
         for stream in list(self._catching_up):
             stream.check_reading()
-        if self._streams or (self._service is not None and not self._service.is_idle):
+        is_used = any(stream.is_used for stream in self._streams.values())
+        if is_used or (self._service is not None and not self._service.is_idle):
             self._used_at = self._loop.time()
         left_s = self._used_at + self.limits.idle_timeout_s - self._loop.time()
         if left_s > 0:

@@ -94,12 +94,11 @@ class Listener:
             self._configuration,
             self.shared.handshakes,
             open_connection=self._open,
-            prefix_of=limits.prefixes.of,
+            prefix_of=lru_cache(MAX_ADDRESSES)(limits.prefixes.of),
             resident_bytes=self._resident,
             report=self._report,
             ids=self._ids,
         )
-        prefix_of = lru_cache(MAX_ADDRESSES)(limits.prefixes.of)
 
         def made(transport: asyncio.DatagramTransport) -> None:
             # The first datagram may be processed before the endpoint is returned.
@@ -107,7 +106,9 @@ class Listener:
 
         try:
             transport, self._server = await asyncio.get_running_loop().create_datagram_endpoint(
-                lambda: DatagramServer(dispatcher.receive, prefix_of, self.shared.loop_uses, made),
+                lambda: DatagramServer(
+                    dispatcher.receive, dispatcher.prefix_of, self.shared.loop_uses, made
+                ),
                 **({"local_addr": (host, port)} if opened is None else {"sock": opened}),
             )
         except OSError as error:

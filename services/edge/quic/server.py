@@ -54,9 +54,14 @@ class Receiver(Protocol):
     """Loop time that its datagrams took and that no address prefix was charged for yet."""
 
     @property
+    def prefix(self) -> str:
+        """The address prefix that it was opened from."""
+        ...
+
+    @property
     def is_validated(self) -> bool:
-        """Whether its handshake is complete: then the client receives what is sent to its address,
-        and nobody else can use up that address's share by forging it."""
+        """Whether its handshake is complete: then its prefix is not forged, for the client received
+        what was sent there, and nobody else knows its connection IDs."""
         ...
 
     def datagram_received(self, data: bytes, addr: NetworkAddress) -> None:
@@ -80,12 +85,12 @@ class DatagramServer(asyncio.DatagramProtocol):
     def __init__(
         self,
         receive: Receive,
-        prefix_of: Callable[[str], str],
+        prefix_of: Callable[[bytes, NetworkAddress], str],
         uses: LoopUses,
         made: Callable[[asyncio.DatagramTransport], None] | None = None,
     ) -> None:
-        """`receive` processes a datagram; `prefix_of` gives the address prefix of a host;
-        `uses` is what prefixes used of the loop; `made` is told the transport before the first
+        """`receive` processes a datagram; `prefix_of` gives the address prefix that pays for
+        one; `uses` is what prefixes used of the loop; `made` is told the transport before the first
         datagram is received."""
         self._receive = receive
         self._prefix_of = prefix_of
@@ -122,9 +127,8 @@ class DatagramServer(asyncio.DatagramProtocol):
             self._put(addr, data)
             return
         self._schedule()
-        prefix = self._prefix_of(addr[0])
-        if self._queue.may_pass(prefix, time.perf_counter()):
-            self._process(prefix, addr, data)
+        if self._queue.may_pass(self._prefix_of(data, addr), time.perf_counter()):
+            self._process(addr, data)
         else:
             self._put(addr, data)
 
@@ -137,20 +141,20 @@ class DatagramServer(asyncio.DatagramProtocol):
             self.transport.close()
 
     def _put(self, addr: NetworkAddress, data: bytes) -> None:
-        self.num_dropped += not self._queue.put(self._prefix_of(addr[0]), addr, data)
+        self.num_dropped += not self._queue.put(self._prefix_of(data, addr), addr, data)
 
     def _schedule(self) -> None:
         self._is_scheduled = True
         asyncio.get_running_loop().call_soon(self._turn)
 
-    def _process(self, prefix: str, addr: NetworkAddress, data: bytes) -> None:
+    def _process(self, addr: NetworkAddress, data: bytes) -> None:
         began = time.thread_time()  # what other processes take of the core is not billed
         receiver = self._receive(data, addr)
         if receiver is None:
             return
         receiver.unbilled_s += time.thread_time() - began
         if receiver.is_validated:
-            self._queue.uses.spend(prefix, receiver.unbilled_s, time.perf_counter())
+            self._queue.uses.spend(receiver.prefix, receiver.unbilled_s, time.perf_counter())
             receiver.unbilled_s = 0.0
 
     def _read(self) -> None:
@@ -169,7 +173,7 @@ class DatagramServer(asyncio.DatagramProtocol):
         until = now + TURN_S
         while not self._is_closed and (taken := self._queue.take(now)) is not None:
             try:
-                self._process(*taken)
+                self._process(*taken[1:])
             except BaseException:  # the loop reports it; the others' datagrams are processed
                 asyncio.get_running_loop().call_soon(self._turn)
                 raise
@@ -260,6 +264,18 @@ class Dispatcher:
         self._refusals = TokenBucket(_REFUSALS, self._loop.time())
         self._resets = TokenBucket(_RESETS, self._loop.time())
         self.transport: asyncio.DatagramTransport | None = None
+
+    def prefix_of(self, data: bytes, addr: NetworkAddress) -> str:
+        """The address prefix that pays for a datagram: that of its connection, whatever address it
+        claims to be from, once the connection is validated; else the one that it is from."""
+        if data and data[0] & 0x80:  # a long header (RFC 9000, section 17.2)
+            cid = data[6 : 6 + data[5]] if len(data) > 6 else b""
+        else:
+            cid = data[1 : 1 + self._configuration.connection_id_length]
+        receiver = self._table.get(cid)
+        if receiver is not None and receiver.is_validated:
+            return receiver.prefix
+        return self._prefix_of(addr[0])
 
     def receive(self, data: bytes, addr: NetworkAddress) -> Receiver | None:
         """Process a datagram; returns the connection that it was for."""

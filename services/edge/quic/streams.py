@@ -5,8 +5,8 @@ inputs and tells events."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
 
 from outrider.client.protocol import CloseCode
 from outrider.codec.frames import FrameDecoder, encode_frame
@@ -29,6 +29,14 @@ from services.edge.session.events import Input as SessionInput
 from services.edge.stream import ENDED, Backlog, ChatHandler
 from services.edge.typeahead import TypeaheadPrefill
 from services.edge.wire import client as client_wire
+
+_FREE_FRAMES: Final = 1024
+"""Of a stream, as of FrameDecoder. A chat takes three; of a prompt that is typed a client may send
+one for each key."""
+_MAX_CHAT_FRAMES: Final = 64
+"""After a chat's request: a cancel, and an acknowledgement of its resume token."""
+_FRAME_OBJECT_BYTES: Final = 48
+"""What a frame that waits takes beside its bytes."""
 
 
 class StreamConnection(Protocol):
@@ -88,7 +96,9 @@ class EdgeStream:
     def __init__(self, connection: StreamConnection, stream_id: int) -> None:
         self._connection = connection
         self._stream_id = stream_id
-        self._decoder = FrameDecoder(connection.limits.max_frame_bytes)
+        self._decoder = FrameDecoder(connection.limits.max_frame_bytes, num_free=_FREE_FRAMES)
+        self._num_chat_frames = 0
+        """After the request."""
         self._max_unsent_bytes = connection.limits.max_unsent_bytes
         self._client_ended = False
         """Nothing more comes from the client."""
@@ -128,8 +138,7 @@ class EdgeStream:
         if self._ended or self.handler.closed:
             return
         try:
-            for payload in self._decoder.feed(data):
-                self._frame(payload)
+            self._take(self._decoder.feed(data))
             self._hold()
             if end_stream and not self._decoder.at_boundary:
                 raise MalformedFrameError("the stream ended inside a frame")
@@ -156,8 +165,7 @@ class EdgeStream:
                 connection.stop_typing()
                 request, identity = self._read_request(frames[0])
                 open_chat(self, request, identity, connection.context)
-            for payload in frames[1:]:
-                self._frame(payload)
+            self._take(frames[1:])
         except OutriderError:
             raise
         except Exception as failure:
@@ -217,6 +225,11 @@ class EdgeStream:
         if min(self._num_unread, self._num_live_bytes) > self._max_unsent_bytes:
             self._stalled = True
             self.handler.feed(ClientFailed(OverloadedError("the client does not read its chat")))
+
+    @property
+    def is_used(self) -> bool:
+        """Whether it is served, or the client has not acknowledged all of it."""
+        return not self.handler.closed or self.catches_up or self._num_unread > 0
 
     @property
     def catches_up(self) -> bool:
@@ -287,14 +300,31 @@ class EdgeStream:
         self._num_held_bytes = 0
         self._decoder = FrameDecoder()
 
-    def _frame(self, payload: bytes) -> None:
-        handler = self.handler
-        if isinstance(handler, TypeaheadPrefill) and not client_wire.is_typed_text(payload):
+    def _take(self, payloads: Sequence[bytes]) -> None:
+        """Frames that came together. Raises MalformedFrameError for too many."""
+        for number, payload in enumerate(payloads, start=1):
+            handler = self.handler
+            if handler.closed:
+                return
+            if isinstance(handler, PendingRequest):
+                handler.receive(payload)
+            elif isinstance(handler, TypeaheadPrefill):
+                self._typed(handler, payload, is_last=number == len(payloads))
+            else:
+                self._num_chat_frames += 1
+                if self._num_chat_frames > _MAX_CHAT_FRAMES:
+                    raise MalformedFrameError(
+                        "too many frames for one chat; open a stream for each"
+                    )
+                _pass_on(payload, handler)
+
+    def _typed(self, handler: TypeaheadPrefill, payload: bytes, *, is_last: bool) -> None:
+        if not client_wire.is_typed_text(payload):
             self._connection.stop_typing()  # the prompt itself
-        if isinstance(handler, PendingRequest | TypeaheadPrefill):
+        elif is_last:
             handler.receive(payload)
-        elif not handler.closed:
-            _pass_on(payload, handler)
+        else:
+            handler.skip(payload)
 
     def _read_request(self, payload: bytes) -> tuple[ChatRequest, Identity]:
         """What is asked for, and whose request it is. Raises OutriderError."""
@@ -373,7 +403,7 @@ class PendingRequest:
             self.feed(ClientGone())
             return
         self._frames.append(payload)
-        self.num_bytes += len(payload)
+        self.num_bytes += len(payload) + _FRAME_OBJECT_BYTES
         if not self.has_request:
             self.has_request = True
             self._timer.cancel()

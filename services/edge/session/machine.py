@@ -375,9 +375,10 @@ class ChatSession:
         if self._is_past_deadline(now):
             raise DeadlineError(_NO_ANSWER)
         if (again_at := chat.reopening.again_at) is not None and now >= again_at:
+            chat.reply.asked_again(now)
             return [self._open_region(chat, now)]
         if (refresh_at := chat.reply.refresh_at) is not None and now >= refresh_at:
-            return chat.reply.refresh(now)
+            return chat.reply.refresh(now, has_region=self.state is not SessionState.REOPENING)
         return []
 
     def _misplaced_by_client(self, chat: object, item: Input, now: float) -> Actions:

@@ -180,6 +180,10 @@ class ReplyFlow:
             )
         ]
 
+    def asked_again(self, now: float) -> None:
+        """Another session is being opened for what follows: it is sent what drafts there are."""
+        self._schedule_refresh(now + self._policy.coalesce_s)
+
     def opened(self, opened: RegionOpened, now: float) -> None:
         """The replica opened the session."""
         self.model.placed(opened.model_identity)
@@ -282,8 +286,9 @@ class ReplyFlow:
             now=now,
         )
 
-    def refresh(self, now: float) -> list[Action]:
-        """Add drafts, upload those not sent yet, show those likely enough."""
+    def refresh(self, now: float, *, has_region: bool = True) -> list[Action]:
+        """Add drafts, upload those not sent yet if there is a region (`has_region`), show those
+        likely enough."""
         self.refresh_at = None
         self._await_drafter(now)
         progress = self.chain.advance(self.controller.lead)
@@ -291,7 +296,7 @@ class ReplyFlow:
             self.refresh_at = now
             return []
         self.controller.drafted(progress)
-        draft = self._take_unsent(now) if self.controller.sends else None
+        draft = self._take_unsent(now) if has_region and self.controller.sends else None
         shown = self._show(now) if self._shows else None
         return [action for action in (draft, shown) if action is not None]
 
@@ -306,10 +311,11 @@ class ReplyFlow:
             events.append(Commit(text, (), self.chain.committed))
         return events
 
-    def learn_rest(self) -> None:
-        """The reply is over: learn for later ones what was not learnt yet."""
-        while self.chain.num_unlearned and self.chain.advance(0).is_behind:
-            pass
+    def learn_more(self) -> bool:
+        """The reply is over: learn some of what was not learnt yet, for later ones; whether there
+        is more. A prompt alone teaches nothing."""
+        chain = self.chain
+        return bool(chain.committed and chain.num_unlearned) and chain.advance(0).is_behind
 
     def ready(self, report: DrafterReport | None, now: float) -> None:
         """More drafts can be had; `report` is of the drafter process, if they come from there."""

@@ -115,7 +115,7 @@ async def embedded(upstream: RouterPool, wish: EmbeddingWish) -> Embedded:
     while True:
         link = await _picked(upstream, avoided)
         try:
-            return await _Asking(wish).ask(link.embedding)
+            return await _Asking(wish, link).ask()
         except UnavailableError:
             avoided.append(link.address)
             if len(avoided) >= MAX_ATTEMPTS:
@@ -136,15 +136,17 @@ class _Asking:
     """One router is asked for all vectors of a request. What a lost one had answered is asked for
     again: which model identity had computed it, its last frame would have told."""
 
-    def __init__(self, wish: EmbeddingWish) -> None:
+    def __init__(self, wish: EmbeddingWish, link: RouterLink) -> None:
         self._wish = wish
+        self._link = link
         self._rows: dict[int, npt.NDArray[np.float32]] = {}
         self._num_tokens = 0
         self._num_bytes = sum(map(_num_bytes, wish.inputs))
 
-    async def ask(self, router: embedding_pb2_grpc.EmbeddingRouterServiceAsyncStub) -> Embedded:
+    async def ask(self) -> Embedded:
         """Raises what `embedded` raises, and UnavailableError where another router may know
         better."""
+        router = self._link.embedding
         num_inputs = len(self._wish.inputs)
         try:
             if num_inputs <= MAX_AT_ONCE_INPUTS and self._num_bytes <= _MAX_FRAME_BYTES:
@@ -173,7 +175,9 @@ class _Asking:
         request = embedding_pb2.EmbedAtOnceRequest(open=self._opening())
         for index in range(len(self._wish.inputs)):
             self._put(request.inputs.add(id=index), index)
-        for answer in (await router.EmbedAtOnce(request)).answers:
+        answered = await router.EmbedAtOnce(request)
+        self._link.heard()
+        for answer in answered.answers:
             if (done := self._take(answer)) is not None:
                 return done
         raise UnavailableError("the router ended its answer")
@@ -185,6 +189,7 @@ class _Asking:
         writer = asyncio.create_task(self._write(call))
         try:
             async for answer in call:
+                self._link.heard()
                 if (done := self._take(answer)) is not None:
                     return done
             raise UnavailableError("the router ended its answer")

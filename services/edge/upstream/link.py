@@ -104,6 +104,8 @@ class RouterLink:
         self._unserved: set[int] = set()
         """Sessions without a token through this router."""
         self._last_session_id = 0
+        self._heard_at = 0.0
+        """When the router last said anything, on the link's clock."""
         self._direct = direct
         self._direct_sessions: dict[int, DirectSession] = {}
         """By session id, where there is `direct`."""
@@ -176,6 +178,11 @@ class RouterLink:
             raise UnavailableError(f"the router at {self.address} cannot be reached")
         return self._embedding
 
+    def heard(self) -> None:
+        """The router said something, on the stream or in answer to a call: it is not silent, though
+        the answer to a probe may wait behind thousands of others, there or here."""
+        self._heard_at = self._clock()
+
     def forget(self, session_id: int) -> None:
         """The session needs no frame any more; what still comes for it is dropped."""
         if self._sinks.pop(session_id, None) is not None:
@@ -240,6 +247,7 @@ class RouterLink:
         try:
             async for frames in received(call, _FRAMES_PER_TURN):
                 self._relay(frames)
+                self.heard()
         except LOSSES:
             raise
         except Exception as failure:
@@ -265,11 +273,15 @@ class RouterLink:
         """Measure the round trip; give the router up once the table has."""
         while self._table[self.address].health.is_up:
             await asyncio.sleep(self._policy.probe_interval_s)
+            asked_at = self._clock()
             try:
                 async with self._clock.timeout(self._policy.probe_timeout_s):
                     said, rtt_ms = await self._ask(stub)
             except TimeoutError:
-                self._table.unanswered(self.address, self._clock())
+                if self._heard_at > asked_at:
+                    self._table.heard(self.address, self._clock())
+                else:
+                    self._table.unanswered(self.address, self._clock())
             else:
                 self._heard(said, rtt_ms)
         raise UnavailableError("it does not answer")

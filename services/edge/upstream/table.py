@@ -125,8 +125,15 @@ class RouterTable:
         signal = Signal.SERVING if is_serving else Signal.NOT_SERVING
         self._signal(address, signal, "" if is_serving else "it says that it stops", now)
 
+    def heard(self, address: str, now: float) -> None:
+        """It did not answer a probe in time, but said something else meanwhile."""
+        router = self._routers[address]
+        if router.state is PeerState.SUSPECT:
+            signal = Signal.NOT_SERVING if router.is_leaving else Signal.SERVING
+            self._signal(address, signal, "it is heard", now)
+
     def unanswered(self, address: str, now: float) -> None:
-        """It did not answer in time."""
+        """It did not answer a probe in time, and said nothing else."""
         self._signal(address, Signal.SILENT, "it does not answer", now)
 
     def lost(self, address: str, why: str, now: float, *, is_own: bool = False) -> None:

@@ -114,7 +114,6 @@ class _Request:
         )
         self._ids: dict[int, int] = {}
         """Numbers of inputs without an answer by the pipeline's keys."""
-        self._keys: dict[int, int] = {}
         self._seen: set[int] = set()
         """Numbers of all inputs."""
         self._answers: asyncio.Queue[embedding_pb2.EmbedResponse | Exception | None]
@@ -159,11 +158,8 @@ class _Request:
                 if not self._has_room:
                     await self._room()
                 self.add(given)
-        elif kind == "cancel":
-            keys = [self._keys[number] for number in frame.cancel.ids if number in self._keys]
-            self._pipeline.cancel(keys)
         else:
-            raise MalformedFrameError("a request is opened once; send inputs, or cancel some")
+            raise MalformedFrameError("a request is opened once, and inputs follow")
 
     def add(self, given: embedding_pb2.EmbedInput) -> None:
         """One input. Raises MalformedFrameError."""
@@ -178,7 +174,7 @@ class _Request:
         except OutriderError as error:
             self._fail(given.id, error)
             return
-        self._ids[key], self._keys[given.id] = given.id, key
+        self._ids[key] = given.id
 
     def no_more_inputs(self) -> None:
         """The peer has sent all."""
@@ -227,7 +223,6 @@ class _Request:
         failed: list[tuple[int, OutriderError]] = []
         for key, outcome in outcomes:
             number = self._ids.pop(key)
-            del self._keys[number]
             if isinstance(outcome, OutriderError):
                 failed.append((number, outcome))
             else:

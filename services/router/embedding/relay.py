@@ -223,12 +223,8 @@ class _Relayed:
             if kind == "inputs":
                 inputs = [_new_input(given) for given in frame.inputs.inputs]
                 self._do(self._machine.add(inputs, self._relay.clock()))
-            elif kind == "cancel":
-                for call in self._calls.values():
-                    if isinstance(call, CallInFrames):
-                        call.send(frame)
             else:
-                raise MalformedFrameError("A request is opened once: send inputs, or cancel some.")
+                raise MalformedFrameError("A request is opened once, and inputs follow.")
         self._do(self._machine.no_more_inputs())
 
     async def close(self) -> None:

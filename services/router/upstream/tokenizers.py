@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -36,6 +37,11 @@ from services.router.relay.switch import Switch
 
 MAX_ASKED: Final = 4
 """Tokenizers that one prompt is offered to, one after the other."""
+
+_TENANT_SHARE: Final = 3
+"""Prompts that may wait of one tenant, as a multiple of the places that are free: alone it gets
+three quarters of them, and who comes later finds some (dynamic thresholds, Choudhury and
+Hahne, IEEE/ACM Transactions on Networking 6(2), 1998)."""
 
 _MAX_VOCABULARIES: Final = 2
 """Of one model while it is replaced: its replicas have the old one and the new one."""
@@ -224,9 +230,9 @@ class TokenizerStream:
 
 
 class TokenizerPool:
-    """Asks tokenizers until one answers, at most `max_waiting` prompts at once: those of the first
-    target first, of one target the one that has least to do; who did not answer is last for a
-    while. `run` it, and `tick` now and then."""
+    """Asks tokenizers until one answers. At most `max_waiting` prompts wait, which tenants share.
+    Those of the first target are first, of one target the one that has least to do; who did not
+    answer is last for a while. `run` it, and `tick` now and then."""
 
     def __init__(
         self,
@@ -250,7 +256,8 @@ class TokenizerPool:
         self._timeout_s = timeout_s
         self._max_waiting = max_waiting
         self._max_message_bytes = max_message_bytes
-        self._num_waiting = 0
+        self._num_waiting: Counter[str] = Counter()
+        """Prompts by tenant."""
 
     @property
     def is_settled(self) -> bool:
@@ -289,20 +296,25 @@ class TokenizerPool:
         """One is not found any more: it gets no more prompts."""
         self._streams[address].is_leaving = True
 
-    async def encode(self, request: tokenizer_pb2.EncodeRequest) -> Tokenized:
+    async def encode(self, request: tokenizer_pb2.EncodeRequest, tenant: str = "") -> Tokenized:
         """Tokenize one prompt. Raises UnavailableError when no tokenizer answers in time,
-        OverloadedError when too many prompts wait, one of `_OF_ONE_MODEL` when none has the model's
-        vocabulary, and what a tokenizer says of the prompt."""
-        if self._num_waiting >= self._max_waiting:
+        OverloadedError when too many prompts wait, or too many of this tenant, one of
+        `_OF_ONE_MODEL` when none has the model's vocabulary, and what a tokenizer says of the
+        prompt."""
+        own, free = self._num_waiting[tenant], self._max_waiting - self._num_waiting.total()
+        if own >= _TENANT_SHARE * free:
             raise OverloadedError(
-                f"{self._num_waiting} prompts wait for a tokenizer: try again, or send token ids.",
+                f"Too many prompts wait for a tokenizer, {own} of them yours: try again, or send "
+                "token ids.",
                 retry_delay_ms=500,
             )
-        self._num_waiting += 1
+        self._num_waiting[tenant] += 1
         try:
             return await self._first_answer(request)
         finally:
-            self._num_waiting -= 1
+            self._num_waiting[tenant] -= 1
+            if not self._num_waiting[tenant]:
+                del self._num_waiting[tenant]
 
     async def close(self) -> None:
         """End all streams."""
@@ -420,23 +432,24 @@ class PromptTokenization:
                 max_prompt_tokens=max(0, self._registry.longest_context(opening.model) - 1),
             )
             request.trace.traceparent, request.trace.tracestate = opened.context
-            return await self._in_one_of(request, self._registry.vocabularies_of(opening.model))
+            return await self._in_one_of(request, opening)
 
     async def _in_one_of(
-        self, request: tokenizer_pb2.EncodeRequest, vocabularies: Sequence[bytes]
+        self, request: tokenizer_pb2.EncodeRequest, opening: inference_pb2.OpenSession
     ) -> Tokenized:
         """In the first of them that a tokenizer has; while nodes are replaced, not all have all."""
         why: OutriderError | None = None
-        for digest in vocabularies[:_MAX_VOCABULARIES]:
+        for digest in self._registry.vocabularies_of(opening.model)[:_MAX_VOCABULARIES]:
             request.vocabulary_digest = digest
             try:
-                return await self._pool.encode(request)
+                return await self._pool.encode(request, opening.tenant)
             except (VocabularyMismatchError, UnavailableError, OverloadedError) as error:
                 is_final = why is None or isinstance(why, VocabularyMismatchError)
                 why = error if is_final else why
         if why is not None:
             raise why
-        return await self._pool.encode(request)  # no replica is there yet: placement says so
+        # No replica is there yet: placement says so.
+        return await self._pool.encode(request, opening.tenant)
 
 
 def longest_wait_s(timeout_s: float) -> float:

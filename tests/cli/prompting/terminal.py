@@ -72,14 +72,15 @@ class Terminal:
 
 
 @contextmanager
-def terminal(*arguments: str) -> Iterator[Terminal]:
-    """Run one `outrider` command in a terminal of 80 columns and 24 rows."""
+def terminal(*arguments: str, output: int | None = None) -> Iterator[Terminal]:
+    """Run one `outrider` command in a terminal of 80 columns and 24 rows; its standard output goes
+    to the descriptor `output`, if there is one."""
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24, 80))
     process = subprocess.Popen(
         [*_OWNING_IT, sys.executable, "-m", "outrider.cli.main", *arguments],
         stdin=theirs,
-        stdout=theirs,
+        stdout=theirs if output is None else output,
         stderr=theirs,
         # Nobody answers here when the terminal is asked where its cursor stands.
         env={**os.environ, "TERM": "xterm-256color", "PROMPT_TOOLKIT_NO_CPR": "1"},

@@ -74,7 +74,7 @@ def name_of(model: str) -> str:
 
 @pytest.fixture(autouse=True)
 def of_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.get_terminal_size", lambda: (80, 24))
+    monkeypatch.setattr("shutil.get_terminal_size", lambda: (80, 24))
 
 
 async def talk(*lines: str, mesh: Mesh | None = None) -> Mesh:

@@ -54,6 +54,20 @@ def test_ctrl_c_stops_the_reply_and_the_conversation_goes_on(mesh: LocalMesh) ->
         assert "Traceback" not in user.shown
 
 
+def test_a_conversation_goes_on_where_replies_go_to_a_file(mesh: LocalMesh, tmp_path: Path) -> None:
+    flags = ("--max-tokens", "8", "--state-dir", str(mesh.state_dir))
+    with (tmp_path / "replies").open("wb") as file:
+        with terminal("chat", *flags, output=file.fileno()) as user:
+            for _ in range(2):
+                user.prompted()
+                user.type("hello\r")
+            user.prompted()
+            user.type("/bye\r")
+            assert user.ended() == 0
+    assert "Traceback" not in user.shown
+    assert (tmp_path / "replies").read_bytes()
+
+
 def test_ctrl_c_ends_a_single_answer(mesh: LocalMesh) -> None:
     with terminal(*("chat", "tell me all", *ENDLESS, "--state-dir", str(mesh.state_dir))) as user:
         user.until(" ")

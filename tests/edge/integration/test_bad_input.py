@@ -21,7 +21,7 @@ from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
 from outrider.v1 import edge_pb2
 from services.edge.chat import Chat as EdgeChat
-from services.edge.quic.streams import EdgeStream, PendingRequest
+from services.edge.quic.streams import _FRAME_OBJECT_BYTES, EdgeStream, PendingRequest
 from services.edge.quotas import Count
 from services.edge.resumption.table import ResumeLimits
 from tests.edge.integration.running import running
@@ -110,6 +110,8 @@ BYTES: dict[str, tuple[bytes, type[OutriderError]]] = {
     "an endless key": (claiming(key="k" * 9000), errors.InvalidRequestError),
     "nobody's key": (claiming(key="key"), errors.UnauthenticatedError),
     "a second request": (chat_frame() * 2, errors.MalformedFrameError),
+    "more frames than a chat has": (chat_frame() + ACKNOWLEDGE * 65, errors.MalformedFrameError),
+    "frames without end": (ACKNOWLEDGE * 100_000, errors.MalformedFrameError),
     "resuming without a request": (resuming(upto=3), errors.EmptyPromptError),
     "resuming what is not known": (resuming(resume_token="x"), errors.UnknownChatError),
     "resuming after some of the ids": (resuming(upto=3, ids=[1, 2]), errors.InvalidRequestError),
@@ -229,7 +231,7 @@ async def test_requests_that_wait_for_their_turn_are_counted_and_begin_in_order(
         frame = chat_frame()
         streams = [RawStream(connection, frame) for _ in range(4)]
         connection.transmit()
-        payload_bytes = len(frame) - 1
+        payload_bytes = len(frame) - 1 + _FRAME_OBJECT_BYTES
         await eventually(lambda: listener.shared._received.num_bytes == 4 * payload_bytes)
         assert mesh.edge.telemetry.num_chats == 0 and len(slicer) == 5
         connection._quic.reset_stream(streams[0].stream_id, 0)

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from outrider.client import (
     Accepted,
@@ -25,6 +26,8 @@ from outrider.v1 import inference_pb2
 from outrider.wire import set_cost
 from services.edge.access.shared_limits import Answered, SharedAsk
 from services.edge.identity import TenantConfig
+from services.edge.session.events import Action, Input, Tick
+from services.edge.session.machine import ChatSession
 from services.edge.upstream.link import RouterLink
 from tests.api_keys import key_of, text_of
 from tests.edge.integration.nat import nat
@@ -37,6 +40,33 @@ AGAIN = [
     Message("user", "greet"),
 ]
 REPLY = "I say: hello there, hello there, hello there! Ça va, 猫?"
+
+
+def test_a_session_that_is_woken_for_a_time_finds_it_come(
+    words: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Timers of libuv come up to a millisecond early; a session that found nothing due then would
+    be woken at once again, and again."""
+    ticks: list[bool] = []
+    handle = ChatSession.handle
+
+    def noted(self: ChatSession, item: Input, now: float) -> list[Action]:
+        before = self.next_deadline()
+        actions = handle(self, item, now)
+        if isinstance(item, Tick):
+            ticks.append(self.next_deadline() == before)
+        return actions
+
+    async def chats() -> None:
+        async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+            for _ in range(5):
+                async with client.chat(ASK) as chat:
+                    assert (await chat.result()).text == REPLY
+
+    monkeypatch.setattr(ChatSession, "handle", noted)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(chats())
+    assert ticks and not any(ticks)
 
 
 async def test_the_text_is_the_regions(words: Vocabulary, tmp_path: Path) -> None:

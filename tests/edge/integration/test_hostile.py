@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aioquic.quic.packet import QuicFrameType
 
 from bench.hostile import quic_attacks as attacks
 from bench.hostile.quic_client import Address, QuicAttackResult
 from outrider.client import Message
-from outrider.errors import InvalidRequestError, OverloadedError
+from outrider.errors import InvalidRequestError, MalformedFrameError, OverloadedError
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
 from services.edge.quic.aioquic_shim import BoundedConnection
@@ -27,7 +28,7 @@ from services.edge.quic.limits import HandshakeLimits
 from services.edge.quotas import Count
 from services.edge.resumption.table import ResumeLimits
 from tests.edge.integration.running import Running, running
-from tests.edge.integration.trouble import ASK, REPLY, bystander
+from tests.edge.integration.trouble import ASK, REPLY, RawStream, bystander, raw
 
 HERE = "127.0.0.1/32"
 PATIENCE_S = 60.0
@@ -282,6 +283,32 @@ async def test_pings_do_not_keep_a_place(words: Vocabulary, tmp_path: Path) -> N
             assert connection.lost is None, "a chat is under way"
             mesh.region.gate.set()
             assert (await chat.result()).text == REPLY
+
+
+async def test_a_stream_that_is_over_keeps_no_place(words: Vocabulary, tmp_path: Path) -> None:
+    """Its client does not end its side of it, though it is asked to."""
+
+    def ignore(context: object, frame_type: int, buf: Any) -> None:
+        buf.pull_uint_var()
+        buf.pull_uint_var()
+
+    async with running(words, tmp_path, REPLY, idle_timeout_s=1.0) as mesh:
+        async with raw(mesh) as connection:
+            quic: Any = connection._quic
+            handlers = quic._QuicConnection__frame_handlers
+            handlers[QuicFrameType.STOP_SENDING] = (ignore, handlers[QuicFrameType.STOP_SENDING][1])
+            quic.reset_stream = lambda stream_id, code: None
+            stream = RawStream(connection, b"\x00")
+            assert isinstance(await stream.error(), MalformedFrameError)
+            (at_edge,) = mesh.edge.listener.connections
+            assert len(at_edge._streams) == 1
+
+            def is_closed() -> bool:
+                connection._ping()
+                return connection.lost is not None
+
+            await eventually(is_closed)
+        await mesh.settled()
 
 
 async def test_a_client_that_was_closed_for_it_comes_back_when_it_asks(

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from outrider.client import Client, Message
+from outrider.client.wire import typed_frame
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
 from outrider.v1 import common_pb2, inference_pb2
+from services.edge import typeahead
+from services.edge.wire.client import TypedText, read_typed_text
 from tests.edge.integration.running import Running, running
-from tests.edge.integration.trouble import REPLY
+from tests.edge.integration.trouble import REPLY, RawStream, raw
 
 TEXT = "Which of these trains leaves first, and which of them is the fastest?"
 
@@ -47,6 +51,23 @@ async def test_what_is_typed_is_computed_ahead(words: Vocabulary, tmp_path: Path
         assert lengths == sorted(lengths)
         assert mesh.of_model("outrider_edge_prefilled_tokens_total") > 0
         await mesh.settled()
+
+
+async def test_of_texts_that_come_together_the_last_one_is_read(
+    words: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[bytes] = []
+
+    def noted(payload: bytes, *args: Any) -> TypedText:
+        read.append(payload)
+        return read_typed_text(payload, *args)
+
+    monkeypatch.setattr(typeahead, "read_typed_text", noted)
+    async with running(words, tmp_path, REPLY) as mesh, raw(mesh) as connection:
+        texts = [typed_frame((), TEXT[: 1 + number % len(TEXT)]) for number in range(690)]
+        RawStream(connection, b"".join((*texts, typed_frame((), TEXT))))
+        await eventually(lambda: bool(read) and TEXT.encode() in read[-1])
+        assert len(read) < 50, "one of what a turn of the loop brings, and the first"
 
 
 async def test_the_chat_cancels_what_is_still_computed(words: Vocabulary, tmp_path: Path) -> None:

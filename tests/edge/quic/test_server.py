@@ -56,7 +56,7 @@ async def _looked_at(reported: list[BaseException], poison: bytes = b"") -> list
         return None
 
     transport, server = await loop.create_datagram_endpoint(
-        lambda: DatagramServer(receive, str, LoopUses(LoopShare())),
+        lambda: DatagramServer(receive, _source, LoopUses(LoopShare())),
         local_addr=("127.0.0.1", 0),
     )
     address = transport.get_extra_info("sockname")
@@ -101,19 +101,27 @@ class Costly:
     """A connection whose datagrams take long."""
 
     is_validated: bool
+    prefix: str = "127.0.0.1"
     unbilled_s: float = 0.0
 
     def datagram_received(self, data: bytes, addr: NetworkAddress) -> None:
         """As a connection."""
 
 
-async def _resting(*, is_validated: bool) -> tuple[list[bytes], float]:
+def _source(data: bytes, addr: NetworkAddress) -> str:
+    """The address that pays for a datagram: its sender's."""
+    return str(addr[0])
+
+
+async def _resting(
+    *, is_validated: bool, prefix: str = "127.0.0.1", uses: LoopUses
+) -> tuple[list[bytes], float]:
     """What was looked at before a datagram from elsewhere, and when the last one was, seconds
     after the first; each of ten takes 10 ms of 20 that may be used at once, and half of a second
     afterwards."""
     loop, everything = asyncio.get_running_loop(), asyncio.Event()
     seen: list[bytes] = []
-    costly = Costly(is_validated)
+    costly = Costly(is_validated, prefix)
 
     def receive(data: bytes, addr: NetworkAddress) -> Receiver:
         seen.append(data)
@@ -125,7 +133,7 @@ async def _resting(*, is_validated: bool) -> tuple[list[bytes], float]:
         return costly
 
     transport, server = await loop.create_datagram_endpoint(
-        lambda: DatagramServer(receive, str, LoopUses(LoopShare(0.5, 0.02))),
+        lambda: DatagramServer(receive, _source, uses),
         local_addr=("127.0.0.1", 0),
     )
     began = loop.time()
@@ -145,14 +153,33 @@ async def _resting(*, is_validated: bool) -> tuple[list[bytes], float]:
 
 
 async def test_an_address_that_has_used_its_share_up_waits_and_loses_nothing() -> None:
-    seen, took_s = await _resting(is_validated=True)
+    seen, took_s = await _resting(is_validated=True, uses=LoopUses(LoopShare(0.5, 0.02)))
     assert sorted(seen) == sorted([b"hello", *(b"%d" % number for number in range(10))])
     assert took_s >= 0.12, "10 datagrams of 10 ms, of which 20 ms at once"
 
 
 async def test_nobody_uses_up_the_share_of_an_address_that_may_be_forged() -> None:
-    seen, _ = await _resting(is_validated=False)
+    seen, _ = await _resting(is_validated=False, uses=LoopUses(LoopShare(0.5, 0.02)))
     assert len(seen) == 11
+
+
+async def test_whoever_has_a_connection_pays_for_it_himself_whatever_source_he_claims() -> None:
+    uses = LoopUses(LoopShare(0.5, 0.02))
+    await _resting(is_validated=True, prefix="127.0.0.9", uses=uses)
+    assert uses.free_at("127.0.0.1") < 0.0 < uses.free_at("127.0.0.9")
+
+
+async def test_a_connections_prefix_pays_for_it_once_it_is_validated() -> None:
+    server, elsewhere = Server(), ("198.51.100.1", 1)
+    server.receive(FIRST)
+    (connection,) = server.opened
+    short, unknown = bytes([0x40]) + connection.cid + bytes(30), bytes([0x40]) + bytes(40)
+    for is_validated, payer in ((False, elsewhere[0]), (True, CLIENT[0])):
+        connection.is_validated = is_validated
+        assert server.dispatcher.prefix_of(FIRST, elsewhere) == payer
+        assert server.dispatcher.prefix_of(short, elsewhere) == payer
+    for data in (unknown, b"", b"\x40", FIRST[:6], FIRST[:1]):
+        assert server.dispatcher.prefix_of(data, elsewhere) == elsewhere[0]
 
 
 CLIENT = ("192.0.2.7", 4000)

@@ -10,11 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.errors import MalformedFrameError
+from outrider.session_types import Speculation
 from services.edge.session.draft_chain import DraftChain, DraftLimits, DraftProgress
-from services.edge.session.events import SendDraft
+from services.edge.session.events import RegionCommit, SendDraft
+from services.edge.session.reply import ReplyFlow
 from services.inference.scheduler.draft_sources import EdgeChain
 from services.inference.scheduler.types import Drafts
-from tests.edge.session.toolkit import EOS, ScriptedDrafter
+from tests.edge.session.toolkit import EOS, ScriptedDrafter, policy, request, tools
 
 LEAD = 100
 """More than any limit of these tests."""
@@ -225,6 +227,22 @@ def test_drafts_are_not_sent_again_once_the_reply_is_past_them() -> None:
     assert region.advance(reply) == 8
     region.receive(Drafts(frame.epoch, frame.base, frame.ids, frame.continues), reply)
     assert region.ids == [10, 11, 12]
+
+
+def test_the_rest_of_a_reply_is_learnt_in_slices_and_a_prompt_alone_is_not() -> None:
+    for num_committed in (0, 1):
+        drafter = ScriptedDrafter()
+        asked = request(speculation=Speculation.OFF, provisional=False)
+        reply = ReplyFlow(asked, tuple([1] * 60), tools(drafter), policy().reply)
+        if num_committed:
+            reply.commit(RegionCommit(0, 0, 0, (1,), 1), 1.0)
+        sizes = []
+        is_more = True
+        while is_more:
+            before = len(drafter.learnt)
+            is_more = reply.learn_more()
+            sizes.append(len(drafter.learnt) - before)
+        assert sizes == ([16, 16, 16, 13] if num_committed else [0])
 
 
 def test_a_long_prompt_is_learnt_in_slices() -> None:

@@ -21,6 +21,7 @@ from services.edge.session.events import (
     ChatAsked,
     Commit,
     Done,
+    DraftsReady,
     Failed,
     Finish,
     OpenRegion,
@@ -113,16 +114,35 @@ def test_the_pauses_double_and_the_tries_end() -> None:
     actions = chat.handle(RegionFailed(UnavailableError("no router")), now)
     while not actions:
         assert chat.state is SessionState.REOPENING
-        at = chat.next_deadline()
-        assert at is not None
+        at: float | None = now
+        while at is not None and not (asked := chat.handle(Tick(), at)):
+            at = chat.next_deadline()
+        assert at is not None and [type(action) for action in asked] == [OpenRegion]
         times.append(round(at - now, 3))
-        assert chat.handle(Tick(), at - 0.001) == []
         now = at
-        assert [type(action) for action in chat.handle(Tick(), now)] == [OpenRegion]
         actions = chat.handle(RegionFailed(OverloadedError("full")), now)
     assert times[:6] == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0]
     assert [type(action) for action in actions] == [Failed, Finish]
     assert 20.0 < now < 21.0
+
+
+def test_drafts_made_between_two_regions_go_to_the_next_one() -> None:
+    drafter = ScriptedDrafter([1, 2, 3, 4, 1, 2, 3, 4])
+    drafter.prompt_tokens = len(PROMPT)
+    chat = in_state(SessionState.STREAMING, drafter)
+    sent = [it for it in chat.handle(Tick(), 0.1) if isinstance(it, SendDraft)]
+    chat.handle(RegionCommit(0, 0, 1, (2,), 2), 0.2)
+    full = RegionFailed(OverloadedError("full", retry_delay_ms=500))
+    assert {type(it) for it in chat.handle(full, 0.3)} <= {Provisional}
+    chat.handle(DraftsReady(None), 0.3)
+    while (at := chat.next_deadline()) is not None and at < 0.8:
+        assert not any(isinstance(it, SendDraft) for it in chat.handle(Tick(), at)), "to whom?"
+    assert at is not None
+    assert [type(it) for it in chat.handle(Tick(), at)] == [OpenRegion]
+    chat.handle(OPENED, 0.9)
+    again = [it for it in chat.handle(Tick(), 1.0) if isinstance(it, SendDraft)]
+    assert again and again[0].base == 2 and not again[0].continues
+    assert again[0].epoch > sent[-1].epoch
 
 
 def test_a_chat_that_has_tokens_goes_on_where_this_edge_read_too_late() -> None:

@@ -84,14 +84,18 @@ class Pool:
 
     def __init__(self, channels: list[grpc.aio.Channel]) -> None:
         self._channels = channels
+        self.num_heard = 0
 
     def pick(self, avoid: Collection[str] = ()) -> Any:
-        channel = self._channels[len(avoid) % len(self._channels)]
+        pool, channel = self, self._channels[len(avoid) % len(self._channels)]
 
         class Link:
             address = str(len(avoid))
 
             embedding = embedding_pb2_grpc.EmbeddingRouterServiceStub(channel)
+
+            def heard(self) -> None:
+                pool.num_heard += 1
 
         return Link()
 
@@ -123,6 +127,7 @@ async def test_vectors_come_in_the_order_of_the_inputs(wish: EmbeddingWish) -> N
     router, count = Router(), len(wish.inputs)
     async with pool_of(router) as pool:
         found = await embedded(pool, wish)
+        assert cast("Pool", pool).num_heard >= 1, "every answer says that the router is there"
     assert found.vectors[:, 0].tolist() == list(range(count))
     assert (found.num_tokens, found.cost) == (2 * count, None)
     (opened,) = router.opened

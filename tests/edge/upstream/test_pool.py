@@ -22,6 +22,7 @@ from outrider.v1 import inference_pb2, router_pb2, router_pb2_grpc
 from services.edge.upstream.link import LinkPolicy
 from services.edge.upstream.metrics import RouterMetrics
 from services.edge.upstream.pool import RouterPool, RouterPoolPolicy
+from services.edge.upstream.table import RouterTable
 from tests.peers.name_server import running_name_server
 
 
@@ -190,6 +191,32 @@ async def test_a_router_that_hangs_loses_its_sessions_and_gets_no_new_ones() -> 
         await eventually(lambda: first.num_streams == 0)
         first.answering.set()
         await ready(it, first, second)
+
+
+async def test_a_router_that_says_anything_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    router, num_heard = Router("x"), 0
+    heard = RouterTable.heard
+
+    def noted(self: RouterTable, address: str, now: float) -> None:
+        nonlocal num_heard
+        num_heard += 1
+        heard(self, address, now)
+
+    monkeypatch.setattr(RouterTable, "heard", noted)
+    async with leak_check(), up(router), upstream(router.address, probe_timeout_s=0.2) as it:
+        await ready(it, router)
+        session, _, number = opened(it)
+        router.answering.clear()
+
+        def is_heard() -> bool:
+            it.links[0].draft(number, inference_pb2.SessionUp())
+            return num_heard > 3
+
+        await eventually(is_heard)  # in four times suspect_s
+        assert not session.lost and it.ready
+        await eventually(lambda: len(session.lost) == 1)  # now it is silent
+        router.answering.set()
+        await ready(it, router)
 
 
 async def test_a_router_that_stops_keeps_its_sessions_and_gets_no_new_ones() -> None:

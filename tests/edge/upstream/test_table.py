@@ -132,6 +132,21 @@ def test_a_router_that_stays_silent_is_down() -> None:
     assert (suspected.after, lost.after) == (S, D)
 
 
+def test_a_router_that_is_late_with_probes_and_says_other_things_is_not_silent() -> None:
+    it = table(a=("x", 1.0), b=("x", 1.0), c=("x", 1.0))
+    for name in "ab":
+        it.unanswered(name, 1.0)
+    it.leave("b", 1.0)
+    it.unanswered("b", 1.5)
+    it.answered("c", "x", 1.0, False, 1.0)
+    assert [router.state for router in it] == [S, S, G]
+    for name in "abc":
+        it.heard(name, 2.0)
+    assert [router.state for router in it] == [R, G, G]
+    it.expire(10.0)
+    assert it["a"].state is R
+
+
 def test_a_router_that_breaks_often_is_tried_with_one_session() -> None:
     it = table(a=("x", 1.0), b=("y", 50.0))
     for now in (1.0, 2.0):

@@ -392,13 +392,35 @@ async def test_the_number_of_waiting_prompts_is_bounded() -> None:
         async with pool_of(tokenizer.address, max_waiting=2) as pool:
             waiting = [asyncio.create_task(pool.encode(Request(text="x"))) for _ in range(2)]
             await eventually(lambda: len(tokenizer.held) == 2)
-            with pytest.raises(OverloadedError, match="2 prompts wait"):
+            with pytest.raises(OverloadedError, match="2 of them yours"):
                 await pool.encode(Request(text="x"))
             for task in waiting:
                 task.cancel()
             await asyncio.wait(waiting)
             tokenizer.release()
             assert (await pool.encode(Request(text="x"))).ids.count == 1
+
+
+async def test_no_tenant_takes_the_places_of_all_others() -> None:
+    async with leak_check(), running(1) as (tokenizer,):
+        tokenizer.is_holding = True
+        async with pool_of(tokenizer.address, max_waiting=8) as pool:
+
+            async def waiting_of(tenant: str) -> int:
+                before = len(tokenizer.held)
+                prompts = [pool.encode(Request(text="x"), tenant) for _ in range(9)]
+                asked.extend(map(asyncio.create_task, prompts))
+                await eventually(
+                    lambda: sum(it.done() for it in asked) + len(tokenizer.held) == len(asked)
+                )
+                return len(tokenizer.held) - before
+
+            asked: list[asyncio.Task[Any]] = []
+            assert [await waiting_of(name) for name in ("a", "b", "c")] == [6, 2, 0]
+            tokenizer.release()
+            answers = await asyncio.gather(*asked, return_exceptions=True)
+            assert sum(isinstance(it, OverloadedError) for it in answers) == 27 - 8
+            assert (await pool.encode(Request(text="x"), "a")).ids.count == 1
 
 
 async def test_closing_a_stream_fails_what_waits() -> None:
