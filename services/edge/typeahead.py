@@ -65,6 +65,8 @@ class TypeaheadPrefill:
         self._residency: tuple[str, ...] = ()
         """Regions that may hold the text; empty: any."""
         self.closed = False
+        self._newest: bytes | None = None
+        """A frame that is still to be read."""
         self._before: tuple[Message, ...] = ()
         self._tools: tuple[str, ...] = ()
         self._job: tuple[TokenizationJob, ServedModel] | None = None
@@ -73,15 +75,29 @@ class TypeaheadPrefill:
         self._number = 0
 
     def receive(self, payload: bytes) -> None:
-        """The text changed."""
+        """The text changed. It is read when there is time for it, unless it has changed again until
+        then; the first frame, which says more, is read at once."""
         if self.closed:
             return
+        # Before it is parsed, because parsing is what costs. The client of the first frame is not
+        # known yet, so it counts for the address alone.
+        if not self._spend(Rate.TYPED_BYTES, len(payload)):
+            self._close()  # the conversation before the text may have been in this frame
+            return
+        if self._identity is UNIDENTIFIED:
+            self._read(payload)
+            return
+        if self._newest is None:
+            self._context.time_slicer.defer(self._read_newest)
+        self._newest = payload
+
+    def _read_newest(self) -> None:
+        payload, self._newest = self._newest, None
+        if payload is not None and not self.closed:
+            self._read(payload)
+
+    def _read(self, payload: bytes) -> None:
         try:
-            # Before it is parsed, because parsing is what costs. The client of the first frame is
-            # not known yet, so it counts for the address alone.
-            if not self._spend(Rate.TYPED_BYTES, len(payload)):
-                self._close()  # the conversation before the text may have been in this frame
-                return
             typed = read_typed_text(payload, self._admit)
             self._before = typed.before or self._before
             self._tools = typed.tools or self._tools
@@ -96,11 +112,6 @@ class TypeaheadPrefill:
         plan = self._current_plan()
         if plan is not None:
             self._tokenize(plan, plan.typed(messages))
-
-    def skip(self, payload: bytes) -> None:
-        """The text changed, and changed again at once: a later one has come already."""
-        if not self.closed and not self._spend(Rate.TYPED_BYTES, len(payload)):
-            self._close()
 
     def _spend(self, rate: Rate, amount: int) -> bool:
         return self._stream.spend(rate, amount, self._identity.client)

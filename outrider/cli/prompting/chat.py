@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -22,7 +21,7 @@ from outrider.cli.local.state import StateDir, default_state_dir
 from outrider.cli.model_choice import is_name, served_name
 from outrider.cli.prompting import options
 from outrider.cli.prompting.conversation import Conversation, Settings
-from outrider.cli.prompting.output import ReplyView, report
+from outrider.cli.prompting.output import ReplyView, report, terminal_size
 from outrider.cli.prompting.painter import Painter
 from outrider.cli.prompting.sampling_choice import SamplingChoice, choose_sampling
 from outrider.cli.prompting.terminal_input import Interrupts, Prompts, typing_hidden
@@ -295,7 +294,7 @@ class ChatCommand:
         show: bool,
     ) -> ChatResult:
         view = ReplyView(
-            painter or Painter(*shutil.get_terminal_size()),
+            painter or Painter(*terminal_size()),
             shown=show,
             give_up_after_s=_PATIENCE_S,
             clock=time.time,

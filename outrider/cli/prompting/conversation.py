@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from outrider.cli.prompting import commands, sampling_choice
 from outrider.cli.prompting.commands import Command
-from outrider.cli.prompting.output import closing_lines, in_words, summary
+from outrider.cli.prompting.output import closing_lines, in_words, summary, terminal_size
 from outrider.cli.prompting.painter import Painter
 from outrider.cli.prompting.sampling_choice import SamplingChoice
 from outrider.errors import InvalidRequestError, OutriderError
@@ -102,7 +101,7 @@ class Conversation:
         while calls is None or calls:
             system = self._settings.system
             head = [] if system is None else [Message("system", system)]
-            painter = Painter(*shutil.get_terminal_size(), self._shown)
+            painter = Painter(*terminal_size(), self._shown)
             try:
                 result = await self._reply([*head, *asked], self._settings, painter)
             finally:

@@ -85,12 +85,20 @@ class ReplyView:
     def _paint(self, committed: str, provisional: str, marked: Sequence[tuple[int, int]]) -> None:
         """Show what is new; only a terminal shows what may be taken back, and what is marked."""
         if sys.stdout.isatty():
-            size = os.get_terminal_size(sys.stdout.fileno())
-            sys.stdout.write(self._painter.resize(size.columns, size.lines))
+            sys.stdout.write(self._painter.resize(*terminal_size()))
             sys.stdout.write(self._painter.paint(committed, provisional, marked))
         else:
             sys.stdout.write(committed)
         sys.stdout.flush()
+
+
+def terminal_size() -> tuple[int, int]:
+    """Columns and rows of the terminal that standard output is; any, where it is none."""
+    try:
+        size = os.get_terminal_size(sys.stdout.fileno())
+    except (OSError, ValueError):  # a file, a pipe, or nothing that has a descriptor
+        return 80, 24
+    return size.columns, size.lines
 
 
 def report(prompt: str, result: ChatResult, *, as_json: bool, shown: bool) -> None:

@@ -289,7 +289,7 @@ class EdgeConnection(ConnectionProtocol):
         client's end: PINGs keep an address translation open, not a place at an edge."""
         for stream in list(self._catching_up):
             stream.check_reading()
-        is_used = any(stream.is_used for stream in self._streams.values())
+        is_used = any(stream.was_used() for stream in self._streams.values())
         if is_used or (self._service is not None and not self._service.is_idle):
             self._used_at = self._loop.time()
         left_s = self._used_at + self.limits.idle_timeout_s - self._loop.time()

@@ -101,7 +101,8 @@ class FairQueue(Generic[SourceT]):
         self._held_back: dict[str, OrderedDict[SourceT, deque[bytes]]] = {}
         self._releases: list[tuple[float, str]] = []
         """When each prefix that is held back is released: a heap."""
-        self._bytes_by_source: dict[SourceT, int] = {}
+        self._bytes_by_source: dict[tuple[str, SourceT], int] = {}
+        """By prefix and sender: what one sender sends may count for several prefixes."""
         self._bytes_by_address: dict[str, int] = {}
         self.num_bytes = 0
         """Memory of all that wait."""
@@ -109,7 +110,7 @@ class FairQueue(Generic[SourceT]):
     def put(self, address: str, source: SourceT, data: bytes) -> bool:
         """Queue what this sender sent; False if it was dropped."""
         size = len(data) + ENTRY_BYTES
-        of_source = self._bytes_by_source.get(source, 0) + size
+        of_source = self._bytes_by_source.get((address, source), 0) + size
         of_address = self._bytes_by_address.get(address, 0) + size
         if (
             of_source > self._max_bytes_per_source
@@ -121,7 +122,7 @@ class FairQueue(Generic[SourceT]):
         if queues is None:
             queues = self._ready.setdefault(address, OrderedDict())
         queues.setdefault(source, deque()).append(data)
-        self._bytes_by_source[source] = of_source
+        self._bytes_by_source[address, source] = of_source
         self._bytes_by_address[address] = of_address
         self.num_bytes += size
         return True
@@ -161,12 +162,12 @@ class FairQueue(Generic[SourceT]):
         data = queue.popleft()
         size = len(data) + ENTRY_BYTES
         self.num_bytes -= size
-        self._bytes_by_source[source] -= size
+        self._bytes_by_source[address, source] -= size
         self._bytes_by_address[address] -= size
         if not self._bytes_by_address[address]:
             del self._bytes_by_address[address]
         if queue:
             queues.move_to_end(source)
         else:
-            del queues[source], self._bytes_by_source[source]
+            del queues[source], self._bytes_by_source[address, source]
         return source, data

@@ -61,7 +61,7 @@ class Receiver(Protocol):
     @property
     def is_validated(self) -> bool:
         """Whether its handshake is complete: then its prefix is not forged, for the client received
-        what was sent there, and nobody else knows its connection IDs."""
+        what was sent there, and nobody off the path between knows its connection IDs."""
         ...
 
     def datagram_received(self, data: bytes, addr: NetworkAddress) -> None:
@@ -171,16 +171,16 @@ class DatagramServer(asyncio.DatagramProtocol):
             self._read()
         now = time.perf_counter()
         until = now + TURN_S
-        while not self._is_closed and (taken := self._queue.take(now)) is not None:
-            try:
+        try:
+            while not self._is_closed and (taken := self._queue.take(now)) is not None:
                 self._process(*taken[1:])
-            except BaseException:  # the loop reports it; the others' datagrams are processed
-                asyncio.get_running_loop().call_soon(self._turn)
-                raise
-            now = time.perf_counter()
-            if now >= until:
-                asyncio.get_running_loop().call_soon(self._turn)
-                return
+                now = time.perf_counter()
+                if now >= until:
+                    asyncio.get_running_loop().call_soon(self._turn)
+                    return
+        except BaseException:  # the loop reports it; the others' datagrams are processed
+            asyncio.get_running_loop().call_soon(self._turn)
+            raise
         self._is_scheduled = False
         self._await_release(now)
 

@@ -39,6 +39,9 @@ _FRAME_OBJECT_BYTES: Final = 48
 """What a frame that waits takes beside its bytes."""
 
 
+_NOT_ASKED: Final = 1 << 62
+
+
 class StreamConnection(Protocol):
     """A connection, as its streams see it."""
 
@@ -116,6 +119,8 @@ class EdgeStream:
         """Whether any of the backlog was sent since `check_reading` was called last."""
         self._num_live_bytes = 0
         """Of what was sent besides the backlog."""
+        self._num_unread_before = _NOT_ASKED
+        """When `was_used` was asked last."""
         self._num_held_bytes = 0
         """Taken from the connection's budget."""
         self.handler: PendingRequest | TypeaheadPrefill | ChatHandler = PendingRequest(
@@ -165,11 +170,18 @@ class EdgeStream:
                 connection.stop_typing()
                 request, identity = self._read_request(frames[0])
                 open_chat(self, request, identity, connection.context)
-            self._take(frames[1:])
+            self._take_further(frames[1:])
         except OutriderError:
             raise
         except Exception as failure:
             connection.fail(failure)
+
+    def _take_further(self, payloads: Sequence[bytes]) -> None:
+        """Behind the first frame, whose handler is there: what is wrong with them is its affair."""
+        try:
+            self._take(payloads)
+        except OutriderError as error:
+            self.handler.feed(ClientFailed(error))
 
     def begin_chat(self, client: bytes) -> Callable[[], None]:
         """As StreamConnection.begin_chat."""
@@ -226,10 +238,11 @@ class EdgeStream:
             self._stalled = True
             self.handler.feed(ClientFailed(OverloadedError("the client does not read its chat")))
 
-    @property
-    def is_used(self) -> bool:
-        """Whether it is served, or the client has not acknowledged all of it."""
-        return not self.handler.closed or self.catches_up or self._num_unread > 0
+    def was_used(self) -> bool:
+        """Asked now and then: whether it is served, has ended since it was asked last, or the
+        client has acknowledged some of it since."""
+        before, self._num_unread_before = self._num_unread_before, self._num_unread
+        return not self.handler.closed or self.catches_up or self._num_unread_before < before
 
     @property
     def catches_up(self) -> bool:
@@ -281,6 +294,7 @@ class EdgeStream:
 
     def _end(self, frame: bytes) -> None:
         self._ended = True
+        self._num_unread_before = _NOT_ASKED
         if self._gone:
             return
         quic = self._connection.quic
@@ -302,14 +316,14 @@ class EdgeStream:
 
     def _take(self, payloads: Sequence[bytes]) -> None:
         """Frames that came together. Raises MalformedFrameError for too many."""
-        for number, payload in enumerate(payloads, start=1):
+        for payload in payloads:
             handler = self.handler
             if handler.closed:
                 return
             if isinstance(handler, PendingRequest):
                 handler.receive(payload)
             elif isinstance(handler, TypeaheadPrefill):
-                self._typed(handler, payload, is_last=number == len(payloads))
+                self._typed(handler, payload)
             else:
                 self._num_chat_frames += 1
                 if self._num_chat_frames > _MAX_CHAT_FRAMES:
@@ -318,13 +332,11 @@ class EdgeStream:
                     )
                 _pass_on(payload, handler)
 
-    def _typed(self, handler: TypeaheadPrefill, payload: bytes, *, is_last: bool) -> None:
-        if not client_wire.is_typed_text(payload):
-            self._connection.stop_typing()  # the prompt itself
-        elif is_last:
+    def _typed(self, handler: TypeaheadPrefill, payload: bytes) -> None:
+        if client_wire.is_typed_text(payload):
             handler.receive(payload)
         else:
-            handler.skip(payload)
+            self._connection.stop_typing()  # the prompt itself
 
     def _read_request(self, payload: bytes) -> tuple[ChatRequest, Identity]:
         """What is asked for, and whose request it is. Raises OutriderError."""

@@ -165,6 +165,7 @@ class _Asking:
             reason = loss_reason(loss)
             if type(reason) is OutriderError or not isinstance(reason, OutriderError):
                 raise UnavailableError(f"the router was lost: {reason}") from loss
+            self._link.heard()
             raise reason from loss
         vectors = np.stack([self._rows[index] for index in range(num_inputs)])
         return Embedded(vectors, self._num_tokens, cost_of(done.usage), done.model_identity)

@@ -37,6 +37,8 @@ class Router:
     region: str = ""
     """As it reported itself; empty: not known."""
     num_sessions: int = 0
+    is_serving: bool = True
+    """What it said last of itself; False: it stops."""
     is_leaving: bool = False
     """Lookups do not find it any more."""
     lost_at: float | None = None
@@ -121,6 +123,7 @@ class RouterTable:
         router = self._routers[address]
         router.region = region
         router.rtt.add(rtt_ms)
+        router.is_serving = serving
         is_serving = serving and not router.is_leaving
         signal = Signal.SERVING if is_serving else Signal.NOT_SERVING
         self._signal(address, signal, "" if is_serving else "it says that it stops", now)
@@ -129,7 +132,8 @@ class RouterTable:
         """It did not answer a probe in time, but said something else meanwhile."""
         router = self._routers[address]
         if router.state is PeerState.SUSPECT:
-            signal = Signal.NOT_SERVING if router.is_leaving else Signal.SERVING
+            is_serving = router.is_serving and not router.is_leaving
+            signal = Signal.SERVING if is_serving else Signal.NOT_SERVING
             self._signal(address, signal, "it is heard", now)
 
     def unanswered(self, address: str, now: float) -> None:

@@ -72,11 +72,6 @@ def name_of(model: str) -> str:
     return model.lower()
 
 
-@pytest.fixture(autouse=True)
-def of_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shutil.get_terminal_size", lambda: (80, 24))
-
-
 async def talk(*lines: str, mesh: Mesh | None = None) -> Mesh:
     mesh = mesh or Mesh()
     await Conversation(Typed(lines), mesh.reply, SETTINGS, name_of).run()

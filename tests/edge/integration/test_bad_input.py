@@ -246,6 +246,22 @@ async def test_requests_that_wait_for_their_turn_are_counted_and_begin_in_order(
         await mesh.settled()
 
 
+async def test_too_many_frames_that_waited_with_their_request_end_its_chat(
+    words: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(words, tmp_path, REPLY) as mesh, raw(mesh) as connection:
+        slicer, listener = mesh.edge.listener.context.time_slicer, mesh.edge.listener
+        monkeypatch.setattr(slicer, "_schedule", lambda: None)  # nobody's turn comes
+        slicer.defer(lambda: None)
+        stream = RawStream(connection, chat_frame() + ACKNOWLEDGE * 65)
+        await eventually(lambda: listener.shared._received.num_bytes > 65 * _FRAME_OBJECT_BYTES)
+        monkeypatch.undo()
+        slicer._schedule()
+        assert isinstance(await stream.error(), errors.MalformedFrameError)
+        await mesh.settled()
+        assert mesh.edge.telemetry.num_chats == 0
+
+
 async def test_a_chat_is_freed_when_it_ends(
     words: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

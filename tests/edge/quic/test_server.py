@@ -169,6 +169,29 @@ async def test_whoever_has_a_connection_pays_for_it_himself_whatever_source_he_c
     assert uses.free_at("127.0.0.1") < 0.0 < uses.free_at("127.0.0.9")
 
 
+async def test_one_sender_whose_datagrams_count_for_two_prefixes_holds_up_nobody() -> None:
+    loop, everything = asyncio.get_running_loop(), asyncio.Event()
+    seen: list[bytes] = []
+
+    def receive(data: bytes, addr: NetworkAddress) -> None:
+        seen.append(data)
+        if len(seen) == 6:
+            everything.set()
+
+    transport, server = await loop.create_datagram_endpoint(
+        lambda: DatagramServer(receive, lambda data, _: data[:1].hex(), LoopUses(LoopShare())),
+        local_addr=("127.0.0.1", 0),
+    )
+    with socket.socket(type=socket.SOCK_DGRAM) as sender:
+        for data in (b"a1", b"b1", b"a2", b"b2", b"a3", b"b3"):
+            sender.sendto(data, transport.get_extra_info("sockname"))
+        await everything.wait()
+    server.close()
+    await asyncio.sleep(0)
+    assert sorted(seen) == [b"a1", b"a2", b"a3", b"b1", b"b2", b"b3"]
+    assert server._queue.num_bytes == 0
+
+
 async def test_a_connections_prefix_pays_for_it_once_it_is_validated() -> None:
     server, elsewhere = Server(), ("198.51.100.1", 1)
     server.receive(FIRST)

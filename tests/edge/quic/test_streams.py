@@ -183,6 +183,18 @@ async def test_nobody_keeps_the_log_of_a_chat_that_is_over_by_not_reading_it() -
     assert client.wire.was_reset and not client.wire.has_ended
 
 
+async def test_a_stream_that_is_over_is_used_while_its_client_reads_what_is_left() -> None:
+    client = Returned(0)
+    assert client.stream.was_used() and client.stream.was_used(), "its chat is not over"
+    client.finish()
+    seen = [client.stream.was_used() for _ in range(2)]
+    client.read(1)
+    seen += [client.stream.was_used() for _ in range(2)]
+    client.read(len(client.wire.unread))
+    seen += [client.stream.was_used() for _ in range(2)]
+    assert seen == [True, False, True, False, True, False]
+
+
 async def test_a_stream_that_is_lost_or_replaced_is_sent_nothing_more() -> None:
     lost, replaced, stopped = Returned(400), Returned(400), Returned(400)
     lost.stream.lost(gave_up=False)

@@ -133,16 +133,16 @@ def test_a_router_that_stays_silent_is_down() -> None:
 
 
 def test_a_router_that_is_late_with_probes_and_says_other_things_is_not_silent() -> None:
-    it = table(a=("x", 1.0), b=("x", 1.0), c=("x", 1.0))
-    for name in "ab":
-        it.unanswered(name, 1.0)
+    it = table(a=("x", 1.0), b=("x", 1.0), c=("x", 1.0), d=("x", 1.0))
     it.leave("b", 1.0)
-    it.unanswered("b", 1.5)
     it.answered("c", "x", 1.0, False, 1.0)
-    assert [router.state for router in it] == [S, S, G]
+    it.answered("d", "x", 1.0, False, 1.0)
     for name in "abc":
+        it.unanswered(name, 1.5)
+    assert [router.state for router in it] == [S, S, S, G]
+    for name in "abcd":
         it.heard(name, 2.0)
-    assert [router.state for router in it] == [R, G, G]
+    assert [router.state for router in it] == [R, G, G, G], "who stops, stops"
     it.expire(10.0)
     assert it["a"].state is R
 
