@@ -63,7 +63,7 @@ class OutputFolder:
             )
         self._write(journal.shard_line(result))
         self.finished[result.number] = result
-        self._synced.append(self._disk.submit(sync_file, self._path / result.name))
+        self._sync([result])
 
     def complete(self, settings: BulkSettings, facts: dict[str, object]) -> list[ShardResult]:
         """Every shard is finished: replace the journal by the manifest. Raises OSError."""
@@ -85,25 +85,30 @@ class OutputFolder:
         self.finished.clear()
 
     def _begin(self, resume: bool) -> None:
-        self._log.seek(0)
-        text = self._log.read()
-        found = {**self._of_manifest(), **journal.finished(text, self._run)}
+        data = (self._path / JOURNAL).read_bytes()
+        found = {**self._of_manifest(), **journal.finished(data, self._run)}
         if (found or any(self._path.glob("shard-*"))) and not resume:
             raise InvalidRequestError(
                 f"{self._path} holds shards already: go on with --resume, or choose another folder"
             )
         self.finished = {n: result for n, result in found.items() if self._is_there(result)}
         self._remove_parts()
-        # A last line that was cut off goes, so that the next one begins a line.
-        self._log.truncate(len(text[: text.rfind("\n") + 1].encode()))
-        if "\n" not in text:
+        num_bytes = len(journal.whole_lines(data))
+        self._log.truncate(num_bytes)  # the next line begins there
+        if not num_bytes:
             self._write(journal.head_line(self._run))
+        # A run that was killed may have noted shards before they were on the disk.
+        self._sync(self.finished.values())
 
     def _of_manifest(self) -> dict[int, ShardResult]:
         manifest = self._path / MANIFEST
         if not manifest.exists():
             return {}
         return journal.of_manifest(manifest.read_text("utf-8"), self._run)
+
+    def _sync(self, results: Iterable[ShardResult]) -> None:
+        paths = [self._path / result.name for result in results]
+        self._synced += [self._disk.submit(sync_file, path) for path in paths]
 
     def _is_there(self, result: ShardResult) -> bool:
         path = self._path / result.name

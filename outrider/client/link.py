@@ -9,6 +9,7 @@ import socket
 import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 
 from aioquic.quic.configuration import QuicConfiguration
@@ -87,11 +88,7 @@ async def _connect(
     process_name: bytes,
 ) -> ClientConnection:
     name = str(address)
-    configuration.session_ticket = tickets.take(name)
-    quic = QuicConnection(
-        configuration=configuration,
-        session_ticket_handler=lambda ticket: tickets.put(name, ticket),
-    )
+    quic = _with_tickets(address, configuration, tickets)
     # The connection ID of the first packet is the client's to choose (RFC 9000, section 7.2), and
     # its beginning says to the edge's machine which process is to get it. aioquic takes none.
     cid = process_name + quic._peer_cid.cid[len(process_name) :]
@@ -102,6 +99,24 @@ async def _connect(
     except OSError as error:
         raise UnavailableError(f"{address} cannot be reached ({error})") from error
     return connection
+
+
+def _with_tickets(
+    address: EdgeAddress, configuration: QuicConfiguration, tickets: SessionTickets
+) -> QuicConnection:
+    """With a ticket an edge need not show its certificate again (RFC 8446, section 2.2). So one
+    holds for connections alone that trust as the one did on which it was given; from whoever
+    answers none is taken, and none is shown to it."""
+    if address.insecure:
+        return QuicConnection(configuration=configuration)
+    trusts = configuration.cafile
+    digest = "" if trusts is None else sha256(Path(trusts).read_bytes()).hexdigest()
+    name = f"{address}/{configuration.server_name}/{digest}"
+    configuration.session_ticket = tickets.take(name)
+    return QuicConnection(
+        configuration=configuration,
+        session_ticket_handler=lambda ticket: tickets.put(name, ticket),
+    )
 
 
 async def _shake_hands(connection: ClientConnection, timeout_s: float, *, early: bool) -> None:

@@ -20,7 +20,8 @@ MAX_EDGES = 64
 
 
 class SessionTickets:
-    """The newest ticket of each edge, in memory and, if wanted, in a file for the next process.
+    """The newest ticket of each edge that was trusted by its certificate, in memory and, if wanted,
+    in a file for the next process.
 
     A ticket is used once: who watches the network could tell by it that two connections are of the
     same client (RFC 8446, appendix C.4). The file holds secrets; it is readable by its owner alone.
@@ -33,7 +34,8 @@ class SessionTickets:
         self._tickets: dict[str, SessionTicket] = {} if file is None else _load(file)
 
     def put(self, edge: str, ticket: SessionTicket) -> None:
-        """A ticket from `edge`; the oldest edge's goes when there are too many."""
+        """A ticket from `edge`, a name that says how it was trusted; the oldest edge's goes when
+        there are too many."""
         self._tickets.pop(edge, None)
         self._tickets[edge] = ticket
         while len(self._tickets) > MAX_EDGES:

@@ -168,8 +168,14 @@ class CallObject:
 
 
 def _is_object(text: str) -> bool:
+    """By the rules of arguments that are not packed into a string."""
     try:
         text.encode()
-        return isinstance(json.loads(text), dict)
-    except (ValueError, RecursionError):
+    except UnicodeEncodeError:
         return False
+    scanner, progress = JsonScanner(), Progress.MORE
+    for char in text.strip(_SPACES):
+        if progress is not Progress.MORE:
+            return False
+        progress = scanner.push(char)
+    return progress is Progress.WHOLE and text.lstrip(_SPACES).startswith("{")

@@ -33,8 +33,9 @@ MAX_SCHEMAS: Final = 256
 MAX_LEVELS: Final = 1_000
 """Of objects and lists within one another in a schema, where references lead into others."""
 _SCHEMA: Final = "%json"
-_MOST_CONNECTIONS: Final = 10_000
-"""From targets of references to references within them: looking at them takes some 30 ms."""
+_MOST_VISITS: Final = 100_000
+"""Of objects and lists, and from targets of references to references within them; to look at them
+takes some 30 ms."""
 _ESCAPED: Final = re.compile(r"\\.", re.DOTALL)
 _OPTIONAL: Final = re.compile(r"[?*]|\{\s*(?:0|,)|\(\||\|\||\|\)")
 """What may stand behind a part that may be empty, and choices of nothing."""
@@ -72,11 +73,17 @@ def check_schema(schema: Any) -> None:
 def check_levels(schema: Any) -> None:
     """Raises InvalidSamplingError for a schema whose references may lead too deep: as if a way went
     through all that are connected, each once."""
-    outer, inner, num_connections = _Levels(schema), dict[str, _Levels](), 0
+    outer, inner, targets = _Levels(schema), dict[str, _Levels](), dict[int, _Levels]()
+    num_visits = 0
     for reference in outer.references:
-        inner[reference] = _Levels(_target(schema, reference))
-        num_connections += len(inner[reference].references)
-        if num_connections > _MOST_CONNECTIONS:
+        target = _target(schema, reference)
+        levels = targets.get(id(target))  # many may lead to one
+        if levels is None:
+            levels = targets[id(target)] = _Levels(target)
+            num_visits += levels.num_visits
+        inner[reference] = levels
+        num_visits += 10 * len(levels.references)
+        if num_visits > _MOST_VISITS:
             raise InvalidSamplingError("the schema has too many connected $ref; use fewer")
     num = outer.num + max(
         (sum(inner[it].num for it in one) for one in _connected(inner)), default=0
@@ -93,10 +100,13 @@ class _Levels:
 
     def __init__(self, value: Any) -> None:
         self.num = 0
+        self.num_visits = 0
+        """Objects and lists that it has, as far as they were looked at."""
         references = dict[str, None]()
         level = [value]
         while level and self.num <= MAX_LEVELS:
             self.num += 1
+            self.num_visits += len(level)
             inner: list[Any] = []
             for one in level:
                 if isinstance(one, dict):

@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 from outrider.errors import OverloadedError
+from outrider.tokenization.backends.equivalence import as_exception, is_defect
 from outrider.tokenization.pool.job_queue import JobClass
 from outrider.tokenization.pool.threads import WorkerThreads
 
@@ -28,8 +29,10 @@ class _Call(Generic[RequestT, AnswerT]):
         """In a thread: do the work and give the loop its outcome."""
         try:
             answer = self._work(self._request)
-        except Exception as error:
-            self._deliver(self._fail, error)
+        except BaseException as failure:
+            if not is_defect(failure):
+                raise
+            self._deliver(self._fail, as_exception(failure))
         else:
             self._deliver(self._succeed, answer)
 

@@ -152,6 +152,14 @@ NO_CALLS = {
         '<tool_call>{"name": "now", "arguments": "[1]"}</tool_call>',
         '<tool_call>{"name": "now", "arguments": "{\\ud800}"}</tool_call>',
         '<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>',
+        # What is no JSON where it stands by itself is none within a string.
+        '<tool_call>{"name": "now", "arguments": "{\\"a\\": NaN}"}</tool_call>',
+        '<tool_call>{"name": "now", "arguments": "{\\"a\\": -Infinity}"}</tool_call>',
+        '<tool_call>{"name": "now", "arguments": "{} {}"}</tool_call>',
+        '<tool_call>{"name": "now", "arguments": "{\\"a\\": '
+        + "[" * 65
+        + "]" * 65
+        + '}"}</tool_call>',
         # Told as a call already, and no whole one at the end.
         '<tool_call>{"name": "now", "arguments": {"a": ]}}</tool_call>',
         '<tool_call>{"name": "now", "arguments": {"a": "b',

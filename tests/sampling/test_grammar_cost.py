@@ -8,7 +8,12 @@ import pytest
 
 from outrider.errors import InvalidSamplingError
 from outrider.sampling.grammar import MAX_GRAMMAR_BYTES, Grammar, GrammarKind, json_schema
-from outrider.sampling.grammar_cost import MAX_LINES, MAX_OPTIONAL_PARTS, MAX_SCHEMAS
+from outrider.sampling.grammar_cost import (
+    MAX_LINES,
+    MAX_OPTIONAL_PARTS,
+    MAX_SCHEMAS,
+    _Levels,
+)
 
 LARK, REGEX, SCHEMA = GrammarKind.LARK, GrammarKind.REGEX, GrammarKind.JSON_SCHEMA
 MANY = MAX_OPTIONAL_PARTS + 1
@@ -27,6 +32,21 @@ def references(num: int) -> str:
     }
     definitions[f"{num}"] = {"type": "string"}
     return json.dumps({"$ref": "#/$defs/0", "$defs": definitions}, separators=(",", ":"))
+
+
+def nested_targets(num: int) -> str:
+    """Each is within the one before, and large."""
+    inner: object = [[]] * 9_000
+    for _ in range(num):
+        inner = [inner]
+    pointers = [{"$ref": "#/a" + "/0" * n} for n in range(num)]
+    return json.dumps({"a": inner, "b": pointers}, separators=(",", ":"))
+
+
+def one_target(num: int) -> str:
+    """What is before the first slash of a reference says nothing."""
+    pointers = [{"$ref": f"{n}/a"} for n in range(num)]
+    return json.dumps({"a": [[]] * 9_000, "b": pointers}, separators=(",", ":"))
 
 
 HOSTILE = {
@@ -61,6 +81,7 @@ HOSTILE = {
         SCHEMA,
         json.dumps({"anyOf": [{"$ref": f"#/anyOf?{n}"} for n in range(1500)]}),
     ),
+    "references to large parts": (SCHEMA, nested_targets(100)),
     "whitespace": (SCHEMA, json.dumps({"x-guidance": {"whitespace_pattern": "a?" * MANY}})),
     "a schema within": (
         LARK,
@@ -71,6 +92,21 @@ HOSTILE = {
     "no schema": (LARK, "start: %json {"),
     "a deep one": (LARK, "start: %json " + "[" * 30_000),
 }
+
+
+def test_what_many_references_lead_to_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_looks = 0
+    looked = _Levels.__init__
+
+    def noted(self: _Levels, value: object) -> None:
+        nonlocal num_looks
+        num_looks += 1
+        looked(self, value)
+
+    monkeypatch.setattr(_Levels, "__init__", noted)
+    text = one_target(300)
+    assert Grammar(SCHEMA, text).text == text
+    assert num_looks == 2
 
 
 @pytest.mark.parametrize("name", HOSTILE)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from outrider.errors import InvalidRequestError, OverloadedError
+from outrider.errors import InvalidRequestError, OutriderError, OverloadedError
 from outrider.testing import eventually
 from outrider.tokenization.pool.job_queue import JobClass
 from services.tokenizer.threads import RequestThreads
@@ -19,6 +19,22 @@ def workers() -> Iterator[RequestThreads]:
     workers = RequestThreads(threads=1, max_pending=3, max_pending_bytes=1000)
     yield workers
     workers.close()
+
+
+class PanicException(BaseException):
+    """What a Rust package raises that panics."""
+
+
+async def test_a_request_at_which_the_tokenizer_panics_fails_alone(
+    workers: RequestThreads,
+) -> None:
+    def panic(_: None) -> None:
+        raise PanicException("secret words of a user")
+
+    for _ in range(2):
+        with pytest.raises(OutriderError, match="the tokenizer failed: PanicException"):
+            await workers.run(panic, None)
+    assert await workers.run(len, "abc") == 3
 
 
 async def test_work_runs_on_another_thread_and_raises_through(workers: RequestThreads) -> None:

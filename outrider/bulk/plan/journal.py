@@ -46,10 +46,15 @@ def shard_line(result: ShardResult) -> str:
     return json.dumps(result.to_json(), ensure_ascii=False) + "\n"
 
 
-def finished(text: str, run: str) -> dict[int, ShardResult]:
+def whole_lines(data: bytes) -> bytes:
+    """A journal without a last line that was cut off, be it within a character."""
+    return data[: data.rfind(b"\n") + 1]
+
+
+def finished(data: bytes, run: str) -> dict[int, ShardResult]:
     """The finished shards of a journal, by number. Raises InvalidRequestError if it is another
     run's, or damaged before its last line."""
-    *whole, _ = text.split("\n")
+    *whole, _ = whole_lines(data).split(b"\n")
     if not whole:
         return {}
     try:
@@ -90,11 +95,11 @@ def of_manifest(text: str, run: str) -> dict[int, ShardResult]:
     return finished(_as_journal(text), run)
 
 
-def _as_journal(text: str) -> str:
+def _as_journal(text: str) -> bytes:
     try:
         record = json.loads(text)
         lines = [json.dumps(shard) for shard in record["shards"]]
-        return "\n".join([json.dumps({"run": record["run"]}), *lines, ""])
+        return "\n".join([json.dumps({"run": record["run"]}), *lines, ""]).encode()
     except (ValueError, TypeError, KeyError) as error:
         raise InvalidRequestError(
             f"the manifest is damaged ({error}): start anew in another folder"

@@ -23,6 +23,7 @@ import structlog
 
 from outrider.errors import OutriderError, OverloadedError, PromptTooLongError
 from outrider.models.chat import Message, num_chars_of
+from outrider.tokenization.backends.equivalence import is_defect
 from outrider.tokenization.encoder import CacheScope, CachingEncoder, PartialPrompt
 from outrider.tokenization.pool.job_queue import LONG_CHARS, JobClass
 from outrider.tokenization.pool.threads import WorkerThreads
@@ -231,8 +232,10 @@ class TokenizationPool:
         except OutriderError as error:
             self._finish(job, error, Tier.CACHE)
             return True
-        except Exception as failure:
-            self._finish(job, _defect(failure), Tier.INLINE)
+        except BaseException as failure:
+            if not is_defect(failure):
+                raise
+            self._finish(job, defect(failure), Tier.INLINE)
             return True
         is_fast = self.encoder.backend.is_fast
         limit = policy.max_inline_missing if is_fast else policy.max_reference_missing
@@ -339,12 +342,14 @@ def _result_of(work: Callable[[], array[int]]) -> TokenizationResult:
         return as_tuple(work())
     except OutriderError as error:
         return error
-    except Exception as failure:
-        return _defect(failure)
+    except BaseException as failure:
+        if not is_defect(failure):
+            raise
+        return defect(failure)
 
 
-def _defect(failure: Exception) -> OutriderError:
-    """A defect fails its chat and leaves the worker to the others."""
+def defect(failure: BaseException) -> OutriderError:
+    """What a chat is told of a defect, which leaves the worker to the others."""
     log.error("tokenization_failed", exc_info=failure)
     return OutriderError(f"the tokenizer failed: {type(failure).__name__}")
 

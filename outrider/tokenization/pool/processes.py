@@ -27,10 +27,16 @@ from outrider.errors import OutriderError
 from outrider.models.chat import Message, check_messages
 from outrider.models.tools import ToolCall
 from outrider.models.vocabulary import Vocabulary
+from outrider.tokenization.backends.equivalence import is_defect
 from outrider.tokenization.backends.selection import adopt_backend
 from outrider.tokenization.encoder import CacheScope, CachingEncoder
 from outrider.tokenization.pool.job_queue import two_choices
-from outrider.tokenization.pool.pool import TokenizationJob, TokenizationResult, as_tuple
+from outrider.tokenization.pool.pool import (
+    TokenizationJob,
+    TokenizationResult,
+    as_tuple,
+    defect,
+)
 from outrider.tokenization.segment_cache import CachePolicy
 
 MAX_PENDING: Final = 4
@@ -107,32 +113,46 @@ class TokenizerProcess:
     # Everything below runs in the thread.
 
     def _run(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
-        self.process = context.Process(
-            target=_serve, args=(theirs, *self._arguments), name="tokenize", daemon=True
-        )
-        self.process.start()
-        theirs.close()
-        with ours:
+        with self._started() or contextlib.nullcontext() as connection:
             while (taken := self._take()) is not None:
                 job, finish = taken
-                result = None if job.is_cancelled else self._result(ours, job)
+                result = None if job.is_cancelled else self._result(connection, job)
                 with self._changed:
                     self.num_pending -= 1  # before finish, whose caller may offer the next job
                 if result is not None:
                     finish(job, result)
-        self.process.join()
+        if self.process is not None:
+            self.process.join()
+
+    def _started(self) -> Connection | None:
+        """The way to the process; None, and it is not alive, if it cannot be started."""
+        context = multiprocessing.get_context("spawn")
+        with contextlib.ExitStack() as ending:
+            try:
+                ours, theirs = context.Pipe()
+                ending.callback(ours.close)
+                with theirs:
+                    process = context.Process(
+                        target=_serve, args=(theirs, *self._arguments), name="tokenize", daemon=True
+                    )
+                    process.start()
+            except OSError as error:
+                self.is_alive = False
+                log.warning("tokenizer_process_not_started", error=str(error))
+                return None
+            self.process = process
+            ending.pop_all()
+        return ours
 
     def _take(self) -> tuple[TokenizationJob, Finish] | None:
         with self._changed:
             self._changed.wait_for(lambda: self._pending or self._is_closed)
             return self._pending.popleft() if self._pending else None
 
-    def _result(self, connection: Connection, job: TokenizationJob) -> TokenizationResult:
+    def _result(self, connection: Connection | None, job: TokenizationJob) -> TokenizationResult:
         try:
             check_messages(job.messages)
-            answer = _ask(connection, job) if self.is_alive else b""
+            answer = _ask(connection, job) if connection is not None and self.is_alive else b""
             if answer:
                 return as_tuple(array("I", answer))
             return tuple(self._vocabulary.encode_chat(job.messages, job.tools))
@@ -141,7 +161,11 @@ class TokenizerProcess:
         except (EOFError, OSError):
             self.is_alive = False
             log.warning("tokenizer_process_lost", pid=self.process and self.process.pid)
-            return self._result(connection, job)
+            return self._result(None, job)
+        except BaseException as failure:
+            if not is_defect(failure):
+                raise
+            return defect(failure)
 
 
 def _ask(connection: Connection, job: TokenizationJob) -> bytes:
@@ -190,5 +214,7 @@ def _answer(
 ) -> bytes:
     try:
         return encoder.encode_chat(messages, scope, tools=tools).tobytes()
-    except OutriderError:
-        return b""
+    except BaseException as failure:
+        if not is_defect(failure):
+            raise
+        return b""  # the parent finds out why

@@ -70,10 +70,12 @@ class WorkerThreads(Generic[JobT]):
     def _run(self) -> None:
         while (taken := self._take()) is not None:
             job, job_class = taken
-            self._work(job)
-            with self._changed:
-                self._queue.finish(job_class)
-                self._changed.notify()  # a job of another class may be allowed to run now
+            try:
+                self._work(job)
+            finally:
+                with self._changed:
+                    self._queue.finish(job_class)
+                    self._changed.notify()  # a job of another class may be allowed to run now
 
     def _take(self) -> tuple[JobT, JobClass] | None:
         with self._changed:

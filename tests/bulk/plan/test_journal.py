@@ -31,19 +31,20 @@ RESULTS = st.lists(
 )
 
 
-def written(results: list[ShardResult]) -> str:
-    return journal.head_line("run") + "".join(map(journal.shard_line, results))
+def written(results: list[ShardResult]) -> bytes:
+    return (journal.head_line("run") + "".join(map(journal.shard_line, results))).encode()
 
 
 @given(RESULTS, st.data())
 def test_a_journal_cut_off_anywhere_has_its_whole_lines(
     results: list[ShardResult], data: st.DataObject
 ) -> None:
-    text = written(results)
-    cut = data.draw(st.integers(0, len(text)))
-    num_whole = max(0, text[:cut].count("\n") - 1)
+    whole = written(results)
+    cut = data.draw(st.integers(0, len(whole)))  # within a character too
+    num_whole = max(0, whole[:cut].count(b"\n") - 1)
     expected = {result.number: result for result in results[:num_whole]}
-    assert journal.finished(text[:cut], "run") == expected
+    assert journal.finished(whole[:cut], "run") == expected
+    assert journal.finished(journal.whole_lines(whole[:cut]), "run") == expected
 
 
 def test_another_runs_journal_is_refused() -> None:
@@ -54,7 +55,7 @@ def test_another_runs_journal_is_refused() -> None:
 @pytest.mark.parametrize("line", ["{", "[]", '{"number": 1}', "3"])
 def test_damage_before_the_end_is_told(line: str) -> None:
     with pytest.raises(InvalidRequestError, match="damaged"):
-        journal.finished(journal.head_line("run") + line + "\n", "run")
+        journal.finished((journal.head_line("run") + line + "\n").encode(), "run")
 
 
 @given(RESULTS)

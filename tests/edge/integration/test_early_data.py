@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from outrider.client import Message, ModelInfo, SessionTickets
+from outrider.client import Message, ModelInfo, SessionTickets, connect
 from outrider.client.wire import DESCRIBE
 from outrider.errors import FrameTooLargeError, UnavailableError
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
+from services.edge.quic import certificate
 from services.edge.quic.early_data import TicketStore
 from tests.edge.integration.nat import nat
 from tests.edge.integration.running import Running, running
@@ -107,6 +108,27 @@ async def test_an_edge_that_knows_no_ticket_serves_all_the_same(
                 assert (await chat.result()).text == REPLY
             assert not client._link.connection._quic.tls.early_data_accepted
         assert mesh.sample(EARLY) == 0
+
+
+async def test_a_ticket_holds_for_whoever_trusts_as_the_one_that_got_it(
+    words: Vocabulary, tmp_path: Path
+) -> None:
+    """With a ticket an edge need not show its certificate again."""
+    other_ca, _ = certificate.ensure(tmp_path / "other", ["localhost"], certificate.utc_now())
+    async with running(words, tmp_path, REPLY) as mesh:
+        tickets = SessionTickets()
+        port = mesh.ports.main
+        async with connect("127.0.0.1", port, insecure=True, tickets=tickets, key="") as client:
+            async with client.chat(ASK) as chat:
+                assert (await chat.result()).text == REPLY
+        assert not tickets._tickets, "of whoever answers"
+        tickets = await visit(mesh, port)
+        with pytest.raises(UnavailableError, match="certificate"):
+            async with connect("127.0.0.1", port, ca=other_ca, tickets=tickets, key=""):
+                pass
+        async with mesh.client(tickets=tickets, early_data=True) as client:
+            await client.describe()
+            assert client._link.connection._quic.tls.early_data_accepted
 
 
 async def test_a_reconnected_client_sends_its_chat_in_0_rtt(

@@ -106,18 +106,29 @@ async def test_errors_are_outcomes(tokenization: Counted) -> None:
     assert isinstance(await refused, InvalidRequestError)
 
 
+class PanicException(BaseException):
+    """What a Rust package raises that panics."""
+
+
+@pytest.mark.parametrize("where", ["begin", "finish"])
+@pytest.mark.parametrize("kind", [ZeroDivisionError, PanicException])
 async def test_a_defect_fails_its_chat_and_leaves_the_worker(
-    tokenization: Counted, words: Vocabulary, monkeypatch: pytest.MonkeyPatch
+    tokenization: Counted,
+    words: Vocabulary,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: type[BaseException],
+    where: str,
 ) -> None:
-    def broken(encoder: CachingEncoder, draft: PartialPrompt, *, may_wait: bool) -> array[int]:
-        raise ZeroDivisionError("secret words of a user")
+    def broken(*given: object, **options: object) -> array[int]:
+        raise kind("secret words of a user")
 
     with monkeypatch.context() as patch:
-        patch.setattr(CachingEncoder, "finish", broken)
-        _, failed = submit(tokenization, ASK)
-        outcome = await failed
-    assert isinstance(outcome, OutriderError)
-    assert outcome.message == "the tokenizer failed: ZeroDivisionError"
+        patch.setattr(CachingEncoder, where, broken)
+        for _ in range(3):  # more than there are threads
+            _, failed = submit(tokenization, ASK)
+            outcome = await failed
+            assert isinstance(outcome, OutriderError)
+            assert outcome.message == f"the tokenizer failed: {kind.__name__}"
     _, ids = submit(tokenization, ASK)
     assert await ids == tuple(words.encode_chat(ASK))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from multiprocessing.context import SpawnProcess
 from random import Random
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from outrider.errors import InvalidRequestError
 from outrider.models.chat import Message
 from outrider.models.tools import ToolCall, check_tools
+from outrider.testing import eventually
 from outrider.tokenization.backends.base import REFERENCE
 from outrider.tokenization.pool.job_queue import JobClass, two_choices
 from outrider.tokenization.pool.pool import TokenizationJob, TokenizationResult
@@ -41,6 +43,26 @@ def offer(
     if not processes.offer(job, finish):
         future.cancel()
     return future
+
+
+async def test_chats_of_a_process_that_cannot_be_started_are_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(process: SpawnProcess) -> None:
+        raise BlockingIOError("no more processes")
+
+    monkeypatch.setattr(SpawnProcess, "start", full)
+    vocabulary, ask = small_vocabulary(), Message("user", "hello")
+    processes = ProcessPool(vocabulary, REFERENCE, num_processes=1, cache_bytes=1 << 20)
+    (member,) = processes.members
+    asked = [offer(processes, [ask]) for _ in range(MAX_PENDING)]
+    for future in asked:
+        assert future.cancelled() or await future == tuple(vocabulary.encode_chat([ask]))
+    await eventually(lambda: not member.is_alive)
+    assert offer(processes, [ask]).cancelled(), "it takes no more"
+    processes.close()
+    member.join(10.0)
+    assert not member._thread.is_alive()
 
 
 @pytest.mark.e2e
