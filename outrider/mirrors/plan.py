@@ -47,6 +47,8 @@ class _Source:
     """Why it was dropped."""
     lacking: set[int] = field(default_factory=set)
     """Shards that it does not have."""
+    slow_with: set[int] = field(default_factory=set)
+    """Shards that it was left with."""
 
 
 class FetchPlan:
@@ -80,7 +82,8 @@ class FetchPlan:
         for place, shard in enumerate(self._pending if usable else ()):
             source, offset = self._begun.get(shard, (-1, 0))
             if source < 0:
-                source = next((it for it in usable if self._has(it, shard)), -1)
+                askable = self._askable(shard)
+                source = next((it for it in usable if it in askable), -1)
             if source in usable:
                 del self._pending[place]
                 self._in_flight.add(shard)
@@ -118,12 +121,14 @@ class FetchPlan:
         self._drop(fetch.source, why)
 
     def has_other(self, fetch: Fetch, now: float) -> bool:
-        """Whether another source could give this shard now."""
+        """Whether another source could give this shard now, and faster as far as is known."""
         others = (it for it in self._order if it != fetch.source and self._is_usable(it, now))
-        return any(self._has(it, fetch.shard) for it in others)
+        return any(self._may_be_fast(it, fetch.shard) for it in others)
 
     def too_slow(self, fetch: Fetch) -> None:
-        """Others are asked before this source from now on, and for this shard."""
+        """Others are asked before this source from now on, and for this shard, which each source
+        is left with once at most: where all are slow, the last one goes on."""
+        self._sources[fetch.source].slow_with.add(fetch.shard)
         self._give_back(fetch)
         self._order.remove(fetch.source)
         self._order.append(fetch.source)
@@ -136,6 +141,15 @@ class FetchPlan:
     def _has(self, source: int, shard: int) -> bool:
         it = self._sources[source]
         return not it.lost and shard not in it.lacking
+
+    def _may_be_fast(self, source: int, shard: int) -> bool:
+        return self._has(source, shard) and shard not in self._sources[source].slow_with
+
+    def _askable(self, shard: int) -> list[int]:
+        """Who has a shard. One that was slow with it is no answer while there is another, though
+        that one has a pause: it would be left again."""
+        fast = [it for it in self._order if self._may_be_fast(it, shard)]
+        return fast or [it for it in self._order if self._has(it, shard)]
 
     def _next_usable_at(self, now: float) -> float:
         """When a source that is left alone now may be asked again."""

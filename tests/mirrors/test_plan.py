@@ -83,6 +83,50 @@ def test_a_slow_source_is_asked_last_from_then_on() -> None:
     assert not FetchPlan(1, ["peer"]).has_other(Fetch(0, 0, 0), 0.0)
 
 
+@given(
+    num_shards=st.integers(1, 6),
+    num_sources=st.integers(1, 4),
+    connections=st.integers(1, 4),
+    order=st.randoms(use_true_random=False),
+)
+def test_each_source_is_left_once_at_most_for_being_slow_with_a_shard(
+    num_shards: int, num_sources: int, connections: int, order: Random
+) -> None:
+    """All are slow with everything: what one of them began would be fetched anew without end."""
+    plan = FetchPlan(num_shards, [str(place) for place in range(num_sources)])
+    in_flight, asked = list[Fetch](), list[tuple[int, int]]()
+    while not plan.is_over:
+        step = plan.next(0.0) if len(in_flight) < connections else Wait(math.inf)
+        if isinstance(step, Fetch):
+            in_flight.append(step)
+            asked.append((step.shard, step.source))
+            assert len(set(asked)) == len(asked), "left before"
+            continue
+        fetch = in_flight.pop(order.randrange(len(in_flight)))
+        if plan.has_other(fetch, 0.0):
+            plan.too_slow(fetch)
+        else:
+            plan.finished(fetch)
+    assert not plan.problem
+    assert len(asked) <= num_shards * num_sources
+
+
+def test_a_shard_waits_for_a_source_that_may_be_faster_with_it() -> None:
+    """It would be left again, with all that came of the shard, once the other one is there."""
+    plan = FetchPlan(2, ["peer", "bucket"])
+    slow, other = first(plan), first(plan)
+    plan.too_slow(slow)
+    fetch = first(plan)
+    assert fetch == Fetch(0, 1, 0)
+    plan.broke_off(fetch, 0, "reset", 0.0)
+    assert not plan.has_other(other, 0.0)
+    step = plan.next(0.0)
+    assert isinstance(step, Wait)
+    assert plan.next(step.until) == Fetch(0, 1, 0)
+    plan.refused(Fetch(0, 1, 0), "another digest")
+    assert first(plan, step.until) == Fetch(0, 0, 0), "slow, but nobody else has it"
+
+
 def test_no_source_and_nothing_to_fetch() -> None:
     assert FetchPlan(1, []).problem == "there is no source"
     assert FetchPlan(0, []).is_over
