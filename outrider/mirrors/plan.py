@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 MAX_FAILURES: Final = 6
-"""In a row, without a byte between them, before a source is dropped."""
+"""In a row, without a byte between them, before a source is dropped. What several connections meet
+at once counts once."""
 FIRST_PAUSE_S: Final = 0.25
 """After a failure; it doubles with each further one, so that a source is given 8 s in all."""
 
@@ -100,8 +101,10 @@ class FetchPlan:
         """The source ended before the shard did, or could not be reached. `num_bytes` of the shard
         are there, those from before included."""
         source = self._sources[fetch.source]
-        source.failures = 1 if num_bytes > fetch.offset else source.failures + 1
-        source.usable_at = now + FIRST_PAUSE_S * 2 ** (source.failures - 1)
+        has_come = num_bytes > fetch.offset
+        if has_come or now >= source.usable_at:  # else it is the failure that the pause is for
+            source.failures = 1 if has_come else source.failures + 1
+            source.usable_at = now + FIRST_PAUSE_S * 2 ** (source.failures - 1)
         self._give_back(fetch)
         if num_bytes and not source.lost:  # dropped for another shard, say
             self._begun[fetch.shard] = (fetch.source, num_bytes)

@@ -9,7 +9,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.mirrors.plan import MAX_FAILURES, Fetch, FetchPlan, Wait
+from outrider.mirrors.plan import FIRST_PAUSE_S, MAX_FAILURES, Fetch, FetchPlan, Wait
 
 SIZE = 10
 """Bytes of a shard."""
@@ -60,6 +60,34 @@ def test_a_source_is_dropped_after_failures_without_a_byte_between_them() -> Non
     plan.broke_off(step, 5, "reset", now)
     assert plan.problem == "peer: reset"
     assert plan.next(now) is None
+
+
+def test_a_pause_of_a_source_counts_once_however_many_connections_it_breaks() -> None:
+    plan, now = FetchPlan(20, ["peer"]), 0.0
+    num_asked = 0
+    while not plan.problem:
+        fetches = [first(plan, now) for _ in range(8)]
+        for fetch in fetches:
+            plan.broke_off(fetch, fetch.offset, "refused", now)
+        num_asked += 1
+        step = plan.next(now)
+        if isinstance(step, Wait):
+            now = step.until
+    assert num_asked == MAX_FAILURES
+    assert now == sum(FIRST_PAUSE_S * 2**it for it in range(MAX_FAILURES - 1))
+    assert round(now) == 8
+
+
+def test_what_else_a_pause_breaks_is_gone_on_with_where_it_was() -> None:
+    plan = FetchPlan(2, ["peer"])
+    for fetch in (first(plan), first(plan)):
+        plan.broke_off(fetch, 7, "reset", 0.0)
+    step = plan.next(0.0)
+    assert isinstance(step, Wait)
+    a, b = first(plan, step.until), first(plan, step.until)
+    for fetch in (a, b):
+        plan.broke_off(fetch, 7, "refused", step.until)
+    assert {first(plan, 60.0), first(plan, 60.0)} == {Fetch(0, 0, 7), Fetch(1, 0, 7)}
 
 
 def test_a_shard_that_nobody_has_ends_the_plan_at_once() -> None:
