@@ -69,7 +69,7 @@ class ByDigest(Protocol):
 
     def fetch(self, sha256: str, path: Path, *, max_bytes: int, report: ReportProgress) -> int:
         """Have the artifact at `path`, verified; returns its size. Raises SourceError if they do
-        not have it, ModelStoreError for a full disk."""
+        not have it, ModelStoreError for a disk without room for what they say."""
         ...
 
 
@@ -296,7 +296,7 @@ class ModelStore:
             return self._fetch(source, key, pin, report)
         try:
             return self._fetch_by_digest(source.text, pin, self._mirrors, report)
-        except SourceError as error:
+        except ModelStoreError as error:  # one without room for it, too: they may have lied
             if isinstance(source, DigestSource):
                 raise
             missing = error
