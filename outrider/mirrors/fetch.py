@@ -64,14 +64,15 @@ class Mirrors:
 
     def fetch(self, sha256: str, path: Path, *, max_bytes: int, report: ReportProgress) -> int:
         """Have the model of this digest at `path`, verified; returns its size. What is there from
-        an earlier attempt is gone on with, and stays after an error. Blocking.
+        an earlier attempt is gone on with, and stays after an error, unless all that was offered
+        is another model. Blocking.
 
         Raises SourceError if no mirror gives it, with what each of them said; ModelStoreError if
         the disk had no room for what one of them offers (nothing is kept of a fetch that filled
         it), and no other gives it; what `report` raises, which so ends it.
         """
         offers, problems = self._offers(sha256, report)
-        roomless = list[str]()
+        roomless, num_false = list[str](), 0
         for manifest, mirrors in offers.items():
             try:
                 _check_size(manifest, max_bytes)
@@ -86,9 +87,12 @@ class Mirrors:
             report(PullProgress("verifying", manifest.num_bytes, manifest.num_bytes))
             if _is_whole(path, manifest):
                 return manifest.num_bytes
+            num_false += 1
             names = ", ".join(mirror.text for mirror in mirrors)
             problems.append(f"{names}: the manifest is false, its shards make another model")
             _log.warning("model_manifest_false", sha256=sha256, mirrors=names)
+        if num_false and num_false == len(offers):
+            path.unlink(missing_ok=True)  # the model's own source is asked next, and needs the room
         if roomless:
             raise ModelStoreError("; ".join([*roomless, *problems]))
         raise SourceError(

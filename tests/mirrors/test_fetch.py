@@ -7,6 +7,7 @@ import errno
 import hashlib
 import os
 import shutil
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -204,6 +205,7 @@ def test_a_manifest_that_lies_is_found_out_by_the_whole(model: SmallModel, tmp_p
     liar.put(manifest_name(model.sha256), false)
     with pytest.raises(SourceError, match="the manifest is false"):
         model.fetch(Mirrors([liar]), tmp_path / "got")
+    assert not (tmp_path / "got").exists(), "the model's own source needs the room"
     mirrors = Mirrors([liar, folder])
     assert model.fetch(mirrors, tmp_path / "got") == model.data
     assert mirrors.fetched_bytes[folder.text] == SHARD_BYTES, "the rest was good"
@@ -354,7 +356,76 @@ def test_a_store_publishes_what_mirrors_give_and_nothing_less(
     assert store.ensure(f"file:{origin}", sha256=model.sha256).sha256 == model.sha256
     # And what is there is not fetched, whichever source is asked for.
     assert store.ensure(source).path.read_bytes() == model.data
-    assert [path for path in unfinished(store) if path.is_file() and not path.suffix] == []
+    assert unfinished(store) == [], "nor is what the mirrors gave kept beside it"
+
+
+def test_what_a_source_began_goes_once_mirrors_have_given_the_model(
+    model: SmallModel, tmp_path: Path
+) -> None:
+    origin = tmp_path / "origin"
+    origin.write_bytes(model.data)
+    store = ModelStore(tmp_path / "store", mirrors=Mirrors([model.mirror(tmp_path / "folder")]))
+
+    def interrupt(progress: PullProgress) -> None:
+        if progress.done_bytes:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        store.pull(f"file:{origin}", progress=interrupt)
+    assert {path.suffix for path in unfinished(store) if path.is_file()} == {".part", ".json"}
+    store.pull(f"file:{origin}", sha256=model.sha256)
+    assert unfinished(store) == []
+
+
+def test_what_is_half_done_goes_with_the_model(model: SmallModel, tmp_path: Path) -> None:
+    origin = tmp_path / "origin"
+    origin.write_bytes(model.data)
+    folder = model.mirror(tmp_path / "folder")
+    model.shard(tmp_path / "folder", 2).unlink()
+    store = ModelStore(tmp_path / "store", mirrors=Mirrors([folder]))
+    artifact = store.pull(f"file:{origin}")
+    artifact.path.unlink()
+    origin.unlink()
+    with pytest.raises(SourceError, match="has no shard 2"):
+        store.pull(f"file:{origin}", sha256=model.sha256)
+    (left,) = unfinished(store)
+    assert left.suffix == ".shards"
+    store.remove(artifact.source)
+    assert unfinished(store) == []
+
+
+def test_a_fetch_that_is_under_way_is_neither_waited_for_nor_cleared_away(
+    model: SmallModel, tmp_path: Path
+) -> None:
+    origin = tmp_path / "origin"
+    origin.write_bytes(model.data)
+    store = ModelStore(tmp_path / "store", mirrors=Mirrors([model.mirror(tmp_path / "folder")]))
+    by_digest, stages = f"sha256:{model.sha256}", list[str]()
+
+    def pull_and_remove() -> None:
+        store.pull(f"file:{origin}")
+        store.remove(f"file:{origin}")
+
+    def meanwhile(progress: PullProgress) -> None:
+        if progress.stage not in stages and progress.done_bytes:
+            stages.append(progress.stage)
+            other = threading.Thread(target=pull_and_remove, daemon=True)
+            other.start()
+            other.join(60)  # the fetch goes on only then
+            assert not other.is_alive(), "it waits for the fetch"
+
+    assert store.pull(by_digest, progress=meanwhile).path.read_bytes() == model.data
+    assert stages == ["fetching", "verifying"]
+    store.remove(by_digest)
+
+    def remove(progress: PullProgress) -> None:
+        if progress.done_bytes and by_digest not in stages:
+            stages.append(by_digest)
+            store.remove(f"file:{origin}")
+
+    store.pull(f"file:{origin}")
+    assert store.pull(f"file:{origin}", progress=remove).path.read_bytes() == model.data
+    assert unfinished(store) == []
 
 
 def test_without_a_mirror_a_digest_is_no_source(model: SmallModel, tmp_path: Path) -> None:
