@@ -8,7 +8,6 @@ for nothing: its shards are compared again, and those that are not as they shoul
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import queue
 import shutil
@@ -35,6 +34,8 @@ from outrider.mirrors.plan import Fetch, FetchPlan
 from outrider.models.disk.fetch import DISK_FULL, PullProgress, ReportProgress
 
 _MANIFEST_ATTEMPTS: Final = 3
+_ANSWER_S: Final = 120.0
+"""For a manifest, however it comes: more than the attempts at a mirror that is silent take."""
 _GRACE_S: Final = 5.0
 """For the other mirrors, once one has said what the model is made of."""
 _PATIENCE_S: Final = 60.0
@@ -104,7 +105,8 @@ class Mirrors:
         self, sha256: str, report: ReportProgress
     ) -> tuple[dict[Manifest, list[Mirror]], list[str]]:
         """The mirrors that have the model, by what they say it is made of. All are asked at once;
-        once one has answered the others get a few seconds, so that a silent one holds up nobody."""
+        once one has answered the others get a few seconds, so that a silent one holds up nobody;
+        nor does one whose answer has no end."""
         answers = queue.SimpleQueue[tuple[int, Manifest | SourceError]]()
 
         def ask(place: int, mirror: Mirror) -> None:
@@ -118,7 +120,7 @@ class Mirrors:
         for place, mirror in enumerate(self._mirrors):
             threading.Thread(target=ask, args=(place, mirror), daemon=True).start()
         said = dict[int, Manifest | SourceError]()
-        late_at = math.inf
+        late_at = time.monotonic() + _ANSWER_S
         while len(said) < len(self._mirrors) and time.monotonic() < late_at:
             with suppress(queue.Empty):
                 place, answer = answers.get(timeout=_REPORT_S)

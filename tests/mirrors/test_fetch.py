@@ -9,6 +9,7 @@ import os
 import shutil
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -460,3 +461,39 @@ async def test_a_mirror_that_is_silent_holds_up_nobody(
     gone.set()
     server.close()
     await server.wait_closed()
+
+
+async def test_a_manifest_that_trickles_is_not_waited_for_without_end(
+    model: SmallModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch, "_ANSWER_S", 0.5)
+    gone = asyncio.Event()
+
+    async def trickle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+        with suppress(ConnectionError):
+            while not gone.is_set():
+                writer.write(b" ")
+                await writer.drain()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(gone.wait(), 0.01)
+        writer.close()
+
+    server = await asyncio.start_server(trickle, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    mirrors = Mirrors([open_mirror(f"peer://127.0.0.1:{port}")])
+    store = ModelStore(tmp_path / "store", mirrors=mirrors)
+    origin = tmp_path / "origin"
+    origin.write_bytes(model.data)
+    pull = asyncio.to_thread(store.pull, f"file:{origin}", sha256=model.sha256)
+    pulling = asyncio.create_task(pull)
+    try:
+        artifact = await asyncio.wait_for(asyncio.shield(pulling), 60)
+        assert artifact.path.read_bytes() == model.data
+        with pytest.raises(SourceError, match="does not answer"):
+            await asyncio.to_thread(model.fetch, mirrors, tmp_path / "got")
+    finally:
+        gone.set()  # else a pull that waits would hold up the end of the test
+        server.close()
+        await asyncio.wait([pulling])
+        await server.wait_closed()
