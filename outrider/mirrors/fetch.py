@@ -8,7 +8,6 @@ for nothing: its shards are compared again, and those that are not as they shoul
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import queue
 import shutil
@@ -33,9 +32,10 @@ from outrider.mirrors.mirror import BrokeOffError, LacksError, Mirror, RefusedEr
 from outrider.mirrors.pace import BandwidthCap
 from outrider.mirrors.plan import Fetch, FetchPlan
 from outrider.models.disk.fetch import DISK_FULL, PullProgress, ReportProgress
-from outrider.models.disk.files import file_sha256
 
 _MANIFEST_ATTEMPTS: Final = 3
+_ANSWER_S: Final = 120.0
+"""For a manifest, however it comes: more than the attempts at a mirror that is silent take."""
 _GRACE_S: Final = 5.0
 """For the other mirrors, once one has said what the model is made of."""
 _PATIENCE_S: Final = 60.0
@@ -65,12 +65,15 @@ class Mirrors:
 
     def fetch(self, sha256: str, path: Path, *, max_bytes: int, report: ReportProgress) -> int:
         """Have the model of this digest at `path`, verified; returns its size. What is there from
-        an earlier attempt is gone on with, and stays after an error. Blocking.
+        an earlier attempt is gone on with, and stays after an error, unless all that was offered
+        is another model. Blocking.
 
-        Raises SourceError if no mirror gives it, with what each of them said; ModelStoreError for a
-        full disk, of which nothing is kept; what `report` raises, which so ends it.
+        Raises SourceError if no mirror gives it, with what each of them said; ModelStoreError if
+        the disk had no room for what one of them offers (nothing is kept of a fetch that filled
+        it), and no other gives it; what `report` raises, which so ends it.
         """
         offers, problems = self._offers(sha256, report)
+        roomless, num_false = list[str](), 0
         for manifest, mirrors in offers.items():
             try:
                 _check_size(manifest, max_bytes)
@@ -78,12 +81,21 @@ class Mirrors:
             except SourceError as error:
                 problems.append(error.message)
                 continue
+            except ModelStoreError as error:
+                # The size is what a mirror says, which nobody believes yet: others may be right.
+                roomless.append(error.message)
+                continue
             report(PullProgress("verifying", manifest.num_bytes, manifest.num_bytes))
-            if file_sha256(path) == sha256:
+            if _is_whole(path, manifest):
                 return manifest.num_bytes
+            num_false += 1
             names = ", ".join(mirror.text for mirror in mirrors)
             problems.append(f"{names}: the manifest is false, its shards make another model")
             _log.warning("model_manifest_false", sha256=sha256, mirrors=names)
+        if num_false and num_false == len(offers):
+            path.unlink(missing_ok=True)  # the model's own source is asked next, and needs the room
+        if roomless:
+            raise ModelStoreError("; ".join([*roomless, *problems]))
         raise SourceError(
             f"no mirror has the model {sha256[:12]} whole ({'; '.join(problems)}); check that they "
             "are reached, or push it: outrider models push MODEL MIRROR"
@@ -93,7 +105,8 @@ class Mirrors:
         self, sha256: str, report: ReportProgress
     ) -> tuple[dict[Manifest, list[Mirror]], list[str]]:
         """The mirrors that have the model, by what they say it is made of. All are asked at once;
-        once one has answered the others get a few seconds, so that a silent one holds up nobody."""
+        once one has answered the others get a few seconds, so that a silent one holds up nobody;
+        nor does one whose answer has no end."""
         answers = queue.SimpleQueue[tuple[int, Manifest | SourceError]]()
 
         def ask(place: int, mirror: Mirror) -> None:
@@ -107,7 +120,7 @@ class Mirrors:
         for place, mirror in enumerate(self._mirrors):
             threading.Thread(target=ask, args=(place, mirror), daemon=True).start()
         said = dict[int, Manifest | SourceError]()
-        late_at = math.inf
+        late_at = time.monotonic() + _ANSWER_S
         while len(said) < len(self._mirrors) and time.monotonic() < late_at:
             with suppress(queue.Empty):
                 place, answer = answers.get(timeout=_REPORT_S)
@@ -135,7 +148,9 @@ class Mirrors:
             with _disk_full(path):
                 have = _verified_shards(descriptor, manifest)
                 _check_room(descriptor, path, manifest)
-                os.ftruncate(descriptor, manifest.num_bytes)
+                if os.fstat(descriptor).st_size < manifest.num_bytes:
+                    # Never the other way: a size that is a lie would cost what is there.
+                    os.ftruncate(descriptor, manifest.num_bytes)
                 run = _Run(manifest, mirrors, descriptor, have, self._pace)
                 try:
                     run.go(self._connections, report)
@@ -262,11 +277,8 @@ class _Run:
                 raise _Over
             self._num_writing += 1
         try:
-            _write_all(self._descriptor, data, at)
-        except OSError as error:
-            # Not as it is: what reads from a source would take it for the source's fault.
-            self._error = error
-            raise _Over from error
+            with self._own_disk():
+                _write_all(self._descriptor, data, at)
         finally:
             with self._changed:
                 self._num_writing -= 1
@@ -286,8 +298,21 @@ class _Run:
                 raise _Over
 
     def digest(self, begin: int, num_bytes: int) -> str:
-        """SHA-256 of what is on the disk."""
-        return _digest(self._descriptor, begin, num_bytes)
+        """SHA-256 of what is on the disk. Raises _Over for a disk that fails."""
+        with self._own_disk():
+            return _digest(self._descriptor, begin, num_bytes)
+
+    @contextmanager
+    def _own_disk(self) -> Iterator[None]:
+        """Its failures end the run, as _Over here: what reads from a source would take them as
+        they are for the source's fault."""
+        try:
+            yield
+        except OSError as error:
+            with self._changed:
+                self._error = self._error or error
+                self._changed.notify_all()
+            raise _Over from error
 
     @property
     def manifest(self) -> Manifest:
@@ -333,10 +358,7 @@ class _Shard:
             self._forget()
             run.tell(lambda plan: plan.lacks(fetch))
         except (RefusedError, SourceError) as error:
-            why = str(error)
-            _log.warning("mirror_dropped", mirror=self._name, shard=fetch.shard, why=why)
-            self._forget()
-            run.tell(lambda plan: plan.refused(fetch, why))
+            self._drop(str(error))
         except BrokeOffError as error:
             why = str(error)
             _log.info("shard_broke_off", mirror=self._name, shard=fetch.shard, why=why)
@@ -345,6 +367,10 @@ class _Shard:
             _log.warning("mirror_slow", mirror=self._name, shard=fetch.shard)
             self._forget()
             run.tell(lambda plan: plan.too_slow(fetch))
+        except _Over:
+            raise
+        except Exception as error:  # what no mirror should raise, and what only this one does
+            self._drop(f"{type(error).__name__}: {error}")
         else:
             run.tell(lambda plan: plan.finished(fetch))
 
@@ -376,6 +402,12 @@ class _Shard:
             raise RefusedError(f"shard {self._fetch.shard} has more than {self._size} bytes")
         self._run.write(piece, self._begin + self._num_bytes, self._name)
         self._go_on_at(self._num_bytes + len(piece))
+
+    def _drop(self, why: str) -> None:
+        fetch = self._fetch
+        _log.warning("mirror_dropped", mirror=self._name, shard=fetch.shard, why=why)
+        self._forget()
+        self._run.tell(lambda plan: plan.refused(fetch, why))
 
     def _forget(self) -> None:
         self._go_on_at(0)
@@ -453,6 +485,21 @@ def _write_all(descriptor: int, data: bytes, at: int) -> None:
     while view:
         written = os.pwrite(descriptor, view, at)
         view, at = view[written:], at + written
+
+
+def _is_whole(path: Path, manifest: Manifest) -> bool:
+    """Whether the file begins with the model. What a manifest that was false had it grow by is cut
+    off then."""
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        if _digest(descriptor, 0, manifest.num_bytes) != manifest.sha256:
+            return False
+        if os.fstat(descriptor).st_size > manifest.num_bytes:
+            os.ftruncate(descriptor, manifest.num_bytes)
+            os.fsync(descriptor)
+        return True
+    finally:
+        os.close(descriptor)
 
 
 def _check_size(manifest: Manifest, max_bytes: int) -> None:

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 MAX_FAILURES: Final = 6
-"""In a row, without a byte between them, before a source is dropped."""
+"""In a row, without a byte between them, before a source is dropped. What several connections meet
+at once counts once."""
 FIRST_PAUSE_S: Final = 0.25
 """After a failure; it doubles with each further one, so that a source is given 8 s in all."""
 
@@ -47,6 +48,8 @@ class _Source:
     """Why it was dropped."""
     lacking: set[int] = field(default_factory=set)
     """Shards that it does not have."""
+    slow_with: set[int] = field(default_factory=set)
+    """Shards that it was left with."""
 
 
 class FetchPlan:
@@ -80,7 +83,8 @@ class FetchPlan:
         for place, shard in enumerate(self._pending if usable else ()):
             source, offset = self._begun.get(shard, (-1, 0))
             if source < 0:
-                source = next((it for it in usable if self._has(it, shard)), -1)
+                askable = self._askable(shard)
+                source = next((it for it in usable if it in askable), -1)
             if source in usable:
                 del self._pending[place]
                 self._in_flight.add(shard)
@@ -97,8 +101,10 @@ class FetchPlan:
         """The source ended before the shard did, or could not be reached. `num_bytes` of the shard
         are there, those from before included."""
         source = self._sources[fetch.source]
-        source.failures = 1 if num_bytes > fetch.offset else source.failures + 1
-        source.usable_at = now + FIRST_PAUSE_S * 2 ** (source.failures - 1)
+        has_come = num_bytes > fetch.offset
+        if has_come or now >= source.usable_at:  # else it is the failure that the pause is for
+            source.failures = 1 if has_come else source.failures + 1
+            source.usable_at = now + FIRST_PAUSE_S * 2 ** (source.failures - 1)
         self._give_back(fetch)
         if num_bytes and not source.lost:  # dropped for another shard, say
             self._begun[fetch.shard] = (fetch.source, num_bytes)
@@ -118,12 +124,14 @@ class FetchPlan:
         self._drop(fetch.source, why)
 
     def has_other(self, fetch: Fetch, now: float) -> bool:
-        """Whether another source could give this shard now."""
+        """Whether another source could give this shard now, and faster as far as is known."""
         others = (it for it in self._order if it != fetch.source and self._is_usable(it, now))
-        return any(self._has(it, fetch.shard) for it in others)
+        return any(self._may_be_fast(it, fetch.shard) for it in others)
 
     def too_slow(self, fetch: Fetch) -> None:
-        """Others are asked before this source from now on, and for this shard."""
+        """Others are asked before this source from now on, and for this shard, which each source
+        is left with once at most: where all are slow, the last one goes on."""
+        self._sources[fetch.source].slow_with.add(fetch.shard)
         self._give_back(fetch)
         self._order.remove(fetch.source)
         self._order.append(fetch.source)
@@ -136,6 +144,15 @@ class FetchPlan:
     def _has(self, source: int, shard: int) -> bool:
         it = self._sources[source]
         return not it.lost and shard not in it.lacking
+
+    def _may_be_fast(self, source: int, shard: int) -> bool:
+        return self._has(source, shard) and shard not in self._sources[source].slow_with
+
+    def _askable(self, shard: int) -> list[int]:
+        """Who has a shard. One that was slow with it is no answer while there is another, though
+        that one has a pause: it would be left again."""
+        fast = [it for it in self._order if self._may_be_fast(it, shard)]
+        return fast or [it for it in self._order if self._has(it, shard)]
 
     def _next_usable_at(self, now: float) -> float:
         """When a source that is left alone now may be asked again."""

@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -69,7 +69,7 @@ class ByDigest(Protocol):
 
     def fetch(self, sha256: str, path: Path, *, max_bytes: int, report: ReportProgress) -> int:
         """Have the artifact at `path`, verified; returns its size. Raises SourceError if they do
-        not have it, ModelStoreError for a full disk."""
+        not have it, ModelStoreError for a disk without room for what they say."""
         ...
 
 
@@ -145,11 +145,14 @@ class ModelStore:
         parsed, report = parse_source(source), progress or ignore_progress
         pin = _checked_pin(parsed, sha256)
         key = source_key(parsed.text)
-        lock = self._root / "locks" / f"{key}.lock"
         waiting = PullProgress("waiting", 0, None)
-        with self._disk(), exclusive(lock, lambda: report(waiting)) as waited:
+        with self._disk(), exclusive(self._lock(key), lambda: report(waiting)) as waited:
             present = self._present(parsed.text, pin, waited)
-            return present or self._fetch_anywhere(parsed, key, pin, report)
+            artifact = present or self._fetch_anywhere(parsed, key, pin, report)
+            # What the other way of having it left half done.
+            self._drop_part(key)
+            self._drop_shards(artifact.sha256)
+            return artifact
 
     def derived(self, artifact: Artifact, name: str, build: Callable[[Path], None]) -> Path:
         """The verified directory `name` built from an artifact; `build(empty directory)` fills it.
@@ -167,7 +170,7 @@ class ModelStore:
             return build_once(
                 self._root / "derived" / sha256 / name,
                 self._root / "tmp" / key,
-                self._root / "locks" / f"{key}.lock",
+                self._lock(key),
                 build,
             )
 
@@ -222,7 +225,8 @@ class ModelStore:
         return tuple(Verification(artifact, self._problem(artifact)) for artifact in self.list())
 
     def remove(self, source: str) -> None:
-        """Forget a source, and free its artifact if no other source gave the same.
+        """Forget a source, and free its artifact if no other source gave the same, and what was
+        left half done of it.
 
         ArtifactMissingError if there is no such source. A process that has the file open keeps
         it (POSIX); one that loads it afterwards gets ArtifactMissingError.
@@ -236,6 +240,10 @@ class ModelStore:
             if all(other.sha256 != entry.sha256 for other in self._index.entries()):
                 self._blob(entry.sha256).unlink(missing_ok=True)
                 shutil.rmtree(self._root / "derived" / entry.sha256, ignore_errors=True)
+            key = source_key(text)
+            with suppress(_HeldError), exclusive(self._lock(key), _raise_held):
+                self._drop_part(key)
+            self._drop_shards(entry.sha256)
 
     @contextmanager
     def _disk(self) -> Iterator[None]:
@@ -296,7 +304,7 @@ class ModelStore:
             return self._fetch(source, key, pin, report)
         try:
             return self._fetch_by_digest(source.text, pin, self._mirrors, report)
-        except SourceError as error:
+        except ModelStoreError as error:  # one without room for it, too: they may have lied
             if isinstance(source, DigestSource):
                 raise
             missing = error
@@ -308,9 +316,9 @@ class ModelStore:
     def _fetch_by_digest(
         self, text: str, sha256: str, mirrors: ByDigest, report: ReportProgress
     ) -> Artifact:
-        partial = self._root / "partial" / f"{sha256}.shards"
+        partial = self._shards(sha256)
         # Two sources may have one digest, and their pulls then write one file.
-        with exclusive(self._root / "locks" / f"{sha256}.lock"):
+        with exclusive(self._lock(sha256)):
             if present := self._present(text, sha256, waited=False):
                 return present
             num_bytes = mirrors.fetch(sha256, partial, max_bytes=self._max_bytes, report=report)
@@ -321,7 +329,7 @@ class ModelStore:
     ) -> Artifact:
         scratch = empty_directory(self._root / "tmp" / key)
         partial = PartialFetch(
-            self._root / "partial" / f"{key}.part",
+            self._part(key),
             max_bytes=self._max_bytes,
             report=report,
             revision=self._revision_of(source.text, pin),
@@ -372,13 +380,43 @@ class ModelStore:
     def _publishing(self) -> AbstractContextManager[bool]:
         """The lock held while blobs and index change together, so that `remove` never frees an
         artifact that is being published."""
-        return exclusive(self._root / "locks" / "publish.lock")
+        return exclusive(self._lock("publish"))
+
+    def _drop_part(self, key: str) -> None:
+        """What a source gave; under its lock."""
+        part = self._part(key)
+        part.unlink(missing_ok=True)
+        part.with_suffix(".json").unlink(missing_ok=True)
+
+    def _drop_shards(self, sha256: str) -> None:
+        """What mirrors gave. Who is fetching there is not waited for: that pull ends here too."""
+        shards = self._shards(sha256)
+        if shards.exists():
+            with suppress(_HeldError), exclusive(self._lock(sha256), _raise_held):
+                shards.unlink(missing_ok=True)
+
+    def _lock(self, name: str) -> Path:
+        return self._root / "locks" / f"{name}.lock"
+
+    def _part(self, key: str) -> Path:
+        return self._root / "partial" / f"{key}.part"
+
+    def _shards(self, sha256: str) -> Path:
+        return self._root / "partial" / f"{sha256}.shards"
 
     def _artifact(self, entry: IndexEntry) -> Artifact:
         return Artifact(entry.source, entry.sha256, self._blob(entry.sha256), entry.num_bytes)
 
     def _blob(self, sha256: str) -> Path:
         return self._root / "blobs" / "sha256" / sha256
+
+
+class _HeldError(Exception):
+    """A lock is held by somebody else."""
+
+
+def _raise_held() -> None:
+    raise _HeldError
 
 
 def _missing(text: str) -> ArtifactMissingError:

@@ -6,7 +6,10 @@ import asyncio
 import errno
 import hashlib
 import os
+import shutil
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,14 +20,23 @@ from outrider.errors import ModelStoreError, SourceError
 from outrider.mirrors import fetch
 from outrider.mirrors.config import MirrorConfig
 from outrider.mirrors.fetch import Mirrors
-from outrider.mirrors.manifest import manifest_name, shard_name
+from outrider.mirrors.folder import FolderMirror
+from outrider.mirrors.manifest import (
+    MAX_SHARD_BYTES,
+    MIN_SHARD_BYTES,
+    manifest_name,
+    num_shards,
+    shard_name,
+)
 from outrider.mirrors.opening import open_mirror, open_mirrors
 from outrider.mirrors.push import push
 from outrider.mirrors.s3 import S3Mirror
-from outrider.models.disk.fetch import PullProgress
+from outrider.mirrors.web import WebMirror
+from outrider.models.disk.fetch import PullProgress, ignore_progress
 from outrider.models.store import ModelStore
 from tests.mirrors.cutting_relay import cutting_relay
-from tests.mirrors.models import SHARD_BYTES, SmallModel, flipped, peer, small_model
+from tests.mirrors.models import NUM_SHARDS, SHARD_BYTES, SmallModel, flipped, peer, small_model
+from tests.models.sources.web_server import Site, serve
 from tests.models.stores import published, unfinished
 from tests.s3_server import S3Server, s3_server
 
@@ -194,9 +206,121 @@ def test_a_manifest_that_lies_is_found_out_by_the_whole(model: SmallModel, tmp_p
     liar.put(manifest_name(model.sha256), false)
     with pytest.raises(SourceError, match="the manifest is false"):
         model.fetch(Mirrors([liar]), tmp_path / "got")
+    assert not (tmp_path / "got").exists(), "the model's own source needs the room"
     mirrors = Mirrors([liar, folder])
     assert model.fetch(mirrors, tmp_path / "got") == model.data
     assert mirrors.fetched_bytes[folder.text] == SHARD_BYTES, "the rest was good"
+
+
+def lie(
+    model: SmallModel, mirror: FolderMirror, num_bytes: int, shard_bytes: int, data: bytes
+) -> None:
+    """Have a mirror say that the model has another size, in shards that all are `data`."""
+    shards = (hashlib.sha256(data).hexdigest(),) * num_shards(num_bytes, shard_bytes)
+    false = replace(model.manifest, num_bytes=num_bytes, shard_bytes=shard_bytes, shards=shards)
+    mirror.put(shard_name(model.sha256, 0), data)
+    mirror.put(manifest_name(model.sha256), false.to_json().encode())
+
+
+def test_more_than_the_disk_has_room_for_is_believed_of_no_mirror(
+    model: SmallModel, tmp_path: Path
+) -> None:
+    liar, folder = model.mirror(tmp_path / "liar"), model.mirror(tmp_path / "folder")
+    huge_bytes = 2 * shutil.disk_usage(tmp_path).free
+    lie(model, liar, huge_bytes, MAX_SHARD_BYTES, b"")
+    mirrors = Mirrors([liar, folder])
+    path = tmp_path / "got"
+    got = mirrors.fetch(model.sha256, path, max_bytes=2 * huge_bytes, report=ignore_progress)
+    assert got == len(model.data)
+    assert path.read_bytes() == model.data
+    # Nor does it keep a model from its own source.
+    store = ModelStore(tmp_path / "store", max_bytes=2 * huge_bytes, mirrors=Mirrors([liar]))
+    with pytest.raises(ModelStoreError, match="free space") as told:
+        store.pull(f"sha256:{model.sha256}")
+    assert not isinstance(told.value, SourceError)
+    gone = tmp_path / "origin"
+    with pytest.raises(SourceError, match=r"origin.*before that: .*free space"):
+        store.pull(f"file:{gone}", sha256=model.sha256)
+    gone.write_bytes(model.data)
+    assert store.pull(f"file:{gone}", sha256=model.sha256).path.read_bytes() == model.data
+
+
+def test_a_size_that_is_too_small_takes_nothing_from_what_is_there(
+    model: SmallModel, tmp_path: Path
+) -> None:
+    liar, folder = model.mirror(tmp_path / "liar"), model.mirror(tmp_path / "folder")
+    lie(model, liar, MIN_SHARD_BYTES, MIN_SHARD_BYTES, bytes(MIN_SHARD_BYTES))
+    path = tmp_path / "got"
+    path.write_bytes(model.data[: 5 * SHARD_BYTES])
+    mirrors = Mirrors([liar, folder])
+    assert model.fetch(mirrors, path) == model.data
+    # Of the five shards that were there, the lie was written over the first.
+    assert mirrors.fetched_bytes[folder.text] == len(model.data) - 4 * SHARD_BYTES
+
+
+def test_a_size_that_is_too_large_leaves_nothing_behind_the_model(
+    model: SmallModel, tmp_path: Path
+) -> None:
+    liar, folder = model.mirror(tmp_path / "liar"), model.mirror(tmp_path / "folder")
+    num_bytes = len(model.data) + 5
+    lie(model, liar, num_bytes, MAX_SHARD_BYTES, model.data + b"12345")
+    mirrors = Mirrors([liar, folder])
+    assert model.fetch(mirrors, tmp_path / "got") == model.data
+    assert mirrors.fetched_bytes == {liar.text: num_bytes, folder.text: 0}
+
+
+def test_a_mirror_that_fails_in_a_way_nobody_foresaw_is_left_for_the_next(
+    model: SmallModel, tmp_path: Path
+) -> None:
+    folder = model.mirror(tmp_path / "folder")
+    broken = model.mirror(tmp_path / "broken")
+    for shard in range(NUM_SHARDS):  # a file that opens, and whose first page cannot be read: EIO
+        model.shard(tmp_path / "broken", shard).unlink()
+        model.shard(tmp_path / "broken", shard).symlink_to("/proc/self/mem")
+    assert model.fetch(Mirrors([broken, folder]), tmp_path / "eio") == model.data
+    with pytest.raises(SourceError, match=r"OSError: .*outrider models push"):
+        model.fetch(Mirrors([broken]), tmp_path / "never")
+
+
+def test_redirects_to_nowhere_and_ranges_without_end_are_refused(
+    model: SmallModel, tmp_path: Path
+) -> None:
+    folder = model.mirror(tmp_path / "folder")
+    manifest = model.manifest.to_json().encode()
+    with serve(Site(body=manifest)) as site:
+
+        def redirect() -> None:
+            site.redirect = "https://[x"
+
+        site.before_body = redirect
+        mirrors = Mirrors([WebMirror(site.url), folder])
+        assert model.fetch(mirrors, tmp_path / "redirected") == model.data
+        assert len(site.requests) > 1
+    with serve(Site(body=manifest, ignores_conditions=True)) as site:
+
+        def cut_the_first_shard() -> None:
+            # The first cut, of nothing, is the manifest's.
+            site.body, site.cuts = model.data[:SHARD_BYTES], [10**9, 100]
+            site.before_body = lambda: None
+            site.content_range = f"bytes {'9' * 5_000}-9/*"
+
+        site.before_body = cut_the_first_shard
+        mirrors = Mirrors([WebMirror(site.url), folder], connections=1)
+        assert model.fetch(mirrors, tmp_path / "ranged") == model.data
+        assert site.ranges == [None, None, "bytes=100-"]
+
+
+def test_a_disk_that_cannot_be_read_is_no_fault_of_the_mirrors(
+    model: SmallModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = model.mirror(tmp_path / "folder")
+
+    def fail(descriptor: int, num_bytes: int, at: int) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "pread", fail)
+    with pytest.raises(OSError, match="Input/output error"):
+        model.fetch(Mirrors([folder]), tmp_path / "got")
 
 
 def test_a_full_disk_keeps_nothing_and_says_what_to_do(
@@ -233,7 +357,76 @@ def test_a_store_publishes_what_mirrors_give_and_nothing_less(
     assert store.ensure(f"file:{origin}", sha256=model.sha256).sha256 == model.sha256
     # And what is there is not fetched, whichever source is asked for.
     assert store.ensure(source).path.read_bytes() == model.data
-    assert [path for path in unfinished(store) if path.is_file() and not path.suffix] == []
+    assert unfinished(store) == [], "nor is what the mirrors gave kept beside it"
+
+
+def test_what_a_source_began_goes_once_mirrors_have_given_the_model(
+    model: SmallModel, tmp_path: Path
+) -> None:
+    origin = tmp_path / "origin"
+    origin.write_bytes(model.data)
+    store = ModelStore(tmp_path / "store", mirrors=Mirrors([model.mirror(tmp_path / "folder")]))
+
+    def interrupt(progress: PullProgress) -> None:
+        if progress.done_bytes:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        store.pull(f"file:{origin}", progress=interrupt)
+    assert {path.suffix for path in unfinished(store) if path.is_file()} == {".part", ".json"}
+    store.pull(f"file:{origin}", sha256=model.sha256)
+    assert unfinished(store) == []
+
+
+def test_what_is_half_done_goes_with_the_model(model: SmallModel, tmp_path: Path) -> None:
+    origin = tmp_path / "origin"
+    origin.write_bytes(model.data)
+    folder = model.mirror(tmp_path / "folder")
+    model.shard(tmp_path / "folder", 2).unlink()
+    store = ModelStore(tmp_path / "store", mirrors=Mirrors([folder]))
+    artifact = store.pull(f"file:{origin}")
+    artifact.path.unlink()
+    origin.unlink()
+    with pytest.raises(SourceError, match="has no shard 2"):
+        store.pull(f"file:{origin}", sha256=model.sha256)
+    (left,) = unfinished(store)
+    assert left.suffix == ".shards"
+    store.remove(artifact.source)
+    assert unfinished(store) == []
+
+
+def test_a_fetch_that_is_under_way_is_neither_waited_for_nor_cleared_away(
+    model: SmallModel, tmp_path: Path
+) -> None:
+    origin = tmp_path / "origin"
+    origin.write_bytes(model.data)
+    store = ModelStore(tmp_path / "store", mirrors=Mirrors([model.mirror(tmp_path / "folder")]))
+    by_digest, stages = f"sha256:{model.sha256}", list[str]()
+
+    def pull_and_remove() -> None:
+        store.pull(f"file:{origin}")
+        store.remove(f"file:{origin}")
+
+    def meanwhile(progress: PullProgress) -> None:
+        if progress.stage not in stages and progress.done_bytes:
+            stages.append(progress.stage)
+            other = threading.Thread(target=pull_and_remove, daemon=True)
+            other.start()
+            other.join(60)  # the fetch goes on only then
+            assert not other.is_alive(), "it waits for the fetch"
+
+    assert store.pull(by_digest, progress=meanwhile).path.read_bytes() == model.data
+    assert stages == ["fetching", "verifying"]
+    store.remove(by_digest)
+
+    def remove(progress: PullProgress) -> None:
+        if progress.done_bytes and by_digest not in stages:
+            stages.append(by_digest)
+            store.remove(f"file:{origin}")
+
+    store.pull(f"file:{origin}")
+    assert store.pull(f"file:{origin}", progress=remove).path.read_bytes() == model.data
+    assert unfinished(store) == []
 
 
 def test_without_a_mirror_a_digest_is_no_source(model: SmallModel, tmp_path: Path) -> None:
@@ -268,3 +461,39 @@ async def test_a_mirror_that_is_silent_holds_up_nobody(
     gone.set()
     server.close()
     await server.wait_closed()
+
+
+async def test_a_manifest_that_trickles_is_not_waited_for_without_end(
+    model: SmallModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch, "_ANSWER_S", 0.5)
+    gone = asyncio.Event()
+
+    async def trickle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+        with suppress(ConnectionError):
+            while not gone.is_set():
+                writer.write(b" ")
+                await writer.drain()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(gone.wait(), 0.01)
+        writer.close()
+
+    server = await asyncio.start_server(trickle, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    mirrors = Mirrors([open_mirror(f"peer://127.0.0.1:{port}")])
+    store = ModelStore(tmp_path / "store", mirrors=mirrors)
+    origin = tmp_path / "origin"
+    origin.write_bytes(model.data)
+    pull = asyncio.to_thread(store.pull, f"file:{origin}", sha256=model.sha256)
+    pulling = asyncio.create_task(pull)
+    try:
+        artifact = await asyncio.wait_for(asyncio.shield(pulling), 60)
+        assert artifact.path.read_bytes() == model.data
+        with pytest.raises(SourceError, match="does not answer"):
+            await asyncio.to_thread(model.fetch, mirrors, tmp_path / "got")
+    finally:
+        gone.set()  # else a pull that waits would hold up the end of the test
+        server.close()
+        await asyncio.wait([pulling])
+        await server.wait_closed()

@@ -9,7 +9,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.mirrors.plan import MAX_FAILURES, Fetch, FetchPlan, Wait
+from outrider.mirrors.plan import FIRST_PAUSE_S, MAX_FAILURES, Fetch, FetchPlan, Wait
 
 SIZE = 10
 """Bytes of a shard."""
@@ -62,6 +62,34 @@ def test_a_source_is_dropped_after_failures_without_a_byte_between_them() -> Non
     assert plan.next(now) is None
 
 
+def test_a_pause_of_a_source_counts_once_however_many_connections_it_breaks() -> None:
+    plan, now = FetchPlan(20, ["peer"]), 0.0
+    num_asked = 0
+    while not plan.problem:
+        fetches = [first(plan, now) for _ in range(8)]
+        for fetch in fetches:
+            plan.broke_off(fetch, fetch.offset, "refused", now)
+        num_asked += 1
+        step = plan.next(now)
+        if isinstance(step, Wait):
+            now = step.until
+    assert num_asked == MAX_FAILURES
+    assert now == sum(FIRST_PAUSE_S * 2**it for it in range(MAX_FAILURES - 1))
+    assert round(now) == 8
+
+
+def test_what_else_a_pause_breaks_is_gone_on_with_where_it_was() -> None:
+    plan = FetchPlan(2, ["peer"])
+    for fetch in (first(plan), first(plan)):
+        plan.broke_off(fetch, 7, "reset", 0.0)
+    step = plan.next(0.0)
+    assert isinstance(step, Wait)
+    a, b = first(plan, step.until), first(plan, step.until)
+    for fetch in (a, b):
+        plan.broke_off(fetch, 7, "refused", step.until)
+    assert {first(plan, 60.0), first(plan, 60.0)} == {Fetch(0, 0, 7), Fetch(1, 0, 7)}
+
+
 def test_a_shard_that_nobody_has_ends_the_plan_at_once() -> None:
     plan = FetchPlan(5, ["peer", "bucket"])
     plan.lacks(first(plan))
@@ -81,6 +109,50 @@ def test_a_slow_source_is_asked_last_from_then_on() -> None:
     plan.too_slow(fetch)
     assert [first(plan).source for _ in range(3)] == [1, 1, 1]
     assert not FetchPlan(1, ["peer"]).has_other(Fetch(0, 0, 0), 0.0)
+
+
+@given(
+    num_shards=st.integers(1, 6),
+    num_sources=st.integers(1, 4),
+    connections=st.integers(1, 4),
+    order=st.randoms(use_true_random=False),
+)
+def test_each_source_is_left_once_at_most_for_being_slow_with_a_shard(
+    num_shards: int, num_sources: int, connections: int, order: Random
+) -> None:
+    """All are slow with everything: what one of them began would be fetched anew without end."""
+    plan = FetchPlan(num_shards, [str(place) for place in range(num_sources)])
+    in_flight, asked = list[Fetch](), list[tuple[int, int]]()
+    while not plan.is_over:
+        step = plan.next(0.0) if len(in_flight) < connections else Wait(math.inf)
+        if isinstance(step, Fetch):
+            in_flight.append(step)
+            asked.append((step.shard, step.source))
+            assert len(set(asked)) == len(asked), "left before"
+            continue
+        fetch = in_flight.pop(order.randrange(len(in_flight)))
+        if plan.has_other(fetch, 0.0):
+            plan.too_slow(fetch)
+        else:
+            plan.finished(fetch)
+    assert not plan.problem
+    assert len(asked) <= num_shards * num_sources
+
+
+def test_a_shard_waits_for_a_source_that_may_be_faster_with_it() -> None:
+    """It would be left again, with all that came of the shard, once the other one is there."""
+    plan = FetchPlan(2, ["peer", "bucket"])
+    slow, other = first(plan), first(plan)
+    plan.too_slow(slow)
+    fetch = first(plan)
+    assert fetch == Fetch(0, 1, 0)
+    plan.broke_off(fetch, 0, "reset", 0.0)
+    assert not plan.has_other(other, 0.0)
+    step = plan.next(0.0)
+    assert isinstance(step, Wait)
+    assert plan.next(step.until) == Fetch(0, 1, 0)
+    plan.refused(Fetch(0, 1, 0), "another digest")
+    assert first(plan, step.until) == Fetch(0, 0, 0), "slow, but nobody else has it"
 
 
 def test_no_source_and_nothing_to_fetch() -> None:
