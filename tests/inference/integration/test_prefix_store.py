@@ -53,6 +53,13 @@ def counted(it: Running, result: str) -> float:
     return it.metrics.registry.get_sample_value("outrider_kv_store_blocks_total", labels) or 0.0
 
 
+def by_tier(it: Running) -> dict[str, float]:
+    """Prompt tokens of sessions that have ended, by where their KV came from."""
+    value = it.metrics.registry.get_sample_value
+    tiers = ("device", "peer", "redis", "computed")
+    return {tier: value("outrider_kv_tokens_total", {"tier": tier}) or 0.0 for tier in tiers}
+
+
 def is_settled(it: Running) -> bool:
     """Nothing more will come, nor go."""
     assert it.replica.prefixes is not None
@@ -108,6 +115,12 @@ async def ask_anew(
         reply = await peer.finish(1)
         peer.call.cancel()
         assert reply.error is None and reply.ids == list(reference(PROMPT, SAMPLING).ids)
+        assert by_tier(it) == {
+            "device": 0,
+            "peer": 0,
+            "redis": cached(reply),
+            "computed": len(PROMPT) - cached(reply),
+        }
         if told is not None:
             report = load_response(it.replica.schedulers[0].load(), it.replica.table.transfers)
             told.append(report)
