@@ -54,7 +54,7 @@ STORE_FAILURES: Final = Family(
 STORE_BLOCKS: Final = Family(
     "outrider_kv_store_blocks",
     "Blocks of prompts, by what became of them: loaded, missing, refused (damaged, or not this "
-    "model's), late, saved, failed.",
+    "model's), late (the engine was sooner, or too much waited for it), saved, failed.",
 )
 TRANSFER_BOUNDARIES_S: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
@@ -94,7 +94,9 @@ class Peers(Protocol):
 class KvBlocks(Protocol):
     """The model threads, seen from the event loop: a ModelRunner or an InstanceGroup."""
 
-    def load_blocks(self, command: LoadBlocks) -> bool: ...
+    def load_blocks(self, command: LoadBlocks) -> bool:
+        """False: it was dropped."""
+        ...
 
     async def export_blocks(
         self, ids: tuple[int, ...], salt: bytes, indices: tuple[int, ...]
@@ -399,6 +401,7 @@ class PrefixExchange:
         """The blocks that came."""
         assert self._peers is not None
         came: set[int] = set()
+        num_dropped = 0
         count = self._peers.planner(holder).plan(last - first, block_ms)
         # What another session fetches now is published for both once the engine has come so far.
         wanted = [
@@ -429,16 +432,19 @@ class PrefixExchange:
                     if prompt.is_computed:
                         break
                     loaded = LoadBlocks(prompt.session_id, ((index, block),), KvSource.PEER)
-                    prompt.model.load_blocks(loaded)
-                    came.add(index)
+                    if prompt.model.load_blocks(loaded):
+                        came.add(index)
+                    else:
+                        num_dropped += 1
         finally:
             prompt.fetching = None
             self._fetching.difference_update(hashes)
             if came:
                 self._seconds.record(self._clock() - began, {"direction": "fetch"})
             self._count_peer("loaded", len(came))
-            is_late = prompt.is_computed
-            self._count_peer("late" if is_late else "missing", len(wanted) - len(came))
+            num_left = len(wanted) - len(came) - num_dropped
+            self._count_peer("late", num_dropped)
+            self._count_peer("late" if prompt.is_computed else "missing", num_left)
         return came
 
     async def _load_from_store(
@@ -499,11 +505,9 @@ class PrefixExchange:
         num_found = sum(value is not None for value in values)
         self._count("missing", len(values) - num_found)
         self._count("refused", num_found - len(blocks))
-        if blocks and not prompt.is_computed:
-            prompt.model.load_blocks(LoadBlocks(prompt.session_id, tuple(blocks)))
-            self._count("loaded", len(blocks))
-        else:
-            self._count("late", len(blocks))
+        loaded = LoadBlocks(prompt.session_id, tuple(blocks))
+        is_taken = blocks and not prompt.is_computed and prompt.model.load_blocks(loaded)
+        self._count("loaded" if is_taken else "late", len(blocks))
 
     def _unpack(
         self, prompt: _Prompt, indices: Sequence[int], values: Sequence[bytes | None]

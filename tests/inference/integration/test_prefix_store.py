@@ -223,6 +223,25 @@ async def test_a_session_that_ends_while_it_is_loaded_leaves_nothing(server: Red
         peer.call.cancel()
 
 
+async def test_blocks_that_find_too_much_waiting_for_the_engine_are_computed(
+    server: RedisServer,
+) -> None:
+    await fill(server)
+    engine = GatedEngine()
+    async with running(engine, **settings(server)) as it:
+        (runner,) = it.replica.runner.instances
+        runner._inbox._max_loaded_bytes = 1
+        peer = it.peer()
+        await peer.open(1, PROMPT, SAMPLING, group_lasts=True)
+        await eventually(lambda: counted(it, "late") > NUM_BLOCKS / 2 and is_settled(it))
+        engine.gate.set()
+        reply = await peer.finish(1)
+        peer.call.cancel()
+        assert reply.ids == list(reference(PROMPT, SAMPLING).ids)
+        assert cached(reply) == counted(it, "loaded") == 0
+        assert it.replica.prefixes is not None and not it.replica.prefixes._fetching
+
+
 async def test_two_instances_load_for_their_own_sessions(server: RedisServer) -> None:
     await fill(server)
     engines = GatedEngine(), GatedEngine()
