@@ -65,7 +65,7 @@ _MAX_LOADS: Final = 8
 _MAX_SAVES: Final = 16
 """Prompts that wait to be saved, or are; others are not."""
 _MAX_NAMES: Final = 65_536
-"""Names that are remembered: as seen once, and as stored."""
+"""Names that are remembered: as seen once, as stored, and as unusable."""
 _MAX_KNOWN_S: Final = 900.0
 """What is known to be stored is asked for again after so long: a store forgets when it is started
 again, or is full."""
@@ -243,6 +243,9 @@ class PrefixExchange:
         self._seen = Names()
         """Of blocks that one prompt had: another one with the same makes them worth saving."""
         self._stored = Names(lasts_s=min(ttl_s / 2, _MAX_KNOWN_S), clock=clock)
+        self._unusable = Names()
+        """Of entries that were there, and refused or nothing when they were fetched: they are
+        written anew whatever the store says that it has."""
         self._fetching: set[bytes] = set()
         self._loads: set[asyncio.Task[None]] = set()
         self._saves: set[asyncio.Task[None]] = set()
@@ -488,7 +491,8 @@ class PrefixExchange:
         self._fetching.update(hashes)
         began = self._clock()
         try:
-            values = await self._store.fetch(names)
+            answer = await self._store.fetch(names)
+            values = [None] * len(names) if answer is None else answer
             loop = asyncio.get_running_loop()
             blocks = await loop.run_in_executor(
                 self._threads, self._unpack, prompt, indices, values
@@ -499,9 +503,14 @@ class PrefixExchange:
         self._planner.observe_load(len(names), took_s * 1e3)
         self._seconds.record(took_s, {"direction": "load"})
         self._moved("load", sum(len(value or b"") for value in values))
-        for index, value in zip(indices, values, strict=True):
-            if value is None:
-                self._stored.discard(prompt.names[index])
+        usable = {index for index, _ in blocks}
+        for index, name in zip(indices, names, strict=True):
+            if index in usable:
+                self._unusable.discard(name)
+                continue
+            self._stored.discard(name)
+            if answer is not None:
+                self._unusable.add(name)
         num_found = sum(value is not None for value in values)
         self._count("missing", len(values) - num_found)
         self._count("refused", num_found - len(blocks))
@@ -556,9 +565,9 @@ class PrefixExchange:
                 await self._save_chunk(prompt, chunk)
 
     def _note_stored(self, names: Sequence[bytes], present: Sequence[bool]) -> None:
-        """What the store has, and what it has no more."""
+        """What the store has, and what it has no more, or to no use."""
         for name, is_there in zip(names, present, strict=True):
-            if is_there:
+            if is_there and name not in self._unusable:
                 self._stored.add(name)
             else:
                 self._stored.discard(name)
@@ -579,6 +588,7 @@ class PrefixExchange:
             self._moved("save", sum(len(value) for _, value in entries))
             for name, _ in entries:
                 self._stored.add(name)
+                self._unusable.discard(name)
 
     def _pack(
         self, prompt: _Prompt, blocks: Sequence[tuple[int, bytes]]

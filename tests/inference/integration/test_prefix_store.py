@@ -179,18 +179,61 @@ async def test_groups_find_nothing_of_each_other(server: RedisServer, empty: red
     assert all(name.startswith(PREFIX) for name in names_in(empty))
 
 
-@pytest.mark.parametrize("how", ["garbage", "swapped", "cut"])
+LIES = ("garbage", "swapped", "cut", "long", "nothing", "list")
+
+
+def lie(client: redis.Redis, how: str) -> None:
+    """Have something else in the place of every entry."""
+    names = sorted(names_in(client))
+    values = [bytes(value) for value in cast("list[bytes]", client.mget(names))]
+    for name, value, other in zip(names, values, [*values[1:], values[0]], strict=True):
+        lies = {
+            "garbage": b"\0" * 500,
+            "swapped": other,
+            "cut": value[:-1],
+            "long": value + bytes(1 << 20),
+            "nothing": b"",
+        }
+        client.delete(name)
+        if how == "list":
+            client.rpush(name, value)
+        else:
+            client.set(name, lies[how])
+
+
+@pytest.mark.parametrize("how", LIES)
 async def test_a_store_that_lies_is_not_believed(
     server: RedisServer, empty: redis.Redis, how: str
 ) -> None:
     await fill(server)
-    names = sorted(names_in(empty))
-    values = [bytes(value) for value in cast("list[bytes]", empty.mget(names))]
-    for name, value, other in zip(names, values, [*values[1:], values[0]], strict=True):
-        lie = {"garbage": b"\0" * 500, "swapped": other, "cut": value[:-1]}[how]
-        empty.set(name, lie)
-    reply = await ask_anew(server, lambda it: counted(it, "refused") > NUM_BLOCKS / 2)
+    lie(empty, how)
+    what = "missing" if how in ("nothing", "list") else "refused"
+    reply = await ask_anew(server, lambda it: counted(it, what) > NUM_BLOCKS / 2)
     assert cached(reply) == 0
+
+
+@pytest.mark.parametrize("how", LIES)
+async def test_what_lies_is_replaced_by_who_finds_it_out(
+    server: RedisServer, empty: redis.Redis, how: str
+) -> None:
+    await fill(server)
+    lie(empty, how)
+    what = "missing" if how in ("nothing", "list") else "refused"
+    engine = GatedEngine()
+    async with running(engine, **settings(server)) as it:
+        peer = it.peer()
+        await peer.open(1, PROMPT, SAMPLING, group_lasts=True)
+        await eventually(lambda: counted(it, what) > NUM_BLOCKS / 2 and is_settled(it))
+        num_lies = counted(it, what)
+        engine.gate.set()
+        assert (await peer.finish(1)).error is None
+        peer.call.cancel()
+        assert counted(it, "saved") == 0, "one prompt alone had it"
+        await ask(it)
+        await eventually(lambda: counted(it, "saved") == num_lies and is_settled(it))
+        assert it.replica.prefixes is not None and not len(it.replica.prefixes._unusable)
+    reply = await ask_anew(server, is_loaded)
+    assert cached(reply) > NUM_BLOCKS / 2 * BLOCK
 
 
 async def test_gaps_are_computed(server: RedisServer, empty: redis.Redis) -> None:
