@@ -24,7 +24,8 @@ from services.inference.scheduler.types import Preempted, Readmitted
 log = structlog.get_logger()
 
 MAX_LOADED_BYTES = 256 << 20
-"""KV that may wait for sessions in the queue; what comes beyond it is dropped, and computed."""
+"""KV that may wait for sessions in the queue, and as much for the model thread while the engine
+computes; what comes beyond it is dropped, and computed."""
 MAX_EXPORTS = 64
 """Prefixes that may wait to be copied out; more are not."""
 MAX_SWAPPED_BLOCKS = 8

@@ -26,6 +26,7 @@ from outrider.errors import EngineError, OutriderError, OverloadedError, Unavail
 from outrider.speculation.learnt import Learnt
 from services.inference.kv.events import BlockEvent
 from services.inference.kv_transfer import (
+    MAX_LOADED_BYTES,
     ExportBlocks,
     ExportedBlock,
     ExportNamed,
@@ -114,18 +115,28 @@ class ModelTick:
 class Inbox:
     """Commands on their way to the model thread, from any thread."""
 
-    def __init__(self, max_commands: int = MAX_COMMANDS) -> None:
+    def __init__(
+        self, max_commands: int = MAX_COMMANDS, max_loaded_bytes: int = MAX_LOADED_BYTES
+    ) -> None:
         self._max_commands = max_commands
+        self._max_loaded_bytes = max_loaded_bytes
         self._commands: deque[Command] = deque()
+        self._loaded_bytes = 0
+        """Of KV in these commands."""
         self._stopping = False
         self._filled = threading.Condition()
 
     def put(self, command: Command) -> bool:
-        """False if the inbox is full; a Cancel always fits, there is one at most per session."""
+        """False if the inbox is full, of commands or of KV; a Cancel always fits, there is one at
+        most per session."""
+        num_bytes = command.num_bytes if isinstance(command, LoadBlocks) else 0
         with self._filled:
             if len(self._commands) >= self._max_commands and not isinstance(command, Cancel):
                 return False
+            if num_bytes and self._loaded_bytes + num_bytes > self._max_loaded_bytes:
+                return False
             self._commands.append(command)
+            self._loaded_bytes += num_bytes
             self._filled.notify()
             return True
 
@@ -148,6 +159,7 @@ class Inbox:
                 return None
             commands = list(self._commands)
             self._commands.clear()
+            self._loaded_bytes = 0
             return commands
 
 

@@ -16,9 +16,11 @@ from outrider.engines.fake import FakeEngine
 from outrider.errors import EngineError, OverloadedError, UnavailableError
 from outrider.sampling.params import SamplingParams
 from outrider.testing import eventually, leak_check
+from services.inference.kv_transfer import MAX_LOADED_BYTES, LoadBlocks
 from services.inference.runner import (
     MAX_FAILURES,
     Cancel,
+    Command,
     CpuOverhead,
     Draft,
     EngineActivity,
@@ -57,6 +59,19 @@ def test_a_full_inbox_takes_nothing_but_cancels() -> None:
     assert inbox.take(None) == [_request(1), Draft(1, Drafts(0, 0, ())), Cancel(1)]
     assert inbox.take(0.0) == []
     assert inbox.put(_request(2))
+
+
+@pytest.mark.parametrize("max_loaded_bytes", [3000, MAX_LOADED_BYTES])
+def test_an_inbox_that_nobody_takes_from_holds_so_much_kv(max_loaded_bytes: int) -> None:
+    inbox = Inbox() if max_loaded_bytes == MAX_LOADED_BYTES else Inbox(9, max_loaded_bytes)
+    blocks = ((0, bytes(max_loaded_bytes // 3)), (1, b""))
+    loads = [LoadBlocks(session, blocks) for session in (1, 2, 3, 4)]
+    assert [inbox.put(load) for load in loads] == [True, True, True, False]
+    assert not inbox.put(LoadBlocks(5, ((0, bytes(max_loaded_bytes % 3 + 1)),)))
+    others: list[Command] = [_request(6), Draft(6, Drafts(0, 0, ())), Cancel(6)]
+    assert all(inbox.put(command) for command in others)
+    assert inbox.take(None) == [*loads[:3], *others]
+    assert inbox.put(loads[3]), "there is room again"
 
 
 def test_a_stopped_inbox_gives_out_what_it_has_first() -> None:

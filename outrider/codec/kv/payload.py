@@ -73,6 +73,11 @@ def encode_block(block: memoryview, layout: KvLayout, payload: Payload) -> bytes
     return _encode_quantised(block, layout, payload)
 
 
+def max_exact_bytes(layout: KvLayout) -> int:
+    """Most bytes of a lossless section: exponents that zstd cannot pack, and the rest."""
+    return _max_packed_bytes(layout.block_values) + _rest_bytes(layout)
+
+
 def decode_block(section: memoryview, layout: KvLayout, payload: Payload) -> bytes:
     """The block's `layout.block_bytes` bytes. Raises MalformedFrameError; nothing larger than the
     block is ever allocated."""
@@ -104,12 +109,16 @@ def _rest(words: Words, dtype: KvDtype) -> tuple[memoryview, ...]:
     return high.astype(np.uint8).data, words.astype(np.uint16).data
 
 
+def _rest_bytes(layout: KvLayout) -> int:
+    """Of signs and mantissas in a section."""
+    num_bytes = {KvDtype.BF16: 1, KvDtype.F16: 2, KvDtype.F32: 3}[layout.dtype]
+    return layout.block_values * num_bytes
+
+
 def _decode_exact(section: memoryview, layout: KvLayout) -> bytes:
     count = layout.block_values
     word, mantissa_bits, _ = _EXPONENT[layout.dtype]
-    rest_bytes = count * (3 if layout.dtype is KvDtype.F32 else layout.dtype.num_bytes)
-    if layout.dtype is KvDtype.BF16:
-        rest_bytes = count
+    rest_bytes = _rest_bytes(layout)
     packed, rest = section[: len(section) - rest_bytes], section[len(section) - rest_bytes :]
     if len(section) <= rest_bytes:
         raise MalformedFrameError("a section of KV is too short for its signs and mantissas")
@@ -214,6 +223,11 @@ def _from_float(numbers: Floats, dtype: KvDtype) -> bytes:
 
 def _compress(plane: Bytes) -> bytes:
     return zstandard.ZstdCompressor(level=_LEVEL).compress(plane.data)
+
+
+def _max_packed_bytes(count: int) -> int:
+    """Of `count` bytes that cannot be packed (zstd.h, ZSTD_COMPRESSBOUND)."""
+    return count + (count >> 8) + (max(0, (128 << 10) - count) >> 11)
 
 
 def _decompress(packed: memoryview, count: int) -> Bytes:

@@ -14,7 +14,7 @@ private copy: it writes behind these tokens, and the engine may overwrite all th
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -66,6 +66,8 @@ class _Table:
     pinned: list[Node] = field(default_factory=list)
     """Of the static prefixes that the sequence may use, the nodes that stand for the same ids as
     the path's last one."""
+    aliases: list[int] = field(default_factory=list)
+    """Places of aliases in the path: their blocks are pinned."""
     blocks: array[int] = field(default_factory=lambda: array("i"))
     """The shared blocks, then the private ones."""
     copied: Ids | None = None
@@ -81,6 +83,8 @@ class _Table:
 
     def follow(self, node: Node) -> None:
         """One more node of the path."""
+        if node.is_alias:
+            self.aliases.append(len(self.path))
         self.path.append(node)
         if self.pinned:
             self.pinned = children_at(self.pinned, node.key)
@@ -280,14 +284,15 @@ class KvPool:
 
     def num_releasable(self, sequences: Sequence[int]) -> int:
         """At most so many blocks come free once all of these are released. What others use too
-        does not; what only some of these share is counted for each."""
+        does not, nor what is pinned; what only some of these share is counted for each."""
         count, most_users = 0, len(sequences)
         for sequence in sequences:
             table = self._tables[sequence]
             # Down a path there are ever fewer users: those with more than there are here come
             # first. bisect_left wants rising numbers.
             num_kept = bisect_left(table.path, -most_users, lo=1, key=_fewer_users) - 1
-            count += len(table.blocks) - num_kept + len(table.loaded)
+            num_pinned = len(table.aliases) - bisect_right(table.aliases, num_kept)
+            count += len(table.blocks) - num_kept - num_pinned + len(table.loaded)
         return count
 
     def grow(self, sequence: int, num_tokens: int) -> bool:
@@ -434,6 +439,7 @@ class KvPool:
             shared = table.blocks[: table.num_shared].tolist()
             assert shared == [node.block for node in table.path[1:]]
             assert all(b.parent is a for a, b in zip(table.path, table.path[1:], strict=False))
+            assert table.aliases == [n for n, node in enumerate(table.path) if node.is_alias]
             private.extend(table.blocks[table.num_shared :])
             private.extend(table.loaded.values())
             assert all(index >= table.num_shared for index in table.loaded)

@@ -9,7 +9,7 @@ from outrider.telemetry.families import Family
 PEER_BLOCKS: Final = Family(
     "outrider_kv_peer_blocks",
     "Blocks of KV between replicas, by what became of them: loaded, missing, refused (damaged, or "
-    "not what was asked for), late, served.",
+    "not what was asked for), late (the engine was sooner, or too much waited for it), served.",
 )
 PEER_FAILURES: Final = Family(
     "outrider_kv_peer_failures",

@@ -38,7 +38,8 @@ from services.inference.scheduler.types import (
 SWAP_BLOCKS: Final = Family(
     "outrider_kv_swap_blocks",
     "Blocks of preempted sessions, by what became of them: saved, dropped (no room, or nobody "
-    "wants them any more), loaded, late (the engine was sooner), refused (damaged).",
+    "wants them any more), loaded, late (the engine was sooner, or too much waited for it), "
+    "refused (damaged).",
 )
 SWAP_BYTES: Final = Family(
     "outrider_kv_swap_bytes", "Memory that KV of preempted sessions takes, packed."
@@ -50,7 +51,9 @@ _log = structlog.get_logger()
 class KvBlocks(Protocol):
     """The model threads, seen from the event loop: a ModelRunner or an InstanceGroup."""
 
-    def load_blocks(self, command: LoadBlocks) -> bool: ...
+    def load_blocks(self, command: LoadBlocks) -> bool:
+        """False: it was dropped."""
+        ...
 
 
 class KvSwap:
@@ -177,8 +180,7 @@ class KvSwap:
                     self._blocks.add(1, {"result": "refused"})
                     return
                 loaded = LoadBlocks(session.session_id, ((index, block),), KvSource.SWAP)
-                self._model.load_blocks(loaded)
-                num_loaded += 1
+                num_loaded += self._model.load_blocks(loaded)
         finally:
             for result, number in (("loaded", num_loaded), ("late", len(wanted) - num_loaded)):
                 if number:

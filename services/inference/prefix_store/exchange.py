@@ -54,7 +54,7 @@ STORE_FAILURES: Final = Family(
 STORE_BLOCKS: Final = Family(
     "outrider_kv_store_blocks",
     "Blocks of prompts, by what became of them: loaded, missing, refused (damaged, or not this "
-    "model's), late, saved, failed.",
+    "model's), late (the engine was sooner, or too much waited for it), saved, failed.",
 )
 TRANSFER_BOUNDARIES_S: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
@@ -65,7 +65,7 @@ _MAX_LOADS: Final = 8
 _MAX_SAVES: Final = 16
 """Prompts that wait to be saved, or are; others are not."""
 _MAX_NAMES: Final = 65_536
-"""Names that are remembered: as seen once, and as stored."""
+"""Names that are remembered: as seen once, as stored, and as unusable."""
 _MAX_KNOWN_S: Final = 900.0
 """What is known to be stored is asked for again after so long: a store forgets when it is started
 again, or is full."""
@@ -94,7 +94,9 @@ class Peers(Protocol):
 class KvBlocks(Protocol):
     """The model threads, seen from the event loop: a ModelRunner or an InstanceGroup."""
 
-    def load_blocks(self, command: LoadBlocks) -> bool: ...
+    def load_blocks(self, command: LoadBlocks) -> bool:
+        """False: it was dropped."""
+        ...
 
     async def export_blocks(
         self, ids: tuple[int, ...], salt: bytes, indices: tuple[int, ...]
@@ -241,6 +243,9 @@ class PrefixExchange:
         self._seen = Names()
         """Of blocks that one prompt had: another one with the same makes them worth saving."""
         self._stored = Names(lasts_s=min(ttl_s / 2, _MAX_KNOWN_S), clock=clock)
+        self._unusable = Names()
+        """Of entries that were there, and refused or nothing when they were fetched: they are
+        written anew whatever the store says that it has."""
         self._fetching: set[bytes] = set()
         self._loads: set[asyncio.Task[None]] = set()
         self._saves: set[asyncio.Task[None]] = set()
@@ -399,6 +404,7 @@ class PrefixExchange:
         """The blocks that came."""
         assert self._peers is not None
         came: set[int] = set()
+        num_dropped = 0
         count = self._peers.planner(holder).plan(last - first, block_ms)
         # What another session fetches now is published for both once the engine has come so far.
         wanted = [
@@ -429,16 +435,19 @@ class PrefixExchange:
                     if prompt.is_computed:
                         break
                     loaded = LoadBlocks(prompt.session_id, ((index, block),), KvSource.PEER)
-                    prompt.model.load_blocks(loaded)
-                    came.add(index)
+                    if prompt.model.load_blocks(loaded):
+                        came.add(index)
+                    else:
+                        num_dropped += 1
         finally:
             prompt.fetching = None
             self._fetching.difference_update(hashes)
             if came:
                 self._seconds.record(self._clock() - began, {"direction": "fetch"})
             self._count_peer("loaded", len(came))
-            is_late = prompt.is_computed
-            self._count_peer("late" if is_late else "missing", len(wanted) - len(came))
+            num_left = len(wanted) - len(came) - num_dropped
+            self._count_peer("late", num_dropped)
+            self._count_peer("late" if prompt.is_computed else "missing", num_left)
         return came
 
     async def _load_from_store(
@@ -482,7 +491,8 @@ class PrefixExchange:
         self._fetching.update(hashes)
         began = self._clock()
         try:
-            values = await self._store.fetch(names)
+            answer = await self._store.fetch(names)
+            values = [None] * len(names) if answer is None else answer
             loop = asyncio.get_running_loop()
             blocks = await loop.run_in_executor(
                 self._threads, self._unpack, prompt, indices, values
@@ -493,17 +503,20 @@ class PrefixExchange:
         self._planner.observe_load(len(names), took_s * 1e3)
         self._seconds.record(took_s, {"direction": "load"})
         self._moved("load", sum(len(value or b"") for value in values))
-        for index, value in zip(indices, values, strict=True):
-            if value is None:
-                self._stored.discard(prompt.names[index])
+        usable = {index for index, _ in blocks}
+        for index, name in zip(indices, names, strict=True):
+            if index in usable:
+                self._unusable.discard(name)
+                continue
+            self._stored.discard(name)
+            if answer is not None:
+                self._unusable.add(name)
         num_found = sum(value is not None for value in values)
         self._count("missing", len(values) - num_found)
         self._count("refused", num_found - len(blocks))
-        if blocks and not prompt.is_computed:
-            prompt.model.load_blocks(LoadBlocks(prompt.session_id, tuple(blocks)))
-            self._count("loaded", len(blocks))
-        else:
-            self._count("late", len(blocks))
+        loaded = LoadBlocks(prompt.session_id, tuple(blocks))
+        is_taken = blocks and not prompt.is_computed and prompt.model.load_blocks(loaded)
+        self._count("loaded" if is_taken else "late", len(blocks))
 
     def _unpack(
         self, prompt: _Prompt, indices: Sequence[int], values: Sequence[bytes | None]
@@ -552,9 +565,9 @@ class PrefixExchange:
                 await self._save_chunk(prompt, chunk)
 
     def _note_stored(self, names: Sequence[bytes], present: Sequence[bool]) -> None:
-        """What the store has, and what it has no more."""
+        """What the store has, and what it has no more, or to no use."""
         for name, is_there in zip(names, present, strict=True):
-            if is_there:
+            if is_there and name not in self._unusable:
                 self._stored.add(name)
             else:
                 self._stored.discard(name)
@@ -575,6 +588,7 @@ class PrefixExchange:
             self._moved("save", sum(len(value) for _, value in entries))
             for name, _ in entries:
                 self._stored.add(name)
+                self._unusable.discard(name)
 
     def _pack(
         self, prompt: _Prompt, blocks: Sequence[tuple[int, bytes]]

@@ -6,13 +6,14 @@ import importlib.util
 
 import structlog
 
+from outrider.codec.kv import max_frame_bytes
 from outrider.engines.base import EngineInfo
 from outrider.redis_settings import RedisAddress, needs_client, sealing_key, secret
 from outrider.telemetry.metrics import Metrics
 from services.inference.config import PrefixStoreConfig
 from services.inference.kv_peers.fetching import KvPeers
 from services.inference.prefix_store.exchange import KvBlocks, KvIdentity, PrefixExchange
-from services.inference.prefix_store.sealing import Sealer
+from services.inference.prefix_store.sealing import SEAL_BYTES, Sealer
 from services.inference.prefix_store.store import RedisStore, connect
 
 _log = structlog.get_logger()
@@ -43,7 +44,7 @@ def open_exchange(
         _log.warning("prefix_store_unused", engine=engine, why="its KV is its own")
     if kv is None:
         return None
-    store, sealer = _open_store(config, identity) if config.url else (None, None)
+    store, sealer = _open_store(config, kv, identity) if config.url else (None, None)
     return PrefixExchange(
         store,
         sealer,
@@ -57,7 +58,9 @@ def open_exchange(
     )
 
 
-def _open_store(config: PrefixStoreConfig, identity: bytes) -> tuple[RedisStore, Sealer]:
+def _open_store(
+    config: PrefixStoreConfig, kv: KvIdentity, identity: bytes
+) -> tuple[RedisStore, Sealer]:
     key = sealing_key(config.key, config.key_file, "prefix_store.key")
     if importlib.util.find_spec("redis") is None:
         raise needs_client("prefix_store.url")
@@ -65,5 +68,8 @@ def _open_store(config: PrefixStoreConfig, identity: bytes) -> tuple[RedisStore,
     address = RedisAddress(config.url, config.user, password, config.ca)
     timeout_s = config.timeout_ms / 1e3
     client = connect(address, timeout_s, is_cluster=config.cluster)
-    store = RedisStore(client, timeout_s=timeout_s, ttl_s=config.ttl_s)
+    max_value_bytes = max_frame_bytes(kv.layout) + SEAL_BYTES
+    store = RedisStore(
+        client, timeout_s=timeout_s, ttl_s=config.ttl_s, max_value_bytes=max_value_bytes
+    )
     return store, Sealer(key, identity)

@@ -33,6 +33,8 @@ RUN_BLOCKS: Final = 16
 run in common, so longer ones would fill one place."""
 _KEY_BYTES: Final = 32
 _NONCE_BYTES: Final = 12
+SEAL_BYTES: Final = _NONCE_BYTES + 16
+"""What a value is longer than its frame: the nonce and GCM's tag."""
 _NAME_BYTES: Final = 16
 _TAG_BYTES: Final = 4
 

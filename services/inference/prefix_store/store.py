@@ -34,8 +34,9 @@ class PrefixStore(Protocol):
         were put; None where it did not answer."""
         ...
 
-    async def fetch(self, names: Sequence[bytes]) -> list[bytes | None]:
-        """Their values, in one round trip; None for those it lacks."""
+    async def fetch(self, names: Sequence[bytes]) -> list[bytes | None] | None:
+        """The beginnings of their values, as long as an entry may be, in one round trip; None for
+        those without one, and None where it did not answer."""
         ...
 
     async def put(self, entries: Sequence[tuple[bytes, bytes]]) -> bool:
@@ -57,12 +58,15 @@ class RedisStore:
         *,
         timeout_s: float,
         ttl_s: int,
+        max_value_bytes: int,
         breaker: CircuitBreakerPolicy | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`max_value_bytes`: of a longer value, which is no entry, only so many are read."""
         self._client = client
         self._timeout_s = timeout_s
         self._ttl_s = ttl_s
+        self._max_value_bytes = max_value_bytes
         self._clock = clock
         self._breaker = CircuitBreaker(breaker or CircuitBreakerPolicy())
         self.num_failures = 0
@@ -77,15 +81,23 @@ class RedisStore:
 
         return await self._attempt(ask, None)
 
-    async def fetch(self, names: Sequence[bytes]) -> list[bytes | None]:
-        async def ask() -> list[bytes | None]:
+    async def fetch(self, names: Sequence[bytes]) -> list[bytes | None] | None:
+        import redis
+
+        async def ask() -> list[bytes | None] | None:
             # Not MGET: a cluster answers that for names in one place alone.
             async with self._client.pipeline(transaction=False) as pipe:
                 for name in names:
-                    pipe.get(name)
-                return cast("list[bytes | None]", await pipe.execute())
+                    pipe.getrange(name, 0, self._max_value_bytes - 1)
+                try:
+                    values = cast("list[bytes]", await pipe.execute())
+                except redis.ResponseError as error:
+                    if "WRONGTYPE" not in str(error):
+                        raise
+                    return [None] * len(names)  # somebody put a list there, say, which says it all
+                return [value or None for value in values]
 
-        return await self._attempt(ask, [None] * len(names))
+        return await self._attempt(ask, None)
 
     async def put(self, entries: Sequence[tuple[bytes, bytes]]) -> bool:
         async def ask() -> bool:

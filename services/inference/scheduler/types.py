@@ -182,14 +182,14 @@ class KvHits(NamedTuple):
     peer_tokens: int = 0
     """Of these: from other replicas."""
 
-    def since(self, before: KvHits) -> dict[str, int]:
-        """What came since, by tier."""
-        prompt, cached, loaded, peer = (now - then for now, then in zip(self, before, strict=True))
+    def tiers(self) -> dict[str, int]:
+        """All of them by tier. What is loaded counts as soon as it is of use, the rest when its
+        session ends: "device" lacks what was loaded for sessions that have not ended."""
         return {
-            "device": cached - loaded,
-            "peer": peer,
-            "redis": loaded - peer,
-            "computed": prompt - cached,
+            "device": self.cached_tokens - self.loaded_tokens,
+            "peer": self.peer_tokens,
+            "redis": self.loaded_tokens - self.peer_tokens,
+            "computed": self.prompt_tokens - self.cached_tokens,
         }
 
 

@@ -231,6 +231,8 @@ class SessionTable:
         self._free_blocks_gauge = metrics.gauge(FREE_BLOCKS)
         self._kv_tokens = metrics.counter(KV_TOKENS)
         self._kv_hits = NO_HITS
+        self._counted_tokens = NO_HITS.tiers()
+        """Of each tier, what the counter has."""
         self._max_sessions = max_sessions
         self._live: dict[int, LiveSession] = {}
         self._awaiting_usage: dict[int, SessionTelemetry] = {}
@@ -536,6 +538,8 @@ class SessionTable:
             self._overload_gauge.set(state_rows(self._overload_level, {}))
         self._free_blocks_gauge.set(load.kv_blocks_free)
         if load.kv_hits != self._kv_hits:
-            before, self._kv_hits = self._kv_hits, load.kv_hits
-            for tier, num_tokens in load.kv_hits.since(before).items():
-                self._kv_tokens.add(max(0, num_tokens), {"tier": tier})
+            self._kv_hits = load.kv_hits
+            for tier, num_tokens in load.kv_hits.tiers().items():
+                counted = self._counted_tokens[tier]
+                self._kv_tokens.add(max(0, num_tokens - counted), {"tier": tier})
+                self._counted_tokens[tier] = max(num_tokens, counted)

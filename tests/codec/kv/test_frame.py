@@ -19,6 +19,7 @@ from outrider.codec.kv import (
     PlaneGroup,
     decode_frame,
     encode_frame,
+    max_frame_bytes,
 )
 from outrider.codec.kv.layout import MAX_BLOCK_BYTES, uniform_layout
 from outrider.errors import MalformedFrameError
@@ -187,6 +188,22 @@ def test_the_largest_block_is_allowed() -> None:
     layout = KvLayout(KvDtype.BF16, 32, (PlaneGroup(2, 1 << 16, MAX_BLOCK_BYTES >> 23),))
     layout.check()
     assert layout.block_bytes == MAX_BLOCK_BYTES
+
+
+@given(st.sampled_from(LAYOUTS), st.integers(0, 1 << 32))
+def test_no_frame_of_a_block_is_longer_than_the_most(layout: KvLayout, seed: int) -> None:
+    """Nothing is harder to pack than noise."""
+    rng = np.random.default_rng(seed)
+    ids = tuple(rng.integers(0, 1 << 32, layout.block_tokens).tolist())
+    header = KvHeader(Payload.EXACT, layout, b"f" * 64, b"v" * 64, b"p" * 64, ids)
+    assert len(encode_frame(header, [rng.bytes(layout.block_bytes)])) <= max_frame_bytes(layout)
+
+
+def test_the_most_is_little_more_than_the_block() -> None:
+    layout = uniform_layout(KvDtype.BF16, num_layers=30, num_heads=3, block_tokens=32, head_size=64)
+    noise = np.random.default_rng(1).bytes(layout.block_bytes)
+    frame = encode_frame(header_of(layout, 1), [noise])
+    assert layout.block_bytes < len(frame) <= max_frame_bytes(layout) < layout.block_bytes * 1.01
 
 
 def test_what_does_not_fit_its_header_is_not_encoded() -> None:

@@ -142,6 +142,23 @@ async def test_it_comes_from_the_replica_that_has_it() -> None:
         assert sent == other.replica.kv_service.num_bytes >= kv.peer_bytes  # type: ignore[union-attr]
 
 
+async def test_what_finds_too_much_waiting_for_the_engine_is_computed() -> None:
+    engine = GatedEngine()
+    async with running(**settings()) as other, running(engine, **settings()) as it:
+        await ask(other)
+        (runner,) = it.replica.runner.instances
+        runner._inbox._max_loaded_bytes = 1
+        peer = it.peer()
+        await peer.open(1, PROMPT, SAMPLING, kv_holder=holder(other.replica.port))
+        await eventually(lambda: counted(it, "late") > NUM_BLOCKS / 2 and is_settled(it))
+        engine.gate.set()
+        reply = await peer.finish(1)
+        peer.call.cancel()
+        assert reply.error is None and reply.ids == IDS
+        assert cached(reply) == counted(it, "loaded") == 0
+        assert it.replica.prefixes is not None and not it.replica.prefixes._fetching
+
+
 async def test_a_session_takes_it_along_in_the_middle_of_its_reply() -> None:
     """It is opened on another replica behind its committed tokens, after the one that it was on was
     told to give its sessions up."""

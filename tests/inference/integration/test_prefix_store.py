@@ -53,6 +53,13 @@ def counted(it: Running, result: str) -> float:
     return it.metrics.registry.get_sample_value("outrider_kv_store_blocks_total", labels) or 0.0
 
 
+def by_tier(it: Running) -> dict[str, float]:
+    """Prompt tokens of sessions that have ended, by where their KV came from."""
+    value = it.metrics.registry.get_sample_value
+    tiers = ("device", "peer", "redis", "computed")
+    return {tier: value("outrider_kv_tokens_total", {"tier": tier}) or 0.0 for tier in tiers}
+
+
 def is_settled(it: Running) -> bool:
     """Nothing more will come, nor go."""
     assert it.replica.prefixes is not None
@@ -108,6 +115,12 @@ async def ask_anew(
         reply = await peer.finish(1)
         peer.call.cancel()
         assert reply.error is None and reply.ids == list(reference(PROMPT, SAMPLING).ids)
+        assert by_tier(it) == {
+            "device": 0,
+            "peer": 0,
+            "redis": cached(reply),
+            "computed": len(PROMPT) - cached(reply),
+        }
         if told is not None:
             report = load_response(it.replica.schedulers[0].load(), it.replica.table.transfers)
             told.append(report)
@@ -166,18 +179,61 @@ async def test_groups_find_nothing_of_each_other(server: RedisServer, empty: red
     assert all(name.startswith(PREFIX) for name in names_in(empty))
 
 
-@pytest.mark.parametrize("how", ["garbage", "swapped", "cut"])
+LIES = ("garbage", "swapped", "cut", "long", "nothing", "list")
+
+
+def lie(client: redis.Redis, how: str) -> None:
+    """Have something else in the place of every entry."""
+    names = sorted(names_in(client))
+    values = [bytes(value) for value in cast("list[bytes]", client.mget(names))]
+    for name, value, other in zip(names, values, [*values[1:], values[0]], strict=True):
+        lies = {
+            "garbage": b"\0" * 500,
+            "swapped": other,
+            "cut": value[:-1],
+            "long": value + bytes(1 << 20),
+            "nothing": b"",
+        }
+        client.delete(name)
+        if how == "list":
+            client.rpush(name, value)
+        else:
+            client.set(name, lies[how])
+
+
+@pytest.mark.parametrize("how", LIES)
 async def test_a_store_that_lies_is_not_believed(
     server: RedisServer, empty: redis.Redis, how: str
 ) -> None:
     await fill(server)
-    names = sorted(names_in(empty))
-    values = [bytes(value) for value in cast("list[bytes]", empty.mget(names))]
-    for name, value, other in zip(names, values, [*values[1:], values[0]], strict=True):
-        lie = {"garbage": b"\0" * 500, "swapped": other, "cut": value[:-1]}[how]
-        empty.set(name, lie)
-    reply = await ask_anew(server, lambda it: counted(it, "refused") > NUM_BLOCKS / 2)
+    lie(empty, how)
+    what = "missing" if how in ("nothing", "list") else "refused"
+    reply = await ask_anew(server, lambda it: counted(it, what) > NUM_BLOCKS / 2)
     assert cached(reply) == 0
+
+
+@pytest.mark.parametrize("how", LIES)
+async def test_what_lies_is_replaced_by_who_finds_it_out(
+    server: RedisServer, empty: redis.Redis, how: str
+) -> None:
+    await fill(server)
+    lie(empty, how)
+    what = "missing" if how in ("nothing", "list") else "refused"
+    engine = GatedEngine()
+    async with running(engine, **settings(server)) as it:
+        peer = it.peer()
+        await peer.open(1, PROMPT, SAMPLING, group_lasts=True)
+        await eventually(lambda: counted(it, what) > NUM_BLOCKS / 2 and is_settled(it))
+        num_lies = counted(it, what)
+        engine.gate.set()
+        assert (await peer.finish(1)).error is None
+        peer.call.cancel()
+        assert counted(it, "saved") == 0, "one prompt alone had it"
+        await ask(it)
+        await eventually(lambda: counted(it, "saved") == num_lies and is_settled(it))
+        assert it.replica.prefixes is not None and not len(it.replica.prefixes._unusable)
+    reply = await ask_anew(server, is_loaded)
+    assert cached(reply) > NUM_BLOCKS / 2 * BLOCK
 
 
 async def test_gaps_are_computed(server: RedisServer, empty: redis.Redis) -> None:
@@ -208,6 +264,25 @@ async def test_a_session_that_ends_while_it_is_loaded_leaves_nothing(server: Red
         engine.gate.set()
         await peer.finish(1)
         peer.call.cancel()
+
+
+async def test_blocks_that_find_too_much_waiting_for_the_engine_are_computed(
+    server: RedisServer,
+) -> None:
+    await fill(server)
+    engine = GatedEngine()
+    async with running(engine, **settings(server)) as it:
+        (runner,) = it.replica.runner.instances
+        runner._inbox._max_loaded_bytes = 1
+        peer = it.peer()
+        await peer.open(1, PROMPT, SAMPLING, group_lasts=True)
+        await eventually(lambda: counted(it, "late") > NUM_BLOCKS / 2 and is_settled(it))
+        engine.gate.set()
+        reply = await peer.finish(1)
+        peer.call.cancel()
+        assert reply.ids == list(reference(PROMPT, SAMPLING).ids)
+        assert cached(reply) == counted(it, "loaded") == 0
+        assert it.replica.prefixes is not None and not it.replica.prefixes._fetching
 
 
 async def test_two_instances_load_for_their_own_sessions(server: RedisServer) -> None:

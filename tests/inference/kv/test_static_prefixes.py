@@ -146,10 +146,39 @@ def test_whatever_comes_finds_what_is_its_own(
         if stays and len(live) < 2:
             live.append(sequence)
         else:
-            pool.release(sequence)
+            release(pool, [sequence])
         ledger.add(pool.take_events())
         pool.check_invariants()
-    for sequence in live:
-        pool.release(sequence)
+    if live:
+        num_free = pool.num_free + pool.num_releasable(live)
+        release(pool, live)
+        assert pool.num_free <= num_free
     pool.check_invariants()
+    assert pool.num_free == 12 - NUM_PINNED
+
+
+def release(pool: KvPool, sequences: list[int]) -> None:
+    """One by one; of each it is known before what comes free."""
+    for sequence in sequences:
+        num_free = pool.num_free + pool.num_releasable([sequence])
+        pool.release(sequence)
+        assert pool.num_free == num_free
+
+
+def test_what_is_pinned_does_not_come_free_with_those_that_use_it() -> None:
+    pool = pool_with_prefix()
+    groups = {2: b"one", 3: b"another", 4: b"third"}
+    for sequence, salt in groups.items():
+        ids = [*PREFIX, *[20 + sequence] * 3]
+        assert pool.open(sequence, ids, salt, (STATIC,)) == len(PREFIX)
+        assert pool.grow(sequence, len(ids))
+    assert pool.num_releasable([2]) == 1 and pool.num_releasable(list(groups)) == 3
+    # Of one group: its own blocks behind the pinned ones come free with the last that uses them.
+    own = [*PREFIX, *[30] * 4, 31]
+    pool.open(5, own, b"one", (STATIC,))
+    compute(pool, 5, own)
+    pool.open(6, own, b"one", (STATIC,))
+    assert pool.num_releasable([6]) == 0 and pool.num_releasable([5]) == 1
+    assert pool.num_releasable([2, 5, 6]) >= 3
+    release(pool, [6, 2, 5, 3, 4])
     assert pool.num_free == 12 - NUM_PINNED

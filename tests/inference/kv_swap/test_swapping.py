@@ -49,8 +49,11 @@ class Model:
 
     def __init__(self) -> None:
         self.loaded: list[LoadBlocks] = []
+        self.max_blocks = 100
 
     def load_blocks(self, command: LoadBlocks) -> bool:
+        if len(self.loaded) >= self.max_blocks:
+            return False
         self.loaded.append(command)
         return True
 
@@ -61,6 +64,7 @@ class Swapping:
     def __init__(self, metrics: Metrics) -> None:
         identity = kv_identity(ENGINE.info, b"v" * 32)
         assert identity is not None
+        self.metrics = metrics
         self.model = Model()
         self.swap = KvSwap(1 << 20, identity, self.model, metrics)
         self.load = Scheduler(ENGINE.info, SchedulerLimits(row_ms=10.0), new_reply).load()
@@ -68,6 +72,11 @@ class Swapping:
 
     def tell(self, *swaps: Swap, events: tuple[Event, ...] = (), load: Load | None = None) -> None:
         self.swap.on_tick(ModelTick(events, load or self.load, 1, swaps=swaps))
+
+    def counted(self, result: str) -> float:
+        """Blocks of which this became."""
+        name, labels = "outrider_kv_swap_blocks_total", {"result": result}
+        return self.metrics.registry.get_sample_value(name, labels) or 0.0
 
     def lose(self, salt: bytes, index: int) -> SwappedBlock:
         def packed() -> None:
@@ -105,6 +114,20 @@ async def test_blocks_come_back_from_the_last_one_to_whose_they_are() -> None:
         assert all(load.source is KvSource.SWAP for load in it.model.loaded)
         committed = tuple(Committed(n, 0, 0, 0, (5,), 1.0, 1.0) for n in (1, 2))
         it.tell(events=committed)
+        assert it.swap.num_bytes == it.swap.num_sessions == it.swap.num_transfers == 0
+
+
+async def test_blocks_that_find_too_much_waiting_for_the_engine_are_late() -> None:
+    async with swapping() as it:
+        it.model.max_blocks = 1
+        lost = [it.lose(b"a", index) for index in (3, 2, 1)]
+        it.tell(Preempted(1, b"a", names(b"a")), *lost)
+        await eventually(lambda: it.num_packed == 3 and not it.swap.num_transfers)
+        it.tell(Readmitted(1, BLOCK, len(IDS)))
+        await asyncio.gather(*it.swap._returning.values())
+        assert len(it.model.loaded) == 1
+        assert (it.counted("loaded"), it.counted("late")) == (1, 2)
+        it.tell(events=(Committed(1, 0, 0, 0, (5,), 1.0, 1.0),))
         assert it.swap.num_bytes == it.swap.num_sessions == it.swap.num_transfers == 0
 
 

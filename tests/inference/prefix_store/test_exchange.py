@@ -66,8 +66,8 @@ class Store:
 
     def __init__(self) -> None:
         self.entries: dict[bytes, bytes] = {}
-        self.num_asked = self.num_fetched = 0
-        self.answers = True
+        self.num_asked = self.num_fetched = self.num_put = 0
+        self.answers = self.sends = True
         self.takes_s = 0.0
         self.now = 100.0
 
@@ -76,12 +76,13 @@ class Store:
         self.now += self.takes_s
         return [name in self.entries for name in names] if self.answers else None
 
-    async def fetch(self, names: Sequence[bytes]) -> list[bytes | None]:
+    async def fetch(self, names: Sequence[bytes]) -> list[bytes | None] | None:
         self.num_fetched += 1
         self.now += self.takes_s
-        return [self.entries.get(name) for name in names]
+        return [self.entries.get(name) for name in names] if self.sends else None
 
     async def put(self, entries: Sequence[tuple[bytes, bytes]]) -> bool:
+        self.num_put += len(entries)
         self.entries.update(entries)
         return True
 
@@ -93,12 +94,14 @@ class Cached(Nothing):
 
     def __init__(self) -> None:
         self.num_exports = 0
+        self.has_room = True
+        """For exports."""
 
     async def export_blocks(
         self, ids: tuple[int, ...], salt: bytes, indices: tuple[int, ...]
     ) -> list[tuple[int, bytes]]:
         self.num_exports += 1
-        return [(index, BLOCK) for index in indices]
+        return [(index, BLOCK) for index in indices] if self.has_room else []
 
 
 class Chats:
@@ -157,6 +160,33 @@ async def test_what_a_store_lost_is_stored_again() -> None:
     store.now += 1.0
     await chats.one(cached_tokens=all_cached)
     assert len(store.entries) == 8
+    await chats.close()
+
+
+async def test_what_is_refused_is_written_anew_and_what_is_not_sent_is_not() -> None:
+    store = Store()
+    chats = Chats(store)
+    await chats.one()
+    await chats.one()
+    store.sends = False
+    await chats.one()
+    assert store.num_fetched and store.num_put == 8, "nothing is known to be wrong with it"
+    store.sends = True
+    store.entries = dict.fromkeys(store.entries, b"a lie")
+    await chats.one()
+    assert store.num_put == 15, "the last one is always computed"
+    assert list(store.entries.values()).count(b"a lie") == 1
+    await chats.one()
+    assert store.num_put == 15, "and is stored, for all that is known"
+    # What another replica has put right meanwhile is not written again.
+    right, lies = dict(store.entries), dict.fromkeys(store.entries, b"a lie")
+    chats.model.has_room = False
+    store.entries = dict(lies)
+    await chats.one()
+    store.entries = dict(right)
+    chats.model.has_room = True
+    await chats.one()
+    assert store.num_put == 15 and store.entries == right
     await chats.close()
 
 

@@ -16,6 +16,8 @@ from outrider.tokenization.shared_cache.circuit_breaker import CircuitBreakerPol
 from services.inference.prefix_store.store import RedisStore, connect
 from tests.redis_server import RedisServer, redis_server
 
+MAX_BYTES = 1_000_000
+
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RedisServer]:
@@ -27,7 +29,7 @@ def server() -> Iterator[RedisServer]:
 async def store_at(url: str, *, pause_s: float = 0.0) -> AsyncIterator[RedisStore]:
     breaker = CircuitBreakerPolicy(first_pause_s=pause_s)
     client = connect(RedisAddress(url), 5.0)
-    store = RedisStore(client, timeout_s=5.0, ttl_s=100, breaker=breaker)
+    store = RedisStore(client, timeout_s=5.0, ttl_s=100, max_value_bytes=MAX_BYTES, breaker=breaker)
     try:
         yield store
     finally:
@@ -41,6 +43,25 @@ async def test_what_was_put_is_there_and_expires(server: RedisServer) -> None:
         assert await store.fetch([b"b", b"x"]) == [b"2" * 1_000_000, None]
     with redis.Redis(port=server.port) as client:
         assert 0 < client.ttl("a") <= 100
+
+
+async def test_of_what_is_no_entry_so_much_is_read(server: RedisServer) -> None:
+    async with store_at(server.url) as store:
+        assert await store.put([(b"most", b"1" * MAX_BYTES)])
+        with redis.Redis(port=server.port) as client:
+            client.set("huge", bytes(64 << 20))
+            client.set("empty", b"")
+            client.rpush("list", b"1")
+            assert await store.fetch([b"huge", b"most", b"empty", b"x"]) == [
+                *(bytes(MAX_BYTES), b"1" * MAX_BYTES),
+                *(None, None),
+            ]
+            assert await store.fetch([b"most", b"list"]) == [None, None]
+            assert await store.fetch([b"most"]) == [b"1" * MAX_BYTES]
+            assert await store.put([(b"list", b"1"), (b"empty", b"2")])
+            assert await store.fetch([b"list", b"empty"]) == [b"1", b"2"]
+            client.flushall()
+        assert store.num_failures == 0
 
 
 async def test_a_full_redis_refuses_and_serves_what_it_has(server: RedisServer) -> None:
@@ -62,7 +83,7 @@ async def test_a_redis_that_dies_has_nothing_until_it_is_back() -> None:
             assert await store.put([(b"a", b"1")])
             server.kill()
             for _ in range(5):
-                assert await store.fetch([b"a"]) == [None]
+                assert await store.fetch([b"a"]) is None
             assert await store.present([b"a"]) is None
             assert not await store.put([(b"a", b"1")])
             server.start()
@@ -82,12 +103,14 @@ async def test_one_that_does_not_answer_costs_a_bounded_wait_and_then_none() -> 
     port = listener.sockets[0].getsockname()[1]
     client = connect(RedisAddress(f"redis://127.0.0.1:{port}/0"), 5.0)
     breaker = CircuitBreakerPolicy(max_failures=2, first_pause_s=1000.0, max_pause_s=1000.0)
-    store = RedisStore(client, timeout_s=0.05, ttl_s=100, breaker=breaker)
-    assert await store.fetch([b"a"]) == [None]
+    store = RedisStore(
+        client, timeout_s=0.05, ttl_s=100, max_value_bytes=MAX_BYTES, breaker=breaker
+    )
+    assert await store.fetch([b"a"]) is None
     assert accepted.is_set()
-    assert await store.fetch([b"a"]) == [None]
+    assert await store.fetch([b"a"]) is None
     num_failures = store.num_failures
-    assert await store.fetch([b"a"]) == [None]
+    assert await store.fetch([b"a"]) is None
     assert store.num_failures == num_failures == 2, "the breaker is open: it was not asked"
     await store.close()
     listener.close()
@@ -98,9 +121,9 @@ async def test_a_cluster_of_which_no_node_is_there_has_nothing_and_is_left_alone
     address = RedisAddress(f"redis://127.0.0.1:{free_tcp_port()}")
     breaker = CircuitBreakerPolicy(max_failures=2, first_pause_s=1000.0, max_pause_s=1000.0)
     client = connect(address, 5.0, is_cluster=True)
-    store = RedisStore(client, timeout_s=5.0, ttl_s=100, breaker=breaker)
+    store = RedisStore(client, timeout_s=5.0, ttl_s=100, max_value_bytes=MAX_BYTES, breaker=breaker)
     assert await store.present([b"a"]) is None
-    assert await store.fetch([b"a"]) == [None]
+    assert await store.fetch([b"a"]) is None
     assert not await store.put([(b"a", b"1")])
     assert store.num_failures == 2, "the breaker is open: it was not asked"
     await store.close()

@@ -254,3 +254,51 @@ def test_those_that_are_too_small_for_a_high_session_go_on_without_it() -> None:
     driver.finish()
     for each in requests:
         assert tuple(driver.peers[each.session_id].reply) == reference(each, options)
+
+
+PINNED = tuple(n % 20 + 3 for n in range(40))
+"""Ten blocks."""
+STATIC = b"static"
+
+
+def on_a_pinned_prefix() -> Driver:
+    """Three LOW sessions of three groups that go on from one prefix, with little of their own."""
+    driver = Driver(FakeOptions(min_rows=2, block_tokens=4, num_blocks=32, scratch_tokens=0))
+    one_token = SamplingParams(max_tokens=1)
+    driver.open(request(9, (*PINNED, 5, 6), cache_salt=STATIC, sampling=one_token))
+    driver.finish()
+    driver.scheduler.hold_prefix(PINNED, STATIC)
+    for number in (1, 2, 3):
+        prompt = (*PINNED, 30 + number, 7)
+        salts = {"cache_salt": b"%d" % number, "static_salts": (STATIC,)}
+        driver.open(request(number, prompt, priority=LOW, **salts))
+    while any(not driver.peers[number].reply for number in (1, 2, 3)):
+        driver.tick()
+    pool, running = driver.scheduler._pool, driver.scheduler._queues.running
+    pinned = {tuple(pool.blocks(session.sequence)[:10].tolist()) for session in running}
+    assert len(running) == 3 and len(pinned) == 1
+    return driver
+
+
+def test_nobody_gives_up_its_kv_for_a_new_session_that_what_is_pinned_leaves_no_room() -> None:
+    driver = on_a_pinned_prefix()
+    queues = driver.scheduler._queues
+    low = list(queues.running)
+    driver.open(request(4, (9,) * (23 * 4), priority=HIGH))  # of the pool, 22 blocks are not pinned
+    for _ in range(4):
+        driver.tick()
+    assert queues.running == low
+    closed = {sequence for batch in driver.batches for sequence in batch.closed}
+    assert closed.isdisjoint(session.sequence for session in low)
+
+
+def test_nobody_gives_up_its_kv_to_one_that_grows_beyond_what_is_not_pinned() -> None:
+    driver = on_a_pinned_prefix()
+    queues, pool = driver.scheduler._queues, driver.scheduler._pool
+    first, *behind = queues.running
+    theirs = sum(len(pool.blocks(session.sequence)) - 10 for session in behind)
+    most = (len(pool.blocks(first.sequence)) + pool.num_free + theirs) * 4
+    assert not queues.grow(first, most + 1)
+    assert queues.running == [first, *behind]
+    assert queues.grow(first, most)
+    assert queues.running == [first]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from outrider import errors
 from outrider.sampling.params import SamplingParams
 from outrider.testing import eventually
 from outrider.v1 import common_pb2
 from outrider.wire import parsed_block, token_block_to_proto
-from services.inference.scheduler.types import Drafts, OpenRequest
+from services.inference.runner import ModelTick
+from services.inference.scheduler.types import Drafts, KvHits, OpenRequest
 from services.inference.streaming.sessions import ModelThreads
 from tests.inference.harness import CODER, GatedEngine, reference, running
 
@@ -133,3 +136,22 @@ async def test_a_session_number_is_used_once() -> None:
         assert type((await peer.finish(2)).error) is errors.DuplicateSessionError
         await peer.call.done_writing()
         await eventually(it.is_clean)
+
+
+async def test_prompt_tokens_are_counted_once_though_what_is_loaded_is_known_first() -> None:
+    async with running() as it:
+        await eventually(lambda: it.replica.table.load is not None)
+        load = it.replica.table.load
+        assert load is not None
+        for hits in (
+            KvHits(0, 0, 64, 0),  # a block of the store is published
+            KvHits(0, 0, 96, 32),  # one of another replica
+            KvHits(200, 128, 96, 32),  # the session ends, with 32 tokens of the pool
+            KvHits(300, 188, 96, 32),  # another one, with 60 of the pool
+        ):
+            it.replica.table.on_tick(ModelTick((), replace(load, kv_hits=hits), 0))
+        value = it.metrics.registry.get_sample_value
+        assert [
+            value("outrider_kv_tokens_total", {"tier": tier})
+            for tier in ("device", "peer", "redis", "computed")
+        ] == [92, 32, 64, 112]
