@@ -131,8 +131,9 @@ def request_frame(
     progress: Progress | None = None,
     credential: Credential = NOBODYS,
 ) -> bytes:
-    """The first frame of a chat stream; with `progress` the chat goes on after it. Raises
-    InvalidRequestError for values no frame can hold, PromptTooLongError for more than one holds."""
+    """The first frame of a chat stream; with `progress` the chat goes on after it, by its token
+    alone if one frame does not hold it with all ids. Raises InvalidRequestError for values no frame
+    can hold, PromptTooLongError for more than one holds."""
     _check_words(options)
     try:
         chat = edge_pb2.ChatRequest(
@@ -155,6 +156,12 @@ def request_frame(
             single_tool_call=not options.parallel_tool_calls,
         )
         frame = edge_pb2.ClientFrame(chat=chat).SerializeToString()
+        if len(frame) > DEFAULT_MAX_FRAME_BYTES and progress is not None and progress.token:
+            # The edge that gave the token has all of it; no other one can go on with the chat.
+            for name in ("messages", "tools", "tool_choice", "prediction"):
+                chat.ClearField(name)
+            chat.resume.ClearField("ids")
+            frame = edge_pb2.ClientFrame(chat=chat).SerializeToString()
     except (ValueError, TypeError) as error:
         raise InvalidRequestError(f"the chat cannot be sent: {error}") from error
     if len(frame) > DEFAULT_MAX_FRAME_BYTES:

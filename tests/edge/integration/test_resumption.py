@@ -8,6 +8,7 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,8 +18,10 @@ from outrider.client import (
     Done,
     Event,
     Interrupted,
+    Message,
     Resumed,
     SamplingParams,
+    wire,
 )
 from outrider.client.connection import ClientConnection
 from outrider.client.protocol import CloseCode
@@ -48,6 +51,38 @@ def counted_tokens(mesh: Running) -> list[float]:
     }
     usage = mesh.sample("gen_ai_client_token_usage_sum", **labels)
     return [mesh.of_model("outrider_edge_tokens_total"), usage]
+
+
+async def test_a_chat_whose_request_filled_a_frame_goes_on_by_its_token(
+    words: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    made = wire.request_frame
+
+    def noted(*given: Any) -> bytes:
+        frame = made(*given)
+        sizes.append(len(frame))
+        return frame
+
+    monkeypatch.setattr(wire, "request_frame", noted)
+    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+        mesh.region.hold_at = 6
+        mesh.region.gate.clear()
+        chat = client.chat([Message("user", "hello there " * 100)])
+        await chat.__aenter__()
+        while not chat._transcript.ids:
+            await anext(chat)
+        sent_bytes = sizes[-1]
+        monkeypatch.setattr(wire, "DEFAULT_MAX_FRAME_BYTES", sent_bytes)
+        cut(client)
+        await eventually(
+            lambda: mesh.sample("outrider_edge_resumed_chats_total", how="attached") > 0
+        )
+        mesh.region.gate.set()
+        await whole(chat)
+        assert sizes[-1] < sent_bytes
+        assert len(mesh.region.opened) == 1
+        await mesh.settled()
 
 
 @pytest.mark.parametrize("provisional", [True, False])
