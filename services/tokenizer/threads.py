@@ -8,8 +8,9 @@ from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 from outrider.errors import OverloadedError
-from outrider.tokenization.backends.equivalence import as_exception, is_defect
+from outrider.tokenization.backends.equivalence import is_defect
 from outrider.tokenization.pool.job_queue import JobClass
+from outrider.tokenization.pool.pool import defect
 from outrider.tokenization.pool.threads import WorkerThreads
 
 RequestT = TypeVar("RequestT")
@@ -32,7 +33,9 @@ class _Call(Generic[RequestT, AnswerT]):
         except BaseException as failure:
             if not is_defect(failure):
                 raise
-            self._deliver(self._fail, as_exception(failure))
+            # What is no Exception (a panic) cannot be handed to who waits as it is.
+            is_told = isinstance(failure, Exception)
+            self._deliver(self._fail, failure if is_told else defect(failure))
         else:
             self._deliver(self._succeed, answer)
 

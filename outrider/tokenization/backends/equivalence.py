@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from itertools import zip_longest
 from typing import Final
 
-from outrider.errors import ArtifactCorruptError, OutriderError
+from outrider.errors import ArtifactCorruptError
 from outrider.models.vocabulary import Vocabulary
 from outrider.tokenization.backends import corpus
 from outrider.tokenization.backends.base import Backend, Reference
@@ -126,15 +126,6 @@ def is_defect(failure: BaseException) -> bool:
     """Whether a backend failed, and not this process was told to end. A Rust package that panics
     raises an exception that is no Exception."""
     return isinstance(failure, Exception) or type(failure).__name__ == "PanicException"
-
-
-def as_exception(failure: BaseException) -> Exception:
-    """A defect as what a caller can be told of."""
-    if isinstance(failure, Exception):
-        return failure
-    error = OutriderError(f"the tokenizer failed: {type(failure).__name__}")
-    error.__cause__ = failure
-    return error
 
 
 def describe(text: str, found: array[int], expected: array[int]) -> str:

@@ -37,9 +37,8 @@ _MAX_CHAT_FRAMES: Final = 64
 """After a chat's request: a cancel, and an acknowledgement of its resume token."""
 _FRAME_OBJECT_BYTES: Final = 48
 """What a frame that waits takes beside its bytes."""
-
-
 _NOT_ASKED: Final = 1 << 62
+"""More bytes than are ever unread: with it `was_used` says yes the next time."""
 
 
 class StreamConnection(Protocol):
@@ -120,7 +119,7 @@ class EdgeStream:
         self._num_live_bytes = 0
         """Of what was sent besides the backlog."""
         self._num_unread_before = _NOT_ASKED
-        """When `was_used` was asked last."""
+        """Bytes, when `was_used` was asked last."""
         self._num_held_bytes = 0
         """Taken from the connection's budget."""
         self.handler: PendingRequest | TypeaheadPrefill | ChatHandler = PendingRequest(

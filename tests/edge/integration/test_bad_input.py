@@ -6,7 +6,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from services.edge.chat import Chat as EdgeChat
 from services.edge.quic.streams import _FRAME_OBJECT_BYTES, EdgeStream, PendingRequest
 from services.edge.quotas import Count
 from services.edge.resumption.table import ResumeLimits
+from services.edge.time_slicing import TimeSlicer
 from tests.edge.integration.running import running
 from tests.edge.integration.trouble import ASK, REPLY, RawStream, bystander, chat_frame, raw, start
 
@@ -221,24 +223,31 @@ async def test_streams_without_a_whole_frame_are_no_chats(
         await mesh.settled()
 
 
+@contextmanager
+def nobodys_turn(slicer: TimeSlicer) -> Iterator[None]:
+    """Whatever is to begin waits until the context ends."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(slicer, "_schedule", lambda: None)
+        slicer.defer(lambda: None)
+        yield
+    slicer._schedule()
+
+
 async def test_requests_that_wait_for_their_turn_are_counted_and_begin_in_order(
-    words: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: Vocabulary, tmp_path: Path
 ) -> None:
     async with running(words, tmp_path, REPLY) as mesh, raw(mesh) as connection:
         slicer, listener = mesh.edge.listener.context.time_slicer, mesh.edge.listener
-        monkeypatch.setattr(slicer, "_schedule", lambda: None)  # nobody's turn comes
-        slicer.defer(lambda: None)
-        frame = chat_frame()
-        streams = [RawStream(connection, frame) for _ in range(4)]
-        connection.transmit()
-        payload_bytes = len(frame) - 1 + _FRAME_OBJECT_BYTES
-        await eventually(lambda: listener.shared._received.num_bytes == 4 * payload_bytes)
-        assert mesh.edge.telemetry.num_chats == 0 and len(slicer) == 5
-        connection._quic.reset_stream(streams[0].stream_id, 0)
-        connection.transmit()
-        await eventually(lambda: listener.shared._received.num_bytes == 3 * payload_bytes)
-        monkeypatch.undo()
-        slicer._schedule()
+        with nobodys_turn(slicer):
+            frame = chat_frame()
+            streams = [RawStream(connection, frame) for _ in range(4)]
+            connection.transmit()
+            payload_bytes = len(frame) - 1 + _FRAME_OBJECT_BYTES
+            await eventually(lambda: listener.shared._received.num_bytes == 4 * payload_bytes)
+            assert mesh.edge.telemetry.num_chats == 0 and len(slicer) == 5
+            connection._quic.reset_stream(streams[0].stream_id, 0)
+            connection.transmit()
+            await eventually(lambda: listener.shared._received.num_bytes == 3 * payload_bytes)
         for stream in streams[1:]:
             await asyncio.wait_for(stream.ended.wait(), 30)
             assert stream.frames[-1].WhichOneof("kind") == "done"
@@ -247,16 +256,13 @@ async def test_requests_that_wait_for_their_turn_are_counted_and_begin_in_order(
 
 
 async def test_too_many_frames_that_waited_with_their_request_end_its_chat(
-    words: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: Vocabulary, tmp_path: Path
 ) -> None:
     async with running(words, tmp_path, REPLY) as mesh, raw(mesh) as connection:
-        slicer, listener = mesh.edge.listener.context.time_slicer, mesh.edge.listener
-        monkeypatch.setattr(slicer, "_schedule", lambda: None)  # nobody's turn comes
-        slicer.defer(lambda: None)
-        stream = RawStream(connection, chat_frame() + ACKNOWLEDGE * 65)
-        await eventually(lambda: listener.shared._received.num_bytes > 65 * _FRAME_OBJECT_BYTES)
-        monkeypatch.undo()
-        slicer._schedule()
+        received = mesh.edge.listener.shared._received
+        with nobodys_turn(mesh.edge.listener.context.time_slicer):
+            stream = RawStream(connection, chat_frame() + ACKNOWLEDGE * 65)
+            await eventually(lambda: received.num_bytes > 65 * _FRAME_OBJECT_BYTES)
         assert isinstance(await stream.error(), errors.MalformedFrameError)
         await mesh.settled()
         assert mesh.edge.telemetry.num_chats == 0
