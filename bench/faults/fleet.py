@@ -20,6 +20,7 @@ from bench.harness.processes import child
 from bench.harness.run_folder import RunFolder, run_folder
 from bench.relay.control import RelayControl
 from outrider.cli.local.mesh import ProcessSpec, to_toml
+from outrider.cli.local.supervisor import tail
 from outrider.engines.huge_pages import with_huge_pages
 from outrider.process import die_with_parent, read_ports
 from outrider.rpc import make_channel
@@ -88,14 +89,18 @@ class Service:
             )
 
     async def ready(self) -> None:
-        """Return once it serves. Raises RuntimeError if it does not come up."""
+        """Return once it serves. Raises RuntimeError, with its log's end, if it does not come up."""
         limit = time.monotonic() + _START_LIMIT_S
         while read_ports(self._ready) is None:
-            if self._process is None or self._process.poll() is not None:
-                raise RuntimeError(f"{self.name} ended while it started; see {self._log}")
-            if time.monotonic() > limit:
-                raise RuntimeError(f"{self.name} did not start; see {self._log}")
-            await asyncio.sleep(_POLL_S)
+            assert self._process is not None
+            if (status := self._process.poll()) is not None:
+                why = f"ended with status {status} while it started"
+            elif time.monotonic() > limit:
+                why = f"did not start in {_START_LIMIT_S:.0f} s"
+            else:
+                await asyncio.sleep(_POLL_S)
+                continue
+            raise RuntimeError(f"{self.name} {why}; {self._log} ends with:\n{tail(self._log)}")
 
     async def metrics(self) -> str:
         """Its page of metrics."""

@@ -79,9 +79,12 @@ def test_threads_do_not_change_a_bit(
 
 def test_every_size_that_is_prepared_computes_the_same(openvino_engine: OpenVinoEngine) -> None:
     engine, ids = openvino_engine, random_ids(openvino_engine, 90)
-    assert engine.info.sizing.sizes == (1, 2, 4, 8, 12, 16, 24, 32)
+    sizes = engine.info.sizing.sizes
+    assert sizes[0] <= 8, "where calls of few rows have other kernels, which is so without VNNI"
+    assert sizes == tuple(size for size in (1, 2, 4, 8, 12, 16, 24, 32) if size >= sizes[0])
     expected = all_rows(engine, ids, table(engine, 90))
-    # 3 and 7 rows leave room in their calls; 9 run as 12 on the model for any number, 33 as 48.
+    # 3 and 7 rows leave room in their calls; 9 run as 12 on the model for any number, 33 as 48;
+    # 90 are computed as 64 and 26 where products of many rows have another kernel.
     for chunk in (1, 2, 3, 4, 7, 8, 9, 33):
         assert_same(all_rows(engine, ids, table(engine, 90, chunk), chunk), expected)
 

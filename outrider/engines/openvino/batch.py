@@ -6,7 +6,7 @@ takes longer than Python needs for a dozen of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TypeAlias
@@ -39,6 +39,14 @@ class CallLayout:
     """Whether a sequence of one row enters attention twice (decision 0002)."""
     spare_blocks: Ids
     """Where the KV of rows that nobody asked for lands."""
+    max_rows: int = 0
+    """Most rows of a call; more are computed in several, one after the other. 0: any number."""
+
+    def calls(self, slices: Sequence[SequenceSlice]) -> list[list[SequenceSlice]]:
+        """The slices, cut where they have to be, call by call."""
+        if not self.max_rows or sum(len(part.tokens) for part in slices) <= self.max_rows:
+            return [list(slices)]
+        return list(_cut(slices, self.max_rows))
 
     def inputs(self, slices: Sequence[SequenceSlice]) -> Inputs:
         """The arrays of a call of at least one slice. Logits come in order of slices, padding
@@ -67,6 +75,25 @@ def lay_out(slices: Sequence[SequenceSlice], *, duplicates: bool) -> Inputs:
     behind: its KV goes to the slot past the slice's last token, the engine's scratch token.
     """
     return _Rows(slices, duplicates=duplicates).inputs()
+
+
+def _cut(slices: Sequence[SequenceSlice], max_rows: int) -> Iterator[list[SequenceSlice]]:
+    call, room = list[SequenceSlice](), max_rows
+    for part in slices:
+        count, begin = len(part.tokens), 0
+        while begin < count:
+            end = min(count, begin + room)
+            asked = max(0, end - max(begin, count - part.num_rows))
+            call.append(
+                part._replace(tokens=part.tokens[begin:end], past=part.past + begin, num_rows=asked)
+            )
+            room -= end - begin
+            begin = end
+            if not room:
+                yield call
+                call, room = [], max_rows
+    if call:
+        yield call
 
 
 class _Rows:

@@ -3,7 +3,9 @@
 Kernels are chosen by the number of rows of a product, and where the choice changes, so may the last
 bits. Which numbers these are depends on the CPU: with bf16 on one with AMX, products of up to four
 rows differ from larger ones (decision 0002). So each size of call computes the same tokens once,
-before the engine serves, and calls of a size that differs are padded to one that does not.
+before the engine serves, and calls of a size that differs are padded to one that does not. In f32
+without VNNI instructions it is the many rows that differ, from some 90 on: there a larger call is
+computed as several.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ _HEAD_PROBE_ROWS: Final = 16
 _LARGER_ROWS: Final = (64, 128)
 LONG_PROBE_ROWS: Final = 256
 """Rows of a call like a large chunk of a prompt."""
+_CHUNK_ROWS: Final = 32
+"""Rows of the calls that compute so many in several."""
 _INEXACT_ROWS: Final = (1, 4)
 """Rows of further calls that tell engines apart of which calls need not agree."""
 _FEW_LOGITS: Final = (1, 2, 4, 8)
@@ -70,29 +74,37 @@ def least_rows(compute: Compute, reference: Logits, sizes: Sequence[int]) -> int
     )
 
 
-def check_long_calls(compute: Compute, reference: Logits, max_tokens: int) -> None:
-    """Raises EngineError if large chunks of a prompt differ from smaller ones: no padding helps
-    then. Nothing is tried that there is no room for."""
+def most_rows(compute: Compute, reference: Logits, max_tokens: int) -> int:
+    """Most rows of a call up to which all give the same bits; 0: however many it has. Sizes for
+    which there is no room are not tried, and count as others. Raises EngineError if text would
+    depend on how a prompt is cut into such calls."""
+    most = PROBE_ROWS
     for num_rows in _LARGER_ROWS:
-        if num_rows <= max_tokens:
-            rows = compute(0, num_rows, num_rows)[: len(reference)]
-            _check_same(rows, reference, num_rows)
+        if num_rows > max_tokens:
+            break
+        if not same_bits(compute(0, num_rows, num_rows)[: len(reference)], reference):
+            break
+        most = num_rows
     if max_tokens < LONG_PROBE_ROWS:
-        return
-    whole = compute(0, LONG_PROBE_ROWS, _COMPARED_LOGITS).copy()
-    rows = whole
-    for past in range(0, LONG_PROBE_ROWS, PROBE_ROWS):
-        rows = compute(past, min(PROBE_ROWS, LONG_PROBE_ROWS - past), _COMPARED_LOGITS)
-    _check_same(rows, whole, LONG_PROBE_ROWS)
-
-
-def _check_same(rows: Logits, others: Logits, num_rows: int) -> None:
-    if not same_bits(rows, others):
+        return most
+    in_chunks = _last_logits(compute, _CHUNK_ROWS)
+    if most == _LARGER_ROWS[-1] and same_bits(_last_logits(compute, LONG_PROBE_ROWS), in_chunks):
+        return 0
+    if not same_bits(_last_logits(compute, most), in_chunks):
         raise EngineError(
-            f"on this CPU a call of {num_rows} rows computes other bits than one of {PROBE_ROWS}, "
-            "so text would depend on how prompts are cut; set precision to f32, or exact to false "
-            "if that may be"
+            f"on this CPU calls of {most} rows compute other bits than the same tokens in calls of "
+            f"{_CHUNK_ROWS}, so text would depend on how prompts are cut; set precision to another "
+            "one (bf16 or f32), or exact to false if that may be"
         )
+    return most
+
+
+def _last_logits(compute: Compute, num_rows: int) -> Logits:
+    """Of the long probe, computed in calls of so many rows."""
+    begins = range(0, LONG_PROBE_ROWS, num_rows)
+    for past in begins:
+        rows = compute(past, min(num_rows, LONG_PROBE_ROWS - past), _COMPARED_LOGITS)
+    return rows.copy()
 
 
 def same_bits(one: Logits, other: Logits) -> bool:

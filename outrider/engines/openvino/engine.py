@@ -105,9 +105,11 @@ class OpenVinoEngine:
         check_slices(self._info, self._opened, slices)
         if not slices:
             return []
-        inputs = self._model.layout.inputs(slices)
-        num_rows = sum(part.num_rows for part in slices)
-        logits = self._model.infer(inputs, self._last_slot(slices[-1]), num_rows, overlapped_work)
+        first, *others = self._model.layout.calls(slices)
+        logits = self._infer(first, overlapped_work)
+        if others:
+            # Each call overwrites the logits of the one before.
+            logits = np.concatenate([logits.copy(), *(self._infer(it).copy() for it in others)])
         answers = []
         begin = 0
         named = self._head_ids is not None
@@ -137,6 +139,14 @@ class OpenVinoEngine:
             self._closed = True
             self._opened.clear()
             self._model.release()
+
+    def _infer(
+        self, slices: Sequence[SequenceSlice], overlapped_work: OverlappedWork = no_work
+    ) -> Logits:
+        """[n, V] the rows that these ask for, of one call."""
+        inputs = self._model.layout.inputs(slices)
+        num_rows = sum(part.num_rows for part in slices)
+        return self._model.infer(inputs, self._last_slot(slices[-1]), num_rows, overlapped_work)
 
     def _named(self, rows: Logits) -> Ids | None:
         """[r, c] the ids of a trimmed head's columns, the same in every row."""

@@ -20,11 +20,11 @@ from outrider.engines.openvino.batch import CallLayout, Inputs
 from outrider.engines.openvino.compiling import Compiler
 from outrider.engines.openvino.consistency import (
     PROBE_ROWS,
-    check_long_calls,
     compute_reference,
     compute_samples,
     least_logits,
     least_rows,
+    most_rows,
     same_bits,
 )
 from outrider.engines.openvino.convert import ConvertedModel
@@ -87,7 +87,8 @@ class PagedModel:
         """See base.Engine."""
         self._vocabulary_size = model.facts.vocabulary_size
         self.layout = CallLayout(sizing, 1, config.exact, padding_blocks)
-        """How calls are laid out; with `exact` they are filled up so far that all agree."""
+        """How calls are laid out; with `exact` they are filled up, and cut, so far that all agree.
+        """
         room = self.num_blocks * self.block_tokens - scratch_tokens
         reference = self._agree(min(room, max_context_tokens - scratch_tokens), twin)
         self.fingerprint = fingerprint_of(reference)
@@ -139,7 +140,7 @@ class PagedModel:
             return compute_samples(compute, max_tokens)
         if twin is not None:
             found = twin.layout
-            self.layout = replace(self.layout, sizing=found.sizing, min_logits=found.min_logits)
+            self.layout = replace(found, spare_blocks=self.layout.spare_blocks)
             return compute_reference(compute, max_tokens)
         min_logits = least_logits(compute, max_tokens)
         self.layout = replace(self.layout, min_logits=min_logits)
@@ -148,8 +149,9 @@ class PagedModel:
         tried = [*sizing.sizes, sizing.padded(sizing.max_prepared + 1)]
         min_rows = least_rows(compute, reference, tried)
         self.layout = replace(self.layout, sizing=sizing.at_least(min_rows))
-        check_long_calls(compute, reference, max_tokens)
-        log.info("calls_agree", min_rows=min_rows, min_logits=min_logits)
+        max_rows = most_rows(compute, reference, max_tokens)
+        self.layout = replace(self.layout, max_rows=max_rows)
+        log.info("calls_agree", min_rows=min_rows, min_logits=min_logits, max_rows=max_rows or None)
         return reference
 
     def _compute_probe(self, past: int, num_rows: int, num_logits: int) -> Logits:

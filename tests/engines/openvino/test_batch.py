@@ -108,3 +108,27 @@ def test_padding_follows_what_was_asked_for(
         assert inputs["past_lens"][-1] == 0
     if exact:
         assert len(inputs["kept_rows"]) == num_rows
+
+
+@given(st.lists(slices(), min_size=1, max_size=8), st.integers(1, 9))
+def test_slices_are_cut_into_calls_of_no_more_rows_than_agree(
+    parts: list[SequenceSlice], max_rows: int
+) -> None:
+    parts = [part._replace(sequence=number) for number, part in enumerate(parts)]
+    layout = CallLayout(SizingRule(), 1, True, np.arange(4, dtype=np.int32), max_rows)
+    calls = layout.calls(parts)
+    sizes = [sum(len(part.tokens) for part in call) for call in calls]
+    assert all(size == max_rows for size in sizes[:-1]) and 0 < sizes[-1] <= max_rows
+    for whole in parts:
+        pieces = [it for call in calls for it in call if it.sequence == whole.sequence]
+        assert np.concatenate([it.tokens for it in pieces]).tolist() == whole.tokens.tolist()
+        ends = [it.past + len(it.tokens) for it in pieces]
+        assert [it.past for it in pieces] == [whole.past, *ends[:-1]]
+        asked = [end - n for it, end in zip(pieces, ends, strict=True) for n in range(it.num_rows)]
+        assert sorted(asked) == list(range(ends[-1] - whole.num_rows + 1, ends[-1] + 1))
+
+
+def test_any_number_of_rows_is_one_call_where_all_agree() -> None:
+    layout = CallLayout(SizingRule(), 1, True, np.arange(4, dtype=np.int32))
+    parts = [_round(6, 0, 1)] * 99
+    assert layout.calls(parts) == [parts]

@@ -13,11 +13,11 @@ from outrider.engines.openvino.consistency import (
     LONG_PROBE_ROWS,
     PROBE_ROWS,
     Compute,
-    check_long_calls,
     compute_reference,
     compute_samples,
     least_logits,
     least_rows,
+    most_rows,
 )
 from outrider.errors import EngineError
 
@@ -66,15 +66,33 @@ def test_a_pool_without_room_is_tried_as_far_as_it_goes(max_tokens: int) -> None
     assert len(reference) == min(max_tokens, PROBE_ROWS)
     assert least_rows(compute, reference, SIZES) == 1
     assert least_logits(compute, max_tokens) == 1
-    check_long_calls(compute, reference, max_tokens)
+    assert most_rows(compute, reference, max_tokens) == PROBE_ROWS
 
 
-@pytest.mark.parametrize("changes_at", [49, 60, 100, 200])
-def test_long_calls_that_differ_are_refused(changes_at: int) -> None:
-    reference = compute_reference(kernels(), LONG_PROBE_ROWS)
-    check_long_calls(kernels(), reference, LONG_PROBE_ROWS)
-    with pytest.raises(EngineError, match="set precision to f32"):
-        check_long_calls(kernels(long_changes_at=changes_at), reference, LONG_PROBE_ROWS)
+@pytest.mark.parametrize(
+    ("changes_at", "expected"), [(49, 48), (64, 48), (65, 64), (128, 64), (200, 128), (257, 0)]
+)
+def test_the_most_rows_that_agree_are_found(changes_at: int, expected: int) -> None:
+    compute = kernels(long_changes_at=changes_at)
+    reference = compute_reference(compute, LONG_PROBE_ROWS)
+    assert most_rows(compute, reference, LONG_PROBE_ROWS) == expected
+
+
+@pytest.mark.parametrize(("max_tokens", "expected"), [(63, 48), (64, 64), (255, 128)])
+def test_sizes_that_there_was_no_room_to_try_are_not_used(max_tokens: int, expected: int) -> None:
+    compute = kernels()
+    assert most_rows(compute, compute_reference(compute, max_tokens), max_tokens) == expected
+
+
+@pytest.mark.parametrize("long_changes_at", [64, 9999])
+def test_text_that_would_depend_on_how_prompts_are_cut_is_refused(long_changes_at: int) -> None:
+    usual = kernels(long_changes_at=long_changes_at)
+
+    def compute(past: int, num_rows: int, num_logits: int) -> Logits:
+        return usual(past, num_rows, num_logits) + np.float32(past > 0) * num_rows
+
+    with pytest.raises(EngineError, match="set precision to another"):
+        most_rows(compute, compute_reference(usual, LONG_PROBE_ROWS), LONG_PROBE_ROWS)
 
 
 def test_engines_that_need_not_agree_are_told_apart_by_calls_of_few_rows() -> None:

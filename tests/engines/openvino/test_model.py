@@ -19,7 +19,6 @@ import numpy as np
 from outrider.errors import EngineError
 from outrider.engines.base import SequenceSlice, SizingRule
 from outrider.engines.config import EngineConfig
-from outrider.engines.openvino.batch import lay_out
 from outrider.engines.openvino.convert import ConvertedModel, ModelFacts
 from outrider.engines.openvino.model import PagedModel
 
@@ -33,7 +32,7 @@ model = PagedModel(
     max_context_tokens=8192,
 )
 part = SequenceSlice(1, np.array([5, 6, 7], np.int32), 0, np.array([2], np.int32), 1)
-inputs = lay_out([part], duplicates=True)
+inputs = model.layout.inputs([part])
 for broken in ({}, {"kept_rows": np.zeros(2, np.int32)}, {}):
     try:
         print(model.infer(inputs | broken, (2, 2), 1).shape, flush=True)

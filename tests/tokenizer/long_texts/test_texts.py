@@ -141,7 +141,6 @@ async def test_nobody_joins_without_being_a_worker(vocabulary: Vocabulary, tmp_p
     issuer, port = Issuer(tmp_path), free_tcp_port()
     router = issuer.tls(Role.ROUTER)
     settings: dict[str, Any] = {"tls": issuer.config(Role.TOKENIZER), "caller": router}
-    hello = tokenizer_pb2.WorkRequest(hello=tokenizer_pb2.WorkerHello(name="stranger", slots=1))
     async with running_tokenizer(vocabulary, **settings, worker_port=port) as service:
         for address, caller, reason in (
             (f"127.0.0.1:{port}", router, "PERMISSION_DENIED"),
@@ -150,8 +149,9 @@ async def test_nobody_joins_without_being_a_worker(vocabulary: Vocabulary, tmp_p
         ):
             async with make_channel(address, tls=caller, role=Role.TOKENIZER) as channel:
                 stub = tokenizer_pb2_grpc.TokenizerWorkServiceStub(channel)
+                # It says nothing: grpc.aio forgets the status if it comes before a write (#36066).
                 with pytest.raises(grpc.aio.AioRpcError) as refused:
-                    await stub.Work(iter([hello])).read()
+                    await stub.Work().read()
                 code = refused.value.code().name
                 assert reason in (code, from_rpc_error(refused.value).reason)
 
