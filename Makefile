@@ -11,7 +11,7 @@ SEED := $(shell date +%s)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint types imports protos-check deploy-check bench bench-core bench-check protos format exactness clean
+.PHONY: help setup demo test check collect lint types imports protos-check deploy-check bench bench-core bench-check protos format exactness clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -24,7 +24,9 @@ demo:  ## Start a two-region mesh on this machine and stream a chat through it o
 	@$(PY) tools/demo.py
 
 # More workers than cores: a third of the tests' time is waiting for processes and for limits to end.
-test: setup check  ## Every check and every test
+# Collected beside the checks first: pytest compiles its tests then, once for all workers.
+test: setup  ## Every check and every test
+	@$(MAKE) --no-print-directory -j 2 types collect lint imports protos-check deploy-check
 	@$(BIN)/outrider models pull $(MODEL)
 	$(PY) -m pytest -n 3
 	@echo "Property tests on new examples: what fails is a finding, not a failure of this run;"
@@ -34,6 +36,9 @@ test: setup check  ## Every check and every test
 
 check: setup  ## Static checks only
 	@$(MAKE) --no-print-directory -j 2 types lint imports protos-check deploy-check
+
+collect:
+	$(PY) -m pytest --collect-only -qqq -rN
 
 lint:
 	$(BIN)/ruff check .

@@ -5,10 +5,11 @@ with the threads and the chunk size that were found fastest for it here (`bench.
 our replicas size their chunks themselves): our replica with drafts off and on, exact and not;
 openvino_genai's ContinuousBatchingPipeline on the same IR, prefix caching on, without and with its
 prompt lookup; llama.cpp's server on the same GGUF and on its fastest quantisation, if it is
-installed. Rounds are interleaved and ratios are those within a round: on a shared machine a short
-run next to another says more than a long one. A cell has one ratio for each round and kind of
-prompt. `--core` has five rounds of chats with 1, 8 and 32 sessions, greedy, and leaves the inexact
-replicas and llama.cpp's own drafts out.
+installed; ik_llama.cpp on the latter with one chat, if it is installed too. Rounds are interleaved
+and ratios are those within a round: on a shared machine a short run next to another says more than
+a long one. A cell has one ratio for each round and kind of prompt. `--core` has five rounds of
+chats with 1, 8 and 32 sessions, greedy, and leaves the inexact replicas, llama.cpp's own drafts and
+ik_llama.cpp out.
 
 What is shared: all requests of a system come from one tenant, and the requests of a cell have
 one system message. No user message comes twice in a run, so a replica that drafts from earlier
@@ -36,9 +37,9 @@ from bench.harness import Run, median, parser, quantile, start
 from bench.harness.prompts import KINDS, PromptSupply
 from bench.systems.base import Request, System, Work, WorkResult
 from bench.systems.lineup import (
+    IK_LLAMACPP,
     INEXACT,
     INEXACT_DRAFTS,
-    LLAMACPP,
     LLAMACPP_Q4_0,
     LLAMACPP_Q4_1,
     LLAMACPP_SPECULATION,
@@ -47,6 +48,7 @@ from bench.systems.lineup import (
     OPENVINO_LOOKUP,
     OURS,
     OURS_DRAFTS,
+    TO_INSTALL,
     record_settings,
     rotated,
     start_all,
@@ -110,15 +112,17 @@ def planned_rounds(arguments: argparse.Namespace) -> list[list[Cell]]:
 
 
 def system_names(arguments: argparse.Namespace) -> list[str]:
-    """The systems a run starts; a quick or a core one leaves the inexact replicas and llama.cpp's
-    own drafts out."""
+    """The systems a run starts; a quick or a core one leaves the inexact replicas, llama.cpp's
+    own drafts and ik_llama.cpp out."""
     small = arguments.quick or arguments.core
-    left_out = (INEXACT, INEXACT_DRAFTS, *LLAMACPP_SPECULATION)
+    left_out = (INEXACT, INEXACT_DRAFTS, *LLAMACPP_SPECULATION, IK_LLAMACPP)
     return [n for n in NAMES if not (small and n in left_out)]
 
 
 def takes_part(name: str, cell: Cell) -> bool:
     """The inexact replicas are measured greedily alone: exactness costs the same at every T."""
+    if name == IK_LLAMACPP:
+        return not cell.temperature and cell.concurrency == 1
     return not (cell.temperature and name in (INEXACT, INEXACT_DRAFTS))
 
 
@@ -223,7 +227,7 @@ def _ratios(run: Run, outcomes: Outcomes, sampling: str) -> None:
         ratios = [outcomes.ratios(name, OPENVINO, _at(sampling, c)) for c in sessions]
         if any(ratios):
             table.add(name, _count(ratios), *(table.median(sample) for sample in ratios))
-        elif name in LLAMACPP:
+        elif name in TO_INSTALL:
             table.add(name, 0, *(ABSENT for _ in sessions))
     table.note("n: ratios of each cell, one for every round and kind of prompt.")
     suffix = "" if sampling == "greedy" else "_sampled"

@@ -7,7 +7,7 @@ chats, and two prompts of about 1,500 tokens that arrive among them. Two choices
 which `bench.arrivals` uses: of the setups that took at most a tenth longer, the one with the lowest
 p99 of the time between a chat's tokens. Our own replicas size their chunks themselves and are
 measured with one and two threads. The two quantisations of llama.cpp share the setup of the faster
-one, as do the OpenVINO pipeline with prompt lookup and without, and our replicas.
+one, and its fork too, as do the OpenVINO pipeline with prompt lookup and without, and our replicas.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from bench.harness.record import load
 from bench.peers import llamacpp
 from bench.systems.base import WHOLE_TOKENS, Setup, Work, WorkResult
 from bench.systems.lineup import (
+    IK_LLAMACPP,
     LLAMACPP_Q4_0,
     LLAMACPP_Q4_1,
     LLAMACPP_SPECULATION,
@@ -48,7 +49,7 @@ SLACK = 1.1
 LEADERS = {
     OPENVINO_LOOKUP: OPENVINO,
     LLAMACPP_Q4_1: LLAMACPP_Q4_0,
-    **dict.fromkeys(LLAMACPP_SPECULATION, LLAMACPP_Q4_0),
+    **dict.fromkeys((*LLAMACPP_SPECULATION, IK_LLAMACPP), LLAMACPP_Q4_0),
 }
 """Systems that use the setup of another one; the remaining ones of ours use that of OURS."""
 

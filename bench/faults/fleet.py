@@ -89,7 +89,7 @@ class Service:
             )
 
     async def ready(self) -> None:
-        """Return once it serves. Raises RuntimeError, with its log's end, if it does not come up."""
+        """Return once it serves. Raises RuntimeError, with its log's end, if it does not."""
         limit = time.monotonic() + _START_LIMIT_S
         while read_ports(self._ready) is None:
             assert self._process is not None

@@ -78,7 +78,7 @@ _ALL = (
     ),
     Bench(
         "inference", "bench.inference", sources=(*SERVICES, *SYSTEMS, *COMPOSED_PROMPTS),
-        minutes=150.0, core_minutes=13.0, peers=("llamacpp",),
+        minutes=150.0, core_minutes=13.0, peers=("llamacpp", "ik_llamacpp"),
     ),
     Bench(
         "arrivals", "bench.arrivals", sources=(*SERVICES, *SYSTEMS, *COMPOSED_PROMPTS),

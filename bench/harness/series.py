@@ -15,7 +15,7 @@ from pathlib import Path
 from bench.harness.benches import Bench
 from bench.harness.provenance import ROOT
 from bench.harness.record import RESULTS, is_stale, load
-from bench.peers import dynamo, llamacpp, smg, vllm_router
+from bench.peers import dynamo, ik_llamacpp, llamacpp, smg, vllm_router
 
 _TELL_EVERY_S = 60.0
 
@@ -38,6 +38,7 @@ PEERS = {
             "llamacpp", 20.0, llamacpp.installed,
             partial(llamacpp.install, len(os.sched_getaffinity(0))),
         ),
+        Peer("ik_llamacpp", 1.0, ik_llamacpp.installed, ik_llamacpp.install),
         Peer("smg", 1.0, smg.installed, smg.install),
         Peer("vllm_router", 1.0, vllm_router.installed, vllm_router.install),
         Peer("dynamo", 3.0, dynamo.installed, dynamo.install),

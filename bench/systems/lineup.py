@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 
 from bench.harness import Run
-from bench.peers import llamacpp
+from bench.peers import ik_llamacpp, llamacpp
 from bench.systems.base import Setup, System
+from bench.systems.ik_llamacpp import ik_llama
 from bench.systems.llamacpp import llama_server
 from bench.systems.openvino_pipeline import pipeline
 from bench.systems.replica import replica
@@ -32,6 +33,9 @@ LLAMACPP_SPECULATION = {
 }
 """With drafts of its own (its `--spec-type`): n-grams of all slots, and of the slot's own text."""
 LLAMACPP = (LLAMACPP_Q4_1, LLAMACPP_Q4_0, *LLAMACPP_SPECULATION)
+IK_LLAMACPP = "ik_llama.cpp Q4_0, one chat"
+"""Its package answers one request at a time, greedily."""
+TO_INSTALL = (*LLAMACPP, IK_LLAMACPP)
 NAMES = (
     OURS,
     OURS_DRAFTS,
@@ -39,7 +43,7 @@ NAMES = (
     INEXACT_DRAFTS,
     OPENVINO,
     OPENVINO_LOOKUP,
-    *LLAMACPP,
+    *TO_INSTALL,
 )
 
 LOOKUP_TOKENS = 4
@@ -57,6 +61,11 @@ async def start_all(
         if name in LLAMACPP and not llamacpp.installed():
             print(f"{name}: not installed; {llamacpp.INSTALL}", file=sys.stderr)
             continue
+        if name == IK_LLAMACPP and not (llamacpp.installed() and ik_llamacpp.installed()):
+            print(
+                f"{name}: not installed; {ik_llamacpp.INSTALL}, beside llama.cpp", file=sys.stderr
+            )
+            continue
         systems[name] = await stack.enter_async_context(started(name, vocabulary, setups[name]))
     return systems
 
@@ -67,6 +76,8 @@ def started(name: str, vocabulary: Vocabulary, setup: Setup) -> AbstractAsyncCon
         model = converted(DEFAULT_MODEL, ModelStore(default_root())).directory
         lookup = LOOKUP_TOKENS if name == OPENVINO_LOOKUP else 0
         return pipeline(model, vocabulary, setup, lookup_tokens=lookup)
+    if name == IK_LLAMACPP:
+        return ik_llama(llamacpp.BEST_MODEL, vocabulary, setup)
     if name in LLAMACPP:
         model = llamacpp.same_model() if name == LLAMACPP_Q4_1 else llamacpp.BEST_MODEL
         return llama_server(model, setup, speculation=LLAMACPP_SPECULATION.get(name, "none"))
