@@ -168,7 +168,7 @@ class Load:
                     async for line in client.lines(json.dumps(body).encode()):
                         if line.startswith(b"data: {"):
                             if b'"error"' in line:
-                                raise ValueError(line.decode(errors="replace")[:200])
+                                raise ValueError(line.decode(errors="replace")[:1000])
                             yield True
 
             yield events()
