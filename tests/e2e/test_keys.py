@@ -119,7 +119,7 @@ def test_what_outrider_up_shows_is_all_that_a_client_needs(
         assert talked.stdout
     finally:
         outrider("down", *state)
-    again = outrider(*up, "--regions", "here").stderr
+    again = outrider(*up, *flags).stderr
     outrider("down", *state)
     assert key not in again, "shown once"
     assert "$(cat " in again

@@ -1,4 +1,5 @@
-"""The OpenVINO engine on the real model, and where it is loaded anew, on a few of its layers."""
+"""The OpenVINO engine on a few layers of the real model, which have all of its kernels in an eighth
+of its time; on all of them where that is what a test is about."""
 
 from __future__ import annotations
 
@@ -13,10 +14,7 @@ from structlog.testing import capture_logs
 from outrider.engines.base import Engine, SequenceSlice
 from outrider.engines.config import EngineConfig, Precision
 from outrider.engines.openvino.engine import OpenVinoEngine
-from outrider.engines.openvino.loading import load_engine
 from outrider.errors import ConfigError, EngineError
-from outrider.models.catalog import DEFAULT_MODEL
-from outrider.models.store import ModelStore
 from outrider.models.vocabulary import Vocabulary
 from tests.engines.seam.contract import EngineContract
 from tests.engines.seam.driving import (
@@ -33,19 +31,25 @@ pytestmark = pytest.mark.model
 
 
 @pytest.fixture(scope="module")
-def two_threads(model_store: ModelStore) -> Iterator[OpenVinoEngine]:
+def shallow(shallow_model: ShallowModel) -> Iterator[OpenVinoEngine]:
+    """Tests close the sequences they open, never the engine."""
+    config = EngineConfig(num_blocks=384, max_fixed_rows=8, prepare_first=True)
+    with closing(shallow_model.load(config)) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def two_threads(shallow_model: ShallowModel) -> Iterator[OpenVinoEngine]:
     """The same model on another number of threads, with a smaller pool."""
-    engine = load_engine(
-        DEFAULT_MODEL, model_store, EngineConfig(threads=2, num_blocks=16, max_fixed_rows=0)
-    )
-    yield engine
-    engine.close()
+    config = EngineConfig(threads=2, num_blocks=16, max_fixed_rows=0)
+    with closing(shallow_model.load(config)) as engine:
+        yield engine
 
 
 class TestOpenVinoEngine(EngineContract):
     @pytest.fixture
-    def engine(self, openvino_engine: OpenVinoEngine) -> Engine:
-        return openvino_engine
+    def engine(self, shallow: OpenVinoEngine) -> Engine:
+        return shallow
 
     @pytest.fixture
     def other(self, two_threads: OpenVinoEngine) -> Engine:
@@ -68,11 +72,9 @@ def test_it_declares_what_it_needs(openvino_engine: OpenVinoEngine) -> None:
     assert info.block_bytes == LAYER_BLOCK_BYTES[info.precision] * 30
 
 
-def test_threads_do_not_change_a_bit(
-    openvino_engine: OpenVinoEngine, two_threads: OpenVinoEngine
-) -> None:
-    ids = random_ids(openvino_engine, 120)
-    expected = all_rows(openvino_engine, ids, table(openvino_engine, 120))
+def test_threads_do_not_change_a_bit(shallow: OpenVinoEngine, two_threads: OpenVinoEngine) -> None:
+    ids = random_ids(shallow, 120)
+    expected = all_rows(shallow, ids, table(shallow, 120))
     for chunk in (120, 5, 1):
         assert_same(all_rows(two_threads, ids, table(two_threads, 120), chunk), expected)
 
@@ -139,10 +141,10 @@ def test_sizes_larger_than_the_probe_are_prepared_too(shallow_model: ShallowMode
 
 
 def test_engines_of_one_model_have_one_fingerprint(
-    openvino_engine: OpenVinoEngine, two_threads: OpenVinoEngine
+    shallow: OpenVinoEngine, two_threads: OpenVinoEngine
 ) -> None:
-    assert len(openvino_engine.info.fingerprint) == 32
-    assert openvino_engine.info.fingerprint == two_threads.info.fingerprint
+    assert len(shallow.info.fingerprint) == 32
+    assert shallow.info.fingerprint == two_threads.info.fingerprint
 
 
 def test_what_was_tried_for_one_instance_holds_for_the_next(shallow_model: ShallowModel) -> None:
@@ -173,8 +175,8 @@ def test_closing_does_not_wait_for_all_sizes(shallow_model: ShallowModel) -> Non
     assert "preparation" not in names
 
 
-def test_a_long_prompt_in_chunks_equals_one_pass(openvino_engine: OpenVinoEngine) -> None:
-    engine, ids = openvino_engine, random_ids(openvino_engine, 1540)
+def test_a_long_prompt_in_chunks_equals_one_pass(shallow: OpenVinoEngine) -> None:
+    engine, ids = shallow, random_ids(shallow, 1540)
     blocks, others = table(engine, 1540, first=192), table(engine, 1540, 7)
     with opened(engine, ids, ids) as (whole, chunked):
         expected = run(engine, whole, ids, 0, blocks, 20)

@@ -33,7 +33,8 @@ def resident(pid: int) -> int:
 
 def resident_when_ready(settings: Mapping[str, object]) -> int:
     """Of a replica's process, once all its models are compiled."""
-    given = {"port": 0, "prepare_first": "true", "kv_bytes": KV_BYTES, **settings}
+    given = {"port": 0, "prepare_first": "true", "kv_bytes": KV_BYTES, "warm_up_rows": 16}
+    given |= settings
     environ = {f"OUTRIDER_INFERENCE_{name.upper()}": str(value) for name, value in given.items()}
     with subprocess.Popen(
         [sys.executable, "-m", "outrider.cli.main", "serve", "inference"],
