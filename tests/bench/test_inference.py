@@ -12,6 +12,7 @@ from bench.harness import TOO_FEW, Run
 from bench.inference import Cell, Outcomes, Prompts, report
 from bench.systems.base import Answer, WorkResult
 from bench.systems.lineup import (
+    IK_LLAMACPP,
     INEXACT,
     LLAMACPP_Q4_0,
     LLAMACPP_Q4_1,
@@ -116,6 +117,11 @@ def test_a_whole_run_measures_every_cell_and_flags_choose_among_them() -> None:
     assert Cell("chat", 0.0, 16) in quick
     assert len(quick) < 10
     assert not inference.takes_part(INEXACT, Cell("chat", 0.8, 1))
+    alone = [cell for cell in inference.planned_cells(flags()) if cell.concurrency == 1]
+    assert {it for it in alone if inference.takes_part(IK_LLAMACPP, it)} == {
+        Cell(kind, 0.0, 1) for kind in ("chat", "code", "document")
+    }
+    assert not inference.takes_part(IK_LLAMACPP, Cell("chat", 0.0, 2)), "it has one sequence"
 
 
 def test_a_core_run_has_five_rounds_of_chats() -> None:
