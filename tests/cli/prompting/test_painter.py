@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pyte
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from outrider.cli.prompting.painter import Painter
@@ -81,6 +81,7 @@ sizes = st.tuples(st.integers(6, 60), st.integers(3, 20))
     st.lists(st.tuples(texts, texts, sizes), min_size=1, max_size=6),
     sizes,
 )
+@example("", [("a\na", "", (6, 3)), ("\n\n", "\n\n", (6, 4))], (6, 3))
 def test_a_resized_terminal_shows_the_end_of_the_text_once(
     before: str, states: list[tuple[str, str, tuple[int, int]]], size: tuple[int, int]
 ) -> None:
@@ -98,11 +99,15 @@ def test_a_resized_terminal_shows_the_end_of_the_text_once(
     fresh = pyte.Screen(width, height)
     fresh.set_mode(pyte.modes.LNM)
     pyte.Stream(fresh).feed(Painter(width, height).paint(painter.shown, ""))
-    shown = [row for row in rows(terminal) if row]
     wanted = [row for row in rows(fresh) if row]
+    shown = [row for row in rows(terminal) if row]
+    # Provisional text may have scrolled rows away, which cannot be taken back.
+    assert shown == wanted[len(wanted) - len(shown) :]
+    stream.feed(painter.resize(width + 1, height) + painter.resize(width, height))
+    shown = [row for row in rows(terminal) if row]
     # A row less fits where the screen was cleared.
     assert shown == wanted[len(wanted) - len(shown) :]
-    assert len(shown) >= min(len(wanted), height - 1) - 1 or not wanted
+    assert len(shown) >= len(wanted) - 1
 
 
 def test_what_is_marked_stays_underlined_on_a_resized_terminal() -> None:
