@@ -167,11 +167,20 @@ class Load:
                 async with HttpClient(job.host, job.port, job.key) as client:
                     async for line in client.lines(json.dumps(body).encode()):
                         if line.startswith(b"data: {"):
-                            if b'"error"' in line:
+                            if is_error(line):
                                 raise ValueError(line.decode(errors="replace")[:1000])
                             yield True
 
             yield events()
+
+
+def is_error(line: bytes) -> bool:
+    """Whether an event of a completion, `data: {...}`, says that it failed; a reply may have the
+    word "error" in it."""
+    if b'"error"' not in line:
+        return False
+    told = json.loads(line.removeprefix(b"data: "))
+    return bool(told.get("error")) or told.get("object") == "error"
 
 
 def _question(nonce: int, number: int, turn: int) -> str:

@@ -14,6 +14,7 @@ from bench.cost import processor_time
 from bench.cost.__main__ import AIMS_US, ROLES, loads, report, tick_ms
 from bench.cost.backend import Backend, event
 from bench.cost.engine import PacedEngine
+from bench.cost.load import is_error
 from bench.cost.measuring import Cost, Load, latencies_ms
 from bench.harness import Run
 from bench.http.client import HttpClient
@@ -143,3 +144,10 @@ def test_a_commit_belongs_to_the_call_that_was_over_last() -> None:
     ends = [1.0, 2.0, 3.0]
     assert latencies_ms(ends, [0.5, 1.25, 2.0, 3.5]) == (250.0, 0.0, 500.0)
     assert latencies_ms([], [1.0]) == ()
+
+
+def test_a_reply_that_speaks_of_an_error_is_none() -> None:
+    assert not is_error(b'data: {"choices":[{"delta":{"content":"error"}}]}')
+    assert not is_error(b'data: {"choices":[],"error":null}')
+    assert is_error(b'data: {"error":{"message":"no room","type":"server_error"}}')
+    assert is_error(b'data: {"object":"error","message":"no room"}')
