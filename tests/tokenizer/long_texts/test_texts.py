@@ -149,7 +149,8 @@ async def test_nobody_joins_without_being_a_worker(vocabulary: Vocabulary, tmp_p
         ):
             async with make_channel(address, tls=caller, role=Role.TOKENIZER) as channel:
                 stub = tokenizer_pb2_grpc.TokenizerWorkServiceStub(channel)
-                # It says nothing: grpc.aio forgets the status if it comes before a write (#36066).
+                # It says nothing: grpc.aio forgets a status that comes before a write
+                # (github.com/grpc/grpc/issues/36066).
                 with pytest.raises(grpc.aio.AioRpcError) as refused:
                     await stub.Work().read()
                 code = refused.value.code().name
