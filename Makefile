@@ -10,6 +10,8 @@ SEED := $(shell date +%s)
 # pass would rewrite all tests anew.
 unexport PYTHONDONTWRITEBYTECODE
 
+CHECKS := types lint imports protos-check deploy-check
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check collect lint types imports protos-check deploy-check bench bench-core bench-check protos format exactness clean
 
@@ -26,7 +28,7 @@ demo:  ## Start a two-region mesh on this machine and stream a chat through it o
 # More workers than cores: a third of the tests' time is waiting for processes and for limits to end.
 # Collected beside the checks first: pytest compiles its tests then, once for all workers.
 test: setup  ## Every check and every test
-	@$(MAKE) --no-print-directory -j 2 types collect lint imports protos-check deploy-check
+	@$(MAKE) --no-print-directory -j 2 collect $(CHECKS)
 	@$(BIN)/outrider models pull $(MODEL)
 	$(PY) -m pytest -n 3
 	@echo "Property tests on new examples: what fails is a finding, not a failure of this run;"
@@ -35,7 +37,7 @@ test: setup  ## Every check and every test
 		--timeout 60 --session-timeout 60 $$(grep -rl hypothesis tests --include='test_*.py')
 
 check: setup  ## Static checks only
-	@$(MAKE) --no-print-directory -j 2 types lint imports protos-check deploy-check
+	@$(MAKE) --no-print-directory -j 2 $(CHECKS)
 
 collect:
 	$(PY) -m pytest --collect-only -qqq -rN

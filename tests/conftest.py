@@ -86,11 +86,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
     return _ByFixture(config, log)
 
 
-# While tests are collected, 10,000 of them; pytest_collection_finish sets what was there before.
-_GC_THRESHOLDS = gc.get_threshold()
-gc.set_threshold(20_000, *_GC_THRESHOLDS[1:])
-
-
 def pytest_sessionstart(session: pytest.Session) -> None:
     """With several workers (`pytest -n 2`), look after them."""
     plugins = session.config.pluginmanager
@@ -108,7 +103,6 @@ def pytest_collection_finish() -> None:
     again and again."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(*_GC_THRESHOLDS)
 
 
 # No deadline: a busy machine is no failure. No database: a run depends on the source and a seed.

@@ -58,7 +58,12 @@ class Engine:
         # It says which CPUs its flash attention fails on, and leaves it out there.
         llama = package.IkLlama(model, n_ctx=_CONTEXT_TOKENS, n_threads=threads, verbose=False)
         self._llama, self._context, self._model = llama, llama._context, llama._model
-        self.settings = {"version": VERSION, "threads": threads, "model": Path(model).name}
+        self.settings = {
+            "version": VERSION,
+            "threads": threads,
+            "model": Path(model).name,
+            "batch_tokens": _BATCH_TOKENS,
+        }
 
     def run(self, job: dict[str, Any]) -> dict[str, Any]:
         """One job, of one request at a time."""

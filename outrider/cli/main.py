@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -38,9 +37,6 @@ COMMANDS: Final = {
     "bench": "outrider.cli.bench.serve:app",
 }
 """Where each command, or group of commands, is. To import them all takes most of a second."""
-
-_GC_THRESHOLD: Final = 20_000
-"""Objects more than before at which garbage is looked for; 700 is Python's own."""
 
 _HELP: Final = (
     "A speculative token mesh: LLM answers that start at the network edge and are decided "
@@ -87,9 +83,6 @@ def app_for(arguments: Sequence[str]) -> typer.Typer:
 
 def main() -> None:
     """Run the command line; our errors, and files that fail, are one line on stderr, status 1."""
-    # What a command imports stays: to look for garbage in it, again and again, takes a tenth of the
-    # time until it runs.
-    gc.set_threshold(_GC_THRESHOLD)
     if sys.stdin is None:
         # A shell's `<&-` closed it: nothing is to be read, which is no defect.
         sys.stdin = open(os.devnull, encoding="utf-8")

@@ -61,7 +61,7 @@ class EngineConfig:
     dynamic_quantization: bool = True
     """Whether a weight product rounds its inputs to 8 bits, in groups that share a scale: with it
     calls of many rows take half the time, and 4 % of likeliest tokens become another one (without
-    it 2 %; `python -m bench.fidelity`). OpenVINO only."""
+    it 2 %; `python -m bench.fidelity`). CPUs with AVX2 alone never do. OpenVINO only."""
     weight_bits: int = 8
     """Bits of a weight, 8 or 4, once a model is converted. With 4 a call of few rows takes six
     tenths of the time and is less true to the file: for draft models, whose text is verified

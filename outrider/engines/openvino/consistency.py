@@ -26,7 +26,7 @@ _LARGER_ROWS: Final = (64, 128)
 LONG_PROBE_ROWS: Final = 256
 """Rows of a call like a large chunk of a prompt."""
 _CHUNK_ROWS: Final = 32
-"""Rows of the calls that compute so many in several."""
+"""Rows of the calls into which the long probe is cut, to compare."""
 _INEXACT_ROWS: Final = (1, 4)
 """Rows of further calls that tell engines apart of which calls need not agree."""
 _FEW_LOGITS: Final = (1, 2, 4, 8)
@@ -75,9 +75,9 @@ def least_rows(compute: Compute, reference: Logits, sizes: Sequence[int]) -> int
 
 
 def most_rows(compute: Compute, reference: Logits, max_tokens: int) -> int:
-    """Most rows of a call up to which all give the same bits; 0: however many it has. Sizes for
-    which there is no room are not tried, and count as others. Raises EngineError if text would
-    depend on how a prompt is cut into such calls."""
+    """Most rows of a call up to which all give the same bits; 0: all do, however many rows they
+    have. A size for which there is no room is not tried, and counts as one that differs. Raises
+    EngineError if text would depend on how a prompt is cut into such calls."""
     most = PROBE_ROWS
     for num_rows in _LARGER_ROWS:
         if num_rows > max_tokens:

@@ -103,6 +103,8 @@ def test_a_resized_terminal_shows_the_end_of_the_text_once(
     shown = [row for row in rows(terminal) if row]
     # Provisional text may have scrolled rows away, which cannot be taken back.
     assert shown == wanted[len(wanted) - len(shown) :]
+    if not any(provisional for _, provisional, _ in states):
+        assert len(shown) >= min(len(wanted), height - 1) - 1 or not wanted
     stream.feed(painter.resize(width + 1, height) + painter.resize(width, height))
     shown = [row for row in rows(terminal) if row]
     # A row less fits where the screen was cleared.
