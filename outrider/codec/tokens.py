@@ -133,7 +133,8 @@ class TokenCoder:
 
     def checksum(self, ids: Sequence[int], before: int | None = None) -> int:
         """CRC-32 of ids, behind those whose checksum is `before`."""
-        return zlib.crc32(_as_bytes(ids), self._seed if before is None else before)
+        raw = ids[0].to_bytes(4, "little") if len(ids) == 1 else _as_bytes(ids)
+        return zlib.crc32(raw, self._seed if before is None else before)
 
     def number(self, token: int, codec: TokenCodec) -> int:
         """What stands for a token alone: its rank where the codec has ranks, else its id. Raises
@@ -141,6 +142,12 @@ class TokenCoder:
         if not 0 <= token < self._size:
             raise self._outside()
         return self._ranks_by_id[token] if codec in RANKED else token
+
+    def number_bytes(self, token: int, codec: TokenCodec) -> bytes:
+        """The LEB128 of `number`. Raises BadTokenBlockError."""
+        if not 0 <= token < self._size:
+            raise self._outside()
+        return self._rank_pieces[token] if codec in RANKED else self._id_pieces[token]
 
     def token(self, number: int, codec: TokenCodec) -> int:
         """The token of `number`. Raises BadTokenBlockError."""

@@ -33,6 +33,7 @@ class StallFreeClock:
         self._clock = clock
         self._detector: StallDetector | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._ticked = asyncio.Event()
         self._lost_s = 0.0
 
     def __call__(self) -> float:
@@ -55,6 +56,11 @@ class StallFreeClock:
         """Watch the running loop."""
         self._detector = StallDetector(self._clock() - self._lost_s, self._policy)
         self._tick(asyncio.get_running_loop())
+
+    async def tick(self) -> None:
+        """Return with the next tick of the timer, which a clock has that was started: what else
+        passes with time alone needs no timer, and no wake-up of the process, of its own."""
+        await self._ticked.wait()
 
     def stop(self) -> None:
         """Watch no more."""
@@ -93,4 +99,6 @@ class StallFreeClock:
             self._detector.tick(self._clock() - self._lost_s)
         if (stalled_s := self.stalled_s - before_s) >= self._policy.stop_s:
             log.warning("process_stalled", seconds=round(stalled_s, 1))
+        self._ticked.set()
+        self._ticked = asyncio.Event()
         self._timer = loop.call_later(self._policy.interval_s, self._tick, loop)

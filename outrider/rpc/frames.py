@@ -24,6 +24,8 @@ class Frame(Protocol):
 
 MessageT = TypeVar("MessageT")
 FrameT = TypeVar("FrameT", bound=Frame)
+OutgoingT = TypeVar("OutgoingT", bound=Frame | bytes)
+"""A frame, or its bytes where they were made without a message."""
 FrameT_co = TypeVar("FrameT_co", bound=Frame, covariant=True)
 
 
@@ -51,7 +53,7 @@ _HEADS: Final = tuple(_TAG + varint.encode(length) for length in range(128))
 
 
 async def outgoing(
-    outbox: Outbox[FrameT], parse: Callable[[bytes], MessageT]
+    outbox: Outbox[OutgoingT], parse: Callable[[bytes], MessageT]
 ) -> AsyncIterator[MessageT]:
     """One message after the other: whatever waits whenever the stream takes one. `parse` makes it
     of its bytes: to copy frames into a message takes protobuf twice as long. Ends and raises as
@@ -83,5 +85,5 @@ async def received(
             await asyncio.sleep(0)
 
 
-def _serialized(frame: Frame) -> bytes:
-    return frame.SerializeToString()
+def _serialized(frame: Frame | bytes) -> bytes:
+    return frame if isinstance(frame, bytes) else frame.SerializeToString()

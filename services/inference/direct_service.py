@@ -39,7 +39,7 @@ class DirectStream:
         self, table: SessionTable, edge: str, *, max_frames: int, max_sessions: int
     ) -> None:
         """At most `max_frames` wait for the edge, at most `max_sessions` are attached."""
-        self.outbox: Outbox[inference_pb2.SessionDown] = Outbox(max_frames, max_sessions)
+        self.outbox: Outbox[wire.Down] = Outbox(max_frames, max_sessions)
         self.attached_any = asyncio.Event()
         self._table = table
         self._edge = edge
@@ -65,7 +65,7 @@ class DirectStream:
             why = OutriderError(f"the stream broke with {type(error).__name__}; open another")
         self.close(why)
 
-    def send(self, frame: inference_pb2.SessionDown) -> None:
+    def send(self, frame: wire.Down) -> None:
         """Queue a commit; an edge that lets its outbox fill up loses the stream, and all sessions
         whose commits went there end."""
         if not self.outbox.offer(frame):

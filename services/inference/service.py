@@ -41,7 +41,7 @@ class GenerateStream:
 
     def __init__(self, table: SessionTable, *, max_frames: int, max_sessions: int) -> None:
         """At most `max_frames` wait for the peer, at most `max_sessions` are open."""
-        self.outbox: Outbox[inference_pb2.SessionDown] = Outbox(max_frames)
+        self.outbox: Outbox[wire.Down] = Outbox(max_frames)
         self._table = table
         self._max_sessions = max_sessions
         self._live: dict[int, LiveSession] = {}
@@ -80,7 +80,7 @@ class GenerateStream:
         except OutriderError as error:
             self._refuse(frame.session, error)
 
-    def send(self, frame: inference_pb2.SessionDown) -> None:
+    def send(self, frame: wire.Down) -> None:
         """Queue a frame; a peer that lets its outbox fill up loses the stream."""
         if self.outbox.closed:
             return

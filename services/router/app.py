@@ -66,11 +66,12 @@ from services.router.upstream.tokenizers import PromptTokenization, TokenizerPoo
 SERVICE: Final = router_pb2.DESCRIPTOR.services_by_name["RouterService"].full_name
 LIVE_KEYS: Final = frozenset({"default_model", "replicas"})
 """Settings that are followed while the router runs."""
-_TICK_S: Final = 0.1
+_HOUSEKEEPING_S: Final = 0.5
+"""Between two looks for what nobody waits for: peers that have left, the age of what is known."""
 _EXPORT_S: Final = 1.0
 """Longest time between two updates of the metrics of sessions that nobody reads."""
-_MAX_SWEPT_ROWS: Final = 2048
-"""Rows of the prefix tree looked at in one tick: a fraction of a millisecond."""
+_MAX_SWEPT_ROWS: Final = 8192
+"""Rows of the prefix tree looked at in one go: about a millisecond."""
 
 _log = structlog.get_logger()
 
@@ -170,6 +171,7 @@ class Router:
             tls=tls,
         )
 
+        self._housekeeping_at = 0.0
         self._export_at = 0.0
         self.replica_metrics = ReplicaMetrics(self.metrics)
         self.embedding_metrics = EmbeddingMetrics(self.metrics, self.embeddings.fleet)
@@ -191,20 +193,23 @@ class Router:
 
     def tick(self) -> None:
         """What passes with time alone."""
+        now = self.clock()
         if self.clock.stalled_recently:
             self.registry.was_late()
-        self.replicas.tick()
-        self.tokenizers.tick()
-        self.registry.expire(self.clock())
-        self.replica_metrics.tick(self.registry, self.clock())
-        self.prefix_index.sweep(self.clock(), _MAX_SWEPT_ROWS)
-        self.switch.expire(self.clock())
-        self.autoscale_metrics.tick(self.clock())
-        if self.replicas.is_settled and self.tokenizers.is_settled:
+        self.registry.expire(now)
+        self.replica_metrics.tick(self.registry, now)
+        self.switch.expire(now)
+        if now >= self._housekeeping_at:
+            self._housekeeping_at = now + _HOUSEKEEPING_S
+            self.replicas.tick()
+            self.tokenizers.tick()
+            self.prefix_index.sweep(now, _MAX_SWEPT_ROWS)
+            self.autoscale_metrics.tick(now)
+        if not self.settled.is_set() and self.replicas.is_settled and self.tokenizers.is_settled:
             self.settled.set()
         if not len(self.table) and not self.embeddings.num_requests:
             self.idle.set()
-        if self.clock() >= self._export_at:
+        if now >= self._export_at:
             self.export()
 
     def export(self) -> None:
@@ -234,7 +239,7 @@ class Router:
         """Tick for ever."""
         while True:
             self.tick()
-            await asyncio.sleep(_TICK_S)
+            await self.clock.tick()
 
     async def retrying(self) -> None:
         """Sessions that wait for a replica go on when there is reason to, before the next tick."""

@@ -10,8 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outrider.codec import varint
 from outrider.codec.ranks import RankTable
-from outrider.codec.tokens import MIN_CLASSES, Block, TokenCodec, TokenCoder, negotiate
+from outrider.codec.tokens import (
+    MIN_CLASSES,
+    RANKED,
+    Block,
+    TokenCodec,
+    TokenCoder,
+    negotiate,
+)
 from outrider.errors import BadTokenBlockError
 
 DIGEST = bytes(range(32))
@@ -40,6 +48,18 @@ def test_round_trip(ids: list[int], codec: TokenCodec) -> None:
     block = CODER.encode(ids, codec)
     assert block.count == len(ids)
     assert CODER.decode(block, max_count=len(ids)) == tuple(ids)
+
+
+@given(st.lists(st.integers(0, SIZE - 1), min_size=1, max_size=4), CODECS)
+def test_a_token_alone_is_written_as_with_others(ids: list[int], codec: TokenCodec) -> None:
+    packs_as = TokenCodec.RANK_VARINT if codec in RANKED else TokenCodec.VARINT
+    pieces = [CODER.number_bytes(token, codec) for token in ids]
+    assert b"".join(pieces) == CODER.pack(ids, packs_as)
+    assert varint.decode(pieces[0], max_count=1) == [CODER.number(ids[0], codec)]
+    checksum = None
+    for token in ids:
+        checksum = CODER.checksum((token,), checksum)
+    assert checksum == CODER.checksum(ids)
 
 
 @given(st.lists(st.integers(0, 199_999), max_size=200), CODECS)

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from random import Random
-from typing import Final
 
 import structlog
 
@@ -19,8 +18,6 @@ from outrider.tls import PLAINTEXT, Tls
 from services.edge.upstream.direct import DirectPaths
 from services.edge.upstream.link import LinkPolicy, RouterLink
 from services.edge.upstream.table import RouterTable, RouterTransition
-
-_TICK_S: Final = 0.1
 
 log = structlog.get_logger()
 
@@ -50,9 +47,8 @@ class RouterPool:
         tls: Tls = PLAINTEXT,
         direct: DirectPaths | None = None,
     ) -> None:
-        """`direct`: as RouterLink has it. `on_tick` is called every 100 ms with the transitions
-        since its last call. Raises
-        ConfigError if targets cannot be looked up."""
+        """`direct`: as RouterLink has it. `on_tick` is called with every tick of the clock, with
+        the transitions since its last call. Raises ConfigError if targets cannot be looked up."""
         self.table = RouterTable(policy.health, rng)
         self._ranks = {target.text: rank for rank, target in enumerate(policy.targets)}
         self._discovery = Discovery(
@@ -171,4 +167,4 @@ class RouterPool:
                 if router.is_leaving and not (router.num_sessions and router.health.is_up):
                     self._jobs[router.address].cancel()
             self._on_tick(self.table, self.table.take_transitions())
-            await asyncio.sleep(_TICK_S)
+            await self.clock.tick()

@@ -12,9 +12,10 @@ from services.inference.kv.events import BlockEvent, BlockLedger, Snapshot, Stor
 
 _MAX_EVENTS = 64
 """Of one response, each of up to kv.events.MAX_EVENT_BLOCKS blocks: far below gRPC's limit."""
-_INTERVAL_S = 0.1
-"""Between two responses with events: a message costs its reader as much as ten commits, and what a
-reply added to the cache is asked for with the chat's next turn, not sooner."""
+_INTERVAL_S = 0.5
+"""Between two responses with events: a message costs its reader as much as ten commits. A router
+expects the prompts that it sent here in the cache without being told, and what a reply added is
+asked for with the chat's next turn, not sooner."""
 _PART_BLOCKS = 8192
 """A part of a snapshot ends with the chain that brings it to at least this many blocks."""
 

@@ -11,6 +11,7 @@ from outrider.errors import MalformedFrameError, PermissionDeniedError
 from outrider.telemetry.families import Family
 from outrider.telemetry.metrics import Metrics
 from outrider.v1 import inference_pb2
+from services.inference.streaming import wire
 from services.inference.streaming.tickets import TicketFault, TicketTable
 
 if TYPE_CHECKING:
@@ -50,15 +51,15 @@ class DirectCommits:
         """The interval, counted since the clock's zero, in which its router was told last: the same
         one for all sessions, so that they share messages."""
 
-    def commit(self, frame: inference_pb2.SessionDown, now: float) -> None:
-        """Send a commit, whose frame has the router's number, where it has to go now."""
-        self._upto = frame.commit.upto
+    def commit(self, commit: bytes, upto: int, now: float) -> None:
+        """Send a commit, as `wire.commit_bytes` makes it, where it has to go now: `upto` tokens are
+        final with it."""
+        self._upto = upto
         if not self.is_under_way or self._edge_stream is None:
-            self._router.send(frame)
+            self._router.send(wire.session_bytes(self._router_number) + commit)
             self._switch(now)
             return
-        frame.session = self.number
-        self._edge_stream.send(frame)
+        self._edge_stream.send(wire.session_bytes(self.number) + commit)
         interval = int(now / PROGRESS_INTERVAL_S)
         if interval != self._told_in:
             self._told_in = interval

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, Protocol, TypeAlias
 
 import structlog
@@ -101,7 +101,7 @@ class PrefixTransfers(Protocol):
 class Peer(Protocol):
     """The stream that a session was opened on."""
 
-    def send(self, frame: inference_pb2.SessionDown) -> None:
+    def send(self, frame: wire.Down) -> None:
         """Queue a frame for the peer; a peer that does not read loses its sessions."""
         ...
 
@@ -191,6 +191,11 @@ class LiveSession:
     """What came before the model thread knew the session; None: it knows it."""
     direct: DirectCommits | None = None
     """Where its commits go if not to `peer`; None: its router wants all of them."""
+    number_bytes: bytes = field(init=False)
+    """`upstream_session_id` as frames to the peer begin with it."""
+
+    def __post_init__(self) -> None:
+        self.number_bytes = wire.session_bytes(self.upstream_session_id)
 
 
 class SessionTable:
@@ -454,8 +459,7 @@ class SessionTable:
                 pace = session.told_pace.news(event, load, self.contract, echo, self.clock())
             direct = session.direct
             is_direct = direct is not None and direct.is_under_way
-            frame = wire.commit_frame(
-                session.upstream_session_id,
+            commit = wire.commit_bytes(
                 event,
                 pace,
                 self.contract,
@@ -463,9 +467,9 @@ class SessionTable:
                 sends_accepted_ids=session.sends_accepted_ids and not is_direct,
             )
             if direct is None:
-                session.peer.send(frame)
+                session.peer.send(session.number_bytes + commit)
             else:
-                direct.commit(frame, self.clock())
+                direct.commit(commit, event.upto, self.clock())
         elif isinstance(event, Opened):
             if self._prefixes is not None and session.request is not None:
                 self._prefixes.opened(session.request, event.cached_tokens, load.row_ms)

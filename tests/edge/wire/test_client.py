@@ -141,6 +141,28 @@ def test_events_arrive_at_the_client(event: events.ClientEvent) -> None:
     assert usage is None or (usage.accepted_tokens, usage.cost) == (5, Cost(6, "USD"))
 
 
+@given(
+    st.builds(
+        events.Commit,
+        text=st.text(max_size=200),
+        ids=st.lists(st.integers(0, 2**32 - 1), max_size=2).map(tuple),
+        upto=st.integers(1, 2**32 - 1),
+        inexact=st.booleans(),
+        model_identity=st.none() | st.just(b"identity"),
+    )
+)
+def test_a_commit_in_bytes_is_the_message(event: events.Commit) -> None:
+    told = wire.write(event, "edge-1")
+    commit = edge_pb2.CommitText(
+        text=event.text,
+        ids=event.ids,
+        upto=event.upto,
+        model_identity=event.model_identity,
+        inexact=event.inexact,
+    )
+    assert told == edge_pb2.EdgeFrame(commit=commit).SerializeToString()
+
+
 def asked(progress: Progress | None = None, **options: object) -> ChatRequest:
     chat = ChatOptions(**options)  # type: ignore[arg-type]
     messages = [Message("user", "hello")]

@@ -23,7 +23,7 @@ from outrider.v1 import direct_pb2, direct_pb2_grpc, inference_pb2
 from outrider.wire import ids_of
 from services.inference import direct_service
 from services.inference.direct_service import DirectStream
-from services.inference.streaming import direct_path
+from services.inference.streaming import direct_path, wire
 from tests.inference.harness import CODER, Peer, Running, reference, running
 
 TEXT = SamplingParams(max_tokens=120, ignore_eos=True)
@@ -316,7 +316,7 @@ async def test_a_session_that_ends_while_its_edge_attaches_leaves_nothing_behind
         class Leaving:
             """A stream to a router that ends by what it is sent."""
 
-            def send(self, frame: inference_pb2.SessionDown) -> None:
+            def send(self, frame: wire.Down) -> None:
                 table.abandon(session, CancelledError("the router does not read"))
 
             def ended(self, number: int) -> None:
