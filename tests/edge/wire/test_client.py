@@ -147,8 +147,11 @@ def test_events_arrive_at_the_client(event: events.ClientEvent) -> None:
         text=st.text(max_size=200),
         ids=st.lists(st.integers(0, 2**32 - 1), max_size=2).map(tuple),
         upto=st.integers(1, 2**32 - 1),
-        inexact=st.booleans(),
+        lossy=st.just(()),
+        lossy_spans=st.just(()),
         model_identity=st.none() | st.just(b"identity"),
+        inexact=st.booleans(),
+        logprobs=st.just(()),
     )
 )
 def test_a_commit_in_bytes_is_the_message(event: events.Commit) -> None:
