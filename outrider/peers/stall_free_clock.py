@@ -11,6 +11,7 @@ from typing import Final
 import structlog
 
 from outrider.peers.stalls import StallDetector, StallPolicy
+from outrider.wake_ups import next_wake_up
 
 log = structlog.get_logger()
 
@@ -101,4 +102,5 @@ class StallFreeClock:
             log.warning("process_stalled", seconds=round(stalled_s, 1))
         self._ticked.set()
         self._ticked = asyncio.Event()
-        self._timer = loop.call_later(self._policy.interval_s, self._tick, loop)
+        due = next_wake_up(loop.time(), self._policy.interval_s)
+        self._timer = loop.call_at(due, self._tick, loop)

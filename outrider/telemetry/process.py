@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from outrider import wake_ups
 from outrider.telemetry import names
 from outrider.telemetry.bucket_histogram import BucketHistogram
 
@@ -45,8 +46,9 @@ def _num_entries(folder: str) -> int:
 
 INTERVAL_S: Final = 0.02
 """How often a loop that works is asked how late it is..."""
-IDLE_INTERVAL_S: Final = 0.08
-"""...and one whose thread hardly computes: waking up for this is most of what it does then."""
+IDLE_INTERVAL_S: Final = wake_ups.INTERVAL_S
+"""...and one whose thread hardly computes, when it wakes up for other things too: waking up is most
+of what it does then."""
 _IDLE_SHARE: Final = 0.1
 """A thread that computes for less than this share of the time hardly computes."""
 STALL_MS: Final = 5.0
@@ -90,7 +92,7 @@ class _LargestLags(Collector):
 
 
 class StallMonitor:
-    """Measures how late the event loop calls back: every `interval_s`, or `idle_interval_s` while
+    """Measures how late the event loop calls back: every `interval_s`, or IDLE_INTERVAL_S while
     there is hardly any work. What is noted each time are plain numbers."""
 
     def __init__(
@@ -99,12 +101,10 @@ class StallMonitor:
         *,
         cause: Cause | None = None,
         interval_s: float = INTERVAL_S,
-        idle_interval_s: float = IDLE_INTERVAL_S,
     ) -> None:
         self._registry = registry
         self._cause = cause or (lambda since: OTHER)
         self._interval_s = interval_s
-        self._idle_interval_s = idle_interval_s
         self._lag = BucketHistogram(names.LOOP_LAG, names.LOOP_LAG_BOUNDARIES_S, ())
         self._recent_lag = RecentMaximum(names.LOOP_LAG_MAX_WINDOW_S)
         self._recent_blocked = RecentMaximum(names.LOOP_LAG_MAX_WINDOW_S)
@@ -117,7 +117,7 @@ class StallMonitor:
 
     def start(self) -> None:
         """Watch the running loop."""
-        self._wait(asyncio.get_running_loop(), time.thread_time(), self._interval_s)
+        self._wait(asyncio.get_running_loop(), time.thread_time(), is_idle=False)
 
     def stop(self) -> None:
         """Stop watching, and take the figures out of the registry."""
@@ -127,23 +127,22 @@ class StallMonitor:
             for collector in self._collectors:
                 self._registry.unregister(collector)
 
-    def _wait(self, loop: asyncio.AbstractEventLoop, computed_s: float, interval_s: float) -> None:
+    def _wait(self, loop: asyncio.AbstractEventLoop, computed_s: float, *, is_idle: bool) -> None:
         since = loop.time()
-        self._timer = loop.call_at(
-            since + interval_s, self._called, loop, since, interval_s, computed_s
-        )
+        due = self.next_due(since, is_idle=is_idle)
+        self._timer = loop.call_at(due, self._called, loop, since, due, computed_s)
 
     def _called(
-        self, loop: asyncio.AbstractEventLoop, since: float, interval_s: float, before_s: float
+        self, loop: asyncio.AbstractEventLoop, since: float, due: float, before_s: float
     ) -> None:
-        computed_s = time.thread_time()
-        took_s, busy_s = loop.time() - since, computed_s - before_s
-        self.late(since, (took_s - interval_s) * 1e3, busy_s * 1e3)
-        self._wait(loop, computed_s, self.next_interval_s(took_s, busy_s))
+        now, computed_s = loop.time(), time.thread_time()
+        busy_s = computed_s - before_s
+        self.late(since, (now - due) * 1e3, busy_s * 1e3)
+        self._wait(loop, computed_s, is_idle=busy_s < _IDLE_SHARE * (now - since))
 
-    def next_interval_s(self, took_s: float, busy_s: float) -> float:
-        """Until the loop is asked again, if its thread computed for `busy_s` of `took_s`."""
-        return self._idle_interval_s if busy_s < _IDLE_SHARE * took_s else self._interval_s
+    def next_due(self, now: float, *, is_idle: bool) -> float:
+        """When the loop is asked again, whose thread hardly computed or did."""
+        return wake_ups.next_wake_up(now, IDLE_INTERVAL_S) if is_idle else now + self._interval_s
 
     def late(self, since: float, lag_ms: float, computed_ms: float = 0.0) -> None:
         """The loop was `lag_ms` late; it was on time at `since`, and its thread has computed for

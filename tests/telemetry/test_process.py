@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from outrider.telemetry.process import RecentMaximum, StallMonitor
+from outrider.wake_ups import next_wake_up
 
 
 def test_only_long_delays_are_stalls() -> None:
@@ -61,6 +62,7 @@ async def test_a_loop_that_is_held_up_is_seen() -> None:
 
 
 def test_a_loop_without_work_is_seldom_woken_up() -> None:
-    monitor = StallMonitor(CollectorRegistry(), interval_s=0.02, idle_interval_s=0.08)
-    assert monitor.next_interval_s(took_s=0.02, busy_s=0.0019) == 0.08
-    assert monitor.next_interval_s(took_s=0.08, busy_s=0.0081) == 0.02
+    monitor = StallMonitor(CollectorRegistry(), interval_s=0.02)
+    assert monitor.next_due(7.0, is_idle=False) == 7.02
+    due = monitor.next_due(7.0, is_idle=True)
+    assert 7.02 <= due <= 7.13 and due == next_wake_up(7.0), "with all else that can wait"
