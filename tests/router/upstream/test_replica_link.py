@@ -80,7 +80,11 @@ async def test_a_replica_that_stays_silent_loses_its_stream_and_its_sessions() -
     async with (
         leak_check(),
         running_replicas(replica),
-        running_router(replica, probe_timeout_s=1.0, suspect_s=1.0) as router,
+        # It goes on reporting its load: without tokens it would be taken to hang at about the same
+        # time.
+        running_router(
+            replica, probe_timeout_s=1.0, suspect_s=1.0, hang=HangPolicy(min_silence_s=60.0)
+        ) as router,
     ):
         edge = router.edge()
         await edge.send(opening(1))
