@@ -8,15 +8,15 @@ and `AccuracySec=` of systemd.timer(5). Processes of one machine are out of step
 from __future__ import annotations
 
 import math
-import os
+import random
 from typing import Final
 
 INTERVAL_S: Final = 0.1
 """Of what is to share its wake-ups."""
 _EARLY: Final = 0.25
 """A timer that is called by this share of an interval too early is called in time."""
-_PHASE: Final = os.getpid() % 100 / 100
-"""Of an interval."""
+_PHASE: Final = random.random()
+"""Of an interval. Process ids would not do: in containers all are 1."""
 
 
 def next_wake_up(now: float, interval_s: float = INTERVAL_S) -> float:

@@ -58,7 +58,7 @@ class StallFreeClock:
         self._detector = StallDetector(self._clock() - self._lost_s, self._policy)
         self._tick(asyncio.get_running_loop())
 
-    async def tick(self) -> None:
+    async def next_tick(self) -> None:
         """Return with the next tick of the timer, which a clock has that was started: what else
         passes with time alone needs no timer, and no wake-up of the process, of its own."""
         await self._ticked.wait()

@@ -70,8 +70,8 @@ _HOUSEKEEPING_S: Final = 0.5
 """Between two looks for what nobody waits for: peers that have left, the age of what is known."""
 _EXPORT_S: Final = 1.0
 """Longest time between two updates of the metrics of sessions that nobody reads."""
-_MAX_SWEPT_ROWS: Final = 8192
-"""Rows of the prefix tree looked at in one go: about a millisecond."""
+_MAX_SWEPT_ROWS: Final = 512
+"""Rows of the prefix tree looked at in one tick: one to three milliseconds if all are freed."""
 
 _log = structlog.get_logger()
 
@@ -198,12 +198,12 @@ class Router:
             self.registry.was_late()
         self.registry.expire(now)
         self.replica_metrics.tick(self.registry, now)
+        self.prefix_index.sweep(now, _MAX_SWEPT_ROWS)
         self.switch.expire(now)
         if now >= self._housekeeping_at:
             self._housekeeping_at = now + _HOUSEKEEPING_S
             self.replicas.tick()
             self.tokenizers.tick()
-            self.prefix_index.sweep(now, _MAX_SWEPT_ROWS)
             self.autoscale_metrics.tick(now)
         if not self.settled.is_set() and self.replicas.is_settled and self.tokenizers.is_settled:
             self.settled.set()
@@ -239,7 +239,7 @@ class Router:
         """Tick for ever."""
         while True:
             self.tick()
-            await self.clock.tick()
+            await self.clock.next_tick()
 
     async def retrying(self) -> None:
         """Sessions that wait for a replica go on when there is reason to, before the next tick."""

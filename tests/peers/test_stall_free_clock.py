@@ -63,10 +63,10 @@ async def test_all_who_wait_for_a_tick_go_on_with_the_next_one() -> None:
     clock, loop = StallFreeClock(POLICY), asyncio.get_running_loop()
     clock.start()
     try:
-        waiting = [asyncio.create_task(clock.tick()) for _ in range(3)]
+        waiting = [asyncio.create_task(clock.next_tick()) for _ in range(3)]
         began = loop.time()
         await asyncio.gather(*waiting)
-        await clock.tick()
+        await clock.next_tick()
         assert loop.time() - began >= POLICY.interval_s, "the second comes an interval later"
     finally:
         clock.stop()

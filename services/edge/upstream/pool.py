@@ -167,4 +167,4 @@ class RouterPool:
                 if router.is_leaving and not (router.num_sessions and router.health.is_up):
                     self._jobs[router.address].cancel()
             self._on_tick(self.table, self.table.take_transitions())
-            await self.clock.tick()
+            await self.clock.next_tick()
