@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from bench.harness import Run, Table, parser, start
 from bench.harness.local_mesh import LocalMesh, local_mesh, outrider
@@ -177,6 +178,13 @@ def foresight(vocabulary: Vocabulary, truth: Answer, number: int) -> Drafter:
     return draft
 
 
+_PATIENT: Final = tuple(
+    f"router.admission.slo_ttft_{priority}_ms=60000.0" for priority in ("medium", "low")
+)
+"""A slow machine may take longer for a first token than clients are usually left to wait: with
+small chunks its router would refuse chats."""
+
+
 @dataclass(frozen=True, slots=True)
 class Stage:
     """One mesh and the variants run on it."""
@@ -201,9 +209,9 @@ def stages(*, quick: bool) -> list[Stage]:
     chunk = "inference.scheduler.prefill_chunk_tokens"
     batch = "inference.scheduler.max_batch_tokens=8192"
     all_stages = [
-        Stage((), first),
-        Stage((f"{chunk}=7",), (tiny,)),
-        Stage((f"{chunk}=4096", batch), (large,)),
+        Stage(_PATIENT, first),
+        Stage((*_PATIENT, f"{chunk}=7"), (tiny,)),
+        Stage((*_PATIENT, f"{chunk}=4096", batch), (large,)),
     ]
     return all_stages[:1] if quick else all_stages
 
