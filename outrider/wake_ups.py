@@ -15,11 +15,11 @@ INTERVAL_S: Final = 0.1
 """Of what is to share its wake-ups."""
 _EARLY: Final = 0.25
 """A timer that is called by this share of an interval too early is called in time."""
-_PHASE: Final = random.random()
-"""Of an interval. Process ids would not do: in containers all are 1."""
+PHASE: Final = random.random()
+"""This process's, as a share of an interval. Process ids would not do: in containers all are 1."""
 
 
-def next_wake_up(now: float, interval_s: float = INTERVAL_S) -> float:
-    """The next of this process's times, which are `interval_s` apart on the clock of `now`: 0.25 to
-    1.25 intervals ahead, and one interval for who just woke up at such a time."""
-    return (math.floor(now / interval_s - _PHASE + _EARLY) + 1 + _PHASE) * interval_s
+def next_wake_up(now: float, interval_s: float = INTERVAL_S, phase: float = PHASE) -> float:
+    """The next of a process's times, which are `interval_s` apart on the clock of `now`: 0.25 to
+    1.25 intervals ahead, and one interval for who just woke up at such a time. Pure."""
+    return (math.floor(now / interval_s - phase + _EARLY) + 1 + phase) * interval_s

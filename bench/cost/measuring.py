@@ -132,11 +132,11 @@ async def idle(mesh: CostMesh, seconds: float) -> dict[str, float]:
 async def measure(mesh: CostMesh, load: Load, tick_ms: float, seconds: float) -> Cost:
     """Open these chats, and measure for so long. Raises RuntimeError if they come to nothing."""
     await without_chats(mesh)
-    opening_ms = max(_LEAST_OPENING_MS, load.chats / _OPENING_COMMITS_PER_S * 1e3)
-    if load.repetition:
-        # What a draft's row costs is learnt from earlier calls. Calls that take longer from one
-        # moment on, when all chats are there, look like the price of the chats that came last.
-        opening_ms = tick_ms
+    # What a draft's row costs is learnt from earlier calls. Calls that take longer from one moment
+    # on, when all chats are there, look like the price of the chats that came last.
+    are_drafts_right = load.repetition > 0.0
+    fastest_ms = max(_LEAST_OPENING_MS, load.chats / _OPENING_COMMITS_PER_S * 1e3)
+    opening_ms = tick_ms if are_drafts_right else fastest_ms
     await mesh.ask(tick_ms=opening_ms, repetition=load.repetition)
     is_native = load.protocol == "native"
     job = Job(
