@@ -67,6 +67,14 @@ def _native(counts: Sequence[int]) -> list[Load]:
     return [Load(chats, provisional=shown) for chats in counts for shown in (False, True)]
 
 
+def meshes(chosen: Sequence[Load]) -> list[list[Load]]:
+    """Loads by the mesh that they share. Where drafts are right, each has one of its own: a replica
+    remembers for hundreds of calls of one size what a row cost, and calls of the fake engine that
+    take other times than before, with as many rows, look like rows that cost more."""
+    plain = [load for load in chosen if not load.repetition]
+    return [plain] * bool(plain) + [[load] for load in chosen if load.repetition]
+
+
 def tick_ms(chats: int, max_commits_per_s: float) -> float:
     """100 calls a second, or fewer where so many chats would commit more than that."""
     return max(_LEAST_TICK_MS, chats / max_commits_per_s * 1e3)
@@ -76,20 +84,22 @@ async def beside_the_engine(
     run: Run, chosen: Sequence[Load], max_commits_per_s: float, seconds: float, until: float
 ) -> None:
     """Our own processes; `until` as time.monotonic()."""
-    async with cost_mesh() as mesh:
-        costs = []
-        without = await idle(mesh, seconds)
-        for load in chosen:
-            try:
-                if time.monotonic() > until:
-                    raise RuntimeError(_TIME_IS_UP)
-                cost = await measure(mesh, load, tick_ms(load.chats, max_commits_per_s), seconds)
-            except RuntimeError as error:
-                print(f"{load.chats} chats, {load.label}: {error}", file=sys.stderr)
-                run.setting("not measured", **{f"{load.chats} chats, {load.label}": str(error)})
-                continue
-            print(_progress(cost), file=sys.stderr, flush=True)
-            costs.append(cost)
+    costs: list[Cost] = []
+    without: dict[str, float] = {}
+    for group in meshes(chosen):
+        async with cost_mesh() as mesh:
+            without = without or await idle(mesh, seconds)
+            for load in group:
+                try:
+                    if time.monotonic() > until:
+                        raise RuntimeError(_TIME_IS_UP)
+                    tick = tick_ms(load.chats, max_commits_per_s)
+                    costs.append(await measure(mesh, load, tick, seconds))
+                    print(_progress(costs[-1]), file=sys.stderr, flush=True)
+                except RuntimeError as error:
+                    name = f"{load.chats} chats, {load.label}"
+                    print(f"{name}: {error}", file=sys.stderr)
+                    run.setting("not measured", **{name: str(error)})
     report(run, costs)
     table = run.table("Cores that a process uses without a chat", "edge", "router", "replica")
     table.add(*(without[role] for role in ("edge", "router", "replica")))

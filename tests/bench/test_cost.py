@@ -11,7 +11,7 @@ import time
 import numpy as np
 
 from bench.cost import processor_time
-from bench.cost.__main__ import AIMS_US, ROLES, loads, report, tick_ms
+from bench.cost.__main__ import AIMS_US, ROLES, loads, meshes, report, tick_ms
 from bench.cost.backend import Backend, event
 from bench.cost.engine import PacedEngine
 from bench.cost.load import is_error
@@ -115,6 +115,8 @@ def test_loads_and_their_pace() -> None:
     labels = [(load.chats, load.label) for load in loads((1, 64))]
     assert len(labels) == len(set(labels)) == 10
     assert len(loads((1, 16))) == 6
+    plain, *repeating = meshes(loads((1, 64)))
+    assert len(plain) == 8 and [len(alone) for alone in repeating] == [1, 1]
     assert tick_ms(1, 800.0) == 10.0 and tick_ms(1000, 800.0) == 1250.0
 
 
