@@ -166,6 +166,7 @@ COMPARISONS = (
     ("spec_vs_openvino_prompt_lookup", OURS_DRAFTS, OPENVINO_LOOKUP),
     ("inexact_vs_openvino_pipeline", INEXACT, OPENVINO),
     ("inexact_vs_openvino_pipeline_spec", INEXACT_DRAFTS, OPENVINO),
+    ("drafts_on_vs_off", OURS_DRAFTS, OURS),
 )
 
 Round = tuple[int, Cell]
@@ -177,10 +178,10 @@ class Outcomes:
     """Everything that was measured."""
 
     by_round: dict[Round, Mapping[str, WorkResult]] = field(default_factory=dict)
-    overhead_ms: dict[str, list[float]] = field(default_factory=dict)
-    """CPU time per tick outside the engine in each cell of 16 sessions, by system."""
-    busy_shares: dict[tuple[str, int], list[float]] = field(default_factory=dict)
-    """Of a replica's engine in each cell, by system and sessions."""
+    overhead_ms: dict[tuple[str, str], list[float]] = field(default_factory=dict)
+    """CPU time per tick outside the engine in each cell of 16 sessions, by sampling and system."""
+    busy_shares: dict[tuple[str, str, int], list[float]] = field(default_factory=dict)
+    """Of a replica's engine in each cell, by sampling, system and sessions."""
 
     def ratios(self, name: str, peer: str, wanted: Callable[[Cell], bool]) -> list[float]:
         """Tokens per second of `name` over those of `peer`, round by round."""
@@ -198,6 +199,10 @@ class Outcomes:
             if wanted(cell) and name in by_name
         ]
 
+    def took_part(self, name: str) -> bool:
+        """Whether a system was there at all."""
+        return any(name in by_name for by_name in self.by_round.values())
+
     def values(self, attribute: str) -> list[object]:
         """The different values of an attribute of the cells, in the order of measuring."""
         return list(dict.fromkeys(getattr(cell, attribute) for _, cell in self.by_round))
@@ -207,6 +212,7 @@ def report(run: Run, outcomes: Outcomes) -> None:
     """Fill the run's tables and figures."""
     for sampling in outcomes.values("sampling"):
         _ratios(run, outcomes, str(sampling))
+    _drafts(run, outcomes)
     _speeds(run, outcomes)
     _first_tokens(run, outcomes)
     _overhead(run, outcomes)
@@ -227,10 +233,10 @@ def _ratios(run: Run, outcomes: Outcomes, sampling: str) -> None:
         ratios = [outcomes.ratios(name, OPENVINO, _at(sampling, c)) for c in sessions]
         if any(ratios):
             table.add(name, _count(ratios), *(table.median(sample) for sample in ratios))
-        elif name in TO_INSTALL:
+        elif name in TO_INSTALL and not outcomes.took_part(name):
             table.add(name, 0, *(ABSENT for _ in sessions))
     table.note("n: ratios of each cell, one for every round and kind of prompt.")
-    suffix = "" if sampling == "greedy" else "_sampled"
+    suffix = _suffix(sampling)
     kinds = [str(kind) for kind in outcomes.values("kind")]
     for key, name, peer in COMPARISONS:
         of = {str(c): outcomes.ratios(name, peer, _at(sampling, c)) for c in sessions}
@@ -238,6 +244,22 @@ def _ratios(run: Run, outcomes: Outcomes, sampling: str) -> None:
         for kind, c in itertools.product(kinds, sessions):
             of[f"{kind} {c}"] = outcomes.ratios(name, peer, _at(sampling, c, kind))
         _by_kind(run, f"{key}{suffix}_by_kind", {k: v for k, v in of.items() if " " in k})
+
+
+def _suffix(sampling: str) -> str:
+    """Of the key of a figure."""
+    return "" if sampling == "greedy" else "_sampled"
+
+
+def _drafts(run: Run, outcomes: Outcomes) -> None:
+    """What drafts bring, on and off one after the other; `_ratios` has the figures."""
+    sessions = sorted({cell.concurrency for _, cell in outcomes.by_round})
+    columns = [f"{concurrency} at once" for concurrency in sessions]
+    title = "Throughput with drafts on as a multiple of that with drafts off, by requests at once"
+    table = run.table(title, "sampling", "n", *columns)
+    for sampling in map(str, outcomes.values("sampling")):
+        ratios = [outcomes.ratios(OURS_DRAFTS, OURS, _at(sampling, c)) for c in sessions]
+        table.add(sampling, _count(ratios), *(table.median(sample) for sample in ratios))
 
 
 def _at(sampling: str, concurrency: int, kind: str | None = None) -> Callable[[Cell], bool]:
@@ -317,30 +339,35 @@ def _overhead(run: Run, outcomes: Outcomes) -> None:
     if not outcomes.overhead_ms:
         return
     title = "CPU time that the scheduler adds to an engine call, ms: 16 requests at once"
-    table = run.table(title, "system", "n", "median", "lowest", "highest")
-    for name, sample in outcomes.overhead_ms.items():
-        table.add(name, len(sample), table.median(sample), min(sample), max(sample))
-        run.samples(f"CPU time outside the engine, {name}", sample, unit="ms")
-    run.figures["tick_overhead_ms"] = round(median(outcomes.overhead_ms[OURS_DRAFTS]), 3)
+    table = run.table(title, "sampling", "system", "n", "median", "lowest", "highest")
+    for (sampling, name), sample in outcomes.overhead_ms.items():
+        table.add(sampling, name, len(sample), table.median(sample), min(sample), max(sample))
+        run.samples(f"CPU time outside the engine, {sampling}, {name}", sample, unit="ms")
+        if name == OURS_DRAFTS:
+            run.figures[f"tick_overhead_ms{_suffix(sampling)}"] = round(median(sample), 3)
 
 
 def _busy_shares(run: Run, outcomes: Outcomes) -> None:
     """How much of the time with sessions to serve the engine computes."""
     if not outcomes.busy_shares:
         return
-    sessions = sorted({count for _, count in outcomes.busy_shares})
+    sessions = sorted({count for *_, count in outcomes.busy_shares})
     title = (
         "Share of the time with sessions to serve in which the engine computed, by requests at once"
     )
-    table = run.table(title, "system", "n", *(f"{count} at once" for count in sessions))
-    for name in dict.fromkeys(name for name, _ in outcomes.busy_shares):
-        samples = [outcomes.busy_shares.get((name, count), []) for count in sessions]
-        table.add(name, _count(samples), *(table.median(sample) for sample in samples))
-        for count, sample in zip(sessions, samples, strict=True):
-            run.samples(f"busy share of the engine, {count} sessions, {name}", sample, unit="1")
+    columns = [f"{count} at once" for count in sessions]
+    table = run.table(title, "sampling", "system", "n", *columns)
     table.note("n: measurements of each cell. The rest is Python's: scheduling, sampling, frames.")
-    for key, name in (("busy_share", OURS), ("busy_share_spec", OURS_DRAFTS)):
-        _figures(run, key, {str(c): outcomes.busy_shares.get((name, c), []) for c in sessions})
+    keys = {OURS: "busy_share", OURS_DRAFTS: "busy_share_spec"}
+    for sampling, name in dict.fromkeys(key[:2] for key in outcomes.busy_shares):
+        samples = [outcomes.busy_shares.get((sampling, name, count), []) for count in sessions]
+        table.add(sampling, name, _count(samples), *(table.median(sample) for sample in samples))
+        for count, sample in zip(sessions, samples, strict=True):
+            where = f"{sampling}, {count} sessions, {name}"
+            run.samples(f"busy share of the engine, {where}", sample, unit="1")
+        if name in keys:
+            of = {str(count): it for count, it in zip(sessions, samples, strict=True)}
+            _figures(run, keys[name] + _suffix(sampling), of)
 
 
 def _exactness(run: Run, outcomes: Outcomes) -> None:
@@ -422,10 +449,11 @@ async def _measure(
         before = await system.engine_time()
         measured[name] = await system.run(work)
         time = (await system.engine_time()).since(before)
-        shares = outcomes.busy_shares.setdefault((name, cell.concurrency), [])
+        key = cell.sampling, name, cell.concurrency
+        shares = outcomes.busy_shares.setdefault(key, [])
         shares.append(time.busy_share)
         if cell.concurrency == OVERHEAD_SESSIONS:
-            overheads = outcomes.overhead_ms.setdefault(name, [])
+            overheads = outcomes.overhead_ms.setdefault((cell.sampling, name), [])
             overheads.append(time.overhead_ms / time.num_ticks)
     return measured
 

@@ -9,6 +9,7 @@ import pytest
 
 from bench import inference
 from bench.harness import TOO_FEW, Run
+from bench.harness.tables import Table
 from bench.inference import Cell, Outcomes, Prompts, report
 from bench.systems.base import Answer, WorkResult
 from bench.systems.lineup import (
@@ -31,14 +32,23 @@ def outcome(tokens_per_s: float, ids: tuple[int, ...] = (1, 2)) -> WorkResult:
 
 def run_of(rounds: Mapping[int, Mapping[str, float]]) -> Run:
     outcomes = Outcomes(
-        overhead_ms={OURS_DRAFTS: [0.5, 0.7, 0.9]},
-        busy_shares={(OURS, 1): [0.9, 0.98, 0.99], (OURS, 16): [0.95]},
+        overhead_ms={("greedy", OURS_DRAFTS): [0.5, 0.7, 0.9], ("T=0.8", OURS_DRAFTS): [4.0]},
+        busy_shares={
+            ("greedy", OURS, 1): [0.9, 0.98, 0.99],
+            ("T=0.8", OURS, 1): [0.8],
+            ("greedy", OURS, 16): [0.95],
+        },
     )
     for turn, speeds in rounds.items():
         outcomes.by_round[turn, Cell("chat", 0.0, 1)] = {n: outcome(s) for n, s in speeds.items()}
     run = Run("inference", quick=True, command="")
     report(run, outcomes)
     return run
+
+
+def table_of(run: Run, title: str, at: int = 0) -> Table:
+    """The table whose title begins so; the `at`-th where several do."""
+    return [table for table in run.tables if table.title.startswith(title)][at]
 
 
 def test_ratios_are_taken_within_a_round() -> None:
@@ -55,11 +65,36 @@ def test_ratios_are_taken_within_a_round() -> None:
     assert run.figures["vs_llamacpp_same"] == {"1": 3.0}
     assert run.figures["vs_llamacpp_best"] == {"1": 0.5}
     assert run.figures["vs_openvino_pipeline_by_kind"] == {"chat 1": 1.0}
-    assert run.figures["tick_overhead_ms"] == 0.7
-    assert run.figures["busy_share"] == {"1": 0.98, "16": 0.95}
-    assert "busy_share_spec" not in run.figures
+    assert run.figures["drafts_on_vs_off"] == {"1": 2.0}
+    assert run.figures["drafts_on_vs_off_range"] == {"1": [1.5, 3.333]}
     assert run.figures["added_ttft_ms"] == 0.0
     assert run.figures["exact"] is True
+
+
+def test_sampling_hides_no_greedy_figure() -> None:
+    run = run_of({0: {OURS: 1, OURS_DRAFTS: 1, OPENVINO: 1}})
+    assert run.figures["tick_overhead_ms"] == 0.7
+    assert run.figures["tick_overhead_ms_sampled"] == 4.0
+    assert run.figures["busy_share"] == {"1": 0.98, "16": 0.95}
+    assert run.figures["busy_share_sampled"] == {"1": 0.8}
+    assert "busy_share_spec" not in run.figures
+    overhead, shares = (table_of(run, it).rows for it in ("CPU time", "Share of the time"))
+    assert [row[:2] for row in overhead] == [("greedy", OURS_DRAFTS), ("T=0.8", OURS_DRAFTS)]
+    assert [row[:3] for row in shares] == [("greedy", OURS, "1 to 3"), ("T=0.8", OURS, 1)]
+
+
+def test_a_peer_that_took_no_part_at_a_temperature_is_not_called_absent() -> None:
+    outcomes = Outcomes()
+    same = {OURS: outcome(1), OURS_DRAFTS: outcome(1), OPENVINO: outcome(1)}
+    outcomes.by_round[0, Cell("chat", 0.0, 1)] = {**same, IK_LLAMACPP: outcome(2)}
+    outcomes.by_round[0, Cell("chat", 0.8, 1)] = same
+    run = Run("inference", quick=True, command="")
+    report(run, outcomes)
+    title = f"Throughput as a multiple of the {OPENVINO}"
+    greedy, sampled = ({row[0]: row[1:] for row in table_of(run, title, at).rows} for at in (0, 1))
+    assert greedy[IK_LLAMACPP] == (1, 2.0)
+    assert IK_LLAMACPP not in sampled
+    assert sampled[LLAMACPP_Q4_0] == (0, "not installed")
 
 
 def test_a_peer_that_is_not_installed_has_no_figures() -> None:
@@ -76,8 +111,9 @@ def test_ratios_show_how_many_there_are_and_tails_need_enough() -> None:
     run = run_of({turn: {OURS: 2, OURS_DRAFTS: 3, OPENVINO: 1} for turn in range(6)})
     rows = {row[0]: row[1:] for row in run.tables[0].rows}
     assert rows[OURS] == (6, "2.00 (2.00 to 2.00)")
-    first = {row[0]: row[1:] for row in run.tables[2].rows}
-    assert run.tables[2].columns == ("system", "n, chat", "chat p50", "chat p90", "chat p95")
+    times = table_of(run, "Time to first token")
+    assert times.columns == ("system", "n, chat", "chat p50", "chat p90", "chat p95")
+    first = {row[0]: row[1:] for row in times.rows}
     assert first[OURS] == (6, "250 (250 to 250)", TOO_FEW, TOO_FEW)
 
 
