@@ -14,7 +14,7 @@ import importlib.util
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -27,7 +27,11 @@ FOLDER: Final = ROOT / "docs" / "charts"
 INSTALL: Final = "charts need matplotlib: pip install 'outrider[bench]'"
 
 _COLOURS: Final = ("#4c72b0", "#dd8452", "#55a868", "#c44e52", "#8172b3", "#937860")
+_STYLES: Final = ("-", "--")
+"""Of lines: more than there are colours go through them once more, dashed."""
 _SIZE_INCHES: Final = (6.4, 3.8)
+_WIDE_INCHES: Final = (9.2, 4.2)
+"""Of a chart of so many lines that their names stand beside it."""
 _SOURCE: Final = re.compile(r"drawn from (\w+), digest (\w+)")
 
 
@@ -199,7 +203,8 @@ def _draw(shown: Lines | Strips, path: Path, source: str) -> None:
 
     # Text stays text, and element ids come from a fixed salt instead of a random one.
     with mpl.rc_context({"svg.hashsalt": "outrider", "svg.fonttype": "none", "font.size": 10}):
-        figure = Figure(figsize=_SIZE_INCHES, layout="constrained", facecolor="white")
+        size = _WIDE_INCHES if _is_crowded(shown) else _SIZE_INCHES
+        figure = Figure(figsize=size, layout="constrained", facecolor="white")
         axes = figure.subplots()
         axes.set_title(shown.title, fontsize=11)
         axes.set_ylabel(shown.y_label)
@@ -217,19 +222,27 @@ def _draw(shown: Lines | Strips, path: Path, source: str) -> None:
 
 
 def _draw_lines(axes: Any, shown: Lines) -> None:
-    for line, colour in zip(shown.lines, _colours(len(shown.lines)), strict=True):
+    for number, line in enumerate(shown.lines):
+        style, colour = divmod(number, len(_COLOURS))
         below = [y - low for y, low in zip(line.y, line.low, strict=True)]
         above = [high - y for y, high in zip(line.y, line.high, strict=True)]
         axes.errorbar(
-            line.x, line.y, yerr=(below, above), label=line.name, color=colour, marker="o",
-            markersize=4, linewidth=1.8, elinewidth=1.0, capsize=3,
+            line.x, line.y, yerr=(below, above), label=line.name,
+            color=_COLOURS[colour], linestyle=_STYLES[style % len(_STYLES)],
+            marker="o", markersize=4, linewidth=1.8, elinewidth=1.0, capsize=3,
         )  # fmt: skip
     axes.set_xlabel(shown.x_label)
     if shown.powers_of_two:
         counts = sorted({x for line in shown.lines for x in line.x})
         axes.set_xscale("log", base=2)
         axes.set_xticks(counts, [f"{count:g}" for count in counts])
-    axes.legend(frameon=False, fontsize=9)
+    beside = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)} if _is_crowded(shown) else {}
+    axes.legend(frameon=False, fontsize=9, **beside)
+
+
+def _is_crowded(shown: Lines | Strips) -> bool:
+    """Whether it has more lines than there are colours."""
+    return isinstance(shown, Lines) and len(shown.lines) > len(_COLOURS)
 
 
 def _draw_strips(axes: Any, shown: Strips) -> None:
@@ -241,10 +254,6 @@ def _draw_strips(axes: Any, shown: Strips) -> None:
     axes.set_xticks(range(len(shown.strips)), list(shown.strips))
     axes.plot([], [], color=_COLOURS[1], linewidth=2.4, label="median")
     axes.legend(frameon=False, fontsize=9)
-
-
-def _colours(count: int) -> Sequence[str]:
-    return [_COLOURS[index % len(_COLOURS)] for index in range(count)]
 
 
 def main() -> int:

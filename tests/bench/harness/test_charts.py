@@ -60,6 +60,22 @@ def test_throughput_is_the_median_of_greedy_chats_with_its_range() -> None:
         charts.throughput({"samples": {}})
 
 
+def test_more_systems_than_colours_are_told_apart(results: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    names = [f"system {number}" for number in range(13)]
+    samples = {
+        f"tokens/s, chat, greedy, {count} sessions, {name}": {"n": 1, "values": [100]}
+        for name in names
+        for count in (1, 8)
+    }
+    record = {**RECORDS["inference"], "samples": samples}
+    (results / "inference.json").write_text(json.dumps(record), encoding="utf-8")
+    charts.draw_all(results, tmp_path)
+    drawn = (tmp_path / "throughput.svg").read_text(encoding="utf-8")
+    assert all(name in drawn for name in names)
+    assert "stroke-dasharray" in drawn
+
+
 def test_pauses_are_those_with_the_real_engine() -> None:
     strips = charts.fault_pauses(RECORDS["faults"]).strips
     assert strips == {"replica, SIGKILL\n(n = 2)": (200.0, 300.0)}
