@@ -9,7 +9,8 @@ installed; ik_llama.cpp on the latter with one chat, if it is installed too. Rou
 and ratios are those within a round: on a shared machine a short run next to another says more than
 a long one. A cell has one ratio for each round and kind of prompt. `--core` has five rounds of
 chats with 1, 8 and 32 sessions, greedy, and leaves the inexact replicas, llama.cpp's own drafts and
-ik_llama.cpp out.
+ik_llama.cpp out. `--documents` asks about long prompts alone, at the numbers of sessions where they
+crowd each other, and of the exact replicas and the pipeline alone; it makes a record of its own.
 
 What is shared: all requests of a system come from one tenant, and the requests of a cell have
 one system message. No user message comes twice in a run, so a replica that drafts from earlier
@@ -70,6 +71,9 @@ ROUNDS = {"chat": 5, "code": 2, "document": 2}
 """Rounds unless `--rounds` says otherwise."""
 CORE_CONCURRENCIES = (1, 8, 32)
 CORE_ROUNDS = 5
+DOCUMENT_CONCURRENCIES = (8, 16, 32)
+DOCUMENT_ROUNDS = 3
+DOCUMENT_SYSTEMS = (OURS, OURS_DRAFTS, OPENVINO)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +99,8 @@ def planned_cells(arguments: argparse.Namespace) -> list[Cell]:
         return [*few, Cell("chat", 0.0, 16), Cell("chat", 0.8, 8)]
     if arguments.core:
         return [Cell("chat", 0.0, concurrency) for concurrency in CORE_CONCURRENCIES]
+    if arguments.documents:
+        return [Cell("document", 0.0, concurrency) for concurrency in DOCUMENT_CONCURRENCIES]
     return [
         Cell(kind, temperature, concurrency)
         for temperature in arguments.temperatures
@@ -106,7 +112,8 @@ def planned_cells(arguments: argparse.Namespace) -> list[Cell]:
 def planned_rounds(arguments: argparse.Namespace) -> list[list[Cell]]:
     """The cells of each round."""
     asked = planned_cells(arguments)
-    count = 1 if arguments.quick else arguments.rounds or (CORE_ROUNDS if arguments.core else 0)
+    usual = CORE_ROUNDS if arguments.core else DOCUMENT_ROUNDS if arguments.documents else 0
+    count = 1 if arguments.quick else arguments.rounds or usual
     turns = {cell: count or ROUNDS[cell.kind] for cell in asked}
     return [[c for c in asked if turn < turns[c]] for turn in range(max(turns.values()))]
 
@@ -114,6 +121,8 @@ def planned_rounds(arguments: argparse.Namespace) -> list[list[Cell]]:
 def system_names(arguments: argparse.Namespace) -> list[str]:
     """The systems a run starts; a quick or a core one leaves the inexact replicas, llama.cpp's
     own drafts and ik_llama.cpp out."""
+    if arguments.documents:
+        return list(DOCUMENT_SYSTEMS)
     small = arguments.quick or arguments.core
     left_out = (INEXACT, INEXACT_DRAFTS, *LLAMACPP_SPECULATION, IK_LLAMACPP)
     return [n for n in NAMES if not (small and n in left_out)]
@@ -177,6 +186,8 @@ Round = tuple[int, Cell]
 class Outcomes:
     """Everything that was measured."""
 
+    asked: Sequence[str] = NAMES
+    """The systems of the run, whether or not they are installed."""
     by_round: dict[Round, Mapping[str, WorkResult]] = field(default_factory=dict)
     overhead_ms: dict[tuple[str, str], list[float]] = field(default_factory=dict)
     """CPU time per tick outside the engine in each cell of 16 sessions, by sampling and system."""
@@ -233,7 +244,7 @@ def _ratios(run: Run, outcomes: Outcomes, sampling: str) -> None:
         ratios = [outcomes.ratios(name, OPENVINO, _at(sampling, c)) for c in sessions]
         if any(ratios):
             table.add(name, _count(ratios), *(table.median(sample) for sample in ratios))
-        elif name in TO_INSTALL and not outcomes.took_part(name):
+        elif name in outcomes.asked and name in TO_INSTALL and not outcomes.took_part(name):
             table.add(name, 0, *(ABSENT for _ in sessions))
     table.note("n: ratios of each cell, one for every round and kind of prompt.")
     suffix = _suffix(sampling)
@@ -308,8 +319,11 @@ def _speeds(run: Run, outcomes: Outcomes) -> None:
 
 
 def _first_tokens(run: Run, outcomes: Outcomes) -> None:
-    """Time to the first token with one request at a time."""
-    kinds = [kind for kind in ("chat", "document") if kind in outcomes.values("kind")]
+    """Time to the first token with one request at a time, where that was measured."""
+    alone = {cell.kind for _, cell in outcomes.by_round if _at("greedy", 1)(cell)}
+    kinds = [kind for kind in ("chat", "document") if kind in alone]
+    if not kinds:
+        return
     columns = [f"{part}{kind}{of}" for kind in kinds for part, of in _TTFT_COLUMNS]
     table = run.table("Time to first token, ms: one request at a time, greedy", "system", *columns)
     for name in dict.fromkeys(itertools.chain.from_iterable(outcomes.by_round.values())):
@@ -396,7 +410,7 @@ OVERHEAD_SESSIONS = 16
 
 def main() -> int:
     arguments = _flags().parse_args()
-    run = start("inference", arguments)
+    run = start("inference_documents" if arguments.documents else "inference", arguments)
     vocabulary = load_vocabulary(DEFAULT_MODEL, ModelStore(default_root()))
     report(run, asyncio.run(_compete(run, arguments, vocabulary)))
     run.finish()
@@ -406,6 +420,12 @@ def main() -> int:
 def _flags() -> argparse.ArgumentParser:
     core = f"chats alone, greedy, {CORE_ROUNDS} rounds at 1, 8 and 32 sessions"
     flags = parser("inference", __doc__ or "", core=core)
+    flags.add_argument(
+        "--documents",
+        action="store_true",
+        help=f"documents alone, greedy, {DOCUMENT_ROUNDS} rounds at 8, 16 and 32 sessions: our "
+        "exact replicas and the pipeline; recorded as inference_documents",
+    )
     flags.add_argument("--threads", type=int, help="of every engine; default: as tuned")
     flags.add_argument("--rounds", type=int, help=f"of every kind; default {ROUNDS}, quick 1")
     flags.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
@@ -416,10 +436,10 @@ def _flags() -> argparse.ArgumentParser:
 
 async def _compete(run: Run, arguments: argparse.Namespace, vocabulary: Vocabulary) -> Outcomes:
     rounds = planned_rounds(arguments)
-    outcomes = Outcomes()
+    names = system_names(arguments)
+    outcomes = Outcomes(names)
     prompts = Prompts(vocabulary, QUICK_REQUESTS if arguments.quick else MIN_REQUESTS)
     async with contextlib.AsyncExitStack() as stack:
-        names = system_names(arguments)
         setups = tuning.chosen("throughput", arguments.threads)
         systems = await start_all(stack, vocabulary, names, setups)
         record_settings(run, systems)

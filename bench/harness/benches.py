@@ -81,6 +81,10 @@ _ALL = (
         minutes=150.0, core_minutes=13.0, peers=("llamacpp", "ik_llamacpp"),
     ),
     Bench(
+        "inference_documents", "bench.inference", ("--documents",), minutes=15.0,
+        sources=(*SERVICES, *SYSTEMS, *COMPOSED_PROMPTS),
+    ),
+    Bench(
         "arrivals", "bench.arrivals", sources=(*SERVICES, *SYSTEMS, *COMPOSED_PROMPTS),
         minutes=40.0, peers=("llamacpp",),
     ),

@@ -132,6 +132,7 @@ def flags(**values: object) -> argparse.Namespace:
     given = {
         "quick": False,
         "core": False,
+        "documents": False,
         "rounds": None,
         "sessions": (1, 2, 4, 8, 16, 32),
         **whole,
@@ -167,6 +168,22 @@ def test_a_core_run_has_five_rounds_of_chats() -> None:
     assert len(inference.planned_rounds(flags(core=True, rounds=2))) == 2
     assert INEXACT not in inference.system_names(core)
     assert LLAMACPP_Q4_0 in inference.system_names(core)
+
+
+def test_documents_are_asked_of_few_systems_where_they_crowd_each_other() -> None:
+    documents = flags(documents=True)
+    assert inference.planned_cells(documents) == [Cell("document", 0.0, n) for n in (8, 16, 32)]
+    assert inference.planned_rounds(documents) == [inference.planned_cells(documents)] * 3
+    asked = inference.system_names(documents)
+    assert asked == [OURS, OURS_DRAFTS, OPENVINO]
+    outcomes = Outcomes(asked)
+    same = {OURS: outcome(9), OURS_DRAFTS: outcome(9), OPENVINO: outcome(10)}
+    outcomes.by_round[0, Cell("document", 0.0, 8)] = same
+    run = Run("inference_documents", quick=True, command="")
+    report(run, outcomes)
+    assert [row[0] for row in run.tables[0].rows] == asked, "who is not asked is not absent"
+    assert run.figures["vs_openvino_pipeline"] == {"8": 0.9}
+    assert not [table for table in run.tables if table.title.startswith("Time to first token")]
 
 
 def test_no_user_message_comes_twice_in_a_run(vocabulary: Vocabulary) -> None:
