@@ -1,18 +1,22 @@
 """Microseconds to choose one token, by kind of sampling and shape of the row.
 
 Replicas draw the noise of sampled tokens while the engine computes their rows: "noise drawn before"
-is what is left then.
+is what is left then. Where noise alone decides they choose from all rows of a call together: "of 16
+together" is a sixteenth of what that takes. Each of these rows is another one, as a call's are, and
+in no cache that a core has for itself.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from bench.harness import Run, Table, median, parser, start, time_us
+from outrider.sampling import whole_rows
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Sampler
 
@@ -27,6 +31,7 @@ CASES = {
     "greedy, frequency penalty 0.5": SamplingParams(frequency_penalty=0.5),
 }
 DRAWN_BEFORE = ("T=0.8", "T=0.8, top_p 0.95")
+TOGETHER = 16
 SPREADS = {"flat": 1.0, "usual": 3.0, "peaked": 6.0}
 """Standard deviation of the row's logits."""
 
@@ -50,6 +55,8 @@ def main() -> int:
     for name in DRAWN_BEFORE:
         drawn = _measure(CASES[name], rows["usual"], repeats, prepared=True)
         _enter(run, table, f"{name}, noise drawn before", "usual", drawn)
+    name = f"T=0.8, noise drawn before, of {TOGETHER} together"
+    _enter(run, table, name, "usual", _measure_together(repeats))
     candidates = _measure(CASES["T=0.8"], rows["usual"], repeats, num_candidates=64)
     _enter(run, table, "T=0.8, 64 candidates", "usual", candidates)
     run.finish()
@@ -69,6 +76,25 @@ def _rows() -> dict[str, npt.NDArray[np.float32]]:
         name: (rng.standard_normal(VOCABULARY) * spread_).astype(np.float32)
         for name, spread_ in SPREADS.items()
     }
+
+
+def _measure_together(repeats: int) -> list[float]:
+    """Of sessions with a seed each."""
+    chance = np.random.default_rng(1)
+    rows = chance.standard_normal((TOGETHER, VOCABULARY), dtype=np.float32) * SPREADS["usual"]
+    samplers = [
+        Sampler(replace(CASES["T=0.8"], seed=seed), VOCABULARY, []) for seed in range(TOGETHER)
+    ]
+    for sampler in samplers:
+        sampler.prepare(500, repeats + 1)
+    positions = iter(range(500, 500 + repeats + 1))
+
+    def choose() -> None:
+        at = next(positions)
+        found = [sampler.rivals(row, at) for sampler, row in zip(samplers, rows, strict=True)]
+        whole_rows.choose([rivals for rivals in found if rivals is not None])
+
+    return [time / TOGETHER for time in time_us(choose, repeats=repeats)]
 
 
 def _measure(

@@ -25,6 +25,8 @@ the same integers; floats enter only in `gumbel` and `truncated_gumbel`.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -35,12 +37,14 @@ from outrider.errors import InvalidSamplingError
 Words: TypeAlias = npt.NDArray[np.uint64]
 Floats: TypeAlias = npt.NDArray[np.float64]
 Ids: TypeAlias = npt.NDArray[np.int32]
+Scores: TypeAlias = npt.NDArray[np.floating[Any]]
 
 NOISE_DOMAIN = 0x6F75_7472_6964_6572
 """Second key word ("outrider" in ASCII): keeps this noise apart from other uses of a seed."""
 NUM_GROUPS = 1024
 _SPARE_BITS = 11
 """Low bits of a word that `gumbel` does not use: they determine the group argmax."""
+MAX_VOCABULARY = NUM_GROUPS << _SPARE_BITS
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _MIX = (
     (np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)),
@@ -58,9 +62,24 @@ def group_size_of(vocabulary_size: int) -> int:
     if size > 1 << _SPARE_BITS:
         raise InvalidSamplingError(
             f"a vocabulary of {vocabulary_size} ids cannot be sampled from: "
-            f"at most {NUM_GROUPS << _SPARE_BITS} are supported"
+            f"at most {MAX_VOCABULARY} are supported"
         )
     return size
+
+
+@dataclass(frozen=True, slots=True)
+class Lifts:
+    """Group maxima in the units of a row's scores, which are noise times temperature, in the
+    precision of the row."""
+
+    of_groups: Scores
+    """[NUM_GROUPS]"""
+    argmaxes: Ids
+    """[NUM_GROUPS] the group argmaxes; 0 for one beyond the end of the vocabulary."""
+    of_argmaxes: Scores
+    """[NUM_GROUPS] theirs; -inf for one beyond the end."""
+    largest: float
+    """Of all, whatever its sign."""
 
 
 class Noise:
@@ -71,20 +90,25 @@ class Noise:
         counter = ((position << 64) - 1) % (1 << 256)
         stream = np.random.Philox(key=seed | (NOISE_DOMAIN << 64), counter=counter)
         words = stream.random_raw(NUM_GROUPS)
-        self._seed = np.uint64(stream.random_raw())
+        self.seed = np.uint64(stream.random_raw())
+        """Of the ids' own words."""
         self.group_maxima: Floats = gumbel(words) + math.log(group_size)
         """[NUM_GROUPS] largest noise of each group."""
         ranks = (words & np.uint64(group_size - 1)).astype(np.int32)
         self.group_argmaxes: Ids = ranks * np.int32(NUM_GROUPS) + _GROUPS
         """[NUM_GROUPS] the id that has it; it may lie beyond the end of the vocabulary."""
-        self._in_vocabulary: tuple[int, Ids, Floats] | None = None
+        self._lifts: tuple[object, Lifts] | None = None
 
-    def argmaxes_within(self, size: int) -> tuple[Ids, Floats]:
-        """Group argmaxes below `size`, and their noise, both [n]; cached."""
-        if self._in_vocabulary is None or self._in_vocabulary[0] != size:
+    def lifts(self, size: int, temperature: float, precision: np.dtype[Any]) -> Lifts:
+        """For rows of `size` scores; those asked for last are kept."""
+        asked = size, temperature, precision
+        if self._lifts is None or self._lifts[0] != asked:
+            lifts = (self.group_maxima * temperature).astype(precision)
             there = self.group_argmaxes < size
-            self._in_vocabulary = size, self.group_argmaxes[there], self.group_maxima[there]
-        return self._in_vocabulary[1:]
+            argmaxes = np.where(there, self.group_argmaxes, np.int32(0))
+            of_argmaxes = np.where(there, lifts, precision.type(-np.inf))
+            self._lifts = asked, Lifts(lifts, argmaxes, of_argmaxes, float(np.abs(lifts).max()))
+        return self._lifts[1]
 
     def of(self, ids: Ids) -> Floats:
         """The noise of these ids, [n]; `ids` ascend."""
@@ -92,11 +116,23 @@ class Noise:
         noise: Floats = self.group_maxima[groups]
         others = np.flatnonzero(self.group_argmaxes[groups] != ids)
         if len(others):
-            noise[others] = truncated_gumbel(noise[others], split_mix(self._seed, ids[others]))
+            noise[others] = truncated_gumbel(noise[others], split_mix(self.seed, ids[others]))
         return noise
 
 
-def split_mix(seed: np.uint64, numbers: Ids) -> Words:
+def noise_of_rows(noises: Sequence[Noise], counts: Sequence[int], ids: Ids) -> Floats:
+    """The noise of `counts[0]` ids at the first of these positions, of `counts[1]` at the second,
+    and so on; each part's ids ascend. The same numbers as `of` has, in fewer operations."""
+    if len(noises) == 1:
+        return noises[0].of(ids)
+    groups, rows = ids % NUM_GROUPS, np.repeat(np.arange(len(noises)), counts)
+    maxima: Floats = np.stack([noise.group_maxima for noise in noises])[rows, groups]
+    argmaxes = np.stack([noise.group_argmaxes for noise in noises])[rows, groups]
+    seeds = np.array([noise.seed for noise in noises])[rows]
+    return np.where(argmaxes == ids, maxima, truncated_gumbel(maxima, split_mix(seeds, ids)))
+
+
+def split_mix(seed: np.uint64 | Words, numbers: Ids) -> Words:
     """Outputs of SplitMix64, elementwise; the first is number 0."""
     words: Words = seed + (numbers.astype(np.uint64) + np.uint64(1)) * _GAMMA
     for shift, factor in _MIX:
@@ -124,8 +160,6 @@ def _uniform(words: Words) -> Floats:
     never 0 or 1."""
     return ((words >> np.uint64(_SPARE_BITS)) | np.uint64(1)).astype(np.float64) * 2.0**-53
 
-
-Scores: TypeAlias = npt.NDArray[np.floating[Any]]
 
 SLACK = 1e-9
 """Far above every rounding error of a scaled score or a total that can matter."""
@@ -161,21 +195,3 @@ def gumbel_argmax(values: Floats, noise: Noise, ids: Ids) -> int:
     totals = most[noise.group_argmaxes[ids % NUM_GROUPS] == ids]
     rivals = np.flatnonzero(most >= totals.max(initial=-np.inf) - SLACK)
     return int(rivals[(values[rivals] + noise.of(ids[rivals])).argmax()])
-
-
-def gumbel_argmax_of_row(scores: Scores, top: float, temperature: float, noise: Noise) -> int:
-    """`gumbel_argmax` over `scaled(scores)` of a whole vocabulary (column j is id j).
-
-    `top` is the largest score. An id whose score + group maximum is below the best total of a group
-    argmax cannot win: one comparison leaves out nearly all.
-    """
-    argmaxes, maxima = noise.argmaxes_within(len(scores))
-    best = (scaled(scores[argmaxes], top, temperature) + maxima).max(initial=-np.inf)
-    cuts = score_cut(scores.dtype, best - SLACK - noise.group_maxima, top, temperature)
-    whole = len(scores) // NUM_GROUPS * NUM_GROUPS
-    reached = (scores[:whole].reshape(-1, NUM_GROUPS) >= cuts).ravel()
-    if whole < len(scores):
-        rest = scores[whole:] >= cuts[: len(scores) - whole]
-        reached = np.concatenate([reached, rest])
-    ids = np.flatnonzero(reached).astype(np.int32)
-    return int(ids[(scaled(scores[ids], top, temperature) + noise.of(ids)).argmax()])

@@ -11,8 +11,8 @@ Order of operations, fixed:
    mask could stand before them as well;
 4. temperature;
 5. min_p, top_k, top_p (see `logits_processors`): they speak of the distribution sampled from;
-6. noise and argmax (see `gumbel`), or argmax alone at temperature 0, where 4 and 5 cannot change
-   the result.
+6. noise and argmax (see `gumbel`, and `whole_rows` where 5 drops nothing), or argmax alone at
+   temperature 0, where 4 and 5 cannot change the result.
 
 Every row is processed alone, in float64 after the logits (but for top_p's mass), so neither
 batch nor drafts matter. numpy's log and exp may differ in the last bit between CPU families; a
@@ -30,6 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.errors import EngineError, InvalidSamplingError
+from outrider.sampling import whole_rows
 from outrider.sampling.constraint import Constraint
 from outrider.sampling.gumbel import (
     Floats,
@@ -38,10 +39,10 @@ from outrider.sampling.gumbel import (
     Scores,
     group_size_of,
     gumbel_argmax,
-    gumbel_argmax_of_row,
 )
 from outrider.sampling.logits_processors import History, any_filter, kept
 from outrider.sampling.params import SamplingParams
+from outrider.sampling.whole_rows import Rivals, find_rivals
 
 
 class Sampler:
@@ -81,6 +82,14 @@ class Sampler:
             params.temperature == 0.0 and not penalized and not biased and constraint is None
         )
         """Whether the choice is the best of the row as it is."""
+        self._precision: np.dtype[Any] = np.dtype(np.float64 if penalized or biased else np.float32)
+        """Of the scores that are sampled from."""
+        self.takes_rows_as_they_are = (
+            params.temperature > 0.0
+            and not (penalized or biased or self._filtered)
+            and constraint is None
+        )
+        """Whether choices are made of the engine's rows and noise alone: see `rivals`."""
 
     def observe(self, token: int) -> None:
         """Add a committed token of the reply to the history. Raises InvalidRequestError for one
@@ -108,7 +117,7 @@ class Sampler:
         if self.params.temperature > 0.0:
             self._drawn = {at: self._noise(at) for at in range(first, first + count)}
             for noise in self._drawn.values():
-                noise.argmaxes_within(self._vocabulary_size)
+                noise.lifts(self._vocabulary_size, self.params.temperature, self._precision)
 
     def choose(self, logits: npt.NDArray[np.float32], position: int, ids: Ids | None = None) -> int:
         """The id at absolute `position`, from logits [c] of `ids` [c] (None: column j is id j).
@@ -130,6 +139,15 @@ class Sampler:
             scores, ids = self._masked(scores, ids)
         column = self._column(scores, position, ids)
         return column if ids is None else int(ids[column])
+
+    def rivals(self, logits: npt.NDArray[np.float32], position: int) -> Rivals | None:
+        """The ids of a row of the whole vocabulary among which noise decides: `whole_rows.choose`,
+        which takes many rows at once, finds the one that `choose` would. None where more decides,
+        or where `choose` has an error to raise."""
+        if not self.takes_rows_as_they_are or logits.shape != (self._vocabulary_size,):
+            return None
+        rivals = find_rivals(logits, self.params.temperature, self._noise(position))
+        return rivals if math.isfinite(rivals.top) else None
 
     def _allowed_winner(self, scores: Scores, position: int) -> int | None:
         """The choice among all ids, if the grammar allows it: it is the choice among those allowed
@@ -169,9 +187,11 @@ class Sampler:
             winner = int(scores.argmax())
             _checked(scores[winner])
             return winner
-        top = _checked(scores.max())
         if ids is None and not self._filtered:
-            return gumbel_argmax_of_row(scores, top, params.temperature, self._noise(position))
+            rivals = find_rivals(scores, params.temperature, self._noise(position))
+            _checked(rivals.top)
+            return whole_rows.choose([rivals])[0]
+        top = _checked(scores.max())
         columns, values = kept(scores, top, params.temperature, params)
         candidates = columns.astype(np.int32) if ids is None else ids[columns]
         return int(columns[gumbel_argmax(values, self._noise(position), candidates)])

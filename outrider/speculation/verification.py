@@ -34,6 +34,7 @@ def verify(
     drafts: Sequence[int],
     position: int,
     reply_push: Callable[[int], bool],
+    choices: Sequence[int] = (),
 ) -> Verification:
     """Go down the rows [r, c]; row i is for absolute position `position + i`.
 
@@ -46,13 +47,15 @@ def verify(
     temperature.
 
     Lossy, with `acceptance_threshold` above 0: a draft at least that likely is accepted though
-    another was chosen. Raises EngineError when rows are missing or not valid.
+    another was chosen. `choices` is what the sampler chooses at the first rows, as far as that is
+    known. Raises EngineError when rows are missing or not valid.
     """
     num_drafts = len(drafts)
     _check_rows(len(logits_rows), num_drafts)
     num_logprobs = sampler.params.num_logprobs
     if not num_drafts and num_logprobs < 0:  # as most calls of many sessions
-        chosen = sampler.choose(logits_rows[0], position, None if ids_rows is None else ids_rows[0])
+        columns = None if ids_rows is None else ids_rows[0]
+        chosen = choices[0] if choices else sampler.choose(logits_rows[0], position, columns)
         sampler.observe(chosen)
         reply_push(chosen)
         return Verification((chosen,), 0, ())
@@ -63,7 +66,8 @@ def verify(
     for index, row in enumerate(logits_rows):
         draft = drafts[index] if index < num_drafts else None
         columns = None if ids_rows is None else ids_rows[index]
-        chosen = sampler.choose(row, position + index, columns)
+        known = index < len(choices)
+        chosen = choices[index] if known else sampler.choose(row, position + index, columns)
         if draft is not None and draft != chosen and _tolerable(sampler, row, draft, columns):
             lossy.append(index)
             chosen = draft

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from outrider.errors import EngineError
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Sampler
+from outrider.sampling.whole_rows import choose
 from outrider.speculation.verification import Verification, common_prefix_length, verify
 
 VOCABULARY = 9
@@ -46,6 +47,12 @@ def plain(params: SamplingParams, length: int) -> list[int]:
     return reply
 
 
+def chosen_together(sampler: Sampler, rows: Any, position: int) -> list[int]:
+    """What is known of the choices before verification, where anything can be."""
+    found = [sampler.rivals(row, at) for at, row in enumerate(rows, position)]
+    return choose([rivals for rivals in found if rivals is not None])
+
+
 @settings(max_examples=150, deadline=None)
 @given(params=PARAMS, data=st.data())
 def test_the_text_is_the_model_s_whatever_the_drafts(
@@ -65,7 +72,9 @@ def test_the_text_is_the_model_s_whatever_the_drafts(
 
         start = len(reply)
         position = len(PROMPT) + start
-        verdict = verify(sampler, rows_for(PROMPT + reply, drafts), None, drafts, position, push)
+        rows = rows_for(PROMPT + reply, drafts)
+        known = chosen_together(sampler, rows[: data.draw(st.integers(0, len(rows)))], position)
+        verdict = verify(sampler, rows, None, drafts, position, push, known)
         assert verdict.ids == tuple(reply[start:])
         assert verdict.lossy == ()
         assert verdict.ids[: verdict.accepted] == tuple(drafts[: verdict.accepted])
@@ -104,6 +113,18 @@ def test_equality_down_the_rows(
     drafts: list[int], winners: list[int], expected: Verification
 ) -> None:
     assert verify(greedy(), one_hot(*winners), None, drafts, 3, never) == expected
+
+
+@pytest.mark.parametrize(
+    ("choices", "expected"),
+    [((7,), Verification((7, 4), 1, ())), ((7, 8, 5), Verification((7, 8, 5), 2, ()))],
+)
+def test_choices_that_are_known_are_not_made_again(
+    choices: tuple[int, ...], expected: Verification
+) -> None:
+    assert verify(greedy(), one_hot(3, 4, 5), None, [7, 8], 3, never, choices) == expected
+    known = verify(greedy(), one_hot(3), None, [], 3, never, choices[:1])
+    assert known == Verification((7,), 0, ())
 
 
 @pytest.mark.parametrize("ending", [0, 1, 2, 3])

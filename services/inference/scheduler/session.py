@@ -11,6 +11,7 @@ from outrider.engines.base import LogitsRows
 from outrider.errors import InvalidRequestError
 from outrider.sampling.reply import Reply
 from outrider.sampling.sampler import Sampler
+from outrider.sampling.whole_rows import Rivals
 from outrider.session_types import FinishReason, Timings, Usage
 from outrider.speculation.verification import Verification, verify
 from services.inference.scheduler.draft_sources import DraftSources
@@ -175,6 +176,8 @@ class Session:
         """Tokens of prompt and reply where this ends at the latest."""
         self._times = _SessionTimes(now)
         self._sampler = sampler
+        self.takes_rows_as_they_are = sampler.takes_rows_as_they_are
+        """See Sampler."""
         self._reply = reply
         self._draft_tokens = 0
         self._accepted_tokens = 0
@@ -255,14 +258,34 @@ class Session:
         if self.request.constraint is not None:
             self.request.constraint.prepare(drafts)
 
-    def verify(self, rows: LogitsRows, drafts: Sequence[int], num_drafts: int) -> Verified:
+    def rivals(self, rows: LogitsRows) -> list[Rivals]:
+        """Of the rows of a call, from the first on, as far as the choices can be made together with
+        others' (`whole_rows.choose`)."""
+        found: list[Rivals] = []
+        if rows.ids is None:
+            for position, logits in enumerate(rows.logits, len(self.ids)):
+                of_row = self._sampler.rivals(logits, position)
+                if of_row is None:
+                    break
+                found.append(of_row)
+        return found
+
+    def verify(
+        self,
+        rows: LogitsRows,
+        drafts: Sequence[int],
+        num_drafts: int,
+        choices: Sequence[int] = (),
+    ) -> Verified:
         """Commit what the rows of a call choose, whose slice ended with `drafts` behind ids[-1].
 
-        The first num_drafts of them are drafts, the rest is padding. Sets `finished` when the reply
-        is over. Raises EngineError.
+        The first num_drafts of them are drafts, the rest is padding. `choices` is what was chosen
+        among rivals(). Sets `finished` when the reply is over. Raises EngineError.
         """
         position = len(self.ids)
-        verdict = verify(self._sampler, rows.logits, rows.ids, drafts, position, self._append)
+        verdict = verify(
+            self._sampler, rows.logits, rows.ids, drafts, position, self._append, choices
+        )
         if self.state is not SessionState.DECODING:
             self.transition(SessionInput.COMMIT)
         self.num_computed = min(position + verdict.accepted, len(self.ids) - 1)
