@@ -84,12 +84,12 @@ class Sampler:
         """Whether the choice is the best of the row as it is."""
         self._precision: np.dtype[Any] = np.dtype(np.float64 if penalized or biased else np.float32)
         """Of the scores that are sampled from."""
-        self.takes_rows_as_they_are = (
+        self.only_noise_decides = (
             params.temperature > 0.0
             and not (penalized or biased or self._filtered)
             and constraint is None
         )
-        """Whether choices are made of the engine's rows and noise alone: see `rivals`."""
+        """Whether nothing but noise comes between the rows and the choices: see `rivals`."""
 
     def observe(self, token: int) -> None:
         """Add a committed token of the reply to the history. Raises InvalidRequestError for one
@@ -144,7 +144,7 @@ class Sampler:
         """The ids of a row of the whole vocabulary among which noise decides: `whole_rows.choose`,
         which takes many rows at once, finds the one that `choose` would. None where more decides,
         or where `choose` has an error to raise."""
-        if not self.takes_rows_as_they_are or logits.shape != (self._vocabulary_size,):
+        if not self.only_noise_decides or logits.shape != (self._vocabulary_size,):
             return None
         rivals = find_rivals(logits, self.params.temperature, self._noise(position))
         return rivals if math.isfinite(rivals.top) else None

@@ -98,7 +98,7 @@ def test_nothing_is_chosen_from_nothing() -> None:
 )
 def test_rows_of_which_more_than_noise_decides_go_alone(params: SamplingParams) -> None:
     sampler = Sampler(params, 40, [])
-    assert not sampler.takes_rows_as_they_are
+    assert not sampler.only_noise_decides
     assert sampler.rivals(np.zeros(40, dtype=np.float32), 0) is None
 
 

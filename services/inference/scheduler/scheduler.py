@@ -491,13 +491,17 @@ def _prompt_tokens(sessions: Iterable[Session]) -> int:
 
 
 def _choose_together(batch: Batch, rows: Sequence[LogitsRows]) -> dict[int, list[int]]:
-    """What is chosen at the rows of each slice, by the slice's place in the batch, for sessions of
-    which that can be told for all at once. Rows behind a draft that turns out wrong are chosen from
-    in vain, which takes less than choosing from them one by one."""
-    asked = {
-        index: one.session.rivals(answer)
+    """What is chosen at the rows of each slice, by the slice's place in the batch, for the sessions
+    of which that can be told together. Rows behind a draft that turns out wrong are chosen from in
+    vain, so nothing is told for a session that is alone: it goes only as far as drafts are right.
+    """
+    sampled = [
+        (index, one.session, answer)
         for index, (one, answer) in enumerate(zip(batch.scheduled, rows, strict=True))
-        if one.session.takes_rows_as_they_are
-    }
-    chosen = iter(whole_rows.choose(list(chain.from_iterable(asked.values()))))
-    return {index: list(islice(chosen, len(of_slice))) for index, of_slice in asked.items()}
+        if one.session.only_noise_decides
+    ]
+    if len(sampled) < 2:
+        return {}
+    rivals = {index: session.rivals(answer) for index, session, answer in sampled}
+    chosen = iter(whole_rows.choose(list(chain.from_iterable(rivals.values()))))
+    return {index: list(islice(chosen, len(of_slice))) for index, of_slice in rivals.items()}

@@ -176,7 +176,7 @@ class Session:
         """Tokens of prompt and reply where this ends at the latest."""
         self._times = _SessionTimes(now)
         self._sampler = sampler
-        self.takes_rows_as_they_are = sampler.takes_rows_as_they_are
+        self.only_noise_decides = sampler.only_noise_decides
         """See Sampler."""
         self._reply = reply
         self._draft_tokens = 0
