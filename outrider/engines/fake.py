@@ -12,6 +12,7 @@ and are therefore exact in any order of computation.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -75,6 +76,9 @@ class FakeOptions:
     """The call, counted from 1, that raises EngineError; 0 for none."""
     seed: int = 0
     """Another seed is another model: other weights, texts and fingerprint."""
+    crash_id: int = -1
+    """A call with this id among its tokens ends the process by SIGABRT, as a failed assertion of a
+    real engine does; below 0: none does."""
     call_ms: float = 0.0
     """Time that a call waits, real, besides what it computes: a reply then lasts for a while on a
     fast machine, too, and costs it little."""
@@ -120,6 +124,9 @@ class FakeEngine:
         self._check_not_closed()
         check_slices(self._info, self._opened, slices)
         self._count(slices)
+        if self.options.crash_id >= 0:
+            if any(self.options.crash_id in part.tokens for part in slices):
+                os.abort()
         begin = time.perf_counter()
         slots = [self._slots(part) for part in slices]
         # All writes come before all reads: slices that share a slot by mistake spoil each other.

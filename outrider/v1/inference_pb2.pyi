@@ -129,6 +129,7 @@ class SessionDown(_message.Message):
     DIRECT_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
     PROMPT_UNKNOWN_FIELD_NUMBER: _builtins.int
+    BEGUN_FIELD_NUMBER: _builtins.int
     session: _builtins.int
     @_builtins.property
     def opened(self) -> Global___SessionOpened: ...
@@ -150,6 +151,10 @@ class SessionDown(_message.Message):
     def prompt_unknown(self) -> Global___PromptUnknown:
         """Of routers alone."""
 
+    @_builtins.property
+    def begun(self) -> Global___SessionBegun:
+        """For the router alone."""
+
     def __init__(
         self,
         *,
@@ -162,16 +167,34 @@ class SessionDown(_message.Message):
         direct: Global___SessionDirect | None = ...,
         progress: Global___SessionProgress | None = ...,
         prompt_unknown: Global___PromptUnknown | None = ...,
+        begun: Global___SessionBegun | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "direct", b"direct", "done", b"done", "error", b"error", "kind", b"kind", "moved", b"moved", "opened", b"opened", "progress", b"progress", "prompt_unknown", b"prompt_unknown"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "commit", b"commit", "direct", b"direct", "done", b"done", "error", b"error", "kind", b"kind", "moved", b"moved", "opened", b"opened", "progress", b"progress", "prompt_unknown", b"prompt_unknown"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "direct", b"direct", "done", b"done", "error", b"error", "kind", b"kind", "moved", b"moved", "opened", b"opened", "progress", b"progress", "prompt_unknown", b"prompt_unknown", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "commit", b"commit", "direct", b"direct", "done", b"done", "error", b"error", "kind", b"kind", "moved", b"moved", "opened", b"opened", "progress", b"progress", "prompt_unknown", b"prompt_unknown", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["opened", "commit", "done", "error", "moved", "direct", "progress", "prompt_unknown"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["opened", "commit", "done", "error", "moved", "direct", "progress", "prompt_unknown", "begun"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
 Global___SessionDown: _TypeAlias = SessionDown  # noqa: Y015
+
+@_typing.final
+class SessionBegun(_message.Message):
+    """From now on engine calls compute the session, which was opened as `waiting`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionBegun: _TypeAlias = SessionBegun  # noqa: Y015
 
 @_typing.final
 class PromptDelta(_message.Message):
@@ -291,7 +314,7 @@ class OpenSession(_message.Message):
     ECHO_FIELD_NUMBER: _builtins.int
     RESUMED_FIELD_NUMBER: _builtins.int
     ECHO_ACCEPTED_FIELD_NUMBER: _builtins.int
-    LOST_REPLICAS_FIELD_NUMBER: _builtins.int
+    ALONE_FIELD_NUMBER: _builtins.int
     ADDRESS_HASH_FIELD_NUMBER: _builtins.int
     MODEL_IDENTITY_FIELD_NUMBER: _builtins.int
     GROUP_LASTS_FIELD_NUMBER: _builtins.int
@@ -325,9 +348,9 @@ class OpenSession(_message.Message):
     """Any number but 0, for SessionOpened to return."""
     echo_accepted: _builtins.bool
     """Return accepted drafts in Commit.accepted_ids: the opener has not seen them."""
-    lost_replicas: _builtins.int
-    """Replicas that were lost one after the other while they had this session, without a token from
-    any of them.
+    alone: _builtins.bool
+    """By a router: a replica was lost with this session, and it has had no token since. Until its
+    first one it is alone in its engine calls, so that a crash says which request caused it.
     """
     address_hash: _builtins.bytes
     """The address prefix that a client without a key comes from, by a keyed hash: where there is no
@@ -420,7 +443,7 @@ class OpenSession(_message.Message):
         echo: _builtins.int = ...,
         resumed: _abc.Iterable[_common_pb2.TokenBlock] | None = ...,
         echo_accepted: _builtins.bool = ...,
-        lost_replicas: _builtins.int = ...,
+        alone: _builtins.bool = ...,
         address_hash: _builtins.bytes = ...,
         model_identity: _builtins.bytes = ...,
         group_lasts: _builtins.bool = ...,
@@ -431,7 +454,7 @@ class OpenSession(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["direct", b"direct", "draft", b"draft", "ids", b"ids", "kv_holder", b"kv_holder", "messages", b"messages", "prediction", b"prediction", "prompt", b"prompt", "resume", b"resume", "sampling", b"sampling", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address_hash", b"address_hash", "cache_salt", b"cache_salt", "codecs", b"codecs", "deadline_ms", b"deadline_ms", "direct", b"direct", "draft", b"draft", "echo", b"echo", "echo_accepted", b"echo_accepted", "epoch", b"epoch", "group_lasts", b"group_lasts", "ids", b"ids", "kv_holder", b"kv_holder", "lost_replicas", b"lost_replicas", "messages", b"messages", "model", b"model", "model_identity", b"model_identity", "origin_region", b"origin_region", "prediction", b"prediction", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "residency", b"residency", "resume", b"resume", "resumed", b"resumed", "sampling", b"sampling", "shared_prefix_tokens", b"shared_prefix_tokens", "speculation", b"speculation", "tenant", b"tenant", "trace", b"trace", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address_hash", b"address_hash", "alone", b"alone", "cache_salt", b"cache_salt", "codecs", b"codecs", "deadline_ms", b"deadline_ms", "direct", b"direct", "draft", b"draft", "echo", b"echo", "echo_accepted", b"echo_accepted", "epoch", b"epoch", "group_lasts", b"group_lasts", "ids", b"ids", "kv_holder", b"kv_holder", "messages", b"messages", "model", b"model", "model_identity", b"model_identity", "origin_region", b"origin_region", "prediction", b"prediction", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "residency", b"residency", "resume", b"resume", "resumed", b"resumed", "sampling", b"sampling", "shared_prefix_tokens", b"shared_prefix_tokens", "speculation", b"speculation", "tenant", b"tenant", "trace", b"trace", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["ids", "messages"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
@@ -607,6 +630,7 @@ class SessionOpened(_message.Message):
     MAX_DRAFTS_FIELD_NUMBER: _builtins.int
     MODEL_IDENTITY_FIELD_NUMBER: _builtins.int
     DIRECT_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     cached_tokens: _builtins.int
     """Prompt tokens whose KV was reused."""
@@ -626,6 +650,10 @@ class SessionOpened(_message.Message):
     """Most drafts of one session that the replica verifies in one call; 0: it does not say."""
     model_identity: _builtins.bytes
     """As in GetModelResponse."""
+    waiting: _builtins.bool
+    """No engine call computes it yet; SessionBegun says when one does. Until then it cannot be the
+    reason if the replica is lost.
+    """
     @_builtins.property
     def direct(self) -> Global___DirectGrant:
         """Where OpenSession asked for it."""
@@ -645,10 +673,11 @@ class SessionOpened(_message.Message):
         max_drafts: _builtins.int = ...,
         model_identity: _builtins.bytes = ...,
         direct: Global___DirectGrant | None = ...,
+        waiting: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["direct", b"direct"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack_delay_ms", b"ack_delay_ms", "cached_tokens", b"cached_tokens", "codec", b"codec", "direct", b"direct", "echo", b"echo", "max_drafts", b"max_drafts", "model", b"model", "model_identity", b"model_identity", "prompt_tokens", b"prompt_tokens", "region", b"region", "replica", b"replica", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack_delay_ms", b"ack_delay_ms", "cached_tokens", b"cached_tokens", "codec", b"codec", "direct", b"direct", "echo", b"echo", "max_drafts", b"max_drafts", "model", b"model", "model_identity", b"model_identity", "prompt_tokens", b"prompt_tokens", "region", b"region", "replica", b"replica", "vocabulary_digest", b"vocabulary_digest", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1047,6 +1076,7 @@ class WatchLoadResponse(_message.Message):
     KV_FIELD_NUMBER: _builtins.int
     PEER_BLOCK_MS_FIELD_NUMBER: _builtins.int
     PEER_FIRST_MS_FIELD_NUMBER: _builtins.int
+    RUNNING_CALL_FIELD_NUMBER: _builtins.int
     running_sessions: _builtins.int
     queued_sessions: _builtins.int
     queued_prompt_tokens: _builtins.int
@@ -1089,6 +1119,10 @@ class WatchLoadResponse(_message.Message):
     def medium(self) -> Global___ClassLoad: ...
     @_builtins.property
     def kv(self) -> Global___KvCounts: ...
+    @_builtins.property
+    def running_call(self) -> Global___EngineCall:
+        """The engine call that runs, where it has lasted for a second or more."""
+
     def __init__(
         self,
         *,
@@ -1112,14 +1146,79 @@ class WatchLoadResponse(_message.Message):
         kv: Global___KvCounts | None = ...,
         peer_block_ms: _builtins.float = ...,
         peer_first_ms: _builtins.float = ...,
+        running_call: Global___EngineCall | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["kv", b"kv", "low", b"low", "medium", b"medium"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["kv", b"kv", "low", b"low", "medium", b"medium", "running_call", b"running_call"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "fixed_ms", b"fixed_ms", "kv", b"kv", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_total", b"kv_blocks_total", "low", b"low", "max_sessions", b"max_sessions", "medium", b"medium", "num_instances", b"num_instances", "overload_level", b"overload_level", "paused_sessions", b"paused_sessions", "peer_block_ms", b"peer_block_ms", "peer_first_ms", b"peer_first_ms", "queued_prompt_tokens", b"queued_prompt_tokens", "queued_sessions", b"queued_sessions", "queues_low", b"queues_low", "refuses_sessions", b"refuses_sessions", "row_ms", b"row_ms", "running_sessions", b"running_sessions", "service_ms", b"service_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "fixed_ms", b"fixed_ms", "kv", b"kv", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_total", b"kv_blocks_total", "low", b"low", "max_sessions", b"max_sessions", "medium", b"medium", "num_instances", b"num_instances", "overload_level", b"overload_level", "paused_sessions", b"paused_sessions", "peer_block_ms", b"peer_block_ms", "peer_first_ms", b"peer_first_ms", "queued_prompt_tokens", b"queued_prompt_tokens", "queued_sessions", b"queued_sessions", "queues_low", b"queues_low", "refuses_sessions", b"refuses_sessions", "row_ms", b"row_ms", "running_call", b"running_call", "running_sessions", b"running_sessions", "service_ms", b"service_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WatchLoadResponse: _TypeAlias = WatchLoadResponse  # noqa: Y015
+
+@_typing.final
+class EngineCall(_message.Message):
+    """An engine call, and what might be the reason if it fails."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    NUM_SESSIONS_FIELD_NUMBER: _builtins.int
+    DURATION_MS_FIELD_NUMBER: _builtins.int
+    num_sessions: _builtins.int
+    """All sessions in it."""
+    duration_ms: _builtins.float
+    """So far; without the time for which the process stalled. 0 for a call that is over."""
+    @_builtins.property
+    def requests(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Requests in it that have had no token from this process, at most 256: the first 8 bytes, little
+        endian, of BLAKE2b over the tenant's length in characters, a colon, tenant and request_id.
+        """
+
+    def __init__(
+        self,
+        *,
+        requests: _abc.Iterable[_builtins.int] | None = ...,
+        num_sessions: _builtins.int = ...,
+        duration_ms: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["duration_ms", b"duration_ms", "num_sessions", b"num_sessions", "requests", b"requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EngineCall: _TypeAlias = EngineCall  # noqa: Y015
+
+@_typing.final
+class Crash(_message.Message):
+    """The end of a process by a fault signal of its own: SIGSEGV, SIGABRT, SIGBUS, SIGFPE or SIGILL. One
+    that was stopped, or killed from outside, did not crash.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROCESS_FIELD_NUMBER: _builtins.int
+    CALL_FIELD_NUMBER: _builtins.int
+    process: _builtins.bytes
+    """As `process` of GetModelResponse."""
+    @_builtins.property
+    def call(self) -> Global___EngineCall:
+        """The call that it was in."""
+
+    def __init__(
+        self,
+        *,
+        process: _builtins.bytes = ...,
+        call: Global___EngineCall | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "process", b"process"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Crash: _TypeAlias = Crash  # noqa: Y015
 
 @_typing.final
 class KvCounts(_message.Message):
@@ -1429,6 +1528,8 @@ class GetModelResponse(_message.Message):
     TOKENS_DIGEST_FIELD_NUMBER: _builtins.int
     STATIC_PREFIXES_FIELD_NUMBER: _builtins.int
     EMBEDDING_DIMENSIONS_FIELD_NUMBER: _builtins.int
+    PROCESS_FIELD_NUMBER: _builtins.int
+    CRASHES_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     vocabulary_digest: _builtins.bytes
     vocabulary_size: _builtins.int
@@ -1448,6 +1549,8 @@ class GetModelResponse(_message.Message):
     """
     embedding_dimensions: _builtins.int
     """Values of a vector, of a model that embeds; 0: it writes replies."""
+    process: _builtins.bytes
+    """Names this process: random, at most 16 bytes, others after a restart. Empty: it does not say."""
     @_builtins.property
     def codecs(self) -> _containers.RepeatedScalarFieldContainer[_common_pb2.TokenCodec.ValueType]: ...
     @_builtins.property
@@ -1455,6 +1558,10 @@ class GetModelResponse(_message.Message):
     @_builtins.property
     def static_prefixes(self) -> _containers.RepeatedCompositeFieldContainer[Global___StaticPrefix]:
         """At most 64."""
+
+    @_builtins.property
+    def crashes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Crash]:
+        """Those of the replica's processes before this one, of the last ten minutes, at most 16."""
 
     def __init__(
         self,
@@ -1473,10 +1580,12 @@ class GetModelResponse(_message.Message):
         tokens_digest: _builtins.bytes = ...,
         static_prefixes: _abc.Iterable[Global___StaticPrefix] | None = ...,
         embedding_dimensions: _builtins.int = ...,
+        process: _builtins.bytes = ...,
+        crashes: _abc.Iterable[Global___Crash] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prefill_limits", b"prefill_limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "codecs", b"codecs", "embedding_dimensions", b"embedding_dimensions", "engine", b"engine", "max_context_tokens", b"max_context_tokens", "model", b"model", "model_identity", b"model_identity", "prefill_limits", b"prefill_limits", "region", b"region", "replica", b"replica", "static_prefixes", b"static_prefixes", "tokens_digest", b"tokens_digest", "vocabulary_digest", b"vocabulary_digest", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "codecs", b"codecs", "crashes", b"crashes", "embedding_dimensions", b"embedding_dimensions", "engine", b"engine", "max_context_tokens", b"max_context_tokens", "model", b"model", "model_identity", b"model_identity", "prefill_limits", b"prefill_limits", "process", b"process", "region", b"region", "replica", b"replica", "static_prefixes", b"static_prefixes", "tokens_digest", b"tokens_digest", "vocabulary_digest", b"vocabulary_digest", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

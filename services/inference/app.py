@@ -24,6 +24,7 @@ from outrider.models.catalog import ModelSpec, current, lookup
 from outrider.models.disk.fetch import ReportProgress, ignore_progress
 from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import Vocabulary, load_vocabulary
+from outrider.peers.stall_free_clock import StallFreeClock
 from outrider.process import Ports
 from outrider.rpc import add_health, bind, make_server
 from outrider.sampling.params import SamplingParams
@@ -37,6 +38,7 @@ from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import configure_tracing, shutdown_tracing
 from outrider.tls import PLAINTEXT, Role, Tls
 from outrider.v1 import direct_pb2_grpc, inference_pb2, inference_pb2_grpc, kv_pb2_grpc
+from services.inference.call_record import CallRecord, Preparations
 from services.inference.config import InferenceConfig
 from services.inference.direct_service import DirectService
 from services.inference.embedding.app import EmbeddingReplica, load_embedder
@@ -244,9 +246,13 @@ class Replica:
         model: LoadedModel,
         metrics: Metrics,
         tls: Tls = PLAINTEXT,
+        record: CallRecord | None = None,
     ) -> None:
-        """Raises ConfigError if the limits cannot serve this engine or the port is taken."""
+        """`record` has what the engine works on. Raises ConfigError if the limits cannot serve this
+        engine or the port is taken."""
         self.config = config
+        self._record = record or CallRecord(None, config.replica)
+        self._awake_clock = StallFreeClock()
         limits = config.scheduler
         self.static = StaticPrefixes(
             model.prefixes,
@@ -306,6 +312,7 @@ class Replica:
             grammars=self._grammars,
             prefixes=self.prefixes,
             static_salts=self.static.salts_of,
+            preparations=Preparations(self._record.part()),
         )
         self._warming = Warming(model.engines[0].info.block_tokens, self.prefixes)
         self._is_warm = False
@@ -313,6 +320,8 @@ class Replica:
         self.service = InferenceService(
             self.table,
             self.blocks,
+            self._record,
+            awake_clock=self._awake_clock,
             max_frames=config.max_outbox_frames,
             max_sessions=config.max_stream_sessions,
         )
@@ -349,6 +358,7 @@ class Replica:
     async def start(self) -> None:
         """Take what was learnt before, pin the static prefixes and begin to serve; stop() has to
         follow. Raises EngineError if a prefix cannot be computed."""
+        self._awake_clock.start()
         for keeper in self._keepers:
             await asyncio.to_thread(keeper.load)
         self.runner.start()
@@ -396,6 +406,7 @@ class Replica:
         for number, keeper in enumerate(self._keepers):
             await keeper.save_now(partial(self.runner.take_learnt, number))
         await self.runner.stop()
+        self._awake_clock.stop()
 
     def _kv_service(
         self, kv: KvIdentity | None, model: LoadedModel, metrics: Metrics
@@ -409,8 +420,8 @@ class Replica:
         """With one instance there is nothing between its thread and the session table."""
         instances = list(zip(engines, self.schedulers, strict=True))
         if len(instances) == 1:
-            return ModelRunner(*instances[0], self._on_tick)
-        return InstanceGroup(instances, self._on_tick, metrics)
+            return ModelRunner(*instances[0], self._on_tick, work=self._record.part())
+        return InstanceGroup(instances, self._on_tick, metrics, new_work=self._record.part)
 
     def _on_tick(self, tick: ModelTick) -> None:
         self._warming.on_tick(tick)
@@ -449,11 +460,13 @@ async def serve(
     try:
         admin_port = await admin.start()
         tls = await asyncio.to_thread(Tls.open, config.tls, Role.INFERENCE, config.region)
-        if (replica := await _load_replica(config, metrics, stop, tls, progress)) is not None:
-            loaded.append(replica)
-            fixed = (lookup(config.model).name,)
-            async with tls.watched(), following(source, config, current(), fixed_models=fixed):
-                await _run(replica, admin_port, ready, stop)
+        with CallRecord(config.state_dir / "calls", config.replica) as record:
+            replica = await _load_replica(config, metrics, stop, tls, progress, record)
+            if replica is not None:
+                loaded.append(replica)
+                fixed = (lookup(config.model).name,)
+                async with tls.watched(), following(source, config, current(), fixed_models=fixed):
+                    await _run(replica, admin_port, ready, stop)
     finally:
         await admin.stop()
         metrics.close()
@@ -479,6 +492,7 @@ async def _load_replica(
     stop: asyncio.Event,
     tls: Tls,
     progress: LoadProgress,
+    record: CallRecord,
 ) -> Replica | EmbeddingReplica | None:
     """None if `stop` was set while the model was fetched or loaded."""
 
@@ -499,7 +513,7 @@ async def _load_replica(
     replica: Replica | None = None
     try:
         if not stop.is_set():
-            replica = Replica(config, model, metrics, tls)
+            replica = Replica(config, model, metrics, tls, record)
         return replica
     finally:
         if replica is None:

@@ -108,6 +108,9 @@ class InferenceConfig:
     fake_seed: int = 0
     """Weights of the fake engine: replicas of different seeds are different models behind one
     name."""
+    fake_crash_id: int = -1
+    """An engine call with this token id ends the process, where the engine is the fake one: a
+    request that crashes replicas, to see what becomes of it. Below 0: none does."""
     fake_call_ms: float = 0.0
     """How long each call of the fake engine waits, besides what it computes."""
     instances: int = 1
@@ -172,7 +175,8 @@ class InferenceConfig:
     drain_s: float = 10.0
     """Time running sessions get to finish when the replica stops."""
     state_dir: Path = dataclasses.field(default_factory=default_state_dir)
-    """Keeps what sessions taught, learnt/."""
+    """Keeps what sessions taught, learnt/, and which requests the engine works on, calls/: after a
+    crash the next process tells the routers."""
     learnt: LearntConfig = dataclasses.field(default_factory=LearntConfig)
     """What is kept of what sessions taught, for drafts after the next start."""
     prefix_store: PrefixStoreConfig = dataclasses.field(default_factory=PrefixStoreConfig)
@@ -245,6 +249,7 @@ class InferenceConfig:
             num_blocks=num_blocks or _FAKE.num_blocks,
             max_context_tokens=chosen.get("max_context_tokens", _FAKE.max_context_tokens),
             seed=self.fake_seed,
+            crash_id=self.fake_crash_id,
             call_ms=self.fake_call_ms,
         )
         return EngineConfig(

@@ -21,9 +21,11 @@ from typing import TypeAlias, TypeVar
 
 import structlog
 
+from outrider.engine_calls import SESSIONS_IN_CALL
 from outrider.engines.base import Engine, LogitsRows
 from outrider.errors import EngineError, OutriderError, OverloadedError, UnavailableError
 from outrider.speculation.learnt import Learnt
+from services.inference.call_record import WorkRecord
 from services.inference.kv.events import BlockEvent
 from services.inference.kv_transfer import (
     MAX_LOADED_BYTES,
@@ -37,7 +39,15 @@ from services.inference.kv_transfer import (
 )
 from services.inference.scheduler.batch import Batch
 from services.inference.scheduler.scheduler import Scheduler
-from services.inference.scheduler.types import Drafts, Event, Failed, Finished, Load, OpenRequest
+from services.inference.scheduler.types import (
+    Begun,
+    Drafts,
+    Event,
+    Failed,
+    Finished,
+    Load,
+    OpenRequest,
+)
 
 log = structlog.get_logger()
 
@@ -231,13 +241,16 @@ class ModelRunner:
         *,
         clock: Callable[[], float] = time.monotonic,
         max_commands: int = MAX_COMMANDS,
+        work: WorkRecord | None = None,
     ) -> None:
-        """`on_tick` is called in the event loop; `clock` gives the seconds of all deadlines."""
+        """`on_tick` is called in the event loop; `clock` gives the seconds of all deadlines; `work`
+        records what the engine works on."""
         scheduler.record_blocks()
         self._engine = engine
         self._on_tick = on_tick
         self._inbox = Inbox(max_commands)
-        self._new_thread = partial(_ModelThread, engine, scheduler, self._inbox, clock)
+        work = work or WorkRecord(None, 0)
+        self._new_thread = partial(_ModelThread, engine, scheduler, self._inbox, clock, work)
         self._thread: threading.Thread | None = None
         self._over = asyncio.Event()
         self._problem = "the model thread has not started"
@@ -355,9 +368,13 @@ class _ModelThread:
         scheduler: Scheduler,
         inbox: Inbox,
         clock: Callable[[], float],
+        work: WorkRecord,
         post: Callable[[ModelTick], None],
     ) -> None:
         """`post` hands a tick to the event loop."""
+        self._work = work
+        self._at_work: tuple[int, ...] = ()
+        """The sessions that are being worked on."""
         self._engine = engine
         self._scheduler = scheduler
         self._inbox = inbox
@@ -389,6 +406,7 @@ class _ModelThread:
         except Exception as error:
             log.exception("model_thread_failed")
             problem = f"the model thread failed with {type(error).__name__}"
+            self._events += _failures(self._at_work, problem)
         finally:
             _close_engine(self._engine)
             load = self._scheduler.load()
@@ -403,7 +421,9 @@ class _ModelThread:
     def _tick(self, commands: list[Command]) -> None:
         now = self._clock()
         for command in commands:
+            self._at_work = (command.session_id,) if isinstance(command, OpenRequest) else ()
             self._events += self._execute(command, now)
+        self._at_work = ()
         self._events += self._scheduler.expire(now)
         self._kv.load_waiting()
         batch = self._scheduler.schedule(now)
@@ -455,6 +475,9 @@ class _ModelThread:
 
     def _run(self, batch: Batch) -> list[Event]:
         rows: list[LogitsRows] = []
+        self._at_work = tuple([one.session.session_id for one in batch.scheduled])
+        self._events += [Begun(session_id) for session_id in batch.begun]
+        self._work.begin(batch.new_requests, len(batch.scheduled))
         try:
             batch.prepare(self._engine)
             if batch.slices:
@@ -468,8 +491,12 @@ class _ModelThread:
             self._report_rest()
             self._num_failures += 1
             log.error("engine_call_failed", error=error.message, sessions=len(batch.slices))
-            return self._scheduler.fail(batch, error)
-        return self._scheduler.verify(batch, rows, self._clock())
+            events = self._scheduler.fail(batch, error)
+        else:
+            events = self._scheduler.verify(batch, rows, self._clock())
+        self._work.end()
+        self._at_work = ()
+        return events
 
     def _overlapped_work(self) -> None:
         """While the engine computes: what was left for then."""
@@ -503,6 +530,12 @@ class _ModelThread:
                 problem=problem,
             )
         )
+
+
+def _failures(sessions: tuple[int, ...], problem: str) -> list[Event]:
+    """Of those that the thread worked on when it failed; of all others nothing is to be said."""
+    counted = {SESSIONS_IN_CALL: str(len(sessions))}
+    return [Failed(session, EngineError(problem, metadata=counted)) for session in sessions]
 
 
 def _close_engine(engine: Engine) -> None:

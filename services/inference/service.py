@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from typing import Any
 
@@ -23,6 +23,7 @@ from outrider.rpc import Outbox, incoming, outgoing, received
 from outrider.telemetry.refusals import RefusalLog
 from outrider.v1 import inference_pb2
 from outrider.v1.inference_pb2_grpc import InferenceServiceServicer
+from services.inference.call_record import CallRecord
 from services.inference.streaming import wire
 from services.inference.streaming.block_feed import BlockFeed
 from services.inference.streaming.sessions import LiveSession, SessionTable
@@ -150,10 +151,20 @@ class InferenceService(InferenceServiceServicer):
     """Streams of sessions over one table."""
 
     def __init__(
-        self, table: SessionTable, blocks: BlockFeed, *, max_frames: int, max_sessions: int
+        self,
+        table: SessionTable,
+        blocks: BlockFeed,
+        record: CallRecord,
+        *,
+        awake_clock: Callable[[], float],
+        max_frames: int,
+        max_sessions: int,
     ) -> None:
-        """The bounds are those of one stream."""
+        """The bounds are those of one stream. `awake_clock` stops while this process does: by it
+        routers are told how long an engine call has lasted."""
         self._table = table
+        self._record = record
+        self._awake_clock = awake_clock
         self._blocks = blocks
         self._max_frames = max_frames
         self._max_sessions = max_sessions
@@ -201,7 +212,10 @@ class InferenceService(InferenceServiceServicer):
             changed = self._table.load_changed
             if self._table.load is not None:
                 report = wire.load_response(
-                    self._table.load, self._table.transfers, draining=self._table.draining
+                    self._table.load,
+                    self._table.transfers,
+                    draining=self._table.draining,
+                    running_call=self._record.longest(self._awake_clock()),
                 )
                 if told is None or clock() >= due_at or wire.is_news(report, told):
                     told, due_at = report, clock() + heartbeat_s
@@ -220,7 +234,7 @@ class InferenceService(InferenceServiceServicer):
     async def GetModel(
         self, request: inference_pb2.GetModelRequest, context: Any
     ) -> inference_pb2.GetModelResponse:
-        return wire.model_response(self._table.contract)
+        return wire.model_response(self._table.contract, self._record)
 
     async def Drain(
         self, request: inference_pb2.DrainRequest, context: Any

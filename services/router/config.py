@@ -304,5 +304,5 @@ _POSITIVE = (
     "failover.min_moves",
     "failover.window_s",
     "failover.timeout_s",
-    "failover.max_lost_replicas",
+    "failover.max_crashes",
 )

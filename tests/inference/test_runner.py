@@ -11,11 +11,13 @@ from dataclasses import replace
 
 import pytest
 
+from outrider.engine_calls import EngineCall, sessions_in_call
 from outrider.engines.base import Engine, LogitsRows, OverlappedWork, SequenceSlice, no_work
 from outrider.engines.fake import FakeEngine
 from outrider.errors import EngineError, OverloadedError, UnavailableError
 from outrider.sampling.params import SamplingParams
 from outrider.testing import eventually, leak_check
+from services.inference.call_record import WorkRecord
 from services.inference.kv_transfer import MAX_LOADED_BYTES, LoadBlocks
 from services.inference.runner import (
     MAX_FAILURES,
@@ -31,6 +33,7 @@ from services.inference.runner import (
 from services.inference.scheduler.limits import SchedulerLimits
 from services.inference.scheduler.scheduler import Scheduler
 from services.inference.scheduler.types import (
+    Begun,
     Committed,
     Drafts,
     Event,
@@ -97,7 +100,10 @@ class Watched:
         self.ticks: list[ModelTick] = []
         self.engine = engine
         scheduler = Scheduler(engine.info, SchedulerLimits(), new_reply)
-        self.runner = ModelRunner(engine, scheduler, self.ticks.append, max_commands=max_commands)
+        self.work = WorkRecord(None, 0)
+        self.runner = ModelRunner(
+            engine, scheduler, self.ticks.append, max_commands=max_commands, work=self.work
+        )
 
     @property
     def events(self) -> list[Event]:
@@ -301,11 +307,42 @@ async def test_events_are_told_while_the_next_call_computes() -> None:
     async with _running(engine) as it:
         it.runner.open(_request(1))
         await eventually(engine.waiting.is_set)
-        assert [type(event) for event in it.events] == [Opened]
+        assert [type(event) for event in it.events] == [Opened, Begun]
         engine.waiting.clear()
         engine.gate.set()
         assert isinstance(await it.end(1), Finished)
         assert it.ticks[-1].num_scheduled == 1, "the last call has no next one to wait for"
+
+
+async def test_the_requests_of_a_call_are_recorded_until_they_have_a_token() -> None:
+    engine = GatedEngine()
+    async with _running(engine) as it:
+        it.runner.open(replace(_request(1), request_key=11))
+        await eventually(engine.waiting.is_set)
+        assert it.work.call == EngineCall(frozenset({11}), 1)
+        it.runner.open(replace(_request(2), request_key=22))
+        engine.waiting.clear()
+        engine.gate.set()
+        await it.end(1)
+        await it.end(2)
+        assert it.work.call == EngineCall()
+
+
+async def test_where_the_thread_fails_who_it_worked_on_is_told_apart_from_who_waited() -> None:
+    """It is a defect; a request that meets it meets it at the next replica, too."""
+    engine = GatedEngine()
+    async with _running(engine) as it:
+        it.runner.open(_request(1))
+        await eventually(engine.waiting.is_set)
+
+        def broken(*arguments: object) -> list[LogitsRows]:
+            raise ZeroDivisionError
+
+        engine.step = broken  # type: ignore[method-assign, assignment]
+        engine.gate.set()
+        failed = await it.end(1)
+        assert isinstance(failed, Failed)
+        assert sessions_in_call(failed.error) == 1
 
 
 def test_activity_tells_busy_from_idle_time_while_there_is_work() -> None:

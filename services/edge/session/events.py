@@ -300,8 +300,6 @@ class OpenRegion:
     """What is left of the request's; 0: none."""
     echo: int = field(default=0, compare=False)
     """Sequence number that the replica returns, to measure the round trip; 0: none."""
-    lost_replicas: int = 0
-    """Replicas lost with the chat, one after the other, without a token from any of them."""
     prediction: tuple[int, ...] = ()
     """What the reply is expected to be, from its first token on."""
 

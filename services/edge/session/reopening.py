@@ -9,7 +9,6 @@ from outrider.errors import (
     DrainingError,
     OutriderError,
     OverloadedError,
-    ReplicaLostError,
     UnavailableError,
 )
 from services.edge.session.events import ChatRequest, OpenRegion, RegionFailed
@@ -36,7 +35,6 @@ class Reopening:
         """When the chat lost its region, without the time for which this edge was blocked; None: it
         has one, or a token came since."""
         self._pause_s = 0.0
-        self._num_lost_replicas = 0
         self._num_prompt_tokens: int | None = None
         self.again_at: float | None = None
         """When the region is asked again; None: it has been asked."""
@@ -60,7 +58,7 @@ class Reopening:
         self.again_at = None
         resume = replace(request.resume, ids=final_ids, model_identity=model_identity)
         resumed = replace(request, resume=resume)
-        return OpenRegion(resumed, prompt, left_ms, echo, self._num_lost_replicas)
+        return OpenRegion(resumed, prompt, left_ms, echo)
 
     def opened(self, num_prompt_tokens: int, *, has_tokens: bool) -> None:
         """The region opened the session. Raises OutriderError if the chat has final tokens and the
@@ -84,7 +82,6 @@ class Reopening:
             kinds = (UnavailableError,) if loss.is_cut_off else (DrainingError,)
         if not isinstance(loss.error, kinds):
             return False
-        self._num_lost_replicas += isinstance(loss.error, ReplicaLostError)
         awake_at = now - loss.late_s
         lost_at = self._lost_at
         at_once = False
@@ -99,7 +96,6 @@ class Reopening:
     def worked(self) -> None:
         """A token came."""
         self._lost_at = None
-        self._num_lost_replicas = 0
 
     def _next_pause_s(self, error: OutriderError) -> float:
         doubled_s = min(2 * self._pause_s, self._policy.max_pause_s)

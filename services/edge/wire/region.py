@@ -109,7 +109,6 @@ class RegionWire:
             residency=request.residency,
             echo=action.echo,
             origin_region=self._origin_region,
-            lost_replicas=action.lost_replicas,
             trace=common_pb2.TraceContext(traceparent=trace[0], tracestate=trace[1]),
         )
         if request.resume.ids:

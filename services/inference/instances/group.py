@@ -12,6 +12,7 @@ from outrider.errors import EngineError, OutriderError, UnavailableError
 from outrider.speculation.learnt import Learnt
 from outrider.telemetry import names
 from outrider.telemetry.metrics import Metrics
+from services.inference.call_record import WorkRecord
 from services.inference.instances.placement import InstancePlacement
 from services.inference.kv_transfer import ExportedBlock, LoadBlocks
 from services.inference.runner import ModelRunner, ModelTick
@@ -33,9 +34,11 @@ class InstanceGroup:
         metrics: Metrics,
         *,
         clock: Callable[[], float] = time.monotonic,
+        new_work: Callable[[], WorkRecord] = lambda: WorkRecord(None, 0),
     ) -> None:
         """Engines of one shape, each with a scheduler of the same limits. `on_tick` is called in
-        the event loop; `clock` gives the seconds of all deadlines."""
+        the event loop; `clock` gives the seconds of all deadlines; `new_work` a record of what one
+        engine works on."""
         first = instances[0][1]
         loads = [scheduler.load() for _, scheduler in instances]
         self._placement = InstancePlacement(first.limits, first.info.block_tokens, loads)
@@ -43,7 +46,9 @@ class InstanceGroup:
         self._metrics = metrics
         self._num_over = 0
         self._runners = [
-            ModelRunner(engine, scheduler, partial(self._take, number), clock=clock)
+            ModelRunner(
+                engine, scheduler, partial(self._take, number), clock=clock, work=new_work()
+            )
             for number, (engine, scheduler) in enumerate(instances)
         ]
 

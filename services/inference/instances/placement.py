@@ -21,6 +21,7 @@ from services.inference.scheduler.admission import Forecast, QueueAhead
 from services.inference.scheduler.cost_model import CostModel
 from services.inference.scheduler.limits import SchedulerLimits
 from services.inference.scheduler.types import (
+    Begun,
     Committed,
     Event,
     Failed,
@@ -202,7 +203,7 @@ class InstancePlacement:
             num_ids = event.prompt_tokens + len(session.request.resume)
             num_uncomputed = max(1, num_ids - event.cached_tokens)
             instance.advance(session, PlacementStage.OPENED, num_uncomputed)
-        else:
+        elif not isinstance(event, Begun):
             if isinstance(event, Finished):
                 self._observe(event)
             self.forget(event.session_id)

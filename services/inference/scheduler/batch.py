@@ -61,6 +61,10 @@ class Batch:
     scheduled: tuple[ScheduledSequence, ...]
     """What each slice is for, in the same order."""
     scheduled_at: float
+    begun: tuple[int, ...] = ()
+    """Sessions that no call had before."""
+    new_requests: tuple[int, ...] = ()
+    """Request keys of sessions without a token from this replica: what the call might fail for."""
     num_tokens: int = field(init=False)
     """Tokens of the call, drafts and padding included."""
     is_decode: bool = field(init=False)
@@ -128,6 +132,8 @@ class BatchBuilder:
         self.prefill_budget = PrefillBudget(limits, cost, self._min_rows)
         self._draft_budget = DraftBudget(limits, cost, decode_cost, self._min_rows)
         self._plan: _Plan | None = None
+        self._was_alone = False
+        """Whether the last call was for one session that has to be alone."""
 
     def plan_ahead(self, in_flight: Batch) -> None:
         """Plan the call behind this one, which is being computed, where only its tokens are open:
@@ -177,6 +183,9 @@ class BatchBuilder:
         queues, prefill_budget = self._queues, self.prefill_budget
         queues.admit(now, hold_low=level >= OverloadLevel.QUEUE_LOW)
         schedulable, starving = queues.schedulable(now, self._max_pause_s)
+        schedulable = self._one_or_others(schedulable)
+        if starving not in schedulable:
+            starving = None
         short = prefill_budget.must_be_short(schedulable, now)
         if short:
             schedulable = prefill_budget.fit_short_call(schedulable, now)
@@ -193,7 +202,30 @@ class BatchBuilder:
         for one in scheduled:
             one.session.last_scheduled_at = now
         opened, closed = queues.take_sequence_changes()
-        return Batch(slices, opened, closed, self._pool.take_copies(), tuple(scheduled), now)
+        new = [one.session for one in scheduled if one.session.state is SessionState.PREFILLING]
+        begun = tuple([session.session_id for session in new if not session.has_begun])
+        for session in new:
+            session.has_begun = True
+        return Batch(
+            slices,
+            opened,
+            closed,
+            self._pool.take_copies(),
+            tuple(scheduled),
+            now,
+            begun,
+            tuple([session.request.request_key for session in new if session.request.request_key]),
+        )
+
+    def _one_or_others(self, schedulable: list[Session]) -> list[Session]:
+        """A session that has to be alone in its call, or all that have not: by turns."""
+        alone = [session for session in schedulable if session.goes_alone]
+        if not alone:
+            self._was_alone = False
+            return schedulable
+        others = [session for session in schedulable if not session.goes_alone]
+        self._was_alone = not (self._was_alone and others)
+        return alone[:1] if self._was_alone else others
 
     def _allocate(
         self, schedulable: list[Session], max_prompt_tokens: int, starving: Session | None

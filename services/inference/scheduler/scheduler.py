@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, islice
 
+from outrider.engine_calls import SESSIONS_IN_CALL
 from outrider.engines.base import EngineInfo, Ids, LogitsRows
 from outrider.errors import (
     DeadlineError,
@@ -181,13 +182,14 @@ class Scheduler:
 
     def fail(self, batch: Batch, error: OutriderError) -> list[Event]:
         """The engine call failed: the sessions in it, and those it was to open or to copy blocks
-        for, end with this error; the others go on."""
+        for, end with this error, which says how many they are; the others go on."""
         events = self.take_committed()
         self._end_in_flight(batch)
         lost = {part.sequence for part in batch.slices} | {new.sequence for new in batch.opened}
         lost |= {copy.sequence for copy in batch.copies}
         with_kv = (*self._queues.running, *self._queues.paused)
         doomed = [session for session in with_kv if session.sequence in lost]
+        error.metadata[SESSIONS_IN_CALL] = str(len(doomed))
         return events + [self._fail(session, error) for session in doomed]
 
     def _end_in_flight(self, batch: Batch) -> None:

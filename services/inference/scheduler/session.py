@@ -167,6 +167,8 @@ class Session:
         """Leading tokens of `ids` whose KV may come from elsewhere; the rest has to be computed."""
         self.last_scheduled_at = now
         """When it last took part in a call, or got its KV table."""
+        self.has_begun = False
+        """Whether it took part in any."""
         self.sources = sources
         self.finished: FinishReason | None = None
         self._num_prompt = len(request.prompt)
@@ -192,6 +194,11 @@ class Session:
                 )
             self._sampler.observe(token)
             self._append(token)
+
+    @property
+    def goes_alone(self) -> bool:
+        """Whether it is to be alone in its next call."""
+        return self.request.goes_alone and self.state is SessionState.PREFILLING
 
     @property
     def num_reply(self) -> int:

@@ -82,6 +82,11 @@ class OpenRequest:
     """What the reply is expected to be: the region copies drafts from it."""
     kv_holder: KvHolder | None = None
     """Who may be asked for KV that is not here; None: nobody."""
+    request_key: int = 0
+    """Names the request in what is recorded of engine calls (outrider.engine_calls); 0: it is not
+    recorded."""
+    goes_alone: bool = False
+    """A replica was lost with it: it is alone in its calls until its first token."""
     constraint: Constraint | None = field(default=None, compare=False)
     """Of the sampling's grammar, at the reply's beginning; the session owns it from now on."""
 
@@ -114,6 +119,12 @@ class Opened:
     prompt_tokens: int
     cached_tokens: int
     """Prompt tokens whose KV is cached now; Usage has what was reused in the end."""
+
+
+class Begun(NamedTuple):
+    """The session is in an engine call for the first time."""
+
+    session_id: int
 
 
 class Committed(NamedTuple):
@@ -159,7 +170,7 @@ class Failed:
     error: OutriderError
 
 
-Event: TypeAlias = Opened | Committed | Finished | Failed
+Event: TypeAlias = Opened | Begun | Committed | Finished | Failed
 
 
 @dataclass(frozen=True, slots=True)

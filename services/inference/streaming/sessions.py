@@ -12,6 +12,7 @@ from typing import Final, Protocol, TypeAlias
 import structlog
 
 from outrider.codec.tokens import TokenCodec
+from outrider.engine_calls import SESSIONS_IN_CALL
 from outrider.errors import (
     DuplicateSessionError,
     EngineError,
@@ -25,10 +26,12 @@ from outrider.telemetry.families import Family
 from outrider.telemetry.metrics import Metrics, state_rows
 from outrider.telemetry.refusals import RefusalLog
 from outrider.v1 import inference_pb2
+from services.inference.call_record import Preparations, WorkRecord
 from services.inference.prefix_store.exchange import TransferCounts
 from services.inference.runner import ModelTick
 from services.inference.scheduler.types import (
     NO_HITS,
+    Begun,
     Committed,
     Drafts,
     Event,
@@ -176,6 +179,8 @@ class LiveSession:
     """What SessionOpened returns."""
     commit_echo: wire.Echo = wire.NO_ECHO
     """What the next Commit returns."""
+    is_waiting: bool = False
+    """Whether its peer was told that no call computes it yet."""
     told_pace: wire.ToldPace | None = None
     """None: no drafts of the edge are used, so it need not know the replica's pace."""
     sends_accepted_ids: bool = False
@@ -212,11 +217,12 @@ class SessionTable:
         grammars: ConstraintSource | None = None,
         prefixes: PrefixTransfers | None = None,
         static_salts: Callable[[str], tuple[bytes, ...]] = lambda tenant: (),
+        preparations: Preparations | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """At most `max_sessions` share an engine call; `clock` is the model thread's. Without
         `grammars`, requests with one are refused. `static_salts`: of the static prefixes that a
-        tenant's sessions may use."""
+        tenant's sessions may use. `preparations` records whose grammar is being compiled."""
         self.contract = contract
         self.clock = clock
         self.load: Load | None = None
@@ -245,6 +251,7 @@ class SessionTable:
         self._refused = RefusalLog("sessions")
         self._running = RunningRequests()
         self._grammars = grammars
+        self._preparations = preparations or Preparations(WorkRecord(None, 0))
         self._prefixes = prefixes
         self._static_salts = static_salts
         self.direct_paths = DirectPaths(metrics, clock)
@@ -339,7 +346,8 @@ class SessionTable:
         assert self._grammars is not None
         number = session.engine_session_id
         try:
-            constraint = await self._grammars.constraint(request.cache_salt, grammar)
+            with self._preparations.of(request.request_key):
+                constraint = await self._grammars.constraint(request.cache_salt, grammar)
             if number in self._live:
                 self._model.open(replace(request, constraint=constraint))
         except OutriderError as error:
@@ -348,7 +356,8 @@ class SessionTable:
         except Exception as failure:
             # A defect ends this session, and no other one waits for it.
             _log.exception("grammar_failed", kind=grammar.kind)
-            self._end(session, EngineError(f"its grammar failed: {type(failure).__name__}"))
+            why = f"its grammar failed: {type(failure).__name__}"
+            self._end(session, EngineError(why, metadata={SESSIONS_IN_CALL: "1"}))
         if number not in self._live:
             self._awaiting_usage.pop(number, None)  # the model thread will report none
             return
@@ -397,9 +406,12 @@ class SessionTable:
     def on_tick(self, tick: ModelTick) -> None:
         """Take the events of one tick of the model thread."""
         self.load = tick.replica_load
+        begun = {event.session_id for event in tick.events if isinstance(event, Begun)}
         for event in tick.events:
             session = self._live.get(event.session_id)
             if session is not None:
+                if isinstance(event, Opened):
+                    session.is_waiting = event.session_id not in begun
                 self._emit(session, event, tick.load)
             else:
                 self._record_late_usage(event)
@@ -477,10 +489,15 @@ class SessionTable:
             frame = wire.opened_frame(
                 session.upstream_session_id, event, self.contract, session.codec
             )
+            frame.opened.waiting = session.is_waiting
             session.opened_echo.put(frame.opened, self.clock())
             if session.direct is not None:
                 self.direct_paths.grant(session.direct, session, frame.opened, self.clock())
             session.peer.send(frame)
+        elif isinstance(event, Begun):
+            if session.is_waiting:
+                session.is_waiting = False
+                session.peer.send(wire.begun_frame(session.upstream_session_id))
         elif isinstance(event, Finished):
             self._end(session, event)
         elif isinstance(event, Failed):

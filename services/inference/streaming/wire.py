@@ -10,6 +10,7 @@ from typing import Final, TypeAlias
 
 from outrider.codec import varint
 from outrider.codec.tokens import RANKED, TokenCodec, TokenCoder, negotiate
+from outrider.engine_calls import EngineCall, request_key
 from outrider.errors import (
     BadTokenBlockError,
     EmptyPromptError,
@@ -38,6 +39,7 @@ from outrider.wire import (
     token_block_from_proto,
     usage_to_proto,
 )
+from services.inference.call_record import CallRecord
 from services.inference.prefix_store.exchange import TransferCounts
 from services.inference.scheduler.types import (
     Committed,
@@ -68,6 +70,8 @@ _OWN_SALT_BYTES = 16
 MAX_DRAFT_TOKENS = 1024
 """Of one frame: many times what is kept, and thousands of frames may wait for the model thread."""
 MAX_PREDICTION_TOKENS = 1 << 17
+LONG_CALL_MS: Final = 1000.0
+"""Calls of this length are reported while they run."""
 MAX_HOLDER_CHARS = 256
 """Of a replica's name, region and address."""
 
@@ -199,6 +203,8 @@ def open_request(
             : contract.context_limit
         ],
         kv_holder=_kv_holder(frame, contract),
+        request_key=request_key(frame.tenant, frame.request_id),
+        goes_alone=frame.alone,
     )
     return request, codec
 
@@ -320,6 +326,11 @@ def opened_frame(
     return inference_pb2.SessionDown(session=number, opened=opened)
 
 
+def begun_frame(number: int) -> inference_pb2.SessionDown:
+    """The session has waited, and is computed from now on."""
+    return inference_pb2.SessionDown(session=number, begun=inference_pb2.SessionBegun())
+
+
 def session_bytes(number: int) -> bytes:
     """The session's number as a SessionDown begins with it."""
     return _SESSION_TAG + number.to_bytes(8, "little")
@@ -407,10 +418,15 @@ _LEAST_MOVE: Final = 0.1
 
 
 def load_response(
-    load: Load, transfers: TransferCounts = NO_TRANSFERS, *, draining: bool = False
+    load: Load,
+    transfers: TransferCounts = NO_TRANSFERS,
+    *,
+    draining: bool = False,
+    running_call: EngineCall | None = None,
 ) -> inference_pb2.WatchLoadResponse:
-    """A report for routers."""
+    """A report for routers; of a running call where it has lasted long."""
     hits = load.kv_hits
+    is_long = running_call is not None and running_call.duration_ms >= LONG_CALL_MS
     return inference_pb2.WatchLoadResponse(
         running_sessions=load.running_sessions,
         queued_sessions=load.queued_sessions,
@@ -442,6 +458,16 @@ def load_response(
         ),
         peer_block_ms=transfers.peer_block_ms,
         peer_first_ms=transfers.peer_first_ms,
+        running_call=call_to_proto(running_call) if running_call is not None and is_long else None,
+    )
+
+
+def call_to_proto(call: EngineCall) -> inference_pb2.EngineCall:
+    """As routers are told of it."""
+    return inference_pb2.EngineCall(
+        requests=sorted(call.requests),
+        num_sessions=call.num_sessions,
+        duration_ms=call.duration_ms,
     )
 
 
@@ -461,8 +487,8 @@ def _has_moved(now: float, before: float) -> bool:
     return abs(now - before) > _LEAST_MOVE * max(abs(now), abs(before))
 
 
-def model_response(contract: Contract) -> inference_pb2.GetModelResponse:
-    """What this replica serves, for routers."""
+def model_response(contract: Contract, record: CallRecord) -> inference_pb2.GetModelResponse:
+    """What this replica serves, for routers, and how its earlier processes crashed."""
     return inference_pb2.GetModelResponse(
         model=contract.model,
         vocabulary_digest=contract.vocabulary_digest,
@@ -479,6 +505,11 @@ def model_response(contract: Contract) -> inference_pb2.GetModelResponse:
         static_prefixes=[
             inference_pb2.StaticPrefix(name=it.name, tokens=len(it.ids), tenants=it.tenants)
             for it in contract.static_prefixes
+        ],
+        process=record.process,
+        crashes=[
+            inference_pb2.Crash(process=crash.process, call=call_to_proto(crash.call))
+            for crash in record.crashes
         ],
     )
 

@@ -128,6 +128,7 @@ class Registry:
             replica.load = None
             replica.num_contradictions = 0
             replica.health.quarantine = Quarantine(self._policy.health.quarantine)
+        replica.process = identity.process
 
     def remove(self, name: str) -> None:
         """Forget a replica that has no sessions of this router any more."""

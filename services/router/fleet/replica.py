@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from outrider.engine_calls import Crash, EngineCall
 from outrider.peers.health import PeerHealth, PeerState
 from outrider.peers.round_trip import RoundTrip
 
@@ -88,6 +89,10 @@ class ReplicaIdentity:
     """Unique in the mesh."""
     region: str
     model: ServedModel
+    process: bytes = b""
+    """Names the process that answers; empty: it does not say."""
+    crashes: tuple[Crash, ...] = ()
+    """Of the processes before it."""
 
 
 class ClassLoad(NamedTuple):
@@ -98,6 +103,7 @@ class ClassLoad(NamedTuple):
     queued_prompt_tokens: int = 0
 
 
+_NO_CALL = EngineCall()
 _NO_LOAD = ClassLoad()
 _NO_KV = KvCounts()
 
@@ -135,6 +141,8 @@ class ReplicaLoad:
     """What a block of KV took lately to come from another replica; 0: none came yet."""
     peer_first_ms: float = 0.0
     """Until its first bytes came."""
+    running_call: EngineCall = _NO_CALL
+    """The engine call that has run for a second or more; one of no duration: there is none."""
 
     def ahead_of(self, priority: int) -> ClassLoad:
         """Load that is served before a new session of a class (1 LOW to 3 HIGH): that of its own
@@ -166,6 +174,8 @@ class Replica:
     sessions."""
     model: ServedModel | None = None
     load: ReplicaLoad | None = None
+    process: bytes = b""
+    """The process that its stream leads to, or led to."""
     sessions: set[int] = field(default_factory=set)
     """Sessions of this router on it."""
     reported_at: float = 0.0

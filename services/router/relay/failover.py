@@ -8,10 +8,11 @@ there is a replica, room and budget for it, it waits.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from outrider.engine_calls import Crash
 from outrider.errors import (
     NoReplicaError,
     OutriderError,
@@ -21,7 +22,7 @@ from outrider.errors import (
 )
 from services.router.placement.constraints import is_other_identity
 from services.router.placement.types import RETRY_DELAY_MS
-from services.router.relay.poison import PoisonDetector
+from services.router.relay.poison import Loss, PoisonDetector
 
 if TYPE_CHECKING:
     from services.router.relay.dispatch import Dispatch
@@ -49,8 +50,9 @@ class FailoverPolicy:
     window_s: float = 10.0
     timeout_s: float = 30.0
     """A session that finds no other replica within this time is ended."""
-    max_lost_replicas: int = 2
-    """A request is ended when this many replicas were lost with it, one after the other."""
+    max_crashes: int = 2
+    """A request is ended when this many replicas crashed in an engine call with it, one of them
+    with it alone in the call."""
 
 
 class RetryBudget:
@@ -106,17 +108,30 @@ class Failover:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def replica_lost(
-        self, sessions: Iterable[RelayedSession], *, is_proof_valid: bool = True
-    ) -> RelayedSession | None:
-        """Their replica, which has one model, is lost, or an engine call with them failed
-        (`is_proof_valid` is False): the session that is the reason, if it shows."""
-        by_record = {session.losses: session for session in sessions}
-        if not by_record:
-            return None
-        poison = self._poison_of(next(iter(by_record.values())).model)
-        poisonous = poison.replica_lost(list(by_record), is_proof_valid=is_proof_valid)
-        return by_record[poisonous] if poisonous else None
+    def replica_lost(self, sessions: Sequence[RelayedSession], loss: Loss) -> None:
+        """Their replica, which has one model, is lost; why is yet to be explained."""
+        if sessions:
+            poison = self._poison_of(sessions[0].model)
+            poison.replica_lost([session.losses for session in sessions], loss)
+
+    def call_failed(self, session: RelayedSession, num_sessions: int) -> None:
+        """An engine call of so many sessions failed, this one among them, while its replica lives;
+        0: the failure says nothing of it."""
+        if not num_sessions:
+            self.refused(session)
+            return
+        call = session.replica_stream, session.upstream_session_id
+        poison = self._poison_of(session.model)
+        poison.call_failed(session.losses, call, is_single=num_sessions == 1)
+
+    def explained(self, replica: str, process: bytes, crashes: Sequence[Crash]) -> None:
+        """What is known of a replica's losses: `process` lives, and these crashed. One of which
+        nothing is said was ended from outside."""
+        calls = {crash.process: crash.call for crash in crashes if crash.process != process}
+        for poison in self._poison.values():
+            for loss in poison.losses_of(replica):
+                poison.explained(loss, calls.get(loss.process))
+        self.is_due = self.is_due or bool(self._waiting)
 
     def refused(self, session: RelayedSession) -> None:
         """A replica did not take it, or serves others alone, which says nothing of the session."""
@@ -156,6 +171,9 @@ class Failover:
         failed_by_model: Counter[str] = Counter()
         self.is_due = False
         for session, why in list(self._waiting.values()):
+            if session.losses.is_poisonous:
+                over.append((session, _poisonous_error(session)))
+                continue
             left_at = session.replica_left_at
             if left_at is not None and now - left_at >= self._policy.timeout_s:
                 over.append((session, _given_up(why)))
@@ -208,7 +226,7 @@ class Failover:
         if found is None:
             # One without suspects is as good as a new one.
             self._poison = {m: it for m, it in self._poison.items() if it}
-            found = self._poison[model] = PoisonDetector(self._policy.max_lost_replicas)
+            found = self._poison[model] = PoisonDetector(self._policy.max_crashes)
         return found
 
     def _may_move(
@@ -227,11 +245,12 @@ def replica_lost_error(replica: str, what: str) -> ReplicaLostError:
     )
 
 
-def poisonous_error(session: RelayedSession) -> PoisonousRequestError:
+def _poisonous_error(session: RelayedSession) -> PoisonousRequestError:
     """Why a session is not opened again."""
     return PoisonousRequestError(
-        f"{session.losses.num_lost} replicas were lost as soon as they served this request, the "
-        f"last one {session.replica}: it is not tried again; change it, and report it.",
+        f"{len(session.losses.crashes)} engine calls failed with this request in them, one of them "
+        f"with it alone; the last one at {session.replica}. It is not tried again: change it, and "
+        "report it.",
     )
 
 

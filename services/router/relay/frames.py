@@ -77,7 +77,7 @@ def open_for_replica(session: RelayedSession) -> Up:
             "A replica committed bytes that are no token block: open the session again."
         ) from error
     opening.model_identity = b"" if session.allows_inexact else session.model_identity
-    opening.lost_replicas = session.losses.num_lost
+    opening.alone = session.losses.goes_alone
     opening.echo = 0  # the time since then is not that of one way
     return request
 

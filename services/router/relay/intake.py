@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final, TypeAlias
 
+from outrider.engine_calls import request_key
 from outrider.errors import DrainingError, OutriderError, OverloadedError, PromptTooLongError
 from outrider.model_identity import check_model_identity
 from outrider.session_types import Priority
@@ -142,7 +143,7 @@ class Intake:
             model=opening.model,
             deadline_at=frames.deadline_at(opening, now),
             num_committed=num_resumed,
-            num_lost_replicas=opening.lost_replicas,
+            request=request_key(opening.tenant, opening.request_id),
             model_identity=identity if num_resumed else b"",
             allows_inexact=self._admission.tenants.policy(opening.tenant).allow_inexact_failover,
         )

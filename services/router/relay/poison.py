@@ -1,72 +1,133 @@
-"""Which request killed its replica, if one did. Pure.
+"""Which request crashes its replicas, if one does. Pure.
 
-A replica's loss does not say which request caused it. A session that had tokens from the replica
-has shown that it can be served: it is no suspect and moves on at once. A session without tokens may
-be the cause: suspects are opened again a few at a time, one at first, one more with each that gets
-a token: 1, 2, 4, 8 (TCP slow start, RFC 5681, section 3.1). So a request that kills replicas is
-alone on its second one, and is ended when that is lost too. A request that kills its first replica
-in the middle of its reply costs a third one.
+The loss of a replica does not say which request caused it, nor whether any did: a process may have
+been killed from outside, or a path have broken. So a loss is open until it is explained. The
+replica's next process says whether the one before it crashed, and which requests were in the engine
+call that it crashed in (outrider.engine_calls). A request is poisonous that was in two such calls,
+and in one of them alone.
+
+Until a loss is explained, or the session has a token, it is alone in its engine calls. And whom
+the replica computed is a suspect. Who had tokens from it is none: it has shown that it can be
+served. Neither is who waited there, as the replica said. Suspects are opened again a few at a time,
+one at first, one more with each that gets a token: 1, 2, 4, 8 (TCP slow start, RFC 5681, section
+3.1). Whoever lost two replicas waits until one of the losses is explained. So a request that
+crashes replicas ends after the second one; after the third, if it had tokens from the first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
+from typing import NamedTuple
+
+from outrider.engine_calls import EngineCall
+
+
+class Loss(NamedTuple):
+    """The loss of a replica's process."""
+
+    replica: str
+    process: bytes
+    """As GetModelResponse names it; empty: it did not say."""
 
 
 @dataclass(slots=True, eq=False)
 class LossRecord:
-    """The replicas that were lost with one session. Changed by PoisonDetector alone."""
+    """What one session's losses say of it. Changed by PoisonDetector alone."""
 
+    request: int = 0
+    """Its key in engine calls."""
     num_lost: int = 0
     """Replicas lost with it, one after the other, without a token from any of them."""
     is_proven: bool = False
     """Whether it had a token from the replica that it is on."""
+    is_waiting: bool = False
+    """Whether that replica took it and does not compute it yet."""
+    is_poisonous: bool = False
+    unexplained: set[Loss] = field(default_factory=set)
+    """Losses that it may be the cause of."""
+    crashes: set[Hashable] = field(default_factory=set)
+    """Engine calls that crashed, failed or hung, with it among their new requests."""
+    was_single: bool = False
+    """Whether it was alone in one of them."""
+
+    @property
+    def goes_alone(self) -> bool:
+        """Whether it is to be alone in its engine calls: if one crashes, it shows why."""
+        return bool(self.unexplained or self.crashes)
 
 
 class PoisonDetector:
     """The suspects of one model, in the order in which they are tried again."""
 
-    def __init__(self, max_lost: int) -> None:
-        self._max_lost = max_lost
-        # Ordered sets, both.
+    def __init__(self, max_crashes: int) -> None:
+        """A request is poisonous after so many crashes."""
+        self._max_crashes = max_crashes
+        # Ordered sets, all of them.
         self._suspects: dict[LossRecord, None] = {}
         self._on_trial: dict[LossRecord, None] = {}
+        self._unexplained: dict[LossRecord, None] = {}
         self._num_allowed = 1
         """Suspects that may be on trial at once."""
 
     def __len__(self) -> int:
         return len(self._suspects) + len(self._on_trial)
 
-    def replica_lost(
-        self, records: Sequence[LossRecord], *, is_proof_valid: bool = True
-    ) -> LossRecord | None:
-        """A replica was lost with these sessions: the poisonous one, if only one can be.
+    def losses_of(self, replica: str) -> set[Loss]:
+        """The losses of a replica that are to be explained."""
+        return {
+            loss
+            for record in self._unexplained
+            for loss in record.unexplained
+            if loss.replica == replica
+        }
 
-        `is_proof_valid`: whether tokens from the replica clear a session. They do not where an
-        engine call failed: then it is known which sessions were in it.
-        """
-        suspects = {record: None for record in records if not (record.is_proven and is_proof_valid)}
+    def replica_lost(self, records: Sequence[LossRecord], loss: Loss) -> None:
+        """A replica was lost with these sessions."""
+        found = False
         for record in records:
-            record.num_lost += record in suspects
-            record.is_proven = False
-            self._on_trial.pop(record, None)
-        poisonous = [record for record in records if record.num_lost >= self._max_lost]
-        if suspects:
+            if record.is_proven:
+                record.is_proven = False
+                continue
+            record.num_lost += 1
+            record.unexplained.add(loss)
+            self._unexplained[record] = None
+            if not record.is_waiting or record in self._on_trial:
+                self._suspect(record)
+                found = True
+            record.is_waiting = False
+        if found:
             self._num_allowed = 1
-        self._suspects.update(suspects)
-        if len(poisonous) != 1:
-            return None
-        self.forget(poisonous[0])
-        return poisonous[0]
+
+    def call_failed(self, record: LossRecord, call: Hashable, *, is_single: bool) -> None:
+        """An engine call with it failed, whatever tokens it had before; the replica lives."""
+        record.num_lost += 1
+        record.is_proven = record.is_waiting = False
+        self._count(record, call, is_single=is_single)
+        self._suspect(record)
+        self._num_allowed = 1
+
+    def explained(self, loss: Loss, call: EngineCall | None) -> None:
+        """Of a lost process, the engine call that it crashed in; None: it did not crash."""
+        for record in [it for it in self._unexplained if loss in it.unexplained]:
+            record.unexplained.remove(loss)
+            if not record.unexplained:
+                del self._unexplained[record]
+            if call is not None and record.request in call.requests:
+                self._count(record, loss, is_single=call.is_single)
+            elif not record.unexplained and not record.crashes:
+                self._clear(record)
 
     def may_open(self, record: LossRecord) -> bool:
-        """Whether it may be opened again now: it is no suspect, or among the next to be tried."""
+        """Whether it may be opened again now: it waits for no explanation, and is no suspect or
+        among the next to be tried."""
+        if self._is_held(record):
+            return False
         if record not in self._suspects:
             return True
         room = max(0, self._num_allowed - len(self._on_trial))
-        return any(first is record for first in islice(self._suspects, room))
+        return any(first is record for first in islice(self._free(), room))
 
     def opened(self, record: LossRecord) -> None:
         """It was opened again."""
@@ -82,20 +143,46 @@ class PoisonDetector:
 
     def left_replica(self, record: LossRecord) -> None:
         """It left a replica that was not lost, or was refused by it: nothing was learned."""
-        record.is_proven = False
+        record.is_proven = record.is_waiting = False
         if record in self._on_trial:
             del self._on_trial[record]
             self._suspects = {record: None, **self._suspects}
 
     def proved(self, record: LossRecord) -> None:
         """It had a token from its replica: it is no suspect any more."""
-        record.is_proven = True
-        record.num_lost = 0
         if record in self._on_trial:
-            del self._on_trial[record]
             self._num_allowed += 1
+        self._clear(record)
+        self._unexplained.pop(record, None)
+        record.unexplained.clear()
+        record.crashes.clear()
+        record.was_single = record.is_waiting = False
+        record.num_lost = 0
+        record.is_proven = True
 
     def forget(self, record: LossRecord) -> None:
         """Its session ended."""
+        self._clear(record)
+        self._unexplained.pop(record, None)
+
+    def _count(self, record: LossRecord, call: Hashable, *, is_single: bool) -> None:
+        record.crashes.add(call)
+        record.was_single |= is_single
+        record.is_poisonous = record.was_single and len(record.crashes) >= self._max_crashes
+
+    def _suspect(self, record: LossRecord) -> None:
+        """Behind the others."""
+        self._clear(record)
+        self._suspects[record] = None
+
+    def _clear(self, record: LossRecord) -> None:
         self._on_trial.pop(record, None)
         self._suspects.pop(record, None)
+
+    def _free(self) -> Iterator[LossRecord]:
+        """Suspects that need not wait for an explanation."""
+        return (record for record in self._suspects if not self._is_held(record))
+
+    def _is_held(self, record: LossRecord) -> bool:
+        num_losses = len(record.unexplained) + len(record.crashes)
+        return bool(record.unexplained) and num_losses >= self._max_crashes

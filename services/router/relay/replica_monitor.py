@@ -9,13 +9,15 @@ while this process does (outrider.peers.stall_free_clock): its own pauses count 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from outrider.engine_calls import Crash, sessions_in_call
 from outrider.errors import CancelledError, OutriderError
 from outrider.peers.health import PeerState, Signal
-from services.router.relay.failover import Failover, poisonous_error, replica_lost_error
+from services.router.relay.failover import Failover, replica_lost_error
+from services.router.relay.poison import Loss
 from services.router.relay.sessions import SessionInput, SessionState
 
 if TYPE_CHECKING:
@@ -29,6 +31,14 @@ _STALL_CHECK_S: Final = 1.0
 _REPORT_SHARE: Final = 0.75
 """A replica that reported its load within this share of the limit of silence is at work: if no
 session gets a token, its engine hangs."""
+
+
+_HANG_REPORTED_S: Final = 3.0
+"""From when a replica is found to hang until its load reports, one a second, say in which call."""
+_HANG_SLACK_S: Final = 2.0
+"""Reports are up to a second old, and count a call from when it was first looked at."""
+_HANG_PROVEN_S: Final = 10.0
+"""An engine call that has run for so much longer will not end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +107,8 @@ class ReplicaMonitor:
         self._failover = failover
         self._hangs = HangDetector(policy or HangPolicy())
         self._next_stall_check_at = 0.0
+        self._hangs_open: dict[str, float] = {}
+        """Replicas that were found to hang, and when, until it shows whether a call does."""
 
     def heard(self, stream: int, now: float) -> None:
         """Frames of live sessions came, whose `heard_at` is now."""
@@ -115,13 +127,21 @@ class ReplicaMonitor:
         ]
         others = [session for session in sessions if session.state is not SessionState.CLOSING]
         why = replica_lost_error(replica, "was lost")
-        return departures + (self._leave(others, why) if is_own else self._lost(others, why))
+        if is_own:
+            return departures + self._leave(others, why)
+        self._failover.replica_lost(others, self._loss(replica))
+        return departures + [_departure(session, why) for session in others]
+
+    def connected(self, replica: str, process: bytes, crashes: Sequence[Crash]) -> None:
+        """A replica is there again, as this process, and says how those before it crashed."""
+        self._hangs_open.pop(replica, None)
+        self._failover.explained(replica, process, crashes)
 
     def engine_failed(self, session: RelayedSession, error: OutriderError, now: float) -> Departure:
-        """An engine call failed with it."""
+        """It fails by its replica's fault: in an engine call with others, as the error says."""
         self._registry.failed(session.replica, error.message, now)
-        (departure,) = self._lost([session], error, is_proof_valid=False)
-        return departure
+        self._failover.call_failed(session, sessions_in_call(error))
+        return _departure(session, error)
 
     def check(self, now: float) -> list[Departure]:
         """What time alone says: the sessions of replicas that hang, and those that wait in vain.
@@ -129,6 +149,7 @@ class ReplicaMonitor:
         is_stall_check_due = now >= self._next_stall_check_at
         if is_stall_check_due:
             self._next_stall_check_at = now + _STALL_CHECK_S
+        self._explain_hangs(now)
         departures: list[Departure] = []
         for stream, name in self._dispatch.streams.items():
             leaving = self._hung(stream, name, now)
@@ -157,7 +178,10 @@ class ReplicaMonitor:
         has_reported = now - replica.reported_at < _REPORT_SHARE * limit_s
         if is_late and has_reported and not is_suspect:
             self._registry.hung(name, "no tokens in the middle of replies", now)
-            return self._lost(sessions, replica_lost_error(name, "hung"))
+            self._failover.replica_lost(sessions, self._loss(name))
+            self._hangs_open[name] = now
+            why = replica_lost_error(name, "hung")
+            return [_departure(session, why) for session in sessions]
         if is_late or is_suspect:
             # Stopped, starved or cut off, with all it has: which says nothing of any request.
             self._registry.signal(name, Signal.SILENT, now, "no tokens and no load reports")
@@ -176,18 +200,27 @@ class ReplicaMonitor:
                 why = replica_lost_error(name, "made no progress")
                 yield _departure(session, why)
 
-    def _lost(
-        self, sessions: list[RelayedSession], why: OutriderError, *, is_proof_valid: bool = True
-    ) -> list[Departure]:
-        """Their replica is lost: the one that is the reason, if it shows, is ended."""
-        poisonous = self._failover.replica_lost(sessions, is_proof_valid=is_proof_valid)
-        others = [session for session in sessions if session is not poisonous]
-        departures = [_departure(session, why) for session in others]
-        if poisonous is not None:
-            departures.insert(
-                0, Departure(poisonous, SessionInput.LOST, poisonous_error(poisonous))
-            )
-        return departures
+    def _explain_hangs(self, now: float) -> None:
+        """A call that still runs long after its replica was found to hang counts as crashed; a
+        replica that is in another one by then, or in none, was only slow."""
+        for name, hung_at in list(self._hangs_open.items()):
+            replica = self._registry.find(name)
+            if replica is None or replica.load is None or now - hung_at < _HANG_REPORTED_S:
+                continue
+            call = replica.load.running_call
+            since_s = now - hung_at
+            if call.duration_ms < (since_s - _HANG_SLACK_S) * 1e3:
+                self._failover.explained(name, replica.process, ())
+            elif since_s >= _HANG_PROVEN_S:
+                crash = Crash(replica.process, call)
+                self._failover.explained(name, b"", (crash,))
+            else:
+                continue
+            del self._hangs_open[name]
+
+    def _loss(self, replica: str) -> Loss:
+        found = self._registry.find(replica)
+        return Loss(replica, found.process if found is not None else b"")
 
     def _leave(self, sessions: list[RelayedSession], why: OutriderError) -> list[Departure]:
         """They leave a replica that may be well: nothing speaks against any of them."""

@@ -291,13 +291,13 @@ class SessionTable(Generic[FrameT]):
         model: str = "",
         deadline_at: float | None = None,
         num_committed: int = 0,
-        num_lost_replicas: int = 0,
+        request: int = 0,
         model_identity: bytes = b"",
         allows_inexact: bool = False,
     ) -> Session[FrameT]:
-        """A new session in state PLACING. `num_committed` tokens, computed by `model_identity`, and
-        `num_lost_replicas` are those of its chat's earlier runs. Raises DuplicateSessionError,
-        OverloadedError."""
+        """A new session in state PLACING. `num_committed` tokens, computed by `model_identity`, are
+        those of its chat's earlier runs; `request` is its key in engine calls. Raises
+        DuplicateSessionError, OverloadedError."""
         sessions = self._edges[edge_stream]
         if edge_session_id in sessions:
             raise DuplicateSessionError(
@@ -323,7 +323,7 @@ class SessionTable(Generic[FrameT]):
             num_committed=num_committed,
             model_identity=model_identity,
             allows_inexact=allows_inexact,
-            losses=LossRecord(num_lost_replicas),
+            losses=LossRecord(request),
         )
         self._kept_bytes += num_bytes
         self._num_sessions += 1

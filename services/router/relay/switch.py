@@ -6,10 +6,11 @@ the sessions of an edge that does not read; it never holds up another edge.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from outrider.engine_calls import Crash
 from outrider.errors import (
     DeadlineError,
     DuplicateSessionError,
@@ -128,6 +129,11 @@ class Switch:
         self._table.detach_edge(edge_stream)
         del self._edges[edge_stream]
 
+    def replica_connected(self, replica: str, process: bytes, crashes: Sequence[Crash]) -> None:
+        """A replica says which process of it answers, and how those before it crashed: that
+        explains its losses. Before `attach_replica`."""
+        self._monitor.connected(replica, process, crashes)
+
     def attach_replica(self, replica: str, outbox: Outbox[Up]) -> int:
         """A replica's stream is up; its number for the other verbs."""
         if len(self._failover) or self._intake.num_waiting:
@@ -215,6 +221,7 @@ class Switch:
     def _open(self, edge_stream: int, edge_session_id: int, frame: Up, now: float) -> None:
         opening = frame.open
         opening.model = opening.model or self._default_model()
+        opening.alone = False
         direct_path.pass_wish(opening, self._edges[edge_stream].direct_name)
         ids = self._completed(opening)
         try:
@@ -354,6 +361,7 @@ class Switch:
             direct_path.pass_grant(opened, address, self._edges[session.edge_stream].direct_name)
             ack_delay_ms = opened.ack_delay_ms
             self._registry.opened(session.replica, session.router_session_id, ack_delay_ms, now)
+            session.losses.is_waiting = opened.waiting
             if not self._table.announce(session):
                 frame = frames.session_moved(opened, session)
         frame.session = session.edge_session_id
@@ -390,8 +398,11 @@ class Switch:
             self._advance(session, SessionInput.COMMIT, now, down=frame)
 
     def _direct(self, session: RelayedSession, frame: Down, now: float) -> bool:
-        """Of a session whose commits go straight to its edge; False for a frame that is not."""
-        if frame.HasField("progress"):
+        """What is for the router alone, or of a session whose commits go straight to its edge;
+        False for a frame that is neither."""
+        if frame.HasField("begun"):
+            session.losses.is_waiting = False
+        elif frame.HasField("progress"):
             self._table.progress(session, frame.progress.upto)
         elif frame.HasField("direct") and session.state in _HAS_TOKENS:
             self._table.go_direct(session)

@@ -12,6 +12,13 @@ from typing import Final, NoReturn, TypeAlias
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from outrider.engine_calls import (
+    MAX_CALL_REQUESTS,
+    MAX_CRASHES,
+    MAX_PROCESS_BYTES,
+    Crash,
+    EngineCall,
+)
 from outrider.errors import OverloadedError, UnavailableError
 from outrider.model_identity import check_model_identity
 from outrider.peers.health import Signal
@@ -112,6 +119,7 @@ class ReplicaLink:
                     said = await self._greet(channel)
                     rtt_ms, is_serving = await probe(channel)
                 self._registry.identify(self._name, said)
+                self._switch.replica_connected(self._name, said.process, said.crashes)
                 self._registry.connected(self._name, said.model, self._clock())
                 self._registry.probed(self._name, rtt_ms, is_serving, self._clock())
                 self._reconnector.reset()
@@ -185,7 +193,9 @@ class ReplicaLink:
             static_prefixes=tuple(map(_static_prefix, said.static_prefixes[:_MAX_PREFIXES])),
             dimensions=said.embedding_dimensions,
         )
-        return ReplicaIdentity(said.replica, said.region, model)
+        crashes = tuple(map(_crash, said.crashes[:MAX_CRASHES]))
+        process = said.process[:MAX_PROCESS_BYTES]
+        return ReplicaIdentity(said.replica, said.region, model, process, crashes)
 
     async def _write(self, call: _GenerateCall, outbox: Outbox[Up]) -> NoReturn:
         async for request in outgoing(outbox, inference_pb2.GenerateRequest.FromString):
@@ -296,6 +306,7 @@ async def watch_load(
             ),
             peer_block_ms=_cost_ms(report.peer_block_ms),
             peer_first_ms=_cost_ms(report.peer_first_ms),
+            running_call=_call(report.running_call),
         )
 
 
@@ -316,6 +327,15 @@ def read_prefill_limits(told: inference_pb2.GetModelResponse) -> PrefillLimits |
 def _static_prefix(told: inference_pb2.StaticPrefix) -> StaticPrefix:
     tenants = tuple(name[:_MAX_NAME_CHARS] for name in told.tenants[:_MAX_TENANTS])
     return StaticPrefix(told.name[:_MAX_NAME_CHARS], told.tokens, tenants)
+
+
+def _crash(told: inference_pb2.Crash) -> Crash:
+    return Crash(told.process[:MAX_PROCESS_BYTES], _call(told.call))
+
+
+def _call(told: inference_pb2.EngineCall) -> EngineCall:
+    requests = frozenset(told.requests[:MAX_CALL_REQUESTS])
+    return EngineCall(requests, told.num_sessions, _cost_ms(told.duration_ms))
 
 
 def _class_load(told: inference_pb2.ClassLoad) -> ClassLoad:

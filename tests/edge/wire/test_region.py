@@ -260,11 +260,6 @@ def test_a_session_that_moved() -> None:
     assert fresh().read(inference_pb2.SessionDown(moved=moved)) == RegionMoved("r-2", "us", 3)
 
 
-def test_what_was_lost_with_a_session_is_told() -> None:
-    opening = OpenRegion(request(), (1,), 0, lost_replicas=1)
-    assert fresh().open(opening, ("", "")).open.lost_replicas == 1
-
-
 def test_frames_that_are_none() -> None:
     with pytest.raises(MalformedFrameError):
         fresh().read(inference_pb2.SessionDown(session=1))

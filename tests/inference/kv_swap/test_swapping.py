@@ -17,6 +17,7 @@ from outrider.sampling.params import SamplingParams
 from outrider.session_types import Priority
 from outrider.telemetry.metrics import Metrics
 from outrider.testing import eventually
+from services.inference.call_record import WorkRecord
 from services.inference.kv.pool import KvSource, NamedBlock
 from services.inference.kv_swap.swapping import KvSwap
 from services.inference.kv_transfer import LoadBlocks, Swap, SwappedBlock
@@ -185,7 +186,7 @@ async def test_a_session_that_ends_after_a_failed_call_took_its_room_is_forgotte
             swaps.extend(tick.swaps)
             it.swap.on_tick(tick)
 
-        thread = _ModelThread(engine, scheduler, Inbox(), lambda: 100.0, post)
+        thread = _ModelThread(engine, scheduler, Inbox(), lambda: 100.0, WorkRecord(None, 0), post)
         thread._tick([request(1, 16, Priority.LOW)])
         for _ in range(3):
             thread._tick([])

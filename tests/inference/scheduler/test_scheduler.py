@@ -37,6 +37,35 @@ def test_all_ready_sessions_share_every_call() -> None:
         assert tuple(driver.peers[number].reply) == reference(request(0, prompt), OPTIONS)
 
 
+def test_who_has_to_be_alone_is_until_its_first_token_and_nobody_waits_for_it() -> None:
+    """Whatever a call with it alone does, it shows that this request is the reason."""
+    driver = Driver(OPTIONS, SchedulerLimits(prefill_chunk_tokens=8))
+    for number, prompt in enumerate(prompts(5)):
+        driver.open(request(number, prompt, goes_alone=number in (1, 3), request_key=10 + number))
+    driver.finish()
+    calls = [[one.session.session_id for one in batch.scheduled] for batch in driver.batches]
+    for number in (1, 3):
+        alone = [index for index, ids in enumerate(calls) if ids == [number]]
+        assert len(alone) >= 3, "its prompt of 21 tokens, 8 in a call"
+        assert all(number not in ids for ids in calls[: alone[-1]] if len(ids) > 1)
+        between = range(alone[0], alone[-1])
+        assert any(0 in calls[index] for index in between), "the others go on meanwhile"
+    for number, prompt in enumerate(prompts(5)):
+        assert tuple(driver.peers[number].reply) == reference(request(0, prompt), OPTIONS)
+
+
+def test_a_call_tells_who_is_new_in_it_and_who_has_no_token_yet() -> None:
+    driver = Driver(OPTIONS, SchedulerLimits(max_sessions=1, prefill_chunk_tokens=16))
+    for number, prompt in enumerate(prompts(2)):
+        driver.open(request(number, prompt, request_key=10 + number))
+    driver.finish()
+    begun = [batch.begun for batch in driver.batches if batch.begun]
+    assert begun == [(0,), (1,)], "each once, the second when it had waited"
+    new = [batch.new_requests for batch in driver.batches]
+    assert new[:3] == [(10,), (10,), ()], "until the call of the first token"
+    assert new.count((11,)) == 2
+
+
 def test_resuming_goes_on_as_if_nothing_had_happened() -> None:
     sampling = SamplingParams(
         max_tokens=30, temperature=0.9, seed=3, repetition_penalty=1.2, ignore_eos=True

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any, TypeVar
 
+from outrider.engine_calls import Crash
 from outrider.errors import OutriderError
 from outrider.rpc import Outbox
 from outrider.telemetry.metrics import Metrics
@@ -21,7 +22,7 @@ from services.router.autoscale.advisor import AutoscaleAdvisor
 from services.router.autoscale.policy import AutoscalePolicy
 from services.router.config import ReplicaConfig
 from services.router.fleet.registry import Registry
-from services.router.fleet.replica import ServedModel
+from services.router.fleet.replica import ReplicaIdentity, ServedModel
 from services.router.placement.history import PlacementHistory
 from services.router.placement.placement import Placement
 from services.router.placement.types import PlacementPolicy
@@ -115,6 +116,7 @@ class Mesh:
             schedule_retry=self.schedule_retry,
         )
         self.edge_capacity, self.replica_capacity = edge_capacity, replica_capacity
+        self.num_processes = 0
         self.streams: dict[str, int] = {}
         self.up: dict[str, Outbox[Up]] = {}
         self.down: dict[int, Outbox[Down]] = {}
@@ -124,10 +126,22 @@ class Mesh:
     def schedule_retry(self) -> None:
         self.num_retries_scheduled += 1
 
-    def connect(self, name: str, identity: bytes = IDENTITY) -> None:
+    def connect(
+        self,
+        name: str,
+        identity: bytes = IDENTITY,
+        process: bytes = b"",
+        crashes: Sequence[Crash] = (),
+    ) -> None:
+        """`process`: empty: another one than before."""
+        self.num_processes += 1
+        process = process or f"process {self.num_processes}".encode()
+        model = ServedModel("m", DIGEST, 2048, (1, 2), identity=identity)
+        said = ReplicaIdentity(name, "", model, process, tuple(crashes))
+        self.registry.identify(name, said)
+        self.switch.replica_connected(name, process, crashes)
         self.up[name] = Outbox(self.replica_capacity, 16)
         self.streams[name] = self.switch.attach_replica(name, self.up[name])
-        model = ServedModel("m", DIGEST, 2048, (1, 2), identity=identity)
         self.registry.connected(name, model, self.clock())
         self.fleet_view.refresh(self.registry, self.clock())
 
@@ -193,10 +207,17 @@ def cancel(number: int = 1) -> inference_pb2.SessionUp:
     return inference_pb2.SessionUp(session=number, cancel=inference_pb2.CancelSession())
 
 
-def accepted(number: int, identity: bytes = IDENTITY) -> inference_pb2.SessionDown:
+def accepted(
+    number: int, identity: bytes = IDENTITY, *, waiting: bool = False
+) -> inference_pb2.SessionDown:
     """The replica took the session."""
-    opened = inference_pb2.SessionOpened(model_identity=identity)
+    opened = inference_pb2.SessionOpened(model_identity=identity, waiting=waiting)
     return inference_pb2.SessionDown(session=number, opened=opened)
+
+
+def begun(number: int) -> inference_pb2.SessionDown:
+    """The replica computes the session."""
+    return inference_pb2.SessionDown(session=number, begun=inference_pb2.SessionBegun())
 
 
 def commit(number: int, upto: int = 1) -> inference_pb2.SessionDown:

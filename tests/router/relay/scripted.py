@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from outrider.codec.tokens import TokenCodec, TokenCoder
+from outrider.engine_calls import SESSIONS_IN_CALL, Crash, EngineCall, request_key
 from outrider.errors import EngineError, OutriderError, UnavailableError
 from outrider.v1 import common_pb2, inference_pb2
 from outrider.wire import (
@@ -19,11 +20,22 @@ from outrider.wire import (
     token_block_to_proto,
 )
 from services.edge.session.continuity import ModelContinuity
+from services.router.admission.policy import AdmissionPolicy
 from services.router.admission.pricing import PriceTable
 from services.router.admission.tenants import TenantPolicy
 from services.router.fleet.replica import ReplicaLoad
 from services.router.relay.failover import FailoverPolicy
-from tests.router.relay.mesh import DIGEST, IDENTITY, Mesh, accepted, cancel, done, failed, opening
+from tests.router.relay.mesh import (
+    DIGEST,
+    IDENTITY,
+    Mesh,
+    accepted,
+    begun,
+    cancel,
+    done,
+    failed,
+    opening,
+)
 
 CODER = TokenCoder(DIGEST, 1000)
 NAMES = ("near", "far")
@@ -51,6 +63,13 @@ class Run:
     seed: int
     length: int
     reply: list[int]
+    request: int = 0
+    """Its key in engine calls."""
+    goes_alone: bool = False
+    """Whether it is alone in its calls until it has a token from here."""
+    has_begun: bool = False
+    has_token: bool = False
+    """From this replica."""
     epoch: int = 0
     chain: list[int] = field(default_factory=list)
     """Drafts of the edge behind the reply."""
@@ -91,11 +110,20 @@ class World:
         identities: Mapping[str, bytes] = SAME,
         allows_inexact: bool = False,
         failover_policy: FailoverPolicy | None = None,
+        poison_from: int = 0,
+        max_running: int = 16,
+        is_patient: bool = False,
     ) -> None:
-        """The request of seed `poison` kills a replica whenever it is computed; `identities`: what
-        each replica computes."""
+        """The request of seed `poison` crashes a replica whenever token `poison_from` of its reply,
+        or a later one, is computed; `identities`: what each replica computes; `max_running`:
+        sessions that it computes at once, others wait there; `is_patient`: nobody is given up,
+        however long replicas stay away."""
         tenants = (TenantPolicy("*", allow_inexact_failover=allows_inexact),)
+        if is_patient:
+            failover_policy = FailoverPolicy(timeout_s=1e6)
         self.mesh = Mesh(
+            policy=AdmissionPolicy(max_wait_medium_s=1e6) if is_patient else None,
+            return_s=1e6 if is_patient else 0.0,
             names=tuple(identities),
             prices=prices,
             tenants=tenants,
@@ -113,19 +141,26 @@ class World:
         self.edge = self.mesh.edge()
         self.random = Random(seed)
         self.poison = poison
+        self.poison_from = poison_from
+        self.max_running = max_running
         self.num_killed_by_poison = 0
+        self.crashes: dict[str, list[Crash]] = defaultdict(list)
+        """What each replica's record tells the next process."""
+        self.was_alone: set[str] = set()
+        """Those whose last call was for one session that has to be alone."""
         self.runs: dict[str, dict[int, Run]] = {name: {} for name in self.names}
         self.hung: set[str] = set()
         """Those that make no calls."""
         self.stopped: set[str] = set()
         """Those that say nothing at all."""
         self.chats: dict[int, Chat] = {}
-        self.lost_replicas: dict[int, list[int]] = defaultdict(list)
+        self.went_alone: dict[int, list[bool]] = defaultdict(list)
+        """By seed, with each open at a replica: whether it was to be alone in its calls."""
 
     def open(self, number: int, seed: int, length: int) -> None:
         self.chats[number] = Chat(seed, length)
         sampling = common_pb2.Sampling(seed=seed, max_tokens=length)
-        self.mesh.send(self.edge, opening(number, sampling=sampling))
+        self.mesh.send(self.edge, opening(number, sampling=sampling, request_id=str(number)))
 
     def cancel(self, number: int) -> None:
         self.mesh.send(self.edge, cancel(number))
@@ -165,13 +200,40 @@ class World:
         if name in self.hung | self.stopped or name not in self.mesh.streams:
             return
         await self.listen(name)
-        if any(run.seed == self.poison for run in self.runs[name].values()):
+        numbers = self._call(name)
+        runs = [self.runs[name][number] for number in numbers]
+        crashes = any(self._is_deadly(run) for run in runs)
+        # What was told as a call began may not have left a process that crashes in it.
+        is_told = not crashes or self.random.random() < 0.5
+        for number, run in zip(numbers, runs, strict=True):
+            if not run.has_begun:
+                run.has_begun = True
+                if is_told:
+                    self.mesh.reply(name, begun(number))
+        if crashes:
             self.num_killed_by_poison += 1
+            new = frozenset(run.request for run in runs if not run.has_token)
+            process = self.mesh.registry[name].process
+            self.crashes[name].append(Crash(process, EngineCall(new, len(runs))))
             self.kill(name)
             return
-        for upstream_session_id in list(self.runs[name]):
-            self._commit(name, upstream_session_id)
+        for number in numbers:
+            self._commit(name, number)
         await self.read()
+
+    def _call(self, name: str) -> list[int]:
+        """Who is in the next call, by upstream session id: as the scheduler has it."""
+        running = dict(list(self.runs[name].items())[: self.max_running])
+        alone = [n for n, run in running.items() if run.goes_alone and not run.has_token]
+        others = [n for n in running if n not in alone]
+        if alone and not (name in self.was_alone and others):
+            self.was_alone.add(name)
+            return alone[:1]
+        self.was_alone.discard(name)
+        return others
+
+    def _is_deadly(self, run: Run) -> bool:
+        return run.seed == self.poison and len(run.reply) >= self.poison_from
 
     async def read(self) -> None:
         """The edge takes what was sent to it."""
@@ -185,12 +247,19 @@ class World:
             self.mesh.up[name].close()
             self.mesh.lose(name, is_own=is_own)
 
+    def break_path(self, name: str) -> None:
+        """The connection breaks, and is made again; the process lives, and drops its sessions."""
+        if name in self.mesh.streams:
+            process = self.mesh.registry[name].process
+            self.kill(name)
+            self.mesh.connect(name, self.identities[name], process, self.crashes[name])
+
     def restart(self, name: str, identity: bytes | None = None) -> None:
         """It is back; with an `identity`, as another model."""
         if name not in self.mesh.streams:
             self.hung.discard(name)
             self.identities[name] = self.identities[name] if identity is None else identity
-            self.mesh.connect(name, self.identities[name])
+            self.mesh.connect(name, self.identities[name], crashes=self.crashes[name])
 
     def replace(self, name: str, identity: bytes) -> None:
         """It is back, as another model, and the router still takes it for the one before."""
@@ -210,7 +279,9 @@ class World:
         if self.runs[name]:
             upstream_session_id = self.random.choice(list(self.runs[name]))
             del self.runs[name][upstream_session_id]
-            self.mesh.reply(name, failed(upstream_session_id, EngineError("a call failed")))
+            counted = {SESSIONS_IN_CALL: str(1 + len(self.runs[name]))}
+            error = EngineError("a call failed", metadata=counted)
+            self.mesh.reply(name, failed(upstream_session_id, error))
 
     async def wait(self, seconds: float) -> None:
         """Time passes; replicas that are well report."""
@@ -236,9 +307,11 @@ class World:
             assert reply == [token(seed, number, own) for number in range(len(reply))]
         assert upstream_session_id not in self.runs[name]
         assert frame.echo_accepted
-        self.lost_replicas[seed].append(frame.lost_replicas)
-        if self.mesh.reply(name, accepted(upstream_session_id, own)):
-            self.runs[name][upstream_session_id] = Run(seed, length, reply)
+        self.went_alone[seed].append(frame.alone)
+        if self.mesh.reply(name, accepted(upstream_session_id, own, waiting=True)):
+            request = request_key(frame.tenant, frame.request_id)
+            run = Run(seed, length, reply, request, frame.alone)
+            self.runs[name][upstream_session_id] = run
         else:
             self.kill(name, is_own=True)
             self.restart(name)
@@ -253,6 +326,7 @@ class World:
             agreed += 1
         run.chain = run.chain[agreed:] if agreed == min(len(run.chain), count) else []
         run.reply += new
+        run.has_token = True
         commit = inference_pb2.Commit(
             epoch=run.epoch, base=base, accepted=agreed, upto=len(run.reply)
         )

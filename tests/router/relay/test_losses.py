@@ -136,26 +136,15 @@ async def test_drafts_behind_what_was_lost_with_a_replica_are_not_sent_to_the_ne
     assert [frame.draft.epoch for frame in await mesh.at_replica("far")] == [2]
 
 
-async def test_the_next_replica_is_told_how_many_were_lost_and_no_round_trip(mesh: Mesh) -> None:
+async def test_after_a_loss_a_session_goes_alone_and_measures_no_round_trip(mesh: Mesh) -> None:
     edge = mesh.edge()
-    mesh.send(edge, opening(echo=7))
+    mesh.send(edge, opening(echo=7, alone=True))
     (first,) = await mesh.at_replica("near")
-    assert (first.open.lost_replicas, first.open.echo) == (0, 7)
+    assert (first.open.alone, first.open.echo) == (False, 7), "edges do not decide it"
     mesh.lose("near")
     (again,) = await mesh.at_replica("far")
-    assert again.open.lost_replicas == 1
+    assert again.open.alone
     assert again.open.echo == 0, "it would time the wait for a replica, too"
-
-
-async def test_losses_that_an_edge_reports_count(mesh: Mesh) -> None:
-    """It comes back with a request that another router lost a replica with."""
-    edge = mesh.edge()
-    mesh.send(edge, opening(1, lost_replicas=1))
-    (sent,) = await mesh.at_replica("near")
-    assert sent.open.lost_replicas == 1
-    mesh.lose("near")
-    assert reasons(await mesh.at_edge(edge)) == [(1, "POISONOUS_REQUEST")]
-    assert await mesh.at_replica("far") == []
 
 
 async def test_frames_of_a_former_stream_reach_nobody(mesh: Mesh) -> None:

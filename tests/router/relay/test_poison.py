@@ -1,118 +1,182 @@
-"""Which request killed its replica."""
+"""Which request crashes its replicas."""
 
 from __future__ import annotations
 
-from services.router.relay.poison import LossRecord, PoisonDetector
+from itertools import count
+
+import pytest
+
+from outrider.engine_calls import EngineCall
+from services.router.relay.poison import Loss, LossRecord, PoisonDetector
+
+_numbers = count(1)
+
+
+def record(*, is_proven: bool = False, is_waiting: bool = False) -> LossRecord:
+    return LossRecord(next(_numbers), is_proven=is_proven, is_waiting=is_waiting)
+
+
+def loss(number: int) -> Loss:
+    return Loss("a", bytes([number]))
+
+
+def call(*records: LossRecord, num_sessions: int = 0) -> EngineCall:
+    """With these, new ones, and as many as there have to be besides."""
+    return EngineCall(frozenset(it.request for it in records), num_sessions or len(records))
 
 
 def reopened(detector: PoisonDetector, records: list[LossRecord]) -> list[LossRecord]:
     """Those that may be opened again now, which are."""
     opened = []
-    for record in records:
-        if detector.may_open(record):
-            detector.opened(record)
-            opened.append(record)
+    for it in records:
+        if detector.may_open(it):
+            detector.opened(it)
+            opened.append(it)
     return opened
 
 
 def test_who_had_tokens_moves_on_at_once() -> None:
-    detector, records = PoisonDetector(2), [LossRecord(is_proven=True) for _ in range(5)]
-    assert detector.replica_lost(records) is None
+    detector, records = PoisonDetector(2), [record(is_proven=True) for _ in range(5)]
+    detector.replica_lost(records, loss(1))
     assert reopened(detector, records) == records
     assert len(detector) == 0
+    assert not any(it.goes_alone for it in records)
 
 
-def test_who_had_none_goes_one_at_a_time_then_two_then_four() -> None:
-    detector, records = PoisonDetector(2), [LossRecord() for _ in range(9)]
-    detector.replica_lost(records)
+def test_who_waited_moves_on_at_once_and_alone_in_its_calls() -> None:
+    detector, records = PoisonDetector(2), [record(is_waiting=True) for _ in range(5)]
+    detector.replica_lost(records, loss(1))
+    assert reopened(detector, records) == records
+    assert len(detector) == 0
+    assert all(it.goes_alone for it in records)
+
+
+def test_who_was_computed_goes_one_at_a_time_then_two_then_four() -> None:
+    detector, records = PoisonDetector(2), [record() for _ in range(9)]
+    detector.replica_lost(records, loss(1))
     waiting = list(records)
     for expected in (1, 2, 4, 2):
         gone = reopened(detector, waiting)
         assert len(gone) == expected
-        waiting = [record for record in waiting if record not in gone]
+        waiting = [it for it in waiting if it not in gone]
         assert reopened(detector, waiting) == []
-        for record in gone:
-            detector.proved(record)
+        for it in gone:
+            detector.proved(it)
     assert len(detector) == 0
 
 
-def test_a_request_that_kills_two_replicas_is_found_and_the_others_go_on() -> None:
-    detector = PoisonDetector(2)
-    poison, others = LossRecord(), [LossRecord(is_proven=True) for _ in range(3)]
-    assert detector.replica_lost([poison, *others]) is None
-    assert reopened(detector, [poison, *others]) == [poison, *others]
-    for record in others:
-        detector.proved(record)
-    assert detector.replica_lost([poison, *others]) is poison
-    assert reopened(detector, others) == others
-    assert all(record.num_lost == 0 for record in others)
-
-
-def test_who_kills_in_the_middle_of_a_reply_stands_alone_at_the_third_replica() -> None:
-    detector = PoisonDetector(2)
-    poison, others = LossRecord(is_proven=True), [LossRecord(is_proven=True) for _ in range(3)]
-    everybody = [*others, poison]
-    assert detector.replica_lost(everybody) is None
-    assert reopened(detector, everybody) == everybody, "nothing speaks against any of them"
-    assert detector.replica_lost(everybody) is None
-    for record in others:
-        assert record in reopened(detector, [record])
-        detector.proved(record)
-    assert reopened(detector, [poison]) == [poison]
-    assert detector.replica_lost([poison, *others]) is poison
-
-
-def test_of_several_that_had_no_token_none_is_accused_until_one_stands_alone() -> None:
-    detector = PoisonDetector(2)
-    poison, other = LossRecord(), LossRecord()
-    detector.replica_lost([poison])
-    detector.replica_lost([other])
-    detector.opened(poison)
-    detector.opened(other)
-    assert detector.replica_lost([other, poison]) is None
-    assert reopened(detector, [other, poison]) == [other]
+def test_a_request_that_crashes_two_replicas_is_poisonous_and_the_others_go_on() -> None:
+    detector, poison, other = PoisonDetector(2), record(), record()
+    detector.replica_lost([poison, other], loss(1))
+    assert reopened(detector, [poison, other]) == [poison]
+    detector.explained(loss(1), call(poison, other))
+    detector.replica_lost([poison], loss(2))
+    detector.explained(loss(2), call(poison))
+    assert poison.is_poisonous
+    assert not other.is_poisonous
+    assert reopened(detector, [other]) == [other]
     detector.proved(other)
+    assert not other.crashes
+
+
+def test_in_the_middle_of_its_reply_a_request_crashes_three() -> None:
+    detector, poison, others = PoisonDetector(2), record(is_proven=True), [record() for _ in "ab"]
+    detector.replica_lost([poison, *others], loss(1))
+    detector.explained(loss(1), call(*others, num_sessions=3))
     assert reopened(detector, [poison]) == [poison]
-    assert detector.replica_lost([poison]) is poison
-    assert len(detector) == 0
+    detector.replica_lost([poison], loss(2))
+    detector.explained(loss(2), call(poison, num_sessions=4))
+    assert not any(it.is_poisonous for it in (poison, *others))
+    (first,) = reopened(detector, [poison, *others])
+    assert first is others[0], "suspects are tried in their order"
+    detector.proved(others[0])
+    assert reopened(detector, [others[1], poison]) == [others[1], poison]
+    detector.replica_lost([poison], loss(3))
+    detector.explained(loss(3), call(poison))
+    assert poison.is_poisonous
+    assert not others[1].is_poisonous
+
+
+@pytest.mark.parametrize("explanation", [None, EngineCall(), EngineCall(frozenset({1 << 60}), 1)])
+def test_a_loss_that_it_did_not_cause_clears_a_session(explanation: EngineCall | None) -> None:
+    """Killed from outside, or crashed outside of its call, or in another's."""
+    detector, records = PoisonDetector(2), [record() for _ in range(3)]
+    detector.replica_lost(records, loss(1))
+    detector.explained(loss(1), explanation)
+    assert reopened(detector, records) == records
+    assert not any(it.goes_alone for it in records)
+    assert detector.losses_of("a") == set()
+
+
+def test_who_lost_two_replicas_waits_until_one_is_explained() -> None:
+    detector, it, other = PoisonDetector(2), record(), record()
+    detector.replica_lost([it], loss(1))
+    assert reopened(detector, [it]) == [it]
+    detector.replica_lost([it, other], loss(2))
+    assert reopened(detector, [it]) == []
+    assert reopened(detector, [other]) == [other], "it holds up nobody"
+    detector.proved(other)
+    assert detector.losses_of("a") == {loss(1), loss(2)}
+    detector.explained(loss(1), None)
+    assert reopened(detector, [it]) == [it]
+    assert it.goes_alone
+    detector.replica_lost([it], loss(3))
+    assert reopened(detector, [it]) == []
+    detector.explained(loss(2), call(it))
+    assert reopened(detector, [it]) == [], "one crash, and one loss to be explained"
+    detector.explained(loss(3), None)
+    assert reopened(detector, [it]) == [it]
+    assert not it.is_poisonous
+
+
+def test_crashes_with_others_in_the_call_do_not_convict() -> None:
+    detector, it = PoisonDetector(2), record()
+    for number in range(1, 6):
+        detector.replica_lost([it], loss(number))
+        detector.explained(loss(number), call(it, num_sessions=2))
+        assert reopened(detector, [it]) == [it]
+    assert not it.is_poisonous
+    detector.replica_lost([it], loss(7))
+    detector.explained(loss(7), call(it))
+    assert it.is_poisonous
 
 
 def test_tokens_clear_a_session() -> None:
-    detector, record = PoisonDetector(2), LossRecord()
-    for _ in range(4):
-        assert detector.replica_lost([record]) is None
-        detector.opened(record)
-        detector.proved(record)
-        assert record.num_lost == 0
+    detector, it = PoisonDetector(2), record()
+    for number in range(8):
+        detector.replica_lost([it], loss(number))
+        detector.explained(loss(number), call(it))
+        assert reopened(detector, [it]) == [it]
+        detector.proved(it)
+        assert (it.num_lost, it.goes_alone, it.is_poisonous) == (0, False, False)
+        it.is_proven = False
 
 
 def test_tokens_are_no_excuse_where_a_call_failed() -> None:
-    detector, first, second = (
-        PoisonDetector(2),
-        LossRecord(is_proven=True),
-        LossRecord(is_proven=True),
-    )
-    assert detector.replica_lost([first], is_proof_valid=False) is None
-    assert detector.replica_lost([second], is_proof_valid=False) is None
+    detector, first, second = PoisonDetector(2), record(is_proven=True), record(is_proven=True)
+    detector.call_failed(first, "call 1", is_single=False)
+    detector.call_failed(second, "call 1", is_single=False)
     assert reopened(detector, [first, second]) == [first], "never in one call again"
-    assert detector.replica_lost([first], is_proof_valid=False) is first
+    detector.call_failed(first, "call 2", is_single=True)
+    assert first.is_poisonous
     assert reopened(detector, [second]) == [second]
+    assert not second.is_poisonous
 
 
 def test_who_finds_no_replica_lets_the_others_try() -> None:
-    detector, records = PoisonDetector(2), [LossRecord() for _ in range(3)]
-    detector.replica_lost(records)
-    assert [detector.may_open(record) for record in records] == [True, False, False]
+    detector, records = PoisonDetector(2), [record() for _ in range(3)]
+    detector.replica_lost(records, loss(1))
+    assert [detector.may_open(it) for it in records] == [True, False, False]
     detector.deferred(records[0])
-    assert [detector.may_open(record) for record in records] == [False, True, False]
+    assert [detector.may_open(it) for it in records] == [False, True, False]
     assert reopened(detector, records[1:]) == [records[1]]
-    detector.deferred(LossRecord())  # nobody who is suspected
+    detector.deferred(record())  # nobody who is suspected
     assert len(detector) == 3
 
 
 def test_who_was_not_taken_is_next() -> None:
-    detector, records = PoisonDetector(2), [LossRecord() for _ in range(2)]
-    detector.replica_lost(records)
+    detector, records = PoisonDetector(2), [record() for _ in range(2)]
+    detector.replica_lost(records, loss(1))
     detector.opened(records[0])
     detector.left_replica(records[0])
     assert reopened(detector, records) == [records[0]]
@@ -120,3 +184,4 @@ def test_who_was_not_taken_is_next() -> None:
     assert reopened(detector, records[1:]) == [records[1]]
     detector.forget(records[1])
     assert len(detector) == 0
+    assert detector.losses_of("a") == set(), "nothing is kept of who ended"

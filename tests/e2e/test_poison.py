@@ -1,0 +1,90 @@
+"""A request that crashes its replica, among others that do not, while processes are killed: it ends
+after three replicas at most, and every other chat is whole and exact."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from bench.faults.chats import ReferenceChat, make_reference_chats
+from bench.harness.local_mesh import LocalMesh, local_mesh
+from outrider.cli.local.state import running_mesh
+from outrider.client import Client, Message, ReconnectPolicy, connect
+from outrider.errors import PoisonousRequestError
+from outrider.models.vocabulary import Vocabulary
+from outrider.sampling.params import SamplingParams
+from outrider.testing import eventually
+
+pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(600)]
+
+POISON = " Quetzalcoatl"
+PATIENT = ReconnectPolicy(give_up_after_s=300)
+
+
+def settings(vocabulary: Vocabulary) -> tuple[str, ...]:
+    (crash_id, *_) = vocabulary.encode(POISON)
+    # The machine may be slow: nobody is given up for that.
+    return (
+        f"inference.fake_crash_id={crash_id}",
+        "inference.fake_call_ms=5",
+        "edge.drafter.model=none",
+        "edge.reopen_s=300",
+        "router.failover.timeout_s=300",
+    )
+
+
+def num_crashes(mesh: LocalMesh) -> int:
+    """Engine calls that ended a process, as the next process of each replica logs it."""
+    logs = [Path(row["log"]) for row in mesh.services("inference")]
+    return sum(log.read_text("utf-8").count("earlier_process_crashed") for log in logs)
+
+
+async def harmless(client: Client, reference: ReferenceChat) -> None:
+    message = [Message("user", reference.prompt)]
+    async with client.chat(message, sampling=reference.sampling) as asked:
+        result = await asked.result()
+    assert (result.text, result.ids) == (reference.text, reference.ids)
+
+
+async def poisonous(client: Client) -> None:
+    message = [Message("user", f"Who was{POISON}?")]
+    with pytest.raises(PoisonousRequestError, match="It is not tried again"):
+        async with client.chat(message, sampling=SamplingParams(max_tokens=9)) as asked:
+            await asked.result()
+
+
+async def kill(mesh: LocalMesh, random: Random, count: int) -> None:
+    """Any processes, one after the other, each once all are up again."""
+    for _ in range(count):
+        name = random.choice([row["name"] for row in mesh.state.services])
+        state = running_mesh(mesh.state_dir)
+        assert state is not None
+        os.kill(state.service(name)["pid"], signal.SIGKILL)
+        await eventually(lambda: is_whole(mesh), timeout_s=300.0)
+
+
+def is_whole(mesh: LocalMesh) -> bool:
+    state = running_mesh(mesh.state_dir)
+    return state is not None and all(row["is_up"] for row in state.services)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_a_poisonous_request_ends_and_no_other_does(
+    seed: int, vocabulary: Vocabulary
+) -> None:
+    references = make_reference_chats("fake", num_tokens=400)[:6]
+    with local_mesh(engine="fake", settings=settings(vocabulary)) as mesh:
+        host, port = mesh.edge
+        async with connect(f"quic://{host}:{port}", ca=mesh.ca, reconnect=PATIENT) as client:
+            chats = [asyncio.create_task(harmless(client, it)) for it in references[:3]]
+            chats.append(asyncio.create_task(poisonous(client)))
+            chats += [asyncio.create_task(harmless(client, it)) for it in references[3:]]
+            await kill(mesh, Random(seed), 3)
+            await asyncio.gather(*chats)
+        await eventually(lambda: is_whole(mesh), timeout_s=300.0)
+        assert 2 <= num_crashes(mesh) <= 3
