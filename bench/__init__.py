@@ -1,5 +1,1 @@
-import os
-
-# Benches start processes by fork, to set what these are bound to, while threads are in gRPC, whose
-# fork handlers crash some children before they get to exec. It reads this when it is imported.
-os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+import outrider  # noqa: F401 - what it sets has to be set before gRPC is imported

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import gc
 import json
 import os
@@ -114,20 +113,9 @@ def settle() -> None:
     gc.set_threshold(*GC_THRESHOLDS)
 
 
-_PR_SET_PDEATHSIG = 1
 PARENT_ENDED = signal.SIGINT
 """What a process with `has_parent` is sent when that has ended; it has no terminal, and nobody else
 who sends it."""
-
-
-def die_with_parent(number: int = signal.SIGTERM) -> None:
-    """Ask the kernel for this signal when this process's parent dies, however it dies (prctl(2));
-    for the moment between fork and exec. It may come once for each thread of the parent: more than
-    once is no further wish, so a service gets PARENT_ENDED, and runs with `has_parent`."""
-    # Shells let what they start in the background ignore SIGINT, and its children inherit that.
-    signal.signal(number, signal.SIG_DFL)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
-
 
 PARENT_VARIABLE: Final = "OUTRIDER_HAS_PARENT"
 """Environment variable of a service that is to run with `has_parent`; its parent alone sets it."""

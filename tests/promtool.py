@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -17,16 +18,15 @@ _PLACE = _ROOT / ".tools" / "prometheus" / "usr" / "bin" / "promtool"
 async def complaints(*arguments: str, page: str = "") -> str:
     """All that `promtool ARGUMENTS` has to say of a page of metrics, or of the files among its
     arguments; empty where it is content."""
-    process = await asyncio.create_subprocess_exec(
-        _binary(),
-        *arguments,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
+    done = await asyncio.to_thread(
+        subprocess.run,
+        (_binary(), *arguments),
+        input=page.encode(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
     )
-    said, _ = await process.communicate(page.encode())
     is_lint = arguments[:2] == ("check", "metrics")
-    return said.decode() if process.returncode or is_lint else ""
+    return done.stdout.decode() if done.returncode or is_lint else ""
 
 
 def _binary() -> str:

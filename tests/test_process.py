@@ -6,12 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-from functools import partial
 from signal import SIGINT, SIGTERM
 
 import pytest
 
-from outrider.process import PARENT_ENDED, die_with_parent
+from outrider.process import PARENT_ENDED
 
 CHILD = """
 import asyncio, signal, sys
@@ -30,21 +29,15 @@ run(serve, None, has_parent=sys.argv[1] == "True")
 print("ended", flush=True)
 """
 PARENT = """
-import asyncio, sys, threading
-from functools import partial
-from outrider.process import PARENT_ENDED, die_with_parent
+import sys, threading
+from outrider.children import start
+from outrider.process import PARENT_ENDED
 
-async def main():
-    for _ in range(5):
-        threading.Thread(target=threading.Event().wait, daemon=True).start()
-    child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", sys.argv[1], "True"),
-        preexec_fn=partial(die_with_parent, PARENT_ENDED),
-    )
-    print(child.pid, flush=True)
-    await child.wait()
-
-asyncio.run(main())
+for _ in range(5):
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+child = start((sys.executable, "-c", sys.argv[1], "True"), ends_with_parent=PARENT_ENDED)
+print(child.pid, flush=True)
+child.join()
 """
 
 
@@ -99,18 +92,3 @@ def test_a_killed_parent_of_several_threads_lets_it_drain() -> None:
         assert [parent.stdout.readline() for _ in range(2)] == ["drains\n", "waits\n"]
         os.kill(int(pid), signal.SIGUSR1)
         assert parent.stdout.readline() == "ended\n"
-
-
-def test_a_parents_end_is_heard_where_its_signal_was_ignored() -> None:
-    """As by what a shell started in the background."""
-    before = signal.signal(PARENT_ENDED, signal.SIG_IGN)
-    try:
-        status = subprocess.run(
-            ["grep", "SigIgn", "/proc/self/status"],
-            preexec_fn=partial(die_with_parent, PARENT_ENDED),
-            stdout=subprocess.PIPE,
-            check=True,
-        )
-    finally:
-        signal.signal(PARENT_ENDED, before)
-    assert not int(status.stdout.split()[1], 16) & 1 << (PARENT_ENDED - 1)

@@ -15,6 +15,7 @@ from bench.cost.backend import MODEL
 from bench.harness.processes import child, read_json
 from bench.http.client import HttpClient
 from bench.peers import smg, vllm_router
+from outrider.children import PipedProcess
 from outrider.testing import free_tcp_port
 
 _START_S: Final = 60.0
@@ -71,7 +72,7 @@ async def relaying(gateway: Gateway, tick_ms: float) -> AsyncIterator[Relaying]:
             yield Relaying(port, process.pid)
 
 
-async def _serving(port: int, process: asyncio.subprocess.Process) -> None:
+async def _serving(port: int, process: PipedProcess) -> None:
     """Return once it relays a stream."""
     body = b'{"model": "%s", "messages": [{"role": "user", "content": "a"}], "stream": true}'
     until = time.monotonic() + _START_S

@@ -15,6 +15,7 @@ from bench.cost import processor_time
 from bench.cost.load import Job
 from bench.cost.mesh import CostMesh
 from bench.harness.processes import child, read_json, write_json
+from outrider.children import PipedProcess
 
 STEADY_S: Final = 90.0
 """How long chats may take to be steady."""
@@ -85,7 +86,7 @@ class Cost:
 
 
 @contextlib.asynccontextmanager
-async def clients(job: Job) -> AsyncIterator[asyncio.subprocess.Process]:
+async def clients(job: Job) -> AsyncIterator[PipedProcess]:
     """In a process of their own, once all their chats are steady. Raises RuntimeError."""
     async with child(sys.executable, "-m", "bench.cost.load") as process:
         write_json(process, asdict(job))
@@ -102,7 +103,6 @@ async def clients(job: Job) -> AsyncIterator[asyncio.subprocess.Process]:
             ) from None
         await asyncio.sleep(SETTLE_S)
         yield process
-        assert process.stdin is not None
         process.stdin.close()
         await process.wait()
 
@@ -200,7 +200,7 @@ class _Reading:
 
 
 async def _read(
-    mesh: CostMesh, client: asyncio.subprocess.Process, pids: Mapping[str, int]
+    mesh: CostMesh, client: PipedProcess, pids: Mapping[str, int]
 ) -> tuple[_Reading, dict[str, Any]]:
     write_json(client, {})
     counts = await read_json(client)

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from bench.cost.replica import CONTEXT_TOKENS
 from bench.harness.processes import child, read_json, write_json
+from outrider.children import PipedProcess
 from outrider.cli.local import development_key
 from outrider.cli.local.certificates import Certificates
 from outrider.cli.local.mesh import KEYS_FILE
@@ -68,7 +69,7 @@ class CostMesh:
     ca: Path
     key: str
     edge: Ports
-    replica: asyncio.subprocess.Process
+    replica: PipedProcess
     pids: dict[str, int] = field(default_factory=dict)
     """By role."""
 
@@ -147,7 +148,7 @@ async def _service(
     settings: Mapping[str, object],
     folder: Path,
     *flags: str,
-) -> tuple[asyncio.subprocess.Process, Ports]:
+) -> tuple[PipedProcess, Ports]:
     """A service, once it is ready."""
     ready = folder / f"{role}.json"
     command = [sys.executable, "-m", "outrider.cli.main", "serve", role, *flags]

@@ -26,6 +26,7 @@ from bench.harness.local_mesh import LocalMesh, local_mesh
 from bench.harness.processes import child, read_json, write_json
 from bench.judges.environments import environment, version_of
 from bench.peers import llamacpp
+from outrider.children import PipedProcess
 from outrider.cli.local import development_key
 from outrider.rpc import make_channel
 from outrider.testing import free_tcp_port
@@ -71,7 +72,7 @@ class Gathered:
     """A library in a process of its own, which is given all texts that wait in one call: the
     library makes its batches of them."""
 
-    def __init__(self, process: asyncio.subprocess.Process, settings: dict[str, Any]) -> None:
+    def __init__(self, process: PipedProcess, settings: dict[str, Any]) -> None:
         self.settings = settings
         self._process = process
         self._waiting: list[tuple[Sequence[str], asyncio.Future[Vectors]]] = []
@@ -260,7 +261,7 @@ async def _llamacpp(forms: ModelForms, threads: int) -> AsyncIterator[System]:
             await system.close()
 
 
-async def _serving(process: asyncio.subprocess.Process, port: int, path: str) -> None:
+async def _serving(process: PipedProcess, port: int, path: str) -> None:
     """Raises RuntimeError if it ends, TimeoutError."""
     asked = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n".encode()
     async with asyncio.timeout(_START_S):

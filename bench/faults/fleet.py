@@ -19,10 +19,12 @@ from urllib.request import urlopen
 from bench.harness.processes import child
 from bench.harness.run_folder import RunFolder, run_folder
 from bench.relay.control import RelayControl
+from outrider import children
+from outrider.children import ChildProcess, PipedProcess
 from outrider.cli.local.mesh import ProcessSpec, to_toml
 from outrider.cli.local.supervisor import tail
 from outrider.engines.huge_pages import with_huge_pages
-from outrider.process import die_with_parent, read_ports
+from outrider.process import read_ports
 from outrider.rpc import make_channel
 from outrider.testing import free_tcp_port, free_udp_port
 from outrider.v1 import router_pb2, router_pb2_grpc
@@ -60,7 +62,7 @@ class Service:
         environ = {**os.environ, **(environment or {})}
         # As `outrider up` and the image start it: its death is noticed sooner, too.
         self._environment = with_huge_pages(environ) if role == "inference" else environ
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: ChildProcess | None = None
         self.num_kills = 0
 
     @property
@@ -71,7 +73,7 @@ class Service:
     @property
     def is_running(self) -> bool:
         """Whether its process is there."""
-        return self._process is not None and self._process.poll() is None
+        return self._process is not None and self._process.returncode is None
 
     def spawn(self) -> None:
         """Start it."""
@@ -79,13 +81,13 @@ class Service:
         with self._log.open("ab") as sink:
             command = ("-m", "outrider.cli.main", "serve", self.role)
             where = ("--config", str(self._config), "--ready-file", str(self._ready))
-            self._process = subprocess.Popen(
-                [sys.executable, *command, *where],
+            self._process = children.start(
+                (sys.executable, *command, *where),
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=sink,
                 env=self._environment,
-                preexec_fn=die_with_parent,
+                ends_with_parent=signal.SIGTERM,
             )
 
     async def ready(self) -> None:
@@ -93,7 +95,7 @@ class Service:
         limit = time.monotonic() + _START_LIMIT_S
         while read_ports(self._ready) is None:
             assert self._process is not None
-            if (status := self._process.poll()) is not None:
+            if (status := self._process.returncode) is not None:
                 why = f"ended with status {status} while it started"
             elif time.monotonic() > limit:
                 why = f"did not start in {_START_LIMIT_S:.0f} s"
@@ -113,21 +115,20 @@ class Service:
         """Send SIGKILL: the process gets no chance to say goodbye."""
         assert self._process is not None
         self._process.kill()
-        self._process.wait()
+        self._process.join()
         self.num_kills += 1
 
     def signal(self, number: signal.Signals) -> None:
         """Send any other signal."""
         assert self._process is not None
-        os.kill(self._process.pid, number)
+        self._process.send_signal(number)
 
     def end(self) -> None:
         """Stop it for good, whatever its state."""
         if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self.signal(signal.SIGCONT)
+            self.signal(signal.SIGCONT)
             self._process.kill()
-            self._process.wait()
+            self._process.join()
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +158,7 @@ class RegionLink:
     """The link to the far region. Cutting it stops the relay's process, so that packets are neither
     delivered nor refused."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: PipedProcess) -> None:
         self._process = process
         self.control = RelayControl(process)
 

@@ -151,7 +151,6 @@ async def attacked_by_each(
     names = ",".join(attack.name for attack in attacks)
     command = (sys.executable, "-m", "bench.hostile.attacker", names, str(seconds))
     async with child(*command, target.to_json()) as process:
-        assert process.stdout is not None
         lines = [await process.stdout.readline() for _ in attacks]
     died = Findings(broken=["the attack itself failed: it ended without a word"])
     return [Findings(**json.loads(line)) if line else died for line in lines]

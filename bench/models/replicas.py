@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.harness.processes import child
+from outrider.children import PipedProcess
 from outrider.engines.huge_pages import with_huge_pages
 
 READY_TIMEOUT_S: Final = 900.0
@@ -49,7 +50,7 @@ class Memory:
 class ReplicaProcess:
     """A running inference service, by what it logs."""
 
-    def __init__(self, process: asyncio.subprocess.Process, began_at: float) -> None:
+    def __init__(self, process: PipedProcess, began_at: float) -> None:
         self._process = process
         self._began_at = began_at
         self._last: deque[str] = deque(maxlen=_LINES_KEPT)
@@ -59,7 +60,6 @@ class ReplicaProcess:
 
     async def read(self) -> None:
         """Until it ends."""
-        assert self._process.stdout is not None
         async for line in self._process.stdout:
             self._last.append(line.decode(errors="replace").rstrip())
             with contextlib.suppress(ValueError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import sys
 from collections.abc import AsyncIterator, Collection
@@ -11,6 +10,7 @@ from typing import Any, Literal
 
 from bench.harness.processes import child, read_json, write_json
 from bench.relay.lane import Conditions, Traffic
+from outrider.children import PipedProcess
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class LinkTraffic:
 class RelayControl:
     """A relay that runs."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: PipedProcess) -> None:
         self._process = process
 
     async def add(

@@ -17,6 +17,7 @@ from typing import Any
 
 import grpc.aio
 
+from outrider.children import start_piped
 from outrider.codec.tokens import TokenCodec, TokenCoder
 from outrider.process import Ports
 from outrider.rpc import add_health, bind, make_channel, make_server
@@ -31,9 +32,7 @@ _STEP_S = 0.001
 async def measure(per_s: float, count: int) -> tuple[list[float], int]:
     """Milliseconds by which wake-ups a millisecond apart came late, and sessions answered."""
     arguments = (sys.executable, "-m", "bench.router.loop_lag", str(per_s), str(count))
-    pipe = asyncio.subprocess.PIPE
-    far_side = await asyncio.create_subprocess_exec(*arguments, stdin=pipe, stdout=pipe)
-    assert far_side.stdin is not None and far_side.stdout is not None
+    far_side = await start_piped(arguments)
     address = (await far_side.stdout.readline()).decode().strip()
     replicas = (ReplicaConfig("far-side", "local", address, "m"),)
     config = RouterConfig(
@@ -50,7 +49,7 @@ async def measure(per_s: float, count: int) -> tuple[list[float], int]:
     finally:
         stop.set()
         await serving
-        await far_side.wait()
+        await far_side.finish()
 
 
 async def _late_ms(until: asyncio.Task[bytes]) -> list[float]:

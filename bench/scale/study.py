@@ -10,11 +10,11 @@ from __future__ import annotations
 import gc
 import json
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed  # noqa: TID251 - spawned
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from multiprocessing import get_context
+from multiprocessing import get_context  # noqa: TID251 - spawn does not fork
 from typing import TypeAlias
 
 from bench.harness import RESULTS, quantile

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import sys
 from collections.abc import AsyncIterator, Mapping
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from bench.harness.processes import child, read_json, write_json
 from bench.systems.base import WHOLE_TOKENS, Setup, System, Work, WorkResult, from_json, to_json
+from outrider.children import PipedProcess
 from outrider.models.vocabulary import Vocabulary
 
 
@@ -18,7 +18,7 @@ class Pipeline:
 
     def __init__(
         self,
-        process: asyncio.subprocess.Process,
+        process: PipedProcess,
         vocabulary: Vocabulary,
         settings: Mapping[str, object],
     ) -> None:

@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from bench.harness.processes import child
 from bench.harness.region_client import RegionClient
 from bench.systems.base import Answer, Request, Work, WorkResult, ask_all
+from outrider.children import PipedProcess
 from outrider.codec.shipped import shipped_table
 from outrider.codec.tokens import TokenCoder
 from outrider.engines.config import EngineConfig
@@ -156,7 +157,7 @@ async def replica_process(
         yield f"127.0.0.1:{port}", f"http://127.0.0.1:{admin_port}/metrics"
 
 
-async def _serving(address: str, process: asyncio.subprocess.Process) -> None:
+async def _serving(address: str, process: PipedProcess) -> None:
     """Return once the health service says SERVING."""
     channel = make_channel(address)
     stub = health_pb2_grpc.HealthStub(channel)

@@ -18,7 +18,7 @@ import uvloop
 from outrider.process import Ports, settle
 
 TICK_S: Final = 0.001
-_spawn = multiprocessing.get_context("spawn")
+_spawn = multiprocessing.get_context("spawn")  # noqa: TID251 - spawn does not fork
 
 Serve = Callable[[Callable[[Ports], None], asyncio.Event], Awaitable[None]]
 

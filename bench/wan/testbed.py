@@ -17,6 +17,7 @@ from bench.harness.processes import child, read_json
 from bench.harness.run_folder import run_folder
 from bench.relay.control import RelayControl, relay
 from bench.wan.plan import Scheme
+from outrider.children import PipedProcess
 from outrider.cli.local.mesh import ProcessSpec, to_toml
 from outrider.process import Ports, read_ports
 from services.edge.drafter.metrics import STATE, DrafterState
@@ -74,7 +75,7 @@ class Edge:
 class Verifier:
     """The region of the schemes that wait."""
 
-    process: asyncio.subprocess.Process
+    process: PipedProcess
     address: str
     """Through the relay."""
 
@@ -267,7 +268,7 @@ def _router(replica_port: int) -> dict[str, object]:
     return {"region": "region", "replicas": (replica,)}
 
 
-async def _until_ready(name: str, process: asyncio.subprocess.Process, ready: Path) -> Ports:
+async def _until_ready(name: str, process: PipedProcess, ready: Path) -> Ports:
     async with asyncio.timeout(_START_LIMIT_S):
         while process.returncode is None:
             if (ports := read_ports(ready)) is not None:

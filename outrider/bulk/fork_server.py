@@ -112,7 +112,7 @@ Started = tuple[socket.socket, Callable[[], object]]
 def _forked(job: BulkJob, fast: Backend | None) -> Started:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     gc.freeze()  # else the first collection of every worker would copy all memory
-    pid = os.fork()
+    pid = os.fork()  # noqa: TID251 - a process without gRPC (_may_fork)
     if pid:
         gc.unfreeze()
         theirs.close()
@@ -167,7 +167,7 @@ def _serve(control: socket.socket, worker: BulkWorker) -> None:
 
 
 def _fork(control: socket.socket, worker: BulkWorker, descriptor: int) -> int:
-    pid = os.fork()
+    pid = os.fork()  # noqa: TID251 - a process without gRPC: it never imports it
     if pid:
         os.close(descriptor)
         return pid

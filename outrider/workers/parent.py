@@ -7,21 +7,22 @@ in the kernel stay the same, and what the processes count together.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 import structlog
 
+from outrider import children
+from outrider.children import ChildProcess
 from outrider.errors import UnavailableError
-from outrider.process import PARENT_ENDED, Ports, die_with_parent, read_ports
+from outrider.process import PARENT_ENDED, Ports, read_ports
 from outrider.telemetry import names
 from outrider.telemetry.config import AdminConfig
 from outrider.telemetry.logs import configure_logging
@@ -99,7 +100,7 @@ class Parent:
         self._drain_s = drain_s
         self._log_level = log_level
         self._policy = policy or RestartPolicy()
-        self._processes: dict[int, asyncio.subprocess.Process] = {}
+        self._processes: dict[int, ChildProcess] = {}
         """Those that were started and have not ended."""
         self._admin_ports: dict[int, int | None] = dict.fromkeys(range(group.count))
         self._restarts: dict[int, Restarts] = {}
@@ -183,14 +184,13 @@ class Parent:
         ready_file.unlink(missing_ok=True)
         worker = self._group.worker(index)
         told = (worker.datagrams, worker.connections, worker.usage)
-        process = await asyncio.create_subprocess_exec(
-            *self._command,
-            *("--ready-file", str(ready_file)),
-            stdin=asyncio.subprocess.DEVNULL,
+        process = children.start(
+            (*self._command, "--ready-file", str(ready_file)),
+            stdin=subprocess.DEVNULL,
             env={**os.environ, **worker.to_environment()},
             pass_fds=sorted({fd for fd in (*told, *self._group.kept) if fd >= 0}),
             start_new_session=True,  # Ctrl-C reaches the parent alone, which stops all
-            preexec_fn=partial(die_with_parent, PARENT_ENDED),
+            ends_with_parent=PARENT_ENDED,
         )
         self._processes[index] = process
         try:
@@ -263,9 +263,8 @@ class Parent:
 
     def _send(self, index: int, number: signal.Signals) -> None:
         process = self._processes.get(index)
-        if process is not None and process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.send_signal(number)
+        if process is not None:
+            process.send_signal(number)
 
 
 async def _all_or(stop: asyncio.Task[bool], tasks: Sequence[asyncio.Task[None]]) -> None:

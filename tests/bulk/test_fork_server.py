@@ -115,6 +115,46 @@ main()
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
 
+def test_workers_of_a_server_that_was_executed_never_load_grpc(
+    job: BulkJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does the server, which would fork with gRPC's threads missing."""
+    monkeypatch.setattr(fork_server, "_may_fork", lambda: False)
+    with closing(ForkServer(job, None)) as server:
+        pid, _ = written(server, 0)
+        for each in (pid, os.getpgid(pid)):
+            assert "cygrpc" not in Path(f"/proc/{each}/maps").read_text()
+
+
+def test_workers_that_are_forked_of_the_command_never_load_grpc(
+    vocabulary: Vocabulary, tmp_path: Path
+) -> None:
+    """The very command; its workers say what they have loaded after each shard."""
+    file = tmp_path / "a.txt"
+    file.write_text("\n".join(corpus.LANGUAGES * 8))
+    said = tmp_path / "said"
+    code = f"""
+from outrider.bulk import fork_server
+def refuse(job): raise AssertionError("it was not forked")
+fork_server._executed = refuse
+result = fork_server._result
+def then_say(worker, shard):
+    made = result(worker, shard)
+    with open({str(said)!r}, "a") as file:
+        print("grpc" in sys.modules, "cygrpc" in open("/proc/self/maps").read(), file=file)
+    return made
+fork_server._result = then_say
+import sys
+sys.argv = ["outrider", "tokenize", {str(file)!r}, "--out", {str(tmp_path / "b")!r}, "--workers",
+            "2", "--shard-mb", "{2000 / (1 << 20)}"]
+from outrider.cli.main import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr
+    assert set(said.read_text().splitlines()) == {"False False"}
+
+
 def test_a_process_with_threads_is_not_forked() -> None:
     ended = threading.Event()
     thread = threading.Thread(target=ended.wait)

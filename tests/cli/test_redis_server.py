@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import redis
 
+from outrider import children
 from outrider.cli.local import mesh, redis_server
 from outrider.cli.local.mesh import MeshOptions, ServedModel
 from outrider.cli.local.redis_server import LocalRedis, find_binary
@@ -68,11 +69,11 @@ async def test_one_that_cannot_be_started_for_now_is_tried_again(
         async def wait(self) -> int:
             return 1
 
-    async def create(*_: str, **__: object) -> None:
+    def start(*_: object, **__: object) -> None:
         tried.append(True)
         raise OSError(errno.ENOSPC, "no space left")
 
-    monkeypatch.setattr(asyncio, "create_subprocess_exec", create)
+    monkeypatch.setattr(children, "start", start)
     monkeypatch.setattr(redis_server, "_PAUSE_S", 0.0)
     monkeypatch.setattr(server, "_process", Ended())
     keeper = asyncio.create_task(server._keep())

@@ -14,6 +14,7 @@ from dataclasses import asdict
 
 import pytest
 
+from outrider.children import start, start_piped
 from outrider.cli.local.status_view import lines
 from outrider.cli.local.supervisor import LastEnd, ending
 from outrider.errors import ConfigError, UnavailableError
@@ -84,14 +85,14 @@ async def test_watching_shows_it_anew_until_ctrl_c_and_outlives_the_router() -> 
         async with running_router(near) as router:
             await router.state_of("near", router_pb2.REPLICA_STATE_READY)
             where = ("--router", f"127.0.0.1:{router.ports.main}", "--plaintext")
-            process = await asyncio.create_subprocess_exec(
-                # Whoever runs the tests in the background ignores SIGINT; children inherit that.
-                *("env", "--default-signal=INT"),
-                *(sys.executable, "-m", "outrider.cli.main", "status", *where),
-                *("--watch", "--interval", "0.1", "--json"),
-                stdout=asyncio.subprocess.PIPE,
+            process = await start_piped(
+                (
+                    # Whoever runs the tests in the background ignores SIGINT; children inherit it.
+                    *("env", "--default-signal=INT"),
+                    *(sys.executable, "-m", "outrider.cli.main", "status", *where),
+                    *("--watch", "--interval", "0.1", "--json"),
+                )
             )
-            assert process.stdout is not None
             for _ in range(2):
                 state = json.loads(await process.stdout.readline())
                 assert state["replicas"][0]["name"] == "near"
@@ -99,8 +100,7 @@ async def test_watching_shows_it_anew_until_ctrl_c_and_outlives_the_router() -> 
             state = json.loads(await process.stdout.readline())
         assert state["error"]["reason"] == "UNAVAILABLE"
         process.send_signal(signal.SIGINT)
-        await process.communicate()
-        assert process.returncode == 130
+        assert await process.finish() == 130
 
 
 SERVICE = {
@@ -201,8 +201,8 @@ async def test_the_width_of_the_terminal_is_kept() -> None:
         terminal, inside = os.openpty()
         termios.tcsetwinsize(terminal, (50, 60))
         flags = ("--router", f"127.0.0.1:{router.ports.main}", "--plaintext")
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "outrider.cli.main", "status", *flags),
+        process = start(
+            (sys.executable, "-m", "outrider.cli.main", "status", *flags),
             stdout=inside,
             env={name: value for name, value in os.environ.items() if name != "COLUMNS"},
         )

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import errno
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from outrider import children
 from outrider.cli.local import mesh, supervisor
 from outrider.cli.local.mesh import MeshOptions, ProcessSpec, ServedModel
 from outrider.cli.local.supervisor import Child, Supervisor, _environ, _with_ports, tail
@@ -87,16 +89,16 @@ async def test_services_take_their_supervisors_end_for_one_wish_however_often_it
     """The kernel says it once for each of its threads, and they let chats end first."""
     started: dict[str, Any] = {}
 
-    async def create(*command: str, **options: Any) -> None:
+    def start(command: Sequence[str], **options: Any) -> None:
         started.update(options)
         raise NO_ROOM
 
     mine = supervisor_of(tmp_path, [])
-    monkeypatch.setattr(asyncio, "create_subprocess_exec", create)
+    monkeypatch.setattr(children, "start", start)
     with pytest.raises(OSError, match="no space"):
         await mine.start_all([mesh.tokenizer(OPTIONS)], {})
     assert started["env"][PARENT_VARIABLE]
-    assert started["preexec_fn"].args == (PARENT_ENDED,)
+    assert started["ends_with_parent"] is PARENT_ENDED
 
 
 class _Process:
@@ -124,7 +126,7 @@ async def test_a_full_disk_ends_no_process_and_keeps_none_away_for_good(
     published: list[bool] = []
     failures = [NO_ROOM] * 3
 
-    async def create(*command: str, **options: Any) -> _Process:
+    def start(command: Sequence[str], **options: Any) -> _Process:
         if failures:
             raise failures.pop()
         return _Process()
@@ -142,7 +144,7 @@ async def test_a_full_disk_ends_no_process_and_keeps_none_away_for_good(
         raise NO_ROOM
 
     mine = supervisor_of(tmp_path, told)
-    monkeypatch.setattr(asyncio, "create_subprocess_exec", create)
+    monkeypatch.setattr(children, "start", start)
     monkeypatch.setattr(supervisor, "publish", publish)
     monkeypatch.setattr(mine, "_say", say)
     monkeypatch.setattr(mine, "_until_ready", until_ready)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -13,11 +14,12 @@ from urllib.request import urlopen
 
 import pytest
 
+from outrider.children import start
 from outrider.mirrors.manifest import shard_name
 from outrider.mirrors.push import make_manifest, push
 from outrider.mirrors.s3 import S3Mirror
 from outrider.models.store import ModelStore
-from outrider.process import Ports, die_with_parent, read_ports
+from outrider.process import Ports, read_ports
 from outrider.testing import eventually
 from outrider.tls import Role, TlsConfig
 from tests.e2e.tiny_models import write_tiny
@@ -34,19 +36,19 @@ def running(ready: Path, *arguments: str, env: Mapping[str, str]) -> Iterator[No
     """A process of the command line, ended with the context; its output is beside its ready
     file."""
     with ready.with_suffix(".log").open("wb") as sink:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "outrider.cli.main", *arguments, "--ready-file", str(ready)],
+        process = start(
+            (sys.executable, "-m", "outrider.cli.main", *arguments, "--ready-file", str(ready)),
             stdin=subprocess.DEVNULL,
             stdout=sink,
             stderr=sink,
             env={**os.environ, **env},
-            preexec_fn=die_with_parent,
+            ends_with_parent=signal.SIGTERM,
         )
         try:
             yield
         finally:
             process.terminate()
-            process.wait()
+            process.join()
 
 
 async def ports(ready: Path) -> Ports:

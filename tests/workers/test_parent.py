@@ -11,12 +11,14 @@ import socket
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
+from outrider import children
+from outrider.children import ChildProcess
 from outrider.errors import UnavailableError
 from outrider.process import Ports
 from outrider.telemetry.config import AdminConfig
@@ -162,17 +164,17 @@ async def test_a_process_that_cannot_be_forked_for_now_costs_the_others_nothing(
 ) -> None:
     group = FakeGroup()
     parent = parent_of(group)
-    create = asyncio.create_subprocess_exec
+    start = children.start
     failures = [OSError(errno.EAGAIN, "no more processes"), OSError(errno.ENOSPC, "no space")]
 
-    async def create_later(*command: str, **options: Any) -> asyncio.subprocess.Process:
+    def start_later(command: Sequence[str], **options: Any) -> ChildProcess:
         if failures:
             raise failures.pop()
-        return await create(*command, **options)
+        return start(command, **options)
 
     async with running(parent):
         other = parent._processes[0]
-        monkeypatch.setattr(asyncio, "create_subprocess_exec", create_later)
+        monkeypatch.setattr(children, "start", start_later)
         os.kill(parent._processes[1].pid, signal.SIGKILL)
         await eventually(lambda: group.live[-1] == {0})
         await eventually(lambda: group.live[-1] == {0, 1})

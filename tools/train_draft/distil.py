@@ -180,9 +180,9 @@ class Run:
         print(f"{time.monotonic() - self._begin:6.1f} s {text}", flush=True)
 
     def _first_seeds(self) -> dict[Stage, list[Seed]]:
-        """By processes; before CUDA is used, which does not survive a fork."""
+        """By processes."""
         num = self._arguments.threads
-        context = multiprocessing.get_context("fork")
+        context = multiprocessing.get_context("spawn")  # noqa: TID251 - spawn does not fork
         with context.Pool(num) as pool:
             found = {}
             for stage in self._stages:

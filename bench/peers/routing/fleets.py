@@ -18,6 +18,7 @@ from bench.harness.processes import child, read_json
 from bench.peers import dynamo, smg
 from bench.peers.routing import replica
 from bench.peers.routing.clients import Client, Direct, Http, Routed
+from outrider.children import PipedProcess
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import load_vocabulary
@@ -53,7 +54,7 @@ class Address:
 class Started:
     """A process that serves."""
 
-    process: asyncio.subprocess.Process
+    process: PipedProcess
     address: Address
 
 
@@ -268,7 +269,7 @@ async def _scratch() -> AsyncIterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-async def _serving(client: Http, *processes: asyncio.subprocess.Process) -> None:
+async def _serving(client: Http, *processes: PipedProcess) -> None:
     """Return once it answers a completion."""
     async with asyncio.timeout(_START_S):
         while not await client.answers():
@@ -276,7 +277,7 @@ async def _serving(client: Http, *processes: asyncio.subprocess.Process) -> None
             await asyncio.sleep(0.25)
 
 
-def _check(processes: Sequence[asyncio.subprocess.Process]) -> None:
+def _check(processes: Sequence[PipedProcess]) -> None:
     for process in processes:
         if process.returncode is not None:
             raise RuntimeError(f"a process ended with exit status {process.returncode}")

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
+import os
 import secrets
 import shutil
+import signal
 from pathlib import Path
 from typing import Final
 
+from outrider import children
+from outrider.children import ChildProcess
 from outrider.errors import ConfigError, UnavailableError
 from outrider.free_ports import free_tcp_port
-from outrider.process import die_with_parent
 
 _START_LIMIT_S: Final = 10.0
 _POLL_S: Final = 0.05
@@ -51,7 +54,7 @@ class LocalRedis:
         self._log = log
         self._password = secrets.token_hex(32)
         self._key = secrets.token_hex(32)
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: ChildProcess | None = None
         self._keeper: asyncio.Task[None] | None = None
         self.port = 0
 
@@ -92,20 +95,20 @@ class LocalRedis:
                 await self._spawn()
 
     async def _spawn(self) -> None:
-        with self._log.open("ab") as sink:
-            self._process = await asyncio.create_subprocess_exec(
-                *(str(self._binary), "-"),
-                stdin=asyncio.subprocess.PIPE,
+        # In memory, as its input: a command line is for all to see, and so would the password be.
+        config = os.fdopen(os.memfd_create("redis.conf"), "w+b")
+        with config, self._log.open("ab") as sink:
+            config.write(self._config().encode())
+            config.seek(0)
+            self._process = children.start(
+                (str(self._binary), "-"),
+                stdin=config,
                 stdout=sink,
                 stderr=sink,
                 start_new_session=True,
-                preexec_fn=die_with_parent,
+                ends_with_parent=signal.SIGTERM,
             )
         try:
-            # From its input: a command line is for all to see, and so would the password be.
-            assert self._process.stdin is not None
-            self._process.stdin.write(self._config().encode())
-            self._process.stdin.close()
             async with asyncio.timeout(_START_LIMIT_S):
                 while not await self._answers():
                     if self._process.returncode is not None:
@@ -148,8 +151,6 @@ class LocalRedis:
                 await writer.wait_closed()
 
     async def _end(self) -> None:
-        process = self._process
-        if process is not None and process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+        if self._process is not None:
+            self._process.kill()
+            await self._process.wait()

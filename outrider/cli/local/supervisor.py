@@ -7,15 +7,17 @@ import contextlib
 import os
 import secrets
 import signal
+import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from outrider import children
+from outrider.children import ChildProcess
 from outrider.cli.local import certificates, changes, mesh, settings
 from outrider.cli.local.certificates import Certificates
 from outrider.cli.local.changes import Definitions
@@ -27,7 +29,7 @@ from outrider.engines.huge_pages import with_huge_pages
 from outrider.errors import UnavailableError
 from outrider.free_ports import free_tcp_port, free_udp_port
 from outrider.models.catalog import MODELS_VARIABLE
-from outrider.process import PARENT_ENDED, PARENT_VARIABLE, Ports, die_with_parent, read_ports
+from outrider.process import PARENT_ENDED, PARENT_VARIABLE, Ports, read_ports
 from outrider.tls.config import TlsConfig
 from outrider.tls.identity import Role
 from outrider.workers.ports import reserve_row
@@ -61,7 +63,7 @@ class Child:
     """Of models, as its file has them."""
     written: ProcessSpec
     """All that its file has besides."""
-    process: asyncio.subprocess.Process
+    process: ChildProcess
     ports: Ports
     """Ports it was started with first; it keeps them, since other processes have them."""
     log: Path
@@ -86,7 +88,7 @@ class Supervisor:
         self.options = options
         self.state_dir = state_dir
         self.children: list[Child] = []
-        self._starting: list[asyncio.subprocess.Process] = []
+        self._starting: list[ChildProcess] = []
         self._say = say
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Fails if a process cannot be kept up by a defect here."""
@@ -180,7 +182,7 @@ class Supervisor:
         child.written = replace(child.written, values={**child.written.values, **live})
         child.definitions = definitions
         write_private(self.config_file(child.spec.name), mesh.to_toml(child.written, definitions))
-        if child.is_up and child.process.returncode is None:
+        if child.is_up:
             child.process.send_signal(signal.SIGHUP)  # it need not wait to look at the file
 
     async def end(self, names: Collection[str]) -> None:
@@ -207,7 +209,7 @@ class Supervisor:
 
     async def _spawn(
         self, completed: ProcessSpec, definitions: Definitions, *, is_first: bool
-    ) -> tuple[asyncio.subprocess.Process, Ports, Path]:
+    ) -> tuple[ChildProcess, Ports, Path]:
         """A process that is ready, and its log, which goes on where it is not the first."""
         name = completed.name
         config = self.config_file(name)
@@ -216,15 +218,17 @@ class Supervisor:
         ready_file.unlink(missing_ok=True)
         log = self.state_dir / "logs" / f"{name}.log"
         with log.open("wb" if is_first else "ab") as sink:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "outrider.cli.main", "serve", completed.role),
-                *("--config", str(config), "--ready-file", str(ready_file)),
-                stdin=asyncio.subprocess.DEVNULL,
+            process = children.start(
+                (
+                    *(sys.executable, "-m", "outrider.cli.main", "serve", completed.role),
+                    *("--config", str(config), "--ready-file", str(ready_file)),
+                ),
+                stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=sink,
                 env=_environ(completed.role),
                 start_new_session=True,  # Ctrl-C reaches the supervisor alone, which stops in order
-                preexec_fn=partial(die_with_parent, PARENT_ENDED),
+                ends_with_parent=PARENT_ENDED,
             )
         self._starting = [it for it in self._starting if it.returncode is None]
         self._starting.append(process)
@@ -259,7 +263,7 @@ class Supervisor:
         return replace(completed, values=mesh.merged(completed.values, ports))
 
     async def _until_ready(
-        self, spec: ProcessSpec, process: asyncio.subprocess.Process, ready_file: Path, log: Path
+        self, spec: ProcessSpec, process: ChildProcess, ready_file: Path, log: Path
     ) -> Ports:
         try:
             async with asyncio.timeout(START_LIMIT_S):
@@ -350,7 +354,7 @@ class Supervisor:
             self._record()
             self._tell(f"{name} is up again, on port {child.ports.main}")
 
-    async def _start_again(self, child: Child) -> asyncio.subprocess.Process:
+    async def _start_again(self, child: Child) -> ChildProcess:
         ports: dict[str, object] = {
             "port": child.ports.main,
             "admin": {"port": child.ports.admin},
@@ -397,8 +401,7 @@ class Supervisor:
     def kill(self) -> None:
         """End every process now; what is under way is lost."""
         for process in self._starting:
-            if process.returncode is None:
-                process.kill()
+            process.kill()
 
     async def stop(self) -> None:
         """Stop the edge first and the replicas last; kill what does not drain in time."""
@@ -445,17 +448,15 @@ def _environ(role: str) -> dict[str, str]:
     return with_huge_pages(environ) if role == "inference" else environ
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
+async def _end(process: ChildProcess) -> None:
     if process.returncode is not None:
         return
-    with contextlib.suppress(ProcessLookupError):
-        process.terminate()
+    process.terminate()
     try:
         async with asyncio.timeout(STOP_LIMIT_S):
             await process.wait()
     except TimeoutError:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
+        process.kill()
         await process.wait()
 
 

@@ -126,7 +126,7 @@ class TokenizerProcess:
 
     def _started(self) -> Connection | None:
         """The way to the process; None, and it is not alive, if it cannot be started."""
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("spawn")  # noqa: TID251 - spawn does not fork
         with contextlib.ExitStack() as ending:
             try:
                 ours, theirs = context.Pipe()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from typing import Final, cast
 
+from outrider import children
+from outrider.children import ChildProcess
 from outrider.engines.huge_pages import with_huge_pages
 from services.edge.drafter.settings import DrafterSettings
 
@@ -77,7 +79,7 @@ class Pipe(asyncio.Protocol):
 class DrafterProcess:
     """A running drafter."""
 
-    def __init__(self, process: subprocess.Popen[bytes], pipe: Pipe) -> None:
+    def __init__(self, process: ChildProcess, pipe: Pipe) -> None:
         self._process = process
         self.pipe = pipe
 
@@ -95,53 +97,46 @@ class DrafterProcess:
     ) -> DrafterProcess:
         """Start the process; `command` is followed by what __main__ takes. Raises OSError."""
         ours, theirs = socket.socketpair()
-        arguments = (*command, settings.to_json(), str(theirs.fileno()), str(os.getpid()))
-        starting = asyncio.create_task(asyncio.to_thread(_start, arguments, theirs))
-        try:
-            process = await asyncio.shield(starting)
+        with theirs:
             ours.setblocking(False)
-            _, pipe = await asyncio.get_running_loop().create_unix_connection(
-                lambda: Pipe(on_data, max_unsent_bytes), sock=ours
-            )
-        except BaseException:
-            ours.close()
-            with contextlib.suppress(OSError):
-                _kill(await starting)
-            raise
+            try:
+                _, pipe = await asyncio.get_running_loop().create_unix_connection(
+                    lambda: Pipe(on_data, max_unsent_bytes), sock=ours
+                )
+            except BaseException:
+                ours.close()
+                raise
+            try:
+                process = children.start(
+                    (*command, settings.to_json(), str(theirs.fileno())),
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=(theirs.fileno(),),
+                    env=with_huge_pages(os.environ),
+                    ends_with_parent=signal.SIGKILL,
+                )
+            except OSError:
+                pipe.close()
+                raise
         return cls(process, pipe)
 
     async def end(self) -> int:
         """Kill it, unless it closed the pipe and exits by itself. Returns its exit status."""
-        if self.pipe.closed.is_set():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                return await asyncio.to_thread(self._process.wait, _EXIT_S)
-        return await self.kill()
+        return await (self._exit() if self.pipe.closed.is_set() else self.kill())
 
     async def finish(self) -> int:
         """End it once it has saved what it learnt; kill it if that takes longer than _EXIT_S."""
         self.pipe.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return await asyncio.to_thread(self._process.wait, _EXIT_S)
-        return await self.kill()
+        return await self._exit()
 
     async def kill(self) -> int:
         """End it at once; what it learnt since it saved last is lost."""
         self.pipe.close()
-        return await asyncio.to_thread(_kill, self._process)
+        self._process.kill()
+        return await self._process.wait()
 
-
-def _start(arguments: Sequence[str], theirs: socket.socket) -> subprocess.Popen[bytes]:
-    """Not by the event loop's own means: uvloop forks, and a fork of a process whose threads are
-    in gRPC crashes before it gets to exec. subprocess uses vfork, which runs no fork handlers."""
-    with theirs:
-        return subprocess.Popen(
-            arguments,
-            stdin=subprocess.DEVNULL,
-            pass_fds=(theirs.fileno(),),
-            env=with_huge_pages(os.environ),
-        )
-
-
-def _kill(process: subprocess.Popen[bytes]) -> int:
-    process.kill()
-    return process.wait()
+    async def _exit(self) -> int:
+        try:
+            async with asyncio.timeout(_EXIT_S):
+                return await self._process.wait()
+        except TimeoutError:
+            return await self.kill()

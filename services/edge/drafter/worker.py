@@ -5,7 +5,6 @@ One thread: it reads the edge's messages between two calls of the model, and dur
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import select
@@ -81,7 +80,6 @@ UNUSABLE: Final = (
 )
 """Failures to load that a restart would meet again; all but InsufficientMemoryError, which is one
 of them: memory that is taken now may be free when the edge tries again."""
-_PR_SET_PDEATHSIG: Final = 1
 _READ_BYTES: Final = 1 << 16
 _MAX_UNSENT_BYTES: Final = 1 << 18
 """While the edge leaves so much unread it is sent nothing new."""
@@ -93,10 +91,10 @@ _SAVE_S: Final = 1.0
 """Time for a last saving: the edge, which stops, waits a little longer for this process."""
 
 
-def main(settings: DrafterSettings, connection: socket.socket, edge_pid: int) -> int:
+def main(settings: DrafterSettings, connection: socket.socket) -> int:
     """Draft until the edge closes the connection; the process's exit status. Above 0 the edge
     starts another after a while."""
-    die_with(edge_pid)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the edge, which ends this
     os.nice(settings.drafter.niceness)
     configure_logging("drafter", settings.log_level)
     channel = Channel(connection)
@@ -169,14 +167,6 @@ def unfit_for_ever(error: InsufficientMemoryError, limit: int) -> str:
     if not 0 < limit < error.needed_bytes:
         return ""
     return f"{error.message} (there are {limit >> 20} MiB in all, so no wait helps)"
-
-
-def die_with(edge_pid: int) -> None:
-    """End when the edge ends, however it does (prctl(2)); its Ctrl-C is not ours."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != edge_pid:
-        raise SystemExit(0)  # it ended before the kernel was asked
 
 
 def _store(settings: DrafterSettings) -> ModelStore:

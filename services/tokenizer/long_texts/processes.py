@@ -10,6 +10,8 @@ from typing import Final
 
 import structlog
 
+from outrider import children
+from outrider.children import ChildProcess
 from outrider.telemetry.families import Family
 from outrider.telemetry.metrics import Metrics
 
@@ -34,7 +36,7 @@ class WorkerProcesses:
         self.count = count
         self._metrics = metrics
         self._supervisors: list[asyncio.Task[None]] = []
-        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._running: dict[str, ChildProcess] = {}
         self.address = ""
         """Address of the service they work for; set before `start`."""
 
@@ -80,44 +82,27 @@ class WorkerProcesses:
         process = _start(self.address, name)
         self._running[name] = process
         try:
-            return await _exit_status(process)
+            return await process.wait()
         finally:
             del self._running[name]
             if process.returncode is None:
                 await _terminate(process)
 
 
-def _start(address: str, name: str) -> subprocess.Popen[bytes]:
-    """A worker in a session of its own: a terminal's Ctrl-C goes to the service, which ends it.
-
-    Not by the event loop's own means: uvloop forks, and a fork of a process whose threads are in
-    gRPC crashes before it gets to exec. subprocess uses vfork, which runs no fork handlers.
-    """
-    return subprocess.Popen(
+def _start(address: str, name: str) -> ChildProcess:
+    """A worker in a session of its own: a terminal's Ctrl-C goes to the service, which ends it."""
+    return children.start(
         (*_WORKER, address, "--name", name, "--once"),
         stdin=subprocess.DEVNULL,
         start_new_session=True,
     )
 
 
-async def _exit_status(process: subprocess.Popen[bytes]) -> int:
-    """Its exit status, once it has one (pidfd_open(2): readable when the process is over)."""
-    loop, over = asyncio.get_running_loop(), asyncio.Event()
-    descriptor = os.pidfd_open(process.pid)
-    loop.add_reader(descriptor, over.set)
-    try:
-        await over.wait()
-    finally:
-        loop.remove_reader(descriptor)
-        os.close(descriptor)
-    return process.wait()
-
-
-async def _terminate(process: subprocess.Popen[bytes]) -> None:
+async def _terminate(process: ChildProcess) -> None:
     process.terminate()
     try:
         async with asyncio.timeout(_TERMINATE_S):
-            await _exit_status(process)
+            await process.wait()
     except TimeoutError:
         process.kill()
-        await _exit_status(process)
+        await process.wait()

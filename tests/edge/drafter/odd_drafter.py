@@ -1,4 +1,4 @@
-"""Drafters that misbehave, for a real one: `odd_drafter.py HOW SETTINGS DESCRIPTOR PID`."""
+"""Drafters that misbehave, for a real one: `odd_drafter.py HOW SETTINGS DESCRIPTOR`."""
 
 from __future__ import annotations
 

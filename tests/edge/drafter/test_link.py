@@ -16,6 +16,7 @@ import pytest
 import uvloop
 from gguf import GGUFWriter
 
+from outrider.children import start_piped
 from outrider.codec.frames import FrameDecoder, encode_frame
 from outrider.errors import InsufficientMemoryError
 from outrider.mirrors.config import MirrorConfig
@@ -298,7 +299,7 @@ def test_one_that_can_never_have_its_memory_says_so(tmp_path: Path) -> None:
     edge, drafter = socket.socketpair()
     with edge:
         process = subprocess.run(
-            [*DRAFTER, settings.to_json(), str(drafter.fileno()), str(os.getpid())],
+            [*DRAFTER, settings.to_json(), str(drafter.fileno())],
             pass_fds=[drafter.fileno()],
             capture_output=True,
             text=True,
@@ -358,13 +359,10 @@ asyncio.run(main())
 
 
 async def test_it_dies_with_an_edge_that_is_killed() -> None:
-    edge = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", PARENT, "none.gguf"), stdout=subprocess.PIPE
-    )
-    assert edge.stdout is not None
+    edge = await start_piped((sys.executable, "-c", PARENT, "none.gguf"))
     child = int(await edge.stdout.readline())
     edge.kill()
-    await edge.wait()
+    await edge.finish()
     await eventually(lambda: not _runs(child), timeout_s=START_S)
 
 

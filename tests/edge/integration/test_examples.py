@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -23,15 +24,16 @@ ASK = [Message("user", "hello")]
 
 async def run(mesh: Running, example: str, key: str) -> tuple[int, str, str]:
     """Exit status, standard output and standard error."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, str(EXAMPLES / example), "127.0.0.1", str(mesh.ports.main)),
-        *(str(mesh.ca), "hello"),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
+    done = await asyncio.to_thread(
+        subprocess.run,
+        (
+            *(sys.executable, str(EXAMPLES / example), "127.0.0.1", str(mesh.ports.main)),
+            *(str(mesh.ca), "hello"),
+        ),
+        capture_output=True,
         env={**os.environ, "OUTRIDER_API_KEY": key},
     )
-    out, error = await process.communicate()
-    return process.returncode or 0, out.decode().strip(), error.decode()
+    return done.returncode, done.stdout.decode().strip(), done.stderr.decode()
 
 
 @pytest.mark.parametrize("example", ["chat.py", "chat_blocking.py"])

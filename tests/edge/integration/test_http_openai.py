@@ -6,6 +6,7 @@ import asyncio
 import json
 import shutil
 import ssl
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -197,13 +198,15 @@ async def test_over_http2_and_tls(words: Vocabulary, tmp_path: Path) -> None:
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 async def test_curl(words: Vocabulary, tmp_path: Path) -> None:
     async with serving_http(words, tmp_path, REPLY) as mesh:
-        process = await asyncio.create_subprocess_exec(
-            *("curl", "-sSN", f"{url(mesh)}/v1/chat/completions"),
-            *("-H", f"Authorization: Bearer {KEY}", "-H", "Content-Type: application/json"),
-            *("-d", json.dumps(CHAT | {"stream": True})),
-            stdout=asyncio.subprocess.PIPE,
+        done = await asyncio.to_thread(
+            subprocess.run,
+            (
+                *("curl", "-sSN", f"{url(mesh)}/v1/chat/completions"),
+                *("-H", f"Authorization: Bearer {KEY}", "-H", "Content-Type: application/json"),
+                *("-d", json.dumps(CHAT | {"stream": True})),
+            ),
+            stdout=subprocess.PIPE,
         )
-        out, _ = await process.communicate()
-        assert process.returncode == 0
-        assert out.endswith(b"data: [DONE]\n\n")
+        assert done.returncode == 0
+        assert done.stdout.endswith(b"data: [DONE]\n\n")
         await mesh.settled()

@@ -8,6 +8,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from outrider.children import PipedProcess, start_piped
 from outrider.testing import leak_check
 from outrider.v1 import router_pb2
 from tests.router.replica import Replica, RouterUnderTest, running_router
@@ -27,19 +28,16 @@ asyncio.run(main())
 
 
 @asynccontextmanager
-async def replica_process() -> AsyncIterator[tuple[asyncio.subprocess.Process, Replica]]:
+async def replica_process() -> AsyncIterator[tuple[PipedProcess, Replica]]:
     """A replica in a process of its own, and what a router is told of it."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", _PROCESS, stdout=asyncio.subprocess.PIPE
-    )
-    assert process.stdout is not None
+    process = await start_piped((sys.executable, "-c", _PROCESS))
     replica = Replica("a")
     replica.address = f"127.0.0.1:{int(await process.stdout.readline())}"
     try:
         yield process, replica
     finally:
         process.kill()
-        await process.wait()
+        await process.finish()
 
 
 async def metrics(router: RouterUnderTest) -> str:

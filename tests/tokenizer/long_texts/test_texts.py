@@ -14,6 +14,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
+from outrider.children import start as start_process
 from outrider.codec.tokens import TokenCoder
 from outrider.models.vocabulary import Vocabulary
 from outrider.rpc import from_rpc_error, make_channel
@@ -123,10 +124,13 @@ async def test_a_worker_of_another_node_joins_with_a_certificate(
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await service.stub.Count(to_count("a"))
         assert from_rpc_error(refused.value).reason == "UNAVAILABLE"
-        worker = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "services.tokenizer.long_texts.worker", f"127.0.0.1:{port}"),
-            *("--name", "far", "--certificate", str(joining.certificate)),
-            *("--private-key", str(joining.private_key), "--ca", str(joining.ca)),
+        module = "services.tokenizer.long_texts.worker"
+        worker = start_process(
+            (
+                *(sys.executable, "-m", module, f"127.0.0.1:{port}"),
+                *("--name", "far", "--certificate", str(joining.certificate)),
+                *("--private-key", str(joining.private_key), "--ca", str(joining.ca)),
+            )
         )
         try:
             await once_not_refused(service, "UNAVAILABLE")
