@@ -16,7 +16,6 @@ from prometheus_client.metrics_core import Metric
 from outrider.client import Client, Message, SamplingParams
 from outrider.errors import NoReplicaError
 from outrider.telemetry import names, tracing
-from outrider.testing import eventually
 from outrider.v1 import common_pb2, inference_pb2
 from services.edge.drafter import metrics as drafter
 from services.edge.telemetry import PREFILLED_TOKENS
@@ -24,6 +23,7 @@ from services.tokenizer.long_texts import processes, worker_pool
 from tests.edge.integration.region import small_vocabulary
 from tests.telemetry import declared as table
 from tests.telemetry.mesh import MODEL, WholeMesh, whole_mesh
+from tests.typed_text import type_until
 
 ROOT = Path(__file__).parents[2]
 SAMPLING = SamplingParams(max_tokens=100, ignore_eos=True)
@@ -83,11 +83,9 @@ async def type_ahead(mesh: WholeMesh, client: Client) -> None:
     """A prompt that is computed while it is typed."""
     typing = client.typing()
     text = "Which of these trains leaves first, and which of them is the fastest? " * 2
-    for end in range(8, len(text), 8):
-        typing.update(text[:end])
     counted = f"{PREFILLED_TOKENS}_total"
     sample = mesh.edge_metrics.registry.get_sample_value
-    await eventually(lambda: bool(sample(counted, {"model": MODEL})))
+    await type_until(lambda: bool(sample(counted, {"model": MODEL})), typing, text)
     typing.close()
 
 

@@ -43,6 +43,7 @@ from tests.api_keys import key_of, text_of
 from tests.edge.integration.region import Region, small_vocabulary
 from tests.edge.integration.running import Running, catalog_of, running
 from tests.edge.integration.trouble import ASK, REPLY, cut
+from tests.typed_text import type_until
 
 REPLIES = {"a": REPLY, "b": "the second model says this", "c": "and the third one that"}
 AT_ONCE = LoadLimits(min_loaded_s=0.0, retry_s=0.0)
@@ -396,19 +397,15 @@ async def test_what_is_typed_is_for_a_model_that_is_loaded(tmp_path: Path) -> No
     loader = Loader()
     typed = "Which of these trains leaves first, and which of them is the fastest?"
 
-    def type_text(client: Client, model: str) -> None:
-        typing = client.typing(model=model)
-        for end in range(8, len(typed), 8):
-            typing.update(typed[:end])
-
     async with serving(loader, tmp_path) as mesh, mesh.client() as client:
         region = mesh.region.others["b"]
-        type_text(client, "b")
+        early = client.typing(model="b")
+        early.update(typed[:-8])
+        early.update(typed)
         assert await text(client, "a") == REPLIES["a"]
         assert loader.loads == ["a"], "nothing is loaded for what may never be sent"
         assert await text(client, "b") == REPLIES["b"]
-        type_text(client, "b")
-        await eventually(lambda: len(region.opened) > 1)
+        await type_until(lambda: len(region.opened) > 1, client.typing(model="b"), typed)
         assert region.opened[1].model == "b" and region.opened[1].sampling.max_tokens == 1
         assert mesh.of_model("outrider_edge_prefilled_tokens_total", "b") > 0
         async with client.chat([Message("user", typed)], model="b") as chat:

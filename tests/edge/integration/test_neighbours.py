@@ -29,6 +29,7 @@ from services.edge.identity import TenantConfig
 from tests.api_keys import key_of, text_of
 from tests.edge.integration.running import Running, running
 from tests.edge.integration.trouble import ASK, REPLY, RawStream, chat_frame, raw, start, whole
+from tests.typed_text import type_until
 
 TENANTS = (
     TenantConfig("acme", max_priority="high"),
@@ -91,11 +92,8 @@ async def test_what_two_share(
             assert len(mine.cache_salt) == 16 and mine.request_id != theirs.request_id
             again = await asked(mesh, one, secret)
             assert again.cache_salt == mine.cache_salt, "a client finds its own again"
-            typing = two.typing()
-            for end in range(4, len(secret), 4):
-                typing.update(secret[:end])
-            before = len(mesh.region.opened)
-            await eventually(lambda: len(mesh.region.opened) > before)
+            typing, before = two.typing(), len(mesh.region.opened)
+            await type_until(lambda: len(mesh.region.opened) > before, typing, secret)
             assert mesh.region.opened[-1].cache_salt == theirs.cache_salt, "typed text is its own"
             typing.close()
         await mesh.settled()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,14 @@ from services.edge import typeahead
 from services.edge.wire.client import TypedText, read_typed_text
 from tests.edge.integration.running import Running, running
 from tests.edge.integration.trouble import REPLY, RawStream, raw
+from tests.typed_text import type_until
 
 TEXT = "Which of these trains leaves first, and which of them is the fastest?"
 
 
-def type_text(client: Client) -> None:
-    """Type the text, a few letters at a time, faster than anybody could."""
-    typing = client.typing([Message("system", "Be brief.")])
-    for end in range(8, len(TEXT), 8):
-        typing.update(TEXT[:end])
+async def type_text(client: Client, is_enough: Callable[[], bool] = lambda: True) -> None:
+    """Type the text, faster than anybody could, until it is enough."""
+    await type_until(is_enough, client.typing([Message("system", "Be brief.")]), TEXT)
 
 
 def prompt(mesh: Running, opening: inference_pb2.OpenSession) -> str:
@@ -35,8 +35,7 @@ def prompt(mesh: Running, opening: inference_pb2.OpenSession) -> str:
 
 async def test_what_is_typed_is_computed_ahead(words: Vocabulary, tmp_path: Path) -> None:
     async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
-        type_text(client)
-        await eventually(lambda: len(mesh.region.opened) > 0)
+        await type_text(client, lambda: len(mesh.region.opened) > 0)
         async with client.chat([Message("system", "Be brief."), Message("user", TEXT)]) as chat:
             assert (await chat.result()).text == REPLY
         *ahead, real = mesh.region.opened
@@ -76,8 +75,7 @@ async def test_of_texts_that_come_together_the_last_one_is_read(
 async def test_the_chat_cancels_what_is_still_computed(words: Vocabulary, tmp_path: Path) -> None:
     async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
         mesh.region.gate.clear()  # the region is slow
-        type_text(client)
-        await eventually(lambda: len(mesh.region.opened) == 1)
+        await type_text(client, lambda: len(mesh.region.opened) == 1)
         chat = client.chat([Message("user", TEXT)])
         async with chat:
             await eventually(lambda: len(mesh.region.cancelled) == 1)
@@ -93,8 +91,7 @@ async def test_an_earlier_chat_that_is_cancelled_meanwhile_does_not_end_it(
         mesh.region.gate.clear()
         async with client.chat([Message("user", "hello")]) as earlier:
             await eventually(lambda: len(mesh.region.opened) == 1)
-            type_text(client)
-            await eventually(lambda: len(mesh.region.opened) == 2)
+            await type_text(client, lambda: len(mesh.region.opened) == 2)
             earlier.cancel()
             assert (await earlier.result()).finish_reason == "cancelled"
         await eventually(lambda: mesh.region.cancelled == ["the client cancelled"])
@@ -106,8 +103,7 @@ async def test_a_user_who_leaves_ends_it(words: Vocabulary, tmp_path: Path) -> N
     async with running(words, tmp_path, REPLY) as mesh:
         mesh.region.gate.clear()
         async with mesh.client() as client:
-            type_text(client)
-            await eventually(lambda: len(mesh.region.opened) == 1)
+            await type_text(client, lambda: len(mesh.region.opened) == 1)
         await eventually(lambda: len(mesh.region.cancelled) == 1)
         await mesh.settled()
 
@@ -117,7 +113,7 @@ async def test_an_edge_that_does_not_prefill_says_nothing(
 ) -> None:
     for settings in ({"min_prefill_tokens": 0}, {"trust": "chat"}):
         async with running(words, tmp_path, REPLY, **settings) as mesh, mesh.client() as client:
-            type_text(client)
+            await type_text(client)
             async with client.chat([Message("user", TEXT)]) as chat:
                 assert (await chat.result()).text == REPLY
             assert len(mesh.region.opened) == 1
@@ -143,9 +139,8 @@ async def test_who_types_more_than_his_share_gets_no_head_start(
     words: Vocabulary, tmp_path: Path, settings: dict[str, float], reason: str, most_ahead: int
 ) -> None:
     async with running(words, tmp_path, REPLY, **settings) as mesh, mesh.client() as client:
-        type_text(client)
         name = "outrider_edge_refused_total"
-        await eventually(lambda: mesh.sample(name, reason=reason) >= 1)
+        await type_text(client, lambda: mesh.sample(name, reason=reason) >= 1)
         async with client.chat([Message("system", "Be brief."), Message("user", TEXT)]) as chat:
             assert (await chat.result()).text == REPLY, "nobody is told"
         assert len(mesh.region.opened) <= most_ahead + 1
