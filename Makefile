@@ -6,6 +6,9 @@ BIN := .venv/bin
 MODEL := smollm2-135m-instruct
 # Of the property tests' second pass: another one with every run, unless it is given.
 SEED := $(shell date +%s)
+# What property tests find on new examples is a fault to be mended, and fails a run of continuous
+# integration (CI is set there); for everybody else the tests that are the same every time count.
+FOUND := { echo "A property test found a new example, printed above: report it, or keep it as a test."; test -z "$${CI:-}"; }
 # Where it is set, every process that a test starts would compile all of the source anew, and every
 # pass would rewrite all tests anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -31,10 +34,9 @@ test: setup  ## Every check and every test
 	@$(MAKE) --no-print-directory -j 2 collect $(CHECKS)
 	@$(BIN)/outrider models pull $(MODEL)
 	$(PY) -m pytest -n 3
-	@echo "Property tests on new examples: what fails is a finding, not a failure of this run;"
-	@echo "to have the same again: make test SEED=$(SEED)"
-	-$(PY) -m pytest -n 2 -m hypothesis --hypothesis-profile fresh --hypothesis-seed $(SEED) \
-		--timeout 60 --session-timeout 60 $$(grep -rl hypothesis tests --include='test_*.py')
+	@echo "Property tests on new examples, as many as a minute has room for; the same again: make test SEED=$(SEED)"
+	@$(PY) -m pytest -n 2 -m hypothesis --hypothesis-profile fresh --hypothesis-seed $(SEED) \
+		--for-seconds 60 $$(grep -rl hypothesis tests --include='test_*.py') || $(FOUND)
 
 check: setup  ## Static checks only
 	@$(MAKE) --no-print-directory -j 2 $(CHECKS)

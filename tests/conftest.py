@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from random import Random
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 import structlog
@@ -59,6 +62,10 @@ _LONG = ("tests/e2e/", "tests/edge/drafter/test_model.py", "tests/bench/wan/", "
 """Further files whose tests take long, as far as that is known: they wait for processes."""
 
 
+_UNTIL: Final = pytest.StashKey[float]()
+"""When the last test begins, on time.monotonic()."""
+
+
 def _group(file: str) -> str:
     groups = (name for name, places in _TOGETHER.items() if file.startswith(places))
     return next(groups, file)
@@ -93,9 +100,23 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         plugins.register(WorkerWatch(session))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest first."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--for-seconds`: for tests on new examples, of which no run needs all."""
+    what = "begin no further test after so many seconds; in an order by --hypothesis-seed"
+    parser.addoption("--for-seconds", type=float, default=math.inf, metavar="N", help=what)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The longest first; where there is not time for all, any."""
     items.sort(key=_place)
+    if config.option.for_seconds < math.inf:
+        Random(config.option.hypothesis_seed).shuffle(items)
+        config.stash[_UNTIL] = time.monotonic() + config.option.for_seconds
+
+
+def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
+    """True: there is no time for it."""
+    return True if time.monotonic() > item.config.stash.get(_UNTIL, math.inf) else None
 
 
 def pytest_collection_finish() -> None:
