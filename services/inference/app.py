@@ -45,7 +45,6 @@ from services.inference.embedding.app import EmbeddingReplica, load_embedder
 from services.inference.instances.group import InstanceGroup
 from services.inference.kv_peers.fetching import KvPeers
 from services.inference.kv_peers.service import KvTransferService
-from services.inference.kv_swap.swapping import KvSwap
 from services.inference.loading import LoadProgress, LoadStoppedError
 from services.inference.prefix_store.exchange import KvIdentity
 from services.inference.prefix_store.opening import kv_identity, open_exchange
@@ -266,7 +265,6 @@ class Replica:
         self._saving: list[asyncio.Task[None]] = []
         info = model.engines[0].info
         kv = kv_identity(info, model.vocabulary_digest)
-        keeps_swaps = config.kv_swap.max_bytes > 0 and kv is not None
         self.schedulers = tuple(
             Scheduler(
                 engine.info,
@@ -274,16 +272,12 @@ class Replica:
                 model.new_reply,
                 prior,
                 keeper.kept,
-                keeps_swaps=keeps_swaps,
                 num_stored=config.prefix_store.max_tokens if config.prefix_store.url and kv else 0,
             )
             for engine, keeper in zip(model.engines, self._keepers, strict=True)
         )
         self.runner = self._new_runner(model.engines, metrics)
         self._grammars = _grammars(model.token_table)
-        self.swap: KvSwap | None = None
-        if keeps_swaps and kv is not None:
-            self.swap = KvSwap(config.kv_swap.max_bytes, kv, self.runner, metrics)
         has_peers = config.kv_peers.enabled and kv is not None
         self.kv_service = self._kv_service(kv, model, metrics) if has_peers else None
         self.prefixes = open_exchange(
@@ -392,8 +386,6 @@ class Replica:
             self._grammars.close()
         if self.prefixes is not None:
             await self.prefixes.close()
-        if self.swap is not None:
-            await self.swap.close()
         self._health.close()
         self.service.close()
         self.direct_service.close()
@@ -426,8 +418,6 @@ class Replica:
     def _on_tick(self, tick: ModelTick) -> None:
         self._warming.on_tick(tick)
         self.table.on_tick(tick)
-        if self.swap is not None:
-            self.swap.on_tick(tick)
         self.blocks.take(tick.blocks)
         if tick.problem:
             self.broken.set()

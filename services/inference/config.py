@@ -22,7 +22,6 @@ from outrider.telemetry.config import AdminConfig
 from outrider.tls.config import TlsConfig
 from services.inference.embedding.limits import EmbeddingLimits
 from services.inference.kv_peers.config import KvPeersConfig
-from services.inference.kv_swap.config import KvSwapConfig
 from services.inference.scheduler.limits import SchedulerLimits
 
 _FAKE = FakeOptions()
@@ -183,8 +182,6 @@ class InferenceConfig:
     """A Redis that keeps KV of prompts' beginnings over restarts, and for other replicas."""
     kv_peers: KvPeersConfig = dataclasses.field(default_factory=KvPeersConfig)
     """KV that replicas of one model identity give each other."""
-    kv_swap: KvSwapConfig = dataclasses.field(default_factory=KvSwapConfig)
-    """Memory for the KV that sessions lose to others in their middle."""
     prefixes: tuple[StaticPrefixConfig, ...] = ()
     """What many chats begin with: computed, or loaded from the prefix store, before the replica is
     ready, and kept."""

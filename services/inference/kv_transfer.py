@@ -7,19 +7,17 @@ copied while a call computes, one a call.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 import structlog
 
 from outrider.engines.base import Engine, Ids
 from outrider.errors import EngineError
-from services.inference.kv.pool import KvSource, NamedBlock
+from services.inference.kv.pool import NamedBlock
 from services.inference.scheduler.scheduler import Scheduler
-from services.inference.scheduler.types import Preempted, Readmitted
 
 log = structlog.get_logger()
 
@@ -28,12 +26,6 @@ MAX_LOADED_BYTES = 256 << 20
 computes; what comes beyond it is dropped, and computed."""
 MAX_EXPORTS = 64
 """Prefixes that may wait to be copied out; more are not."""
-MAX_SWAPPED_BLOCKS = 8
-"""Blocks of preempted sessions that are copied between two calls; each takes some tenths of a
-millisecond (an estimate), in which the engine waits. More that were evicted at once are lost, and
-computed."""
-MAX_UNPACKED_BLOCKS = 32
-"""Such copies that may wait to be packed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +35,8 @@ class LoadBlocks:
     session_id: int
     blocks: tuple[tuple[int, bytes], ...]
     """Index of the block in the prompt, and what an engine of the same fingerprint exported."""
-    source: KvSource = KvSource.STORE
+    from_peer: bool = False
+    """Whether another replica sent it; else the prefix store had it."""
 
     @property
     def num_bytes(self) -> int:
@@ -89,19 +82,6 @@ class PinPrefix:
     salt: bytes
     answer: Callable[[list[int]], None]
     """Called in the model thread with the blocks that are pinned."""
-
-
-@dataclass(frozen=True, slots=True)
-class SwappedBlock:
-    """A copy of a block that sessions in the queue had, and others have the room of now."""
-
-    named: NamedBlock
-    data: bytes
-    packed: Callable[[], None]
-    """To be called, in any thread, when `data` is needed no more."""
-
-
-Swap: TypeAlias = Preempted | Readmitted | SwappedBlock
 
 
 class _Export(Protocol):
@@ -171,8 +151,6 @@ class KvTransfer:
         """By session id: what came for sessions that are in the queue."""
         self._waiting_bytes = 0
         self._exports: deque[_Export] = deque()
-        self._swaps: list[Swap] = []
-        self._unpacked = threading.BoundedSemaphore(MAX_UNPACKED_BLOCKS)
 
     @property
     def is_exporting(self) -> bool:
@@ -196,8 +174,9 @@ class KvTransfer:
 
     def _import(self, command: LoadBlocks) -> None:
         for index, data in command.blocks:
-            block = self._scheduler.add_loaded(command.session_id, index, command.source)
-            self.save_evicted()
+            block = self._scheduler.add_loaded(
+                command.session_id, index, from_peer=command.from_peer
+            )
             if block is None:
                 continue
             try:
@@ -206,30 +185,6 @@ class KvTransfer:
                 # Nothing that was not written may ever count as computed.
                 self._scheduler.drop_loaded(command.session_id, index)
                 log.error("kv_not_loaded", error=error.message)
-
-    def save_evicted(self) -> None:
-        """Copy what sessions in the queue are losing, before the engine writes to these blocks."""
-        self._swaps += self._scheduler.take_swaps()
-        for named in self._scheduler.take_evicted()[:MAX_SWAPPED_BLOCKS]:
-            if not self._unpacked.acquire(blocking=False):
-                continue
-            try:
-                data = self._engine.export_blocks([named.block])
-            except EngineError as error:
-                self._unpacked.release()
-                log.error("kv_not_exported", error=error.message)
-                continue
-            self._swaps.append(SwappedBlock(named, data, self._unpacked.release))
-
-    @property
-    def has_swaps(self) -> bool:
-        """Whether take_swaps() returns anything."""
-        return bool(self._swaps)
-
-    def take_swaps(self) -> tuple[Swap, ...]:
-        """What came of preempted sessions since the last take."""
-        swaps, self._swaps = tuple(self._swaps), []
-        return swaps
 
     def pin(self, command: PinPrefix) -> None:
         """A prefix that is held and never released."""

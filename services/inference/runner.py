@@ -35,7 +35,6 @@ from services.inference.kv_transfer import (
     KvTransfer,
     LoadBlocks,
     PinPrefix,
-    Swap,
 )
 from services.inference.scheduler.batch import Batch
 from services.inference.scheduler.scheduler import Scheduler
@@ -103,8 +102,6 @@ class ModelTick:
     that of the next, or to when there is none. Overlapped work counts as the call's."""
     blocks: tuple[BlockEvent, ...] = ()
     """What changed in the prefix cache."""
-    swaps: tuple[Swap, ...] = ()
-    """What came of sessions that lose their KV to others."""
     problem: str = ""
     """Why the replica takes no sessions; empty while it does."""
     over: bool = False
@@ -427,7 +424,6 @@ class _ModelThread:
         self._events += self._scheduler.expire(now)
         self._kv.load_waiting()
         batch = self._scheduler.schedule(now)
-        self._kv.save_evicted()
         self._is_stuck = batch is None
         if batch is None:
             self._kv.export_some()
@@ -487,8 +483,6 @@ class _ModelThread:
                 self._activity.called(time.perf_counter(), self._engine.busy_s)
                 self._num_failures = 0
         except EngineError as error:
-            # Who lost its KV for this call is told before its end is, whenever that comes.
-            self._report_rest()
             self._num_failures += 1
             log.error("engine_call_failed", error=error.message, sessions=len(batch.slices))
             events = self._scheduler.fail(batch, error)
@@ -500,14 +494,10 @@ class _ModelThread:
 
     def _overlapped_work(self) -> None:
         """While the engine computes: what was left for then."""
-        self._report_rest()
+        if self._events or self._num_scheduled:
+            self._report()
         self._scheduler.overlapped_work()
         self._kv.export_some()
-
-    def _report_rest(self) -> None:
-        """What was there before the engine call, and is not told yet."""
-        if self._events or self._num_scheduled or self._kv.has_swaps:
-            self._report()
 
     def _report(self) -> None:
         events = (*self._events, *self._scheduler.take_committed())
@@ -526,7 +516,6 @@ class _ModelThread:
                 busy_s=busy_s,
                 idle_s=idle_s,
                 blocks=self._scheduler.take_block_events(),
-                swaps=self._kv.take_swaps(),
                 problem=problem,
             )
         )

@@ -7,15 +7,11 @@ import pytest
 from outrider.engines.fake import FakeEngine
 from outrider.sampling.params import SamplingParams
 from services.inference import kv_transfer
-from services.inference.kv.pool import NamedBlock
 from services.inference.kv_transfer import (
     MAX_EXPORTS,
-    MAX_SWAPPED_BLOCKS,
-    MAX_UNPACKED_BLOCKS,
     ExportBlocks,
     KvTransfer,
     LoadBlocks,
-    SwappedBlock,
 )
 from services.inference.scheduler.limits import SchedulerLimits
 from services.inference.scheduler.scheduler import Scheduler
@@ -60,21 +56,3 @@ def test_prefixes_that_wait_to_be_copied_out_are_bounded() -> None:
         transfer.export_some()
     assert len(answers) == MAX_EXPORTS + 3
     scheduler.check_invariants()
-
-
-def test_copies_of_what_preempted_sessions_lose_are_bounded(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    scheduler, transfer = parts()
-    evicted = [NamedBlock(b"%d" % n, b"", (), n) for n in range(MAX_SWAPPED_BLOCKS + 3)]
-    monkeypatch.setattr(scheduler, "take_evicted", lambda: list(evicted))
-    transfer.save_evicted()
-    copies = [swap for swap in transfer.take_swaps() if isinstance(swap, SwappedBlock)]
-    assert [copy.named for copy in copies] == evicted[:MAX_SWAPPED_BLOCKS], "of one tick"
-    for _ in range(MAX_UNPACKED_BLOCKS):
-        transfer.save_evicted()
-    more = transfer.take_swaps()
-    assert len(copies) + len(more) == MAX_UNPACKED_BLOCKS, "of those that nobody has packed"
-    copies[0].packed()
-    transfer.save_evicted()
-    assert len(transfer.take_swaps()) == 1

@@ -56,7 +56,6 @@ from services.edge.telemetry import DRAFTS_DROPPED as EDGE_DRAFTS_DROPPED
 from services.edge.upstream import direct as edge_direct
 from services.edge.upstream import metrics as edge_routers
 from services.inference.kv_peers import telemetry as kv_peers
-from services.inference.kv_swap import swapping as kv_swap
 from services.inference.prefix_store import exchange as prefix_store
 from services.inference.streaming import direct_path as inference_direct
 from services.inference.streaming import sessions as inference
@@ -198,8 +197,6 @@ ELSEWHERE: Final[dict[str, str]] = {
     inference.DRAFTS_DROPPED: "tests/inference/streaming/test_sessions.py",
     kv_peers.PEER_BLOCKS: "tests/inference/integration/test_kv_peers.py",
     kv_peers.PEER_FAILURES: "tests/inference/integration/test_kv_peers.py",
-    kv_swap.SWAP_BLOCKS: "tests/inference/integration/test_kv_swap.py",
-    kv_swap.SWAP_BYTES: "tests/inference/integration/test_kv_swap.py",
     prefix_store.STORE_BLOCKS: "tests/inference/integration/test_prefix_store.py",
     prefix_store.STORE_FAILURES: "tests/inference/integration/test_prefix_store.py",
     prefix_store.TRANSFERRED: "tests/inference/integration/test_prefix_store.py",

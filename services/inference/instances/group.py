@@ -140,7 +140,6 @@ class InstanceGroup:
                 tick.num_scheduled,
                 tick.overhead_ms,
                 blocks,
-                tick.swaps,
                 self.problem,
                 over=self._num_over == len(self._runners),
                 total=total_load(self._placement.loads),

@@ -17,7 +17,6 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from enum import Enum, auto
 
 import numpy as np
 
@@ -25,17 +24,6 @@ from outrider.engines.base import Ids
 from services.inference.kv.allocator import BlockAllocator
 from services.inference.kv.events import BlockEvent, BlockRecorder
 from services.inference.kv.prefix_tree import Key, Node, PrefixTree, children_at
-
-
-class KvSource(Enum):
-    """Where loaded KV comes from."""
-
-    STORE = auto()
-    """The prefix store."""
-    PEER = auto()
-    """Another replica."""
-    SWAP = auto()
-    """This replica computed it, and gave its room to others for a while."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +62,8 @@ class _Table:
     """`blocks` as it was handed out; None once it has changed."""
     loaded: dict[int, int] = field(default_factory=dict)
     """Loaded blocks that wait, by their index in the table; all behind the shared ones."""
-    sources: dict[int, KvSource] = field(default_factory=dict)
-    """Where each of these came from."""
+    from_peers: set[int] = field(default_factory=set)
+    """Of these, the indices of those that came from another replica."""
 
     @property
     def num_shared(self) -> int:
@@ -178,7 +166,7 @@ class KvPool:
         return self._copy_beginning(sequence, ids, num_computed)
 
     def add_loaded(
-        self, sequence: int, index: int, ids: Sequence[int], source: KvSource = KvSource.STORE
+        self, sequence: int, index: int, ids: Sequence[int], *, from_peer: bool = False
     ) -> int | None:
         """A physical block for the KV of block `index` of `ids`, loaded from elsewhere, to be
         written before the next engine call; None where it is of no use (that block is computed,
@@ -191,7 +179,8 @@ class KvPool:
         if not table.num_shared <= index < reusable or index in table.loaded or not self.num_free:
             return None
         table.loaded[index] = block = self._take_block()
-        table.sources[index] = source
+        if from_peer:
+            table.from_peers.add(index)
         return block
 
     def drop_loaded(self, sequence: int, index: int) -> None:
@@ -233,26 +222,6 @@ class KvPool:
             for parent, node in zip(table.path, path, strict=False)
         }
         return [named[name] for name in hashes if name in named]
-
-    def watch(self, sequence: int) -> tuple[bytes, ...]:
-        """Have take_evicted() tell when one of its published blocks is evicted, until unwatch():
-        their names, first block first."""
-        names = tuple(node.hash for node in self._tables[sequence].path[1:])
-        self._tree.watch(names)
-        return names
-
-    def unwatch(self, names: Sequence[bytes]) -> None:
-        """What one watch() returned."""
-        self._tree.unwatch(names)
-
-    def take_evicted(self) -> list[NamedBlock]:
-        """Watched blocks that were evicted since the last take. Their KV is where it was until the
-        engine writes to that block: before the next call, or the next block that is loaded."""
-        return [
-            NamedBlock(node.hash, node.parent.hash, node.key, node.block)
-            for node in self._tree.take_evicted()
-            if node.parent is not None
-        ]
 
     def take_copies(self) -> tuple[BlockCopy, ...]:
         """The copies that open() and reuse() have counted on since the last take.
@@ -388,10 +357,8 @@ class KvPool:
         if block is None:
             return False
         index = table.num_shared
-        source = table.sources[index]
-        if source is not KvSource.SWAP:  # that was computed here
-            self.num_loaded_tokens += self.block_tokens
-        if source is KvSource.PEER:
+        self.num_loaded_tokens += self.block_tokens
+        if index in table.from_peers:
             self.num_peer_tokens += self.block_tokens
         table.follow(self._tree.publish(table.path[-1], key, block))
         self._put(table, index, block)
@@ -410,7 +377,7 @@ class KvPool:
     def _drop_loaded(self, table: _Table, index: int) -> None:
         """Free a loaded block that waits at `index`, if one does: it was not written, or came too
         late, when that one was computed or published by another sequence."""
-        table.sources.pop(index, None)
+        table.from_peers.discard(index)
         late = table.loaded.pop(index, None)
         if late is not None:
             self._allocator.release(late)

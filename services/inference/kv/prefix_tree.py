@@ -70,9 +70,6 @@ class PrefixTree:
         """By hash."""
         self._idle: OrderedDict[Node, None] = OrderedDict()
         self._recorder: BlockRecorder | None = None
-        self._watched: Counter[bytes] = Counter()
-        """Names of blocks of which take_evicted() tells, by how often watch() asked for them."""
-        self._evicted: list[Node] = []
         self.num_nodes = 0
 
     @property
@@ -188,25 +185,7 @@ class PrefixTree:
     def evict(self) -> None:
         """Free the least recently used idle block. The caller checks num_idle first."""
         node, _ = self._idle.popitem(last=False)
-        if self._watched and node.hash in self._watched:
-            self._evicted.append(node)
         self._remove(node)
-
-    def watch(self, names: Sequence[bytes]) -> None:
-        """Have take_evicted() tell when these blocks are evicted."""
-        self._watched.update(names)
-
-    def unwatch(self, names: Sequence[bytes]) -> None:
-        """What one watch() asked for."""
-        self._watched.subtract(names)
-        for name in names:
-            if not self._watched[name]:
-                del self._watched[name]
-
-    def take_evicted(self) -> list[Node]:
-        """Watched blocks that were evicted since the last take."""
-        evicted, self._evicted = self._evicted, []
-        return evicted
 
     def _remove(self, node: Node) -> None:
         parent = node.parent

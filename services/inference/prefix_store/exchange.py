@@ -30,7 +30,6 @@ from outrider.codec.kv import KvHeader, KvLayout, Payload, decode_frame, encode_
 from outrider.errors import MalformedFrameError
 from outrider.telemetry.families import Family
 from outrider.telemetry.metrics import Metrics
-from services.inference.kv.pool import KvSource
 from services.inference.kv_peers.telemetry import PEER_BLOCKS
 from services.inference.kv_transfer import LoadBlocks
 from services.inference.prefix_store.planning import LoadPlanner
@@ -434,7 +433,7 @@ class PrefixExchange:
                         break
                     if prompt.is_computed:
                         break
-                    loaded = LoadBlocks(prompt.session_id, ((index, block),), KvSource.PEER)
+                    loaded = LoadBlocks(prompt.session_id, ((index, block),), from_peer=True)
                     if prompt.model.load_blocks(loaded):
                         came.add(index)
                     else:

@@ -13,7 +13,6 @@ from outrider.engines.candidates import num_candidates
 from outrider.session_types import Priority
 from services.inference.kv.pool import KvPool
 from services.inference.scheduler.session import Session, SessionInput, SessionState
-from services.inference.scheduler.types import Preempted, Readmitted
 
 STARVATION_TURNS = 4
 """All sessions that are left out of the calls together still get this many turns per
@@ -42,10 +41,7 @@ class SessionQueues:
     only for one that comes before it, so the first one never is.
     """
 
-    def __init__(
-        self, pool: KvPool, max_sessions: int, min_rows: int, *, keeps_swaps: bool = False
-    ) -> None:
-        """`keeps_swaps`: whether take_swaps() tells who loses KV, and who comes back."""
+    def __init__(self, pool: KvPool, max_sessions: int, min_rows: int) -> None:
         self.sessions: dict[int, Session] = {}
         """By engine session id."""
         self.waiting: list[Session] = []
@@ -66,10 +62,6 @@ class SessionQueues:
         self._to_release: list[int] = []
         """Those of them that were dropped meanwhile."""
         self._starvation_turn_at = -math.inf
-        self._keeps_swaps = keeps_swaps
-        self._watched: dict[int, tuple[bytes, ...]] = {}
-        """Names of the blocks that sessions in the queue had, by session id."""
-        self._swaps: list[Preempted | Readmitted] = []
 
     @property
     def has_sequence_changes(self) -> bool:
@@ -158,8 +150,6 @@ class SessionQueues:
         self.waiting.remove(session)
         session.admit(self._last_sequence, num_cached, now)
         insort(self.running, session, key=_rank)
-        if self._unwatch(session):
-            self._swaps.append(Readmitted(session.session_id, num_cached, len(session.ids)))
         self._opened.append(
             NewSequence(
                 sequence=session.sequence,
@@ -266,13 +256,8 @@ class SessionQueues:
         """Drop its KV and put it back into the queue; it goes on exactly where it was."""
         self.version += 1
         self._queue_of(session).remove(session)
-        num_kept = 0
-        if self._keeps_swaps:
-            names = self._watched[session.session_id] = self._pool.watch(session.sequence)
-            self._swaps.append(Preempted(session.session_id, session.request.cache_salt, names))
-            num_kept = len(names) * self._pool.block_tokens
         self._drop(session.sequence)
-        session.preempt(num_kept)
+        session.preempt()
         insort(self.waiting, session, key=_rank)
 
     def end(self, session: Session) -> None:
@@ -282,21 +267,7 @@ class SessionQueues:
         self._queue_of(session).remove(session)
         if session.state is not SessionState.WAITING:
             self._drop(session.sequence)
-        self._unwatch(session)
         session.transition(SessionInput.END)
-
-    def _unwatch(self, session: Session) -> bool:
-        """Whether it was watched."""
-        names = self._watched.pop(session.session_id, None)
-        if names is None:
-            return False
-        self._pool.unwatch(names)
-        return True
-
-    def take_swaps(self) -> list[Preempted | Readmitted]:
-        """Who lost its KV and who came back since the last take; nothing unless asked for."""
-        swaps, self._swaps = self._swaps, []
-        return swaps
 
     def _queue_of(self, session: Session) -> list[Session]:
         if session.state is SessionState.WAITING:
@@ -340,7 +311,6 @@ class SessionQueues:
         running = (SessionState.PREFILLING, SessionState.DECODING)
         assert all(s.state in running for s in self.running)
         assert all(s.state is SessionState.PAUSED for s in self.paused)
-        assert set(self._watched) <= {s.session_id for s in self.waiting}
         for queue in (self.waiting, self.running, self.paused):
             assert queue == sorted(queue, key=_rank)
         assert len(self.running) <= self._max_sessions

@@ -30,7 +30,7 @@ from outrider.speculation.ngrams import NgramPrior
 from outrider.speculation.prediction_drafter import PredictionDrafter
 from outrider.speculation.suffix_drafter import SuffixDrafter
 from services.inference.kv.events import BlockEvent
-from services.inference.kv.pool import KvPool, KvSource, NamedBlock
+from services.inference.kv.pool import KvPool, NamedBlock
 from services.inference.scheduler.admission import Admission, check_ids, check_request
 from services.inference.scheduler.batch import Batch, BatchBuilder, ScheduledSequence
 from services.inference.scheduler.cost_model import CostModel, DecodeCostModel, attention_work
@@ -53,8 +53,6 @@ from services.inference.scheduler.types import (
     Load,
     Opened,
     OpenRequest,
-    Preempted,
-    Readmitted,
 )
 
 
@@ -74,12 +72,10 @@ class Scheduler:
         prior: NgramPrior | None = None,
         kept: KeptGroups | None = None,
         *,
-        keeps_swaps: bool = False,
         num_stored: int = 0,
     ) -> None:
         """`prior`: n-grams that the model is known to produce, for drafts; `kept`: what groups'
-        replies taught before; `keeps_swaps`: whether take_swaps() and take_evicted() tell anything,
-        and have to be called; `num_stored`: leading tokens of a prompt that a store may have.
+        replies taught before; `num_stored`: leading tokens of a prompt that a store may have.
         Raises ConfigError if the limits cannot serve this engine."""
         limits.check_fits(info)
         self.info = info
@@ -93,9 +89,7 @@ class Scheduler:
             scratch_tokens=info.scratch_tokens,
         )
         self._min_rows = max(1, info.min_rows)
-        self._queues = SessionQueues(
-            self._pool, limits.max_sessions, self._min_rows, keeps_swaps=keeps_swaps
-        )
+        self._queues = SessionQueues(self._pool, limits.max_sessions, self._min_rows)
         self._cost = CostModel(limits.fixed_ms, limits.row_ms, info.sizing)
         self._decode_cost = DecodeCostModel(limits.fixed_ms, limits.row_ms, info.sizing)
         self._builder = BatchBuilder(
@@ -312,29 +306,20 @@ class Scheduler:
         live = self._queues.sessions.get(session)
         return live is not None and live.state is SessionState.WAITING
 
-    def add_loaded(self, session: int, index: int, source: KvSource = KvSource.STORE) -> int | None:
+    def add_loaded(self, session: int, index: int, *, from_peer: bool = False) -> int | None:
         """The physical block for the KV of the session's block `index`, which has to be written
         before the next call; None where it is not needed, or there is no room. It counts as
         computed once all tokens before it are."""
         live = self._queues.sessions.get(session)
         if live is None or live.state is not SessionState.PREFILLING:
             return None
-        return self._pool.add_loaded(live.sequence, index, live.ids, source)
+        return self._pool.add_loaded(live.sequence, index, live.ids, from_peer=from_peer)
 
     def drop_loaded(self, session: int, index: int) -> None:
         """The block of add_loaded() could not be written."""
         live = self._queues.sessions.get(session)
         if live is not None and live.state is SessionState.PREFILLING:
             self._pool.drop_loaded(live.sequence, index)
-
-    def take_swaps(self) -> list[Preempted | Readmitted]:
-        """Who lost its KV and who came back since the last take."""
-        return self._queues.take_swaps()
-
-    def take_evicted(self) -> list[NamedBlock]:
-        """Blocks of sessions that wait which gave their room to others since the last take. Their
-        KV has to be copied before the next call, and before the next loaded block is written."""
-        return self._pool.take_evicted()
 
     def hold_prefix(self, ids: Sequence[int], salt: bytes) -> tuple[int, Ids]:
         """A number for release_prefix(), and [n] the physical blocks of the leading blocks of `ids`

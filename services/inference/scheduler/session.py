@@ -250,11 +250,9 @@ class Session:
             self.cached_tokens += min(num_cached, num_prompt) - min(self.num_computed, num_prompt)
         self.num_computed = num_cached
 
-    def preempt(self, num_kept: int = 0) -> None:
-        """Its KV is dropped, of which the first num_kept tokens' may come back; its tokens, sampler
-        and reply stay as they are."""
+    def preempt(self) -> None:
+        """Its KV is dropped; its tokens, sampler and reply stay as they are."""
         self.transition(SessionInput.PREEMPT)
-        self.num_loadable = max(self.num_loadable, num_kept)
         self.num_computed = 0
 
     def prepare_rows(self, drafts: Sequence[int]) -> None:

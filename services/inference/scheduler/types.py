@@ -91,26 +91,6 @@ class OpenRequest:
     """Of the sampling's grammar, at the reply's beginning; the session owns it from now on."""
 
 
-class Preempted(NamedTuple):
-    """A session lost its KV to others, and waits."""
-
-    session_id: int
-    group: bytes
-    """Its trust group's salt."""
-    names: tuple[bytes, ...]
-    """Hashes of the blocks that it had in full, first block first (outrider.codec.block_hashes)."""
-
-
-class Readmitted(NamedTuple):
-    """It has room again, and computes what it lacks."""
-
-    session_id: int
-    num_cached: int
-    """Leading tokens whose KV is there."""
-    num_tokens: int
-    """Of prompt and committed reply."""
-
-
 @dataclass(frozen=True, slots=True)
 class Opened:
     """The session was taken in and will be served."""

@@ -120,20 +120,3 @@ def test_what_was_of_use_is_evicted_later(tree: PrefixTree, allocator: BlockAllo
     tree.touch(first)
     tree.evict()
     assert [matched(tree, key) for key in ((1,), (2,), (3,))] == [1, 0, 1]
-
-
-def test_who_watches_a_block_is_told_when_it_is_evicted(
-    tree: PrefixTree, allocator: BlockAllocator
-) -> None:
-    path = publish(tree, allocator, (1,), (2,))
-    names = [node.hash for node in path[1:]]
-    for _ in range(2):
-        tree.watch(names)
-    tree.leave(path)
-    tree.unwatch(names)
-    tree.evict()
-    assert tree.take_evicted() == [path[2]], "the other one watches it still"
-    assert tree.take_evicted() == []
-    tree.unwatch(names)
-    tree.evict()
-    assert tree.take_evicted() == []

@@ -79,23 +79,6 @@ def test_what_may_be_loaded_needs_less_time(source: str) -> None:
     assert peer.finished is not None and peer.finished.reason is FinishReason.DEADLINE
 
 
-def test_what_comes_back_to_a_preempted_session_needs_less_time() -> None:
-    options, deadline = replace(OPTIONS, num_blocks=9), 110.0
-    driver = Driver(options, LIMITS)
-    driver.scheduler = Scheduler(driver.engine.info, LIMITS, new_reply, keeps_swaps=True)
-    peer = driver.open(numbered(1, deadline=deadline, priority=Priority.LOW))
-    while len(peer.reply) < 5:
-        driver.tick()
-    other = driver.open(numbered(2, priority=Priority.HIGH))
-    while not other.reply:
-        driver.tick()
-    assert driver.scheduler.is_waiting(1), "it was preempted"
-    driver.take(driver.scheduler.expire(deadline - 0.035))
-    assert driver.scheduler.is_waiting(1), "it is not late"
-    driver.take(driver.scheduler.expire(deadline - 0.002))
-    assert peer.finished is not None and peer.finished.reason is FinishReason.DEADLINE
-
-
 def test_a_session_that_waited_too_long_is_ended_and_not_computed() -> None:
     driver = Driver(OPTIONS, replace(LIMITS, max_sessions=1))
     driver.open(numbered(1))
