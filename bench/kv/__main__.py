@@ -1,5 +1,5 @@
-"""KV in transit: frames of real KV, prompts whose KV is in a Redis or on another replica, replies
-that lose theirs to others; and what the ids of tokens take on the wire."""
+"""KV in transit: frames of real KV, and prompts whose KV is in a Redis or on another replica; and
+what the ids of tokens take on the wire."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from bench import codec
 from bench.harness import Run, median, parser, start
 from bench.harness.larger_models import CODER_05B, have_all
-from bench.kv import first_token, frames, preempted, restart
+from bench.kv import first_token, frames, restart
 from bench.kv.first_token import Link
 from outrider.codec.kv import Payload
 from outrider.models.catalog import DEFAULT_MODEL, ModelSpec
@@ -31,8 +31,6 @@ class Size:
     prompts: first_token.Size
     num_starts: int
     """Of a replica, for each of the things that it may have."""
-    num_preempted: int
-    """Replies whose KV others take, of each way."""
     codec_repeats: int
 
 
@@ -45,7 +43,6 @@ FULL = Size(
     num_of_larger=7,
     prompts=first_token.Size(num_nearest=6, num_others=3, links=_LINKS),
     num_starts=2,
-    num_preempted=4,
     codec_repeats=100,
 )
 CORE = Size(
@@ -53,7 +50,6 @@ CORE = Size(
     num_of_larger=0,
     prompts=first_token.Size(num_nearest=3, num_others=1, links=_LINKS[:2]),
     num_starts=1,
-    num_preempted=2,
     codec_repeats=20,
 )
 QUICK = Size(
@@ -61,7 +57,6 @@ QUICK = Size(
     num_of_larger=0,
     prompts=first_token.Size(num_nearest=1, num_others=1, links=_LINKS[:1]),
     num_starts=1,
-    num_preempted=1,
     codec_repeats=2,
 )
 
@@ -94,14 +89,9 @@ def main() -> int:
     first_token.report(run, asked)
     starts = asyncio.run(restart.measure(vocabulary, size.num_starts, arguments.threads, progress))
     restart.report(run, starts)
-    lost = asyncio.run(
-        preempted.measure(vocabulary, size.num_preempted, arguments.threads, progress)
-    )
-    preempted.report(run, lost)
     run.finish()
     num_frames = exact.num_equal + f32.payloads[Payload.EXACT].num_equal
-    is_exact = first_token.is_exact(asked) and preempted.is_exact(lost)
-    return int(num_frames != 2 * size.num_prefixes or not is_exact)
+    return int(num_frames != 2 * size.num_prefixes or not first_token.is_exact(asked))
 
 
 def _of_larger(run: Run, store: ModelStore, count: int, progress: Callable[[str], None]) -> None:

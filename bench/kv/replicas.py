@@ -6,20 +6,20 @@ import contextlib
 import importlib.util
 import secrets
 import subprocess
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
 import redis
 
 from bench.harness.prompts import PromptSupply
-from bench.harness.region_client import Drafter, RegionClient, Reply
+from bench.harness.region_client import RegionClient, Reply
 from bench.systems.replica import replica_process
 from outrider.codec.shipped import shipped_table
 from outrider.codec.tokens import TokenCoder
 from outrider.models.vocabulary import Vocabulary
 from outrider.sampling.params import SamplingParams
 from outrider.testing import eventually, free_tcp_port
-from outrider.v1 import common_pb2, inference_pb2
+from outrider.v1 import inference_pb2
 
 BLOCK_TOKENS = 32
 SAMPLING = SamplingParams(max_tokens=4, ignore_eos=True)
@@ -40,18 +40,13 @@ class Replicas:
 
     @contextlib.asynccontextmanager
     async def one(
-        self,
-        redis_port: int | None,
-        name: str,
-        config: Path | None = None,
-        settings: Mapping[str, object] | None = None,
+        self, redis_port: int | None, name: str, config: Path | None = None
     ) -> AsyncIterator[tuple[RegionClient, str]]:
-        """A replica that has just started, and its address; its Redis is at this port. `settings`
-        are more of its own."""
+        """A replica that has just started, and its address; its Redis is at this port."""
         url = f"redis://127.0.0.1:{redis_port}/0" if redis_port else ""
-        how = {**self._settings, "replica": name, "prefix_store.url": url, **(settings or {})}
+        settings = {**self._settings, "replica": name, "prefix_store.url": url}
         async with (
-            replica_process(how, config) as (address, _),
+            replica_process(settings, config) as (address, _),
             RegionClient(self._coder, address, via_router=False) as client,
         ):
             yield client, address
@@ -65,8 +60,6 @@ class Replicas:
         holder: inference_pb2.KvHolder | None = None,
         resume: Sequence[int] = (),
         sampling: SamplingParams = SAMPLING,
-        priority: common_pb2.Priority.ValueType = common_pb2.PRIORITY_MEDIUM,
-        drafter: Drafter | None = None,
     ) -> Reply:
         """One reply. The group of STORED alone lasts, so that its prefixes are stored."""
         return await client.generate(
@@ -77,8 +70,6 @@ class Replicas:
             group_lasts=salt == STORED,
             kv_holder=holder,
             resume=resume,
-            priority=priority,
-            drafter=drafter,
         )
 
 
