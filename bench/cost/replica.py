@@ -66,7 +66,7 @@ async def _serve(config: InferenceConfig, vocabulary: Vocabulary, engine: PacedE
     digest, tokens_digest = vocabulary.digest, vocabulary.tokens_digest
     model = LoadedModel(
         DEFAULT_MODEL.name,
-        (engine,),
+        engine,
         TokenCoder(digest, vocabulary.size, shipped_table(tokens_digest)),
         digest,
         replies_in(vocabulary),

@@ -137,8 +137,7 @@ def _try(case: BadInput, spec: ModelSpec) -> OutriderError | None:
             vocabulary = load_vocabulary(lookup(spec.name), ModelStore(default_root()))
             vocabulary.encode_chat([Message("user", "a b")])
             return None
-        for engine in load_model(config).engines:
-            engine.close()
+        load_model(config).engine.close()
     except OutriderError as error:
         return error
     return None

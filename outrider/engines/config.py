@@ -37,8 +37,6 @@ class EngineConfig:
     max_fixed_bytes: int = 0
     """Memory that all of these may take together, as far as it is free; 0: footprint.fixed_budget.
     OpenVINO only."""
-    num_engines: int = 1
-    """Engines that the process loads, this one included: they share its memory. OpenVINO only."""
     prepare_first: bool = False
     """Whether these are compiled before the engine serves, not beside."""
     kv_bytes: int = 0

@@ -17,10 +17,8 @@ if TYPE_CHECKING:
     from outrider.models.vocabulary import Vocabulary
 
 
-def create_engine(config: EngineConfig, twin: Engine | None = None) -> Engine:
-    """Load the engine; blocks for seconds, and longer if the model has to be fetched. `twin` is one
-    of this process made from the same configuration (the pool's size aside): what had to be tried
-    out for it is not tried again.
+def create_engine(config: EngineConfig) -> Engine:
+    """Load the engine; blocks for seconds, and longer if the model has to be fetched.
 
     Raises UnknownModelError, ModelStoreError, EngineError, and ConfigError where the engine's
     packages are not installed.
@@ -32,12 +30,10 @@ def create_engine(config: EngineConfig, twin: Engine | None = None) -> Engine:
         from outrider.engines.tensorrt_llm import loading as tensorrt_llm
 
         return tensorrt_llm.load_engine(config)
-    from outrider.engines.openvino.engine import OpenVinoEngine
     from outrider.engines.openvino.loading import load_engine
 
     store = ModelStore(config.model_store or default_root())
-    known = twin if isinstance(twin, OpenVinoEngine) else None
-    return load_engine(lookup(config.model), store, config, known)
+    return load_engine(lookup(config.model), store, config)
 
 
 def check_vocabulary(config: EngineConfig, vocabulary: Vocabulary) -> None:

@@ -102,7 +102,7 @@ def check_together(groups: Sequence[Group], free: FreeMemory | None, others_byte
     raise InsufficientMemoryError.of(
         needed,
         f"{_mib(needed)} of memory are needed ({parts}{others}), {free.source} leaves "
-        f"{_mib(free.num_bytes)}: start fewer models, replicas or instances, lower kv_bytes or "
+        f"{_mib(free.num_bytes)}: start fewer models or replicas, lower kv_bytes or "
         "max_context_tokens, choose a smaller model, or raise the memory limit",
     )
 
@@ -113,18 +113,16 @@ def footprint(
     kv_bytes: int = 0,
     *,
     process_bytes: int = PROCESS_BYTES,
-    instances: int = 1,
     num_fixed: int = 0,
 ) -> Footprint:
-    """Of a model whose converted weights have `weights_bytes`, in so many instances, each with
-    `num_fixed` models for one number of rows. With `kv_bytes` 0 the KV pool of all instances is the
-    smallest that is made unasked."""
+    """Of a model whose converted weights have `weights_bytes`, with `num_fixed` models for one
+    number of rows. With `kv_bytes` 0 the KV pool is the smallest that is made unasked."""
     return Footprint(
         process_bytes=process_bytes,
-        model_bytes=instances * (compiled_bytes(weights_bytes) + _ORIGINAL_BYTES),
-        logits_bytes=instances * MAX_LOGITS_ROWS * vocabulary_size * 4,
-        kv_bytes=kv_bytes or instances * FLOOR_BYTES,
-        fixed_bytes=instances * num_fixed * compiled_bytes(weights_bytes),
+        model_bytes=compiled_bytes(weights_bytes) + _ORIGINAL_BYTES,
+        logits_bytes=MAX_LOGITS_ROWS * vocabulary_size * 4,
+        kv_bytes=kv_bytes or FLOOR_BYTES,
+        fixed_bytes=num_fixed * compiled_bytes(weights_bytes),
     )
 
 

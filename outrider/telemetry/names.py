@@ -73,10 +73,6 @@ REUSED_TOKENS: Final = Family(
     "outrider_prefix_cached_tokens",
     "Tokens of prompts whose KV was there already.",
 )
-INSTANCE_SESSIONS: Final = Family(
-    "outrider_instance_sessions",
-    "Sessions opened, by instance of the replica.",
-)
 
 # Gauges of the process, made by Prometheus's own client.
 PROCESS_TASKS: Final = Family("outrider_process_tasks", "asyncio tasks.")
@@ -220,7 +216,6 @@ OUTPUT_TOKENS: Final = "gen_ai.usage.output_tokens"
 CACHED_TOKENS: Final = "gen_ai.usage.cache_read.input_tokens"
 FINISH_REASONS: Final = "gen_ai.response.finish_reasons"
 REQUEST_ID: Final = "outrider.request.id"
-INSTANCE: Final = "outrider.instance"
 RPC_SYSTEM: Final = "rpc.system.name"
 RPC_METHOD: Final = "rpc.method"
 

@@ -1067,7 +1067,6 @@ class WatchLoadResponse(_message.Message):
     DRAINING_FIELD_NUMBER: _builtins.int
     PAUSED_SESSIONS_FIELD_NUMBER: _builtins.int
     OVERLOAD_LEVEL_FIELD_NUMBER: _builtins.int
-    NUM_INSTANCES_FIELD_NUMBER: _builtins.int
     LOW_FIELD_NUMBER: _builtins.int
     MEDIUM_FIELD_NUMBER: _builtins.int
     SERVICE_MS_FIELD_NUMBER: _builtins.int
@@ -1093,10 +1092,6 @@ class WatchLoadResponse(_message.Message):
     overload_level: _builtins.int
     """0: none; 1: drafts only where they cost nothing; 2: small prefill chunks; 3: LOW sessions
     stay in the queue; 4: new sessions are refused. Each with all before it.
-    """
-    num_instances: _builtins.int
-    """Engines that share the sessions, each with calls of its own at the same time; 0 means 1. All
-    counts above are sums over them, the cost is that of one call of one of them.
     """
     service_ms: _builtins.float
     """Mean service time of a session, from its admission to its end; 0: none has ended yet."""
@@ -1137,7 +1132,6 @@ class WatchLoadResponse(_message.Message):
         draining: _builtins.bool = ...,
         paused_sessions: _builtins.int = ...,
         overload_level: _builtins.int = ...,
-        num_instances: _builtins.int = ...,
         low: Global___ClassLoad | None = ...,
         medium: Global___ClassLoad | None = ...,
         service_ms: _builtins.float = ...,
@@ -1150,7 +1144,7 @@ class WatchLoadResponse(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["kv", b"kv", "low", b"low", "medium", b"medium", "running_call", b"running_call"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "fixed_ms", b"fixed_ms", "kv", b"kv", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_total", b"kv_blocks_total", "low", b"low", "max_sessions", b"max_sessions", "medium", b"medium", "num_instances", b"num_instances", "overload_level", b"overload_level", "paused_sessions", b"paused_sessions", "peer_block_ms", b"peer_block_ms", "peer_first_ms", b"peer_first_ms", "queued_prompt_tokens", b"queued_prompt_tokens", "queued_sessions", b"queued_sessions", "queues_low", b"queues_low", "refuses_sessions", b"refuses_sessions", "row_ms", b"row_ms", "running_call", b"running_call", "running_sessions", b"running_sessions", "service_ms", b"service_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "fixed_ms", b"fixed_ms", "kv", b"kv", "kv_blocks_free", b"kv_blocks_free", "kv_blocks_total", b"kv_blocks_total", "low", b"low", "max_sessions", b"max_sessions", "medium", b"medium", "overload_level", b"overload_level", "paused_sessions", b"paused_sessions", "peer_block_ms", b"peer_block_ms", "peer_first_ms", b"peer_first_ms", "queued_prompt_tokens", b"queued_prompt_tokens", "queued_sessions", b"queued_sessions", "queues_low", b"queues_low", "refuses_sessions", b"refuses_sessions", "row_ms", b"row_ms", "running_call", b"running_call", "running_sessions", b"running_sessions", "service_ms", b"service_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -15,6 +15,7 @@ from outrider.codec.shipped import shipped_table
 from outrider.codec.tokens import TokenCoder
 from outrider.config_following import ConfigSource, following
 from outrider.engines.base import Engine, EngineInfo
+from outrider.engines.config import EngineConfig
 from outrider.engines.factory import check_vocabulary, create_engine, warm_up
 from outrider.engines.page_collapse import collapse_pages
 from outrider.errors import EngineError, UnavailableError
@@ -42,7 +43,6 @@ from services.inference.call_record import CallRecord, Preparations
 from services.inference.config import InferenceConfig
 from services.inference.direct_service import DirectService
 from services.inference.embedding.app import EmbeddingReplica, load_embedder
-from services.inference.instances.group import InstanceGroup
 from services.inference.kv_peers.fetching import KvPeers
 from services.inference.kv_peers.service import KvTransferService
 from services.inference.loading import LoadProgress, LoadStoppedError
@@ -77,8 +77,7 @@ class LoadedModel:
     """A model as a replica serves it."""
 
     name: str
-    engines: tuple[Engine, ...]
-    """One per instance, all alike."""
+    engine: Engine
     coder: TokenCoder
     vocabulary_digest: bytes
     new_reply: Callable[[SamplingParams], Reply]
@@ -95,7 +94,7 @@ class LoadedModel:
 def load_model(
     config: InferenceConfig, tls: Tls = PLAINTEXT, report: ReportProgress = ignore_progress
 ) -> LoadedModel:
-    """Load vocabulary and engines; blocks for seconds, longer if the model has to be fetched.
+    """Load vocabulary and engine; blocks for seconds, longer if the model has to be fetched.
 
     `tls` is what mirrors of the mesh are shown. Raises UnknownModelError, ModelStoreError,
     EngineError and ConfigError, and what `report` raises.
@@ -106,32 +105,27 @@ def load_model(
     vocabulary = load_vocabulary(spec, store, report)
     # From here on the weights are known, whether the definition names their digest or not.
     spec = replace(spec, sha256=spec.sha256 or store.recorded(spec.source))
-    check_vocabulary(config.engine_config(vocabulary.size, spec), vocabulary)
+    how = config.engine_config(vocabulary.size, spec)
+    check_vocabulary(how, vocabulary)
     prefixes = rendered(config.prefixes, spec.name, vocabulary)
-    engines = _load_engines(config, vocabulary.size, spec)
-    if engines[0].info.vocabulary_size != vocabulary.size:
-        _close_engines(engines)
+    engine = _load_engine(how, config.warm_up_rows)
+    if engine.info.vocabulary_size != vocabulary.size:
+        engine.close()
         raise EngineError(
-            f"the engine scores {engines[0].info.vocabulary_size} ids, the vocabulary of "
+            f"the engine scores {engine.info.vocabulary_size} ids, the vocabulary of "
             f"{spec.name} has {vocabulary.size}; their files do not belong together"
         )
     digest = vocabulary.digest
     coder = TokenCoder(digest, vocabulary.size, shipped_table(vocabulary.tokens_digest))
-
-    try:
-        identity = _identity(spec, digest, [engine.info for engine in engines])
-    except BaseException:
-        _close_engines(engines)
-        raise
     return LoadedModel(
         spec.name,
-        engines,
+        engine,
         coder,
         digest,
         replies_in(vocabulary),
-        identity,
+        _identity(spec, digest, engine.info),
         vocabulary.tokens_digest,
-        _token_table(vocabulary, engines[0].info),
+        _token_table(vocabulary, engine.info),
         prefixes,
     )
 
@@ -164,15 +158,9 @@ def _grammars(table: TokenTable | None) -> Grammars | None:
     return Grammars(table)
 
 
-def _identity(spec: ModelSpec, vocabulary_digest: bytes, infos: Sequence[EngineInfo]) -> bytes:
+def _identity(spec: ModelSpec, vocabulary_digest: bytes, info: EngineInfo) -> bytes:
     """What this replica computes; where its engine cannot say, an identity that is of this process
-    alone. Raises EngineError if its instances compute differently."""
-    info = infos[0]
-    if any(other.fingerprint != info.fingerprint for other in infos):
-        raise EngineError(
-            "the instances of this replica compute different numbers from the same model; set "
-            "instances to 1, and start a replica for each"
-        )
+    alone."""
     if info.fingerprint:
         identity = model_identity(
             weights_sha256=spec.sha256,
@@ -198,42 +186,23 @@ def _identity(spec: ModelSpec, vocabulary_digest: bytes, infos: Sequence[EngineI
     return identity
 
 
-def _load_engines(
-    config: InferenceConfig, vocabulary_size: int, spec: ModelSpec
-) -> tuple[Engine, ...]:
-    """One after the other. All pools get the size of the first one's, however much memory is free
-    later."""
-    how = config.engine_config(vocabulary_size, spec)
-    engines: list[Engine] = []
-    try:
-        for instance in range(config.instances):
-            engine = create_engine(how, engines[0] if engines else None)
-            engines.append(engine)
-            _log_pool(instance, engine.info)
-            warm_up(engine, config.warm_up_rows)
-            how = replace(how, num_blocks=engine.info.num_blocks)
-    except BaseException:
-        _close_engines(engines)
-        raise
-    collapse_pages()
-    return tuple(engines)
-
-
-def _close_engines(engines: Sequence[Engine]) -> None:
-    """Close engines that no replica took over: some have threads and memory outside Python."""
-    for engine in engines:
-        engine.close()
-
-
-def _log_pool(instance: int, info: EngineInfo) -> None:
+def _load_engine(how: EngineConfig, warm_up_rows: int) -> Engine:
+    engine = create_engine(how)
+    info = engine.info
     _log.info(
         "kv_pool",
-        instance=instance,
         num_blocks=info.num_blocks,
         num_tokens=info.num_blocks * info.block_tokens,
         num_bytes=info.num_blocks * info.block_bytes,
         reason=info.pool_reason,
     )
+    try:
+        warm_up(engine, warm_up_rows)
+    except BaseException:
+        engine.close()  # some have threads and memory outside Python
+        raise
+    collapse_pages()
+    return engine
 
 
 class Replica:
@@ -252,31 +221,27 @@ class Replica:
         self.config = config
         self._record = record or CallRecord(None, config.replica)
         self._awake_clock = StallFreeClock()
-        limits = config.scheduler
+        info = model.engine.info
         self.static = StaticPrefixes(
             model.prefixes,
-            model.engines[0].info,
+            info,
             max_share=config.prefix_share,
-            context_limit=context_limit(model.engines[0].info),
+            context_limit=context_limit(info),
         )
-        contract = _contract(config, model)
-        prior = shipped_prior(model.tokens_digest)
-        self._keepers = [_keeper(config, model, number) for number in range(len(model.engines))]
-        self._saving: list[asyncio.Task[None]] = []
-        info = model.engines[0].info
+        self._keeper = _keeper(config, model)
+        self._saving: asyncio.Task[None] | None = None
         kv = kv_identity(info, model.vocabulary_digest)
-        self.schedulers = tuple(
-            Scheduler(
-                engine.info,
-                limits,
-                model.new_reply,
-                prior,
-                keeper.kept,
-                num_stored=config.prefix_store.max_tokens if config.prefix_store.url and kv else 0,
-            )
-            for engine, keeper in zip(model.engines, self._keepers, strict=True)
+        self.scheduler = Scheduler(
+            info,
+            config.scheduler,
+            model.new_reply,
+            shipped_prior(model.tokens_digest),
+            self._keeper.kept,
+            num_stored=config.prefix_store.max_tokens if config.prefix_store.url and kv else 0,
         )
-        self.runner = self._new_runner(model.engines, metrics)
+        self.runner = ModelRunner(
+            model.engine, self.scheduler, self._on_tick, work=self._record.part()
+        )
         self._grammars = _grammars(model.token_table)
         has_peers = config.kv_peers.enabled and kv is not None
         self.kv_service = self._kv_service(kv, model, metrics) if has_peers else None
@@ -299,18 +264,18 @@ class Replica:
             else None,
         )
         self.table = SessionTable(
-            contract,
+            _contract(config, model),
             self.runner,
             metrics,
-            max_sessions=limits.max_sessions,
+            max_sessions=config.scheduler.max_sessions,
             grammars=self._grammars,
             prefixes=self.prefixes,
             static_salts=self.static.salts_of,
             preparations=Preparations(self._record.part()),
         )
-        self._warming = Warming(model.engines[0].info.block_tokens, self.prefixes)
+        self._warming = Warming(self.runner, info.block_tokens, self.prefixes)
         self._is_warm = False
-        self.blocks = BlockFeed(model.engines[0].info.block_tokens)
+        self.blocks = BlockFeed(info.block_tokens)
         self.service = InferenceService(
             self.table,
             self.blocks,
@@ -353,22 +318,14 @@ class Replica:
         """Take what was learnt before, pin the static prefixes and begin to serve; stop() has to
         follow. Raises EngineError if a prefix cannot be computed."""
         self._awake_clock.start()
-        for keeper in self._keepers:
-            await asyncio.to_thread(keeper.load)
+        await asyncio.to_thread(self._keeper.load)
         self.runner.start()
-        await self._warming.run(self.static.prefixes, self.runner.instances)
+        await self._warming.run(self.static.prefixes)
         self._is_warm = True
         if self.config.learnt.keep:
-            self._saving = [
-                asyncio.create_task(
-                    keeper.run(
-                        partial(self.runner.take_learnt, number),
-                        self.config.learnt.save_interval_s,
-                    ),
-                    name="learnt",
-                )
-                for number, keeper in enumerate(self._keepers)
-            ]
+            interval_s = self.config.learnt.save_interval_s
+            saving = self._keeper.run(self.runner.take_learnt, interval_s)
+            self._saving = asyncio.create_task(saving, name="learnt")
         await self._server.start()
         self._health.set_serving(True)
 
@@ -392,11 +349,10 @@ class Replica:
         await self._server.stop(grace=0.5)
         if self.kv_service is not None:
             self.kv_service.close()
-        for task in self._saving:
-            task.cancel()
-        await asyncio.gather(*self._saving, return_exceptions=True)
-        for number, keeper in enumerate(self._keepers):
-            await keeper.save_now(partial(self.runner.take_learnt, number))
+        if self._saving is not None:
+            self._saving.cancel()
+            await asyncio.gather(self._saving, return_exceptions=True)
+        await self._keeper.save_now(self.runner.take_learnt)
         await self.runner.stop()
         self._awake_clock.stop()
 
@@ -405,15 +361,6 @@ class Replica:
     ) -> KvTransferService:
         assert kv is not None
         return KvTransferService(self.config.kv_peers, kv, model.identity, self.runner, metrics)
-
-    def _new_runner(
-        self, engines: Sequence[Engine], metrics: Metrics
-    ) -> ModelRunner | InstanceGroup:
-        """With one instance there is nothing between its thread and the session table."""
-        instances = list(zip(engines, self.schedulers, strict=True))
-        if len(instances) == 1:
-            return ModelRunner(*instances[0], self._on_tick, work=self._record.part())
-        return InstanceGroup(instances, self._on_tick, metrics, new_work=self._record.part)
 
     def _on_tick(self, tick: ModelTick) -> None:
         self._warming.on_tick(tick)
@@ -507,7 +454,7 @@ async def _load_replica(
         return replica
     finally:
         if replica is None:
-            await asyncio.to_thread(_close_engines, model.engines)
+            await asyncio.to_thread(model.engine.close)
 
 
 async def _run(
@@ -554,16 +501,16 @@ async def _first_of(*waiting: Awaitable[object]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _keeper(config: InferenceConfig, model: LoadedModel, instance: int) -> LearntKeeper:
-    """For what an instance's sessions teach: each instance of each replica learns for itself."""
-    parts = (config.replica.encode(), str(instance).encode())
-    binding = binding_of(b"inference", model.vocabulary_digest, model.identity, *parts)
-    size = model.engines[instance].info.vocabulary_size
+def _keeper(config: InferenceConfig, model: LoadedModel) -> LearntKeeper:
+    """For what sessions teach: each replica learns for itself."""
+    parts = (model.vocabulary_digest, model.identity, config.replica.encode())
+    binding = binding_of(b"inference", *parts)
+    size = model.engine.info.vocabulary_size
     return LearntKeeper(config.state_dir / "learnt", binding, size, config.learnt)
 
 
 def _contract(config: InferenceConfig, model: LoadedModel) -> Contract:
-    info = model.engines[0].info
+    info = model.engine.info
     return Contract(
         model=model.name,
         replica=config.replica,

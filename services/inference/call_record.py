@@ -35,8 +35,9 @@ from outrider.engine_calls import (
 _HEADER: Final = struct.Struct("<II")
 """Requests that are named, and all sessions."""
 _PART_BYTES: Final = _HEADER.size + 8 * MAX_CALL_REQUESTS
-_MAX_PARTS: Final = 16
-_RECORD_BYTES: Final = _MAX_PARTS * _PART_BYTES
+_NUM_PARTS: Final = 2
+"""The model thread's, and that of what is prepared for it."""
+_RECORD_BYTES: Final = _NUM_PARTS * _PART_BYTES
 """The fault handler's text comes behind it."""
 _PROCESS_BYTES: Final = 8
 _CRASHED: Final = ".crashed"
@@ -164,9 +165,7 @@ class CallRecord:
 
     def part(self) -> WorkRecord:
         """For one thread. Asked for by the event loop alone."""
-        number = len(self._parts)
-        mapped = self._mapped if number < _MAX_PARTS else None
-        self._parts.append(WorkRecord(mapped, number * _PART_BYTES))
+        self._parts.append(WorkRecord(self._mapped, len(self._parts) * _PART_BYTES))
         return self._parts[-1]
 
     def longest(self, now: float) -> EngineCall | None:

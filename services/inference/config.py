@@ -112,33 +112,28 @@ class InferenceConfig:
     request that crashes replicas, to see what becomes of it. Below 0: none does."""
     fake_call_ms: float = 0.0
     """How long each call of the fake engine waits, besides what it computes."""
-    instances: int = 1
-    """Engines of this replica, each with threads, a scheduler with the limits of the table
-    `scheduler`, and an equal part of the KV pool: worth it with many cores and many sessions
-    (docs/guides/instances.md). Each loads the model again, one after the other, with all that
-    max_fixed_rows and prepare_first ask for."""
     threads: int = 1
-    """Threads of one engine call; no more than cores / instances pay. For vectors of texts: cores,
-    times `instances`, of which each computes another call, or all of them a text that is alone."""
+    """Threads of one engine call; no more than cores pay. For vectors of texts: cores, of which
+    each computes another call, or all of them a text that is alone."""
     max_fixed_rows: int | None = None
     """Calls of up to so many rows may run on models compiled for their number of rows: faster, but
     each of 1, 2, 4, 8, 12, 16, 24, 32, ... holds the weights again (200 MiB for the default model).
     There are as many as the model's size and the free memory allow (docs/guides/models.md); 0:
     none; unset: what the model's definition says, else 32. OpenVINO only."""
     max_fixed_bytes: int = 0
-    """Memory that these may take, of all instances together, as far as it is free beside the KV
-    pool; 0: 2 GiB, or a twentieth of what is free where that is more."""
+    """Memory that these may take, as far as it is free beside the KV pool; 0: 2 GiB, or a twentieth
+    of what is free where that is more."""
     prepare_first: bool = False
     """Whether the replica is ready only when these models are, some 20 seconds later; otherwise
     they are compiled while it serves."""
     kv_bytes: int = 0
-    """Memory of the KV pool, of all instances together; 0: kv_share of what is free."""
+    """Memory of the KV pool; 0: kv_share of what is free."""
     kv_share: float = _ENGINE.kv_share
-    """Share of the memory that is free once the first model is loaded: each instance's part is
-    64 MiB at least, 16 GiB at most, and room for one sequence of max_context_tokens. With
-    tensorrt-llm: of the GPU's, below 1, without these bounds."""
+    """Share of the memory that is free once the model is loaded: 64 MiB at least, 16 GiB at most,
+    and room for one sequence of max_context_tokens. With tensorrt-llm: of the GPU's, below 1,
+    without these bounds."""
     num_blocks: int | None = None
-    """Blocks of the KV pool, of all instances together; given, it decides instead of kv_bytes."""
+    """Blocks of the KV pool; given, it decides instead of kv_bytes."""
     max_context_tokens: int = 0
     """Prompt and reply together; the replica does not start if its KV pool is too small for one
     such session. 0: what the model's definition says, else the model's most, as far as the pool
@@ -160,7 +155,7 @@ class InferenceConfig:
     warm_up_rows: int = 272
     """Engine calls of up to so many rows are made before the replica is ready; 0: none."""
     scheduler: SchedulerLimits = dataclasses.field(default_factory=SchedulerLimits)
-    """Bounds of each instance's scheduler."""
+    """Bounds of the scheduler."""
     embedding: EmbeddingLimits = dataclasses.field(default_factory=EmbeddingLimits)
     """Bounds of a replica whose model makes vectors of texts."""
     max_message_bytes: int = 4 << 20
@@ -186,7 +181,7 @@ class InferenceConfig:
     """What many chats begin with: computed, or loaded from the prefix store, before the replica is
     ready, and kept."""
     prefix_share: float = 0.25
-    """Share of each instance's KV pool that `prefixes` may take."""
+    """Share of the KV pool that `prefixes` may take."""
     log_level: str = "info"
     """Least severe level that is logged."""
 
@@ -201,7 +196,6 @@ class InferenceConfig:
         for name in ("max_outbox_frames", "max_stream_sessions"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}: set it above 0")
-        self._check_instances()
         check_prefixes(self.prefixes)
         if not 0 < self.prefix_share < 1:
             raise ConfigError(f"prefix_share is {self.prefix_share}: set it between 0 and 1")
@@ -213,24 +207,10 @@ class InferenceConfig:
             raise ConfigError(f"drain_s is {self.drain_s}: it cannot be negative")
         self.engine_config()
 
-    def _check_instances(self) -> None:
-        if self.instances < 1:
-            raise ConfigError(f"instances is {self.instances}: give at least 1")
-        if self.instances > 1 and self.engine == "tensorrt-llm":
-            raise ConfigError(
-                "instances of tensorrt-llm would share one GPU's time: set instances to 1 and "
-                "raise scheduler.max_sessions, or start a replica for each GPU"
-            )
-        if self.num_blocks is not None and self.num_blocks < self.instances:
-            raise ConfigError(
-                f"num_blocks is {self.num_blocks}: give at least one to each of "
-                f"{self.instances} instances"
-            )
-
     def engine_config(
         self, vocabulary_size: int | None = None, spec: ModelSpec | None = None
     ) -> EngineConfig:
-        """What to make each engine from, to serve a vocabulary of this size: these settings, and
+        """What to make the engine from, to serve a vocabulary of this size: these settings, and
         where they say nothing those of the model's definition. Raises ConfigError."""
         defined = spec.engine_settings() if spec is not None else {}
         own: dict[str, Any] = {
@@ -240,10 +220,9 @@ class InferenceConfig:
             "dynamic_quantization": self.dynamic_quantization,
         }
         chosen = defined | {key: value for key, value in own.items() if value is not None}
-        num_blocks = None if self.num_blocks is None else self.num_blocks // self.instances
         fake = FakeOptions(
             vocabulary_size=vocabulary_size or _FAKE.vocabulary_size,
-            num_blocks=num_blocks or _FAKE.num_blocks,
+            num_blocks=self.num_blocks or _FAKE.num_blocks,
             max_context_tokens=chosen.get("max_context_tokens", _FAKE.max_context_tokens),
             seed=self.fake_seed,
             crash_id=self.fake_crash_id,
@@ -254,14 +233,12 @@ class InferenceConfig:
             model=self.model,
             model_store=self.model_store,
             threads=self.threads,
-            pin_threads=self.instances == 1,
             prepare_first=self.prepare_first,
-            num_engines=self.instances,
-            max_fixed_bytes=self.max_fixed_bytes // self.instances,
+            max_fixed_bytes=self.max_fixed_bytes,
             vocabulary_size=vocabulary_size or 0,
-            kv_bytes=self.kv_bytes // self.instances,
-            kv_share=self.kv_share / self.instances,
-            num_blocks=num_blocks,
+            kv_bytes=self.kv_bytes,
+            kv_share=self.kv_share,
+            num_blocks=self.num_blocks,
             exact=self.exact,
             fake=fake,
             trtllm=self.trtllm,

@@ -94,7 +94,6 @@ class ModelTick:
 
     events: tuple[Event, ...]
     load: Load
-    """Of the engine instance that ticked."""
     num_scheduled: int
     """Sessions in the engine call; 0 without one."""
     overhead_ms: float = 0.0
@@ -106,17 +105,10 @@ class ModelTick:
     """Why the replica takes no sessions; empty while it does."""
     over: bool = False
     """Whether the thread has ended; every session that is left is lost."""
-    total: Load | None = None
-    """Of all instances of the replica; None: there is one."""
     busy_s: float = 0.0
     """Seconds that the engine computed in this call and in those before it that no tick told of."""
     idle_s: float = 0.0
     """Seconds that it waited for this thread meanwhile, with sessions to serve."""
-
-    @property
-    def replica_load(self) -> Load:
-        """The load of the whole replica."""
-        return self.total or self.load
 
 
 class Inbox:
@@ -257,11 +249,6 @@ class ModelRunner:
         """Why no session can be opened; empty if one can."""
         return self._problem
 
-    @property
-    def instances(self) -> tuple[ModelRunner, ...]:
-        """As InstanceGroup.instances: there is one."""
-        return (self,)
-
     def start(self) -> None:
         """Begin. The running event loop gets the ticks."""
         loop = asyncio.get_running_loop()
@@ -321,9 +308,9 @@ class ModelRunner:
         """Keep what is cached of the leading blocks of `ids` from now on; the blocks that it is."""
         return await self._asked(lambda answer: PinPrefix(ids, salt, answer))
 
-    async def take_learnt(self, instance: int = 0) -> list[tuple[bytes, Learnt]]:
+    async def take_learnt(self) -> list[tuple[bytes, Learnt]]:
         """Copies of what groups' replies taught since the last time; none where the thread has
-        ended or too much to do. There is one `instance`."""
+        ended or too much to do."""
         return await self._asked(TakeLearnt)
 
     async def _asked(self, command: Callable[[Callable[[list[_T]], None]], Command]) -> list[_T]:

@@ -48,12 +48,6 @@ def test_four_bits_a_weight_take_less() -> None:
     assert replica_footprint(size, {}) == full
 
 
-def test_each_instance_holds_the_model() -> None:
-    one = replica_footprint(SIZE, {})
-    two = replica_footprint(SIZE, {"instances": 2})
-    assert two.needed_bytes == 2 * one.needed_bytes - one.process_bytes
-
-
 def test_a_value_of_another_type_is_left_to_the_service() -> None:
     assert replica_footprint(SIZE, {"kv_bytes": "much"}) == replica_footprint(SIZE, {})
 

@@ -293,8 +293,7 @@ def load(name: str, store: ModelStore) -> bytes:
         model=name, model_store=store.root, max_fixed_rows=0, warm_up_rows=0, num_blocks=16
     )
     model = load_model(config)
-    for engine in model.engines:
-        engine.close()
+    model.engine.close()
     return model.identity
 
 

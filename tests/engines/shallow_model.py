@@ -32,8 +32,8 @@ class ShallowModel:
     def converted(self) -> ConvertedModel:
         return converted(self.spec, self.store)
 
-    def load(self, config: EngineConfig, twin: OpenVinoEngine | None = None) -> OpenVinoEngine:
-        return OpenVinoEngine(self.converted, config, twin)
+    def load(self, config: EngineConfig) -> OpenVinoEngine:
+        return OpenVinoEngine(self.converted, config)
 
 
 def computes_in_bf16() -> bool:

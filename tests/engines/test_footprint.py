@@ -10,7 +10,6 @@ from outrider.engines.footprint import (
     Footprint,
     check_pool,
     fixed_budget,
-    footprint,
 )
 from outrider.engines.free_memory import FreeMemory
 from outrider.errors import InsufficientMemoryError
@@ -57,13 +56,6 @@ def test_a_pool_that_does_not_fit_is_refused() -> None:
     check_pool(MIB, free(MIB))
     with pytest.raises(InsufficientMemoryError, match="takes 2 MiB, a test leaves 1 MiB"):
         check_pool(2 * MIB, free(MIB))
-
-
-def test_instances_hold_the_model_each_and_share_process_and_pool() -> None:
-    one, two = (footprint(GIB, 1000, 64 * MIB, instances=n, num_fixed=3) for n in (1, 2))
-    assert two.model_bytes == 2 * one.model_bytes
-    assert two.fixed_bytes == 2 * one.fixed_bytes
-    assert (two.process_bytes, two.kv_bytes) == (one.process_bytes, one.kv_bytes)
 
 
 @pytest.mark.parametrize(

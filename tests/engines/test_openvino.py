@@ -26,7 +26,7 @@ from tests.engines.seam.driving import (
     run,
     table,
 )
-from tests.engines.shallow_model import NUM_LAYERS, ShallowModel, computes_in_bf16
+from tests.engines.shallow_model import NUM_LAYERS, ShallowModel
 
 pytestmark = pytest.mark.model
 
@@ -146,27 +146,6 @@ def test_engines_of_one_model_have_one_fingerprint(
 ) -> None:
     assert len(shallow.info.fingerprint) == 32
     assert shallow.info.fingerprint == two_threads.info.fingerprint
-
-
-def test_what_was_tried_for_one_instance_holds_for_the_next(shallow_model: ShallowModel) -> None:
-    # Where there is bf16, calls of few rows may have to be padded.
-    precision: Precision = "bf16" if computes_in_bf16() else "f32"
-    config = EngineConfig(num_blocks=16, max_fixed_rows=4, prepare_first=True, precision=precision)
-    with (
-        closing(shallow_model.load(config)) as first,
-        capture_logs() as said,
-        closing(shallow_model.load(config, first)) as second,
-    ):
-        events = [line["event"] for line in said]
-        assert "call_sizes_chosen" in events and "calls_agree" not in events, "nothing was tried"
-        assert (second.info.fingerprint, second.info.sizing) == (
-            first.info.fingerprint,
-            first.info.sizing,
-        )
-        ids = random_ids(first, 50)
-        expected = all_rows(first, ids, table(first, 50))
-        for chunk in (1, 2, 5, 33):
-            assert_same(all_rows(second, ids, table(second, 50, chunk), chunk), expected)
 
 
 def test_closing_does_not_wait_for_all_sizes(shallow_model: ShallowModel) -> None:

@@ -29,7 +29,6 @@ from outrider.wire import (
 from services.inference.app import LoadedModel, Replica
 from services.inference.config import InferenceConfig
 from services.inference.reference import ReferenceReply, generate
-from services.inference.scheduler.types import total_load
 from services.inference.static_prefixes.prefixes import StaticPrefix
 from tests.inference.letters import (
     DIGEST,
@@ -64,10 +63,10 @@ class GatedEngine(FakeEngine):
         return super().step(slices)
 
 
-def loaded(*engines: Engine, prefixes: tuple[StaticPrefix, ...] = ()) -> LoadedModel:
+def loaded(engine: Engine, prefixes: tuple[StaticPrefix, ...] = ()) -> LoadedModel:
     return LoadedModel(
         "letters",
-        engines,
+        engine,
         CODER,
         DIGEST,
         new_reply,
@@ -221,16 +220,15 @@ class Running:
 
     def __init__(
         self,
-        engines: Sequence[Engine],
+        engine: Engine,
         config: InferenceConfig,
         static: tuple[StaticPrefix, ...] = (),
     ) -> None:
         self.crashed = False
         """Set by a test that kills the model thread: its scheduler died with sessions in hand."""
         self.metrics = Metrics("test")
-        self.engines = engines
-        self.engine = engines[0]
-        self.replica = Replica(config, loaded(*engines, prefixes=static), self.metrics)
+        self.engine = engine
+        self.replica = Replica(config, loaded(engine, static), self.metrics)
         self.channel = make_channel(f"127.0.0.1:{self.replica.port}")
         self.stub: inference_pb2_grpc.InferenceServiceAsyncStub
         self.stub = inference_pb2_grpc.InferenceServiceStub(self.channel)
@@ -240,26 +238,27 @@ class Running:
 
     @property
     def num_busy_blocks(self) -> int:
-        load = total_load([scheduler.load() for scheduler in self.replica.schedulers])
+        load = self.replica.scheduler.load()
         return load.kv_blocks_total - load.kv_blocks_free
 
     @property
     def num_pinned_blocks(self) -> int:
-        return self.replica.static.num_blocks * len(self.engines)
+        return self.replica.static.num_blocks
 
     def is_clean(self) -> bool:
         """No session, no stream, no KV in use."""
         return (
             len(self.replica.table) == 0
             and self.replica.service.num_streams == 0
-            and not any(s.load().running_sessions for s in self.replica.schedulers)
+            and not self.replica.scheduler.load().running_sessions
             and self.num_busy_blocks == self.num_pinned_blocks
         )
 
 
 @asynccontextmanager
 async def running(
-    *engines: Engine,
+    engine: Engine | None = None,
+    *,
     static: tuple[StaticPrefix, ...] = (),
     is_started: bool = True,
     is_alone: bool = True,
@@ -271,18 +270,16 @@ async def running(
     settings = {"port": 0, "drain_s": 0.0} | settings
     config = InferenceConfig(engine="fake", **settings)
     async with leak_check() if is_alone else nullcontext():
-        it = Running(engines or (FakeEngine(),), config, static)
+        it = Running(engine or FakeEngine(), config, static)
         try:
             if is_started:
                 await it.replica.start()
             yield it
         finally:
             await it.channel.close()
-            for engine in it.engines:
-                if isinstance(engine, GatedEngine):
-                    engine.gate.set()
+            if isinstance(it.engine, GatedEngine):
+                it.engine.gate.set()
             await it.replica.stop()
             it.metrics.close()
         assert it.crashed or it.is_clean()
-        for scheduler in it.replica.schedulers:
-            scheduler.check_invariants()
+        it.replica.scheduler.check_invariants()

@@ -51,17 +51,6 @@ def test_a_models_definition_gives_what_the_replica_leaves_open() -> None:
         )
 
 
-def test_instances_share_the_memory_and_have_threads_each() -> None:
-    memory: dict[str, Any] = {"kv_bytes": 1000, "kv_share": 0.3, "num_blocks": 77}
-    engine = InferenceConfig(instances=2, threads=3, **memory).engine_config()
-    assert (engine.kv_bytes, engine.kv_share, engine.num_blocks) == (500, 0.15, 38)
-    assert engine.fake.num_blocks == 38
-    assert (engine.threads, engine.pin_threads) == (3, False)
-    alone = InferenceConfig(threads=3, **memory).engine_config()
-    assert (alone.kv_bytes, alone.kv_share, alone.num_blocks) == (1000, 0.3, 77)
-    assert alone.pin_threads
-
-
 @pytest.mark.parametrize(
     "settings",
     [
@@ -72,9 +61,6 @@ def test_instances_share_the_memory_and_have_threads_each() -> None:
         {"engine": "abacus"},
         {"precision": "f8"},
         {"threads": 0},
-        {"instances": 0},
-        {"instances": 2, "engine": "tensorrt-llm"},
-        {"instances": 3, "num_blocks": 2},
         {"kv_bytes": -1},
         {"kv_share": 0.0},
         {"kv_share": float("nan")},

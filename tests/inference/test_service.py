@@ -22,9 +22,9 @@ from outrider.v1 import common_pb2, inference_pb2
 from outrider.wire import logprobs_from_proto, token_block_to_proto
 from services.inference.app import SERVICE
 from services.inference.scheduler.limits import SchedulerLimits
-from services.inference.scheduler.types import Drafts, KvHits, OpenRequest
+from services.inference.scheduler.types import KvHits
 from services.inference.service import GenerateStream
-from services.inference.streaming.sessions import ModelThreads, SessionTable
+from services.inference.streaming.sessions import SessionTable
 from tests.inference.harness import (
     CODER,
     GatedEngine,
@@ -373,40 +373,30 @@ async def test_what_was_generated_elsewhere_is_not_counted_again() -> None:
 LONG = SamplingParams(max_tokens=200, ignore_eos=True)
 
 
-class Counted:
-    """A model whose cancels are counted on their way."""
-
-    def __init__(self, model: ModelThreads) -> None:
-        self._model = model
-        self.num_cancels = 0
-
-    def open(self, request: OpenRequest) -> None:
-        self._model.open(request)
-
-    def draft(self, session: int, drafts: Drafts) -> bool:
-        return self._model.draft(session, drafts)
-
-    def cancel(self, session: int) -> None:
-        self.num_cancels += 1
-        self._model.cancel(session)
-
-
 def _stream(table: SessionTable) -> GenerateStream:
     return GenerateStream(table, max_frames=64, max_sessions=8)
 
 
-async def test_a_peer_that_cancels_again_and_again_fills_no_memory() -> None:
+async def test_a_peer_that_cancels_again_and_again_fills_no_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cancelled: list[int] = []
     async with running(GatedEngine()) as it:
         assert isinstance(it.engine, GatedEngine)
-        model = Counted(it.replica.runner)
-        it.replica.table._model = model
+        cancel_once = it.replica.runner.cancel
+
+        def counted(session: int) -> None:
+            cancelled.append(session)
+            cancel_once(session)
+
+        monkeypatch.setattr(it.replica.runner, "cancel", counted)
         stream = _stream(it.replica.table)
         stream.receive(inference_pb2.SessionUp(session=1, open=opening([5], LONG)))
         await eventually(it.engine.waiting.is_set)
         cancel = inference_pb2.SessionUp(session=1, cancel=inference_pb2.CancelSession())
         for _ in range(1000):
             stream.receive(cancel)
-        assert model.num_cancels == 1
+        assert len(cancelled) == 1
         it.engine.gate.set()
         await eventually(lambda: len(it.replica.table) == 0)
 
@@ -471,16 +461,16 @@ async def test_a_reader_that_breaks_ends_its_stream_and_its_sessions() -> None:
 async def test_what_sessions_taught_is_there_after_a_restart(tmp_path: Path) -> None:
     for restart in range(2):
         async with running(state_dir=tmp_path) as it:
-            kept = [keeper.kept for keeper in it.replica._keepers]
-            assert [len(copies) for copies in kept] == [restart]
+            kept = it.replica._keeper.kept
+            assert len(kept) == restart
             peer = it.peer()
             for number in range(1, 5):
                 salt = b"lasting" if number % 2 else b"connection"
                 lasts = number % 2 > 0
                 await peer.open(number, [3, 4, 5], cache_salt=salt, group_lasts=lasts)
                 await peer.finish(number)
-            assert kept[0].restore(b"connection").is_empty
-            assert kept[0].restore(b"lasting").is_empty == (restart == 0)
+            assert kept.restore(b"connection").is_empty
+            assert kept.restore(b"lasting").is_empty == (restart == 0)
     assert len(_learnt_files(tmp_path)) == 1
 
 

@@ -86,7 +86,7 @@ def _constants() -> Iterator[str]:
 COUNTED: Final = frozenset({
     *(names.TTFT, names.TOKEN_LATENCY, names.TICK_OVERHEAD, names.ENGINE_TIME),
     names.LOOP_LAG,
-    *(names.DRAFTED_TOKENS, names.ACCEPTED_TOKENS, names.INSTANCE_SESSIONS),
+    *(names.DRAFTED_TOKENS, names.ACCEPTED_TOKENS),
     *(names.PROMPT_TOKENS, names.REUSED_TOKENS),
     *(names.GEN_AI_TTFT, names.GEN_AI_TIME_PER_TOKEN, names.GEN_AI_REQUEST_DURATION),
     *(names.GEN_AI_TOKEN_USAGE, names.TOKENIZATION, names.TOKENIZATION_TEXTS),
@@ -226,7 +226,6 @@ ATTRIBUTES: Final = frozenset({
 
 LABELS: Final = frozenset({
     *(names.OPERATION, names.PROVIDER, names.MODEL, names.TOKEN_TYPE, names.ERROR_TYPE),
-    *(names.INSTANCE,),
 })  # fmt: skip
 """Of metrics."""
 

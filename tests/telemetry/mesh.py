@@ -1,5 +1,5 @@
-"""A whole mesh in one process, on real sockets: edge, router, tokenizer, and a replica of two
-instances whose engine is fake. What its services record can be read as operators read it."""
+"""A whole mesh in one process, on real sockets: edge, router, tokenizer, and a replica whose
+engine is fake. What its services record can be read as operators read it."""
 
 from __future__ import annotations
 
@@ -160,8 +160,8 @@ async def whole_mesh(
 async def _replica(words: Vocabulary, call_ms: float) -> AsyncIterator[tuple[Replica, Metrics]]:
     options = FakeOptions(vocabulary_size=words.size, min_rows=2, repetition=1.0, call_ms=call_ms)
     coder = TokenCoder(words.digest, words.size)
-    engines = (FakeEngine(options), FakeEngine(options))
-    model = LoadedModel(MODEL, engines, coder, words.digest, replies_in(words), b"m" * 32)
+    engine = FakeEngine(options)
+    model = LoadedModel(MODEL, engine, coder, words.digest, replies_in(words), b"m" * 32)
     config = InferenceConfig(engine="fake", port=0, replica="a", region="us", drain_s=0.0)
     metrics = Metrics("inference")
     replica = Replica(config, model, metrics)

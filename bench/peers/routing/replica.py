@@ -73,7 +73,7 @@ def _model(fixed_ms: float, row_ms: float, num_blocks: int) -> LoadedModel:
 
     engine = PacedEngine(options)
     identity = engine.info.fingerprint
-    return LoadedModel(MODEL, (engine,), coder(), DIGEST, new_reply, identity)
+    return LoadedModel(MODEL, engine, coder(), DIGEST, new_reply, identity)
 
 
 async def _serve(config: InferenceConfig, http_port: int, model: LoadedModel) -> None:

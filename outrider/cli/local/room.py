@@ -65,27 +65,18 @@ def replica_footprint(
         value = settings.get(key)
         return value if isinstance(value, int) else default
 
-    instances = max(1, number("instances", 1))
     weights_bytes = size.weights_bytes_of(number("weight_bits", EngineConfig().weight_bits))
     least = footprint(
         weights_bytes,
         size.vocabulary_size,
         _pool_bytes(size, number, cast(Precision, settings.get("precision", "auto"))),
-        instances=instances,
     )
     if free is None:
         return least
-    left = max(0, free.num_bytes - least.needed_bytes) // instances
+    left = max(0, free.num_bytes - least.needed_bytes)
     sizes = ladder(number("max_fixed_rows", EngineConfig().max_fixed_rows))
-    asked = number("max_fixed_bytes") // instances
-    chosen = choose_sizes(sizes, weights_bytes, left, 0, asked)
-    return footprint(
-        weights_bytes,
-        size.vocabulary_size,
-        least.kv_bytes,
-        instances=instances,
-        num_fixed=len(chosen),
-    )
+    chosen = choose_sizes(sizes, weights_bytes, left, 0, number("max_fixed_bytes"))
+    return footprint(weights_bytes, size.vocabulary_size, least.kv_bytes, num_fixed=len(chosen))
 
 
 def _pool_bytes(size: ModelSize, number: Callable[[str], int], precision: Precision) -> int:
@@ -94,8 +85,5 @@ def _pool_bytes(size: ModelSize, number: Callable[[str], int], precision: Precis
         return blocks * _BLOCK_TOKENS * size.kv_token_bytes(precision)
     if kv_bytes := number("kv_bytes"):
         return kv_bytes
-    # Room for one sequence in each instance's pool, if a length is promised.
-    return max(
-        FLOOR_BYTES,
-        number("max_context_tokens") * size.kv_token_bytes(precision),
-    ) * max(1, number("instances"))
+    # Room for one sequence, if a length is promised.
+    return max(FLOOR_BYTES, number("max_context_tokens") * size.kv_token_bytes(precision))

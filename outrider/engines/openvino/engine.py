@@ -41,13 +41,9 @@ class OpenVinoEngine:
     clears the rest of the block that holds a slice's last token.
     """
 
-    def __init__(
-        self, model: ConvertedModel, config: EngineConfig, twin: OpenVinoEngine | None = None
-    ) -> None:
-        """Compile the model and allocate the pool. `twin` is an engine of this process on the same
-        model, with the same settings: what was found out for it is not tried again. Raises
-        EngineError, and ConfigError for a pool that is too small, or a model that the memory has no
-        room for."""
+    def __init__(self, model: ConvertedModel, config: EngineConfig) -> None:
+        """Compile the model and allocate the pool. Raises EngineError, and ConfigError for a pool
+        that is too small, or a model that the memory has no room for."""
         most = model.facts.max_context_tokens
         asked = config.max_context_tokens
         if asked > most:
@@ -59,7 +55,6 @@ class OpenVinoEngine:
             scratch_tokens=scratch_tokens,
             sizing=SizingRule(ladder(max(config.max_fixed_rows, _LADDER_ROWS)), _QUANTUM),
             max_context_tokens=asked or most,
-            twin=twin._model if twin else None,
         )
         self._info = EngineInfo(
             name="openvino",

@@ -24,14 +24,11 @@ _COMPOSER_VERSION: Final = 2
 """A new number whenever a composed draft or what it means changes."""
 
 
-def load_engine(
-    spec: ModelSpec, store: ModelStore, config: EngineConfig, twin: OpenVinoEngine | None = None
-) -> OpenVinoEngine:
-    """Fetch and convert what is missing, then compile. Blocks for seconds. `twin` as in
-    OpenVinoEngine."""
+def load_engine(spec: ModelSpec, store: ModelStore, config: EngineConfig) -> OpenVinoEngine:
+    """Fetch and convert what is missing, then compile. Blocks for seconds."""
     layout = LAYOUT_OF_BITS[config.weight_bits]
     model = converted(spec, store, layout, kv_bytes=config.kv_bytes)
-    return OpenVinoEngine(model, config, twin)
+    return OpenVinoEngine(model, config)
 
 
 def load_trained_draft(

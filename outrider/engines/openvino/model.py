@@ -57,10 +57,8 @@ class PagedModel:
         scratch_tokens: int,
         sizing: SizingRule,
         max_context_tokens: int,
-        twin: PagedModel | None = None,
     ) -> None:
-        """Compile, and find out which calls compute the same bits, or take it from `twin`: the same
-        model of this process, under the same settings. Models for calls of exactly so
+        """Compile, and find out which calls compute the same bits. Models for calls of exactly so
         many rows as some of `sizing.sizes` follow in the background, unless config.prepare_first.
         Raises EngineError, InsufficientMemoryError for a model or a pool that does not fit into the
         memory that is free, and ConfigError for a pool that is too small."""
@@ -90,7 +88,7 @@ class PagedModel:
         """How calls are laid out; with `exact` they are filled up, and cut, so far that all agree.
         """
         room = self.num_blocks * self.block_tokens - scratch_tokens
-        reference = self._agree(min(room, max_context_tokens - scratch_tokens), twin)
+        reference = self._agree(min(room, max_context_tokens - scratch_tokens))
         self.fingerprint = fingerprint_of(reference)
         """See EngineInfo."""
         prepare = partial(self._prepare, compiler, reference)
@@ -128,20 +126,13 @@ class PagedModel:
         self._requests.clear()
         self.kv.release()
 
-    def _agree(self, max_tokens: int, twin: PagedModel | None) -> Logits:
+    def _agree(self, max_tokens: int) -> Logits:
         """Find the layout of which all calls compute the same bits (consistency). [n, V] what they
         compute of the probe; without `exact`, what calls of several sizes do. Raises EngineError if
-        there is no such layout.
-
-        Kernels depend on the model, its settings and the CPU, so what was found for the twin holds
-        here; the probe itself is computed, and its fingerprint shows if it does not."""
+        there is no such layout."""
         compute = self._compute_probe
         if not self.layout.exact:
             return compute_samples(compute, max_tokens)
-        if twin is not None:
-            found = twin.layout
-            self.layout = replace(found, spare_blocks=self.layout.spare_blocks)
-            return compute_reference(compute, max_tokens)
         min_logits = least_logits(compute, max_tokens)
         self.layout = replace(self.layout, min_logits=min_logits)
         reference = compute_reference(compute, max_tokens)
@@ -164,18 +155,15 @@ class PagedModel:
         return self.infer(self.layout.inputs([part]), (block, slot), num_logits)
 
     def _fixed_sizes(self, config: EngineConfig) -> tuple[int, ...]:
-        """The sizes of calls that get a model of their own, as far as memory allows, which this
-        process's other engines may still need."""
+        """The sizes of calls that get a model of their own, as far as memory allows."""
         asked = [size for size in self.layout.sizing.sizes if size <= config.max_fixed_rows]
         free = known_free_memory()
-        pool_bytes = self.num_blocks * self.block_bytes
-        free_bytes = None
-        if free is not None:
-            num_others = config.num_engines - 1
-            others = num_others * (compiled_bytes(self._weights_bytes) + pool_bytes)
-            free_bytes = max(0, free.num_bytes - others) // config.num_engines
         chosen = choose_sizes(
-            asked, self._weights_bytes, free_bytes, pool_bytes, config.max_fixed_bytes
+            asked,
+            self._weights_bytes,
+            None if free is None else free.num_bytes,
+            self.num_blocks * self.block_bytes,
+            config.max_fixed_bytes,
         )
         log.info(
             "call_sizes_chosen",

@@ -77,14 +77,13 @@ def load_embedder(
         folder.facts = replace(folder.facts, max_tokens=most)
     tokenizer = folder.tokenizer()
     precision = config.engine_config(spec=spec).precision
-    num_threads = config.threads * config.instances
-    engines = open_embedders(folder, count=num_threads, precision=precision)
+    engines = open_embedders(folder, count=config.threads, precision=precision)
     wide: tuple[Embedder, ...] = ()
-    if num_threads > 1:
-        wide = open_embedders(folder, threads=num_threads, precision=precision)
+    if config.threads > 1:
+        wide = open_embedders(folder, threads=config.threads, precision=precision)
     infos = [engine.info for engine in (*engines, *wide)]
     if any(info.fingerprint != infos[0].fingerprint for info in infos):
-        raise EngineError("the instances of this replica compute different numbers")
+        raise EngineError("the engines of this replica compute different numbers")
     info, digest = infos[0], hashlib.sha256(tokenizer.definition.encode()).digest()
     identity = model_identity(
         weights_sha256=artifact.sha256,

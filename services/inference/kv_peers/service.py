@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import islice
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import structlog
 
@@ -30,17 +30,12 @@ from services.inference.kv_peers.serving_limits import ServingLimits
 from services.inference.kv_peers.telemetry import PEER_BLOCKS
 from services.inference.kv_transfer import ExportedBlock
 from services.inference.prefix_store.exchange import TRANSFERRED, KvIdentity
+from services.inference.runner import ModelRunner
 
 _QUIET_S: Final = 0.3
 """Without a request for so long nobody takes KV along any more."""
 
 _log = structlog.get_logger()
-
-
-class NamedBlocks(Protocol):
-    """The model threads, seen from the event loop: a ModelRunner or an InstanceGroup."""
-
-    async def export_named(self, hashes: tuple[bytes, ...]) -> list[ExportedBlock]: ...
 
 
 class KvTransferService(KvTransferServiceServicer):
@@ -51,7 +46,7 @@ class KvTransferService(KvTransferServiceServicer):
         config: KvPeersConfig,
         identity: KvIdentity,
         model_identity: bytes,
-        model: NamedBlocks,
+        model: ModelRunner,
         metrics: Metrics,
     ) -> None:
         """`model_identity`: of whoever may ask."""

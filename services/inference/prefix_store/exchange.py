@@ -91,7 +91,7 @@ class Peers(Protocol):
 
 
 class KvBlocks(Protocol):
-    """The model threads, seen from the event loop: a ModelRunner or an InstanceGroup."""
+    """The model thread, seen from the event loop (runner.ModelRunner)."""
 
     def load_blocks(self, command: LoadBlocks) -> bool:
         """False: it was dropped."""
@@ -132,8 +132,6 @@ class _Prompt:
     hashes: list[bytes]
     names: list[bytes]
     """In the store."""
-    model: KvBlocks
-    """Whose session it is."""
     num_kept: int
     """Leading blocks that the store may have, and may be given."""
     is_computed: bool = False
@@ -203,7 +201,7 @@ class Names:
 
 
 class PrefixExchange:
-    """Between the sessions of a replica, its model threads, the store and other replicas. The event
+    """Between the sessions of a replica, its model thread, the store and other replicas. The event
     loop's."""
 
     def __init__(
@@ -277,19 +275,17 @@ class PrefixExchange:
     def opened(self, request: OpenRequest, cached_tokens: int, compute_token_ms: float) -> None:
         """A session is in the queue, or computes; the first `cached_tokens` are there already, and
         the engine takes so long for one of the others."""
-        prompt = self._prompt(request, self._model)
+        prompt = self._prompt(request)
         if prompt is not None:
             shared = request.shared_prefix_tokens // self._identity.layout.block_tokens
             for name in prompt.names[:shared]:  # it came to another replica before
                 self._seen.add(name)
             self._opened(request, prompt, cached_tokens, compute_token_ms)
 
-    def warming_up(
-        self, request: OpenRequest, model: KvBlocks, cached_tokens: int, compute_token_ms: float
-    ) -> None:
-        """As opened(), for a static prefix that this instance computes. It is saved at once: it
-        comes again, with every start."""
-        prompt = self._prompt(request, model)
+    def warming_up(self, request: OpenRequest, cached_tokens: int, compute_token_ms: float) -> None:
+        """As opened(), for a static prefix. It is saved at once: it comes again, with every
+        start."""
+        prompt = self._prompt(request)
         if prompt is not None:
             for name in prompt.names[: prompt.num_kept]:
                 self._seen.add(name)
@@ -349,7 +345,7 @@ class PrefixExchange:
         if self._store is not None:
             await self._store.close()
 
-    def _prompt(self, request: OpenRequest, model: KvBlocks) -> _Prompt | None:
+    def _prompt(self, request: OpenRequest) -> _Prompt | None:
         """None where neither the store nor another replica is asked."""
         block_tokens = self._identity.layout.block_tokens
         num_kept = min(len(request.prompt), self._max_tokens) // block_tokens
@@ -366,7 +362,7 @@ class PrefixExchange:
         hashes = list(block_hashes(ids, block_tokens, request.cache_salt))
         names = [] if self._sealer is None else self._sealer.names(hashes[:num_kept])
         salt = request.cache_salt
-        return _Prompt(request.session_id, ids, salt, hashes, names, model, num_kept)
+        return _Prompt(request.session_id, ids, salt, hashes, names, num_kept)
 
     def _start(self, tasks: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(_logged(work))
@@ -434,7 +430,7 @@ class PrefixExchange:
                     if prompt.is_computed:
                         break
                     loaded = LoadBlocks(prompt.session_id, ((index, block),), from_peer=True)
-                    if prompt.model.load_blocks(loaded):
+                    if self._model.load_blocks(loaded):
                         came.add(index)
                     else:
                         num_dropped += 1
@@ -514,7 +510,7 @@ class PrefixExchange:
         self._count("missing", len(values) - num_found)
         self._count("refused", num_found - len(blocks))
         loaded = LoadBlocks(prompt.session_id, tuple(blocks))
-        is_taken = blocks and not prompt.is_computed and prompt.model.load_blocks(loaded)
+        is_taken = blocks and not prompt.is_computed and self._model.load_blocks(loaded)
         self._count("loaded" if is_taken else "late", len(blocks))
 
     def _unpack(
@@ -573,7 +569,7 @@ class PrefixExchange:
 
     async def _save_chunk(self, prompt: _Prompt, chunk: tuple[int, ...]) -> None:
         assert self._store is not None
-        blocks = await prompt.model.export_blocks(prompt.ids, prompt.salt, chunk)
+        blocks = await self._model.export_blocks(prompt.ids, prompt.salt, chunk)
         if not blocks:
             return
         began = self._clock()

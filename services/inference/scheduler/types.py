@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple, TypeAlias
@@ -189,7 +188,7 @@ NO_HITS = KvHits()
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Load of one scheduler, or of a replica (total_load), as routers are told it."""
+    """Load of a scheduler, as routers are told it."""
 
     running_sessions: int
     queued_sessions: int
@@ -203,46 +202,9 @@ class Load:
     """In the middle of a reply, taken out of the calls; their KV is kept."""
     overload_level: int = 0
     """An OverloadLevel."""
-    num_instances: int = 1
-    """Engine instances that these numbers add up."""
     low: ClassLoad = ClassLoad()
     """LOW sessions: MEDIUM and HIGH ones are served before them."""
     medium: ClassLoad = ClassLoad()
     service_ms: float = 0.0
     """Mean service time: from a session's admission to its end; 0: none has ended yet."""
     kv_hits: KvHits = NO_HITS
-
-
-def total_load(loads: Sequence[Load]) -> Load:
-    """The load of a replica with one or more engine instances.
-
-    Sessions, slots, prompt tokens and KV are sums. Costs are means, of one call of one instance:
-    calls of different instances run at the same time. The overload level is the lowest: new
-    sessions go to the instance that is best off.
-    """
-    count = len(loads)
-    return Load(
-        running_sessions=sum(load.running_sessions for load in loads),
-        queued_sessions=sum(load.queued_sessions for load in loads),
-        queued_prompt_tokens=sum(load.queued_prompt_tokens for load in loads),
-        kv_blocks_total=sum(load.kv_blocks_total for load in loads),
-        kv_blocks_free=sum(load.kv_blocks_free for load in loads),
-        fixed_ms=sum(load.fixed_ms for load in loads) / count,
-        row_ms=sum(load.row_ms for load in loads) / count,
-        max_sessions=sum(load.max_sessions for load in loads),
-        paused_sessions=sum(load.paused_sessions for load in loads),
-        overload_level=min(load.overload_level for load in loads),
-        num_instances=sum(load.num_instances for load in loads),
-        low=_total_class_load(load.low for load in loads),
-        medium=_total_class_load(load.medium for load in loads),
-        service_ms=sum(load.service_ms for load in loads) / count,
-        kv_hits=KvHits(*map(sum, zip(*(load.kv_hits for load in loads), strict=True))),
-    )
-
-
-def _total_class_load(loads: Iterable[ClassLoad]) -> ClassLoad:
-    sessions = queued_prompt_tokens = 0
-    for load in loads:
-        sessions += load.sessions
-        queued_prompt_tokens += load.queued_prompt_tokens
-    return ClassLoad(sessions, queued_prompt_tokens)

@@ -62,12 +62,12 @@ class StaticPrefixes:
         max_share: float,
         context_limit: int,
     ) -> None:
-        """They may take `max_share` of an instance's KV pool, as far as one session of
+        """They may take `max_share` of the KV pool, as far as one session of
         `context_limit` tokens has room beside them. Raises ConfigError if they take more, and for
         an engine that keeps its KV to itself."""
         self.prefixes = tuple(prefixes)
         self.num_blocks = 0
-        """Of each instance's KV pool that they take."""
+        """Of the KV pool that they take."""
         self._salts = {prefix.salt: frozenset(prefix.tenants) for prefix in prefixes}
         if not prefixes:
             return

@@ -28,7 +28,7 @@ from outrider.telemetry.refusals import RefusalLog
 from outrider.v1 import inference_pb2
 from services.inference.call_record import Preparations, WorkRecord
 from services.inference.prefix_store.exchange import TransferCounts
-from services.inference.runner import ModelTick
+from services.inference.runner import ModelRunner, ModelTick
 from services.inference.scheduler.types import (
     NO_HITS,
     Begun,
@@ -68,16 +68,6 @@ _log = structlog.get_logger()
 _DRAIN_RETRY_MS = 1000
 _MAX_EARLY_DRAFTS = 64
 """Frames of drafts kept of a session whose grammar is being compiled."""
-
-
-class ModelThreads(Protocol):
-    """The model threads, seen from the event loop: a ModelRunner or an InstanceGroup."""
-
-    def open(self, request: OpenRequest) -> None: ...
-
-    def draft(self, session: int, drafts: Drafts) -> bool: ...
-
-    def cancel(self, session: int) -> None: ...
 
 
 class ConstraintSource(Protocol):
@@ -210,7 +200,7 @@ class SessionTable:
     def __init__(
         self,
         contract: wire.Contract,
-        model: ModelThreads,
+        model: ModelRunner,
         metrics: Metrics,
         *,
         max_sessions: int,
@@ -405,7 +395,7 @@ class SessionTable:
 
     def on_tick(self, tick: ModelTick) -> None:
         """Take the events of one tick of the model thread."""
-        self.load = tick.replica_load
+        self.load = tick.load
         begun = {event.session_id for event in tick.events if isinstance(event, Begun)}
         for event in tick.events:
             session = self._live.get(event.session_id)
@@ -546,7 +536,7 @@ class SessionTable:
         return True
 
     def _measure(self, tick: ModelTick) -> None:
-        load = tick.replica_load
+        load = tick.load
         if tick.num_scheduled:
             self._metrics.set_batch_utilization(tick.num_scheduled / self._max_sessions)
             self._metrics.record_tick_overhead(tick.overhead_ms)

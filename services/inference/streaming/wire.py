@@ -409,7 +409,7 @@ def error_frame(number: int, error: OutriderError) -> inference_pb2.SessionDown:
 
 _STATES: Final = (
     *("running_sessions", "queued_sessions", "queued_prompt_tokens", "paused_sessions"),
-    *("kv_blocks_total", "max_sessions", "draining", "num_instances", "low", "medium"),
+    *("kv_blocks_total", "max_sessions", "draining", "low", "medium"),
     *("overload_level", "queues_low", "refuses_sessions"),
 )
 _ESTIMATES: Final = ("fixed_ms", "row_ms", "service_ms", "peer_block_ms", "peer_first_ms")
@@ -439,7 +439,6 @@ def load_response(
         draining=draining,
         paused_sessions=load.paused_sessions,
         overload_level=load.overload_level,
-        num_instances=load.num_instances,
         low=inference_pb2.ClassLoad(**asdict(load.low)),
         medium=inference_pb2.ClassLoad(**asdict(load.medium)),
         service_ms=load.service_ms,

@@ -252,9 +252,6 @@ def utilization(loads: list[ReplicaLoad], num_waiting: int, slo_ms: float) -> fl
     num_sessions = sum(load.running_sessions + load.queued_sessions for load in loads)
     num_slots = sum(load.max_sessions for load in loads)
     by_sessions = (num_sessions + num_waiting) / num_slots if num_slots else 0.0
-    by_prompts = sum(_backlog_ms(load) for load in loads) / (len(loads) * slo_ms)
+    backlog_ms = sum(load.queued_prompt_tokens * load.row_ms for load in loads)
+    by_prompts = backlog_ms / (len(loads) * slo_ms)
     return max(by_sessions, by_prompts)
-
-
-def _backlog_ms(load: ReplicaLoad) -> float:
-    return load.queued_prompt_tokens / load.num_instances * load.row_ms

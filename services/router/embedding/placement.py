@@ -66,8 +66,7 @@ class EmbeddingPlacement:
         reported = load.queued_prompt_tokens if load is not None else 0
         token_ms = (load.row_ms if load is not None else 0.0) or _ASSUMED_TOKEN_MS
         ahead = max(reported, self.sent_tokens(replica.name))
-        instances = load.num_instances if load is not None else 1
-        return replica.rtt.smoothed_ms + token_ms * (ahead + num_tokens) / instances
+        return replica.rtt.smoothed_ms + token_ms * (ahead + num_tokens)
 
     def choose(
         self,

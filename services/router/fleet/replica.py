@@ -120,8 +120,6 @@ class ReplicaLoad:
     max_sessions: int = 0
     """Sessions that run at once, further ones wait; 0: not reported."""
     draining: bool = False
-    num_instances: int = 1
-    """Engines that share the sessions; `fixed_ms` and `row_ms` are of one call of one of them."""
     overload_level: int = 0
     """0 none to 4, as in WatchLoadResponse."""
     queues_low: bool = False

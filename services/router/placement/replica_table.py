@@ -56,13 +56,12 @@ class _ReportedLoad(NamedTuple):
     num_sessions: list[int]
     """By class."""
     num_tokens: list[int]
-    """By class, prompt tokens per instance: instances share prompts evenly, and each prompt is
-    computed by one of them."""
+    """By class, of their prompts."""
 
     @classmethod
     def of(cls, load: ReplicaLoad) -> _ReportedLoad:
         ahead = [load.ahead_of(priority) for priority in Priority]
-        tokens = [-(-part.queued_prompt_tokens // load.num_instances) for part in ahead]
+        tokens = [part.queued_prompt_tokens for part in ahead]
         return cls(load, [part.sessions for part in ahead], tokens)
 
 
@@ -267,8 +266,7 @@ class ReplicaTable:
 
     def put(self, row: int, session: int, work_ms: float, priority: int, now: float) -> None:
         """A session of a class was sent to the row's replica with so much work."""
-        share_ms = work_ms / self._loads[row].load.num_instances
-        self._unreported[row].put(session, share_ms, priority, now)
+        self._unreported[row].put(session, work_ms, priority, now)
         self._compute(row)
 
     def release(self, row: int, session: int) -> None:
@@ -293,8 +291,7 @@ class ReplicaTable:
             for count, more in zip(reported.num_sessions, unreported.num_sessions, strict=True)
         ]
         fixed_ms, row_ms = self._call_costs.cost(self.names[row], (load.fixed_ms, load.row_ms))
-        num_running = -(-min(num_sessions[0], limit) // load.num_instances)
-        # With all running sessions of an instance.
+        num_running = min(num_sessions[0], limit)
         call_ms = fixed_ms + row_ms * ROWS_PER_SESSION * num_running
         max_chunk = self._max_chunk_tokens[row]
         limits = self._prefill_limits[row]

@@ -285,7 +285,6 @@ async def watch_load(
             row_ms=_cost_ms(report.row_ms),
             max_sessions=report.max_sessions,
             draining=report.draining,
-            num_instances=max(1, report.num_instances),
             overload_level=report.overload_level,
             low=_class_load(report.low),
             medium=_class_load(report.medium),

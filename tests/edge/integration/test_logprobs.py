@@ -86,7 +86,7 @@ async def fleet(words: Vocabulary, state_dir: Path) -> AsyncIterator[Fleet]:
         replicas = []
         for name, engine in zip("ab", engines, strict=True):
             engine.gate.set()
-            model = LoadedModel(MODEL, (engine,), coder, words.digest, new_reply, b"m" * 32)
+            model = LoadedModel(MODEL, engine, coder, words.digest, new_reply, b"m" * 32)
             metrics = Metrics("inference")
             stack.callback(metrics.close)
             config = InferenceConfig(engine="fake", port=0, replica=name, region="us", drain_s=0.0)

@@ -84,7 +84,7 @@ def loaded(engine: Engine, vocabulary: Vocabulary) -> LoadedModel:
     digest = vocabulary.digest
     identity = engine.info.fingerprint
     return LoadedModel(
-        "smollm2", (engine,), coder_of(vocabulary), digest, replies_in(vocabulary), identity
+        "smollm2", engine, coder_of(vocabulary), digest, replies_in(vocabulary), identity
     )
 
 

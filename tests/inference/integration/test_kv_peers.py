@@ -115,7 +115,7 @@ async def ask_anew(
         reply = await peer.finish(1)
         peer.call.cancel()
         assert reply.error is None and reply.ids == IDS
-        report = load_response(it.replica.schedulers[0].load(), it.replica.table.transfers)
+        report = load_response(it.replica.scheduler.load(), it.replica.table.transfers)
         return reply, report, failures(it)
 
 
@@ -146,7 +146,7 @@ async def test_what_finds_too_much_waiting_for_the_engine_is_computed() -> None:
     engine = GatedEngine()
     async with running(**settings()) as other, running(engine, **settings()) as it:
         await ask(other)
-        (runner,) = it.replica.runner.instances
+        runner = it.replica.runner
         runner._inbox._max_loaded_bytes = 1
         peer = it.peer()
         await peer.open(1, PROMPT, SAMPLING, kv_holder=holder(other.replica.port))
@@ -231,16 +231,6 @@ async def test_who_computes_otherwise_or_asks_nonsense_is_refused(
 async def fetched(channel: grpc.aio.Channel, **fields: Any) -> list[kv_pb2.FetchKvResponse]:
     stub: kv_pb2_grpc.KvTransferServiceAsyncStub = kv_pb2_grpc.KvTransferServiceStub(channel)
     return [piece async for piece in stub.FetchKv(kv_pb2.FetchKvRequest(**fields))]
-
-
-async def test_two_instances_are_one_replica() -> None:
-    async with running(GatedEngine(), GatedEngine(), instances=2) as it:
-        for engine in it.engines:
-            assert isinstance(engine, GatedEngine)
-            engine.gate.set()
-        await ask(it)
-        right = {"model_identity": IDENTITY, "vocabulary_digest": DIGEST, "block_hashes": HASHES}
-        assert len(await fetched(it.channel, **right)) == NUM_BLOCKS
 
 
 class Stepwise(GatedEngine):

@@ -1,4 +1,4 @@
-"""Engines of a replica that does not come up are closed again."""
+"""The engine of a replica that does not come up is closed again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from structlog.testing import capture_logs
 from outrider.engines.config import EngineConfig
 from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.errors import ConfigError, EngineError
-from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.disk.fetch import PullProgress
 from outrider.models.store import Artifact, ModelStore
 from outrider.process import Ports
@@ -36,15 +35,15 @@ def _is_closed(engine: FakeEngine) -> bool:
     return False
 
 
-async def test_a_taken_port_closes_the_engines(monkeypatch: pytest.MonkeyPatch) -> None:
-    engines = FakeEngine(), FakeEngine()
-    monkeypatch.setattr(app, "load_model", lambda *_: loaded(*engines))
+async def test_a_taken_port_closes_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = FakeEngine()
+    monkeypatch.setattr(app, "load_model", lambda *_: loaded(engine))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         config = InferenceConfig(engine="fake", port=taken.getsockname()[1])
         async with leak_check():
             with pytest.raises(ConfigError, match="taken"):
                 await app.serve(config)
-    assert all(_is_closed(engine) for engine in engines)
+    assert _is_closed(engine)
 
 
 async def test_a_replica_stopped_while_it_loads_never_serves(
@@ -118,21 +117,9 @@ def test_how_far_a_fetch_is_stands_in_the_log_now_and_then() -> None:
     assert str(progress) == "fetching the model 5 bytes"
 
 
-def test_an_instance_that_does_not_load_closes_those_before(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    made = [FakeEngine(), FakeEngine(FakeOptions(fail_on_step=1))]
-    waiting = iter(made)
-    twins: list[FakeEngine | None] = []
-
-    def create(config: EngineConfig, twin: FakeEngine | None) -> FakeEngine:
-        twins.append(twin)
-        return next(waiting)
-
-    monkeypatch.setattr(app, "create_engine", create)
+def test_an_engine_that_cannot_be_warmed_up_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = FakeEngine(FakeOptions(fail_on_step=1))
+    monkeypatch.setattr(app, "create_engine", lambda config: engine)
     with pytest.raises(EngineError, match="as configured"):
-        app._load_engines(
-            InferenceConfig(engine="fake", instances=2, warm_up_rows=4), 64, DEFAULT_MODEL
-        )
-    assert twins == [None, made[0]]
-    assert all(_is_closed(engine) for engine in made)
+        app._load_engine(EngineConfig(engine="fake"), 4)
+    assert _is_closed(engine)

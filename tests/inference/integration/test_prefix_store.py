@@ -122,7 +122,7 @@ async def ask_anew(
             "computed": len(PROMPT) - cached(reply),
         }
         if told is not None:
-            report = load_response(it.replica.schedulers[0].load(), it.replica.table.transfers)
+            report = load_response(it.replica.scheduler.load(), it.replica.table.transfers)
             told.append(report)
             value = it.metrics.registry.get_sample_value("outrider_kv_store_failures_total")
             assert (value or 0.0) == report.kv.store_failures
@@ -272,8 +272,7 @@ async def test_blocks_that_find_too_much_waiting_for_the_engine_are_computed(
     await fill(server)
     engine = GatedEngine()
     async with running(engine, **settings(server)) as it:
-        (runner,) = it.replica.runner.instances
-        runner._inbox._max_loaded_bytes = 1
+        it.replica.runner._inbox._max_loaded_bytes = 1
         peer = it.peer()
         await peer.open(1, PROMPT, SAMPLING, group_lasts=True)
         await eventually(lambda: counted(it, "late") > NUM_BLOCKS / 2 and is_settled(it))
@@ -283,17 +282,3 @@ async def test_blocks_that_find_too_much_waiting_for_the_engine_are_computed(
         assert reply.ids == list(reference(PROMPT, SAMPLING).ids)
         assert cached(reply) == counted(it, "loaded") == 0
         assert it.replica.prefixes is not None and not it.replica.prefixes._fetching
-
-
-async def test_two_instances_load_for_their_own_sessions(server: RedisServer) -> None:
-    await fill(server)
-    engines = GatedEngine(), GatedEngine()
-    async with running(*engines, **settings(server, instances=2)) as it:
-        peer = it.peer()
-        await peer.open(1, PROMPT, SAMPLING, group_lasts=True)
-        await eventually(lambda: is_loaded(it))
-        for engine in engines:
-            engine.gate.set()
-        reply = await peer.finish(1)
-        peer.call.cancel()
-        assert NUM_BLOCKS / 2 < cached(reply) / BLOCK < NUM_BLOCKS

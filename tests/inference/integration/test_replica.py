@@ -147,7 +147,7 @@ def truth(
     model: LoadedModel, vocabulary: Vocabulary, prompts: list[list[int]]
 ) -> list[ReferenceReply]:
     return [
-        generate(model.engines[0], prompt, _sampling(number), texts_of(vocabulary))
+        generate(model.engine, prompt, _sampling(number), texts_of(vocabulary))
         for number, prompt in enumerate(prompts)
     ]
 
@@ -186,7 +186,7 @@ async def test_concurrent_sessions_equal_the_reference(
     assert seen == [reply.ids for reply in truth]
     told = [tuple(logprobs) for logprobs in conversation.logprobs.values()]
     assert told == [reply.logprobs for reply in truth], "bit for bit"
-    assert replica.schedulers[0].load().kv_blocks_free == model.engines[0].info.num_blocks
+    assert replica.scheduler.load().kv_blocks_free == model.engine.info.num_blocks
 
 
 async def test_serve_loads_says_ready_and_stops(vocabulary: Vocabulary) -> None:

@@ -41,14 +41,12 @@ def cached(reply: Reply) -> int:
     return reply.done.usage.cached_tokens
 
 
-@pytest.mark.parametrize("num_instances", [1, 2])
-async def test_the_first_chats_of_all_groups_find_it(num_instances: int) -> None:
-    engines = [FakeEngine() for _ in range(num_instances)]
-    async with running(*engines, static=(EVERYBODYS, ACMES), instances=num_instances) as it:
+async def test_the_first_chats_of_all_groups_find_it() -> None:
+    async with running(static=(EVERYBODYS, ACMES)) as it:
         for number in range(4):
             reply = await ask(it, [*IDS, 30, 31, number], salt=b"group %d" % number)
             assert cached(reply) == NUM_TOKENS
-        assert it.num_busy_blocks == it.num_pinned_blocks == num_instances * 2 * 7
+        assert it.num_busy_blocks == it.num_pinned_blocks == 2 * 7
 
 
 async def test_only_named_tenants_find_theirs() -> None:

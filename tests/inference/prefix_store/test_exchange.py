@@ -48,7 +48,7 @@ class StuckStore:
 
 
 class Nothing:
-    """Model threads that have nothing cached."""
+    """A model thread that has nothing cached."""
 
     def load_blocks(self, command: LoadBlocks) -> bool:
         return True
@@ -90,7 +90,7 @@ class Store:
 
 
 class Cached(Nothing):
-    """Model threads that have everything cached."""
+    """A model thread that has everything cached."""
 
     def __init__(self) -> None:
         self.num_exports = 0

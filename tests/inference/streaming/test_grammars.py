@@ -175,7 +175,7 @@ async def test_a_peer_that_is_gone_before_its_grammar_is_compiled_leaves_nothing
         slow.may_go_on.set()
         await eventually(lambda: not it.replica.table._compiling)
         assert not it.replica.table._awaiting_usage
-        assert not any(scheduler.has_work for scheduler in it.replica.schedulers)
+        assert not it.replica.scheduler.has_work
 
 
 async def test_groups_share_no_compiled_grammar() -> None:

@@ -4,49 +4,39 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from outrider import errors
 from outrider.sampling.params import SamplingParams
 from outrider.testing import eventually
 from outrider.v1 import common_pb2
 from outrider.wire import parsed_block, token_block_to_proto
 from services.inference.runner import ModelTick
-from services.inference.scheduler.types import Drafts, KvHits, OpenRequest
-from services.inference.streaming.sessions import ModelThreads
+from services.inference.scheduler.types import Drafts, KvHits
 from tests.inference.harness import CODER, GatedEngine, reference, running
 
 SAMPLING = SamplingParams(max_tokens=40, ignore_eos=True)
 PROMPT = tuple(range(3, 30))
 
 
-class Busy:
-    """A model thread with no room for drafts; all else gets through."""
+async def test_drafts_that_find_no_room_are_counted_and_cost_no_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    truth = reference(PROMPT, SAMPLING).ids
+    refused: list[Drafts] = []
 
-    def __init__(self, model: ModelThreads) -> None:
-        self._model = model
-        self.num_refused = 0
-
-    def open(self, request: OpenRequest) -> None:
-        self._model.open(request)
-
-    def draft(self, session: int, drafts: Drafts) -> bool:
-        self.num_refused += 1
+    def refuse(session: int, drafts: Drafts) -> bool:
+        refused.append(drafts)
         return False
 
-    def cancel(self, session: int) -> None:
-        self._model.cancel(session)
-
-
-async def test_drafts_that_find_no_room_are_counted_and_cost_no_token() -> None:
-    truth = reference(PROMPT, SAMPLING).ids
     async with running() as it:
-        busy = Busy(it.replica.runner)
-        it.replica.table._model = busy
+        monkeypatch.setattr(it.replica.runner, "draft", refuse)
         peer = it.peer()
         await peer.open(1, PROMPT, SAMPLING)
         await peer.draft(1, 0, 0, truth[:4])
         assert tuple((await peer.finish(1)).ids) == truth
         dropped = it.metrics.registry.get_sample_value("outrider_draft_dropped_frames_total")
-        assert dropped == busy.num_refused == 1
+        assert dropped == len(refused) == 1
 
 
 LONG = SamplingParams(max_tokens=200, ignore_eos=True)

@@ -278,7 +278,6 @@ def test_fleets_are_regions_and_models_of_replicas_that_serve() -> None:
         ([ReplicaLoad(running_sessions=4, max_sessions=16)], 0, 0.25),
         ([ReplicaLoad(running_sessions=16, max_sessions=16)], 16, 2.0),
         ([ReplicaLoad(queued_prompt_tokens=60, row_ms=1.0, max_sessions=16)], 0, 0.5),
-        ([ReplicaLoad(queued_prompt_tokens=60, row_ms=1.0, num_instances=2)], 0, 0.25),
         ([ReplicaLoad(queued_prompt_tokens=240, row_ms=1.0), ReplicaLoad()], 0, 1.0),
     ],
 )

@@ -259,7 +259,7 @@ def test_what_all_requests_hold_is_bounded_and_given_back() -> None:
     assert found.placement.sent_tokens("a") == 0
 
 
-def test_late_answers_ask_for_more_instances() -> None:
+def test_late_answers_ask_for_more_replicas() -> None:
     """As late first tokens of chats do."""
     here = embedder("a")
     found, key = fleet(here, part_inputs=1), FleetKey(here.region, "e")

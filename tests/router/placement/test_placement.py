@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from outrider.errors import NoReplicaError
-from services.router.fleet.replica import ReplicaLoad
 from tests.router.placement.fleet import BLOCK, LOAD, MODEL, Town, replica
 
 SYSTEM = [token % 5000 for token in range(600)]
@@ -65,12 +64,6 @@ def test_a_reported_queue_drains_no_further_than_a_report_would_tell() -> None:
     assert town.decide().wait.queue_ms == pytest.approx(180.0)
     town.now += 5.0
     assert town.decide().wait.queue_ms == pytest.approx(160.0), "nothing changed, or it had told"
-
-
-def test_instances_share_what_was_sent() -> None:
-    town = Town(replica("a", load=ReplicaLoad(fixed_ms=10.0, row_ms=1.0, num_instances=2)))
-    town.send()
-    assert town.decide().wait.queue_ms == pytest.approx(55.0)
 
 
 # --- prefixes ---

@@ -38,14 +38,6 @@ def test_prompts_ahead_and_running_sessions_count() -> None:
     assert found.prefill_ms == 100.0 + 7 * 18.0
 
 
-def test_instances_share_what_is_ahead_but_not_a_prompt() -> None:
-    one = ReplicaLoad(8, 0, 1024, fixed_ms=10.0, row_ms=1.0, max_sessions=16)
-    four = replace(one, running_sessions=32, queued_prompt_tokens=4096, max_sessions=64)
-    alike = wait(replace(four, num_instances=4))
-    assert alike == wait(one)
-    assert alike.prefill_ms < wait(four).prefill_ms
-
-
 def test_a_replica_that_has_not_reported_is_taken_for_small_and_idle() -> None:
     assert wait(None, 50, rtt_ms=0.0).total_ms == 60.0
 
