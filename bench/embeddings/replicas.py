@@ -93,20 +93,20 @@ async def replica(forms: ModelForms, **values: Any) -> AsyncIterator[ReplicaSyst
 
 
 async def measure(run: Run, forms: ModelForms, texts: Sequence[str], seconds: float) -> None:
-    """Adds the table of one instance and two, of one thread each."""
+    """Adds the table of one engine and two, of one thread each."""
     found: dict[int, Measured] = {}
     for count in (1, 2):
-        async with replica(forms, threads=1, instances=count) as system:
+        async with replica(forms, threads=count) as system:
             await system.embed(texts[:8])
             found[count] = await closed_loop(
                 system, texts, concurrency=_CONCURRENCY, inputs=1, seconds=seconds
             )
     table = run.table(
-        "Engine instances of one thread each, in one replica",
-        *("instances", "texts/s", "over one", "errors"),
+        "Engines of one thread each, in one replica",
+        *("engines", "texts/s", "over one", "errors"),
     )
     for count, one in found.items():
         ratio = one.texts_per_s / found[1].texts_per_s
         table.add(count, round(one.texts_per_s, 1), f"{ratio:.2f}", one.num_errors)
     table.note(f"{_CONCURRENCY} requests of a text of 50 tokens at a time.")
-    run.figures["instances_2_over_1"] = round(found[2].texts_per_s / found[1].texts_per_s, 3)
+    run.figures["engines_2_over_1"] = round(found[2].texts_per_s / found[1].texts_per_s, 3)

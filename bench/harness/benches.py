@@ -136,10 +136,6 @@ _ALL = (
         "engine", "bench.engine", sources=("outrider/engines", "outrider/models"), minutes=5.0
     ),
     Bench(
-        "instances", "bench.instances",
-        sources=(*SERVICES, *SYSTEMS, *COMPOSED_PROMPTS, "bench/inference.py"), minutes=15.0,
-    ),
-    Bench(
         "calls", "bench.scale.calls", sources=("outrider/engines", "outrider/models"), minutes=3.0
     ),
     Bench("decisions", "bench.scale.decisions", minutes=15.0),

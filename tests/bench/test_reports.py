@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import draft, instances, lossy, overhead, prefix, tick
+from bench import draft, lossy, overhead, prefix, tick
 from bench.faults import __main__ as faults_bench
 from bench.faults.chats import REPLICA_KILL, ChatTotals
 from bench.faults.injection import FaultSeries
@@ -16,7 +16,6 @@ from bench.harness import TOO_FEW, Run
 from bench.harness.region_client import Reply
 from bench.peers.routing import __main__ as routing
 from bench.peers.routing.workload import Served
-from bench.systems.base import Answer, WorkResult
 
 
 def values(count: int) -> list[float]:
@@ -69,12 +68,6 @@ def of_lossy(run: Run, count: int) -> None:
     lossy.report(run, [dict.fromkeys(lossy.THRESHOLDS, outcome) for _ in range(count)], 4)
 
 
-def of_instances(run: Run, count: int) -> None:
-    outcome = WorkResult(1.0, (Answer((1, 2), 0.0, (0.25, 0.5)),))
-    rounds = [{"1 x 2 threads": outcome, "2 x 1 thread": outcome} for _ in range(count)]
-    instances.report(run, dict.fromkeys(instances.SESSIONS, rounds))
-
-
 def of_routing(run: Run, count: int) -> None:
     served = [Served(ms / 1e3, 100, 50) for ms in values(count)]
     routing.report(run, {(8.0, routing.OURS): served, (8.0, "round robin"): served}, slow=1.0)
@@ -86,7 +79,6 @@ REPORTS: dict[str, Callable[[Run, int], None]] = {
     "faults": of_faults,
     "draft": of_draft,
     "tick": of_tick,
-    "instances": of_instances,
     "routing": of_routing,
 }
 """Reports of the given number of samples each."""
