@@ -118,6 +118,7 @@ class ReplicaMonitor:
         """A replica's stream broke; by this router's fault (`is_own`) it says nothing of any
         request."""
         self._hangs.detached(stream)
+        self._hangs_open.pop(replica, None)  # its next process says what became of this one
         sessions = self._table.detach_replica(stream)
         cancelled = CancelledError("The session was cancelled.")
         departures = [
@@ -134,7 +135,6 @@ class ReplicaMonitor:
 
     def connected(self, replica: str, process: bytes, crashes: Sequence[Crash]) -> None:
         """A replica is there again, as this process, and says how those before it crashed."""
-        self._hangs_open.pop(replica, None)
         self._failover.explained(replica, process, crashes)
 
     def engine_failed(self, session: RelayedSession, error: OutriderError, now: float) -> Departure:
