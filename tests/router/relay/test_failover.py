@@ -476,7 +476,7 @@ def test_models_without_suspects_are_forgotten() -> None:
 
 def test_losses_are_explained_though_other_models_lost_replicas_since() -> None:
     failover = failover_of(Fleet())
-    waiting = Session(1, 1, 1, 1, 0.0, None, model="x")
+    waiting: RelayedSession = Session(1, 1, 1, 1, 0.0, None, model="x")
     waiting.losses.is_waiting = True
     failover.replica_lost([waiting], Loss("near", b"process"))
     for number in range(2, 9):
