@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
@@ -33,7 +32,6 @@ from outrider.engines.fake import FakeEngine, FakeOptions
 
 _NUM_CANDIDATES: Final = 4
 _NUM_DRAWS: Final = 1 << 16
-_NUM_ENDS: Final = 2048
 _HABITS: Final = np.uint64(12)
 """Ids that the repeating part of a chat's text is made of."""
 _SCORES: Final = np.array([[-0.1, -3.0, -4.0, -5.0]], np.float32)
@@ -65,8 +63,6 @@ class PacedEngine(FakeEngine):
         """Processor time of all calls, the work that overlaps with them left out."""
         self.thread = 0
         """The one that calls it."""
-        self.ends: deque[float] = deque(maxlen=_NUM_ENDS)
-        """When the latest calls were over, by `time.perf_counter`, which all processes share."""
 
     @property
     def info(self) -> EngineInfo:
@@ -96,7 +92,6 @@ class PacedEngine(FakeEngine):
             overlapped_work()
         begin_ns = time.thread_time_ns()
         time.sleep(max(0.0, begin + self.tick_ms / 1e3 - time.monotonic()))
-        self.ends.append(time.perf_counter())
         self.cpu_ns += time.thread_time_ns() - begin_ns
         return rows
 

@@ -69,8 +69,6 @@ class Counts:
     failed: int = 0
     error: str = ""
     gaps_ms: array[float] = field(default_factory=lambda: array("f"))
-    times: array[float] = field(default_factory=lambda: array("d"))
-    """When commits came, by `time.perf_counter`."""
 
 
 class Load:
@@ -118,7 +116,6 @@ class Load:
                     else:
                         counts.gaps_ms.append((now - last) * 1e3)
                     last = now
-                    counts.times.append(now)
                     counts.events += 1
                     seen += 1
                     if seen == STEADY_EVENTS:
@@ -209,12 +206,9 @@ async def main() -> None:
         while await reader.readline():
             counts = load.take()
             answer: dict[str, object] = {
-                name: getattr(counts, name)
-                for name in Counts.__slots__
-                if name not in ("gaps_ms", "times")
+                name: getattr(counts, name) for name in Counts.__slots__ if name != "gaps_ms"
             }
             answer["gaps_ms"] = [round(gap, 2) for gap in counts.gaps_ms]
-            answer["times"] = [round(at, 5) for at in counts.times]
             print(json.dumps(answer), flush=True)
         telling.cancel()
         running.remove_done_callback(_ended)

@@ -6,8 +6,7 @@ import asyncio
 import contextlib
 import sys
 import time
-from bisect import bisect
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -70,8 +69,6 @@ class Cost:
     """By role: client, edge, router, streams (of the replica), scheduler (of the replica)."""
     num_failed: int
     error: str
-    latencies_ms: tuple[float, ...] = ()
-    """From the end of an engine call to a commit of it at the client."""
 
     def us_per_token(self, role: str) -> float:
         return self.cpu_ns[role] / 1e3 / max(1, self.num_tokens)
@@ -179,17 +176,7 @@ async def measure(mesh: CostMesh, load: Load, tick_ms: float, seconds: float) ->
         used,
         counts["failed"] + counted["failed"],
         counts["error"] or counted["error"],
-        latencies_ms(engine_after["ends"], counts["times"]),
     )
-
-
-def latencies_ms(ends: Sequence[float], times: Sequence[float]) -> tuple[float, ...]:
-    """Of commits that came after the first of these engine calls: since the latest call that was
-    over before. `ends` and `times` are seconds on one clock; calls are taken to be longer than a
-    commit is on its way."""
-    if not ends:
-        return ()
-    return tuple((at - ends[bisect(ends, at) - 1]) * 1e3 for at in times if at >= ends[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +191,6 @@ async def _read(
 ) -> tuple[_Reading, dict[str, Any]]:
     write_json(client, {})
     counts = await read_json(client)
-    engine = await mesh.ask(wants_ends=1)
+    engine = await mesh.ask()
     threads = {role: processor_time.of_threads(pid) for role, pid in pids.items()}
     return _Reading(engine, threads), counts

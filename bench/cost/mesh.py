@@ -80,11 +80,8 @@ class CostMesh:
 
 
 @contextlib.asynccontextmanager
-async def cost_mesh(
-    settings: Mapping[str, object] | None = None,
-    of_router: Mapping[str, object] | None = None,
-) -> AsyncIterator[CostMesh]:
-    """Up until the context ends. `settings` are more of the edge's, `of_router` of the router's."""
+async def cost_mesh() -> AsyncIterator[CostMesh]:
+    """Up until the context ends."""
     async with contextlib.AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="outrider-cost-")))
         certificates = Certificates(folder)
@@ -121,7 +118,6 @@ async def cost_mesh(
             "port": router_port,
             "admin.port": 0,
             "region": _REGION,
-            **(of_router or {}),
         }
         router, _ = await _service(stack, "router", router_settings, folder, "--config", str(file))
         key, _ = development_key.ensure(folder)
@@ -135,7 +131,6 @@ async def cost_mesh(
             "routers": f"127.0.0.1:{router_port}",
             "state_dir": folder,
             "access.keys_file": folder / KEYS_FILE,
-            **(settings or {}),
         }
         edge, ports = await _service(stack, "edge", edge_settings, folder)
         pids = {"edge": edge.pid, "router": router.pid, "replica": replica.pid}

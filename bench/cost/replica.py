@@ -4,8 +4,7 @@
 
 Its settings are the inference service's, from the environment. It prints its port when it serves;
 a line `{"tick_ms": T, "repetition": R}` on its input sets the duration of a call and how much of
-the text repeats itself, and any line is answered with what its engine has done so far, one with
-`"wants_ends": 1` also with when its latest calls were over.
+the text repeats itself, and any line is answered with what its engine has done so far.
 """
 
 from __future__ import annotations
@@ -97,7 +96,6 @@ def _answer(engine: PacedEngine) -> None:
             "calls": engine.num_calls,
             "cpu_ns": engine.cpu_ns,
             "thread": engine.thread,
-            "ends": [round(end, 5) for end in engine.ends] if told.get("wants_ends") else [],
         }
         print(json.dumps(done), flush=True)
 

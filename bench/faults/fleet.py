@@ -144,8 +144,6 @@ class MeshShape:
     """For clients that send text without tokenizing it."""
     max_sessions: int = 0
     """Of each replica at once; 0: the default."""
-    num_direct_edges: int = 0
-    """Edges that have tokens straight from the replicas (docs/guides/direct-path.md)."""
     quarantine: bool = False
     """Whether routers quarantine replicas that fail again and again. Off where this bench kills
     every process many times over."""
@@ -282,8 +280,6 @@ def _router(
         "max_backoff_s": 0.5,
         "placement": {"near_ms": 50.0},
     }
-    if shape.num_direct_edges:
-        values["direct_path_regions"] = ("*",)
     if not shape.quarantine:
         values["quarantine"] = {"max_failures": 1_000_000}
     return Service(f"router-{number}", "router", values, folder)
@@ -299,6 +295,5 @@ def _edge(number: int, routers: list[Service], shape: MeshShape, folder: Path) -
         "state_dir": str(folder),
         "anonymous": True,
         "drafter.model": "none",
-        "direct_path": number < shape.num_direct_edges,
     }
     return Service(f"edge-{number}", "edge", values, folder)

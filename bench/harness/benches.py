@@ -145,7 +145,6 @@ _ALL = (
     ),
     Bench("router", "bench.router", minutes=6.0),
     Bench("cost", "bench.cost", minutes=25.0, peers=("smg", "vllm_router")),
-    Bench("cost_direct", "bench.cost.direct", minutes=4.0),
     Bench(
         "routing", "bench.peers.routing", sources=(*SERVICES, "bench/scale/calls.py"),
         minutes=30.0, peers=("smg", "dynamo"),

@@ -15,7 +15,7 @@ from typing import Final
 
 from bench.harness.larger_models import LARGER_MODELS, have
 from bench.harness.local_mesh import local_mesh
-from bench.judges import compatcanary, llamacpp_tests, llm_comply, schemathesis
+from bench.judges import llm_comply, schemathesis
 from bench.judges.clients import LANGCHAIN, LITELLM, NIQUESTS
 from bench.judges.target import Target
 from outrider.cli.local import development_key
@@ -23,9 +23,7 @@ from outrider.models.catalog import DEFAULT_MODEL
 
 JUDGES: Final[dict[str, Callable[[Target], int]]] = {
     "llm_comply": llm_comply.judge,
-    "compatcanary": compatcanary.judge,
     "schemathesis": schemathesis.judge,
-    "llamacpp_tests": llamacpp_tests.judge,
     "niquests": NIQUESTS.judge,
     "langchain": LANGCHAIN.judge,
     "litellm": LITELLM.judge,

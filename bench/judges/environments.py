@@ -28,20 +28,6 @@ def environment(name: str, *packages: str) -> Path:
     return home / "bin"
 
 
-def npm_package(name: str, version: str) -> Path:
-    """The folder of a package for node, without what it depends on, unpacked unless it is there.
-    Raises CalledProcessError, and FileNotFoundError where there is no npm."""
-    home = HOME / f"judge-{name}"
-    found = home / "node_modules" / name
-    if _reads(home / _MADE) != [version]:
-        home.mkdir(parents=True, exist_ok=True)
-        # Nothing of the package runs while it is installed.
-        flags = ("--silent", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix", str(home))
-        subprocess.run(["npm", "install", *flags, f"{name}@{version}"], check=True, cwd=home)
-        (home / _MADE).write_text(json.dumps([version]), encoding="utf-8")
-    return found
-
-
 def version_of(programs: Path, package: str) -> str:
     """That of an installed package."""
     code = f"import importlib.metadata as m; print(m.version({package!r}))"

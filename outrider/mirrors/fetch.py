@@ -1,8 +1,9 @@
-"""Fetches a model by its digest: threads that carry out what the plan says.
+"""Fetches a model by its digest: from one mirror after the other, in the order of preference.
 
-Shards are written to their place in one file. Each is read back from the disk and compared with its
-digest when it is complete, and so is the whole at the end. What an earlier process left is taken
-for nothing: its shards are compared again, and those that are not as they should be fetched again.
+Shards are written to their place in one file, several at once. Each is read back from the disk and
+compared with its digest when it is complete, and so is the whole at the end. What an earlier mirror
+or process left is taken for nothing: its shards are compared again, and those that are not as they
+should be are fetched again.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import queue
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -30,20 +32,19 @@ from outrider.mirrors.manifest import (
 )
 from outrider.mirrors.mirror import BrokeOffError, LacksError, Mirror, RefusedError
 from outrider.mirrors.pace import BandwidthCap
-from outrider.mirrors.plan import Fetch, FetchPlan
 from outrider.models.disk.fetch import DISK_FULL, PullProgress, ReportProgress
 
 _MANIFEST_ATTEMPTS: Final = 3
-_ANSWER_S: Final = 120.0
-"""For a manifest, however it comes: more than the attempts at a mirror that is silent take."""
-_GRACE_S: Final = 5.0
-"""For the other mirrors, once one has said what the model is made of."""
-_PATIENCE_S: Final = 60.0
-"""A shard that takes longer is fetched elsewhere, if there is another source; time in which the cap
-made it wait is not counted."""
+_ANSWER_S: Final = 30.0
+"""For a manifest, all attempts together: then the next mirror is asked."""
+_SHARD_S: Final = 600.0
+"""For a shard; time in which the cap made it wait is not counted."""
+_MAX_FAILURES: Final = 6
+"""In a row, without a byte between them, before a mirror is given up. What several connections meet
+at once counts once."""
+_FIRST_PAUSE_S: Final = 0.25
+"""After a failure; it doubles with each further one, so that a mirror is given 8 s in all."""
 _REPORT_S: Final = 0.2
-_LONGEST_SLEEP_S: Final = 0.5
-"""At a time, so that an end is noticed."""
 _HASHED_BYTES: Final = 1 << 20
 
 _log = structlog.get_logger()
@@ -56,7 +57,8 @@ class Mirrors:
     def __init__(
         self, mirrors: Sequence[Mirror], *, connections: int = 4, max_bytes_s: float = 0.0
     ) -> None:
-        """The first mirror is asked first. `max_bytes_s` 0: no cap."""
+        """The first mirror is asked first, the next one for what that does not give. `connections`:
+        shards fetched at once. `max_bytes_s` 0: no cap."""
         self._mirrors = tuple(mirrors)
         self._connections = connections
         self._pace = _Pace(max_bytes_s)
@@ -72,14 +74,16 @@ class Mirrors:
         the disk had no room for what one of them offers (nothing is kept of a fetch that filled
         it), and no other gives it; what `report` raises, which so ends it.
         """
-        offers, problems = self._offers(sha256, report)
-        roomless, num_false = list[str](), 0
-        for manifest, mirrors in offers.items():
+        problems, roomless = list[str](), list[str]()
+        num_offers = num_false = 0
+        for mirror in self._mirrors:
             try:
+                manifest = _answer(mirror, sha256, report)
+                num_offers += 1
                 _check_size(manifest, max_bytes)
-                self._fetch_by(manifest, mirrors, path, report)
+                self._fetch_from(mirror, manifest, path, report)
             except SourceError as error:
-                problems.append(error.message)
+                problems.append(f"{mirror.text}: {error.message}")
                 continue
             except ModelStoreError as error:
                 # The size is what a mirror says, which nobody believes yet: others may be right.
@@ -89,10 +93,9 @@ class Mirrors:
             if _is_whole(path, manifest):
                 return manifest.num_bytes
             num_false += 1
-            names = ", ".join(mirror.text for mirror in mirrors)
-            problems.append(f"{names}: the manifest is false, its shards make another model")
-            _log.warning("model_manifest_false", sha256=sha256, mirrors=names)
-        if num_false and num_false == len(offers):
+            problems.append(f"{mirror.text}: the manifest is false, its shards make another model")
+            _log.warning("model_manifest_false", sha256=sha256, mirror=mirror.text)
+        if num_false and num_false == num_offers:
             path.unlink(missing_ok=True)  # the model's own source is asked next, and needs the room
         if roomless:
             raise ModelStoreError("; ".join([*roomless, *problems]))
@@ -101,46 +104,8 @@ class Mirrors:
             "are reached, or push it: outrider models push MODEL MIRROR"
         )
 
-    def _offers(
-        self, sha256: str, report: ReportProgress
-    ) -> tuple[dict[Manifest, list[Mirror]], list[str]]:
-        """The mirrors that have the model, by what they say it is made of. All are asked at once;
-        once one has answered the others get a few seconds, so that a silent one holds up nobody;
-        nor does one whose answer has no end."""
-        answers = queue.SimpleQueue[tuple[int, Manifest | SourceError]]()
-
-        def ask(place: int, mirror: Mirror) -> None:
-            try:
-                answers.put((place, _manifest_of(mirror, sha256)))
-            except SourceError as error:
-                answers.put((place, error))
-            except Exception as error:  # else its answer would be waited for
-                answers.put((place, SourceError(f"{mirror.text}: {error}")))
-
-        for place, mirror in enumerate(self._mirrors):
-            threading.Thread(target=ask, args=(place, mirror), daemon=True).start()
-        said = dict[int, Manifest | SourceError]()
-        late_at = time.monotonic() + _ANSWER_S
-        while len(said) < len(self._mirrors) and time.monotonic() < late_at:
-            with suppress(queue.Empty):
-                place, answer = answers.get(timeout=_REPORT_S)
-                said[place] = answer
-                if isinstance(answer, Manifest):
-                    late_at = min(late_at, time.monotonic() + _GRACE_S)
-            report(PullProgress("asking", 0, None))
-        offers, problems = dict[Manifest, list[Mirror]](), list[str]()
-        for place, mirror in enumerate(self._mirrors):
-            match said.get(place):
-                case Manifest() as manifest:
-                    offers.setdefault(manifest, []).append(mirror)
-                case SourceError() as error:
-                    problems.append(error.message)
-                case None:
-                    problems.append(f"{mirror.text}: does not answer")
-        return offers, problems
-
-    def _fetch_by(
-        self, manifest: Manifest, mirrors: Sequence[Mirror], path: Path, report: ReportProgress
+    def _fetch_from(
+        self, mirror: Mirror, manifest: Manifest, path: Path, report: ReportProgress
     ) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -151,12 +116,11 @@ class Mirrors:
                 if os.fstat(descriptor).st_size < manifest.num_bytes:
                     # Never the other way: a size that is a lie would cost what is there.
                     os.ftruncate(descriptor, manifest.num_bytes)
-                run = _Run(manifest, mirrors, descriptor, have, self._pace)
+                download = _Download(mirror, manifest, descriptor, have, self._pace)
                 try:
-                    run.go(self._connections, report)
+                    download.run(self._connections, report)
                 finally:
-                    for name, num_bytes in run.fetched_bytes.items():
-                        self.fetched_bytes[name] += num_bytes
+                    self.fetched_bytes[mirror.text] += download.fetched_bytes
                 os.fsync(descriptor)
         finally:
             os.close(descriptor)
@@ -175,40 +139,46 @@ class _Pace:
 
 
 class _Over(Exception):
-    """The run has ended while a thread was at work."""
+    """The download has ended while a thread was at work."""
 
 
-class _Run:
-    """One plan, its threads, and the file they write."""
+class _Download:
+    """What one mirror gives of a model: its threads, and the file they write."""
 
     def __init__(
         self,
+        mirror: Mirror,
         manifest: Manifest,
-        mirrors: Sequence[Mirror],
         descriptor: int,
         have: Sequence[int],
         pace: _Pace,
     ) -> None:
-        self._manifest, self._mirrors = manifest, mirrors
+        """`have`: shards that are there, and verified."""
+        self._mirror, self._manifest = mirror, manifest
         self._descriptor, self._pace = descriptor, pace
-        names = [mirror.text for mirror in mirrors]
-        self._plan = FetchPlan(len(manifest.shards), names, have)
+        self._wanted = deque(sorted(set(range(len(manifest.shards))) - set(have)))
         self._changed = threading.Condition()
-        """Guards all below, and the plan."""
-        self._there = {shard: manifest.extent(shard)[1] for shard in have}
-        """Bytes of each shard that has any."""
-        self._done_bytes = sum(self._there.values())
-        self.fetched_bytes = dict.fromkeys(names, 0)
-        self._num_writing = 0
+        """Guards all below, and what is wanted."""
+        self._there = dict.fromkeys(range(len(manifest.shards)), 0)
+        """Bytes of each shard that are there."""
+        self._there |= {shard: manifest.extent(shard)[1] for shard in have}
+        self._lacking = list[int]()
+        self.fetched_bytes = 0
+        self._num_working = self._num_writing = 0
+        self._failures = 0
+        self._paused_until = 0.0
         self._is_stopped = False
+        self._problem = ""
+        """Why the mirror is given up."""
         self._error: Exception | None = None
         """Of the disk, or of a thread that should not fail."""
 
-    def go(self, connections: int, report: ReportProgress) -> None:
+    def run(self, connections: int, report: ReportProgress) -> None:
         """Return once all shards are there. Raises SourceError, OSError, what `report` raises."""
         began = time.monotonic()
-        for number in range(min(connections, len(self._manifest.shards))):
-            # Daemons: one that waits for a silent source must not hold up the end of the process.
+        self._num_working = min(connections, len(self._wanted))
+        for number in range(self._num_working):
+            # Daemons: one that waits for a silent mirror must not hold up the end of the process.
             threading.Thread(target=self._work, name=f"shards-{number}", daemon=True).start()
         try:
             self._watch(report)
@@ -220,13 +190,16 @@ class _Run:
                 self._changed.wait_for(lambda: self._num_writing == 0)
         if self._error is not None:
             raise self._error
-        if self._plan.problem:
-            raise SourceError(self._plan.problem)
+        if self._problem:
+            raise SourceError(self._problem)
+        if self._lacking:
+            raise SourceError(f"has no shard {min(self._lacking)} of the model")
         _log.info(
             "model_fetched",
             sha256=self._manifest.sha256,
             num_bytes=self._manifest.num_bytes,
             seconds=round(time.monotonic() - began, 1),
+            mirror=self._mirror.text,
             fetched_bytes=self.fetched_bytes,
         )
 
@@ -235,42 +208,106 @@ class _Run:
         while not is_over:
             with self._changed:
                 is_over = self._changed.wait_for(self._has_ended, _REPORT_S)
-                done_bytes = self._done_bytes
+                done_bytes = sum(self._there.values())
             report(PullProgress("fetching", done_bytes, self._manifest.num_bytes))
 
     def _has_ended(self) -> bool:
-        return self._plan.is_over or self._error is not None
+        return bool(self._problem) or self._error is not None or not self._num_working
 
     def _work(self) -> None:
         """What each thread does."""
         try:
-            while (fetch := self._next()) is not None:
-                self._carry_out(fetch)
+            while (shard := self._next()) is not None:
+                self._fetch(shard)
         except _Over:
             pass
-        except Exception as error:  # else the others would wait for this thread's shard
+        except Exception as error:  # else nobody would hear of it
             with self._changed:
                 self._error = self._error or error
+        finally:
+            with self._changed:
+                self._num_working -= 1
                 self._changed.notify_all()
 
-    def _next(self) -> Fetch | None:
+    def _next(self) -> int | None:
         with self._changed:
-            while not self._is_stopped and not self._has_ended():
-                step = self._plan.next(time.monotonic())
-                if isinstance(step, Fetch):
-                    return step
-                if step is not None:
-                    pause = max(0.0, step.until - time.monotonic())
-                    self._changed.wait(min(pause, _LONGEST_SLEEP_S))
+            if self._is_stopped or self._problem or self._error is not None or not self._wanted:
+                return None
+            return self._wanted.popleft()
+
+    def _fetch(self, shard: int) -> None:
+        """Have one shard, in as many attempts as it takes. Raises _Over."""
+        while True:
+            offset = self._there[shard]
+            try:
+                self._receive(shard, offset)
+                return
+            except LacksError:
+                _log.warning("shard_missing", mirror=self._mirror.text, shard=shard)
+                with self._changed:
+                    self._lacking.append(shard)
+                return
+            except BrokeOffError as error:
+                _log.info("shard_broke_off", mirror=self._mirror.text, shard=shard, why=str(error))
+                self._sleep(self._broke_off(self._there[shard] > offset, str(error)))
+            except _Over:
+                raise
+            except (RefusedError, SourceError) as error:
+                self._give_up(shard, str(error))
+            except Exception as error:  # what no mirror should raise, and what only this one does
+                self._give_up(shard, f"{type(error).__name__}: {error}")
+
+    def _receive(self, shard: int, offset: int) -> None:
+        """Fetch what is missing, and compare the whole with its digest."""
+        begin, size = self._manifest.extent(shard)
+        late_at = time.monotonic() + _SHARD_S
+        with self._mirror.open(shard_name(self._manifest.sha256, shard), offset) as (at, pieces):
+            if at not in (0, offset):
+                raise RefusedError(f"it gives bytes from {at} where {offset} were wanted")
+            self._there[shard] = at
+            for piece in pieces:
+                if at + len(piece) > size:
+                    raise RefusedError(f"shard {shard} has more than {size} bytes")
+                self._write(piece, begin + at)
+                at += len(piece)
+                self._there[shard] = at
+                if pause_s := self._pace.take(len(piece)):
+                    late_at += pause_s
+                    self._sleep(pause_s)
+                if time.monotonic() > late_at:
+                    raise RefusedError(f"it takes more than {_SHARD_S:.0f} s for shard {shard}")
+        if at < size:
+            raise BrokeOffError(f"shard {shard} ended after {at} bytes")
+        with self._own_disk():
+            digest = _digest(self._descriptor, begin, size)
+        if digest != self._manifest.shards[shard]:
+            raise RefusedError(
+                f"the bytes of shard {shard} have another digest than its manifest says"
+            )
+
+    def _broke_off(self, has_come: bool, why: str) -> float:
+        """For how long to leave the mirror alone. Raises _Over if it is given up."""
+        now = time.monotonic()
+        with self._changed:
+            if has_come or now >= self._paused_until:  # else it is the failure of the pause
+                self._failures = 1 if has_come else self._failures + 1
+                self._paused_until = now + _FIRST_PAUSE_S * 2 ** (self._failures - 1)
+            if self._failures < _MAX_FAILURES:
+                return self._paused_until - now
+            self._problem = self._problem or why
             self._changed.notify_all()
-            return None
+        raise _Over
 
-    def _carry_out(self, fetch: Fetch) -> None:
-        shard = _Shard(self, fetch)
-        with shard.settled():
-            shard.receive(self._mirrors[fetch.source])
+    def _give_up(self, shard: int, why: str) -> None:
+        """Ask the mirror for nothing more. Raises _Over."""
+        _log.warning("mirror_dropped", mirror=self._mirror.text, shard=shard, why=why)
+        with self._changed:
+            self._there[shard] = 0
+            self._problem = self._problem or why
+            self._changed.notify_all()
+        raise _Over
 
-    def write(self, data: bytes, at: int, source: str) -> None:
+    def _write(self, data: bytes, at: int) -> None:
         """Put bytes into the file. Raises _Over once nobody may, and for a disk that fails."""
         with self._changed:
             if self._is_stopped or self._has_ended():
@@ -282,30 +319,18 @@ class _Run:
         finally:
             with self._changed:
                 self._num_writing -= 1
-                self.fetched_bytes[source] += len(data)
+                self.fetched_bytes += len(data)
                 self._changed.notify_all()
 
-    def note(self, shard: int, num_bytes: int) -> None:
-        """So many bytes of a shard are there."""
-        with self._changed:
-            self._done_bytes += num_bytes - self._there.get(shard, 0)
-            self._there[shard] = num_bytes
-
-    def sleep(self, seconds: float) -> None:
-        """Raises _Over if the run ends meanwhile."""
+    def _sleep(self, seconds: float) -> None:
+        """Raises _Over if the download ends meanwhile."""
         with self._changed:
             if self._changed.wait_for(lambda: self._is_stopped or self._has_ended(), seconds):
                 raise _Over
 
-    def digest(self, begin: int, num_bytes: int) -> str:
-        """SHA-256 of what is on the disk. Raises _Over for a disk that fails."""
-        with self._own_disk():
-            return _digest(self._descriptor, begin, num_bytes)
-
     @contextmanager
     def _own_disk(self) -> Iterator[None]:
-        """Its failures end the run, as _Over here: what reads from a source would take them as
-        they are for the source's fault."""
+        """Its failures end the download, as _Over here: they are not the mirror's fault."""
         try:
             yield
         except OSError as error:
@@ -314,129 +339,48 @@ class _Run:
                 self._changed.notify_all()
             raise _Over from error
 
-    @property
-    def manifest(self) -> Manifest:
-        return self._manifest
 
-    def pause_s(self, num_bytes: int) -> float:
-        """How long the cap has a thread wait that received so much."""
-        return self._pace.take(num_bytes)
+def _answer(mirror: Mirror, sha256: str, report: ReportProgress) -> Manifest:
+    """What a mirror says that the model is made of. One that is silent, or whose answer has no end,
+    is waited for no longer than _ANSWER_S. Raises SourceError, what `report` raises."""
+    answers = queue.SimpleQueue[Manifest | str]()
 
-    def name_of(self, source: int) -> str:
-        return self._mirrors[source].text
-
-    def tell(self, what: Callable[[FetchPlan], None]) -> None:
-        """Tell the plan what became of a fetch."""
-        with self._changed:
-            what(self._plan)
-            self._changed.notify_all()
-
-    def may_change(self, fetch: Fetch) -> bool:
-        """Whether another source could take this shard over."""
-        with self._changed:
-            return self._plan.has_other(fetch, time.monotonic())
-
-
-class _Shard:
-    """One fetch of one shard, as a thread carries it out."""
-
-    def __init__(self, run: _Run, fetch: Fetch) -> None:
-        self._run, self._fetch = run, fetch
-        self._begin, self._size = run.manifest.extent(fetch.shard)
-        self._name = run.name_of(fetch.source)
-        self._num_bytes = fetch.offset
-        """Of the shard, that are there."""
-
-    @contextmanager
-    def settled(self) -> Iterator[None]:
-        """However it ends, the plan is told."""
-        run, fetch = self._run, self._fetch
+    def ask() -> None:
         try:
-            yield
-        except LacksError:
-            _log.warning("shard_missing", mirror=self._name, shard=fetch.shard)
-            self._forget()
-            run.tell(lambda plan: plan.lacks(fetch))
-        except (RefusedError, SourceError) as error:
-            self._drop(str(error))
-        except BrokeOffError as error:
-            why = str(error)
-            _log.info("shard_broke_off", mirror=self._name, shard=fetch.shard, why=why)
-            run.tell(lambda plan: plan.broke_off(fetch, self._num_bytes, why, time.monotonic()))
-        except _TooSlow:
-            _log.warning("mirror_slow", mirror=self._name, shard=fetch.shard)
-            self._forget()
-            run.tell(lambda plan: plan.too_slow(fetch))
-        except _Over:
-            raise
-        except Exception as error:  # what no mirror should raise, and what only this one does
-            self._drop(f"{type(error).__name__}: {error}")
-        else:
-            run.tell(lambda plan: plan.finished(fetch))
+            answers.put(_manifest_of(mirror, sha256))
+        except SourceError as error:
+            answers.put(error.message)
+        except Exception as error:  # else its answer would be waited for
+            answers.put(f"{type(error).__name__}: {error}")
 
-    def receive(self, mirror: Mirror) -> None:
-        """Fetch what is missing, and compare the whole with its digest."""
-        manifest, fetch = self._run.manifest, self._fetch
-        give_up_at = time.monotonic() + _PATIENCE_S
-        name = shard_name(manifest.sha256, fetch.shard)
-        with mirror.open(name, fetch.offset) as (begin, pieces):
-            if begin not in (0, fetch.offset):
-                raise RefusedError(f"it gives bytes from {begin} where {fetch.offset} were wanted")
-            self._go_on_at(begin)
-            for piece in pieces:
-                self._take(piece)
-                if pause_s := self._run.pause_s(len(piece)):
-                    give_up_at += pause_s
-                    self._run.sleep(pause_s)
-                if time.monotonic() > give_up_at and self._run.may_change(fetch):
-                    raise _TooSlow
-        if self._num_bytes < self._size:
-            raise BrokeOffError(f"shard {fetch.shard} ended after {self._num_bytes} bytes")
-        if self._run.digest(self._begin, self._size) != manifest.shards[fetch.shard]:
-            raise RefusedError(
-                f"the bytes of shard {fetch.shard} have another digest than its manifest says"
-            )
-
-    def _take(self, piece: bytes) -> None:
-        if self._num_bytes + len(piece) > self._size:
-            raise RefusedError(f"shard {self._fetch.shard} has more than {self._size} bytes")
-        self._run.write(piece, self._begin + self._num_bytes, self._name)
-        self._go_on_at(self._num_bytes + len(piece))
-
-    def _drop(self, why: str) -> None:
-        fetch = self._fetch
-        _log.warning("mirror_dropped", mirror=self._name, shard=fetch.shard, why=why)
-        self._forget()
-        self._run.tell(lambda plan: plan.refused(fetch, why))
-
-    def _forget(self) -> None:
-        self._go_on_at(0)
-
-    def _go_on_at(self, offset: int) -> None:
-        self._num_bytes = offset
-        self._run.note(self._fetch.shard, offset)
-
-
-class _TooSlow(Exception):
-    """Another source may be faster."""
+    threading.Thread(target=ask, daemon=True).start()
+    late_at = time.monotonic() + _ANSWER_S
+    while time.monotonic() < late_at:
+        report(PullProgress("asking", 0, None))
+        with suppress(queue.Empty):
+            answer = answers.get(timeout=_REPORT_S)
+            if isinstance(answer, Manifest):
+                return answer
+            raise SourceError(answer)
+    raise SourceError("does not answer")
 
 
 def _manifest_of(mirror: Mirror, sha256: str) -> Manifest:
-    """Raises SourceError, with the mirror's name."""
+    """Raises SourceError."""
     problem = ""
     for attempt in range(_MANIFEST_ATTEMPTS):
         if attempt:
             time.sleep(0.25 * 2**attempt)
         try:
             with mirror.open(manifest_name(sha256)) as (_, pieces):
-                return read_manifest(_all_of(pieces), sha256, mirror.text)
+                return read_manifest(_all_of(pieces), sha256)
         except LacksError:
-            raise SourceError(f"{mirror.text}: does not have it") from None
+            raise SourceError("does not have it") from None
         except RefusedError as error:
-            raise SourceError(f"{mirror.text}: {error}") from error
+            raise SourceError(str(error)) from error
         except BrokeOffError as error:
             problem = str(error)
-    raise SourceError(f"{mirror.text}: cannot be reached ({problem})")
+    raise SourceError(f"cannot be reached ({problem})")
 
 
 def _all_of(pieces: Iterator[bytes]) -> bytes:

@@ -84,7 +84,7 @@ def shard_name(sha256: str, shard: int) -> str:
     return f"{sha256}/{shard:06}"
 
 
-def read_manifest(data: bytes, sha256: str, where: str) -> Manifest:
+def read_manifest(data: bytes, sha256: str) -> Manifest:
     """From a mirror, of the model that was asked for. Raises SourceError for anything else."""
     try:
         if len(data) > MAX_MANIFEST_BYTES:
@@ -92,7 +92,7 @@ def read_manifest(data: bytes, sha256: str, where: str) -> Manifest:
         return _checked(read_object(data), sha256)
     except (ValueError, TypeError, KeyError, RecursionError, ConfigError) as error:
         raise SourceError(
-            f"{where}: its manifest of {sha256} cannot be used ({error}"[:300]
+            f"its manifest of {sha256} cannot be used ({error}"[:300]
             + "); push the model there again"
         ) from error
 

@@ -1,7 +1,6 @@
 """gRPC as Outrider uses it: servers, channels, errors as trailers, health, bounded outbound queues,
 and the loop that reconnects."""
 
-from outrider.rpc.authorization import caller_of
 from outrider.rpc.channel import end_call, make_channel, trace_metadata, until_distrusted
 from outrider.rpc.errors import abort, from_rpc_error, status_code
 from outrider.rpc.frames import outgoing, received
@@ -24,7 +23,6 @@ __all__ = [
     "abort",
     "add_health",
     "bind",
-    "caller_of",
     "discarded",
     "end_call",
     "from_rpc_error",

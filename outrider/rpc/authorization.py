@@ -157,14 +157,6 @@ class CallAuthorizer:
         return identify(*subject_alternative_names(certificate), self._tls.config.trust_domain)
 
 
-def caller_of(context: Context, tls: Tls) -> PeerIdentity | None:
-    """The owner of the certificate with which a call was let in; None without certificates."""
-    if tls.current is None:
-        return None
-    certificate = x509.load_pem_x509_certificate(_chain(context)[0])
-    return identify(*subject_alternative_names(certificate), tls.config.trust_domain)
-
-
 def _chain(context: Context) -> _Chain:
     found = context.auth_context()
     (leaf,) = found.get("x509_pem_cert", [b""])

@@ -28,8 +28,6 @@ ACCESS: Final[Mapping[str, frozenset[Role]]] = {
     # Takes capacity away.
     "/outrider.v1.RouterService/DrainReplica": frozenset({Role.OPERATOR}),
     "/outrider.v1.InferenceService/Generate": _ROUTER,
-    # Only who has a ticket of a session's router gets anything.
-    "/outrider.v1.DirectService/Attach": frozenset({Role.EDGE}),
     "/outrider.v1.EmbeddingService/Embed": _ROUTER,
     "/outrider.v1.EmbeddingService/EmbedAtOnce": _ROUTER,
     "/outrider.v1.InferenceService/WatchLoad": _ROUTER,

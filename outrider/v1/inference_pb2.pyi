@@ -77,7 +77,6 @@ class SessionUp(_message.Message):
     OPEN_FIELD_NUMBER: _builtins.int
     DRAFT_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
-    ATTACH_FIELD_NUMBER: _builtins.int
     PROMPT_FIELD_NUMBER: _builtins.int
     session: _builtins.int
     @_builtins.property
@@ -86,10 +85,6 @@ class SessionUp(_message.Message):
     def draft(self) -> Global___Draft: ...
     @_builtins.property
     def cancel(self) -> Global___CancelSession: ...
-    @_builtins.property
-    def attach(self) -> Global___AttachSession:
-        """On a direct stream alone, as a number's first frame."""
-
     @_builtins.property
     def prompt(self) -> Global___PromptDelta:
         """The answer to PromptUnknown."""
@@ -101,14 +96,13 @@ class SessionUp(_message.Message):
         open: Global___OpenSession | None = ...,
         draft: Global___Draft | None = ...,
         cancel: Global___CancelSession | None = ...,
-        attach: Global___AttachSession | None = ...,
         prompt: Global___PromptDelta | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "cancel", b"cancel", "draft", b"draft", "kind", b"kind", "open", b"open", "prompt", b"prompt"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "draft", b"draft", "kind", b"kind", "open", b"open", "prompt", b"prompt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "cancel", b"cancel", "draft", b"draft", "kind", b"kind", "open", b"open", "prompt", b"prompt", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "draft", b"draft", "kind", b"kind", "open", b"open", "prompt", b"prompt", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["open", "draft", "cancel", "attach", "prompt"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["open", "draft", "cancel", "prompt"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -126,8 +120,6 @@ class SessionDown(_message.Message):
     DONE_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     MOVED_FIELD_NUMBER: _builtins.int
-    DIRECT_FIELD_NUMBER: _builtins.int
-    PROGRESS_FIELD_NUMBER: _builtins.int
     PROMPT_UNKNOWN_FIELD_NUMBER: _builtins.int
     BEGUN_FIELD_NUMBER: _builtins.int
     session: _builtins.int
@@ -143,10 +135,6 @@ class SessionDown(_message.Message):
 
     @_builtins.property
     def moved(self) -> Global___SessionMoved: ...
-    @_builtins.property
-    def direct(self) -> Global___SessionDirect: ...
-    @_builtins.property
-    def progress(self) -> Global___SessionProgress: ...
     @_builtins.property
     def prompt_unknown(self) -> Global___PromptUnknown:
         """Of routers alone."""
@@ -164,16 +152,14 @@ class SessionDown(_message.Message):
         done: Global___SessionDone | None = ...,
         error: _common_pb2.ErrorDetail | None = ...,
         moved: Global___SessionMoved | None = ...,
-        direct: Global___SessionDirect | None = ...,
-        progress: Global___SessionProgress | None = ...,
         prompt_unknown: Global___PromptUnknown | None = ...,
         begun: Global___SessionBegun | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "commit", b"commit", "direct", b"direct", "done", b"done", "error", b"error", "kind", b"kind", "moved", b"moved", "opened", b"opened", "progress", b"progress", "prompt_unknown", b"prompt_unknown"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "commit", b"commit", "done", b"done", "error", b"error", "kind", b"kind", "moved", b"moved", "opened", b"opened", "prompt_unknown", b"prompt_unknown"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "commit", b"commit", "direct", b"direct", "done", b"done", "error", b"error", "kind", b"kind", "moved", b"moved", "opened", b"opened", "progress", b"progress", "prompt_unknown", b"prompt_unknown", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "commit", b"commit", "done", b"done", "error", b"error", "kind", b"kind", "moved", b"moved", "opened", b"opened", "prompt_unknown", b"prompt_unknown", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["opened", "commit", "done", "error", "moved", "direct", "progress", "prompt_unknown", "begun"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["opened", "commit", "done", "error", "moved", "prompt_unknown", "begun"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -319,7 +305,6 @@ class OpenSession(_message.Message):
     MODEL_IDENTITY_FIELD_NUMBER: _builtins.int
     GROUP_LASTS_FIELD_NUMBER: _builtins.int
     PREDICTION_FIELD_NUMBER: _builtins.int
-    DIRECT_FIELD_NUMBER: _builtins.int
     KV_HOLDER_FIELD_NUMBER: _builtins.int
     SHARED_PREFIX_TOKENS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
@@ -408,12 +393,6 @@ class OpenSession(_message.Message):
         """
 
     @_builtins.property
-    def direct(self) -> Global___DirectWish:
-        """The edge would read its commits from the replica itself (direct.proto). Left out towards a
-        replica where the router does not allow it.
-        """
-
-    @_builtins.property
     def kv_holder(self) -> Global___KvHolder:
         """A router's: another replica of the same model identity that has more of the session's beginning
         in its KV cache than the receiver.
@@ -448,136 +427,18 @@ class OpenSession(_message.Message):
         model_identity: _builtins.bytes = ...,
         group_lasts: _builtins.bool = ...,
         prediction: _common_pb2.TokenBlock | None = ...,
-        direct: Global___DirectWish | None = ...,
         kv_holder: Global___KvHolder | None = ...,
         shared_prefix_tokens: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["direct", b"direct", "draft", b"draft", "ids", b"ids", "kv_holder", b"kv_holder", "messages", b"messages", "prediction", b"prediction", "prompt", b"prompt", "resume", b"resume", "sampling", b"sampling", "trace", b"trace"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft", "ids", b"ids", "kv_holder", b"kv_holder", "messages", b"messages", "prediction", b"prediction", "prompt", b"prompt", "resume", b"resume", "sampling", b"sampling", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address_hash", b"address_hash", "alone", b"alone", "cache_salt", b"cache_salt", "codecs", b"codecs", "deadline_ms", b"deadline_ms", "direct", b"direct", "draft", b"draft", "echo", b"echo", "echo_accepted", b"echo_accepted", "epoch", b"epoch", "group_lasts", b"group_lasts", "ids", b"ids", "kv_holder", b"kv_holder", "messages", b"messages", "model", b"model", "model_identity", b"model_identity", "origin_region", b"origin_region", "prediction", b"prediction", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "residency", b"residency", "resume", b"resume", "resumed", b"resumed", "sampling", b"sampling", "shared_prefix_tokens", b"shared_prefix_tokens", "speculation", b"speculation", "tenant", b"tenant", "trace", b"trace", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address_hash", b"address_hash", "alone", b"alone", "cache_salt", b"cache_salt", "codecs", b"codecs", "deadline_ms", b"deadline_ms", "draft", b"draft", "echo", b"echo", "echo_accepted", b"echo_accepted", "epoch", b"epoch", "group_lasts", b"group_lasts", "ids", b"ids", "kv_holder", b"kv_holder", "messages", b"messages", "model", b"model", "model_identity", b"model_identity", "origin_region", b"origin_region", "prediction", b"prediction", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "residency", b"residency", "resume", b"resume", "resumed", b"resumed", "sampling", b"sampling", "shared_prefix_tokens", b"shared_prefix_tokens", "speculation", b"speculation", "tenant", b"tenant", "trace", b"trace", "vocabulary_digest", b"vocabulary_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["ids", "messages"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt) -> _WhichOneofReturnType_prompt | None: ...
 
 Global___OpenSession: _TypeAlias = OpenSession  # noqa: Y015
-
-@_typing.final
-class DirectWish(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    EDGE_FIELD_NUMBER: _builtins.int
-    edge: _builtins.str
-    """Towards a replica: the owner of the certificate that may attach the session, as `edge`,
-    `edge/us-east` or `edge/us-east/edge-1`; empty in a mesh without certificates.
-    """
-    def __init__(
-        self,
-        *,
-        edge: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["edge", b"edge"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___DirectWish: _TypeAlias = DirectWish  # noqa: Y015
-
-@_typing.final
-class DirectGrant(_message.Message):
-    """With what an edge may attach its session to a direct stream."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    ADDRESS_FIELD_NUMBER: _builtins.int
-    TICKET_FIELD_NUMBER: _builtins.int
-    address: _builtins.str
-    """host:port of the replica, as its router reaches it. Added by the router."""
-    ticket: _builtins.bytes
-    """Good once, for 10 s from when the replica sent it, and for this session and edge alone. 16 random
-    bytes.
-    """
-    def __init__(
-        self,
-        *,
-        address: _builtins.str = ...,
-        ticket: _builtins.bytes = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "ticket", b"ticket"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___DirectGrant: _TypeAlias = DirectGrant  # noqa: Y015
-
-@_typing.final
-class AttachSession(_message.Message):
-    """A session of this edge, which a router opened, commits on this stream from now on."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    TICKET_FIELD_NUMBER: _builtins.int
-    ticket: _builtins.bytes
-    def __init__(
-        self,
-        *,
-        ticket: _builtins.bytes = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ticket", b"ticket"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___AttachSession: _TypeAlias = AttachSession  # noqa: Y015
-
-@_typing.final
-class SessionDirect(_message.Message):
-    """From the replica through the router: token `upto` is the last one that comes this way; the commits
-    behind it are on the direct stream. All but commits and drafts still goes through the router. It
-    keeps no tokens from here on: if the replica or the direct stream is lost, the edge opens the
-    session again.
-    """
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    UPTO_FIELD_NUMBER: _builtins.int
-    upto: _builtins.int
-    def __init__(
-        self,
-        *,
-        upto: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["upto", b"upto"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___SessionDirect: _TypeAlias = SessionDirect  # noqa: Y015
-
-@_typing.final
-class SessionProgress(_message.Message):
-    """For the router alone, now and then while commits go by it: so many tokens are final."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    UPTO_FIELD_NUMBER: _builtins.int
-    upto: _builtins.int
-    def __init__(
-        self,
-        *,
-        upto: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["upto", b"upto"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___SessionProgress: _TypeAlias = SessionProgress  # noqa: Y015
 
 @_typing.final
 class KvHolder(_message.Message):
@@ -629,7 +490,6 @@ class SessionOpened(_message.Message):
     ACK_DELAY_MS_FIELD_NUMBER: _builtins.int
     MAX_DRAFTS_FIELD_NUMBER: _builtins.int
     MODEL_IDENTITY_FIELD_NUMBER: _builtins.int
-    DIRECT_FIELD_NUMBER: _builtins.int
     WAITING_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     cached_tokens: _builtins.int
@@ -654,10 +514,6 @@ class SessionOpened(_message.Message):
     """No engine call computes it yet; SessionBegun says when one does. Until then it cannot be the
     reason if the replica is lost.
     """
-    @_builtins.property
-    def direct(self) -> Global___DirectGrant:
-        """Where OpenSession asked for it."""
-
     def __init__(
         self,
         *,
@@ -672,12 +528,11 @@ class SessionOpened(_message.Message):
         ack_delay_ms: _builtins.float = ...,
         max_drafts: _builtins.int = ...,
         model_identity: _builtins.bytes = ...,
-        direct: Global___DirectGrant | None = ...,
         waiting: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["direct", b"direct"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack_delay_ms", b"ack_delay_ms", "cached_tokens", b"cached_tokens", "codec", b"codec", "direct", b"direct", "echo", b"echo", "max_drafts", b"max_drafts", "model", b"model", "model_identity", b"model_identity", "prompt_tokens", b"prompt_tokens", "region", b"region", "replica", b"replica", "vocabulary_digest", b"vocabulary_digest", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack_delay_ms", b"ack_delay_ms", "cached_tokens", b"cached_tokens", "codec", b"codec", "echo", b"echo", "max_drafts", b"max_drafts", "model", b"model", "model_identity", b"model_identity", "prompt_tokens", b"prompt_tokens", "region", b"region", "replica", b"replica", "vocabulary_digest", b"vocabulary_digest", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -697,7 +552,6 @@ class SessionMoved(_message.Message):
     MAX_DRAFTS_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     MODEL_IDENTITY_FIELD_NUMBER: _builtins.int
-    DIRECT_FIELD_NUMBER: _builtins.int
     replica: _builtins.str
     region: _builtins.str
     max_drafts: _builtins.int
@@ -708,10 +562,6 @@ class SessionMoved(_message.Message):
     """
     model_identity: _builtins.bytes
     """As in GetModelResponse. Where it is not the one before, what follows is inexact."""
-    @_builtins.property
-    def direct(self) -> Global___DirectGrant:
-        """As in SessionOpened, for the replica that has the session now."""
-
     def __init__(
         self,
         *,
@@ -720,11 +570,10 @@ class SessionMoved(_message.Message):
         max_drafts: _builtins.int = ...,
         epoch: _builtins.int = ...,
         model_identity: _builtins.bytes = ...,
-        direct: Global___DirectGrant | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["direct", b"direct"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["direct", b"direct", "epoch", b"epoch", "max_drafts", b"max_drafts", "model_identity", b"model_identity", "region", b"region", "replica", b"replica"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "max_drafts", b"max_drafts", "model_identity", b"model_identity", "region", b"region", "replica", b"replica"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -53,7 +53,6 @@ from services.edge.resumption.chats import ResumableChats
 from services.edge.telemetry import EdgeTelemetry
 from services.edge.time_slicing import TimeSlicer
 from services.edge.timers import SharedTimer
-from services.edge.upstream.direct import DirectPaths
 from services.edge.upstream.embedding import EmbeddingTurns
 from services.edge.upstream.metrics import RouterMetrics
 from services.edge.upstream.pool import RouterPool
@@ -147,7 +146,6 @@ class Edge:
             rng=Random(),
             on_tick=RouterMetrics(metrics).tick,
             tls=tls,
-            direct=_direct_paths(config, metrics, tls),
         )
         self.telemetry = EdgeTelemetry(metrics)
         self.models = EdgeModels(
@@ -338,13 +336,6 @@ class Edge:
         if first is not None and first.drafter.is_starting and now < self._drafter_deadline:
             return False, "the drafter loads its model"
         return True, "serving"
-
-
-def _direct_paths(config: EdgeConfig, metrics: Metrics, tls: Tls) -> DirectPaths | None:
-    if not config.direct_path:
-        return None
-    num_frames = config.max_queued_frames
-    return DirectPaths(metrics, max_queued_frames=num_frames, rng=Random(), tls=tls)
 
 
 def _http_listener(

@@ -204,10 +204,9 @@ class Chat:
             self._is_prompt_charged = True
             self._allowance.charge(input_tokens=item.prompt_tokens)
         if isinstance(item, RegionDone):
-            link = self._link  # asked first: it forgets a session that is over
-            router_has_reply = link is not None and link.router_saw_reply(self._session_id)
+            link = self._link
             self.feed(item)
-            if link is not None and router_has_reply:
+            if link is not None:
                 self._remember_reply(item, link.prompts)
         else:
             self.feed(item)
@@ -312,7 +311,7 @@ class Chat:
         try:
             link = self._context.upstream.pick(avoid)
             opening = self._wire.open(action, self._span.context, link.prompts)
-            self._session_id = link.open(self, opening, may_go_direct=True)
+            self._session_id = link.open(self, opening)
             self._link = link
         except OutriderError as error:
             # A router that was lost a moment ago may be back soon.

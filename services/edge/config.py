@@ -162,9 +162,6 @@ class EdgeConfig:
     """What clients of HTTP/3, on the QUIC port, may use besides."""
     reopen_s: float = 20.0
     """A chat whose router or replica was lost fails after so long without a token from another."""
-    direct_path: bool = False
-    """Have tokens sent to this edge by the replicas themselves, where a router allows it and the
-    replica can be reached from here (docs/guides/direct-path.md)."""
     resumption: ResumeLimits = field(default_factory=ResumeLimits)
     """What is kept for clients that may come back."""
     min_prefill_tokens: int = 16

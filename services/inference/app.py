@@ -38,10 +38,9 @@ from outrider.telemetry.logs import configure_logging, log_start
 from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import configure_tracing, shutdown_tracing
 from outrider.tls import PLAINTEXT, Role, Tls
-from outrider.v1 import direct_pb2_grpc, inference_pb2, inference_pb2_grpc, kv_pb2_grpc
+from outrider.v1 import inference_pb2, inference_pb2_grpc, kv_pb2_grpc
 from services.inference.call_record import CallRecord, Preparations
 from services.inference.config import InferenceConfig
-from services.inference.direct_service import DirectService
 from services.inference.embedding.app import EmbeddingReplica, load_embedder
 from services.inference.kv_peers.fetching import KvPeers
 from services.inference.kv_peers.service import KvTransferService
@@ -284,15 +283,8 @@ class Replica:
             max_frames=config.max_outbox_frames,
             max_sessions=config.max_stream_sessions,
         )
-        self.direct_service = DirectService(
-            self.table,
-            max_frames=config.max_outbox_frames,
-            max_sessions=config.max_stream_sessions,
-            tls=tls,
-        )
         self._server = make_server(tls, max_message_bytes=config.max_message_bytes)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(self.service, self._server)
-        direct_pb2_grpc.add_DirectServiceServicer_to_server(self.direct_service, self._server)
         if self.kv_service is not None:
             kv_pb2_grpc.add_KvTransferServiceServicer_to_server(self.kv_service, self._server)
         self._health = add_health(self._server, SERVICE)
@@ -345,7 +337,6 @@ class Replica:
             await self.prefixes.close()
         self._health.close()
         self.service.close()
-        self.direct_service.close()
         await self._server.stop(grace=0.5)
         if self.kv_service is not None:
             self.kv_service.close()

@@ -348,8 +348,6 @@ def _service(router: Router, health: HealthControl) -> RouterService:
         recent=router.recent,
         advice=lambda: router.autoscale_metrics.advice,
         drain_replica=partial(drain_replica, tls=router.tls),
-        direct_path_regions=router.config.direct_path_regions,
-        tls=router.tls,
     )
 
 

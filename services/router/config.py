@@ -21,7 +21,6 @@ from services.router.autoscale.policy import AutoscalePolicy
 from services.router.embedding.policy import EmbeddingPolicy
 from services.router.placement.types import PlacementPolicy
 from services.router.prefix_index.index import PrefixIndexLimits
-from services.router.relay.direct_edges import EVERY_EDGE
 from services.router.relay.failover import FailoverPolicy
 from services.router.relay.replica_monitor import HangPolicy
 
@@ -195,9 +194,6 @@ class RouterConfig:
     """When a replica that sends no tokens is taken to hang, and its sessions move."""
     failover: FailoverPolicy = dataclasses.field(default_factory=FailoverPolicy)
     """How many sessions may move to other replicas, and for how long they look for one."""
-    direct_path_regions: tuple[str, ...] = ()
-    """Edges whose certificates name one of these regions may have their commits sent to them by the
-    replicas themselves, if they ask (docs/guides/direct-path.md); "*": all edges. Empty: none."""
     cancel_timeout_s: float = 5.0
     """A cancelled session whose replica does not confirm within this time is ended."""
     drain_s: float = 10.0
@@ -223,12 +219,6 @@ class RouterConfig:
                 "replica would be suspect between two reports; leave room for at least two."
             )
         check_message_bytes(self.max_message_bytes)
-        for region in self.direct_path_regions:
-            if region != EVERY_EDGE and not is_label(region):
-                raise ConfigError(
-                    f"direct_path_regions has {region!r}: name regions of edges' certificates, "
-                    f'or "{EVERY_EDGE}" for all edges.'
-                )
         if not 1 <= self.processes <= MAX_PROCESSES:
             raise ConfigError(f"processes is {self.processes}: use 1 to {MAX_PROCESSES}.")
         for tenant in self.tenants:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Final, TypeAlias
 
 import grpc.aio
 
 from outrider.errors import InvalidRequestError, OutriderError, OverloadedError
-from outrider.rpc import Outbox, caller_of, incoming, outgoing, received
+from outrider.rpc import Outbox, incoming, outgoing, received
 from outrider.telemetry.refusals import RefusalLog
-from outrider.tls import PLAINTEXT, Tls
 from outrider.v1 import inference_pb2, router_pb2, router_pb2_grpc
 from services.router.autoscale.advisor import FleetKey, ScalingAdvice
 from services.router.explain import Explainer
@@ -20,7 +19,6 @@ from services.router.fleet.registry import Registry
 from services.router.fleet.replica import Replica, ReplicaLoad
 from services.router.placement.types import ReplicaStatus
 from services.router.recent_replies import WINDOW_S, Recent, RecentReplies
-from services.router.relay.direct_edges import direct_name
 from services.router.relay.frames import Down
 from services.router.relay.switch import Switch
 
@@ -54,13 +52,8 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         max_sessions_per_stream: int,
         region: str,
         serving: Callable[[], bool],
-        direct_path_regions: Collection[str] = (),
-        tls: Tls = PLAINTEXT,
     ) -> None:
-        """`num_waiting`: sessions in the queue by model. `direct_path_regions`: as in the
-        settings."""
-        self._direct_path_regions = direct_path_regions
-        self._tls = tls
+        """`num_waiting`: sessions in the queue by model."""
         self._region = region
         self._default_model = default_model
         self._num_waiting = num_waiting
@@ -83,8 +76,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         """One edge's stream; ends when the edge does, or with a status when it breaks the
         protocol (MalformedFrameError) or never reads (OverloadedError)."""
         outbox: Outbox[Down] = Outbox(self._buffer_frames, self._max_sessions_per_stream)
-        name = direct_name(caller_of(context, self._tls), self._direct_path_regions)
-        edge = self._switch.attach_edge(outbox, name)
+        edge = self._switch.attach_edge(outbox)
         reader = asyncio.create_task(self._read(edge, request_iterator, outbox))
         try:
             async for response in outgoing(outbox, router_pb2.RouteResponse.FromString):

@@ -15,7 +15,7 @@ from bench.cost.__main__ import AIMS_US, ROLES, loads, meshes, report, tick_ms
 from bench.cost.backend import Backend, event
 from bench.cost.engine import PacedEngine
 from bench.cost.load import is_error
-from bench.cost.measuring import Cost, Load, latencies_ms
+from bench.cost.measuring import Cost, Load
 from bench.harness import Run
 from bench.http.client import HttpClient
 from outrider.engines.base import SequenceSlice
@@ -140,12 +140,6 @@ def test_the_backend_streams_an_event_per_tick() -> None:
 
     lines = asyncio.run(streamed())
     assert [line for line in lines if line] == [event(" token").split(b"\r\n")[1].rstrip()] * 5
-
-
-def test_a_commit_belongs_to_the_call_that_was_over_last() -> None:
-    ends = [1.0, 2.0, 3.0]
-    assert latencies_ms(ends, [0.5, 1.25, 2.0, 3.5]) == (250.0, 0.0, 500.0)
-    assert latencies_ms([], [1.0]) == ()
 
 
 def test_a_reply_that_speaks_of_an_error_is_none() -> None:

@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from bench.judges import clients, compatcanary, llamacpp_tests, llm_comply, schemathesis
+from bench.judges import clients, llm_comply, schemathesis
 from bench.judges.report import Finding, Report, expecting, keep
 from bench.judges.target import Target
 from outrider.models.catalog import DEFAULT_MODEL
@@ -14,7 +14,6 @@ from outrider.models.catalog import DEFAULT_MODEL
 _JUNIT = """<testsuites><testsuite>
 <testcase name="POST /v1/b"><failure message="a 5xx">more</failure></testcase>
 <testcase name="GET /v1/a" />
-<testcase name="test_x"><skipped message="not here" /></testcase>
 </testsuite></testsuites>"""
 
 
@@ -87,17 +86,6 @@ def test_operations_of_schemathesis() -> None:
         schemathesis.num_requests("not generated\n  90 generated, 90 passed\n")
         == "90 generated, 90 passed"
     )
-
-
-def test_tests_of_llamacpp_that_did_not_run_are_no_findings() -> None:
-    found = llamacpp_tests.findings(_JUNIT)
-    assert [it.what for it in found] == ["POST /v1/b", "GET /v1/a"]
-
-
-def test_a_warning_of_compatcanary_is_a_failure() -> None:
-    rows = [{"name": name, "status": name, "summary": "so"} for name in ("pass", "warn", "fail")]
-    found = compatcanary.findings({"results": rows})
-    assert [it.result for it in found] == ["passed", "failed", "failed"]
 
 
 def test_what_libraries_print_is_no_finding() -> None:

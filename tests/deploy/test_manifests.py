@@ -404,30 +404,6 @@ def test_edges_reach_the_redis_of_limits_where_a_site_has_one(overlay: str) -> N
     assert 7100 in ports(manifests), "and routers"
 
 
-def test_edges_reach_replicas_where_a_region_has_the_direct_path_and_nowhere_else() -> None:
-    def peers(manifests: Manifests) -> set[str]:
-        return {
-            peer["podSelector"]["matchLabels"]["app.kubernetes.io/name"]
-            for policy in manifests.of_kind("NetworkPolicy")
-            if policy["metadata"]["name"].startswith("inference")
-            for rule in policy["spec"]["ingress"]
-            for peer in rule["from"]
-            if "podSelector" in peer
-        }
-
-    manifests = component_manifests(DEPLOY / "components" / "direct-path")
-    assert list(schema_problems(manifests)) == []
-    assert list(policy_problems(manifests)) == []
-    assert peers(manifests) - peers(built("us-east")) == {"edge"}
-    set_by = {
-        variable["name"]
-        for deployment in manifests.of_kind("Deployment")
-        for part in deployment["spec"]["template"]["spec"]["containers"]
-        for variable in part.get("env", ())
-    }
-    assert {"OUTRIDER_EDGE_DIRECT_PATH", "OUTRIDER_ROUTER_DIRECT_PATH_REGIONS"} <= set_by
-
-
 def test_replicas_reach_the_prefix_store_and_nobody_else_does() -> None:
     manifests = component_manifests(DEPLOY / "components" / "prefix-store")
     assert list(schema_problems(manifests)) == []

@@ -92,8 +92,6 @@ class Reply:
     commits: list[inference_pb2.Commit] = field(default_factory=list)
     done: inference_pb2.SessionDone | None = None
     error: OutriderError | None = None
-    is_direct: bool = False
-    """Its later commits do not come on this stream."""
 
     @property
     def num_accepted(self) -> int:
@@ -172,15 +170,12 @@ class Peer:
             self._commit(frame.session, reply, frame.commit)
         elif kind == "done":
             reply.done = frame.done
-            if reply.is_direct:
-                return
             assert frame.done.upto == len(reply.ids)
             assert frame.done.checksum == CODER.checksum(reply.ids)
         elif kind == "error":
             reply.error = error_from_proto(frame.error)
         else:
-            assert reply.is_direct == (kind == "progress")
-            reply.is_direct = True
+            assert kind == "begun"
 
     def _commit(self, number: int, reply: Reply, commit: inference_pb2.Commit) -> None:
         assert reply.opened is not None

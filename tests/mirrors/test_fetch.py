@@ -444,10 +444,28 @@ def test_more_than_a_store_may_hold_is_refused_before_it_comes(
     assert sum(mirrors.fetched_bytes.values()) == 0
 
 
+def test_a_mirror_that_takes_too_long_is_left_for_the_next(
+    model: SmallModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow, folder = model.mirror(tmp_path / "slow"), model.mirror(tmp_path / "folder")
+    monkeypatch.setattr(fetch, "_SHARD_S", -1.0)
+    with pytest.raises(SourceError, match="it takes more than"):
+        model.fetch(Mirrors([slow]), tmp_path / "got")
+
+    def told(progress: PullProgress) -> None:
+        if progress.stage == "asking" and (tmp_path / "got").exists():
+            monkeypatch.setattr(fetch, "_SHARD_S", 60.0)  # the next mirror is asked
+
+    (tmp_path / "got").unlink()
+    mirrors = Mirrors([slow, folder])
+    assert model.fetch(mirrors, tmp_path / "got", told) == model.data
+    assert mirrors.fetched_bytes[folder.text] > 0
+
+
 async def test_a_mirror_that_is_silent_holds_up_nobody(
     model: SmallModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetch, "_GRACE_S", 0.1)
+    monkeypatch.setattr(fetch, "_ANSWER_S", 0.5)
     folder, gone = model.mirror(tmp_path / "folder"), asyncio.Event()
 
     async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

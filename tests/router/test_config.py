@@ -161,10 +161,3 @@ def test_their_mistakes_are_named(tmp_path: Path, text: str, said: str) -> None:
     file.write_text(text)
     with pytest.raises(ConfigError, match=said):
         load(RouterConfig, "router", file=file, environ={})
-
-
-def test_edges_that_may_have_their_commits_from_replicas_are_named_by_region() -> None:
-    assert RouterConfig().direct_path_regions == ()
-    assert RouterConfig(direct_path_regions=("us-east", "*")).direct_path_regions
-    with pytest.raises(ConfigError, match="direct_path_regions has 'US East'"):
-        RouterConfig(direct_path_regions=("US East",))

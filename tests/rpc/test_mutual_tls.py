@@ -26,7 +26,6 @@ from outrider.errors import (
 from outrider.rpc import (
     add_health,
     bind,
-    caller_of,
     from_rpc_error,
     make_channel,
     make_server,
@@ -49,9 +48,6 @@ _Call = grpc.aio.StreamStreamCall[inference_pb2.GenerateRequest, inference_pb2.G
 
 
 class Echo(inference_pb2_grpc.InferenceServiceServicer):
-    def __init__(self, tls: Tls) -> None:
-        self._tls = tls
-
     async def Drain(
         self, request: inference_pb2.DrainRequest, context: Any
     ) -> inference_pb2.DrainResponse:
@@ -60,7 +56,7 @@ class Echo(inference_pb2_grpc.InferenceServiceServicer):
     async def GetModel(
         self, request: inference_pb2.GetModelRequest, context: Any
     ) -> inference_pb2.GetModelResponse:
-        return inference_pb2.GetModelResponse(model="m", replica=str(caller_of(context, self._tls)))
+        return inference_pb2.GetModelResponse(model="m")
 
     async def Generate(
         self, request_iterator: Any, context: Any
@@ -105,7 +101,7 @@ class Bed:
 
     async def start(self) -> None:
         server = make_server(self.server_tls)
-        inference_pb2_grpc.add_InferenceServiceServicer_to_server(Echo(self.server_tls), server)
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server(Echo(), server)
         add_health(server).set_serving(True)
         self.address = f"127.0.0.1:{bind(server, '127.0.0.1', 0, self.server_tls)}"
         await server.start()
@@ -182,14 +178,6 @@ async def bed(tmp_path: Path) -> AsyncIterator[Bed]:
 
 async def test_a_known_role_is_answered(bed: Bed) -> None:
     assert await bed.model(bed.open("router", ROUTER)) == "m"
-
-
-async def test_a_service_knows_its_caller_by_its_certificate(bed: Bed) -> None:
-    tls = bed.open("router", PeerIdentity(Role.ROUTER, "us", "one"))
-    async with bed.channel(tls) as channel:
-        stub: inference_pb2_grpc.InferenceServiceAsyncStub
-        stub = inference_pb2_grpc.InferenceServiceStub(channel)
-        assert (await stub.GetModel(_REQUEST)).replica == "router/us/one"
 
 
 async def test_a_wrong_role_is_refused(bed: Bed) -> None:

@@ -53,11 +53,9 @@ from services.edge.telemetry import (
     WAITING_CHATS,
 )
 from services.edge.telemetry import DRAFTS_DROPPED as EDGE_DRAFTS_DROPPED
-from services.edge.upstream import direct as edge_direct
 from services.edge.upstream import metrics as edge_routers
 from services.inference.kv_peers import telemetry as kv_peers
 from services.inference.prefix_store import exchange as prefix_store
-from services.inference.streaming import direct_path as inference_direct
 from services.inference.streaming import sessions as inference
 from services.router import metrics as router
 from services.router.relay import telemetry as router_sessions
@@ -178,9 +176,6 @@ ELSEWHERE: Final[dict[str, str]] = {
     drafter.ACCEPTED: _DRAFTER,
     router_sessions.MOVES: _FAILOVER,
     router_sessions.MOVE_TIME: _FAILOVER,
-    router_sessions.DIRECT_SESSIONS: "tests/edge/integration/test_direct_path.py",
-    edge_direct.DIRECT_SESSIONS: "tests/edge/integration/test_direct_path.py",
-    inference_direct.ATTACHED: "tests/inference/streaming/test_direct_path.py",
     router_sessions.INEXACT_MOVES: "tests/router/relay/test_model_identity.py",
     router_sessions.DRAFTS_DROPPED: "tests/router/relay/test_bad_edges.py",
     router_sessions.PROMPTS_LEFT_OUT: "tests/edge/integration/test_prompt_deltas.py",

@@ -61,7 +61,6 @@ class WholeMesh:
     edge_ports: Ports
     router: RouterUnderTest
     tokenizer: TokenizerUnderTest
-    replica: Replica
     edge_metrics: Metrics
     replica_metrics: Metrics
     ca: Path
@@ -105,16 +104,8 @@ async def _page(admin_port: int) -> str:
 
 
 @asynccontextmanager
-async def whole_mesh(
-    words: Vocabulary,
-    state_dir: Path,
-    *,
-    edge_settings: Mapping[str, Any] | None = None,
-    router_settings: Mapping[str, Any] | None = None,
-    call_ms: float = 0.0,
-) -> AsyncIterator[WholeMesh]:
-    """Started from the back to the front; ready for chats. The settings are further ones, `call_ms`
-    how long an engine call waits."""
+async def whole_mesh(words: Vocabulary, state_dir: Path) -> AsyncIterator[WholeMesh]:
+    """Started from the back to the front; ready for chats."""
     vocabularies = [ServedVocabulary.of(MODEL, words)]
     # Nobody listens there: what is shared is asked for in vain, which is recorded as well.
     shared = "redis://127.0.0.1:1"
@@ -122,7 +113,7 @@ async def whole_mesh(
         running_tokenizer(
             vocabularies, shared_cache=SharedCacheConfig(shared, "k" * 32)
         ) as tokenizer,
-        _replica(words, call_ms) as (replica, replica_metrics),
+        _replica(words) as (replica, replica_metrics),
         running_router(
             replicas=(ReplicaConfig("a", "us", f"127.0.0.1:{replica.port}"),),
             tokenizers=(tokenizer.address,),
@@ -130,7 +121,6 @@ async def whole_mesh(
             prices=(Price(1.0, 10.0, model=MODEL),),
             currency="USD",
             **PATIENT_ROUTER,
-            **(router_settings or {}),
         ) as router,
     ):
         routers = (f"127.0.0.1:{router.ports.main}",)
@@ -142,7 +132,6 @@ async def whole_mesh(
             anonymous=True,
             drafter=DrafterConfig(model=NO_DRAFT_MODEL),
             **PATIENT_EDGE,
-            **(edge_settings or {}),
         )
         metrics = Metrics("edge")
         edge = Edge(config, catalog_of(MODEL), metrics, load=loading(words))
@@ -150,15 +139,15 @@ async def whole_mesh(
         try:
             await eventually(lambda: edge.upstream.ready)
             ca = state_dir / "tls" / "cert.pem"
-            yield WholeMesh(edge, ports, router, tokenizer, replica, metrics, replica_metrics, ca)
+            yield WholeMesh(edge, ports, router, tokenizer, metrics, replica_metrics, ca)
         finally:
             await edge.stop()
             metrics.close()
 
 
 @asynccontextmanager
-async def _replica(words: Vocabulary, call_ms: float) -> AsyncIterator[tuple[Replica, Metrics]]:
-    options = FakeOptions(vocabulary_size=words.size, min_rows=2, repetition=1.0, call_ms=call_ms)
+async def _replica(words: Vocabulary) -> AsyncIterator[tuple[Replica, Metrics]]:
+    options = FakeOptions(vocabulary_size=words.size, min_rows=2, repetition=1.0)
     coder = TokenCoder(words.digest, words.size)
     engine = FakeEngine(options)
     model = LoadedModel(MODEL, engine, coder, words.digest, replies_in(words), b"m" * 32)

@@ -14,7 +14,7 @@ from tests.promtool import complaints
 from tests.telemetry.mesh import whole_mesh
 from tests.telemetry.test_names import talk, talk_to_the_router, type_ahead
 
-_RULES = Path(__file__).parents[2] / "deploy" / "prometheus" / "earlier-names.yml"
+_RULES = Path(__file__).parents[2] / "deploy" / "prometheus" / "short-names.yml"
 _ROLES = ("edge", "router", "tokenizer", "inference")
 _RULE_TEST = """
 rule_files: [{rules}]
@@ -106,7 +106,7 @@ def test_a_name_against_the_conventions_is_refused(name: str) -> None:
         Family("outrider_something", "")
 
 
-async def test_earlier_names_are_what_the_rules_say(tmp_path: Path) -> None:
+async def test_short_names_are_what_the_rules_say(tmp_path: Path) -> None:
     assert await complaints("check", "rules", str(_RULES)) == ""
     tests = tmp_path / "test.yml"
     tests.write_text(_RULE_TEST.format(rules=_RULES), "utf-8")

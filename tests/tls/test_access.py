@@ -11,23 +11,13 @@ from grpc_health.v1 import health_pb2
 from outrider.errors import PermissionDeniedError
 from outrider.tls.access import ACCESS, check
 from outrider.tls.identity import PeerIdentity, Role
-from outrider.v1 import (
-    direct_pb2,
-    embedding_pb2,
-    inference_pb2,
-    kv_pb2,
-    router_pb2,
-    tokenizer_pb2,
-)
+from outrider.v1 import embedding_pb2, inference_pb2, kv_pb2, router_pb2, tokenizer_pb2
 
 _GUIDE = Path(__file__).parents[2] / "docs/guides/certificates.md"
 
 
 def _methods() -> set[str]:
-    files = (
-        *(direct_pb2, embedding_pb2, inference_pb2, kv_pb2, router_pb2, tokenizer_pb2),
-        health_pb2,
-    )
+    files = (embedding_pb2, inference_pb2, kv_pb2, router_pb2, tokenizer_pb2, health_pb2)
     services = itertools.chain.from_iterable(
         file.DESCRIPTOR.services_by_name.values() for file in files
     )

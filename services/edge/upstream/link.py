@@ -7,7 +7,6 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from random import Random
 from typing import Final, NoReturn, Protocol
 
@@ -15,7 +14,7 @@ import grpc.aio
 import structlog
 
 from outrider.codec.prompt_memory import PromptMemory
-from outrider.errors import CancelledError, OutriderError, UnavailableError
+from outrider.errors import OutriderError, UnavailableError
 from outrider.peers.jobs import until_one_fails
 from outrider.peers.stall_free_clock import StallFreeClock
 from outrider.rpc import (
@@ -31,7 +30,6 @@ from outrider.rpc import (
 )
 from outrider.tls import PLAINTEXT, Role, Tls
 from outrider.v1 import embedding_pb2_grpc, inference_pb2, router_pb2, router_pb2_grpc
-from services.edge.upstream.direct import DirectPaths, DirectSession
 from services.edge.upstream.table import RouterTable
 
 log = structlog.get_logger()
@@ -86,9 +84,7 @@ class RouterLink:
         rng: Random,
         on_connected: Callable[[], None],
         tls: Tls = PLAINTEXT,
-        direct: DirectPaths | None = None,
     ) -> None:
-        """`direct`: where sessions may have their commits sent to by their replicas themselves."""
         self.address = address
         self._table = table
         self._policy = policy
@@ -106,9 +102,6 @@ class RouterLink:
         self._last_session_id = 0
         self._heard_at = 0.0
         """When the router last said anything, on the link's clock."""
-        self._direct = direct
-        self._direct_sessions: dict[int, DirectSession] = {}
-        """By session id, where there is `direct`."""
         self.prompts = PromptMemory(0)
         """What the router knows of this edge's prompts: of those that went over this stream."""
 
@@ -117,23 +110,13 @@ class RouterLink:
         """Sessions that may still receive frames."""
         return len(self._sinks)
 
-    def open(
-        self, sink: Sink, frame: inference_pb2.SessionUp, *, may_go_direct: bool = False
-    ) -> int:
-        """Open a session and return its id. `may_go_direct`: its commits may come from its replica
-        itself. Raises UnavailableError, OverloadedError."""
+    def open(self, sink: Sink, frame: inference_pb2.SessionUp) -> int:
+        """Open a session and return its id. Raises UnavailableError, OverloadedError."""
         if self._outbox is None:
             raise UnavailableError(f"the router at {self.address} cannot be reached")
         frame.session = self._last_session_id + 1
-        direct = self._direct if may_go_direct else None
-        if direct is not None:
-            frame.open.direct.SetInParent()
         self._outbox.put_nowait(frame)
         self._last_session_id += 1
-        if direct is not None:
-            cancel = partial(self._cancel_lost, self._last_session_id)
-            sink = path = direct.wrap(sink, cancel)
-            self._direct_sessions[self._last_session_id] = path
         self._sinks[self._last_session_id] = sink
         self._unserved.add(self._last_session_id)
         self._table.opened(self.address, self._last_session_id)
@@ -143,16 +126,8 @@ class RouterLink:
         """Queue drafts of a session; False if they were dropped, which costs nothing but speed."""
         if self._outbox is None:
             return False  # the stream broke; region_lost tells the session
-        path = self._direct_sessions.get(session_id)
-        if path is not None and path.is_direct:
-            return path.draft(frame)
         frame.session = session_id
         return self._outbox.offer(frame)
-
-    def router_saw_reply(self, session_id: int) -> bool:
-        """Whether all commits of a session came through the router."""
-        path = self._direct_sessions.get(session_id)
-        return path is None or not path.went_direct
 
     def send(self, session_id: int, frame: inference_pb2.SessionUp) -> None:
         """Queue a frame that the session cannot do without. Raises OverloadedError."""
@@ -165,10 +140,6 @@ class RouterLink:
         if self._outbox is not None:
             frame.session = session_id
             self._outbox.put_nowait(frame, last=True)
-
-    def _cancel_lost(self, session_id: int) -> None:
-        cancel = inference_pb2.CancelSession(reason=CancelledError.reason)
-        self.cancel(session_id, inference_pb2.SessionUp(cancel=cancel))
 
     @property
     def embedding(self) -> embedding_pb2_grpc.EmbeddingRouterServiceAsyncStub:
@@ -188,9 +159,6 @@ class RouterLink:
         if self._sinks.pop(session_id, None) is not None:
             self._unserved.discard(session_id)
             self._table.closed(self.address, session_id)
-        path = self._direct_sessions.pop(session_id, None)
-        if path is not None:
-            path.close()
 
     async def run(self) -> None:
         """Connect, relay, and connect again after every loss, until cancelled."""
@@ -309,7 +277,6 @@ class RouterLink:
         outbox.close()
         sinks, self._sinks = self._sinks, {}
         self._unserved.clear()
-        self._direct_sessions.clear()
         for session_id in sinks:
             self._table.closed(self.address, session_id)
         for sink in sinks.values():

@@ -15,7 +15,6 @@ from outrider.peers.health import HealthPolicy
 from outrider.peers.membership import DiscoveryPolicy, Target
 from outrider.peers.stall_free_clock import StallFreeClock
 from outrider.tls import PLAINTEXT, Tls
-from services.edge.upstream.direct import DirectPaths
 from services.edge.upstream.link import LinkPolicy, RouterLink
 from services.edge.upstream.table import RouterTable, RouterTransition
 
@@ -45,10 +44,9 @@ class RouterPool:
         rng: Random,
         on_tick: Callable[[RouterTable, list[RouterTransition]], None],
         tls: Tls = PLAINTEXT,
-        direct: DirectPaths | None = None,
     ) -> None:
-        """`direct`: as RouterLink has it. `on_tick` is called with every tick of the clock, with
-        the transitions since its last call. Raises ConfigError if targets cannot be looked up."""
+        """`on_tick` is called with every tick of the clock, with the transitions since its last
+        call. Raises ConfigError if targets cannot be looked up."""
         self.table = RouterTable(policy.health, rng)
         self._ranks = {target.text: rank for rank, target in enumerate(policy.targets)}
         self._discovery = Discovery(
@@ -60,7 +58,6 @@ class RouterPool:
         """Time while this process runs: it stops while the process is suspended."""
         self._rng = rng
         self._tls = tls
-        self._direct = direct
         self._on_tick = on_tick
         self._connected = asyncio.Event()
         self._links: dict[str, RouterLink] = {}
@@ -115,8 +112,6 @@ class RouterPool:
         for job in jobs:
             job.cancel()
         await asyncio.gather(*jobs, return_exceptions=True)
-        if self._direct is not None:
-            await self._direct.stop()
         self._own_jobs = []
         self.clock.stop()
 
@@ -133,7 +128,6 @@ class RouterPool:
             rng=self._rng,
             on_connected=self._connected.set,
             tls=self._tls,
-            direct=self._direct,
         )
         job = asyncio.create_task(link.run(), name=address)
         self._links[address], self._jobs[address] = link, job

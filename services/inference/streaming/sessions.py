@@ -43,7 +43,6 @@ from services.inference.scheduler.types import (
     OverloadLevel,
 )
 from services.inference.streaming import wire
-from services.inference.streaming.direct_path import DirectCommits, DirectPaths, wished
 from services.inference.streaming.telemetry import SessionTelemetry
 
 RUNNING: Final = Family("outrider_sessions_running", "Sessions that run.")
@@ -184,8 +183,6 @@ class LiveSession:
     has_token: bool = False
     early_drafts: list[Drafts] | None = None
     """What came before the model thread knew the session; None: it knows it."""
-    direct: DirectCommits | None = None
-    """Where its commits go if not to `peer`; None: its router wants all of them."""
     number_bytes: bytes = field(init=False)
     """`upstream_session_id` as frames to the peer begin with it."""
 
@@ -244,8 +241,6 @@ class SessionTable:
         self._preparations = preparations or Preparations(WorkRecord(None, 0))
         self._prefixes = prefixes
         self._static_salts = static_salts
-        self.direct_paths = DirectPaths(metrics, clock)
-        """Sessions whose commits may go straight to their edges."""
         self._compiling: set[asyncio.Task[None]] = set()
         """Of sessions that the model thread does not know yet."""
         self._engine_session_ids = itertools.count(1)
@@ -278,7 +273,6 @@ class SessionTable:
         engine_session_id = next(self._engine_session_ids)
         now = self.clock()
         request, codec = wire.open_request(engine_session_id, frame, self.contract, now)
-        direct = wished(frame, peer, upstream_session_id)
         request = replace(request, static_salts=self._static_salts(frame.tenant))
         name = (frame.tenant, frame.request_id)
         earlier = self._running.earlier(name, request)
@@ -306,7 +300,6 @@ class SessionTable:
             early_drafts=None if grammar is None else [],
             request=request if self._prefixes is not None else None,
             checksum=self.contract.coder.checksum(request.resume),
-            direct=direct,
         )
         self._live[engine_session_id] = session
         self._running.claim(name, request)
@@ -459,19 +452,14 @@ class SessionTable:
             if session.told_pace is not None:
                 echo, session.commit_echo = session.commit_echo, wire.NO_ECHO
                 pace = session.told_pace.news(event, load, self.contract, echo, self.clock())
-            direct = session.direct
-            is_direct = direct is not None and direct.is_under_way
             commit = wire.commit_bytes(
                 event,
                 pace,
                 self.contract,
                 session.codec,
-                sends_accepted_ids=session.sends_accepted_ids and not is_direct,
+                sends_accepted_ids=session.sends_accepted_ids,
             )
-            if direct is None:
-                session.peer.send(session.number_bytes + commit)
-            else:
-                direct.commit(commit, event.upto, self.clock())
+            session.peer.send(session.number_bytes + commit)
         elif isinstance(event, Opened):
             if self._prefixes is not None and session.request is not None:
                 self._prefixes.opened(session.request, event.cached_tokens, load.row_ms)
@@ -481,8 +469,6 @@ class SessionTable:
             )
             frame.opened.waiting = session.is_waiting
             session.opened_echo.put(frame.opened, self.clock())
-            if session.direct is not None:
-                self.direct_paths.grant(session.direct, session, frame.opened, self.clock())
             session.peer.send(frame)
         elif isinstance(event, Begun):
             if session.is_waiting:
@@ -529,8 +515,6 @@ class SessionTable:
         self._running.release(session.request_name, session.engine_session_id)
         if self._prefixes is not None:
             self._prefixes.ended(session.engine_session_id)
-        if session.direct is not None:
-            self.direct_paths.ended(session.direct)
         if not self._live:
             self._idle.set()
         return True

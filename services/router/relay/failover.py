@@ -131,7 +131,6 @@ class Failover:
         for poison in self._poison.values():
             for loss in poison.losses_of(replica):
                 poison.explained(loss, calls.get(loss.process))
-        self.is_due = self.is_due or bool(self._waiting)
 
     def refused(self, session: RelayedSession) -> None:
         """A replica did not take it, or serves others alone, which says nothing of the session."""

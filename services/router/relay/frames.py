@@ -199,8 +199,6 @@ def session_moved(
         epoch=max(0, session.void_epoch),
         model_identity=opened.model_identity,
     )
-    if opened.HasField("direct"):
-        moved.direct.CopyFrom(opened.direct)
     return inference_pb2.SessionDown(session=session.edge_session_id, moved=moved)
 
 

@@ -74,6 +74,10 @@ class PoisonDetector:
     def __len__(self) -> int:
         return len(self._suspects) + len(self._on_trial)
 
+    def __bool__(self) -> bool:
+        """Whether anything is kept of any session."""
+        return bool(self._suspects or self._on_trial or self._unexplained)
+
     def losses_of(self, replica: str) -> set[Loss]:
         """The losses of a replica that are to be explained."""
         return {

@@ -118,6 +118,7 @@ class ReplicaMonitor:
         """A replica's stream broke; by this router's fault (`is_own`) it says nothing of any
         request."""
         self._hangs.detached(stream)
+        self._hangs_open.pop(replica, None)  # its next process says what became of this one
         sessions = self._table.detach_replica(stream)
         cancelled = CancelledError("The session was cancelled.")
         departures = [
@@ -134,7 +135,6 @@ class ReplicaMonitor:
 
     def connected(self, replica: str, process: bytes, crashes: Sequence[Crash]) -> None:
         """A replica is there again, as this process, and says how those before it crashed."""
-        self._hangs_open.pop(replica, None)
         self._failover.explained(replica, process, crashes)
 
     def engine_failed(self, session: RelayedSession, error: OutriderError, now: float) -> Departure:
@@ -190,15 +190,14 @@ class ReplicaMonitor:
 
     def _stalled(self, stream: int, name: str, now: float) -> Iterator[Departure]:
         for session in self._table.replica_sessions(stream):
-            can_move = session.replay is not None or session.is_direct
-            is_streaming = session.state is SessionState.STREAMING
-            if is_streaming and can_move and self._hangs.is_stalled(session.heard_at, now):
+            can_move = session.state is SessionState.STREAMING and session.replay is not None
+            if can_move and self._hangs.is_stalled(session.heard_at, now):
                 # Where sessions queue, others have the better right: that is no failure.
                 if not self._registry[name].is_busy:
                     self._registry.failed(name, "a session made no progress", now)
                 self._failover.refused(session)
                 why = replica_lost_error(name, "made no progress")
-                yield _departure(session, why)
+                yield Departure(session, SessionInput.LEFT, why)
 
     def _explain_hangs(self, now: float) -> None:
         """A call that still runs long after its replica was found to hang counts as crashed; a

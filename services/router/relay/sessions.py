@@ -225,8 +225,6 @@ class Session(Generic[FrameT]):
     """The newest draft epoch of its edge."""
     void_epoch: int = -1
     """Drafts of this epoch and of those before it are not sent on."""
-    is_direct: bool = False
-    """Whether its commits go straight to its edge: it cannot move any more."""
 
     @property
     def replica(self) -> str:
@@ -398,16 +396,6 @@ class SessionTable(Generic[FrameT]):
         """What the edge has drafted so far is void."""
         self._release_drafts(session)
         session.void_epoch = session.epoch
-
-    def go_direct(self, session: Session[FrameT]) -> None:
-        """Its commits do not come this way any more: it cannot move."""
-        session.is_direct = True
-        self._release_replay(session)
-
-    def progress(self, session: Session[FrameT], num_committed: int) -> None:
-        """So many tokens of a session that is direct are final."""
-        if session.is_direct:
-            session.num_committed = max(session.num_committed, num_committed)
 
     def commit(self, session: Session[FrameT], num_committed: int, tokens: bytes | None) -> None:
         """Tokens became final: the reply has `num_committed` now. `tokens` are kept as they are;

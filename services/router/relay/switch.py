@@ -27,7 +27,7 @@ from outrider.wire import GrpcCode, error_from_proto, error_to_proto
 from services.router.admission.admission import Admission
 from services.router.fleet.registry import Registry
 from services.router.placement.types import RETRY_DELAY_MS
-from services.router.relay import direct_path, frames
+from services.router.relay import frames
 from services.router.relay.dispatch import Dispatch
 from services.router.relay.failover import Failover
 from services.router.relay.frames import Down, RelayedSession, Up
@@ -50,7 +50,6 @@ _REPLICA_INPUTS: Final = {
     "done": SessionInput.DONE,
     "error": SessionInput.ERROR,
 }
-_HAS_TOKENS: Final = frozenset({SessionState.STREAMING, SessionState.CLOSING})
 _PROMPT_S: Final = 10.0
 """For which a session waits for a prompt that its edge was asked for."""
 _REFUSALS: Final = frozenset({GrpcCode.RESOURCE_EXHAUSTED, GrpcCode.UNAVAILABLE})
@@ -60,8 +59,6 @@ _REFUSALS: Final = frozenset({GrpcCode.RESOURCE_EXHAUSTED, GrpcCode.UNAVAILABLE}
 @dataclass(slots=True)
 class _EdgeStream:
     outbox: Outbox[Down]
-    direct_name: str | None
-    """What replicas know it by, where commits may go straight to it; None: they may not."""
     is_half_closed: bool = False
     """The edge sends nothing more: the stream ends with the last of its sessions."""
 
@@ -109,11 +106,10 @@ class Switch:
 
     # --- the two sides come and go ---
 
-    def attach_edge(self, outbox: Outbox[Down], direct_name: str | None = None) -> int:
-        """A new edge stream; its number for the other verbs. `direct_name`: what replicas know the
-        edge by, where commits may go straight to it."""
+    def attach_edge(self, outbox: Outbox[Down]) -> int:
+        """A new edge stream; its number for the other verbs."""
         edge_stream = self._table.attach_edge()
-        self._edges[edge_stream] = _EdgeStream(outbox, direct_name)
+        self._edges[edge_stream] = _EdgeStream(outbox)
         return edge_stream
 
     def half_close_edge(self, edge_stream: int) -> None:
@@ -222,7 +218,6 @@ class Switch:
         opening = frame.open
         opening.model = opening.model or self._default_model()
         opening.alone = False
-        direct_path.pass_wish(opening, self._edges[edge_stream].direct_name)
         ids = self._completed(opening)
         try:
             session = self._intake.open(edge_stream, edge_session_id, frame, now)
@@ -334,9 +329,10 @@ class Switch:
                 continue
             if frame.HasField("commit"):
                 self._committed(session, frame, now)
+            elif frame.HasField("begun"):
+                session.losses.is_waiting = False
             elif (event := _REPLICA_INPUTS.get(frame.WhichOneof("kind") or "")) is None:
-                if not self._direct(session, frame, now):
-                    continue
+                continue
             elif not self._from_replica(session, event, frame, now):
                 return False
             session.heard_at = now
@@ -357,8 +353,6 @@ class Switch:
                 self._registry.contradicted(session.replica, opened.model_identity, now)
                 return False
             session.opened_identity = opened.model_identity
-            address = self._registry[session.replica].address
-            direct_path.pass_grant(opened, address, self._edges[session.edge_stream].direct_name)
             ack_delay_ms = opened.ack_delay_ms
             self._registry.opened(session.replica, session.router_session_id, ack_delay_ms, now)
             session.losses.is_waiting = opened.waiting
@@ -369,7 +363,6 @@ class Switch:
             self._failed(session, frame, now)
             return True
         if event is SessionInput.DONE:
-            self._table.progress(session, frame.done.upto)
             cost = self._admission.cost(session.router_session_id, session.num_committed)
             frames.complete_done(frame.done, session, cost, now)
             self._intake.done(session, frame.done.usage, now)
@@ -396,22 +389,6 @@ class Switch:
             self._send_down(session, frame, now)  # as the table of transitions has it
         else:
             self._advance(session, SessionInput.COMMIT, now, down=frame)
-
-    def _direct(self, session: RelayedSession, frame: Down, now: float) -> bool:
-        """What is for the router alone, or of a session whose commits go straight to its edge;
-        False for a frame that is neither."""
-        if frame.HasField("begun"):
-            session.losses.is_waiting = False
-        elif frame.HasField("progress"):
-            self._table.progress(session, frame.progress.upto)
-        elif frame.HasField("direct") and session.state in _HAS_TOKENS:
-            self._table.go_direct(session)
-            self._telemetry.num_direct += 1
-            frame.session = session.edge_session_id
-            self._send_down(session, frame, now)
-        else:
-            return False
-        return True
 
     def _bind_model(self, session: RelayedSession) -> None:
         """The first tokens from the replica that it is on: from here on it is this one's model that

@@ -45,10 +45,6 @@ MOVE_TIME: Final = Family(
     "Pauses of sessions that moved, from the loss of the replica before; divide by "
     "outrider_router_moves_total.",
 )
-DIRECT_SESSIONS: Final = Family(
-    "outrider_router_direct_sessions",
-    "Sessions whose commits went straight to their edges from some token on.",
-)
 INEXACT_MOVES: Final = Family(
     "outrider_router_inexact_moves",
     "Replies that went on at a replica that computes differently, by that replica.",
@@ -111,7 +107,6 @@ class SessionTelemetry:
         self.frames_up = 0
         self.frames_down = 0
         self.drafts_dropped = 0
-        self.num_direct = 0
         self._metrics = metrics
         self._spans: dict[int, _OpenSpan] = {}
         self._placements: Counter[tuple[str, str]] = Counter()
@@ -121,7 +116,7 @@ class SessionTelemetry:
         self._inexact_moves: Counter[str] = Counter()
         self._deltas: Counter[str] = Counter()
         self._tokens_left_out = 0
-        self._flushed = (0, 0, 0, 0)
+        self._flushed = (0, 0, 0)
         self._exported: set[tuple[Family, str]] = set()
         """Counters that were added to, with their direction."""
         self._refused = EventAggregator()
@@ -217,14 +212,13 @@ class SessionTelemetry:
         self._deltas.clear()
 
     def _flush_frames(self) -> None:
-        up, down, dropped, direct = self._flushed
+        up, down, dropped = self._flushed
         self._add(FRAMES, self.frames_up - up, "up")
         self._add(FRAMES, self.frames_down - down, "down")
         self._add(DRAFTS_DROPPED, self.drafts_dropped - dropped)
-        self._add(DIRECT_SESSIONS, self.num_direct - direct)
         self._add(TOKENS_LEFT_OUT, self._tokens_left_out)
         self._tokens_left_out = 0
-        self._flushed = (self.frames_up, self.frames_down, self.drafts_dropped, self.num_direct)
+        self._flushed = (self.frames_up, self.frames_down, self.drafts_dropped)
 
     def _add(self, family: Family, count: float, direction: str = "") -> None:
         """OpenTelemetry takes 15 us for each addition, of nothing too: that one only once, so that

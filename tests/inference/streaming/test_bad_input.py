@@ -194,9 +194,9 @@ async def test_late_drafts_and_cancels_are_legal() -> None:
         (inference_pb2.SessionUp(session=5, cancel=inference_pb2.CancelSession()), "never opened"),
         (inference_pb2.SessionUp(session=5, draft=inference_pb2.Draft()), "never opened"),
         (inference_pb2.SessionUp(session=5), "no known kind"),
-        (inference_pb2.SessionUp(session=5, attach=inference_pb2.AttachSession()), "no known kind"),
+        (inference_pb2.SessionUp(session=5, prompt=inference_pb2.PromptDelta()), "no known kind"),
     ],
-    ids=["cancel", "draft", "empty", "attach"],
+    ids=["cancel", "draft", "empty", "prompt"],
 )
 async def test_frames_out_of_place(frame: inference_pb2.SessionUp, message: str) -> None:
     async with running() as it:

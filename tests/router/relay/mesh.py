@@ -150,9 +150,9 @@ class Mesh:
         stream = self.streams.pop(name)
         self.switch.detach_replica(name, stream, self.clock(), is_own=is_own)
 
-    def edge(self, direct_name: str | None = None) -> int:
+    def edge(self) -> int:
         outbox: Outbox[Down] = Outbox(self.edge_capacity, 16)
-        edge = self.switch.attach_edge(outbox, direct_name)
+        edge = self.switch.attach_edge(outbox)
         self.down[edge] = outbox
         return edge
 

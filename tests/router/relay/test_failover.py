@@ -474,6 +474,18 @@ def test_models_without_suspects_are_forgotten() -> None:
     assert suspect.losses.num_lost == 0
 
 
+def test_losses_are_explained_though_other_models_lost_replicas_since() -> None:
+    failover = failover_of(Fleet())
+    waiting: RelayedSession = Session(1, 1, 1, 1, 0.0, None, model="x")
+    waiting.losses.is_waiting = True
+    failover.replica_lost([waiting], Loss("near", b"process"))
+    for number in range(2, 9):
+        lost(failover, f"y-{number}", number)
+    assert waiting.losses.goes_alone
+    failover.explained("near", b"the next one", ())
+    assert not waiting.losses.goes_alone
+
+
 def test_moves_within_the_window_are_a_share_of_the_sessions_and_some_more() -> None:
     budget = RetryBudget(FailoverPolicy(share=0.5, min_moves=3, window_s=10.0))
     for second in range(8):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.engine_calls import EngineCall
+from outrider.engine_calls import Crash, EngineCall
 from services.router.fleet.replica import ReplicaLoad
 from services.router.relay.poison import LossRecord
 from services.router.relay.replica_monitor import HangDetector, HangPolicy
@@ -36,6 +36,14 @@ def reported(world: World, call: EngineCall | None, seconds: float) -> None:
             call = call._replace(duration_ms=call.duration_ms + 100.0)
         load = ReplicaLoad(fixed_ms=10.0, row_ms=0.1, running_call=call or EngineCall())
         world.mesh.registry.report("near", load, now)
+        world.mesh.registry.report("far", ReplicaLoad(fixed_ms=10.0, row_ms=0.1), now)
+        world.mesh.switch.expire(now)
+
+
+def reported_far(world: World, seconds: float) -> None:
+    """Time passes in which `far` alone is there."""
+    for _ in range(round(seconds * 10)):
+        now = world.mesh.clock.advance(0.1)
         world.mesh.registry.report("far", ReplicaLoad(fixed_ms=10.0, row_ms=0.1), now)
         world.mesh.switch.expire(now)
 
@@ -76,6 +84,19 @@ async def test_a_replica_that_is_in_another_call_later_was_slow(later: EngineCal
     reported(world, later, 1.5)
     assert (losses.unexplained, losses.crashes) == (set(), set())
     assert not losses.goes_alone
+
+
+async def test_that_a_replica_goes_on_does_not_explain_its_crash_later() -> None:
+    world, losses, request = await hangs(0.0)
+    world.hung.clear()
+    world.kill("near")
+    assert len(losses.unexplained) == 1
+    reported_far(world, 4.0)
+    assert len(losses.unexplained) == 1, "only its next process can tell"
+    call = EngineCall(frozenset({request}), 1)
+    world.crashes["near"].append(Crash(world.mesh.registry["near"].process, call))
+    world.restart("near")
+    assert (len(losses.unexplained), len(losses.crashes)) == (0, 1)
 
 
 async def test_what_a_process_is_said_to_crash_in_ends_the_doubt_about_its_hang() -> None:
