@@ -35,6 +35,8 @@ def settings(vocabulary: Vocabulary) -> tuple[str, ...]:
         "edge.drafter.model=none",
         "edge.reopen_s=300",
         "router.failover.timeout_s=300",
+        "router.return_s=300",
+        "router.admission.max_wait_medium_s=300",
     )
 
 
