@@ -72,28 +72,31 @@ def run_mutations(
     limit_s: float = DEFAULT_LIMIT_S,
     report: Callable[[Result], object] = lambda result: None,
 ) -> list[Result]:
-    """What the tests of each notice, in the order of the list; `report` hears of each at once."""
-    with _copies(root, num_jobs) as copies:
+    """What the tests of each notice, in the order of the list; `report` hears of each at once.
+    Mutations with the same tests are made one after the other, when these have passed without."""
+    by_tests: dict[tuple[str, ...], list[Mutation]] = {}
+    for mutation in mutations:
+        by_tests.setdefault(mutation.tests, []).append(mutation)
 
-        def unchanged(tests: tuple[str, ...], copy: _Copy) -> _Run:
-            return _run(tests, copy.root, limit_s)
-
-        sets = list(dict.fromkeys(mutation.tests for mutation in mutations))
-        baseline = dict(zip(sets, _each(sets, unchanged, copies), strict=True))
-
-        def mutated(mutation: Mutation, copy: _Copy) -> Result:
-            before = baseline[mutation.tests]
+    def of_group(group: list[Mutation], copy: _Copy) -> dict[Mutation, Result]:
+        before = _run(group[0].tests, copy.root, max(limit_s, DEFAULT_LIMIT_S))
+        results: dict[Mutation, Result] = {}
+        for mutation in group:
+            run = _Run(
+                Outcome.BROKEN, before.seconds, f"without it the tests fail\n{before.output}"
+            )
             if before.outcome is Outcome.NOT_CAUGHT:
                 with copy.changed(mutation):
                     run = _run(mutation.tests, copy.root, limit_s)
-            else:
-                output = f"the tests fail without it\n{before.output}"
-                run = _Run(Outcome.BROKEN, before.seconds, output)
             result = Result(mutation, run.outcome, run.seconds, run.output)
+            results[mutation] = result
             report(result)
-            return result
+        return results
 
-        return list(_each(mutations, mutated, copies))
+    with _copies(root, num_jobs) as copies:
+        groups = list(_each(list(by_tests.values()), of_group, copies))
+    found = {mutation: result for group in groups for mutation, result in group.items()}
+    return [found[mutation] for mutation in mutations]
 
 
 class _Copy:

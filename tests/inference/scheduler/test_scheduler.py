@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 from outrider.engines.base import LogitsRows
 from outrider.engines.fake import FakeOptions
 from outrider.errors import EngineError
+from outrider.sampling import whole_rows
 from outrider.sampling.params import SamplingParams
 from outrider.session_types import FinishReason, Priority
 from services.inference.scheduler.draft_sources import MAX_UNSEEN_TOKENS
@@ -64,6 +67,30 @@ def test_a_call_tells_who_is_new_in_it_and_who_has_no_token_yet() -> None:
     new = [batch.new_requests for batch in driver.batches]
     assert new[:3] == [(10,), (10,), ()], "until the call of the first token"
     assert new.count((11,)) == 2
+
+
+def test_sessions_whose_tokens_noise_alone_decides_are_chosen_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    num_rows: list[int] = []
+
+    def counted(rows: Sequence[whole_rows.Rivals]) -> list[int]:
+        num_rows.append(len(rows))
+        return choose(rows)
+
+    choose = whole_rows.choose
+    monkeypatch.setattr(whole_rows, "choose", counted)
+    plain = SamplingParams(max_tokens=20, temperature=0.8, seed=5, ignore_eos=True)
+    options = replace(OPTIONS, min_rows=1)
+    driver = Driver(options)
+    asked = [request(number, prompt, sampling=plain) for number, prompt in enumerate(prompts(4))]
+    for one in asked:
+        driver.open(one)
+    driver.finish()
+    assert num_rows.count(4) >= 15, "a call for all rows of a batch"
+    assert len(num_rows) <= len(driver.batches) + 1, "and none besides"
+    for one in asked:
+        assert tuple(driver.peers[one.session_id].reply) == reference(one, options)
 
 
 def test_resuming_goes_on_as_if_nothing_had_happened() -> None:
