@@ -191,6 +191,14 @@ def test_a_contradicting_commit_retracts_what_is_wrong_first() -> None:
     assert (display.erased_chars, display.num_retractions) == (4, 1)
 
 
+def test_text_against_what_is_shown_retracts_it_whatever_the_drafts_are_now() -> None:
+    """What is shown may be of drafts that a chain does not have any more."""
+    display = Display(PLAIN)
+    display.show(draft_text((" the", 0.9), (" cat", 0.8), (".", 0.7)), 0.0)
+    assert display.confirm(" the dog", False, 1.0) == Retract(5)
+    assert display.shown == ""
+
+
 def test_a_divergence_behind_the_commit_retracts_the_rest() -> None:
     display = Display(PLAIN)
     display.show(draft_text((" the", 0.9), (" cat", 0.8), (".", 0.7)), 0.0)

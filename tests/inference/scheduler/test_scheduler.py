@@ -93,9 +93,30 @@ def test_sessions_whose_tokens_noise_alone_decides_are_chosen_together(
         assert tuple(driver.peers[one.session_id].reply) == reference(one, options)
 
 
+def test_drafts_that_came_during_a_call_are_in_the_next_one() -> None:
+    options = replace(OPTIONS, min_rows=1)
+    driver, truth = Driver(options), reference(request(), options)
+    peer = driver.open(request())
+    while len(peer.reply) < 4:
+        driver.tick()
+    assert driver.scheduler._builder._plan is not None, "of a call like the last one"
+    begin = len(peer.reply)
+    driver.draft(1, Drafts(0, begin, truth[begin : begin + 4]))
+    batch = driver.schedule()
+    assert batch is not None and batch.scheduled[0].num_drafts > 1
+    driver.run(batch)
+    driver.finish()
+    assert tuple(peer.reply) == truth
+
+
 def test_resuming_goes_on_as_if_nothing_had_happened() -> None:
     sampling = SamplingParams(
-        max_tokens=30, temperature=0.9, seed=3, repetition_penalty=1.2, ignore_eos=True
+        max_tokens=30,
+        temperature=0.9,
+        seed=3,
+        repetition_penalty=1.2,
+        frequency_penalty=2.0,
+        ignore_eos=True,
     )
     truth = reference(request(sampling=sampling), OPTIONS)
     for done in (1, 7, 29, 30):
@@ -410,6 +431,20 @@ def test_an_engine_failure_ends_the_sessions_in_the_call_and_no_others() -> None
     assert hit.failed is not None and hit.failed.error is error
     driver.finish()
     assert tuple(spared.reply) == reference(request(2), OPTIONS)
+
+
+def test_an_engine_failure_spares_who_pauses_for_another() -> None:
+    driver = Driver(OPTIONS, SchedulerLimits(max_sessions=1))
+    paused = driver.open(request(1, priority=Priority.LOW))
+    while not paused.reply:
+        driver.tick()
+    hit = driver.open(request(2, prompts(1)[0], priority=Priority.HIGH))
+    batch = driver.schedule()
+    assert batch is not None and driver.scheduler.load().paused_sessions == 1
+    driver.take(driver.scheduler.fail(batch, EngineError("the device went away")))
+    assert hit.failed is not None and paused.failed is None
+    driver.finish()
+    assert tuple(paused.reply) == reference(request(1), OPTIONS)
 
 
 def test_a_row_that_is_not_finite_ends_its_own_session_only() -> None:
