@@ -203,7 +203,7 @@ start(sys.argv[1:], ends_with_parent=signal.{number.name}).join()
         assert parent.stdout is not None
         assert parent.stdout.readline() == b"up\n"
         parent.kill()
-        ended, _, _ = select.select([parent.stdout], [], [], 60.0)
+        ended, _, _ = select.select([parent.stdout], [], [], 20.0)
         assert ended and parent.stdout.read() == b"", "the child holds the other end"
 
 

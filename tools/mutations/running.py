@@ -54,7 +54,7 @@ class Result:
     outcome: Outcome
     seconds: float
     output: str = ""
-    """The end of what pytest printed, where the mistake was not caught."""
+    """The end of what pytest printed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +179,7 @@ def _run(tests: Sequence[str], root: Path, limit_s: float) -> _Run:
     finally:
         _kill(process)
     shown = "\n".join(output.splitlines()[-_SHOWN_LINES:])
-    return _Run(outcome, time.monotonic() - begun, "" if outcome is Outcome.CAUGHT else shown)
+    return _Run(outcome, time.monotonic() - begun, shown)
 
 
 def _kill(process: subprocess.Popen[str]) -> None:

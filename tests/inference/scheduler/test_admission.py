@@ -240,7 +240,8 @@ def test_overload_stops_drafts_that_cost_rows() -> None:
     def tick_with_drafts() -> bool:
         for number, text in texts.items():
             base = len(driver.peers[number].reply)
-            driver.draft(number, Drafts(0, base, text[base : base + 3]))
+            epoch = len(driver.batches)
+            driver.draft(number, Drafts(epoch, base, text[base : base + 5]))
         driver.tick()
         return any(part.num_drafts for part in driver.batches[-1].scheduled)
 

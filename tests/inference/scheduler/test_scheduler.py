@@ -109,15 +109,10 @@ def test_drafts_that_came_during_a_call_are_in_the_next_one() -> None:
     assert tuple(peer.reply) == truth
 
 
-def test_resuming_goes_on_as_if_nothing_had_happened() -> None:
-    sampling = SamplingParams(
-        max_tokens=30,
-        temperature=0.9,
-        seed=3,
-        repetition_penalty=1.2,
-        frequency_penalty=2.0,
-        ignore_eos=True,
-    )
+@pytest.mark.parametrize("penalty", [{"repetition_penalty": 1.2}, {"frequency_penalty": 2.0}])
+def test_resuming_goes_on_as_if_nothing_had_happened(penalty: dict[str, float]) -> None:
+    plain = SamplingParams(max_tokens=30, temperature=0.9, seed=3, ignore_eos=True)
+    sampling = replace(plain, **penalty)  # type: ignore[arg-type]
     truth = reference(request(sampling=sampling), OPTIONS)
     for done in (1, 7, 29, 30):
         driver = Driver(OPTIONS)
