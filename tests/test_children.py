@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import re
+import select
 import shutil
 import signal
 import subprocess
@@ -202,7 +203,8 @@ start(sys.argv[1:], ends_with_parent=signal.{number.name}).join()
         assert parent.stdout is not None
         assert parent.stdout.readline() == b"up\n"
         parent.kill()
-        assert parent.stdout.read() == b"", "the child holds the other end"
+        ended, _, _ = select.select([parent.stdout], [], [], 20.0)
+        assert ended and parent.stdout.read() == b"", "the child holds the other end"
 
 
 def test_a_child_whose_parent_ended_before_the_kernel_was_asked_ends() -> None:

@@ -46,6 +46,12 @@ def test_commits_move_text_from_provisional_to_final() -> None:
     assert transcript.ids == [1, 2, 3]
 
 
+def test_a_commit_takes_its_part_of_the_provisional_text() -> None:
+    transcript = after(Provisional(0, 0, "hello wor", 0.9), Committed("hello ", (1,), 1))
+    assert (transcript.committed, transcript.provisional) == ("hello ", "wor")
+    assert transcript.text == "hello wor"
+
+
 def test_tokens_let_through_are_remembered_by_their_number() -> None:
     first = Committed("a b", (1, 2), 2, (1,), ((1, 3),))
     transcript = after(first, Committed("c d", (3, 4), 4, (2, 3), ((3, 4), (4, 6))))

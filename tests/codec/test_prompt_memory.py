@@ -18,7 +18,7 @@ from outrider.codec.prompt_memory import (
 )
 
 VOCABULARY = b"\x07" * 32
-OURS, THEIRS = (prompt_scope(salt, VOCABULARY) for salt in (b"ours", b"theirs"))
+OURS, THEIRS = (prompt_scope(salt, VOCABULARY) for salt in (b"ours", b"them"))
 
 
 def ids_of(seed: int, num_tokens: int) -> bytes:

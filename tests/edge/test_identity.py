@@ -153,6 +153,14 @@ def test_who_has_the_secret_learns_why_it_is_not_good(fields: dict[str, Any], sa
         edge_of(key_of("a", **fields), now=5.0).of(Credential(text_of("a")), SECRET, SECRET)
 
 
+def test_the_end_of_a_tenants_name_is_not_the_beginning_of_its_users() -> None:
+    def owner(name: str, user: str) -> bytes:
+        edge = edge_of(key_of("k", name), tenants=(TenantConfig(name, trust="user"),))
+        return edge.of(Credential(text_of("k"), user), SECRET, SECRET).owner
+
+    assert len({owner("ab", "c"), owner("a", "bc"), owner("abc", "d"), owner("a", "bcd")}) == 4
+
+
 def test_a_key_narrows_what_its_tenant_may() -> None:
     acme = TenantConfig("acme", max_priority="medium", models=("a", "b"), regions=("eu", "us"))
 

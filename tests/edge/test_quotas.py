@@ -65,6 +65,12 @@ def test_who_holds_nothing_is_forgotten_first_and_who_does_never() -> None:
     assert len(shares) == 3
 
 
+def test_a_bucket_holds_a_burst_however_long_it_was_left_alone() -> None:
+    bucket = TokenBucket(RateLimit(3.0, 10.0), 0.0)
+    assert bucket.level(1e6) == 10.0
+    assert bucket.take(10.0, 1e6) and not bucket.take(0.1, 1e6)
+
+
 @given(st.lists(st.tuples(st.floats(0, 5), st.floats(0, 40)), max_size=50))
 def test_a_bucket_never_gives_more_than_its_rate_and_burst(asks: list[tuple[float, float]]) -> None:
     bucket, now, given_out = TokenBucket(RateLimit(3.0, 10.0), 0.0), 0.0, 0.0

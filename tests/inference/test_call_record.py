@@ -93,6 +93,17 @@ def test_who_lives_has_not_crashed_and_other_replicas_crashes_are_not_told(tmp_p
     assert len(CallRecord(tmp_path, "b").crashes) == 1
 
 
+def test_a_process_that_runs_keeps_its_record_when_others_begin(tmp_path: Path) -> None:
+    with running(tmp_path) as living:
+        assert living.stdout is not None
+        process = bytes.fromhex(living.stdout.readline())
+        assert CallRecord(tmp_path, "a").crashes == ()
+        living.send_signal(signal.SIGABRT)
+        living.wait(60)
+    (crash,) = CallRecord(tmp_path, "a").crashes
+    assert crash.process == process
+
+
 def test_crashes_are_kept_for_a_while_and_only_so_many(tmp_path: Path) -> None:
     process, record = left_by(tmp_path, signal.SIGABRT)
     (kept,) = [path for path in (tmp_path / "a").iterdir() if path.suffix]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 import tracemalloc
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -211,9 +210,24 @@ def test_whatever_a_file_holds_only_our_own_errors_leave(data: bytes) -> None:
     assert len(list(fuzz(data))) <= len(READERS)
 
 
-@given(st.binary(max_size=200))
-def test_bytes_that_are_no_file_are_corrupt(data: bytes) -> None:
-    with suppress(ArtifactCorruptError), TemporaryDirectory() as folder:
+LEAST_FIELD_BYTES = 8 + 4 + 1
+"""Of a name of no bytes, a kind, and the smallest value."""
+
+
+@given(st.binary(max_size=200), st.integers(1, 3))
+def test_bytes_too_few_for_the_fields_they_announce_are_corrupt(rest: bytes, more: int) -> None:
+    num_fields = len(rest) // LEAST_FIELD_BYTES + more
+    check_corrupt(b"GGUF\x03\0\0\0" + struct.pack("<QQ", 0, num_fields) + rest)
+
+
+@given(st.binary(max_size=200).filter(lambda data: not data.startswith(b"GGUF")))
+def test_bytes_that_do_not_begin_like_a_file_are_corrupt(data: bytes) -> None:
+    check_corrupt(data)
+
+
+def check_corrupt(data: bytes) -> None:
+    with TemporaryDirectory() as folder:
         path = Path(folder, "m.gguf")
-        path.write_bytes(b"GGUF\x03\0\0\0" + data)
-        open_gguf(path)
+        path.write_bytes(data)
+        with pytest.raises(ArtifactCorruptError):
+            open_gguf(path)

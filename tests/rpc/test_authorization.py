@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
@@ -73,6 +74,17 @@ async def test_what_is_remembered_ends_with_the_certificate(ca: DevelopmentCa, t
     with pytest.raises(UnauthenticatedError), authorizer.call(METHOD, caller):
         pass
     assert authorizer.num_cached == 0
+
+
+async def test_what_is_remembered_ends_with_the_ca(ca: DevelopmentCa, tls: Tls) -> None:
+    authorizer = CallAuthorizer(tls)
+    caller = context(ca.issue(PeerIdentity(Role.EDGE), NOW).certificate)
+    with authorizer.call(METHOD, caller):
+        pass
+    assert authorizer.num_cached == 1 and tls.current is not None
+    tls.replace(replace(tls.current, ca=DevelopmentCa(NOW).pem))
+    with pytest.raises(UnauthenticatedError), authorizer.call(METHOD, caller):
+        pass
 
 
 async def test_who_shows_nothing_or_another_role_is_refused(ca: DevelopmentCa, tls: Tls) -> None:

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.errors import EmptyPromptError, InvalidRequestError, PromptTooLongError
+from outrider.errors import (
+    EmptyPromptError,
+    FrameTooLargeError,
+    InvalidRequestError,
+    PromptTooLongError,
+)
 from outrider.models.chat import MAX_MESSAGES, Message
 from outrider.models.tools import MAX_TOOLS, ToolCall, check_tools
 from outrider.models.vocabulary import Vocabulary
 from outrider.tokenization.rewriting import Rewriter, RewritingPolicy
+from outrider.tokenization.segment_cache import ContentClass
 from outrider.v1 import common_pb2, tokenizer_pb2
 from outrider.wire import message_to_proto, token_block_from_proto
 from services.tokenizer.requests import RequestHandler
@@ -59,6 +65,25 @@ def test_a_conversation_gets_the_prefix_unless_it_has_one() -> None:
         bench.ids(asking(""))
     with pytest.raises(EmptyPromptError):
         bench.ids(asking())
+
+
+def test_a_request_of_more_bytes_than_are_tokenized_at_once_is_refused() -> None:
+    served = ServedVocabulary.of("small", small_vocabulary())
+    handler = RequestHandler(max_text_bytes=100, max_decode_ids=1000)
+    most = tokenizer_pb2.EncodeRequest(text="x" * 98)
+    assert most.ByteSize() == 100
+    assert handler.encode(served, most).ids.count
+    with pytest.raises(FrameTooLargeError, match="of 101 bytes, at most 100"):
+        handler.encode(served, tokenizer_pb2.EncodeRequest(text="x" * 99))
+
+
+def test_pieces_of_text_are_found_by_the_trust_group_that_sent_them() -> None:
+    served = ServedVocabulary.of("small", small_vocabulary())
+    handler = RequestHandler(1 << 20, 1000)
+    lookups = served.encoder.lookups[ContentClass.DOCUMENT]
+    for salt, num_hits in ((b"ours", 0), (b"them", 0), (b"", 0), (b"", 0), (b"ours", 1)):
+        handler.encode(served, tokenizer_pb2.EncodeRequest(text="some text", cache_salt=salt))
+        assert lookups.num_hits == num_hits, "who names no group shares nothing"
 
 
 def test_a_conversation_that_does_not_fit_is_made_shorter_by_the_callers_limit() -> None:

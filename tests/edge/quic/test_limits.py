@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from outrider.errors import OverloadedError
 from services.edge.quic.limits import (
     AddressPrefixes,
     HandshakeAdmission,
@@ -133,6 +134,19 @@ def test_a_closed_budget_counts_nowhere() -> None:
     assert everything.num_bytes == 0 and not one.take(1)
     one.give_back(5)
     assert everything.num_bytes == 0
+
+
+def test_a_chat_counts_for_its_address_and_its_client_until_it_ends() -> None:
+    home = "192.0.2.1/32"
+    shares = ListenerQuotas(ListenerLimits(max_chats_per_address=2, max_chats_per_client=1))
+    end = shares.hold_chat(home, b"somebody", 0.0)
+    with pytest.raises(OverloadedError):
+        shares.hold_chat(home, b"somebody", 0.0)
+    assert shares.quotas.held(home, Count.CHATS) == 1, "what its client may not have is not held"
+    shares.hold_chat(home, b"another", 0.0)
+    end()
+    assert shares.quotas.held(home, Count.CHATS) == 1
+    assert shares.client_quotas.held(b"somebody", Count.CHATS) == 0
 
 
 def test_quotas_of_several_processes_count_although_nobody_has_used_them() -> None:

@@ -109,6 +109,15 @@ def test_groups_share_what_the_region_is_like_and_nothing_that_follows_from_word
     assert len(known) == 2, "the group not asked for longest is forgotten"
 
 
+def test_a_group_that_is_asked_for_again_outlasts_others() -> None:
+    known = GroupAverages(max_groups=2)
+    first = known.of(b"a")
+    known.of(b"b")
+    known.of(b"a")
+    known.of(b"c")
+    assert known.known(b"a") is first and known.known(b"b") is None
+
+
 def after(share: Callable[[float], float], count: int = 2000) -> Calibration:
     """After drafts of evenly spread confidence, of which a share `share(confidence)` was right."""
     calibration, rng = Calibration(), Random(3)

@@ -77,6 +77,13 @@ def test_the_first_tokens_may_have_a_threshold_of_their_own() -> None:
     assert Display(bold).show(draft_text(*pieces, base=5), 0.0) is None
 
 
+def test_the_first_tokens_are_as_many_as_the_policy_says() -> None:
+    bold = DisplayPolicy(first_tokens=4, first_threshold=0.3, max_risk=9.0)
+    cat = (" cat", 0.4), (" ", 0.4)
+    assert Display(bold).show(draft_text(*cat, base=3), 0.0) == Provisional(3, 0, " cat", 0.4)
+    assert Display(bold).show(draft_text(*cat, base=4), 0.0) is None
+
+
 @pytest.mark.parametrize("base", [0, 5])
 def test_by_default_nothing_is_shown_that_is_rather_wrong_than_right(base: int) -> None:
     pieces = ((" the", 0.49), (" cat", 0.48), (".", 0.47))
@@ -182,6 +189,14 @@ def test_a_contradicting_commit_retracts_what_is_wrong_first() -> None:
     assert display.confirm(" the dog", True, 1.0) == Retract(5)
     assert display.shown == ""
     assert (display.erased_chars, display.num_retractions) == (4, 1)
+
+
+def test_text_against_what_is_shown_retracts_it_whatever_the_drafts_are_now() -> None:
+    """What is shown may be of drafts that a chain does not have any more."""
+    display = Display(PLAIN)
+    display.show(draft_text((" the", 0.9), (" cat", 0.8), (".", 0.7)), 0.0)
+    assert display.confirm(" the dog", False, 1.0) == Retract(5)
+    assert display.shown == ""
 
 
 def test_a_divergence_behind_the_commit_retracts_the_rest() -> None:

@@ -61,6 +61,21 @@ def test_a_cached_prompt_needs_less_time() -> None:
     assert driver.peers[2].commits
 
 
+def test_a_session_whose_group_has_its_prompt_is_not_ended_as_late() -> None:
+    driver = Driver(OPTIONS, replace(LIMITS, max_sessions=1))
+    driver.open(numbered(1, cache_salt=b"group"))
+    driver.finish()
+    driver.open(numbered(2))
+    driver.tick()
+    asked = numbered(1, cache_salt=b"group", deadline=driver.now + 0.04)
+    driver.open(replace(asked, session_id=3))
+    driver.take(driver.scheduler.expire(driver.now))
+    assert driver.scheduler.is_waiting(3)
+    driver.take(driver.scheduler.expire(driver.now + 0.038))
+    finished = driver.peers[3].finished
+    assert finished is not None and finished.reason is FinishReason.DEADLINE
+
+
 @pytest.mark.parametrize("source", ["peer", "store"])
 def test_what_may_be_loaded_needs_less_time(source: str) -> None:
     """Only what is left to compute has to be done by the deadline."""
@@ -208,7 +223,8 @@ def test_overload_stops_drafts_that_cost_rows() -> None:
     def tick_with_drafts() -> bool:
         for number, text in texts.items():
             base = len(driver.peers[number].reply)
-            driver.draft(number, Drafts(0, base, text[base : base + 3]))
+            epoch = len(driver.batches)
+            driver.draft(number, Drafts(epoch, base, text[base : base + 5]))
         driver.tick()
         return any(part.num_drafts for part in driver.batches[-1].scheduled)
 

@@ -38,6 +38,16 @@ def test_frames_of_an_epoch_extend_each_other() -> None:
     assert edge.ids == [1, 2, 3, 4]
 
 
+def test_a_group_that_is_asked_for_again_outlasts_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.inference.scheduler.draft_sources.MAX_SALTS", 2)
+    table = GroupStatisticsTable()
+    first, second = table.of(b"a").edge_acceptance, table.of(b"b").edge_acceptance
+    assert table.of(b"a").edge_acceptance is first
+    table.of(b"c")
+    assert table.of(b"a").edge_acceptance is first
+    assert table.of(b"b").edge_acceptance is not second
+
+
 def test_a_frame_sent_twice_changes_nothing() -> None:
     edge = chain(1, 2, 3)
     edge.receive(Drafts(1, 1, (2, 3, 4)), [])

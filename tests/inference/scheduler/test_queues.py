@@ -113,6 +113,18 @@ def test_the_oldest_keeps_its_memory() -> None:
     assert closings.index(first) > 0
 
 
+def test_the_last_gives_up_its_memory_first() -> None:
+    driver = Driver(FakeOptions(min_rows=2, block_tokens=4, num_blocks=20))
+    for number in range(3):
+        driver.open(request(number, (3 + number, *PROMPT[:9])))
+    while not driver.peers[2].reply:
+        driver.tick()
+    while not any(driver.scheduler.is_waiting(number) for number in range(3)):
+        driver.tick()
+    assert driver.scheduler.is_waiting(2)
+    driver.finish()
+
+
 def test_a_full_queue_says_when_to_come_back() -> None:
     driver = Driver(OPTIONS, SchedulerLimits(max_sessions=2, max_queue=1))
     for number in range(3):
@@ -150,6 +162,20 @@ def test_a_deadline_ends_a_session_wherever_it_stands(num_ticks: int) -> None:
     driver.finish()
     assert tuple(peer.reply) == reference(request(), OPTIONS)[: len(peer.reply)]
     assert other.finished is not None and other.finished.reason is FinishReason.LENGTH
+
+
+def test_a_deadline_ends_a_session_whose_call_is_under_way() -> None:
+    driver = Driver(OPTIONS)
+    peer = driver.open(request(1, deadline=driver.now + 5.0))
+    while not peer.reply:
+        driver.tick()
+    batch = driver.schedule()
+    assert batch is not None
+    driver.now += 5.0
+    driver.take(driver.scheduler.expire(driver.now))
+    assert peer.finished is not None and peer.finished.reason is FinishReason.DEADLINE
+    driver.run(batch)
+    driver.finish()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 from outrider.engines.base import LogitsRows
 from outrider.engines.fake import FakeOptions
 from outrider.errors import EngineError
+from outrider.sampling import whole_rows
 from outrider.sampling.params import SamplingParams
 from outrider.session_types import FinishReason, Priority
 from services.inference.scheduler.draft_sources import MAX_UNSEEN_TOKENS
@@ -66,10 +69,50 @@ def test_a_call_tells_who_is_new_in_it_and_who_has_no_token_yet() -> None:
     assert new.count((11,)) == 2
 
 
-def test_resuming_goes_on_as_if_nothing_had_happened() -> None:
-    sampling = SamplingParams(
-        max_tokens=30, temperature=0.9, seed=3, repetition_penalty=1.2, ignore_eos=True
-    )
+def test_sessions_whose_tokens_noise_alone_decides_are_chosen_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    num_rows: list[int] = []
+
+    def counted(rows: Sequence[whole_rows.Rivals]) -> list[int]:
+        num_rows.append(len(rows))
+        return choose(rows)
+
+    choose = whole_rows.choose
+    monkeypatch.setattr(whole_rows, "choose", counted)
+    plain = SamplingParams(max_tokens=20, temperature=0.8, seed=5, ignore_eos=True)
+    options = replace(OPTIONS, min_rows=1)
+    driver = Driver(options)
+    asked = [request(number, prompt, sampling=plain) for number, prompt in enumerate(prompts(4))]
+    for one in asked:
+        driver.open(one)
+    driver.finish()
+    assert num_rows.count(4) >= 15, "a call for all rows of a batch"
+    assert len(num_rows) <= len(driver.batches) + 1, "and none besides"
+    for one in asked:
+        assert tuple(driver.peers[one.session_id].reply) == reference(one, options)
+
+
+def test_drafts_that_came_during_a_call_are_in_the_next_one() -> None:
+    options = replace(OPTIONS, min_rows=1)
+    driver, truth = Driver(options), reference(request(), options)
+    peer = driver.open(request())
+    while len(peer.reply) < 4:
+        driver.tick()
+    assert driver.scheduler._builder._plan is not None, "of a call like the last one"
+    begin = len(peer.reply)
+    driver.draft(1, Drafts(0, begin, truth[begin : begin + 4]))
+    batch = driver.schedule()
+    assert batch is not None and batch.scheduled[0].num_drafts > 1
+    driver.run(batch)
+    driver.finish()
+    assert tuple(peer.reply) == truth
+
+
+@pytest.mark.parametrize("penalty", [{"repetition_penalty": 1.2}, {"frequency_penalty": 2.0}])
+def test_resuming_goes_on_as_if_nothing_had_happened(penalty: dict[str, float]) -> None:
+    plain = SamplingParams(max_tokens=30, temperature=0.9, seed=3, ignore_eos=True)
+    sampling = replace(plain, **penalty)  # type: ignore[arg-type]
     truth = reference(request(sampling=sampling), OPTIONS)
     for done in (1, 7, 29, 30):
         driver = Driver(OPTIONS)
@@ -383,6 +426,20 @@ def test_an_engine_failure_ends_the_sessions_in_the_call_and_no_others() -> None
     assert hit.failed is not None and hit.failed.error is error
     driver.finish()
     assert tuple(spared.reply) == reference(request(2), OPTIONS)
+
+
+def test_an_engine_failure_spares_who_pauses_for_another() -> None:
+    driver = Driver(OPTIONS, SchedulerLimits(max_sessions=1))
+    paused = driver.open(request(1, priority=Priority.LOW))
+    while not paused.reply:
+        driver.tick()
+    hit = driver.open(request(2, prompts(1)[0], priority=Priority.HIGH))
+    batch = driver.schedule()
+    assert batch is not None and driver.scheduler.load().paused_sessions == 1
+    driver.take(driver.scheduler.fail(batch, EngineError("the device went away")))
+    assert hit.failed is not None and paused.failed is None
+    driver.finish()
+    assert tuple(paused.reply) == reference(request(1), OPTIONS)
 
 
 def test_a_row_that_is_not_finite_ends_its_own_session_only() -> None:

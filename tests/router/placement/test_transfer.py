@@ -38,6 +38,17 @@ def test_it_moves_where_that_is_sooner() -> None:
     assert found.wait.transfer_ms == pytest.approx(moved_ms) and found.wait.prefill_ms == 170.0
 
 
+def test_what_was_sent_counts_with_the_time_that_its_kv_takes() -> None:
+    town = Town(mover("a", QUICK), mover("b", FULL))
+    town.hold("b", IDS[: 10 * BLOCK])
+    asking = town.asking(IDS)
+    wait = town.decide(asking).wait
+    assert wait.transfer_ms > 0.0
+    assert town.send(asking) == "a"
+    status = town.placement.statuses(town.now)["a"]
+    assert status.wait.queue_ms == pytest.approx(wait.transfer_ms + wait.prefill_ms)
+
+
 @pytest.mark.parametrize(
     ("state", "expected"),
     [

@@ -486,6 +486,18 @@ def test_losses_are_explained_though_other_models_lost_replicas_since() -> None:
     assert not waiting.losses.goes_alone
 
 
+def test_who_is_past_the_deadline_waits_for_no_budget() -> None:
+    """It is over in any case, and the next replica says so."""
+    fleet, policy = Fleet(), FailoverPolicy(share=0.0, min_moves=0)
+    failover = Failover(fleet, fleet, World(1).mesh.telemetry, policy)  # type: ignore[arg-type]
+    (session,) = lost(failover, "x", 1)
+    session.deadline_at = 5.0
+    failover.retry(4.9)
+    assert fleet.placed == []
+    failover.retry(5.0)
+    assert fleet.placed == [1]
+
+
 def test_moves_within_the_window_are_a_share_of_the_sessions_and_some_more() -> None:
     budget = RetryBudget(FailoverPolicy(share=0.5, min_moves=3, window_s=10.0))
     for second in range(8):

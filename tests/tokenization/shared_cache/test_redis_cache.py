@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 import redis
+from structlog.types import EventDict
 
 from outrider.redis_settings import RedisAddress
 from outrider.testing import eventually, free_tcp_port
@@ -103,11 +104,19 @@ def test_nobody_is_asked_while_the_breaker_is_open() -> None:
         assert (store.stats.num_asked, store.stats.num_skipped) == (1, 4)
 
 
-def test_a_redis_that_does_not_answer_is_waited_for_no_longer_than_the_timeout() -> None:
+def test_a_redis_that_does_not_answer_is_waited_for_no_longer_than_the_timeout(
+    logs: list[EventDict],
+) -> None:
+    policy = replace(POLICY, breaker=CircuitBreakerPolicy(max_failures=1))
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
-        store = RedisStore(connect(RedisAddress(url), 0.005, 2), POLICY)
+        client = connect(RedisAddress(url), 0.005, 2)
+        waits = client.connection_pool.connection_kwargs
+        assert waits["socket_timeout"] == waits["socket_connect_timeout"] == 0.005
+        store = RedisStore(client, policy)
         tokens = RedisTokenCache(store, Entries("secret", bytes(32), 1000), min_chars=10)
         assert tokens.get([TEXT], b"", "backend") == [None]
         store.close()
     assert store.stats.num_failures == 1
+    (told,) = [entry for entry in logs if entry["event"] == "shared_tokens_unreachable"]
+    assert told["reason"] == "TimeoutError", "it was reached, and did not answer in time"

@@ -125,6 +125,21 @@ def test_a_slow_part_goes_to_another_worker_and_the_first_result_counts() -> Non
     assert (core.stats.num_assigned, core.stats.num_duplicates) == (0, 1)
 
 
+def test_a_part_goes_to_a_third_worker_only_when_the_second_is_slow_too() -> None:
+    core = dispatcher()
+    number = core.open()
+    core.job(number).add("a")
+    for name in ("one", "two", "three"):
+        core.join(name, 1, 0.0)
+    assert part_of(core, "one", 0.0) == (number, 0)
+    core.tick(2.0)
+    assert part_of(core, "two", 2.0) == (number, 0)
+    core.tick(3.9)
+    assert part_of(core, "three", 3.9) is None
+    core.tick(4.0)
+    assert part_of(core, "three", 4.0) == (number, 0)
+
+
 def test_the_slow_one_may_be_first_after_all() -> None:
     core = dispatcher()
     number = core.open()
