@@ -115,6 +115,14 @@ def test_equality_down_the_rows(
     assert verify(greedy(), one_hot(*winners), None, drafts, 3, never) == expected
 
 
+def test_every_row_has_the_noise_of_its_own_position() -> None:
+    params = SamplingParams(temperature=1.5, seed=11)
+    drafts = plain(params, 8)
+    sampler = Sampler(params, VOCABULARY, PROMPT)
+    verdict = verify(sampler, rows_for(PROMPT, drafts[:7]), None, drafts[:7], len(PROMPT), never)
+    assert (list(verdict.ids), verdict.accepted) == (drafts, 7)
+
+
 @pytest.mark.parametrize(
     ("choices", "expected"),
     [((7,), Verification((7, 4), 1, ())), ((7, 8, 5), Verification((7, 8, 5), 2, ()))],
