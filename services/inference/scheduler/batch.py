@@ -64,7 +64,7 @@ class Batch:
     begun: tuple[int, ...] = ()
     """Sessions that no call had before."""
     new_requests: tuple[int, ...] = ()
-    """Request keys of sessions without a token from this replica: what the call might fail for."""
+    """Request keys of sessions whose prompts are computed: what the call might fail for."""
     num_tokens: int = field(init=False)
     """Tokens of the call, drafts and padding included."""
     is_decode: bool = field(init=False)

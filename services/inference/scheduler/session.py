@@ -197,8 +197,8 @@ class Session:
 
     @property
     def goes_alone(self) -> bool:
-        """Whether it is to be alone in its next call."""
-        return self.request.goes_alone and self.state is SessionState.PREFILLING
+        """Whether it is to be alone in its next call: until it has a token from here."""
+        return self.request.goes_alone and self._times.first_commit_at == math.inf
 
     @property
     def num_reply(self) -> int:
