@@ -125,7 +125,6 @@ _ALL = (
         minutes=20.0,
     ),
     Bench("structured", "bench.structured", minutes=12.0),
-    Bench("draft", "bench.draft", sources=(*SERVICES, "bench/engine.py"), minutes=3.0),
     Bench("tick", "bench.tick", sources=(*SERVICES, *COMPOSED_PROMPTS), minutes=6.0),
     Bench(
         "engine", "bench.engine", sources=("outrider/engines", "outrider/models"), minutes=5.0
