@@ -89,10 +89,6 @@ _ALL = (
         minutes=40.0, peers=("llamacpp",),
     ),
     Bench(
-        "priorities", "bench.arrivals.priorities", sources=(*SERVICES, *SYSTEMS, *COMPOSED_PROMPTS),
-        minutes=20.0,
-    ),
-    Bench(
         "prefix", "bench.prefix", sources=(*SERVICES, PROMPTS), minutes=1.5, core_minutes=1.5,
         core_flags=(),
     ),

@@ -94,7 +94,6 @@ class Replica:
                 sampling(work, request),
                 digest=self._digest,
                 speculation=self._speculation,
-                priority=request.priority,
             )
             times = tuple(at - begin for at in reply.commit_times)
             return Answer(tuple(reply.ids), reply.opened_at - begin, times)

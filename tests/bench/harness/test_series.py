@@ -122,7 +122,7 @@ def test_the_core_parts_take_at_most_an_hour() -> None:
 def test_a_bench_depends_on_its_own_folder_and_unlisted_ones_are_called_after_their_record() -> (
     None
 ):
-    assert "bench/arrivals" in bench_of("priorities").all_sources
+    assert "bench/arrivals" in bench_of("arrivals").all_sources
     assert bench_of("codec").all_sources[-1] == "bench/codec.py"
     assert "services" not in bench_of("codec").all_sources
     assert bench_of("new").command(core=True, quick=True) == ("bench.new", "--core", "--quick")
