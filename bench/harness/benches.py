@@ -146,7 +146,6 @@ _ALL = (
     Bench("hostile", "bench.hostile", minutes=25.0),
     Bench("hostile_http", "bench.hostile", ("--http",), minutes=12.0),
     Bench("access", "bench.access", minutes=2.0),
-    Bench("stalls", "bench.faults", ("--stalls",), sources=SERVICES, minutes=25.0),
     Bench("soak", "bench.soak", sources=(*SERVICES, PROMPTS), minutes=15.0),
     Bench("soak_virtual", "bench.soak", ("--virtual",), minutes=5.0),
     Bench("soak_streams", "bench.soak", ("--streams", "1000"), minutes=16.0),
