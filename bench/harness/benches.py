@@ -105,10 +105,6 @@ _ALL = (
         sources=(*SERVICES, *SYSTEMS, *COMPOSED_PROMPTS, "bench/judges/environments.py"),
     ),
     Bench(
-        "tls", "bench.tls", sources=("outrider/rpc", "outrider/tls", "outrider/v1"),
-        minutes=1.5,
-    ),
-    Bench(
         "wan", "bench.wan", sources=(*SERVICES, "bench/relay", PROMPTS), minutes=45.0,
         core_minutes=12.0,
     ),
@@ -145,7 +141,6 @@ _ALL = (
     ),
     Bench("hostile", "bench.hostile", minutes=25.0),
     Bench("hostile_http", "bench.hostile", ("--http",), minutes=12.0),
-    Bench("access", "bench.access", minutes=2.0),
     Bench("soak", "bench.soak", sources=(*SERVICES, PROMPTS), minutes=15.0),
     Bench("soak_virtual", "bench.soak", ("--virtual",), minutes=5.0),
     Bench("soak_streams", "bench.soak", ("--streams", "1000"), minutes=16.0),
