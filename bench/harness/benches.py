@@ -142,8 +142,6 @@ _ALL = (
     Bench("hostile", "bench.hostile", minutes=25.0),
     Bench("hostile_http", "bench.hostile", ("--http",), minutes=12.0),
     Bench("soak", "bench.soak", sources=(*SERVICES, PROMPTS), minutes=15.0),
-    Bench("soak_virtual", "bench.soak", ("--virtual",), minutes=5.0),
-    Bench("soak_streams", "bench.soak", ("--streams", "1000"), minutes=16.0),
     Bench(
         "embeddings", "bench.embeddings", minutes=25.0, core_minutes=8.0,
         sources=(
@@ -159,7 +157,6 @@ _ALL = (
         core_minutes=3.0,
     ),
     Bench("tokenizer_bulk", "bench.tokenizer.bulk", minutes=15.0),
-    Bench("tokenizer_equality", "bench.tokenizer.equality", minutes=15.0),
     Bench("tokenizer_service", "bench.tokenizer.service"),
     Bench(
         "codec", "bench.codec",

@@ -126,5 +126,5 @@ def test_a_bench_depends_on_its_own_folder_and_unlisted_ones_are_called_after_th
     assert bench_of("codec").all_sources[-1] == "bench/codec.py"
     assert "services" not in bench_of("codec").all_sources
     assert bench_of("new").command(core=True, quick=True) == ("bench.new", "--core", "--quick")
-    assert bench_of("soak_virtual").command() == ("bench.soak", "--virtual")
+    assert bench_of("hostile_http").command() == ("bench.hostile", "--http")
     assert bench_of("prefix").command(core=True) == ("bench.prefix",)
