@@ -19,7 +19,7 @@ COMPOSED_PROMPTS = (
     *(f"bench/data/composed_{kind}.json" for kind in ("chat", "code", "document")),
 )
 """Prompts that no run asks twice (bench.harness.prompts.PromptSupply)."""
-SCALE_INPUTS = ("calls", "decisions", "tick")
+SCALE_INPUTS = ("calls", "tick")
 """Records that the fleet simulation draws its durations from."""
 
 
@@ -124,7 +124,6 @@ _ALL = (
     Bench(
         "calls", "bench.scale.calls", sources=("outrider/engines", "outrider/models"), minutes=3.0
     ),
-    Bench("decisions", "bench.scale.decisions", minutes=15.0),
     Bench(
         "scale", "bench.scale", minutes=300.0, core_minutes=10.0,
         sources=(*SERVICES, *(f"bench/results/{name}.json" for name in SCALE_INPUTS)),
@@ -139,8 +138,8 @@ _ALL = (
         "faults", "bench.faults", sources=(*SERVICES, "bench/relay"), minutes=40.0,
         core_minutes=4.0,
     ),
-    Bench("hostile", "bench.hostile", minutes=25.0),
-    Bench("hostile_http", "bench.hostile", ("--http",), minutes=12.0),
+    Bench("hostile", "bench.hostile", minutes=28.0),
+    Bench("hostile_http", "bench.hostile", ("--http",), minutes=30.0),
     Bench("soak", "bench.soak", sources=(*SERVICES, PROMPTS), minutes=15.0),
     Bench(
         "embeddings", "bench.embeddings", minutes=25.0, core_minutes=8.0,
@@ -153,7 +152,7 @@ _ALL = (
     Bench("lossy", "bench.lossy", sources=(*SERVICES, PROMPTS), minutes=10.0),
     Bench("prediction", "bench.prediction", sources=(*SERVICES, PROMPTS), minutes=6.0),
     Bench(
-        "tokenizer", "bench.tokenizer", sources=(*SERVICES, PROMPTS), minutes=15.0,
+        "tokenizer", "bench.tokenizer", sources=(*SERVICES, PROMPTS), minutes=12.0,
         core_minutes=3.0,
     ),
     Bench("tokenizer_bulk", "bench.tokenizer.bulk", minutes=15.0),
