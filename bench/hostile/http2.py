@@ -24,6 +24,8 @@ _FLOOD_FRAMES: Final = 20_000
 _BURST_FRAMES: Final = 500
 _STREAMS: Final = 200
 """Requests of one connection that are reset."""
+_PATIENCE_S: Final = 3.0
+"""For the edge to read what it was sent, before another connection sends as much."""
 
 
 def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
@@ -144,7 +146,7 @@ async def rapid_resets(target: Target, seconds: float, findings: Findings) -> No
                 if number % 4 == 1:
                     begun += frame(_DATA, _END_STREAM, number, body)
                 await opened.send(begun + frame(_RST_STREAM, 0, number, bytes(4)))
-            await opened.heard(0.2)
+            await opened.heard(_PATIENCE_S)
 
     await crowd(seconds, send, 4)
 
@@ -176,8 +178,9 @@ async def control_floods(target: Target, seconds: float, findings: Findings) -> 
                     break
                 await opened.send(b"".join(map(made, range(at, at + _BURST_FRAMES))))
                 findings.count("frames", _BURST_FRAMES)
+            await opened.heard(_PATIENCE_S)
 
-    await crowd(seconds, send, 10)
+    await crowd(seconds, send, 4)
 
 
 def header_bombs() -> list[bytes]:
