@@ -1,4 +1,5 @@
-"""Minutes of random chats with a real replica in a process of its own.
+"""Random chats with a replica: right and wrong drafts, tenants, priorities, cancels, lost
+connections, deadlines, bad input.
 
 What the replica holds is counted after a first while of it, when pools of threads have grown to
 their size, and at the end.
@@ -8,32 +9,35 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import random
 import time
-import urllib.request
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine, Sequence
-from dataclasses import astuple, dataclass, field
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from bench.harness.prompts import load_prompts
-from bench.harness.region_client import RegionClient, Reply, opening_frame
-from bench.soak.bad_input import BadInput
+from bench.harness.region_client import RegionClient, opening_frame
+from bench.soak.held import held_resources, left_over, rss_mib
 from bench.systems.replica import replica_process
 from outrider.codec.shipped import shipped_table
 from outrider.codec.tokens import TokenCoder
 from outrider.engines.config import EngineConfig
 from outrider.engines.factory import create_engine
-from outrider.errors import BadTokenBlockError, DeadlineError, OutriderError
+from outrider.errors import (
+    BadTokenBlockError,
+    DeadlineError,
+    InvalidSamplingError,
+    OutriderError,
+    UnknownModelError,
+)
 from outrider.models.chat import Message
 from outrider.models.vocabulary import Vocabulary
 from outrider.rpc import make_channel
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
-from outrider.telemetry import names
 from outrider.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 from services.inference.reference import generate
 
@@ -46,15 +50,25 @@ STARVED_S = 120.0
 """A session that takes so long counts as starved: by then LOW ones go before HIGH ones."""
 _DEADLINES_MS = (100, 3000)
 """Some pass in the queue, some amid the reply, some never."""
-_BAD_DRAFTS = 0.3
-"""Share of bad input that is a draft, behind a good opening."""
 _WARM_UP_S = 20.0
+_SAMPLE_S = 1.0
+_IDLE_S = 20.0
 _PRIORITIES = (common_pb2.PRIORITY_LOW, common_pb2.PRIORITY_MEDIUM, common_pb2.PRIORITY_HIGH)
 _SPECULATION = (
     common_pb2.SPECULATION_ON,
     common_pb2.SPECULATION_OFF,
     common_pb2.SPECULATION_REGION_ONLY,
 )
+_Spoil = Callable[[inference_pb2.OpenSession], None]
+_BAD_INPUT: tuple[tuple[type[OutriderError], _Spoil | None], ...] = (
+    (UnknownModelError, lambda opening: setattr(opening, "model", "no such model")),
+    (BadTokenBlockError, lambda opening: setattr(opening.ids.tail, "count", 1)),
+    (InvalidSamplingError, lambda opening: setattr(opening.sampling, "temperature", math.nan)),
+    (BadTokenBlockError, None),
+)
+"""Errors, and what spoils an opening so that it has to end with them; None: a good opening, and
+behind it a draft of what are no ids."""
+_BAD_DRAFT = inference_pb2.Draft(epoch=1, base=0, ids=b"\xff" * 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +90,15 @@ class SoakTotals:
     longest_s: dict[str, float] = field(default_factory=dict)
     """By priority, the longest that a session had to wait for its next token."""
     ends: Counter[str] = field(default_factory=Counter)
-    cached_tokens: int = 0
-    prompt_tokens: int = 0
-    num_kv_events: int = 0
+    rss_mib: list[float] = field(default_factory=list)
+    """Of the replica; one sample a second after the warm-up."""
+    num_over: list[int] = field(default_factory=list)
+    """Sessions that had ended at those moments, since the start."""
     wrong_errors: list[str] = field(default_factory=list)
     """Of bad input: what came instead of the error that should have."""
-    load: inference_pb2.WatchLoadResponse | None = None
-    """When all was over."""
-    left: HeldResources | None = None
-    """Tasks, threads and files that the replica held afterwards and not before."""
+    left: Counter[str] = field(default_factory=Counter)
+    """When all was over: sessions and KV blocks, and tasks, threads and files beyond those held
+    before."""
 
 
 def make_chats(vocabulary: Vocabulary, seed: int) -> list[Chat]:
@@ -92,24 +106,15 @@ def make_chats(vocabulary: Vocabulary, seed: int) -> list[Chat]:
     chance = random.Random(seed)
     texts = [prompt.text for prompt in load_prompts("chat_short", "code", "languages")]
     systems = [prompt.text[:1500] for prompt in load_prompts("document")][:3]
-    return [
-        Chat(
-            tuple(
-                vocabulary.encode_chat(
-                    [
-                        Message("system", systems[number % 3]),
-                        Message("user", texts[number % len(texts)]),
-                    ]
-                )
-            ),
-            SamplingParams(
-                temperature=chance.choice((0.0, 0.8)),
-                seed=number,
-                max_tokens=chance.randint(4, 40),
-            ),
+    chats = []
+    for number in range(NUM_CHATS):
+        system = Message("system", systems[number % 3])
+        prompt = vocabulary.encode_chat([system, Message("user", texts[number % len(texts)])])
+        temperature, length = chance.choice((0.0, 0.8)), chance.randint(4, 40)
+        chats.append(
+            Chat(tuple(prompt), SamplingParams(temperature, seed=number, max_tokens=length))
         )
-        for number in range(NUM_CHATS)
-    ]
+    return chats
 
 
 class Soak:
@@ -122,33 +127,30 @@ class Soak:
         )
         self._chats = chats
         self._random = random.Random(seed)
-        self._bad_input = BadInput(self._coder, random.Random(seed))
         self.totals = SoakTotals()
 
     async def run(self, seconds: float, threads: int) -> SoakTotals:
         """Raises what a session ends with, but for what was asked for."""
-        async with replica_process({**SETTINGS, "threads": threads}) as (address, metrics_url):
-            watch = asyncio.create_task(self._follow(address))
+        settings = {**SETTINGS, "threads": threads}
+        async with replica_process(settings) as (address, metrics_url, pid):
             await self._chat(address, min(_WARM_UP_S, seconds))
-            await _idle_load(address)
+            await _left_in(address)
             before = await held_resources(metrics_url)
-            await self._chat(address, seconds)
-            self.totals.load = await _idle_load(address)
-            self.totals.left = await left_over(metrics_url, before)
-            watch.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await watch
+            await asyncio.gather(self._chat(address, seconds), self._sample(pid, seconds))
+            self.totals.left = await _left_in(address) + await left_over(metrics_url, before)
         return self.totals
+
+    async def _sample(self, pid: int, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self.totals.rss_mib.append(rss_mib(pid))
+            self.totals.num_over.append(self.totals.ends.total())
+            await asyncio.sleep(_SAMPLE_S)
 
     async def _chat(self, address: str, seconds: float) -> None:
         end = time.monotonic() + seconds
-        async with self._client(address) as client:
-            await asyncio.gather(*(self._work(client, address, end) for _ in range(NUM_WORKERS)))
-
-    @contextlib.asynccontextmanager
-    async def _client(self, address: str) -> AsyncIterator[RegionClient]:
         async with RegionClient(self._coder, address, via_router=False) as client:
-            yield client
+            await asyncio.gather(*(self._work(client, address, end) for _ in range(NUM_WORKERS)))
 
     async def _work(self, shared: RegionClient, address: str, end: float) -> None:
         while time.monotonic() < end:
@@ -157,7 +159,7 @@ class Soak:
             if roll < 0.1:
                 await self._cut(self._ask(shared, number), "cancelled")
             elif roll < 0.2:
-                async with self._client(address) as own:
+                async with RegionClient(self._coder, address, via_router=False) as own:
                     await self._cut(self._ask(own, number), "disconnected")
             elif roll < 0.3:
                 deadline_ms = self._random.randint(*_DEADLINES_MS)
@@ -191,22 +193,21 @@ class Soak:
         """With an opening that has to be refused, or with a damaged draft behind a good one."""
         chat = self._chats[number]
         opening = opening_frame(self._coder, chat.prompt, chat.sampling, self._vocabulary.digest)
-        drafts_badly = self._random.random() < _BAD_DRAFTS
-        expected: type[OutriderError] = BadTokenBlockError
-        if not drafts_badly:
-            expected = self._bad_input.spoil(opening)
+        error, spoil = self._random.choice(_BAD_INPUT)
+        if spoil is not None:
+            spoil(opening)
         end = "nothing"
         try:
             async with client.open(opening) as talk:
-                if drafts_badly:
-                    talk.draft(self._bad_input.draft())
+                if spoil is None:
+                    talk.draft(_BAD_DRAFT)
                 while (await talk.receive()).WhichOneof("kind") != "done":
                     pass
-        except OutriderError as error:
-            end = error.reason
-        if end != expected.reason:
-            self.totals.wrong_errors.append(f"{end} instead of {expected.reason}")
-        self.totals.ends["refused: bad draft" if drafts_badly else "refused: bad opening"] += 1
+        except OutriderError as told:
+            end = told.reason
+        if end != error.reason:
+            self.totals.wrong_errors.append(f"{end} instead of {error.reason}")
+        self.totals.ends["refused: bad opening" if spoil else "refused: bad draft"] += 1
 
     async def _ask(self, client: RegionClient, number: int, deadline_ms: int = 0) -> str:
         """How it ended."""
@@ -240,57 +241,28 @@ class Soak:
             self.totals.partial.setdefault(number, []).append(tuple(reply.ids))
             return "deadline"
         known.append(tuple(reply.ids))
-        self._count(reply, common_pb2.Priority.Name(priority).removeprefix("PRIORITY_"))
-        return "finished"
-
-    def _count(self, reply: Reply, priority: str) -> None:
-        totals = self.totals
-        totals.prompt_tokens += reply.prompt_tokens
-        totals.cached_tokens += reply.cached_tokens
+        name, waits = common_pb2.Priority.Name(priority), self.totals.longest_s
         moments = (reply.opened_at, *reply.commit_times)
         longest = max(after - before for before, after in pairwise(moments))
-        totals.longest_s[priority] = max(longest, totals.longest_s.get(priority, 0.0))
-
-    async def _follow(self, address: str) -> None:
-        """Keep a copy of what is cached; events that do not fit it are a KeyError."""
-        channel = make_channel(address)
-        stored: set[bytes] = set()
-        try:
-            stub = inference_pb2_grpc.InferenceServiceStub(channel)
-            async for response in stub.WatchKv(inference_pb2.WatchKvRequest()):
-                if response.snapshot.first:
-                    stored.clear()
-                for chain in response.snapshot.chains:
-                    stored.update(chain.block_hashes)
-                for event in response.events:
-                    self.totals.num_kv_events += 1
-                    stored.update(event.stored.block_hashes)
-                    for block in event.removed.block_hashes:
-                        stored.remove(block)
-        finally:
-            await channel.close()
+        waits[name] = max(longest, waits.get(name, 0.0))
+        return "finished"
 
 
-async def _idle_load(address: str) -> inference_pb2.WatchLoadResponse | None:
-    """The first report of a replica without sessions; the last one seen if that takes too long."""
-    channel = make_channel(address)
-    last: inference_pb2.WatchLoadResponse | None = None
-    try:
-        async with asyncio.timeout(20):
-            stub = inference_pb2_grpc.InferenceServiceStub(channel)
-            async for last in stub.WatchLoad(inference_pb2.WatchLoadRequest()):
-                if not num_sessions(last):
-                    return last
-    except TimeoutError:
-        return last
-    finally:
-        await channel.close()
-    return last
-
-
-def num_sessions(load: inference_pb2.WatchLoadResponse) -> int:
-    """Sessions that a replica has not ended."""
-    return load.running_sessions + load.queued_sessions + load.paused_sessions
+async def _left_in(address: str) -> Counter[str]:
+    """Sessions that a replica has not ended and KV blocks that it has not got back, once it reports
+    no session any more, or after _IDLE_S."""
+    left = Counter(silent_replica=1)
+    async with make_channel(address) as channel:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_IDLE_S):
+                stub = inference_pb2_grpc.InferenceServiceStub(channel)
+                async for load in stub.WatchLoad(inference_pb2.WatchLoadRequest()):
+                    sessions = load.running_sessions + load.queued_sessions + load.paused_sessions
+                    blocks = load.kv_blocks_total - load.kv_blocks_free
+                    left = +Counter(sessions=sessions, kv_blocks=blocks)
+                    if not sessions:
+                        break
+    return left
 
 
 def num_wrong(
@@ -313,51 +285,3 @@ def num_wrong(
     finally:
         engine.close()
     return wrong
-
-
-_SETTLE_S = 20.0
-_POLL_S = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class HeldResources:
-    """Counted by the process itself, the one scrape included."""
-
-    tasks: int
-    threads: int
-    files: int
-
-    def beyond(self, before: HeldResources) -> HeldResources:
-        """What there is more than before."""
-        pairs = zip(astuple(self), astuple(before), strict=True)
-        return HeldResources(*(max(0, now - then) for now, then in pairs))
-
-
-async def held_resources(metrics_url: str) -> HeldResources:
-    """Scrape it once."""
-    text = await asyncio.to_thread(_read, metrics_url)
-    values = {
-        family.name: int(family.samples[0].value)
-        for family in text_string_to_metric_families(text)
-        if family.name.startswith("outrider_process")
-    }
-    return HeldResources(
-        values[names.PROCESS_TASKS], values[names.PROCESS_THREADS], values[names.PROCESS_FILES]
-    )
-
-
-async def left_over(metrics_url: str, before: HeldResources) -> HeldResources:
-    """What the process goes on holding more than before; what is on its way out gets a while."""
-    loop = asyncio.get_running_loop()
-    end = loop.time() + _SETTLE_S
-    while True:
-        left = (await held_resources(metrics_url)).beyond(before)
-        if not any(astuple(left)) or loop.time() > end:
-            return left
-        await asyncio.sleep(_POLL_S)
-
-
-def _read(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=10) as answer:
-        text: str = answer.read().decode()
-    return text
