@@ -17,9 +17,8 @@ one system message. No user message comes twice in a run, so a replica that draf
 replies, or a prefix cache, finds only what users' different questions have in common.
 
 Three more questions about the service have benches of their own, and their keys are in their
-results: `bench.arrivals` (`itl_p99_ratio_under_prefill`), `bench.arrivals.priorities`
-(`high_ttft_ratio`), `bench.prefix` (`prefix_ttft_gain`), `bench.tick` (the parts of
-`tick_overhead_ms`).
+results: `bench.arrivals` (`itl_p99_ratio_under_prefill`), `bench.prefix` (`prefix_ttft_gain`),
+`bench.tick` (the parts of `tick_overhead_ms`).
 """
 
 from __future__ import annotations

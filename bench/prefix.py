@@ -73,7 +73,7 @@ async def measure(vocabulary: Vocabulary, count: int, threads: int) -> Samples:
     coder = TokenCoder(vocabulary.digest, vocabulary.size, shipped_table(vocabulary.tokens_digest))
     samples = Samples()
     async with (
-        replica_process({"threads": threads}) as (address, _),
+        replica_process({"threads": threads}) as (address, *_),
         RegionClient(coder, address, via_router=False) as client,
     ):
         for turn, prompt in enumerate(chats(vocabulary, count + 1)):

@@ -46,7 +46,7 @@ class Replicas:
         url = f"redis://127.0.0.1:{redis_port}/0" if redis_port else ""
         settings = {**self._settings, "replica": name, "prefix_store.url": url}
         async with (
-            replica_process(settings, config) as (address, _),
+            replica_process(settings, config) as (address, *_),
             RegionClient(self._coder, address, via_router=False) as client,
         ):
             yield client, address

@@ -14,11 +14,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from outrider.v1 import common_pb2
-
-HIGH = common_pb2.PRIORITY_HIGH
-LOW = common_pb2.PRIORITY_LOW
-
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -29,8 +24,6 @@ class Request:
     due_s: float = 0.0
     """When to ask, seconds after the work began."""
     seed: int = 0
-    priority: common_pb2.Priority.ValueType = common_pb2.PRIORITY_MEDIUM
-    """Only our own replicas know priorities."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,7 +94,6 @@ class Replica:
                 sampling(work, request),
                 digest=self._digest,
                 speculation=self._speculation,
-                priority=request.priority,
             )
             times = tuple(at - begin for at in reply.commit_times)
             return Answer(tuple(reply.ids), reply.opened_at - begin, times)
@@ -129,7 +128,7 @@ async def replica(
     how = {"threads": threads, "exact": str(exact).lower(), **(settings or {})}
     coder = TokenCoder(vocabulary.digest, vocabulary.size, shipped_table(vocabulary.tokens_digest))
     async with (
-        replica_process(how) as (address, metrics_url),
+        replica_process(how) as (address, metrics_url, _),
         RegionClient(coder, address, via_router=False) as client,
     ):
         config = InferenceConfig()
@@ -141,9 +140,9 @@ async def replica(
 @contextlib.asynccontextmanager
 async def replica_process(
     settings: Mapping[str, object], config: Path | None = None
-) -> AsyncIterator[tuple[str, str]]:
+) -> AsyncIterator[tuple[str, str, int]]:
     """Start an inference service with these settings, and those of a file that they do not name;
-    its gRPC address and its metrics' URL, once it serves."""
+    its gRPC address, its metrics' URL and its process id, once it serves."""
     port, admin_port = free_tcp_port(), free_tcp_port()
     given = {**_SETTINGS, "port": port, "admin.port": admin_port, **settings}
     environ = {
@@ -154,7 +153,7 @@ async def replica_process(
     command = (sys.executable, "-m", "outrider.cli.main", "serve", "inference", *file)
     async with child(*command, environ=environ) as process:
         await _serving(f"127.0.0.1:{port}", process)
-        yield f"127.0.0.1:{port}", f"http://127.0.0.1:{admin_port}/metrics"
+        yield f"127.0.0.1:{port}", f"http://127.0.0.1:{admin_port}/metrics", process.pid
 
 
 async def _serving(address: str, process: PipedProcess) -> None:

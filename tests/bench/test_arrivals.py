@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.arrivals import open_loop, prefill, priorities
-from bench.arrivals.requests import LONG_TOKENS, RequestFactory, every, poisson
+from bench.arrivals import open_loop, prefill
+from bench.arrivals.requests import LONG_TOKENS, RequestFactory, poisson
 from bench.harness import TOO_FEW, Run
-from bench.systems.base import HIGH, Answer, Request, Work, WorkResult, ask_all, from_json, to_json
+from bench.systems.base import Answer, Request, Work, WorkResult, ask_all, from_json, to_json
 from bench.systems.lineup import OPENVINO, OURS_DRAFTS
 from outrider.models.vocabulary import Vocabulary
 
@@ -32,17 +32,12 @@ def test_gaps_of_a_poisson_process_spread_as_exponentials_do() -> None:
     assert variance / mean**2 == pytest.approx(1.0, abs=0.1)
 
 
-def test_every_stops_before_the_end() -> None:
-    assert every(1.5, 3.0, 7.0) == [3.0, 4.5]
-    assert every(1.5, 3.0, 2.0) == []
-
-
 def test_asks_never_repeat_a_question_but_when_told_to(vocabulary: Vocabulary) -> None:
     factory = RequestFactory(vocabulary)
     first, second = factory.chats([0.0, 1.0], 8)
     assert first.prompt != second.prompt
     texts = factory.texts(1)
-    alone, loaded = (factory.requests(texts, [0.0], 8, HIGH)[0] for _ in range(2))
+    alone, loaded = (factory.requests(texts, [0.0], 8)[0] for _ in range(2))
     assert len(alone.prompt) == len(loaded.prompt)
     assert alone.prompt[:16] != loaded.prompt[:16]
     assert {len(d.prompt) in LONG_TOKENS for d in factory.documents([0.0] * 6, 8)} == {True}
@@ -97,15 +92,6 @@ def test_a_p99_of_few_gaps_is_not_shown_nor_a_ratio_of_it() -> None:
     (row,) = run.tables[0].rows
     assert row[3] == row[7] == TOO_FEW
     assert row[6] == 20.0
-
-
-def test_priorities_are_judged_by_the_tail_and_the_texts() -> None:
-    low = [(Request((1,), 8), Answer((4, 5), 0.0, (0.5,))) for _ in range(3)]
-    mixed = priorities.Mixed([[100.0] * 20], [[100.0] * 18 + [150.0] * 2], low)
-    run = Run("arrivals", quick=True, command="")
-    priorities.report(run, mixed, [(4, 5), (4, 6)])
-    assert run.figures["high_ttft_ratio"] == 1.5
-    assert run.figures["low_exact"] == "1 of 2"
 
 
 def test_loads_are_compared_at_the_same_rate() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import draft, lossy, overhead, prefix, tick
+from bench import lossy, overhead, prefix, tick
 from bench.faults import __main__ as faults_bench
 from bench.faults.chats import REPLICA_KILL, ChatTotals
 from bench.faults.injection import FaultSeries
@@ -47,13 +47,6 @@ def of_faults(run: Run, count: int) -> None:
     faults_bench.report(run, {"openvino": faults_bench.MeshResult(totals, faults)})
 
 
-def of_draft(run: Run, count: int) -> None:
-    variants = [
-        f"{kind} {n}" for kind in ("target", "draft", "greedy", "sampled") for n in draft.COUNTS
-    ]
-    draft.report(run, {variant: values(count) for variant in variants})
-
-
 def of_tick(run: Run, count: int) -> None:
     timers = {(kind, on): tick.PartTimer() for kind in ("whole", "parts") for on in (False, True)}
     for timer in timers.values():
@@ -77,7 +70,6 @@ REPORTS: dict[str, Callable[[Run, int], None]] = {
     "prefix": of_prefix,
     "overhead": of_overhead,
     "faults": of_faults,
-    "draft": of_draft,
     "tick": of_tick,
     "routing": of_routing,
 }
