@@ -28,7 +28,7 @@ from bench.embeddings.systems import (
     started,
 )
 from bench.embeddings.texts import KINDS, LONG, MIXED, SHORT, TINY, Texts, mean_tokens
-from bench.harness import Run, Table, parser, quantile, start
+from bench.harness import TOO_FEW, Run, Table, parser, quantile, start
 from bench.systems.replica import EngineTime
 from outrider.cli.local.serving import read_metrics
 from outrider.models.embedding_folder import EmbeddingFolder
@@ -162,7 +162,8 @@ async def _all_loads(
 ) -> Loads:
     table = run.table(
         "Texts a second",
-        *("texts", "at a time", "texts each", "system", "texts/s", "p50 ms", "p99 ms", "errors"),
+        *("texts", "at a time", "texts each", "system", "texts/s"),
+        *("n", "p50 ms", "p95 ms", "p99 ms", "errors"),
     )
     for name, why in running.missing.items():
         table.note(f"{name} takes no part: {why}")
@@ -222,8 +223,10 @@ async def _busy(
 
 def _row(table: Table, name: str, kind: str, concurrency: int, inputs: int, one: Measured) -> None:
     times = one.latencies_ms
-    shown = [round(quantile(times, share), 1) if times else "" for share in (0.5, 0.99)]
-    table.add(kind, concurrency, inputs, name, round(one.texts_per_s, 1), *shown, one.num_errors)
+    p50 = round(quantile(times, 0.5), 1) if times else TOO_FEW
+    tail = (table.quantile(times, share) for share in (0.95, 0.99))
+    shown = (len(times), p50, *tail, one.num_errors)
+    table.add(kind, concurrency, inputs, name, round(one.texts_per_s, 1), *shown)
 
 
 def _ratios(run: Run, found: Loads, running: Started) -> None:
@@ -270,7 +273,7 @@ async def _packed(run: Run, plan: Plan, running: Started, texts: Sequence[str]) 
     times = one.latencies_ms
     table.add(
         *(one.num_texts, one.num_errors, round(one.texts_per_s, 1)),
-        *(round(quantile(times, share)) for share in (0.5, 0.99)),
+        *(table.quantile(times, share) for share in (0.5, 0.99)),
     )
     for error, count in one.errors.most_common(3):
         table.note(f"{count} requests: {error}")

@@ -12,7 +12,7 @@ from bench.embeddings.load import Measured, Vectors, closed_loop
 from bench.embeddings.model import NAME
 from bench.embeddings.replicas import embedded
 from bench.faults.fleet import HOST, Service
-from bench.harness import Run, quantile
+from bench.harness import Run
 from bench.harness.run_folder import run_folder
 from outrider.rpc import make_channel
 from outrider.v1 import embedding_pb2_grpc
@@ -55,9 +55,9 @@ def _report(run: Run, found: Measured, num_kills: int) -> None:
         f"A replica of {_NUM_REPLICAS} is killed every {_PERIOD_S:.0f} s (SIGKILL)",
         *("killed", "inputs answered once", "lost or answered twice", "p50 ms", "p99 ms"),
     )
-    p50, p99 = (quantile(found.latencies_ms, share) for share in (0.5, 0.99))
+    tail = (table.quantile(found.latencies_ms, share) for share in (0.5, 0.99))
     lost = found.num_errors * _INPUTS
-    table.add(num_kills, found.num_texts, lost, round(p50), round(p99))
+    table.add(num_kills, found.num_texts, lost, *tail)
     table.note(f"{_CONCURRENCY} requests of {_INPUTS} texts of 8 tokens at a time.")
     for error, count in found.errors.most_common(3):
         table.note(f"{count} requests: {error}")

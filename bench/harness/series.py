@@ -14,7 +14,7 @@ from pathlib import Path
 
 from bench.harness.benches import Bench
 from bench.harness.provenance import ROOT
-from bench.harness.record import RESULTS, is_stale, load
+from bench.harness.record import RESULTS, changes, load
 from bench.peers import dynamo, ik_llamacpp, llamacpp, smg, vllm_router
 
 _TELL_EVERY_S = 60.0
@@ -89,10 +89,11 @@ class Result:
 
 
 def is_fresh(bench: Bench, size: Size, results: Path = RESULTS, root: Path = ROOT) -> bool:
-    """Whether its record was made from the sources that are there now, and is as large as asked:
-    a full record serves as a core one too."""
+    """Whether all files that its record measures are what they were, as far as can be told, and it
+    is as large as asked: a full record serves as a core one too."""
     record = load(bench.record, results)
-    if record is None or is_stale(record, root):
+    since = None if record is None else changes(record, root)
+    if record is None or since is None or since.num_changed:
         return False
     return size.core or record.get("plan") == "full"
 

@@ -18,12 +18,12 @@ import contextlib
 import json
 from collections.abc import Sequence
 
-from bench.harness import Figure, Run, parser, quantile, start
+from bench.harness import Cell, Figure, Run, parser, start
 from bench.harness.local_mesh import LocalMesh, local_mesh
 from bench.hostile.bystander import bystanding
 from bench.hostile.catalog import ATTACKS, HTTP_ATTACKS, Attack, attack_of
 from bench.hostile.http import door
-from bench.hostile.measuring import AttackResult, measure
+from bench.hostile.measuring import AttackResult, measure, ratio_cell
 from bench.hostile.target import target_of
 
 SETTINGS = (
@@ -64,7 +64,7 @@ def line(result: AttackResult) -> str:
         f"{result.attack.name}: grew {max(result.growth_mb.values()):.0f} MB, loop blocked "
         f"{max(result.blocked_ms_max.values()):.0f} ms, late {max(result.lag_ms_max.values()):.0f} "
         f"(calm {result.calm_lag_ms_max:.0f}), "
-        f"bystander's p99 x {result.p99_ratio:.2f}; {said}; {json.dumps(result.done)}"
+        f"bystander's p95 x {ratio_cell(result.tail_ratio)}; {said}; {json.dumps(result.done)}"
     )
 
 
@@ -74,17 +74,20 @@ def report(run: Run, results: Sequence[AttackResult]) -> None:
         "A mesh under attack, by attack: memory, event loops, and what a chatting bystander waits "
         "for",
         "attack", "memory growth, max MB", "loop blocked, max ms", "loop lag, max ms",
-        "loop lag before, max ms", "bystander's p99 before, ms", "during, ms", "ratio",
+        "loop lag before, max ms", "n before", "bystander's p95 before, ms",
+        "n during", "p95 during, ms", "ratio",
         "resources left", "disclosures", "aims missed",
     )  # fmt: skip
     for result in results:
         name = result.attack.name
-        p99s = [quantile(waits.gaps_ms, 0.99) for waits in (result.calm, result.attacked)]
+        waits: list[Cell] = []
+        for times in (result.calm.gaps_ms, result.attacked.gaps_ms):
+            waits += [len(times), table.quantile(times, 0.95)]
         table.add(
             name.replace("_", " "), round(max(result.growth_mb.values()), 1),
             round(max(result.blocked_ms_max.values()), 1),
             round(max(result.lag_ms_max.values()), 1), round(result.calm_lag_ms_max, 1),
-            *(round(p99, 1) for p99 in p99s), round(result.p99_ratio, 2),
+            *waits, ratio_cell(result.tail_ratio),
             sum(result.leaks.values()), result.strangers_words, len(result.misses),
         )  # fmt: skip
         run.samples(f"{name}, calm", result.calm.gaps_ms, unit="ms")
@@ -104,12 +107,10 @@ def report(run: Run, results: Sequence[AttackResult]) -> None:
         "rss_growth_mb": round(max(max(o.growth_mb.values()) for o in results), 1),
         "loop_blocked_ms_max": round(max(max(o.blocked_ms_max.values()) for o in results), 1),
         "loop_lag_ms_max": round(max(max(o.lag_ms_max.values()) for o in results), 1),
-        "bystander_p99_ratio": round(
-            max((o.p99_ratio for o in results if not o.attack.is_reference), default=0.0), 3
+        "bystander_p95_ratio": max(
+            (o.tail_ratio or 0.0 for o in results if not o.attack.is_reference), default=0.0
         ),
-        "honest_p99_ratio": {
-            o.attack.name: round(o.p99_ratio, 3) for o in results if o.attack.is_reference
-        },
+        "honest_p95_ratio": {o.attack.name: o.tail_ratio for o in results if o.attack.is_reference},
         "leaks": sum(sum(o.leaks.values()) for o in results),
         "strangers_words": sum(o.strangers_words for o in results),
         "broken": [f"{o.attack.name}: {miss}" for o in results for miss in o.misses],
@@ -119,7 +120,7 @@ def report(run: Run, results: Sequence[AttackResult]) -> None:
 def _figures(result: AttackResult) -> dict[str, Figure]:
     return {
         "rss_growth_mb": round(max(result.growth_mb.values()), 1),
-        "bystander_p99_ratio": round(result.p99_ratio, 3),
+        "bystander_p95_ratio": result.tail_ratio,
         "loop_blocked_ms_max": round(max(result.blocked_ms_max.values()), 1),
         "loop_lag_ms_max": round(max(result.lag_ms_max.values()), 1),
         "calm_loop_lag_ms_max": round(result.calm_lag_ms_max, 1),

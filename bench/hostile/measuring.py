@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from bench.harness import TOO_FEW, Cell
 from bench.harness.local_mesh import LocalMesh
 from bench.harness.processes import child
-from bench.harness.statistics import quantile
+from bench.harness.statistics import told_quantile
 from bench.hostile.bystander import Bystander, Waits
 from bench.hostile.catalog import Attack
 from bench.hostile.target import Findings, Target
@@ -19,7 +21,23 @@ from bench.hostile.watch import MeshWatch, calm_down, left_over, read
 
 MAX_GROWTH_MB = 64.0
 MAX_BLOCKED_MS = 50.0
-MAX_P99_RATIO = 2.0
+MAX_TAIL_RATIO = 2.0
+_TAIL = 0.95
+"""A window has some two hundred waits: enough for a p95, and not for a p99."""
+
+
+def tail_ratio(calm_ms: Sequence[float], attacked_ms: Sequence[float]) -> float | None:
+    """The p95 of a bystander's waits, attacked over calm; infinite if nothing came under attack,
+    None where either are too few to have one."""
+    if not attacked_ms:
+        return math.inf
+    calm, attacked = told_quantile(calm_ms, _TAIL), told_quantile(attacked_ms, _TAIL)
+    return None if calm is None or attacked is None else round(attacked / calm, 3)
+
+
+def ratio_cell(ratio: float | None) -> Cell:
+    """A tail ratio in a table."""
+    return TOO_FEW if ratio is None else round(ratio, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +62,9 @@ class AttackResult:
     done: Mapping[str, int] = field(default_factory=dict)
 
     @property
-    def p99_ratio(self) -> float:
-        """Of the bystander's waits, attacked over calm; infinite if nothing came."""
-        if not self.attacked.gaps_ms or not self.calm.gaps_ms:
-            return float("inf")
-        return quantile(self.attacked.gaps_ms, 0.99) / quantile(self.calm.gaps_ms, 0.99)
+    def tail_ratio(self) -> float | None:
+        """Of the bystander's waits."""
+        return tail_ratio(self.calm.gaps_ms, self.attacked.gaps_ms)
 
     @property
     def misses(self) -> list[str]:
@@ -62,8 +78,9 @@ class AttackResult:
             f"{name}'s loop was blocked for {ms:.0f} ms" for name, ms in self.blocked_ms_max.items()
             if ms > MAX_BLOCKED_MS
         ]  # fmt: skip
-        if self.p99_ratio > MAX_P99_RATIO and not self.attack.is_reference:
-            found.append(f"the bystander's p99 was {self.p99_ratio:.1f} times that in calm")
+        ratio = self.tail_ratio
+        if ratio is not None and ratio > MAX_TAIL_RATIO and not self.attack.is_reference:
+            found.append(f"the bystander's p95 was {ratio:.1f} times that in calm")
         found += [f"left behind: {count} {what}" for what, count in self.leaks.items()]
         if self.strangers_words:
             found.append(f"another's words were told {self.strangers_words} times")

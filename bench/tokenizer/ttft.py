@@ -13,7 +13,7 @@ import urllib.request
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from bench.harness import Run, spread
+from bench.harness import Run, median
 from bench.harness.local_mesh import LocalMesh, local_mesh
 from outrider.client import Client, Committed, connect
 from outrider.models.chat import Message
@@ -46,7 +46,7 @@ def measure(run: Run) -> None:
     for way, samples in found.items():
         table.add(way, table.median(samples), table.quantile(samples, 0.95), len(samples))
         run.samples(f"first token, {way}", samples, unit="ms")
-    edge, region, alone = (spread(samples).p50 for samples in found.values())
+    edge, region, alone = (median(samples) for samples in found.values())
     run.figures["text_only_added_ttft_ms"] = round(region - edge, 3)
     run.figures["service_alone_ms"] = round(alone, 3)
 

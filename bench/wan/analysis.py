@@ -31,7 +31,7 @@ from bench.wan.plan import (
     STOP_AND_WAIT_EDGE,
     STREAM,
 )
-from bench.wan.results import Results, Selection, told_quantile
+from bench.wan.results import Results, Selection, quantile_over_chats
 from bench.wan.waiting_verifier import Costs
 from services.edge.session.speedup_model import SessionConditions, break_even_rtt_s
 
@@ -222,7 +222,7 @@ def _first(results: Results, rtt_ms: float) -> Iterator[tuple[str, Figure]]:
         ("committed_ttft_ms", [sample.committed_ms for sample in ours]),
         ("plain_ttft_ms", [sample.committed_ms for sample in results.samples(PLAIN, where)]),
     ):
-        p95 = told_quantile(values, 0.95)
+        p95 = quantile_over_chats(values, 0.95)
         yield name, round(median(values), 1)
         yield f"{name}_p95", None if p95 is None else round(p95, 1)
 

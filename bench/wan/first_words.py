@@ -17,9 +17,9 @@ from bench.wan.results import (
     Results,
     Selection,
     mean,
+    quantile_over_chats,
     ratio,
     share,
-    told_quantile,
 )
 from bench.wan.samples import Sample, Word
 
@@ -70,7 +70,7 @@ def first_word_tables(run: Run, results: Results, temperatures: Sequence[float])
             cells: list[Cell] = []
             for name in ("plain_word_ms", "visible_word_ms", "staying_word_ms"):
                 times_ms = _times_ms(name, results, where)
-                cells += [str(mean(times_ms)), _cell(told_quantile(times_ms, 0.5))]
+                cells += [str(mean(times_ms)), _cell(quantile_over_chats(times_ms, 0.5))]
             base = [plain.staying_ms for plain, _ in pairs]
             shown = ratio([ours.shown_ms for _, ours in pairs], base)
             staying = ratio([ours.staying_ms for _, ours in pairs], base)
@@ -248,7 +248,7 @@ def _over_plain(results: Results, where: Selection, told: Callable[[Word], float
 
 
 def _summary(times_ms: Sequence[float]) -> dict[str, Figure]:
-    estimate, p95 = mean(times_ms), told_quantile(times_ms, 0.95)
+    estimate, p95 = mean(times_ms), quantile_over_chats(times_ms, 0.95)
     _, low, high = estimate.rounded(1)
     return {
         "mean": round(estimate.value, 1),

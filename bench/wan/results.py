@@ -14,8 +14,7 @@ from statistics import geometric_mean
 
 import numpy as np
 
-from bench.harness import interval, median, quantile, share_interval, show
-from bench.harness.statistics import num_needed
+from bench.harness import interval, median, share_interval, show, told_quantile
 from bench.relay.lane import Traffic
 from bench.wan.plan import ALL_SCHEMES, PLAIN, Cell, Scheme
 from bench.wan.samples import Batch, Sample
@@ -198,7 +197,7 @@ def _wire(ways: Sequence[Traffic], header: int) -> float:
 
 
 MIN_FOR_P50 = 20
-"""Chats below which a median is not told; other quantiles as in all benches (`num_needed`)."""
+"""Chats below which a median is not told; other quantiles as in all benches (`told_quantile`)."""
 _MIN_FOR_INTERVAL = 3
 _NUM_RESAMPLES = 4000
 _SEED = 1
@@ -251,6 +250,6 @@ def share(part: float, num: int) -> Estimate:
     return Estimate(part, *share_interval(round(part * num), num))
 
 
-def told_quantile(values: Sequence[float], at: float) -> float | None:
-    """A quantile, where there are values enough to tell it."""
-    return quantile(values, at) if len(values) >= max(MIN_FOR_P50, num_needed(at)) else None
+def quantile_over_chats(values: Sequence[float], at: float) -> float | None:
+    """A quantile of one value a chat, where there are enough of them to tell it."""
+    return told_quantile(values, at) if len(values) >= MIN_FOR_P50 else None

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from bench.harness import TOO_FEW, Cell, Run, show
 from bench.wan.analysis import Model, capacities
 from bench.wan.first_words import first_word_tables, how, provisional_tables
+from bench.wan.headline import headline
 from bench.wan.measure import Links, Measured
 from bench.wan.plan import NO_UPLOAD, OURS, PLAIN, REGION_SUFFIX, Scheme, Size
 from bench.wan.results import Results, Selection
@@ -19,10 +20,13 @@ _ALONE = 1
 def add_tables(
     run: Run, results: Results, measured: Measured, model: Model, exact: Mapping[str, str]
 ) -> None:
-    """All of them. The README shows the first two: first words, and the pace, both greedy."""
+    """All of them. The README shows the first."""
     greedy, *sampled = results.temperatures()
+    headline(run, results, greedy)
     first_word_tables(run, results, [greedy])
     paces(run, results)
+    for temperature in sampled:
+        headline(run, results, temperature)
     first_word_tables(run, results, sampled)
     provisional_tables(run, results)
     several_chats(run, results)

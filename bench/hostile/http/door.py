@@ -17,6 +17,7 @@ from bench.hostile.catalog import HTTP_ATTACKS, Attack, attack_of
 from bench.hostile.http.bystander import http_bystanding
 from bench.hostile.http.measuring import DoorResult, measure
 from bench.hostile.http.report import report
+from bench.hostile.measuring import ratio_cell
 from bench.hostile.target import Target, target_of
 from bench.hostile.watch import read
 from outrider.cli.local import development_key
@@ -92,10 +93,10 @@ def main(arguments: argparse.Namespace, settings: Sequence[str], warm_up: tuple[
 def _line(result: DoorResult) -> str:
     """One attack's result in a line, printed while the run goes on."""
     said = "; ".join(result.misses) or "no aim missed"
-    ratios = ", ".join(f"{name} x {result.p99_ratio(name):.2f}" for name in result.calm)
+    ratios = ", ".join(f"{name} x {ratio_cell(result.tail_ratio(name))}" for name in result.calm)
     return (
         f"{result.attack.name}: {result.num_requests} requests, grew "
         f"{max(result.growth_mb.values()):.0f} MB, loop blocked "
         f"{max(result.blocked_ms_max.values()):.0f} ms, late {max(result.lag_ms_max.values()):.0f} "
-        f"(calm {result.calm_lag_ms_max:.0f}), p99 {ratios}; {said}; {json.dumps(result.answers)}"
+        f"(calm {result.calm_lag_ms_max:.0f}), p95 {ratios}; {said}; {json.dumps(result.answers)}"
     )

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from bench.harness.local_mesh import LocalMesh
-from bench.harness.statistics import quantile
 from bench.hostile.bystander import Chatting, Waits
 from bench.hostile.catalog import Attack
 from bench.hostile.measuring import (
     MAX_BLOCKED_MS,
     MAX_GROWTH_MB,
-    MAX_P99_RATIO,
+    MAX_TAIL_RATIO,
     attacked_by,
+    tail_ratio,
     watching,
 )
 from bench.hostile.target import Findings, Target
@@ -53,12 +53,9 @@ class DoorResult:
     lost: tuple[str, ...] = ()
     """Processes that ended."""
 
-    def p99_ratio(self, bystander: str) -> float:
-        """Of a bystander's waits, attacked over calm; infinite if nothing came."""
-        calm, attacked = self.calm[bystander].gaps_ms, self.attacked[bystander].gaps_ms
-        return (
-            quantile(attacked, 0.99) / quantile(calm, 0.99) if calm and attacked else float("inf")
-        )
+    def tail_ratio(self, bystander: str) -> float | None:
+        """Of a bystander's waits."""
+        return tail_ratio(self.calm[bystander].gaps_ms, self.attacked[bystander].gaps_ms)
 
     @property
     def num_requests(self) -> int:
@@ -94,9 +91,9 @@ class DoorResult:
         if self.num_tracebacks:
             found.append(f"the edge logged {self.num_tracebacks} tracebacks")
         for name, waits in self.attacked.items():
-            ratio = self.p99_ratio(name)
-            if ratio > MAX_P99_RATIO:
-                found.append(f"the {name} bystander's p99 was {ratio:.1f} times that in calm")
+            ratio = self.tail_ratio(name)
+            if ratio is not None and ratio > MAX_TAIL_RATIO:
+                found.append(f"the {name} bystander's p95 was {ratio:.1f} times that in calm")
             found += [f"the {name} bystander's chat failed: {it}" for it in waits.errors[:3]]
             if waits.inexact:
                 found.append(f"{waits.inexact} replies of the {name} bystander were not exact")

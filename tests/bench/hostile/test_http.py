@@ -164,5 +164,5 @@ def test_what_a_bystander_did_not_get_is_a_missed_aim() -> None:
         result.attack, result.calm, silent, {"edge": 80.0}, 1.0, {}, {}, {"edge tasks": 2},
         {"inference-1": 0.9}, 3, result.findings, ("router",),
     )  # fmt: skip
-    assert math.isinf(missed.p99_ratio("HTTP"))
+    assert math.isinf(missed.tail_ratio("HTTP") or 0.0)
     assert len(missed.misses) == 7

@@ -10,7 +10,7 @@ from bench.harness import Run
 from bench.hostile import __main__ as hostile
 from bench.hostile.bystander import Waits
 from bench.hostile.catalog import ATTACKS, attack_of
-from bench.hostile.measuring import MAX_P99_RATIO, AttackResult
+from bench.hostile.measuring import MAX_TAIL_RATIO, AttackResult
 from bench.hostile.neighbours import prompt
 
 REFERENCES = ["one_honest_client", "four_honest_clients"]
@@ -18,7 +18,7 @@ REFERENCES = ["one_honest_client", "four_honest_clients"]
 
 def result_of(name: str, *, slower: float) -> AttackResult:
     """The bystander waited `slower` times as long as in calm; all else was well."""
-    calm, attacked = Waits([10.0, 20.0], 1), Waits([10.0 * slower, 20.0 * slower], 1)
+    calm, attacked = (Waits([10.0 * by, 20.0 * by] * 50, 1) for by in (1.0, slower))
     inference = {"inference-1": 1.0}
     return AttackResult(
         attack_of(name), calm, attacked, inference, 1.0, inference, inference, {}, 0, []
@@ -32,9 +32,9 @@ def test_the_references_come_first_and_are_the_only_ones() -> None:
 
 @pytest.mark.parametrize("name", REFERENCES)
 def test_no_aim_holds_for_what_ordinary_use_costs_the_bystander(name: str) -> None:
-    assert result_of(name, slower=2 * MAX_P99_RATIO).misses == []
-    (missed,) = result_of("many_chats", slower=2 * MAX_P99_RATIO).misses
-    assert "p99 was 4.0 times" in missed
+    assert result_of(name, slower=2 * MAX_TAIL_RATIO).misses == []
+    (missed,) = result_of("many_chats", slower=2 * MAX_TAIL_RATIO).misses
+    assert "p95 was 4.0 times" in missed
 
 
 def test_all_other_aims_hold_for_references_too() -> None:
@@ -51,8 +51,8 @@ def test_the_figures_have_ordinary_use_apart_from_attacks() -> None:
     hostile.report(
         run, [result_of("four_honest_clients", slower=5.0), result_of("many_chats", slower=1.5)]
     )
-    assert run.figures["honest_p99_ratio"] == {"four_honest_clients": 5.0}
-    assert run.figures["bystander_p99_ratio"] == 1.5
+    assert run.figures["honest_p95_ratio"] == {"four_honest_clients": 5.0}
+    assert run.figures["bystander_p95_ratio"] == 1.5
     assert run.figures["broken"] == []
 
 
