@@ -2,6 +2,5 @@
 
 For each: seconds until a replica is ready, cold (nothing converted) and warm; what its process
 holds; tokens per second of one session with models for small calls as they are chosen, with none
-and with all; and whether its replies equal the reference's. What cannot be served is refused with
-a typed error, keeps nothing in the store, and disturbs no other model.
+and with all; and whether its replies equal the reference's.
 """

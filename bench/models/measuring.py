@@ -11,11 +11,10 @@ from typing import Any, Final
 
 from bench.harness.prompts import interleaved, load_prompts
 from bench.harness.region_client import RegionClient
+from bench.harness.replica import coder_of
 from bench.models.engine_worker import EngineWorker, engine_worker
-from bench.models.replicas import Memory, ReplicaProcess, replica_process
+from bench.models.replicas import Memory, own_models, replica_process
 from bench.models.subjects import Subject, tiny_prompt
-from outrider.codec.shipped import shipped_table
-from outrider.codec.tokens import TokenCoder
 from outrider.models.chat import Message
 from outrider.models.store import ModelStore
 from outrider.models.vocabulary import Vocabulary, load_vocabulary
@@ -94,15 +93,15 @@ async def measure(subject: Subject, store: ModelStore, size: Size) -> Measured:
     found = Measured(subject)
     name = subject.spec.name
     async with replica_process(name, {"max_fixed_rows": 0}) as replica:
-        found.cold_s = await replica.ready()
-        found.cold_peak_mb = replica.memory().peak
+        found.cold_s = replica.start_s
+        found.cold_peak_mb = Memory.of(replica.pid).peak
     vocabulary = await asyncio.to_thread(load_vocabulary, subject.spec, store)
     asks = asks_of(subject, vocabulary, size)
     async with replica_process(name) as replica:
-        found.warm_s = await replica.ready()
-        found.copies = await replica.copies()
-        replies = await ask_replica(replica, vocabulary, asks)
-        found.memory = replica.memory()
+        found.warm_s = replica.start_s
+        found.copies = await own_models(replica)
+        replies = await ask_replica(replica.address, vocabulary, asks)
+        found.memory = Memory.of(replica.pid)
     async with AsyncExitStack() as stack:
         bare = await stack.enter_async_context(engine_worker(name, **VARIANTS[NONE]))
         truth = [await reference(bare, ask) for ask in asks]
@@ -140,12 +139,11 @@ def asks_of(subject: Subject, vocabulary: Vocabulary, size: Size) -> list[Ask]:
 
 
 async def ask_replica(
-    replica: ReplicaProcess, vocabulary: Vocabulary, asks: Sequence[Ask]
+    address: str, vocabulary: Vocabulary, asks: Sequence[Ask]
 ) -> list[tuple[tuple[int, ...], str]]:
     """Ids and text of the replies, asked all at once, as edges ask: drafts are welcome."""
     digest = vocabulary.digest
-    coder = TokenCoder(digest, vocabulary.size, shipped_table(vocabulary.tokens_digest))
-    async with RegionClient(coder, await replica.address(), via_router=False) as client:
+    async with RegionClient(coder_of(vocabulary), address, via_router=False) as client:
         replies = await asyncio.gather(
             *(client.generate(ask.prompt, ask.sampling, digest=digest) for ask in asks)
         )

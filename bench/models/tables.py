@@ -7,19 +7,16 @@ from typing import Any
 
 from bench.harness import Run, median
 from bench.models.measuring import ALL, CHOSEN, NONE, PATTERNS, Measured
-from bench.models.refusals import Refusal
 
 
 def report(
     run: Run,
     found: Sequence[Measured],
-    refused: Sequence[Refusal],
     missing: Mapping[str, str],
 ) -> None:
     """Fill tables, samples and figures."""
     _starts(run, found, missing)
     _speeds(run, [one for one in found if one.tokens_per_s])
-    _refusals(run, refused)
     run.figures |= {
         "exact": {one.subject.spec.name: one.exact for one in found},
         "rss_mb": {one.subject.spec.name: one.memory.peak for one in found if one.memory},
@@ -28,14 +25,8 @@ def report(
             for one in found
         },
         "tokens_per_s": {one.subject.spec.name: _medians(one) for one in found if one.tokens_per_s},
-        "refused": {one.name: one.as_wanted for one in refused},
         "missing": dict(missing),
     }
-
-
-def as_it_should_be(found: Sequence[Measured], refused: Sequence[Refusal]) -> bool:
-    """Whether every reply is exact and every bad input was refused."""
-    return all(one.exact for one in found) and all(one.as_wanted for one in refused)
 
 
 def _starts(run: Run, found: Sequence[Measured], missing: Mapping[str, str]) -> None:
@@ -88,18 +79,3 @@ def _medians(one: Measured) -> dict[str, Any]:
         pattern: {variant: round(median(values), 2) for variant, values in variants.items()}
         for pattern, variants in one.tokens_per_s.items()
     }
-
-
-def _refusals(run: Run, refused: Sequence[Refusal]) -> None:
-    table = run.table(
-        "What cannot be served: the error, whether the store kept a part of it, and whether "
-        "another model's replica still gives the reference's reply",
-        "input", "error", "kept in the store", "another model serves",
-    )  # fmt: skip
-    for one in refused:
-        table.add(
-            one.name,
-            one.error or "none",
-            ", ".join(one.left) or "nothing",
-            "yes" if one.other_serves else "no",
-        )

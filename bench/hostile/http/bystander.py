@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import AsyncIterator
 
+from bench.harness.http_client import HttpClient
+from bench.harness.load import Answer
 from bench.hostile.bystander import NUM_TOKENS, PROMPT, Chatting, chatting
 from bench.hostile.target import Target
-from bench.http.client import HttpClient
 from outrider.errors import UnavailableError
 
 
@@ -32,18 +34,16 @@ class HttpBystander(Chatting):
             "ignore_eos": True,
             "stream": True,
         }
-        try:
-            done = await self._client.chat(asked)
-        except OSError as error:
-            raise UnavailableError(f"no connection over HTTP: {error}") from error
+        done = Answer(began_at=time.perf_counter())
+        text = await self._client.chat(asked, done)
         if done.error:
             await self.close()
             raise UnavailableError(f"a stream over HTTP: {done.error}")
         waits = self.waits
         waits.ttft_ms.append(done.ttft_ms)
-        waits.itl_ms += done.gaps_ms
-        waits.gaps_ms += [done.ttft_ms, *done.gaps_ms]
-        return done.text
+        waits.itl_ms += done.gaps_ms()
+        waits.gaps_ms += [done.ttft_ms, *done.gaps_ms()]
+        return text
 
     async def pause(self) -> None:
         """As Chatting.pause. The edge closes a connection that is idle for long, so this one is

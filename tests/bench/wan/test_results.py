@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.wan.results import Estimate, mean, ratio, share, quantile_over_chats
+from bench.wan.results import Estimate, mean, quantile_over_chats, ratio, share
 
 
 def test_an_interval_holds_the_truth_as_often_as_it_says() -> None:
