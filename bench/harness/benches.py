@@ -19,7 +19,7 @@ COMPOSED_PROMPTS = (
     *(f"bench/data/composed_{kind}.json" for kind in ("chat", "code", "document")),
 )
 """Prompts that no run asks twice (bench.harness.prompts.PromptSupply)."""
-SCALE_INPUTS = ("calls", "decisions", "tick")
+SCALE_INPUTS = ("calls", "tick")
 """Records that the fleet simulation draws its durations from."""
 
 
@@ -82,7 +82,6 @@ _ALL = (
     Bench("tick", "bench.tick", data=COMPOSED_PROMPTS, minutes=6.0),
     Bench("engine", "bench.engine", minutes=5.0),
     Bench("calls", "bench.scale.calls", minutes=3.0),
-    Bench("decisions", "bench.scale.decisions", minutes=15.0),
     Bench(
         "scale", "bench.scale", minutes=300.0, core_minutes=10.0,
         data=tuple(f"bench/results/{name}.json" for name in SCALE_INPUTS),
@@ -91,8 +90,8 @@ _ALL = (
     Bench("cost", "bench.cost", minutes=25.0, peers=("smg", "vllm_router")),
     Bench("routing", "bench.peers.routing", minutes=30.0, peers=("smg", "dynamo")),
     Bench("faults", "bench.faults", minutes=40.0, core_minutes=4.0),
-    Bench("hostile", "bench.hostile", minutes=25.0),
-    Bench("hostile_http", "bench.hostile", ("--http",), minutes=12.0),
+    Bench("hostile", "bench.hostile", minutes=28.0),
+    Bench("hostile_http", "bench.hostile", ("--http",), minutes=30.0),
     Bench("soak", "bench.soak", data=(PROMPTS,), minutes=15.0),
     Bench(
         "embeddings", "bench.embeddings", minutes=25.0, core_minutes=8.0, data=(PROMPTS,),
@@ -100,7 +99,7 @@ _ALL = (
     ),
     Bench("lossy", "bench.lossy", data=(PROMPTS,), minutes=10.0),
     Bench("prediction", "bench.prediction", data=(PROMPTS,), minutes=6.0),
-    Bench("tokenizer", "bench.tokenizer", data=(PROMPTS,), minutes=15.0, core_minutes=3.0),
+    Bench("tokenizer", "bench.tokenizer", data=(PROMPTS,), minutes=12.0, core_minutes=3.0),
     Bench("tokenizer_bulk", "bench.tokenizer.bulk", minutes=15.0),
     Bench("tokenizer_service", "bench.tokenizer.service"),
     Bench("codec", "bench.codec", data=(PROMPTS,), minutes=1.0),
