@@ -47,9 +47,7 @@ class Subject:
     what: str
     """Its format, for a table."""
     is_tiny: bool = False
-    """Random weights: its replies are compared, its speed says nothing."""
-    is_timed: bool = True
-    """Whether its speed is taken."""
+    """Random weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +71,6 @@ def gather(work: Path, *, quick: bool) -> Subjects:
           if known.name in larger),
         *tiny_models(work, quick=quick),
     )  # fmt: skip
-    if quick:
-        models = (models[0], *(replace(subject, is_timed=False) for subject in models[1:]))
     know([subject.spec for subject in models], work, store)
     for subject in models:
         store.ensure(subject.spec.source, sha256=subject.spec.sha256)
@@ -131,9 +127,7 @@ def _tiny(work: Path, architecture: str, class_name: str) -> Subject:
     name = f"tiny-{architecture}-{class_name}"
     path = write_tiny(work / f"{name}.gguf", architecture, TYPE_CLASSES[class_name])
     types = ", ".join(TYPE_CLASSES[class_name])
-    return Subject(
-        file_spec(name, path), f"GGUF, {architecture}: {types}", is_tiny=True, is_timed=False
-    )
+    return Subject(file_spec(name, path), f"GGUF, {architecture}: {types}", is_tiny=True)
 
 
 def write_tiny(path: Path, architecture: str, types: Sequence[str]) -> Path:
