@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from bench.harness import Run, median
+from bench.harness.http_client import HttpClient
+from bench.harness.load import Answer
 from bench.harness.local_mesh import LocalMesh
-from bench.http.client import HttpClient
 from outrider.client import Client, Committed, Message, SamplingParams, connect
 
 _QUESTION: Final = "Explain to a child what the moon does to the sea, and why it is twice a day."
@@ -77,9 +78,9 @@ async def _native(client: Client) -> float:
 async def _http(client: HttpClient) -> float:
     system, question = _chat()
     messages = [{"role": "system", "content": system}, {"role": "user", "content": question}]
-    done = await client.chat(
-        {"messages": messages, "temperature": 0, "max_tokens": _MAX_TOKENS, "stream": True}
-    )
+    body = {"messages": messages, "temperature": 0, "max_tokens": _MAX_TOKENS, "stream": True}
+    done = Answer(began_at=time.perf_counter())
+    await client.chat(body, done)
     if done.error:
         raise RuntimeError(done.error)
     return done.ttft_ms

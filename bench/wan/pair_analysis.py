@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from bench.harness import TOO_FEW, Cell, Figure, Run, median, quantile, show
-from bench.wan.analysis import crossing
 from bench.wan.measure import Measured
 from bench.wan.plan import ALWAYS, OURS, PLAIN, REGION_DRAFTER, REGION_SUFFIX, Scheme
-from bench.wan.results import Results
+from bench.wan.results import Results, crossing
 from bench.wan.samples import Sample
 from services.edge.session.speedup_model import (
     SessionConditions,

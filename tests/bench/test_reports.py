@@ -63,7 +63,7 @@ def of_lossy(run: Run, count: int) -> None:
 
 def of_routing(run: Run, count: int) -> None:
     served = [Served(ms / 1e3, 100, 50) for ms in values(count)]
-    routing.report(run, {(8.0, routing.OURS): served, (8.0, "round robin"): served}, slow=1.0)
+    routing.report(run, {(8.0, routing.OURS): served, (8.0, "round robin"): served})
 
 
 REPORTS: dict[str, Callable[[Run, int], None]] = {

@@ -1,16 +1,34 @@
-"""How long placement takes, with how much known of how many replicas."""
+"""What a router costs: a decision by fleet and knowledge, and a hop.
+
+Decisions are those of the router's own placement and prefix index, on a fleet made up of numbers:
+every prefix is a prompt of 60 blocks, of which 30 are shared by the prompts of its group, held by
+one or two replicas. What is asked for is one of these prompts with a new question behind it. The
+hop is measured over gRPC on the loopback, with the fake engine as replica. What it costs to relay a
+token is measured by `bench.cost`.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import struct
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from random import Random
+from statistics import fmean
 
+from bench.harness import Run, median, parser, quantile, start
+from bench.harness.local_mesh import LocalMesh, local_mesh
+from bench.harness.region_client import RegionClient
+from bench.harness.replica import coder_of
 from outrider.codec.block_hashes import block_hashes, root_hash
+from outrider.models.catalog import DEFAULT_MODEL
+from outrider.models.store import ModelStore, default_root
+from outrider.models.vocabulary import Vocabulary, load_vocabulary
 from outrider.peers.health import HealthPolicy, PeerHealth, PeerState
 from outrider.peers.round_trip import RoundTrip
+from outrider.sampling.params import SamplingParams
 from services.router.fleet.replica import PrefillLimits, Replica, ReplicaLoad, ServedModel
 from services.router.placement.placement import Placement
 from services.router.placement.types import PlacementPolicy, PlacementRequest
@@ -39,6 +57,10 @@ class Size:
 
     def __str__(self) -> str:
         return f"{self.replicas} x {self.prefixes}"
+
+
+SIZES = (Size(64, 10_000), Size(1000, 100_000))
+QUICK = (Size(8, 200), Size(64, 2000))
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,3 +198,93 @@ def _load(rng: Random) -> ReplicaLoad:
 def _resident_bytes() -> int:
     with open("/proc/self/statm", encoding="ascii") as statm:
         return int(statm.read().split()[1]) * 4096
+
+
+async def hop_ms(mesh: LocalMesh, vocabulary: Vocabulary, pairs: int) -> tuple[list[float], ...]:
+    """Milliseconds to the first token, straight and through the router, by turns."""
+    direct, routed = [], []
+    sampling, coder = SamplingParams(max_tokens=2), coder_of(vocabulary)
+    replica = mesh.address(mesh.services("inference")[0]["name"])
+    async with (
+        RegionClient(coder, replica, via_router=False, tls=mesh.tls("router")) as one,
+        RegionClient(coder, mesh.address("router"), via_router=True, tls=mesh.tls("edge")) as two,
+    ):
+        for turn in range(-20, pairs):
+            ids = [turn % 1000 + 100, *range(200, 260)]  # no prefix block is shared
+            times = []
+            for client in (one, two):
+                reply = await client.generate(ids, sampling, digest=vocabulary.digest)
+                times.append(reply.ttft_ms)
+            if turn >= 0:  # the first few warm both ways up
+                direct.append(times[0])
+                routed.append(times[1])
+    return direct, routed
+
+
+def decided(run: Run) -> None:
+    """Decisions by size."""
+    table = run.table(
+        "Time to place a prompt of 1,000 tokens, 960 of them cached on some replica, ms",
+        "replicas x known prefixes",
+        "part",
+        "n",
+        "mean",
+        "p50",
+        "p99",
+    )
+    memory = run.table(
+        "Memory of the router's prefix index",
+        "replicas x known prefixes",
+        "blocks",
+        "bytes per block",
+    )
+    means: dict[str, float] = {}
+    p99s: dict[str, float] = {}
+    for size in QUICK if run.quick else SIZES:
+        timings = measure(size, 200 if run.quick else 2000)
+        for part, times in _parts(timings).items():
+            p50, p99 = table.median(times), table.quantile(times, 0.99)
+            table.add(str(size), part, len(times), fmean(times), p50, p99)
+            run.samples(f"{part}, {size}", times, unit="ms")
+        memory.add(str(size), timings.num_blocks, round(timings.bytes_per_block))
+        means[str(size)] = round(fmean(timings.decide), 4)
+        p99s[str(size)] = round(quantile(timings.decide, 0.99), 4)
+    run.figures["decision_ms_mean"], run.figures["decision_ms_p99"] = means, p99s
+
+
+def _parts(timings: DecisionTimings) -> dict[str, list[float]]:
+    return {
+        "decision, prompt not seen before": timings.decide,
+        "decision, prompt seen lately": timings.again,
+        "of it: look-up in the prefix index": timings.match,
+        "noting it afterwards": timings.put,
+    }
+
+
+def hopped(run: Run) -> None:
+    """A router between client and replica."""
+    table = run.table(
+        "Time to first token with and without a router in between, ms: loopback, fake engine",
+        *("way", "n", "p50", "p95", "p99"),
+    )
+    vocabulary = load_vocabulary(DEFAULT_MODEL, ModelStore(default_root()))
+    with local_mesh(engine="fake", regions="us-east") as mesh:
+        direct, routed = asyncio.run(hop_ms(mesh, vocabulary, 100 if run.quick else 1000))
+    added = [b - a for a, b in zip(direct, routed, strict=True)]
+    for way, times in (("straight", direct), ("through the router", routed), ("added", added)):
+        tail = (table.quantile(times, share) for share in (0.95, 0.99))
+        table.add(way, len(times), table.median(times), *tail)
+        run.samples(f"hop, {way}", times, unit="ms")
+    run.figures["hop_ms_p50"] = round(median(added), 3)
+
+
+def main() -> int:
+    run = start("router", parser("router", __doc__ or "").parse_args())
+    decided(run)
+    hopped(run)
+    run.finish()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

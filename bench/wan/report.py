@@ -1,44 +1,50 @@
-"""The tables of a run, and what its record keeps beside them: samples and settings."""
+"""The tables and figures of a run, and what its record keeps beside them: samples and settings."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from bench.harness import TOO_FEW, Cell, Run, show
-from bench.wan.analysis import Model, capacities
-from bench.wan.first_words import first_word_tables, how, provisional_tables
+from bench.harness import TOO_FEW, Cell, Figure, Run, mean_ratio, median, quantile, show
+from bench.wan.first_words import first_word_figures, first_word_tables, how, provisional_table
 from bench.wan.headline import headline
-from bench.wan.measure import Links, Measured
-from bench.wan.plan import NO_UPLOAD, OURS, PLAIN, REGION_SUFFIX, Scheme, Size
-from bench.wan.results import Results, Selection
+from bench.wan.measure import Measured
+from bench.wan.plan import (
+    CLIENT_RTT_MS,
+    NO_UPLOAD,
+    OURS,
+    PLAIN,
+    REGION_DRAFTER,
+    REGION_SUFFIX,
+    Scheme,
+    Size,
+)
+from bench.wan.results import Results, Selection, quantile_over_chats
 from bench.wan.samples import Sample
-from bench.wan.testbed import Placement
 
 _ALONE = 1
+_OVER = {"over_plain": PLAIN, "over_region_suffix": REGION_SUFFIX,
+         "over_region_drafter": REGION_DRAFTER}  # fmt: skip
+"""What our capacity is held against."""
 
 
-def add_tables(
-    run: Run, results: Results, measured: Measured, model: Model, exact: Mapping[str, str]
-) -> None:
+def add_tables(run: Run, results: Results, measured: Measured, exact: Mapping[str, str]) -> None:
     """All of them. The README shows the first."""
     greedy, *sampled = results.temperatures()
     headline(run, results, greedy)
     first_word_tables(run, results, [greedy])
-    paces(run, results)
+    _paces(run, results)
     for temperature in sampled:
         headline(run, results, temperature)
     first_word_tables(run, results, sampled)
-    provisional_tables(run, results)
-    several_chats(run, results)
-    capacity(run, results)
-    costs(run, results, exact)
-    if model.measured_ms:
-        break_even(run, model)
-    placements(run, measured.placements)
-    relay(run, measured)
+    provisional_table(run, results)
+    _several_chats(run, results)
+    _capacity(run, results)
+    _costs(run, results, exact)
+    _placements(run, measured)
+    _relay(run, measured)
 
 
-def paces(run: Run, results: Results) -> None:
+def _paces(run: Run, results: Results) -> None:
     """Final tokens against plain streaming, by RTT."""
     for sessions, temperature in results.loads():
         where = {r: Selection(r, sessions, temperature) for r in results.rtts_ms()}
@@ -58,7 +64,7 @@ def paces(run: Run, results: Results) -> None:
                 table.add(scheme.name, _counts(ratios), *map(table.mean_ratio, ratios))
 
 
-def several_chats(run: Run, results: Results) -> None:
+def _several_chats(run: Run, results: Results) -> None:
     """What a pace with many chats is made of, all RTTs and temperatures together."""
     if NO_UPLOAD not in results.schemes():
         return
@@ -76,54 +82,37 @@ def several_chats(run: Run, results: Results) -> None:
             table.add(sessions, _counts(ratios), *map(table.mean_ratio, ratios))
 
 
-def capacity(run: Run, results: Results) -> None:
+def _capacity(run: Run, results: Results) -> None:
     """What edges that draft spare the region."""
     title = (
         "Committed tokens per second of the region's CPU time: Outrider as a multiple of the "
         "others, on the same chats"
     )
-    table = run.table(
-        title,
-        "chats at once",
-        "over (a)",
-        "over (b)",
-        "over (c)",
-        "over (c), predicted: 1 + k t_d / t_s",
-        "k, drafts per commit of (c)",
-        "t_d of (c), ms",
-        "t_s of (a), ms",
-    )
-    for one in capacities(results):
-        ratios: list[Cell] = [one.over_plain, one.over_suffix, one.over_drafter, one.predicted]
-        terms: list[Cell] = [one.drafts_per_commit, one.draft_ms, one.token_ms]
-        shown = [ratio or TOO_FEW for ratio in ratios]
-        table.add(one.sessions, *shown, *(terms if one.over_drafter else [TOO_FEW] * len(terms)))
+    table = run.table(title, "chats at once", *(f"over {it.name[:3]}" for it in _OVER.values()))
+    for sessions in results.session_counts():
+        table.add(sessions, *(ratio or TOO_FEW for ratio in _capacities(results, sessions)))
 
 
-def costs(run: Run, results: Results, exact: Mapping[str, str]) -> None:
+def _capacities(results: Results, sessions: int) -> list[float]:
+    where = Selection(sessions=sessions)
+    return [results.capacity_ratio(OURS, over, where) for over in _OVER.values()]
+
+
+def _costs(run: Run, results: Results, exact: Mapping[str, str]) -> None:
     """What region and edge compute, and what the long link carries."""
     session_counts = results.session_counts()
     chats = [f"{sessions} {'chat' if sessions == 1 else 'chats'}" for sessions in session_counts]
     table = run.table(
         "CPU time per committed token, ms (region + edge), and bytes per committed token on the "
         "link between client's side and region",
-        "scheme",
-        *chats,
-        "bytes up",
-        "bytes down",
-        "wire bytes up",
-        "wire bytes down",
+        *("scheme", *chats, "bytes up", "bytes down", "wire bytes up", "wire bytes down"),
         "exact replies",
     )
     for scheme in results.schemes():
         sent = results.bytes_per_token(scheme)
         sizes: list[Cell] = [sent[way] for way in ("up", "down", "up wire", "down wire")]
-        table.add(
-            scheme.name,
-            *(_cpu(results, scheme, n) for n in session_counts),
-            *sizes,
-            exact[scheme.name],
-        )
+        spent = (_cpu(results, scheme, sessions) for sessions in session_counts)
+        table.add(scheme.name, *spent, *sizes, exact[scheme.name])
 
 
 def _cpu(results: Results, scheme: Scheme, sessions: int) -> str:
@@ -131,39 +120,21 @@ def _cpu(results: Results, scheme: Scheme, sessions: int) -> str:
     return f"{show(region_ms)} + {show(edge_ms)}" if region_ms else TOO_FEW
 
 
-def break_even(run: Run, model: Model) -> None:
-    """Up to which RTT drafting far from the model pays."""
-    table = run.table(
-        "RTT up to which one scheme is faster than another, ms: one chat at a time",
-        "scheme", "over", "measured", "predicted",
-    )  # fmt: skip
-    for (scheme, over), measured_ms in model.measured_ms.items():
-        predicted = model.predicted_ms.get((scheme, over))
-        table.add(scheme, over, measured_ms, TOO_FEW if predicted is None else predicted)
-
-
-def placements(run: Run, placed: Sequence[Placement]) -> None:
-    """Which cores computed what."""
+def _placements(run: Run, measured: Measured) -> None:
     table = run.table(
         "Cores and model threads of the processes of this run",
-        "process",
-        "cores",
-        "threads that compute a model",
+        *("process", "cores", "threads that compute a model"),
     )
-    for one in placed:
+    for one in measured.placements:
         table.add(one.process, ", ".join(map(str, one.cores)), one.threads or TOO_FEW)
 
 
-def relay(run: Run, measured: Measured) -> None:
+def _relay(run: Run, measured: Measured) -> None:
     """Whether the relay is the bottleneck."""
     late = [measured.relay.lateness_ms(share) for share in (0.5, 0.95, 0.99)]
     table = run.table(
         "What the emulated network added by itself",
-        "packets held",
-        "added delay p50, ms",
-        "p95",
-        "p99",
-        "share of a core",
+        *("packets held", "added delay p50, ms", "p95", "p99", "share of a core"),
     )
     share = measured.relay_cpu_s / measured.seconds if measured.seconds else 0.0
     table.add(measured.relay.packets, *late, share)
@@ -173,6 +144,91 @@ def _counts(ratios: Sequence[Sequence[float]]) -> str:
     """How many each column has; once, if all have the same."""
     counts = [len(found) for found in ratios]
     return str(counts[0]) if len(set(counts)) == 1 else ", ".join(map(str, counts))
+
+
+def figures_of(results: Results, measured: Measured, exact: Mapping[str, str]) -> dict[str, Figure]:
+    """Everything a run is judged by."""
+    by_rtt: dict[str, dict[str, Figure]] = {}
+    for rtt_ms in results.rtts_ms():
+        for name, figure in (*_first(results, rtt_ms), *_pace(results, rtt_ms)):
+            by_rtt.setdefault(name, {})[f"{rtt_ms:g}"] = figure
+    sent = results.bytes_per_token(OURS)
+    return {
+        **first_word_figures(results),
+        **by_rtt,
+        "pace_ratio_by_scheme": {
+            scheme.name: {
+                f"{r:g}": round(_middle(results.pace_ratios(scheme, results.alone(r))), 3)
+                for r in results.rtts_ms()
+            }
+            for scheme in results.schemes()
+        },
+        **_with_several_sessions(results),
+        "bytes_per_token_up": round(sent["up"], 2),
+        "bytes_per_token_down": round(sent["down"], 2),
+        "wire_bytes_per_token_up": round(sent["up wire"], 1),
+        "wire_bytes_per_token_down": round(sent["down wire"], 1),
+        "capacity_by_chats": {
+            str(sessions): {
+                name: round(ratio, 3)
+                for name, ratio in zip(_OVER, _capacities(results, sessions), strict=True)
+            }
+            for sessions in results.session_counts()
+        },
+        "exact": dict(exact),
+        "drafter": measured.drafter,
+        "rounds": measured.num_rounds,
+        "relay_added_ms_p50": round(measured.relay.lateness_ms(0.5), 2),
+        "relay_added_ms_p99": round(measured.relay.lateness_ms(0.99), 2),
+        "seconds": round(measured.seconds),
+    }
+
+
+def _first(results: Results, rtt_ms: float) -> Iterator[tuple[str, Figure]]:
+    """Times to the first text on screen and to the first final token, greedy: medians."""
+    where = results.alone(rtt_ms)
+    ours = results.samples(OURS, where)
+    for name, values in (
+        ("visible_ttft_ms", [sample.visible_ms for sample in ours]),
+        ("committed_ttft_ms", [sample.committed_ms for sample in ours]),
+        ("plain_ttft_ms", [sample.committed_ms for sample in results.samples(PLAIN, where)]),
+    ):
+        p95 = quantile_over_chats(values, 0.95)
+        yield name, round(median(values), 1)
+        yield f"{name}_p95", None if p95 is None else round(p95, 1)
+
+
+def _pace(results: Results, rtt_ms: float) -> Iterator[tuple[str, Figure]]:
+    """Ours over plain streaming, greedy, and sampled where that was asked."""
+    alone = results.alone(rtt_ms)
+    paces, whole = results.pace_ratios(OURS, alone), results.whole_ratios(OURS, alone)
+    yield "committed_pace_ratio", round(_middle(paces), 3)
+    yield "committed_pace_low", round(quantile(paces, 0.25) if paces else 0.0, 3)
+    yield "committed_pace_high", round(quantile(paces, 0.75) if paces else 0.0, 3)
+    yield "committed_pace_chats", len(paces)
+    yield "committed_whole_ratio", round(_middle(whole), 3)
+    for temperature in results.temperatures()[1:]:
+        sampled = results.pace_ratios(OURS, Selection(rtt_ms, 1, temperature))
+        if sampled:
+            yield f"committed_pace_ratio_t{temperature:g}", round(median(sampled), 3)
+
+
+def _with_several_sessions(results: Results) -> dict[str, Figure]:
+    """Of chats at once, all RTTs and temperatures together: ours over plain streaming, and over an
+    edge that sends no draft; geometric means with the ends of their 95 % intervals."""
+    found: dict[str, dict[str, Figure]] = {"crowd_pace_ratio": {}, "crowd_pace_of_sending": {}}
+    for sessions in results.session_counts():
+        where = Selection(sessions=sessions)
+        for name, over in zip(found, (PLAIN, NO_UPLOAD), strict=True):
+            ratios = results.pace_ratios(OURS, where, over)
+            if len(ratios) > 1 and sessions > 1:
+                found[name][str(sessions)] = [round(value, 3) for value in mean_ratio(ratios)]
+    return dict(found)
+
+
+def _middle(values: Sequence[float]) -> float:
+    """The median; 0 if every reply came at once."""
+    return median(values) if values else 0.0
 
 
 _TIMES: Mapping[str, Callable[[Sample], float | None]] = {
@@ -215,9 +271,7 @@ def keep_samples(run: Run, results: Results) -> None:
                     run.samples(f"{cell}: CPU of {name.removesuffix('_s')}", spent, unit="s")
 
 
-def keep_settings(
-    run: Run, size: Size, links: Links, measured: Measured, settings: Sequence[str]
-) -> None:
+def keep_settings(run: Run, size: Size, measured: Measured) -> None:
     """What was asked, over which links, on which cores, of whom."""
     asked = {prompt.id for turn in range(measured.num_rounds) for prompt in size.prompts(turn)}
     run.setting(
@@ -225,10 +279,7 @@ def keep_settings(
         prompts="bench/data/held_out",
         different_prompts=len(asked),
         max_tokens=size.max_tokens,
-        client_rtt_ms=links.client_rtt_ms,
-        jitter_ms=links.jitter_ms,
-        loss=links.loss,
-        service_settings=list(settings),
+        client_rtt_ms=CLIENT_RTT_MS,
         drafter=measured.drafter,
     )
     for place in measured.placements:
@@ -236,11 +287,8 @@ def keep_settings(
     for scheme in size.schemes:
         run.setting(
             scheme.name,
-            gateway=scheme.gateway or "the bench",
+            gateway=scheme.gateway,
             speculation=scheme.speculation,
             provisional=scheme.provisional,
-            links_rtt_ms={
-                f"RTT {rtt_ms:g}": scheme.rtts_ms(rtt_ms, links.client_rtt_ms)
-                for rtt_ms in size.rtts_ms
-            },
+            links_rtt_ms={f"RTT {rtt_ms:g}": scheme.rtts_ms(rtt_ms) for rtt_ms in size.rtts_ms},
         )

@@ -6,18 +6,28 @@ import contextlib
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
+from typing import Final, Protocol, TypeVar
 
 from bench.harness import Run
-from bench.peers import ik_llamacpp, llamacpp
-from bench.systems.base import Setup, System
-from bench.systems.ik_llamacpp import ik_llama
-from bench.systems.llamacpp import llama_server
-from bench.systems.openvino_pipeline import pipeline
-from bench.systems.replica import replica
+from bench.harness.load import Setup, System
+from bench.harness.replica import replica
+from bench.peers import dynamo, ik_llamacpp, llamacpp, smg, vllm_router
+from bench.peers.ik_llamacpp import ik_llama
+from bench.peers.installing import Peer
+from bench.peers.llamacpp import llama_server
+from bench.peers.openvino_pipeline import pipeline
 from outrider.engines.openvino.convert import converted
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import Vocabulary
+
+T = TypeVar("T")
+
+PEERS: Final = {
+    peer.name: peer
+    for peer in (llamacpp.PEER, ik_llamacpp.PEER, smg.PEER, vllm_router.PEER, dynamo.PEER)
+}
+"""All that are to be installed. The OpenVINO pipeline comes with Outrider's own engine."""
 
 OURS = "outrider, drafts off"
 OURS_DRAFTS = "outrider, drafts on"
@@ -58,16 +68,18 @@ async def start_all(
     """Those of `names` that are installed, running until the stack closes."""
     systems: dict[str, System] = {}
     for name in names:
-        if name in LLAMACPP and not llamacpp.installed():
-            print(f"{name}: not installed; {llamacpp.INSTALL}", file=sys.stderr)
-            continue
-        if name == IK_LLAMACPP and not (llamacpp.installed() and ik_llamacpp.installed()):
-            print(
-                f"{name}: not installed; {ik_llamacpp.INSTALL}, beside llama.cpp", file=sys.stderr
-            )
+        if missing := [peer for peer in needed_by(name) if not peer.is_installed()]:
+            print(f"{name}: {missing[0].hint}", file=sys.stderr)
             continue
         systems[name] = await stack.enter_async_context(started(name, vocabulary, setups[name]))
     return systems
+
+
+def needed_by(name: str) -> tuple[Peer, ...]:
+    """What has to be installed for it. llama.cpp makes the model of its fork."""
+    if name == IK_LLAMACPP:
+        return (llamacpp.PEER, ik_llamacpp.PEER)
+    return (llamacpp.PEER,) if name in LLAMACPP else ()
 
 
 def started(name: str, vocabulary: Vocabulary, setup: Setup) -> AbstractAsyncContextManager[System]:
@@ -89,13 +101,24 @@ def started(name: str, vocabulary: Vocabulary, setup: Setup) -> AbstractAsyncCon
     )
 
 
-def record_settings(run: Run, systems: Mapping[str, System]) -> None:
-    """Keep how each of them was set up."""
+class SetUp(Protocol):
+    """What was set up."""
+
+    @property
+    def settings(self) -> Mapping[str, object]:
+        """How."""
+
+
+def record_settings(run: Run, systems: Mapping[str, SetUp]) -> None:
+    """Keep how each of them was set up, and show it."""
+    table = run.table("How the systems of this run were set up", "system", "settings")
     for name, system in systems.items():
         run.setting(name, **system.settings)
+        told = (f"{key} {value}" for key, value in system.settings.items())
+        table.add(name, ", ".join(told))
 
 
-def rotated(names: Iterable[str], turn: int) -> list[str]:
+def rotated(names: Iterable[T], turn: int) -> list[T]:
     """Another system begins each round, so that none always runs on a warmer machine."""
     order = list(names)
     first = turn % len(order)

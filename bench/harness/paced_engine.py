@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -52,17 +52,21 @@ class PacedEngine(FakeEngine):
         """[draw] place in `_ordinary`."""
         self._salts: dict[int, int] = {}
         self._past: dict[int, int] = {}
-        self.tick_ms = 1.0
-        """Least duration of a call."""
+        self.fixed_ms = 1.0
+        self.row_ms = 0.0
+        """A call takes `fixed_ms`, and `row_ms` for each token that it computes, at least."""
         self.repetition = 0.0
         """Share of rows that follow from the last id alone."""
         self.num_tokens = 0
         """Tokens that became final, prompts left out."""
         self.num_calls = 0
+        """Calls that have ended."""
         self.cpu_ns = 0
         """Processor time of all calls, the work that overlaps with them left out."""
         self.thread = 0
         """The one that calls it."""
+        self.call_ended: Callable[[], None] | None = None
+        """Called behind each call, in that thread."""
 
     @property
     def info(self) -> EngineInfo:
@@ -85,13 +89,17 @@ class PacedEngine(FakeEngine):
     ) -> list[LogitsRows]:
         begin, begin_ns = time.monotonic(), time.thread_time_ns()
         self.thread = threading.get_native_id()
-        self.num_calls += 1
         rows = self._answer(slices)
         self.cpu_ns += time.thread_time_ns() - begin_ns
         if slices:
             overlapped_work()
         begin_ns = time.thread_time_ns()
-        time.sleep(max(0.0, begin + self.tick_ms / 1e3 - time.monotonic()))
+        num_tokens = sum(len(part.tokens) for part in slices)
+        took_s = (self.fixed_ms + self.row_ms * num_tokens) / 1e3
+        time.sleep(max(0.0, begin + took_s - time.monotonic()))
+        self.num_calls += 1
+        if self.call_ended is not None:
+            self.call_ended()
         self.cpu_ns += time.thread_time_ns() - begin_ns
         return rows
 
