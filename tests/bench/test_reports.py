@@ -14,6 +14,7 @@ from bench.faults.chats import REPLICA_KILL, ChatTotals
 from bench.faults.injection import FaultSeries
 from bench.harness import TOO_FEW, Run
 from bench.harness.region_client import Reply
+from bench.harness.scheduled import Outcome
 from bench.peers.routing import __main__ as routing
 from bench.peers.routing.workload import Served
 
@@ -57,8 +58,8 @@ def of_tick(run: Run, count: int) -> None:
 
 
 def of_lossy(run: Run, count: int) -> None:
-    outcome = lossy.ThresholdResult(seconds=2.0, replies=[[1, 2, 3]] * 4, num_commits=6)
-    lossy.report(run, [dict.fromkeys(lossy.THRESHOLDS, outcome) for _ in range(count)], 4)
+    outcome = Outcome(seconds=2.0, replies=[[1, 2, 3]] * 4, num_commits=6)
+    lossy.report(run, [dict.fromkeys(lossy.THRESHOLDS, outcome) for _ in range(count)])
 
 
 def of_routing(run: Run, count: int) -> None:
