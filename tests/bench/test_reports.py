@@ -35,8 +35,14 @@ def of_prefix(run: Run, count: int) -> None:
 
 
 def of_overhead(run: Run, count: int) -> None:
-    samples = overhead.Samples(values(count), [ms + 3 for ms in values(count)])
+    samples = {
+        overhead.DIRECT: values(count),
+        overhead.MESH: [ms + 3 for ms in values(count)],
+        overhead.HTTP: [ms + 4 for ms in values(count)],
+    }
     overhead.report(run, {"openvino": samples, "fake": samples})
+    assert run.figures["added_ttft_ms"] == 3.0
+    assert run.figures["http_added_ttft_ms_fake"] == 1.0
 
 
 def of_faults(run: Run, count: int) -> None:
