@@ -59,13 +59,14 @@ log = structlog.get_logger()
 
 def known_facts(directory: Path, compiled: Any, layout: Facts) -> Facts | None:
     """What an answer for the converted model in `directory`, as `compiled`, depends on; `layout` is
-    what the caller adds. None where the CPU is not known or the model has no manifest of its files.
-    """
-    cpu = cpu_identity()
+    what the caller adds. None where one of them cannot be found out: on a system that does not tell
+    its CPU, or for a model without a manifest of its files."""
     try:
+        cpu = cpu_identity()
         manifest = (directory / MANIFEST).read_bytes()
         source = _source_digest()
-    except OSError:
+        properties = _properties(compiled)
+    except (OSError, RuntimeError):
         return None
     if not cpu:
         return None
@@ -73,7 +74,7 @@ def known_facts(directory: Path, compiled: Any, layout: Facts) -> Facts | None:
         "model": hashlib.sha256(manifest).hexdigest(),
         "cpu": cpu,
         "openvino": ov.get_version(),
-        "properties": _properties(compiled),
+        "properties": properties,
         "environment": _environment(os.environ),
         "source": source,
         **layout,

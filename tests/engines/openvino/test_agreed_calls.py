@@ -139,6 +139,16 @@ def test_nothing_is_known_of_a_model_without_a_manifest_or_an_unknown_cpu(
     assert known_facts(directory, Compiled(), {}) is None
 
 
+def test_nothing_is_known_where_openvino_does_not_tell_a_property(directory: Path) -> None:
+    class Silent(Compiled):
+        def get_property(self, name: str) -> object:
+            if name == "SUPPORTED_PROPERTIES":
+                return {"NUM_STREAMS": "RO"}
+            raise RuntimeError("no such property")
+
+    assert known_facts(directory, Silent(), {}) is None
+
+
 def test_equal_processors_are_equal_whatever_their_clocks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
