@@ -54,48 +54,6 @@ def text_of(stream: bytes) -> str:
     return "".join(it.get("content", "") for it in deltas)
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("stop_after", [0, 4])
-async def test_a_client_that_leaves_cancels_its_chat(
-    words: Vocabulary, tmp_path: Path, stream: bool, stop_after: int
-) -> None:
-    async with serving_http(words, tmp_path, REPLY) as mesh:
-        mesh.region.stop_after = stop_after
-        request = await RawRequest.chat(mesh, stream=stream, n=2)
-        await eventually(lambda: len(mesh.region.live) == 2)
-        if stream and stop_after:
-            await request.until(b'"content":"a')
-        request.close()
-        await eventually(lambda: mesh.region.cancelled == ["the client is gone"] * 2)
-        await mesh.settled()
-
-
-async def test_a_chat_with_a_key_outlives_its_connection(words: Vocabulary, tmp_path: Path) -> None:
-    async with serving_http(words, tmp_path, REPLY) as mesh:
-        mesh.region.hold_at = 6
-        mesh.region.gate.clear()
-        headers = {"Idempotency-Key": "k"}
-        first = await RawRequest.chat(mesh, stream=True, headers=headers)
-        had = await first.until(b'"content":"epl"')
-        had += await first.until(b"\n\n")
-        first.close()
-        await eventually(lambda: mesh.sample("outrider_edge_detached_chats") == 1)
-        last_id = [line[4:] for line in had.decode().splitlines() if line.startswith("id: ")][-1]
-        assert last_id == "6-6"
-        mesh.region.gate.set()
-        async with plain(mesh) as client:
-            more = await client.post(
-                "/v1/chat/completions",
-                json=CHAT | {"stream": True},
-                headers=headers | {"Last-Event-ID": last_id},
-            )
-            assert text_of(more.content) == REPLY[6:]
-            whole = await client.post("/v1/chat/completions", json=CHAT, headers=headers)
-            assert whole.json()["choices"][0]["message"]["content"] == REPLY
-        assert mesh.region.cancelled == []
-        assert len(mesh.region.opened) == 1
-
-
 async def test_a_chat_that_its_client_was_away_from_for_long_is_caught_up_with(
     words: Vocabulary, tmp_path: Path
 ) -> None:
