@@ -104,18 +104,6 @@ async def test_an_application_that_fails_ends_its_request_alone(
         assert mesh.sample("outrider_edge_refused_total", reason="application") == 4
 
 
-async def test_events_leave_as_they_are_made(words: Vocabulary, tmp_path: Path) -> None:
-    lab = Lab()
-    async with serving(words, tmp_path, lab) as mesh, client_of(mesh) as client:
-        response = client.ask("GET", "/ticks")
-        for number in range(3):
-            await response.until(lambda n=number: len(response.pieces) == n + 1)  # type: ignore[misc]
-            assert response.pieces[-1] == b"data: %d\n\n" % number
-            assert not response.ended.is_set()
-            lab.gate.set()
-        await response.whole()
-
-
 @pytest.mark.parametrize("how", ["stop", "close", "vanish"])
 async def test_a_client_that_leaves_is_noticed_at_once(
     how: str, words: Vocabulary, tmp_path: Path
@@ -139,31 +127,6 @@ async def test_a_client_that_leaves_is_noticed_at_once(
             assert ("/wait", "returned") in lab.ended
         held = mesh.edge.listener.shared.quotas.held
         await eventually(lambda: held(HERE, Count.STREAMS) == 0)
-
-
-async def test_a_client_that_gives_up_its_request_is_noticed(
-    words: Vocabulary, tmp_path: Path
-) -> None:
-    lab = Lab()
-    async with serving(words, tmp_path, lab) as mesh, client_of(mesh) as client:
-        response = client.ask("POST", "/wait", b"part", ends=False)
-        await eventually(lambda: lab.bodies == [b"part"])
-        client._quic.reset_stream(response.stream_id, ErrorCode.H3_REQUEST_CANCELLED)
-        client.transmit()
-        await eventually(lambda: lab.disconnected == ["/wait"])
-        assert (await response.whole()).reset_code == ErrorCode.H3_REQUEST_CANCELLED
-
-
-async def test_eight_requests_at_once_on_one_connection(words: Vocabulary, tmp_path: Path) -> None:
-    lab = Lab()
-    async with serving(words, tmp_path, lab) as mesh, client_of(mesh) as client:
-        for _ in range(3):
-            bodies = [bytes([number]) * 50_000 for number in range(8)]
-            asked = [client.ask("POST", "/gated-echo", body) for body in bodies]
-            await eventually(lambda: len(lab.began) % 8 == 0)
-            lab.gate.set()
-            assert [(await it.whole()).body for it in asked] == bodies
-            lab.gate.clear()
 
 
 async def test_a_client_of_another_make(words: Vocabulary, tmp_path: Path) -> None:

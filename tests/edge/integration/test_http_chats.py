@@ -119,8 +119,7 @@ async def test_the_first_tokens_come_before_the_others_are_made(
     words: Vocabulary, tmp_path: Path, route: ChatRoute
 ) -> None:
     async with serving_http(words, tmp_path, REPLY) as mesh, plain(mesh) as client:
-        mesh.region.hold_at = 3
-        mesh.region.gate.clear()
+        mesh.region.hold(3)
         had = b""
         async with client.stream("POST", route.path, json=route.streamed) as answer:
             async for piece in answer.aiter_bytes():
@@ -279,8 +278,7 @@ async def test_a_stream_with_a_key_goes_on_where_it_was_cut(
     words: Vocabulary, tmp_path: Path, route: ChatRoute
 ) -> None:
     async with serving_http(words, tmp_path, REPLY) as mesh, plain(mesh) as client:
-        mesh.region.hold_at = 6
-        mesh.region.gate.clear()
+        mesh.region.hold(6)
         headers = {"Idempotency-Key": "k"}
         had = b""
         async with client.stream("POST", route.path, json=route.streamed, headers=headers) as cut:
@@ -310,8 +308,7 @@ async def test_a_silent_stream_is_kept_alive(
     sign = b"event: ping" if route is MESSAGE else b"\n\n: "
     http = HttpConfig(port=0, comment_s=0.05)
     async with serving_http(words, tmp_path, REPLY, http=http) as mesh, plain(mesh) as client:
-        mesh.region.hold_at = 3
-        mesh.region.gate.clear()
+        mesh.region.hold(3)
         had = b""
         async with client.stream("POST", route.path, json=route.streamed) as answer:
             async for piece in answer.aiter_bytes():

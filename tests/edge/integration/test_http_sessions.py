@@ -60,8 +60,7 @@ async def test_a_chat_that_its_client_was_away_from_for_long_is_caught_up_with(
     """More came meanwhile than a client may leave unread. While it runs, and once it has ended."""
     reply, http = REPLY * 24, HttpConfig(port=0, max_unsent_bytes=192 << 10)
     async with serving_http(words, tmp_path, reply, http=http) as mesh, plain(mesh) as client:
-        mesh.region.hold_at = 6
-        mesh.region.gate.clear()
+        mesh.region.hold(6)
         headers = {"Idempotency-Key": "k"}
         body: dict[str, Any] = {"stream": True, "logprobs": True, "top_logprobs": 20}
         first = await RawRequest.chat(mesh, headers=headers, **body)
@@ -91,8 +90,7 @@ async def test_the_same_key_joins_the_running_chat_and_the_older_request_ends(
     words: Vocabulary, tmp_path: Path
 ) -> None:
     async with serving_http(words, tmp_path, REPLY) as mesh, plain(mesh) as client:
-        mesh.region.hold_at = 6
-        mesh.region.gate.clear()
+        mesh.region.hold(6)
 
         def ask() -> asyncio.Task[Any]:
             return asyncio.create_task(
@@ -196,8 +194,7 @@ async def test_replies_under_way_may_end_while_an_edge_drains(
     words: Vocabulary, tmp_path: Path
 ) -> None:
     async with serving_http(words, tmp_path, REPLY, drain_s=30.0) as mesh:
-        mesh.region.hold_at = 6
-        mesh.region.gate.clear()
+        mesh.region.hold(6)
         request = await RawRequest.chat(mesh, stream=True)
         await request.until(b'"content":"a')
         stopping = asyncio.create_task(mesh.edge.stop())

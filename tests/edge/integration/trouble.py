@@ -68,8 +68,7 @@ async def raw(mesh: Running) -> AsyncIterator[ClientConnection]:
 @asynccontextmanager
 async def bystander(mesh: Running, client: Client) -> AsyncIterator[None]:
     """A chat on the same connection, halfway when the trouble comes, that must end well."""
-    mesh.region.hold_at = 2
-    mesh.region.gate.clear()
+    mesh.region.hold(2)
     chat = await start(client)
     yield
     mesh.region.gate.set()
