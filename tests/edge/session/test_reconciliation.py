@@ -140,7 +140,7 @@ class World:
         self.perform(actions)
 
 
-@settings(max_examples=400)
+@settings(max_examples=100)
 @given(st.integers(0, 2**32 - 1))
 def test_the_client_ends_with_the_reference_text_and_few_rewrites_come_close_together(
     seed: int,
