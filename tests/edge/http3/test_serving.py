@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import time
-import weakref
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -20,10 +18,12 @@ from starlette.routing import Route
 
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
+from services.edge.http3.server import Http3Connection
+from services.edge.quic.aioquic_shim import BoundedConnection
 from services.edge.quotas import Count
 from tests.edge.http3.client import H3Client, other_client
 from tests.edge.http3.lab import Lab, client_of, serving
-from tests.edge.integration.trouble import ASK, REPLY
+from tests.edge.integration.trouble import ASK, REPLY, uncollected
 
 HERE = "127.0.0.1/32"
 
@@ -284,21 +284,14 @@ async def test_a_connection_without_requests_is_closed(words: Vocabulary, tmp_pa
 async def test_an_ended_connection_is_freed_at_once(words: Vocabulary, tmp_path: Path) -> None:
     lab = Lab()
     async with serving(words, tmp_path, lab) as mesh:
-        gc.collect()
-        gc.disable()
-        try:
+        with uncollected(BoundedConnection, Http3Connection) as alive:
             async with client_of(mesh) as client:
                 await client.get("/echo", "POST", b"x")
                 await client.get("/fail")
                 lab.scopes.clear()  # they know how to abort their requests
-                (connection,) = mesh.edge.listener.connections
-                quic = weakref.ref(connection._quic)
-                service = weakref.ref(connection._service)
-                del connection
+                assert len(alive) == 2
             await eventually(lambda: not mesh.edge.listener.connections)
-            await eventually(lambda: quic() is None and service() is None)
-        finally:
-            gc.enable()
+            await eventually(lambda: not alive)
 
 
 async def test_the_time_of_applications_is_billed_to_their_address(

@@ -4,8 +4,6 @@ notices."""
 from __future__ import annotations
 
 import asyncio
-import gc
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,7 +25,16 @@ from services.edge.quotas import Count
 from services.edge.resumption.table import ResumeLimits
 from services.edge.time_slicing import TimeSlicer
 from tests.edge.integration.running import running
-from tests.edge.integration.trouble import ASK, REPLY, RawStream, bystander, chat_frame, raw, start
+from tests.edge.integration.trouble import (
+    ASK,
+    REPLY,
+    RawStream,
+    bystander,
+    chat_frame,
+    raw,
+    start,
+    uncollected,
+)
 
 HERE = "127.0.0.1/32"
 
@@ -251,21 +258,14 @@ async def test_too_many_frames_that_waited_with_their_request_end_its_chat(
         assert mesh.edge.telemetry.num_chats == 0
 
 
-async def test_a_chat_is_freed_when_it_ends(
-    words: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However it ends: what an attack would leave to a collection would hold the loop."""
+async def test_a_chat_is_freed_when_it_ends(words: Vocabulary, tmp_path: Path) -> None:
+    """However it ends."""
     async with (
         running(words, tmp_path, REPLY, resumption=ResumeLimits(window_s=0.0)) as mesh,
         mesh.client() as client,
         raw(mesh) as connection,
     ):
-        alive: weakref.WeakSet[object] = weakref.WeakSet()
-        for kind in (EdgeStream, EdgeChat, PendingRequest):
-            monkeypatch.setattr(kind, "__init__", _noted(kind.__init__, alive))
-        gc.collect()
-        gc.disable()
-        try:
+        with uncollected(EdgeStream, EdgeChat, PendingRequest) as alive:
             for data in (chat_frame(), chat_frame(temperature=-1.0), b"\x03abc", b"\x00"):
                 stream = RawStream(connection, data)
                 await asyncio.wait_for(stream.ended.wait(), 30)
@@ -274,13 +274,3 @@ async def test_a_chat_is_freed_when_it_ends(
             await chat.__aexit__(None, None, None)
             await mesh.settled()
             await eventually(lambda: not alive)
-        finally:
-            gc.enable()
-
-
-def _noted(made: Callable[..., None], alive: weakref.WeakSet[object]) -> Callable[..., None]:
-    def noted(self: object, *args: Any) -> None:
-        made(self, *args)
-        alive.add(self)
-
-    return noted

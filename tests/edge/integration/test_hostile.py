@@ -4,8 +4,6 @@ them ends well. Bytes and objects are counted, not seconds."""
 from __future__ import annotations
 
 import asyncio
-import gc
-import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -28,7 +26,7 @@ from services.edge.quic.limits import HandshakeLimits
 from services.edge.quotas import Count
 from services.edge.resumption.table import ResumeLimits
 from tests.edge.integration.running import Running, running
-from tests.edge.integration.trouble import ASK, REPLY, RawStream, bystander, raw
+from tests.edge.integration.trouble import ASK, REPLY, RawStream, bystander, raw, uncollected
 
 HERE = "127.0.0.1/32"
 PATIENCE_S = 60.0
@@ -355,27 +353,17 @@ async def test_chats_are_counted_to_their_end(words: Vocabulary, tmp_path: Path,
 
 
 async def test_an_ended_connection_is_freed_at_once(words: Vocabulary, tmp_path: Path) -> None:
-    """Nothing of one without chats is left to a collection, which would hold the loop when many
-    end."""
     async with running(words, tmp_path, REPLY) as mesh:
-        gc.collect()
-        gc.disable()
-        try:
+        with uncollected(BoundedConnection) as alive:
             async with mesh.client():
-                await eventually(lambda: len(mesh.edge.listener.connections) == 1)
-                (connection,) = mesh.edge.listener.connections
-                quic = weakref.ref(connection._quic)
-                del connection
+                await eventually(lambda: len(alive) == 1)
             await attacks.half_open_handshakes(
                 ("127.0.0.1", mesh.ports.main), mesh.ca, num_handshakes=1, hold_s=0.1
             )
             (half_open,) = (it for it in mesh.edge.listener.connections if not it.is_admitted)
-            deaf = weakref.ref(half_open._quic)
             half_open.drop("the test says so")
             del half_open
-            await eventually(lambda: quic() is None and deaf() is None)
-        finally:
-            gc.enable()
+            await eventually(lambda: not alive)
 
 
 async def test_a_handshake_that_never_ends_is_dropped_with_its_0_rtt(

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-import weakref
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,6 +42,7 @@ from tests.edge.integration.http_client import (
     plain,
     serving_http,
 )
+from tests.edge.integration.trouble import uncollected
 from tests.mesh import running_edge
 
 REPLY = "a reply of some length"
@@ -205,15 +204,10 @@ async def test_replies_under_way_may_end_while_an_edge_drains(
 
 
 async def test_what_a_chat_held_is_freed_without_the_collector(
-    words: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: Vocabulary, tmp_path: Path
 ) -> None:
-    alive: weakref.WeakSet[object] = weakref.WeakSet()
-    for kind in (Chat, Exchange, RunningReply, OpenAiWriter):
-        monkeypatch.setattr(kind, "__init__", _noted(kind.__init__, alive))
     async with serving_http(words, tmp_path, REPLY) as mesh, plain(mesh) as client:
-        gc.collect()
-        gc.disable()
-        try:
+        with uncollected(Chat, Exchange, RunningReply, OpenAiWriter) as alive:
             for body in (CHAT, CHAT | {"stream": True}, {}, CHAT | {"n": 3, "stop": "of"}):
                 await client.post("/v1/chat/completions", json=body)
             mesh.region.error = OverloadedError("full")
@@ -226,8 +220,6 @@ async def test_what_a_chat_held_is_freed_without_the_collector(
             request.close()
             await mesh.settled()
             await eventually(lambda: not alive)
-        finally:
-            gc.enable()
 
 
 async def test_the_body_of_a_request_is_not_kept_while_its_reply_is_under_way(
@@ -240,14 +232,6 @@ async def test_the_body_of_a_request_is_not_kept_while_its_reply_is_under_way(
         assert not [it for it in gc.get_objects() if isinstance(it, Asked)]
         request.close()
         await mesh.settled()
-
-
-def _noted(made: Callable[..., None], alive: weakref.WeakSet[object]) -> Callable[..., None]:
-    def init(self: object, *args: Any, **options: Any) -> None:
-        alive.add(self)
-        made(self, *args, **options)
-
-    return init
 
 
 async def test_a_port_that_is_taken_is_told(words: Vocabulary, tmp_path: Path) -> None:
