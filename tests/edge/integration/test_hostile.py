@@ -238,14 +238,20 @@ async def test_idle_connections_of_one_address_leave_room_for_others(
             connection.drop("the test is over")
 
 
-async def test_who_is_refused_is_told_at_once(words: Vocabulary, tmp_path: Path) -> None:
-    async with (
-        running(words, tmp_path, REPLY, max_connections_per_address=1) as mesh,
-        mesh.client() as client,
-    ):
-        with pytest.raises(OverloadedError, match="too many connections from this address"):
-            async with mesh.client():
-                pass
+@pytest.mark.parametrize(
+    ("limit", "says"),
+    [
+        ("max_connections_per_address", "too many connections from this address"),
+        ("max_connections", "all the connections it takes"),
+    ],
+)
+async def test_who_is_refused_is_told_at_once(
+    words: Vocabulary, tmp_path: Path, limit: str, says: str
+) -> None:
+    async with running(words, tmp_path, REPLY, **{limit: 1}) as mesh, mesh.client() as client:
+        with pytest.raises(OverloadedError, match=says):
+            async with mesh.client() as other, other.chat(ASK) as refused:
+                await refused.result()
         async with client.chat(ASK) as chat:
             assert (await chat.result()).text == REPLY
 
