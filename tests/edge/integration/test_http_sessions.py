@@ -27,9 +27,7 @@ from starlette.types import ASGIApp, Send
 
 from outrider.errors import ConfigError, OverloadedError
 from outrider.models.vocabulary import Vocabulary
-from outrider.telemetry.metrics import Metrics
 from outrider.testing import eventually
-from services.edge.app import Edge
 from services.edge.chat import Chat
 from services.edge.http import exchange
 from services.edge.http.api import Asked
@@ -46,7 +44,7 @@ from tests.edge.integration.http_client import (
     plain,
     serving_http,
 )
-from tests.edge.integration.running import catalog_of, loading
+from tests.mesh import running_edge
 
 REPLY = "a reply of some length"
 
@@ -300,12 +298,9 @@ def _noted(made: Callable[..., None], alive: weakref.WeakSet[object]) -> Callabl
 async def test_a_port_that_is_taken_is_told(words: Vocabulary, tmp_path: Path) -> None:
     async with serving_http(words, tmp_path, REPLY) as mesh:
         config = replace(mesh.edge._config, http=HttpConfig(port=mesh.ports.http))
-        metrics = Metrics("edge")
-        other = Edge(config, catalog_of("small"), metrics, load=loading(words))
         with pytest.raises(ConfigError, match=rf"{mesh.ports.http} for HTTP .* http.port"):
-            await other.start()
-        await other.stop()
-        metrics.close()
+            async with running_edge(config, mesh.load):
+                raise AssertionError("it started")
 
 
 async def test_a_connection_serves_only_so_many_requests(words: Vocabulary, tmp_path: Path) -> None:

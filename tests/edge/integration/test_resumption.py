@@ -27,12 +27,11 @@ from outrider.client.connection import ClientConnection
 from outrider.client.protocol import CloseCode
 from outrider.codec.frames import encode_frame
 from outrider.models.vocabulary import Vocabulary
-from outrider.telemetry.metrics import Metrics
 from outrider.testing import eventually
 from outrider.v1 import edge_pb2
-from services.edge.app import Edge
-from tests.edge.integration.running import Mute, Running, catalog_of, loading, running
+from tests.edge.integration.running import Running, running
 from tests.edge.integration.trouble import ASK, REPLY, RawStream, cut, raw, start, whole
+from tests.mesh import EdgeUnderTest
 
 LONG = SamplingParams(max_tokens=5000, num_logprobs=2)
 
@@ -289,20 +288,15 @@ async def test_another_edge_goes_on_with_a_chat_it_never_saw(
     words: Vocabulary, tmp_path: Path
 ) -> None:
     async with running(words, tmp_path, REPLY) as mesh:
-        first = mesh.edge
-        metrics = Metrics("edge")
-        mesh.edge = Edge(
-            replace(first._config, port=0), catalog_of("small"), metrics, load=loading(words)
-        )
-        ports = await mesh.edge.start()
-        await eventually(lambda: mesh.edge.upstream.ready)
-        async with mesh.client(others=(f"quic://127.0.0.1:{ports.main}",)) as client:
+        dying = EdgeUnderTest(mesh.config, mesh.load)
+        await dying.start()
+        others = (f"quic://127.0.0.1:{mesh.ports.main}",)
+        async with mesh.client(dying.ports.main, others=others) as client:
             mesh.region.hold_at = 6
             mesh.region.gate.clear()
             chat = await start(client)
-            for connection in first.listener.connections:
-                connection._transport = Mute()  # type: ignore[assignment]
-            await first.stop()
+            dying.fall_silent()
+            await dying.stop()
             mesh.region.gate.set()
             events = await whole(chat)
             assert kinds(events).count(Interrupted) == kinds(events).count(Resumed) == 1
@@ -310,7 +304,6 @@ async def test_another_edge_goes_on_with_a_chat_it_never_saw(
             async with client.chat(ASK) as again:
                 assert (await again.result()).text == REPLY
         await mesh.settled()
-    metrics.close()
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from outrider.client import Accepted, Client, Message, SamplingParams, ToolCall, connect
+from outrider.client import Accepted, Client, Message, SamplingParams, ToolCall
 from outrider.models.tools import check_tools
 from outrider.models.vocabulary import Vocabulary
 from outrider.v1 import router_pb2
+from tests.mesh import running_mesh
 from tests.models import tool_templates
-from tests.telemetry.mesh import whole_mesh
 
 SECRET = "The patient in ward seven is called Miriam."
 ONE = SamplingParams(max_tokens=1, ignore_eos=True)
@@ -26,7 +26,7 @@ async def cached(client: Client, text: str, *, thin: bool = False) -> int:
 async def test_counts_and_explanations_tell_of_ones_own_chats(
     words: Vocabulary, tmp_path: Path
 ) -> None:
-    async with whole_mesh(words, tmp_path) as mesh:
+    async with running_mesh(words, tmp_path, tokenizers=1) as mesh:
         async with mesh.client() as owner:
             async with owner.chat(
                 [Message("user", SECRET)], sampling=ONE, idempotency_key="mine"
@@ -37,12 +37,10 @@ async def test_counts_and_explanations_tell_of_ones_own_chats(
             for thin in (False, True):
                 async with mesh.client() as stranger:
                     assert await cached(stranger, SECRET, thin=thin) == 0
-            async with connect(
-                "127.0.0.1", mesh.edge_ports.main, ca=mesh.ca, client_secret=owner.secret
-            ) as later:
+            async with mesh.client(client_secret=owner.secret) as later:
                 assert await cached(later, SECRET, thin=True) > len(SECRET) // 2
             found = [
-                len((await mesh.router.stub.Explain(asked)).placements)
+                len((await mesh.routers[0].stub.Explain(asked)).placements)
                 for asked in (
                     router_pb2.ExplainRequest(request_id="mine"),
                     router_pb2.ExplainRequest(request_id=accepted.request_id),
@@ -76,7 +74,7 @@ async def test_a_chat_with_tools_is_the_same_whoever_tokenizes_and_drafts(
         ignore_eos=True,
         stop=stop,
     )
-    async with whole_mesh(vocabulary, tmp_path) as mesh, mesh.client() as client:
+    async with running_mesh(vocabulary, tmp_path, tokenizers=1) as mesh, mesh.client() as client:
         found = set()
         for thin in (False, True):
             for speculation in ("on", "off"):
