@@ -33,6 +33,12 @@ if TYPE_CHECKING:
 os.environ[MODELS_VARIABLE] = os.devnull
 
 _TOGETHER = {
+    "mesh of commands": (
+        "tests/cli/bench/test_serve.py",
+        "tests/cli/prompting/test_interactive.py",
+        "tests/cli/test_check.py",
+        "tests/cli/test_contexts.py",
+    ),
     "mesh": (
         "tests/e2e/test_commands.py",
         "tests/e2e/test_embeddings.py",
