@@ -28,8 +28,6 @@ from tools.train_draft.distillation import (
 from tools.train_draft.network import Student
 from tools.train_draft.schedule import LossWeights, Schedule
 
-HEAD_IDS = np.arange(40, dtype=np.uint32)
-
 
 def _rows(num: int, width: int, target_head: Tensor, num_rows: int) -> TargetRows:
     hidden = torch.randn(num, width)
