@@ -16,6 +16,8 @@ MAX_CALL_REQUESTS: Final = 256
 """Requests of one call that are recorded; no engine call takes that many new ones."""
 MAX_CRASHES: Final = 16
 """Crashes that a replica reports."""
+CRASH_KEPT_S: Final = 600.0
+"""For which a crash is reported, and counts against the requests in it."""
 MAX_PROCESS_BYTES: Final = 16
 """Of a process's name."""
 SESSIONS_IN_CALL: Final = "sessions_in_call"

@@ -26,6 +26,7 @@ from urllib.parse import quote
 import structlog
 
 from outrider.engine_calls import (
+    CRASH_KEPT_S,
     MAX_CALL_REQUESTS,
     MAX_CRASHES,
     Crash,
@@ -42,7 +43,6 @@ _RECORD_BYTES: Final = _NUM_PARTS * _PART_BYTES
 _PROCESS_BYTES: Final = 8
 _CRASHED: Final = ".crashed"
 """Suffix of a record whose process was found to have crashed, at the file's time."""
-_KEPT_S: Final = 600.0
 _MAX_FAULT_CHARS: Final = 2000
 
 _log = structlog.get_logger()
@@ -205,7 +205,7 @@ def _left_behind(folder: Path, now: float) -> tuple[Crash, ...]:
                 path = path.rename(path.with_suffix(_CRASHED))
                 _log_crash(path)
             crashed_at = path.stat().st_mtime
-            if now - crashed_at > _KEPT_S:
+            if now - crashed_at > CRASH_KEPT_S:
                 path.unlink()
             else:
                 found.append((crashed_at, _read(path)))

@@ -1,6 +1,5 @@
 """A request that crashes its replica, among others that do not, while processes are killed: it ends
-after three replicas at most, counted anew where its router or edge dies, and every other chat is
-whole and exact."""
+after three replicas at most, and every other chat is whole and exact."""
 
 from __future__ import annotations
 
@@ -95,6 +94,6 @@ async def test_a_poisonous_request_ends_and_no_other_does(
             killed = await kill(mesh, Random(seed), 3)
             await asyncio.gather(*chats)
         await eventually(lambda: is_whole(mesh), timeout_s=300.0)
-        # The router counts by session: without it, or its edge, the chat is another one to it.
-        num_begun = 1 + sum(name in ("router", "edge") for name in killed)
-        assert 2 <= num_crashes(mesh) <= 3 * num_begun
+        # A second death of its router or edge may hide a crash that was not reported yet.
+        num_deaths = sum(name in ("router", "edge") for name in killed)
+        assert 2 <= num_crashes(mesh) <= 3 + max(0, num_deaths - 1)

@@ -17,12 +17,16 @@ from outrider.errors import (
     NoReplicaError,
     OutriderError,
     OverloadedError,
-    PoisonousRequestError,
     ReplicaLostError,
 )
 from services.router.placement.constraints import is_other_identity
 from services.router.placement.types import RETRY_DELAY_MS
-from services.router.relay.poison import Loss, PoisonDetector
+from services.router.relay.poison import (
+    CrashReports,
+    Loss,
+    PoisonDetector,
+    poisonous_request_error,
+)
 
 if TYPE_CHECKING:
     from services.router.relay.dispatch import Dispatch
@@ -101,6 +105,7 @@ class Failover:
         """By model: what one model's replicas lose holds up no session of another."""
         self._poison: dict[str, PoisonDetector] = {}
         """By model: a replica has one, so suspects of a model wait for no trial of another's."""
+        self._crash_reports = CrashReports()
         self._waiting: dict[int, tuple[RelayedSession, OutriderError]] = {}
         self.is_due = False
         """Whether more could go on now than there was time for."""
@@ -124,13 +129,27 @@ class Failover:
         poison = self._poison_of(session.model)
         poison.call_failed(session.losses, call, is_single=num_sessions == 1)
 
-    def explained(self, replica: str, process: bytes, crashes: Sequence[Crash]) -> None:
+    def opened(self, session: RelayedSession, now: float, *, is_replica_away: bool) -> None:
+        """It has just come, maybe because its edge or router died: what replicas told of its
+        request counts, and one that is away may have crashed by it."""
+        session.losses.is_doubtful = is_replica_away and session.num_committed > 0
+        poison = self._poison_of(session.model)
+        for loss, is_single in self._crash_reports.of(session.losses.request, now):
+            poison.crashed(session.losses, loss, is_single=is_single)
+
+    def explained(self, replica: str, process: bytes, crashes: Sequence[Crash], now: float) -> None:
         """What is known of a replica's losses: `process` lives, and these crashed. One of which
         nothing is said was ended from outside."""
-        calls = {crash.process: crash.call for crash in crashes if crash.process != process}
+        crashes = [crash for crash in crashes if crash.process != process]
+        calls = {crash.process: crash.call for crash in crashes}
         for poison in self._poison.values():
             for loss in poison.losses_of(replica):
                 poison.explained(loss, calls.get(loss.process))
+        for crash in self._crash_reports.tell(replica, crashes, now):
+            loss = Loss(replica, crash.process)
+            for session in self._table.with_requests(crash.call.requests):
+                poison = self._poison_of(session.model)
+                poison.crashed(session.losses, loss, is_single=crash.call.is_single)
 
     def refused(self, session: RelayedSession) -> None:
         """A replica did not take it, or serves others alone, which says nothing of the session."""
@@ -146,6 +165,7 @@ class Failover:
         """It has tokens from the replica that it is on."""
         poison = self._poison_of(session.model)
         poison.proved(session.losses)
+        self._crash_reports.forgive(session.losses.request)
         self.is_due = self.is_due or bool(poison)
         if session.replica_left_at is not None:
             self._telemetry.moved(session.replica, (now - session.replica_left_at) * 1e3)
@@ -171,7 +191,7 @@ class Failover:
         self.is_due = False
         for session, why in list(self._waiting.values()):
             if session.losses.is_poisonous:
-                over.append((session, _poisonous_error(session)))
+                over.append((session, poisonous_request_error(session.losses)))
                 continue
             left_at = session.replica_left_at
             if left_at is not None and now - left_at >= self._policy.timeout_s:
@@ -241,15 +261,6 @@ def replica_lost_error(replica: str, what: str) -> ReplicaLostError:
     return ReplicaLostError(
         f"Replica {replica} {what} while it served the session: open it again.",
         retry_delay_ms=RETRY_DELAY_MS,
-    )
-
-
-def _poisonous_error(session: RelayedSession) -> PoisonousRequestError:
-    """Why a session is not opened again."""
-    return PoisonousRequestError(
-        f"{len(session.losses.crashes)} engine calls failed with this request in them, one of them "
-        f"with it alone; the last one at {session.replica}. It is not tried again: change it, and "
-        "report it.",
     )
 
 

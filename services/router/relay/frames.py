@@ -66,6 +66,7 @@ def open_for_replica(session: RelayedSession) -> Up:
         # The one before may still be queued for another replica, under the number it has there.
         request = _copy(request)
     request.session = session.upstream_session_id
+    request.open.alone = session.losses.goes_alone
     if session.replay is None or not session.is_under_way:
         return request
     opening = request.open
@@ -77,7 +78,6 @@ def open_for_replica(session: RelayedSession) -> Up:
             "A replica committed bytes that are no token block: open the session again."
         ) from error
     opening.model_identity = b"" if session.allows_inexact else session.model_identity
-    opening.alone = session.losses.goes_alone
     opening.echo = 0  # the time since then is not that of one way
     return request
 

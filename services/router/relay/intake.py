@@ -25,6 +25,7 @@ from services.router.recent_replies import RecentReplies, Reply
 from services.router.relay import frames
 from services.router.relay.dispatch import Dispatch
 from services.router.relay.frames import RelayedSession, Up
+from services.router.relay.poison import poisonous_request_error
 from services.router.relay.sessions import SessionInput, SessionTable
 
 Ending: TypeAlias = tuple[RelayedSession, OutriderError]
@@ -245,8 +246,11 @@ class Intake:
             raise PromptTooLongError.of(num_prompt_tokens, longest - 1)
 
     def _dispatch_to(self, session: RelayedSession, route: Route, now: float) -> None:
-        """Raises DeadlineError, or what `Dispatch.place` raises where the replica's buffer is full
-        and it has to be another one."""
+        """Raises DeadlineError; PoisonousRequestError for a request that crashed replicas before it
+        was opened here; what `Dispatch.place` raises where the replica's buffer is full and it
+        has to be another one."""
+        if session.losses.is_poisonous:
+            raise poisonous_request_error(session.losses)
         frames.renew_deadline(session, now)
         if route.spill_cause:
             model = session.open_frame.open.model

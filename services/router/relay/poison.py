@@ -12,6 +12,11 @@ served. Neither is who waited there, as the replica said. Suspects are opened ag
 one at first, one more with each that gets a token: 1, 2, 4, 8 (TCP slow start, RFC 5681, section
 3.1). Whoever lost two replicas waits until one of the losses is explained. So a request that
 crashes replicas ends after the second one; after the third, if it had tokens from the first.
+
+What is known of a session ends with it here, also where it ends because its edge died. Whoever goes
+on with its request opens it again, maybe through another router. Every router hears of every crash
+from the replicas, so it finds in these reports what speaks against the request (CrashReports). As
+long as a replica is away, one that goes on after tokens is alone in its calls.
 """
 
 from __future__ import annotations
@@ -21,7 +26,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
 
-from outrider.engine_calls import EngineCall
+from outrider.engine_calls import CRASH_KEPT_S, MAX_CRASHES, Crash, EngineCall
+from outrider.errors import PoisonousRequestError
 
 
 class Loss(NamedTuple):
@@ -45,6 +51,8 @@ class LossRecord:
     is_waiting: bool = False
     """Whether that replica took it and does not compute it yet."""
     is_poisonous: bool = False
+    is_doubtful: bool = False
+    """Whether its request may have crashed a replica before it was opened here."""
     unexplained: set[Loss] = field(default_factory=set)
     """Losses that it may be the cause of."""
     crashes: set[Hashable] = field(default_factory=set)
@@ -55,7 +63,72 @@ class LossRecord:
     @property
     def goes_alone(self) -> bool:
         """Whether it is to be alone in its engine calls: if one crashes, it shows why."""
-        return bool(self.unexplained or self.crashes)
+        return self.is_doubtful or bool(self.unexplained or self.crashes)
+
+
+def poisonous_request_error(record: LossRecord) -> PoisonousRequestError:
+    """Why a session is not opened again."""
+    return PoisonousRequestError(
+        f"{len(record.crashes)} engine calls failed with this request in them, one of them with it "
+        "alone. It is not tried again: change it, and report it.",
+    )
+
+
+@dataclass(slots=True)
+class _Report:
+    requests: set[int]
+    """Without those that had a token since."""
+    is_single: bool
+    told_at: float
+
+
+class CrashReports:
+    """The crashes that replicas tell of, the last ones of each for as long as they count. Of a
+    replica that lies no more is kept, and it can end requests only that it knows: those that it was
+    sent, and could have ended by an error."""
+
+    def __init__(self) -> None:
+        self._reports: dict[str, dict[bytes, _Report]] = {}
+        """By replica and process, the last ones last."""
+
+    def __len__(self) -> int:
+        return sum(map(len, self._reports.values()))
+
+    def tell(self, replica: str, crashes: Sequence[Crash], now: float) -> list[Crash]:
+        """A replica tells of crashes, again or anew; those that are new."""
+        self._expire(now)
+        reports = self._reports.setdefault(replica, {})
+        new = [crash for crash in crashes if crash.process not in reports]
+        for process, call in new:
+            reports[process] = _Report(set(call.requests), call.is_single, now)
+        for process in list(reports)[:-MAX_CRASHES]:
+            del reports[process]
+        if not reports:
+            del self._reports[replica]
+        return new
+
+    def of(self, request: int, now: float) -> Iterator[tuple[Loss, bool]]:
+        """The crashes with a request among the new ones of the engine call, and whether it was
+        alone in it."""
+        self._expire(now)
+        for replica, reports in self._reports.items():
+            for process, report in reports.items():
+                if request in report.requests:
+                    yield Loss(replica, process), report.is_single
+
+    def forgive(self, request: int) -> None:
+        """It has a token from another replica, and so did not cause any of them."""
+        for reports in self._reports.values():
+            for report in reports.values():
+                report.requests.discard(request)
+
+    def _expire(self, now: float) -> None:
+        for replica, reports in list(self._reports.items()):
+            for process, report in list(reports.items()):
+                if now - report.told_at > CRASH_KEPT_S:
+                    del reports[process]
+            if not reports:
+                del self._reports[replica]
 
 
 class PoisonDetector:
@@ -123,6 +196,12 @@ class PoisonDetector:
             elif not record.unexplained and not record.crashes:
                 self._clear(record)
 
+    def crashed(self, record: LossRecord, call: Hashable, *, is_single: bool) -> None:
+        """A replica tells of a crash with it among the new requests, from before it was opened
+        here; with a token since, it is none of its."""
+        if not record.is_proven:
+            self._count(record, call, is_single=is_single)
+
     def may_open(self, record: LossRecord) -> bool:
         """Whether it may be opened again now: it waits for no explanation, and is no suspect or
         among the next to be tried."""
@@ -160,7 +239,7 @@ class PoisonDetector:
         self._unexplained.pop(record, None)
         record.unexplained.clear()
         record.crashes.clear()
-        record.was_single = record.is_waiting = False
+        record.was_single = record.is_waiting = record.is_doubtful = False
         record.num_lost = 0
         record.is_proven = True
 

@@ -32,7 +32,7 @@ _REPORT_SHARE: Final = 0.75
 """A replica that reported its load within this share of the limit of silence is at work: if no
 session gets a token, its engine hangs."""
 
-
+_AWAY: Final = frozenset({PeerState.CONNECTING, PeerState.DOWN})
 _HANG_REPORTED_S: Final = 3.0
 """From when a replica is found to hang until its load reports, one a second, say in which call."""
 _HANG_SLACK_S: Final = 2.0
@@ -133,9 +133,17 @@ class ReplicaMonitor:
         self._failover.replica_lost(others, self._loss(replica))
         return departures + [_departure(session, why) for session in others]
 
-    def connected(self, replica: str, process: bytes, crashes: Sequence[Crash]) -> None:
+    def connected(self, replica: str, process: bytes, crashes: Sequence[Crash], now: float) -> None:
         """A replica is there again, as this process, and says how those before it crashed."""
-        self._failover.explained(replica, process, crashes)
+        self._failover.explained(replica, process, crashes, now)
+
+    def opened(self, session: RelayedSession, now: float) -> None:
+        """A session came."""
+        is_away = any(
+            replica.state in _AWAY and replica.model_name in ("", session.model)
+            for replica in self._registry
+        )
+        self._failover.opened(session, now, is_replica_away=is_away)
 
     def engine_failed(self, session: RelayedSession, error: OutriderError, now: float) -> Departure:
         """It fails by its replica's fault: in an engine call with others, as the error says."""
@@ -209,10 +217,10 @@ class ReplicaMonitor:
             call = replica.load.running_call
             since_s = now - hung_at
             if call.duration_ms < (since_s - _HANG_SLACK_S) * 1e3:
-                self._failover.explained(name, replica.process, ())
+                self._failover.explained(name, replica.process, (), now)
             elif since_s >= _HANG_PROVEN_S:
                 crash = Crash(replica.process, call)
-                self._failover.explained(name, b"", (crash,))
+                self._failover.explained(name, b"", (crash,), now)
             else:
                 continue
             del self._hangs_open[name]

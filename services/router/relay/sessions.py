@@ -10,7 +10,7 @@ Frames are opaque here.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, auto
 from typing import Final, Generic, TypeVar
@@ -265,6 +265,15 @@ class SessionTable(Generic[FrameT]):
     def num_sessions(self, model: str) -> int:
         """Live sessions of one model."""
         return self._num_by_model[model]
+
+    def with_requests(self, requests: Collection[int]) -> list[Session[FrameT]]:
+        """Those of these keys (`LossRecord.request`)."""
+        return [
+            session
+            for sessions in self._edges.values()
+            for session in sessions.values()
+            if session.losses.request in requests
+        ]
 
     def attach_edge(self) -> int:
         """A new edge stream."""

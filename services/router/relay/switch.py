@@ -125,10 +125,12 @@ class Switch:
         self._table.detach_edge(edge_stream)
         del self._edges[edge_stream]
 
-    def replica_connected(self, replica: str, process: bytes, crashes: Sequence[Crash]) -> None:
+    def replica_connected(
+        self, replica: str, process: bytes, crashes: Sequence[Crash], now: float
+    ) -> None:
         """A replica says which process of it answers, and how those before it crashed: that
         explains its losses. Before `attach_replica`."""
-        self._monitor.connected(replica, process, crashes)
+        self._monitor.connected(replica, process, crashes, now)
 
     def attach_replica(self, replica: str, outbox: Outbox[Up]) -> int:
         """A replica's stream is up; its number for the other verbs."""
@@ -217,7 +219,6 @@ class Switch:
     def _open(self, edge_stream: int, edge_session_id: int, frame: Up, now: float) -> None:
         opening = frame.open
         opening.model = opening.model or self._default_model()
-        opening.alone = False
         ids = self._completed(opening)
         try:
             session = self._intake.open(edge_stream, edge_session_id, frame, now)
@@ -231,6 +232,7 @@ class Switch:
             self._telemetry.refused(error)
             self._answer(edge_stream, edge_session_id, error)
             return
+        self._monitor.opened(session, now)
         if older := self._intake.runs.began(session):
             gone = frames.cancelled("The chat goes on elsewhere.")
             self._advance(older, SessionInput.ABORT, now, error=gone)

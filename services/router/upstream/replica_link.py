@@ -119,9 +119,10 @@ class ReplicaLink:
                     said = await self._greet(channel)
                     rtt_ms, is_serving = await probe(channel)
                 self._registry.identify(self._name, said)
-                self._switch.replica_connected(self._name, said.process, said.crashes)
-                self._registry.connected(self._name, said.model, self._clock())
-                self._registry.probed(self._name, rtt_ms, is_serving, self._clock())
+                now = self._clock()
+                self._switch.replica_connected(self._name, said.process, said.crashes, now)
+                self._registry.connected(self._name, said.model, now)
+                self._registry.probed(self._name, rtt_ms, is_serving, now)
                 self._reconnector.reset()
                 await self._serve(channel, call, said.model)
 

@@ -62,9 +62,12 @@ class Mesh:
         prices: PriceTable | None = None,
         return_s: float = 0.0,
         failover_policy: FailoverPolicy | None = None,
+        clock: FakeClock | None = None,
+        num_processes: int = 0,
     ) -> None:
-        """The first of the replicas' `names` is near, the others are far away."""
-        self.clock = FakeClock(100.0)
+        """The first of the replicas' `names` is near, the others are far away; `num_processes`:
+        replicas' processes that there were before."""
+        self.clock = clock or FakeClock(100.0)
         self.metrics = Metrics("router")
         near, *far = names
         replicas = [
@@ -116,7 +119,7 @@ class Mesh:
             schedule_retry=self.schedule_retry,
         )
         self.edge_capacity, self.replica_capacity = edge_capacity, replica_capacity
-        self.num_processes = 0
+        self.num_processes = num_processes
         self.streams: dict[str, int] = {}
         self.up: dict[str, Outbox[Up]] = {}
         self.down: dict[int, Outbox[Down]] = {}
@@ -139,7 +142,7 @@ class Mesh:
         model = ServedModel("m", DIGEST, 2048, (1, 2), identity=identity)
         said = ReplicaIdentity(name, "", model, process, tuple(crashes))
         self.registry.identify(name, said)
-        self.switch.replica_connected(name, process, crashes)
+        self.switch.replica_connected(name, process, crashes, self.clock())
         self.up[name] = Outbox(self.replica_capacity, 16)
         self.streams[name] = self.switch.attach_replica(name, self.up[name])
         self.registry.connected(name, model, self.clock())

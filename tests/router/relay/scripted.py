@@ -6,6 +6,7 @@ import zlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 
 from outrider.codec.tokens import TokenCodec, TokenCoder
@@ -121,7 +122,8 @@ class World:
         tenants = (TenantPolicy("*", allow_inexact_failover=allows_inexact),)
         if is_patient:
             failover_policy = FailoverPolicy(timeout_s=1e6)
-        self.mesh = Mesh(
+        self._new_mesh = partial(
+            Mesh,
             policy=AdmissionPolicy(max_wait_medium_s=1e6) if is_patient else None,
             return_s=1e6 if is_patient else 0.0,
             names=tuple(identities),
@@ -129,6 +131,7 @@ class World:
             tenants=tenants,
             failover_policy=failover_policy,
         )
+        self.mesh = self._new_mesh()
         self.names = tuple(identities)
         self.identities = dict(SAME)
         """What each computes; what the router was told may be older."""
@@ -144,6 +147,8 @@ class World:
         self.poison_from = poison_from
         self.max_running = max_running
         self.num_killed_by_poison = 0
+        self.num_deaths = 0
+        """Of edges and routers."""
         self.crashes: dict[str, list[Crash]] = defaultdict(list)
         """What each replica's record tells the next process."""
         self.was_alone: set[str] = set()
@@ -161,6 +166,41 @@ class World:
         self.chats[number] = Chat(seed, length)
         sampling = common_pb2.Sampling(seed=seed, max_tokens=length)
         self.mesh.send(self.edge, opening(number, sampling=sampling, request_id=str(number)))
+
+    async def lose_edge(self) -> None:
+        """The edge dies, and its clients go on at another one."""
+        self.num_deaths += 1
+        await self.read()
+        self.mesh.switch.detach_edge(self.edge, self.mesh.clock())
+        self._reopen()
+
+    async def lose_router(self) -> None:
+        """The router dies; its edge goes on through another one, which knows none of its sessions.
+        Replicas drop what it had there."""
+        self.num_deaths += 1
+        await self.read()
+        old = self.mesh
+        processes = {name: old.registry[name].process for name in old.streams}
+        old.metrics.close()
+        self.mesh = self._new_mesh(clock=old.clock, num_processes=old.num_processes)
+        for name in self.names:
+            self.runs[name].clear()
+            self.mesh.lose(name)
+            if process := processes.get(name):
+                self.mesh.connect(name, self.identities[name], process, self.crashes[name])
+        self._reopen()
+
+    def _reopen(self) -> None:
+        self.edge = self.mesh.edge()
+        for number, chat in self.chats.items():
+            if not chat.is_over:
+                chat.epoch, chat.sent = 0, []
+                sampling = common_pb2.Sampling(seed=chat.seed, max_tokens=chat.length)
+                frame = opening(number, sampling=sampling, request_id=str(number))
+                if chat.reply:
+                    frame.open.resume.CopyFrom(block(chat.reply))
+                    frame.open.model_identity = chat.model.identity
+                self.mesh.send(self.edge, frame)
 
     def cancel(self, number: int) -> None:
         self.mesh.send(self.edge, cancel(number))

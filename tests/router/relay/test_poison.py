@@ -6,8 +6,8 @@ from itertools import count
 
 import pytest
 
-from outrider.engine_calls import EngineCall
-from services.router.relay.poison import Loss, LossRecord, PoisonDetector
+from outrider.engine_calls import CRASH_KEPT_S, MAX_CRASHES, Crash, EngineCall
+from services.router.relay.poison import CrashReports, Loss, LossRecord, PoisonDetector
 
 _numbers = count(1)
 
@@ -185,3 +185,52 @@ def test_who_was_not_taken_is_next() -> None:
     detector.forget(records[1])
     assert len(detector) == 0
     assert detector.losses_of("a") == set(), "nothing is kept of who ended"
+
+
+def crash(number: int, *requests: int, num_sessions: int = 0) -> Crash:
+    return Crash(bytes([number]), EngineCall(frozenset(requests), num_sessions or len(requests)))
+
+
+def test_what_a_replica_told_of_a_request_counts_for_each_of_its_sessions() -> None:
+    reports, detector = CrashReports(), PoisonDetector(2)
+    reports.tell("a", [crash(1, 7, 8)], 0.0)
+    reports.tell("b", [crash(2, 7), crash(3, 9)], 1.0)
+    assert dict(reports.of(7, 1.0)) == {Loss("a", b"\x01"): False, Loss("b", b"\x02"): True}
+    poison, other, new = LossRecord(7), LossRecord(8), LossRecord(6)
+    for it in (poison, other, new):
+        for of_crash, is_single in reports.of(it.request, 1.0):
+            detector.crashed(it, of_crash, is_single=is_single)
+    assert poison.is_poisonous
+    assert (other.is_poisonous, other.goes_alone) == (False, True)
+    assert not new.goes_alone
+
+
+def test_a_crash_that_is_told_again_counts_once_and_not_for_ever() -> None:
+    reports = CrashReports()
+    assert reports.tell("a", [crash(1, 7)], 0.0) == [crash(1, 7)]
+    assert reports.tell("a", [crash(1, 7), crash(2, 7)], CRASH_KEPT_S) == [crash(2, 7)]
+    assert len(list(reports.of(7, CRASH_KEPT_S))) == 2
+    assert list(reports.of(7, CRASH_KEPT_S + 1)) == [(Loss("a", b"\x02"), True)]
+    assert list(reports.of(7, 2 * CRASH_KEPT_S + 1)) == []
+    assert len(reports) == 0
+
+
+def test_a_request_with_a_token_since_is_forgiven_what_is_told_again_as_well() -> None:
+    reports, detector, it = CrashReports(), PoisonDetector(2), LossRecord(7)
+    reports.tell("a", [crash(1, 7, 8)], 0.0)
+    reports.forgive(7)
+    reports.tell("a", [crash(1, 7, 8)], 1.0)
+    assert list(reports.of(7, 1.0)) == []
+    assert len(list(reports.of(8, 1.0))) == 1
+    detector.proved(it)
+    detector.crashed(it, loss(2), is_single=True)
+    assert not it.crashes
+
+
+def test_of_a_replica_that_tells_of_ever_new_crashes_the_last_ones_are_kept() -> None:
+    reports = CrashReports()
+    reports.tell("b", [crash(1, 5)], 0.0)
+    for number in range(200):
+        reports.tell("a", [crash(number, 7)], 0.0)
+    assert len(reports) == MAX_CRASHES + 1
+    assert len(list(reports.of(5, 0.0))) == 1, "nobody else's"
