@@ -37,7 +37,7 @@ _TOGETHER = {
         "tests/cli/bench/test_serve.py",
         "tests/cli/prompting/test_interactive.py",
         "tests/cli/test_check.py",
-        "tests/cli/test_contexts.py",
+        "tests/cli/test_elsewhere.py",
     ),
     "mesh": (
         "tests/e2e/test_commands.py",

@@ -20,7 +20,7 @@ _MESH: Final = "mesh.json"
 _MAX_BYTES: Final = 1 << 20
 
 
-def config_file(environ: Mapping[str, str]) -> Path:
+def _config_file(environ: Mapping[str, str]) -> Path:
     """$XDG_CONFIG_HOME/outrider/config.toml, or ~/.config/outrider/config.toml."""
     base = environ.get("XDG_CONFIG_HOME") or "~/.config"
     return Path(base).expanduser() / "outrider" / "config.toml"
@@ -40,7 +40,7 @@ def configured_key(environ: Mapping[str, str]) -> str:
     that `api_key_file` names; "": none. Raises ConfigError for a file that is damaged."""
     if key := environ.get(KEY_VARIABLE, "").strip():
         return key
-    file = config_file(environ)
+    file = _config_file(environ)
     try:
         table = tomllib.loads(_text(file)).get("client", {})
     except (OSError, KeyError):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from outrider.access.client_key import read_key_file
-from outrider.cli import contexts, operator
+from outrider.cli import operator
 from outrider.cli.findings import Finding, report
 from outrider.cli.local import development_key
 from outrider.cli.local.state import StateDir, default_state_dir
@@ -49,7 +49,6 @@ class Place:
     edge: str = ""
     ca: Path | None = None
     key: str = field(default="", repr=False)
-    user: str = ""
 
 
 def check(
@@ -59,7 +58,6 @@ def check(
     key_file: Annotated[
         Path | None, typer.Option(help="File with the API key of a chat through --edge.")
     ] = None,
-    context: contexts.Flag = "",
     timeout: Annotated[
         float, typer.Option(min=0.1, max=600, help="Seconds for each thing that is asked.")
     ] = 10.0,
@@ -77,15 +75,11 @@ def check(
     plaintext: operator.Plaintext = False,
 ) -> None:
     """Check that a mesh serves: its router, the replicas of each model and region, an edge and a
-    chat through it. Without flags that say which: the context in use, or the mesh of `outrider up`.
+    chat through it. Without flags that say which: the mesh of `outrider up`.
 
     Exit status 1 if a check fails.
     """
-    has_place = bool(router or edge) or state_dir is not None
-    name, saved = contexts.chosen(context, has_place=has_place)
-    if name:
-        place = _saved_place(saved)
-    elif router or edge:
+    if router or edge:
         for address, flag in ((router, "--router"), (edge, "--edge")):
             if address:
                 check_address(address, flag)
@@ -96,13 +90,6 @@ def check(
         place = _place_here((state_dir or default_state_dir()).resolve())
     status = report(_findings(place, timeout, has_chat=has_chat), as_json=as_json)
     raise typer.Exit(status)
-
-
-def _saved_place(saved: contexts.Context) -> Place:
-    key = read_key_file(Path(saved.key_file)) if saved.key_file else ""
-    tls = operator.of_context(saved) if saved.router else None
-    ca = Path(saved.ca) if saved.ca else None
-    return Place(saved.router, tls, saved.edge, ca, key, saved.user)
 
 
 def _place_here(folder: Path) -> Place:
@@ -205,7 +192,7 @@ async def _edge(place: Place, timeout_s: float, *, has_chat: bool) -> list[Findi
 
     host, _, port = place.edge.rpartition(":")
     found: list[Finding] = []
-    settings: dict[str, Any] = {"ca": place.ca, "key": place.key or None, "user": place.user}
+    settings: dict[str, Any] = {"ca": place.ca, "key": place.key or None}
     try:
         async with asyncio.timeout(2 * timeout_s):
             async with connect(

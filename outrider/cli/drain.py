@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from outrider.cli import contexts, operator, router_choice
+from outrider.cli import operator, router_choice
 from outrider.cli.local.state import StateDir
 from outrider.cli.router_state import State, ask
 from outrider.errors import DeadlineError, InvalidRequestError, UnavailableError
@@ -47,7 +47,6 @@ def drain(
     timeout: _Wait = 600.0,
     force: _Force = False,
     router: router_choice.Router = "",
-    context: contexts.Flag = "",
     state_dir: StateDir = None,
     certificate: operator.Certificate = None,
     private_key: operator.PrivateKey = None,
@@ -59,9 +58,8 @@ def drain(
     on, there or with --move elsewhere. Returns when the last one has ended, so that its process can
     be stopped or replaced. It holds until --undo, or until the process starts anew."""
     flags = (certificate, private_key, ca, trust_domain, plaintext)
-    asked = router_choice.choose(state_dir, router, context, flags)
-    with contexts.named(asked.context):
-        _drain(asked.address, asked.tls, replica, timeout, undo=undo, move=move, force=force)
+    asked = router_choice.choose(state_dir, router, flags)
+    _drain(asked.address, asked.tls, replica, timeout, undo=undo, move=move, force=force)
 
 
 def _drain(

@@ -1,4 +1,4 @@
-"""Which edge a command talks to, and as whom: flags, a saved context, or the mesh of `outrider
+"""Which edge a command talks to, and as whom: by its flags, or that of the mesh of `outrider
 up`."""
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from typing import Annotated
 import typer
 
 from outrider.access.client_key import KEY_VARIABLE, configured_key, read_key_file
-from outrider.cli import contexts
 from outrider.cli.local import development_key
 from outrider.cli.local.state import default_state_dir, no_mesh, running_mesh
 from outrider.errors import InvalidRequestError, UnavailableError
@@ -58,8 +57,6 @@ class ChosenEdge:
 
     address: EdgeAddress
     caller: Caller
-    context: str
-    """Name of the saved context that says so; "": none does."""
     is_here: bool
     """It is of the mesh of `outrider up`."""
 
@@ -70,30 +67,17 @@ def choose(
     key_file: Path | None,
     api_key: str | None,
     user: str,
-    context: str,
     state_dir: Path | None,
     *,
     insecure: bool,
 ) -> ChosenEdge:
     """By the flags of a command. Raises InvalidRequestError, UnavailableError, ConfigError."""
     state = (state_dir or default_state_dir()).resolve()
-    has_place = edge is not None or state_dir is not None
-    name, saved = contexts.chosen(context, has_place=has_place)
-    if name:
-        if not saved.edge:
-            raise InvalidRequestError(f"context {name} names no edge; add it anew with --edge")
-        edge, ca, user = saved.edge, ca or _path(saved.ca), user or saved.user
-        if api_key is None:
-            key_file = key_file or _path(saved.key_file)
     address = _address(edge, ca, state, insecure=insecure)
     key = given_key(key_file, api_key)
     if not key and edge is None and not insecure:
         key = development_key.read(state)
-    return ChosenEdge(address, Caller(key, user), name, edge is None)
-
-
-def _path(text: str) -> Path | None:
-    return Path(text) if text else None
+    return ChosenEdge(address, Caller(key, user), is_here=edge is None)
 
 
 def given_key(file: Path | None, flag: str | None) -> str:

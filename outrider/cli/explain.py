@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outrider.cli import contexts, operator, router_choice
+from outrider.cli import operator, router_choice
 from outrider.cli.columns import columns
 from outrider.cli.local.state import StateDir, default_state_dir
 from outrider.cli.model_choice import is_name, served_name
@@ -38,7 +38,6 @@ def explain(
     model: options.Model = "",
     router: router_choice.Router = "",
     as_json: _Json = False,
-    context: contexts.Flag = "",
     state_dir: StateDir = None,
     certificate: operator.Certificate = None,
     private_key: operator.PrivateKey = None,
@@ -51,10 +50,9 @@ def explain(
     if text is not None and request:
         raise InvalidRequestError("give a prompt or --request, not both")
     flags = (certificate, private_key, ca, trust_domain, plaintext)
-    to = router_choice.choose(state_dir, router, context, flags)
+    to = router_choice.choose(state_dir, router, flags)
     name = _model_name(model, (state_dir or default_state_dir()).resolve(), is_here=to.is_here)
-    with contexts.named(to.context):
-        answer = asyncio.run(_ask(to.address, _asked(text, request, last, name), to.tls))
+    answer = asyncio.run(_ask(to.address, _asked(text, request, last, name), to.tls))
     if request and not answer.placements:
         raise InvalidRequestError(
             f"the router knows no request {request!r}: it remembers the latest ones only, and "

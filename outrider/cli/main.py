@@ -32,7 +32,6 @@ COMMANDS: Final = {
     "mesh": "outrider.cli.local.mesh_models:app",
     "keys": "outrider.cli.keys:app",
     "config": "outrider.cli.config:app",
-    "context": "outrider.cli.context:app",
     "demo": "outrider.cli.demo.commands:app",
     "bench": "outrider.cli.bench.serve:app",
 }

@@ -11,7 +11,6 @@ from outrider.cli.local import certificates
 from outrider.tls.config import TlsConfig
 
 if TYPE_CHECKING:
-    from outrider.cli.contexts import Context
     from outrider.tls import Tls
 
 Certificate = Annotated[
@@ -35,17 +34,6 @@ def of_flags(
     from outrider.tls import Role, Tls
 
     return Tls.open(TlsConfig(certificate, private_key, ca, domain, plain), Role.OPERATOR)
-
-
-def of_context(context: Context) -> Tls:
-    """As a saved context says. Raises ConfigError."""
-    return of_flags(
-        Path(context.certificate) if context.certificate else None,
-        Path(context.private_key) if context.private_key else None,
-        Path(context.router_ca) if context.router_ca else None,
-        context.trust_domain or TRUST_DOMAIN,
-        context.plaintext,
-    )
 
 
 def of_mesh(state_dir: Path) -> Tls:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from outrider.cli import contexts, operator, router_choice
+from outrider.cli import operator, router_choice
 from outrider.cli.columns import columns
 from outrider.cli.local.state import StateDir
 from outrider.cli.router_state import ask
@@ -20,7 +20,6 @@ _Json = Annotated[bool, typer.Option("--json", help="A list of objects.")]
 def prefixes(
     as_json: _Json = False,
     router: router_choice.Router = "",
-    context: contexts.Flag = "",
     state_dir: StateDir = None,
     certificate: operator.Certificate = None,
     private_key: operator.PrivateKey = None,
@@ -31,9 +30,8 @@ def prefixes(
     """List the static prefixes that replicas have computed and pinned, by model, and whose chats
     may use them. They are registered as [[inference.prefixes]]."""
     flags = (certificate, private_key, ca, trust_domain, plaintext)
-    asked = router_choice.choose(state_dir, router, context, flags)
-    with contexts.named(asked.context):
-        found = listed(asyncio.run(ask(asked.address, asked.tls))["replicas"])
+    asked = router_choice.choose(state_dir, router, flags)
+    found = listed(asyncio.run(ask(asked.address, asked.tls))["replicas"])
     if as_json:
         print(json.dumps(found, indent=2))
     else:

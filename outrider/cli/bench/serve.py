@@ -17,7 +17,7 @@ from typing import Annotated, Final
 
 import typer
 
-from outrider.cli import contexts, edge_choice
+from outrider.cli import edge_choice
 from outrider.cli.bench import plot as plotting
 from outrider.cli.bench.arrivals import arrival_times, made_prompts
 from outrider.cli.bench.report import GOALS, Measured, Reply, as_dict, lines
@@ -95,7 +95,6 @@ def serve(
     key_file: edge_choice.KeyFile = None,
     api_key: edge_choice.ApiKey = None,
     user: edge_choice.User = "",
-    context: contexts.Flag = "",
     state_dir: StateDir = None,
 ) -> None:
     """Send requests at a rate, whether replies come or not, and measure: to an edge by our own
@@ -111,22 +110,18 @@ def serve(
     prompts = _prompts(prompt_file, prompt_words, seed)
     asked = Asked(model, max_tokens, temperature, seed)
     load = Load(times, prompts, max_concurrency, warmup, timeout, goals_ms)
-    name = ""
     target: AbstractAsyncContextManager[Target]
     if url:
-        if edge is not None or context:
-            raise InvalidRequestError("give one of --url, --edge and --context")
+        if edge is not None:
+            raise InvalidRequestError("give one of --url and --edge")
         endpoint = Endpoint.parse(url)
         key = _key_of(endpoint, key_file, api_key, state_dir)
         where, target = url, endpoint_target(replace(endpoint, key=key), asked)
     else:
-        chosen = edge_choice.choose(
-            edge, ca, key_file, api_key, user, context, state_dir, insecure=insecure
-        )
-        where, name = f"{chosen.address.host}:{chosen.address.port}", chosen.context
+        chosen = edge_choice.choose(edge, ca, key_file, api_key, user, state_dir, insecure=insecure)
+        where = f"{chosen.address.host}:{chosen.address.port}"
         target = edge_target(chosen, asked)
-    with contexts.named(name):
-        is_whole = asyncio.run(load.run(target))
+    is_whole = asyncio.run(load.run(target))
     told = {"target": where, "rate": rate, "seed": seed, **as_dict(load.measured, goals_ms)}
     print(json.dumps(told) if as_json else "\n".join(lines(told)))
     if plot is not None:

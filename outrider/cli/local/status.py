@@ -15,7 +15,7 @@ from typing import Annotated, Final, TypeAlias
 
 import typer
 
-from outrider.cli import contexts, operator, router_choice
+from outrider.cli import operator, router_choice
 from outrider.cli.local import status_view
 from outrider.cli.local.state import StateDir, default_state_dir
 from outrider.cli.router_choice import ChosenRouter, mesh_here, router_of
@@ -39,7 +39,6 @@ def status(
     watch: _Watch = False,
     interval: _Interval = 2.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the state as JSON.")] = False,
-    context: contexts.Flag = "",
     certificate: operator.Certificate = None,
     private_key: operator.PrivateKey = None,
     ca: operator.Ca = None,
@@ -50,11 +49,10 @@ def status(
     minute TTFT, tokens and accepted drafts), and its replicas (state, round trip, load, KV)."""
     folder = (state_dir or default_state_dir()).resolve()
     flags = (certificate, private_key, ca, trust_domain, plaintext)
-    asked = router_choice.choose(state_dir, router, context, flags)
+    asked = router_choice.choose(state_dir, router, flags)
 
     def look() -> State:
-        with contexts.named(asked.context):
-            return _look(folder, asked)
+        return _look(folder, asked)
 
     if watch:
         _watch(look, interval, as_json=as_json)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outrider.cli import contexts, edge_choice
+from outrider.cli import edge_choice
 from outrider.cli.edge_choice import Caller, EdgeAddress
 from outrider.cli.local.state import StateDir, default_state_dir
 from outrider.cli.model_choice import is_name, served_name
@@ -107,7 +107,6 @@ def chat(
     acceptance_threshold: _AcceptanceThreshold = 0.0,
     as_json: options.Json = False,
     edge: edge_choice.Edge = None,
-    context: contexts.Flag = "",
     ca: edge_choice.Ca = None,
     insecure: edge_choice.Insecure = False,
     provisional: _Provisional = True,
@@ -131,16 +130,7 @@ def chat(
     only shown on a terminal. With tools, a conversation asks for the result of each call.
     """
     state = (state_dir or default_state_dir()).resolve()
-    chosen = edge_choice.choose(
-        edge,
-        ca,
-        key_file,
-        api_key,
-        user,
-        context,
-        state_dir,
-        insecure=insecure,
-    )
+    chosen = edge_choice.choose(edge, ca, key_file, api_key, user, state_dir, insecure=insecure)
     options.check_logprobs(logprobs, as_json=as_json)
     grammar = options.grammar(json_schema, regex, lark, json_object=json_object)
     is_sampling_given = any(value is not None for value in (temperature, top_p, top_k))
@@ -170,8 +160,7 @@ def chat(
         kept = state / "chat_history" if history else None
         suggested = not is_sampling_given
         answering = command.converse(settings, check, kept, is_suggested=suggested)
-    with contexts.named(chosen.context):
-        raise typer.Exit(asyncio.run(answering))
+    raise typer.Exit(asyncio.run(answering))
 
 
 def _name_to_ask(model: str, state: Path, *, is_here: bool) -> str:
