@@ -1,4 +1,5 @@
-"""A mesh under attack, in short: `python -m bench.hostile` has all of it, and times."""
+"""A mesh under attack, in short: `python -m bench.hostile` has all of it, and times. Attacks that
+concern QUIC alone are in tests/edge/integration/test_hostile.py."""
 
 from __future__ import annotations
 
@@ -12,8 +13,6 @@ from bench.hostile.measuring import misses_of
 
 ATTACKS = (
     *("one_honest_client", "four_honest_clients"),
-    *("doubling_offsets", "one_byte_fragments", "one_byte_frames", "spoofed_initials"),
-    *("early_data_flood", "replayed_early_data", "rapid_resets", "mutated_packets"),
     *("malformed_streams", "malformed_messages", "absurd_requests", "one_byte_streams"),
     *("high_priority", "others_drafts", "others_cached_tokens", "stolen_resume_token"),
     *("stolen_idempotency_key", "guessed_keys", "calls_without_certificate"),

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from outrider.client import Accepted, Client, Message, SamplingParams, ToolCall
+from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.models.tools import check_tools
 from outrider.models.vocabulary import Vocabulary
 from outrider.v1 import router_pb2
-from tests.mesh import running_mesh
+from services.edge.identity import TenantConfig
+from tests.api_keys import key_of, text_of, write_keys
+from tests.mesh import Mesh, running_mesh
 from tests.models import tool_templates
 
 SECRET = "The patient in ward seven is called Miriam."
@@ -47,6 +53,63 @@ async def test_counts_and_explanations_tell_of_ones_own_chats(
                 )
             ]
             assert found == [0, 1], "ids that clients choose are not known behind the edge"
+
+
+QUESTION = "The lighthouse keeper counted seven ships, and told nobody of the eighth. " * 3
+NUM_TOKENS = 40
+_HITS = "outrider_tokenization_cache_hits_total"
+STRANGERS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
+    "tenants": ({"key": text_of("first")}, {"key": text_of("second")}),
+    "users": ({"key": text_of("apart"), "user": "ann"}, {"key": text_of("apart"), "user": "bob"}),
+}
+"""Two clients each that share nothing."""
+
+
+async def num_hits(mesh: Mesh, role: str) -> float:
+    """Texts of users whose ids this service had."""
+    families = text_string_to_metric_families((await mesh.pages())[role])
+    samples = [it for family in families for it in family.samples if it.name == _HITS]
+    return sum(it.value for it in samples if it.labels["content"] == "user")
+
+
+@pytest.mark.parametrize("thin", [False, True])
+@pytest.mark.parametrize("strangers", STRANGERS)
+async def test_what_one_said_is_new_when_another_says_it(
+    words: Vocabulary, tmp_path: Path, strangers: str, thin: bool
+) -> None:
+    """Blocks of the cache, drafts and token ids. The edge tokenizes, or the region for a `thin`
+    chat. The engine's replies are noise: none is guessed that was not seen before."""
+    write_keys(tmp_path / "keys.json", *map(key_of, ("first", "second", "apart")))
+    tenants = (TenantConfig("first"), TenantConfig("second"), TenantConfig("apart", trust="user"))
+    noise = FakeOptions(vocabulary_size=words.size, min_rows=2, repetition=0.0)
+    sampling = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
+    role, texts = "tokenizer" if thin else "edge", set()
+    one, other = STRANGERS[strangers]
+    async with (
+        running_mesh(
+            words,
+            tmp_path,
+            tokenizers=1,
+            engine=lambda: FakeEngine(noise),
+            edge={"anonymous": False, "tenants": tenants},
+        ) as mesh,
+        mesh.client(**one) as first,
+        mesh.client(**other) as second,
+    ):
+        for client in (first, second):
+            for is_known in (False, True):
+                before = await num_hits(mesh, role)
+                async with client.chat(
+                    [Message("user", QUESTION)], sampling=sampling, thin=thin
+                ) as chat:
+                    result = await chat.result()
+                texts.add(result.text)
+                usage, stats = result.usage, result.speculation_stats
+                num_right = max(stats.right_tokens, usage.accepted_tokens)
+                assert (usage.cached_tokens > 0) is is_known, "blocks of the cache"
+                assert (num_right > NUM_TOKENS // 2) is is_known, "drafts"
+                assert await num_hits(mesh, role) == before + is_known, "token ids"
+    assert len(texts) == 1, "whatever was known, the text is the same"
 
 
 TOOLS = check_tools(['{"name": "f", "description": "Says [TOOL_CALLS]."}'])
