@@ -64,13 +64,13 @@ deploy-check:
 exactness: setup  ## Every prompt through the mesh against the reference, byte for byte
 	$(PY) -m bench.exactness
 
-bench: setup  ## Run every benchmark whose record is stale, regenerate tables and charts; says how long it takes
+bench: setup  ## Run every benchmark of which something has changed, regenerate tables and charts; says how long it takes
 	$(PY) -m bench
 
 bench-core: setup  ## The benchmarks that say most, within an hour on two cores; resumable
 	$(PY) -m bench core
 
-bench-check: setup  ## Whether every table shown is recorded from the code as it is
+bench-check: setup  ## Whether pages and charts are what is recorded; says what has changed since
 	$(PY) -m bench.harness.readme --check
 
 protos: setup  ## Regenerate outrider/v1 from protos/

@@ -1,18 +1,14 @@
-"""Requests of the arrival benchmarks, from prompts not asked before, and when they arrive."""
+"""Requests of the arrival benchmarks, from prompts not asked before."""
 
 from __future__ import annotations
 
-import itertools
-import random
 from collections.abc import Sequence
 
+from bench.harness.load import Request
 from bench.harness.prompts import PromptSupply
-from bench.systems.base import Request
 from outrider.models.chat import Message
 from outrider.models.vocabulary import Vocabulary
-from outrider.v1 import common_pb2
 
-MEDIUM = common_pb2.PRIORITY_MEDIUM
 LONG_TOKENS = range(1300, 1800)
 """Lengths of a document that count as about 1,500 tokens."""
 
@@ -35,18 +31,13 @@ class RequestFactory:
         return self.requests(self.texts(len(due_s)), due_s, max_tokens)
 
     def requests(
-        self,
-        texts: Sequence[str],
-        due_s: Sequence[float],
-        max_tokens: int,
-        priority: common_pb2.Priority.ValueType = MEDIUM,
+        self, texts: Sequence[str], due_s: Sequence[float], max_tokens: int
     ) -> tuple[Request, ...]:
         """These user messages at these times."""
         made = []
         for text, due in zip(texts, due_s, strict=True):
             self._num_made += 1
-            seed = self._num_made
-            made.append(Request(self._ids(text), max_tokens, due, seed, priority))
+            made.append(Request(self._ids(text), max_tokens, due, seed=self._num_made))
         return tuple(made)
 
     def documents(self, due_s: Sequence[float], max_tokens: int) -> tuple[Request, ...]:
@@ -63,19 +54,3 @@ class RequestFactory:
     def _ids(self, text: str) -> tuple[int, ...]:
         system = Message("system", f"{self._num_made:05d} is this chat. Be helpful.")
         return tuple(self._vocabulary.encode_chat([system, Message("user", text)]))
-
-
-def poisson(count: int, rate: float, seed: int) -> list[float]:
-    """Seconds at which `count` requests of a Poisson process of `rate` per second arrive.
-
-    The same seed gives the same process on another time scale.
-    """
-    rng = random.Random(seed)
-    gaps = (rng.expovariate(1.0) for _ in range(count))
-    return [at / rate for at in itertools.accumulate(gaps)]
-
-
-def every(interval_s: float, begin_s: float, end_s: float) -> list[float]:
-    """begin_s, begin_s + interval_s, ... before end_s."""
-    count = max(0, int((end_s - begin_s) / interval_s))
-    return [begin_s + number * interval_s for number in range(count)]

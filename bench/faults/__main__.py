@@ -1,5 +1,4 @@
 """Kills, stops and cuts off processes of a mesh; prints what was lost and how long chats paused.
-`--stalls`: stops alone, many of them, on a mesh without spare processes (stalls.py).
 
 A pause is the time between a chat's last commit before a fault and its first one after. Part of it
 is that the next replica recomputes prompt and reply so far; that part is as the replica reports it.
@@ -7,11 +6,9 @@ is that the next replica recomputes prompt and reply so far; that part is as the
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 from dataclasses import asdict, dataclass, field, replace
 
-from bench.faults import stalls
 from bench.faults.chats import (
     REPLICA_KILL,
     ChatLoad,
@@ -21,7 +18,7 @@ from bench.faults.chats import (
 )
 from bench.faults.fleet import MeshShape, running
 from bench.faults.injection import FaultInjector, FaultSeries
-from bench.harness import Cell, Run, Table, parser, quantile, start
+from bench.harness import Cell, Run, Table, median, parser, start, told_quantile
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +118,13 @@ def _figures(run: Run, results: dict[str, MeshResult]) -> None:
         "inexact": sum(totals.inexact for totals in all_totals),
         "failed": sum(len(totals.errors) for totals in all_totals),
         "num_pauses": len(pauses),
-        "pause_ms_p50": round(quantile(pauses, 0.5), 1),
-        "pause_ms_p99": round(quantile(pauses, 0.99), 1),
+        "pause_ms_p50": round(median(pauses), 1),
+        "pause_ms_p99": told_quantile(pauses, 0.99),
         "num_above_recompute": len(above),
     }
-    for name, share in (("p50", 0.5), ("p99", 0.99)) if above else ():
-        run.figures[f"above_recompute_ms_{name}"] = round(quantile(above, share), 1)
+    if above:
+        run.figures["above_recompute_ms_p50"] = round(median(above), 1)
+        run.figures["above_recompute_ms_p99"] = told_quantile(above, 0.99)
 
 
 def plans(*, quick: bool, core: bool) -> dict[str, Plan]:
@@ -165,16 +163,7 @@ def plans(*, quick: bool, core: bool) -> dict[str, Plan]:
 
 def main() -> int:
     core = "kills alone, on the real engine alone"
-    options = parser("faults", __doc__ or "", core=core)
-    options.add_argument(
-        "--stalls", action="store_true", help="only stop processes (SIGSTOP), many times"
-    )
-    options.add_argument(
-        "--roles", nargs="+", choices=stalls.ROLES, default=stalls.ROLES, help="which of them do"
-    )
-    arguments = options.parse_args()
-    if arguments.stalls:
-        return _stalls(arguments)
+    arguments = parser("faults", __doc__ or "", core=core).parse_args()
     run = start("faults", arguments)
     results = {}
     for engine, plan in plans(quick=run.quick, core=run.core).items():
@@ -187,22 +176,6 @@ def main() -> int:
     run.finish()
     figures = run.figures
     return int(any(figures[name] for name in ("lost", "doubled", "inexact", "failed")))
-
-
-def _stalls(arguments: argparse.Namespace) -> int:
-    run = start("stalls", arguments)
-    plan = stalls.StallPlan(roles=tuple(arguments.roles))
-    if run.quick:
-        plan = replace(plan, num_stops=1, num_short_stops=1)
-    run.setting("fake", **asdict(plan))
-    results = asyncio.run(stalls.run_faults(plan, make_reference_chats("fake", plan.num_tokens)))
-    for result in results:
-        for error in result.totals.errors:
-            print(f"FAILED {result.num_chats} chats: {error}")
-    stalls.report(run, results)
-    run.finish()
-    figures = run.figures
-    return int(any(figures[name] for name in ("lost", "doubled", "inexact", "failed", "put_away")))
 
 
 if __name__ == "__main__":

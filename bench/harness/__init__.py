@@ -7,14 +7,13 @@ tables, samples and figures of the `Run`, and ends with `run.finish()`; and one 
 from bench.harness.record import RESULTS, Figure, Run, parser, start
 from bench.harness.samples import time_us
 from bench.harness.statistics import (
-    Spread,
     mean_ratio,
     median,
     median_interval,
     pooled,
     quantile,
     share_interval,
-    spread,
+    told_quantile,
 )
 from bench.harness.tables import TOO_FEW, Cell, Table, interval, show
 
@@ -24,7 +23,6 @@ __all__ = [
     "Cell",
     "Figure",
     "Run",
-    "Spread",
     "Table",
     "interval",
     "mean_ratio",
@@ -35,7 +33,7 @@ __all__ = [
     "quantile",
     "share_interval",
     "show",
-    "spread",
     "start",
     "time_us",
+    "told_quantile",
 ]

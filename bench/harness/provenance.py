@@ -1,23 +1,23 @@
-"""What a record was made from and where: commit, digest of the sources, machine and versions.
-
-The digest is of contents, not of commits: committing a record, or a page, makes no record stale,
-and a record made from changes that were committed afterwards is fresh.
-"""
+"""What a record was made from and where: commit, machine and versions."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import subprocess
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from statistics import median
 from time import thread_time
+from typing import Final
 
+from outrider.engines.cpu_features import cpu_flags
+
+TELLING_FLAGS: Final = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
+"""What decides how fast matrices are multiplied, and in which precision."""
 _PACKAGES = (
     "outrider",
     "numpy",
@@ -35,6 +35,15 @@ class Facts:
     """Recorded beside every result."""
 
     cpu: str
+    """As it calls itself, which two generations may do alike."""
+    cpu_family: str
+    cpu_model: str
+    """Numbers that tell generations apart; "" where the system has none."""
+    cpu_flags: tuple[str, ...]
+    """Those of `TELLING_FLAGS` that it has."""
+    precision: str
+    """What our engine computes in here unless it is told otherwise: bf16 or f32; "" where OpenVINO
+    is not installed."""
     cores: int
     """Cores this process may use."""
     memory_gib: float
@@ -50,8 +59,13 @@ class Facts:
 def machine_facts() -> Facts:
     """Facts of this machine, now."""
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    cpu = _first_cpu(Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace"))
     return Facts(
-        cpu=_cpu_model(),
+        cpu=cpu.get("model name") or platform.processor() or "unknown",
+        cpu_family=cpu.get("cpu family", ""),
+        cpu_model=cpu.get("model", ""),
+        cpu_flags=tuple(name for name in TELLING_FLAGS if name in cpu_flags()),
+        precision=_precision(),
         cores=len(os.sched_getaffinity(0)),
         memory_gib=round(memory_bytes / 2**30, 1),
         system=f"{platform.system()} {platform.machine()}",
@@ -69,11 +83,20 @@ def _loop_us() -> float:
     return (thread_time() - begin) * 1e6
 
 
-def _cpu_model() -> str:
-    for line in Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor() or "unknown"
+def _first_cpu(cpuinfo: str) -> dict[str, str]:
+    """What Linux says about the first processor, by name."""
+    lines = (line.partition(":") for line in cpuinfo.partition("\n\n")[0].splitlines())
+    return {name.strip(): value.strip() for name, _, value in lines}
+
+
+def _precision() -> str:
+    try:
+        import openvino
+    except ModuleNotFoundError:
+        return ""
+    from outrider.engines.openvino.compiling import precision_of
+
+    return precision_of("auto", openvino.Core())
 
 
 def _version(package: str) -> str:
@@ -85,7 +108,7 @@ def _version(package: str) -> str:
 
 ROOT = Path(__file__).parents[2]
 
-_MADE_BY_BENCHES = ("bench/results", "README.md", "docs/figures.md")
+_MADE_BY_BENCHES = ("bench/results", "README.md", "docs/figures.md", "docs/figures", "docs/charts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,22 +132,19 @@ def commit(root: Path = ROOT) -> Commit:
     return Commit(head, bool(changes.strip()))
 
 
-def digest(paths: Iterable[str], root: Path = ROOT) -> str:
-    """Of the names and contents of all files at and under these paths, pages of text apart, which
-    no figure depends on; what is not there counts as empty."""
-    total = hashlib.sha256()
-    for file in sorted({file for path in paths for file in _files(root / path)}):
-        total.update(f"{file.relative_to(root)}\0".encode())
-        total.update(hashlib.sha256(file.read_bytes()).digest())
-    return total.hexdigest()[:16]
-
-
-def _files(path: Path) -> Iterator[Path]:
-    if path.is_file():
-        yield path
-    for file in path.rglob("*") if path.is_dir() else ():
-        if file.is_file() and file.suffix != ".md" and "__pycache__" not in file.parts:
-            yield file
+@cache
+def changed_paths(since: str, root: Path = ROOT) -> frozenset[str] | None:
+    """Tracked files of the working tree that differ from that commit's, renamed ones included; None
+    where there is no git, or no such commit."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", root, "diff", "--name-only", "--no-renames", "-z", since, "--"],
+            capture_output=True,
+            text=True,
+        )
+    except OSError:
+        return None
+    return None if done.returncode else frozenset(done.stdout.split("\0")) - {""}
 
 
 def _git(root: Path, *arguments: str) -> str:

@@ -1,9 +1,11 @@
-"""Regenerates the tables of `README.md` and `docs/figures.md` from `bench/results/*.json`.
+"""Regenerates the tables of `README.md`, `docs/figures.md` and `docs/figures/*.md` from
+`bench/results/*.json`.
 
 A block begins with `<!-- bench:NAME -->` and ends with `<!-- /bench:NAME -->`; what stands between
-is replaced by the tables of that bench's last run. `NAME:1` has the first of them alone. `--check`
-changes nothing; it fails if a page or chart is out of date, or shows a record that is stale: made
-from other sources than those that are there now (`bench.harness.benches` says which count).
+is replaced by the tables of that bench's last run, and by how many of the files that it measures
+had changed since when the page was made. `NAME:1` has the first table alone, without that count.
+`--check` changes nothing; it lists the records of which something has changed since, and fails only
+if a page or chart is not what its record says.
 """
 
 from __future__ import annotations
@@ -19,13 +21,18 @@ from bench.harness.benches import bench_of
 from bench.harness.charts import FOLDER as CHARTS
 from bench.harness.charts import outdated
 from bench.harness.provenance import ROOT, Commit
-from bench.harness.record import RESULTS, is_stale, load
+from bench.harness.record import RESULTS, changes, load
 from bench.harness.tables import Table
 
-PAGES = (ROOT / "README.md", ROOT / "docs" / "figures.md")
+PAGES = (
+    ROOT / "README.md",
+    ROOT / "docs" / "figures.md",
+    *sorted((ROOT / "docs" / "figures").glob("*.md")),
+)
 _MAX_OPEN_ROWS = 60
 """Rows of a table above which it is shown folded up."""
 _BLOCK = re.compile(r"(<!-- bench:([a-z_]+)(?::(\d+))? -->\n).*?(<!-- /bench:\2 -->)", re.DOTALL)
+_CHANGED = re.compile(r"; changed since: \d+ of \d+ files in what is measured")
 
 
 def shown(pages: Sequence[str]) -> list[str]:
@@ -52,24 +59,31 @@ def complaints(
     root: Path = ROOT,
     charts: Path = CHARTS,
 ) -> list[str]:
-    """What `--check` finds wrong, one line each: stale records with the command that renews them,
-    and pages and charts that are not what the records say."""
-    texts = {page: page.read_text(encoding="utf-8") for page in pages}
+    """What `--check` fails for, one line each: pages and charts that are not what the records say.
+    How much has changed since a record is no part of that: any commit may change it."""
     found = []
-    for name in shown(list(texts.values())):
-        command = f"python -m {' '.join(bench_of(name).command())}"
-        record = load(name, results)
-        if record is None:
-            found.append(f"{name}: not recorded; `{command}` records it")
-        elif is_stale(record, root):
-            found.append(f"{name}: stale, {_made_at(record)}; `{command}` renews it")
-    for page, text in texts.items():
-        if regenerated(text, results, root) != text:
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        if _CHANGED.sub("", regenerated(text, results, root)) != _CHANGED.sub("", text):
             found.append(f"{page.name}: out of date; `python -m bench.harness.readme` rewrites it")
     found += [
         f"{name}.svg: not drawn from the record; `python -m bench.harness.charts` draws it"
         for name in outdated(results, charts)
     ]
+    return found
+
+
+def remarks(results: Path = RESULTS, pages: Sequence[Path] = PAGES, root: Path = ROOT) -> list[str]:
+    """What `--check` says without failing, one line each: records that are missing, and those of
+    which something that they measure has changed; each with the command that makes it anew."""
+    found = []
+    for name in shown([page.read_text(encoding="utf-8") for page in pages]):
+        command = f"python -m {' '.join(bench_of(name).command())}"
+        record = load(name, results)
+        if record is None:
+            found.append(f"{name}: not recorded; `{command}` records it")
+        elif since := _changed_since(record, root):
+            found.append(f"{name}: {_made_at(record)}{since}; `{command}` renews it")
     return found
 
 
@@ -83,13 +97,24 @@ def _section(name: str, number: str | None, results: Path, root: Path) -> str:
         rows = [tuple(cells) for cells in row["rows"]]
         table = Table(row["title"], tuple(row["columns"]), rows, row.get("notes", []))
         parts.append(_shown(table))
-    where = f"{machine['cpu']}, {machine['cores']} cores, Python {machine['python']}"
-    if "loop_us" in machine:
-        where += f", loop {machine['loop_us']:.0f} us"
-    stale = ", stale" if is_stale(record, root) else ""
-    made = f"{machine['date']}, {where}, {_made_at(record)}{stale}"
-    parts.append(f"<sub>`{record['command']}`, {made}</sub>\n")
+    made = f"{machine['date']}, {_machine(machine)}, {_made_at(record)}"
+    since = _changed_since(record, root) if number is None else ""
+    parts.append(f"<sub>`{record['command']}`, {made}{since}</sub>\n")
     return "\n".join(parts)
+
+
+def _machine(facts: Mapping[str, Any]) -> str:
+    """The small print about the machine; older records say less."""
+    told = [facts["cpu"]]
+    if facts.get("cpu_family"):
+        told[0] += f" (family {facts['cpu_family']}, model {facts['cpu_model']})"
+        told += [" ".join(facts["cpu_flags"])] if facts["cpu_flags"] else []
+    if facts.get("precision"):
+        told.append(f"engine in {facts['precision']}")
+    told += [f"{facts['cores']} cores", f"Python {facts['python']}"]
+    if "loop_us" in facts:
+        told.append(f"loop {facts['loop_us']:.0f} us")
+    return ", ".join(told)
 
 
 def _shown(table: Table) -> str:
@@ -104,6 +129,14 @@ def _made_at(record: Mapping[str, Any]) -> str:
     return f"recorded at commit {Commit(**record.get('commit', {'id': '', 'dirty': False}))}"
 
 
+def _changed_since(record: Mapping[str, Any], root: Path) -> str:
+    """ "" where nothing has, or nobody can tell."""
+    since = changes(record, root)
+    if since is None or not since.num_changed:
+        return ""
+    return f"; changed since: {since.num_changed} of {since.num_files} files in what is measured"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.harness.readme", description=__doc__)
     parser.add_argument("--check", action="store_true", help="only say whether all is up to date")
@@ -111,7 +144,7 @@ def main() -> int:
         rewrite()
         return 0
     found = complaints()
-    print("\n".join(found) or "every record shown is fresh, and pages and charts show them")
+    print("\n".join([*remarks(), *(found or ["pages and charts show what is recorded"])]))
     return int(bool(found))
 
 

@@ -2,8 +2,8 @@
 
 A bench prints its tables and, last, one line of JSON. A full run, and a core one, also write
 `bench/results/NAME.json`: tables and figures, the samples behind them, the settings of everybody
-measured, the commit, a digest of the sources, the machine, date and duration. A `--quick` run
-writes nothing.
+measured, the commit, a digest of each file that is measured, the machine, date and duration. A
+`--quick` run writes nothing.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from bench.harness.benches import bench_of
-from bench.harness.provenance import ROOT, Commit, Facts, commit, digest, machine_facts
+from bench.harness.provenance import ROOT, Commit, Facts, changed_paths, commit, machine_facts
 from bench.harness.samples import packed
+from bench.harness.sources import digests
 from bench.harness.tables import Table
 
 RESULTS = ROOT / "bench" / "results"
@@ -35,14 +36,13 @@ class Origin:
     began_at: float
     """time.monotonic()."""
     commit: Commit
-    sources: tuple[str, ...]
-    digest: str
+    sources: dict[str, str]
+    """A digest of each file that is measured, by its path."""
 
 
 def origin(name: str) -> Origin:
     """Of a run of this bench that begins now."""
-    sources = bench_of(name).all_sources
-    return Origin(time.monotonic(), commit(), sources, digest(sources))
+    return Origin(time.monotonic(), commit(), digests(bench_of(name).sources(), ROOT))
 
 
 @dataclass(slots=True)
@@ -99,7 +99,7 @@ class Run:
             "command": self.command,
             "plan": self.plan,
             "commit": asdict(begun.commit),
-            "sources": {"paths": begun.sources, "digest": begun.digest},
+            "sources": begun.sources,
             "duration_s": round(time.monotonic() - begun.began_at, 1),
             "machine": asdict(facts),
             "settings": self._settings,
@@ -118,12 +118,27 @@ def load(name: str, results: Path = RESULTS) -> dict[str, Any] | None:
     return record
 
 
-def is_stale(record: Mapping[str, Any], root: Path = ROOT) -> bool:
-    """Whether the sources that its figures depend on are others now, or it does not say which
-    they were."""
-    sources = record.get("sources")
-    paths = bench_of(record["name"]).all_sources
-    return sources is None or digest(paths, root) != sources["digest"]
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """How much of what a record measures is another now."""
+
+    num_changed: int
+    num_files: int
+
+
+def changes(record: Mapping[str, Any], root: Path = ROOT) -> Changes | None:
+    """Since the record was made: by the digests in it, or, where it has none of single files, by
+    git and the record's commit. None where neither can tell."""
+    sources = record.get("sources", {})
+    if sources and "digest" not in sources:
+        now = digests(sources, root)
+        return Changes(sum(now[file] != sources[file] for file in sources), len(sources))
+    commit_id = record.get("commit", {}).get("id")
+    changed = changed_paths(commit_id, root) if commit_id else None
+    if changed is None:
+        return None
+    files = bench_of(record["name"]).sources(root)
+    return Changes(len(changed.intersection(files)), len(files))
 
 
 def _as_json(record: dict[str, Any]) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from statistics import fmean, stdev
 
 MIN_BEYOND = 5
@@ -26,20 +25,10 @@ _STUDENT_T_MANY = 2.0
 """The same for more degrees of freedom than that, rounded up."""
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """Order statistics of a sample, in the sample's unit."""
-
-    count: int
-    p50: float
-    p95: float
-    p99: float
-    low: float
-    high: float
-
-
 def quantile(samples: Sequence[float], share: float) -> float:
-    """Linear interpolation between order statistics (Hyndman and Fan, 1996, type 7)."""
+    """Linear interpolation between order statistics (Hyndman and Fan, 1996, type 7), of however few
+    samples: for medians, quartiles and what is computed from. What is told of a distribution's
+    tail is a `told_quantile`."""
     ranked = sorted(samples)
     at = share * (len(ranked) - 1)
     below = math.floor(at)
@@ -51,12 +40,9 @@ def median(samples: Sequence[float]) -> float:
     return quantile(samples, 0.5)
 
 
-def spread(samples: Sequence[float]) -> Spread:
-    """Raises ValueError for an empty sample: nothing measured is no result."""
-    if not samples:
-        raise ValueError("no samples were measured")
-    p50, p95, p99 = (quantile(samples, share) for share in (0.5, 0.95, 0.99))
-    return Spread(len(samples), p50, p95, p99, min(samples), max(samples))
+def told_quantile(samples: Sequence[float], share: float) -> float | None:
+    """The quantile, or None where fewer than MIN_BEYOND samples are expected beyond it."""
+    return quantile(samples, share) if len(samples) >= num_needed(share) else None
 
 
 def num_needed(share: float) -> int:

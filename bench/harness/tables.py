@@ -14,7 +14,7 @@ from bench.harness.statistics import (
     median,
     median_interval,
     num_needed,
-    quantile,
+    told_quantile,
 )
 
 Cell: TypeAlias = str | int | float
@@ -51,10 +51,11 @@ class Table:
 
     def quantile(self, samples: Sequence[float], share: float) -> Cell:
         """The cell of a quantile; a dash, and a note under the table, for too few samples."""
-        if len(samples) < num_needed(share):
+        told = told_quantile(samples, share)
+        if told is None:
             self.note(FEW_SAMPLES)
             return TOO_FEW
-        return quantile(samples, share)
+        return told
 
     def median(self, samples: Sequence[float]) -> Cell:
         """The cell of a median with its interval; one sample alone, and a dash for none."""

@@ -1,4 +1,5 @@
-"""A client that chats all the while: it shows what an attack costs others."""
+"""Clients that chat all the while, natively and over HTTP: they show what an attack costs
+others."""
 
 from __future__ import annotations
 
@@ -7,11 +8,13 @@ import contextlib
 import random
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
+from bench.harness.http_client import HttpClient
+from bench.harness.load import Answer
 from bench.hostile.target import Target, certificate_of
-from outrider.client import Accepted, Client, Committed, connect
-from outrider.errors import OutriderError
+from outrider.client import Client, Committed, connect
+from outrider.errors import OutriderError, UnavailableError
 from outrider.models.chat import Message
 from outrider.sampling.params import SamplingParams
 
@@ -20,33 +23,32 @@ NUM_TOKENS = 32
 _WORDS = ("light", "water", "stone", "green", "morning", "seven", "river", "paper")
 _PROMPT_WORDS = 3000
 _AFTER_ERROR_S = 0.1
+_TOGETHER_MS = 1.0
+"""Words that come within so much of each other come together: there is no gap between them."""
 
 
 @dataclass(slots=True)
 class Waits:
-    """Waits of the bystander, ms: for each chat's acceptance, its first word, and every next
-    word."""
+    """What a bystander waited for."""
 
-    gaps_ms: list[float] = field(default_factory=list)
-    num_chats: int = 0
-    errors: list[str] = field(default_factory=list)
-    inexact: int = 0
     ttft_ms: list[float] = field(default_factory=list)
     """Of each chat, from asking to its first word."""
     itl_ms: list[float] = field(default_factory=list)
-    """From each word to the next: inter-token latency."""
+    """From each word to the next."""
+    num_chats: int = 0
+    errors: list[str] = field(default_factory=list)
+    num_inexact: int = 0
 
-    def clear(self) -> Waits:
-        """What was noted so far; it begins anew."""
-        noted = replace(self)
-        self.gaps_ms, self.ttft_ms, self.itl_ms = [], [], []
-        self.errors = []
-        self.num_chats = 0
-        self.inexact = 0
-        return noted
+    def add(self, other: Waits) -> None:
+        """Those of another time too."""
+        self.ttft_ms += other.ttft_ms
+        self.itl_ms += other.itl_ms
+        self.errors += other.errors
+        self.num_chats += other.num_chats
+        self.num_inexact += other.num_inexact
 
 
-class Chatting:
+class Bystander:
     """One chat after the other, each of which has to say what the first one said."""
 
     def __init__(self) -> None:
@@ -55,25 +57,11 @@ class Chatting:
         self._may_go_on = asyncio.Event()
         self._may_go_on.set()
         self._is_idle = asyncio.Event()
-        self.waits = Waits()
+        self._waits = Waits()
 
-    async def ask(self) -> str:
+    async def ask(self, waits: Waits) -> str:
         """One chat, whose waits are noted; what it said. Raises OutriderError, TimeoutError."""
         raise NotImplementedError
-
-    async def chat(self) -> None:
-        """One chat."""
-        waits = self.waits
-        try:
-            async with asyncio.timeout(60):
-                text = await self.ask()
-        except (OutriderError, TimeoutError) as error:
-            waits.errors.append(f"{type(error).__name__}: {error}")
-            await asyncio.sleep(_AFTER_ERROR_S)
-            return
-        self.text = self.text or text
-        waits.num_chats += 1
-        waits.inexact += text != self.text
 
     async def chat_on(self) -> None:
         """Until it is cancelled."""
@@ -82,40 +70,56 @@ class Chatting:
                 self._is_idle.set()
                 await self._may_go_on.wait()
             self._is_idle.clear()
-            await self.chat()
+            await self._chat()
 
-    async def pause(self) -> None:
-        """Return when the chat under way is over; no other one begins."""
+    async def _chat(self) -> None:
+        waits = self._waits
+        try:
+            async with asyncio.timeout(60):
+                text = await self.ask(waits)
+        except (OutriderError, TimeoutError) as error:
+            waits.errors.append(f"{type(error).__name__}: {error}")
+            await asyncio.sleep(_AFTER_ERROR_S)
+            return
+        self.text = self.text or text
+        waits.num_chats += 1
+        waits.num_inexact += text != self.text
+
+    def noted(self) -> Waits:
+        """The waits since the last call."""
+        waits, self._waits = self._waits, Waits()
+        return waits
+
+    @contextlib.asynccontextmanager
+    async def silent(self) -> AsyncIterator[None]:
+        """From the end of the chat under way on, no other one begins."""
         self._may_go_on.clear()
         await self._is_idle.wait()
+        try:
+            yield
+        finally:
+            self._is_idle.clear()
+            self._may_go_on.set()
 
-    def go_on(self) -> None:
-        """After a pause."""
-        self._may_go_on.set()
 
-
-class Bystander(Chatting):
-    """One that chats natively."""
+class NativeBystander(Bystander):
+    """Chats with this project's client."""
 
     def __init__(self, client: Client) -> None:
         super().__init__()
         self._client = client
 
-    async def ask(self) -> str:
-        """As Chatting.ask."""
+    async def ask(self, waits: Waits) -> str:
+        """As Bystander.ask."""
         sampling = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
-        began = before = time.monotonic()
-        waits, has_begun = self.waits, False
+        before, gaps = time.monotonic(), waits.ttft_ms
         async with self._client.chat([Message("user", PROMPT)], sampling=sampling) as chat:
             async for event in chat:
-                if isinstance(event, Accepted | Committed):
+                if isinstance(event, Committed):
                     now = time.monotonic()
-                    waits.gaps_ms.append((now - before) * 1e3)
-                    if isinstance(event, Committed):
-                        since = before if has_begun else began
-                        (waits.itl_ms if has_begun else waits.ttft_ms).append((now - since) * 1e3)
-                        has_begun = True
-                    before = now
+                    if gaps is waits.ttft_ms or (now - before) * 1e3 > _TOGETHER_MS:
+                        gaps.append((now - before) * 1e3)
+                    before, gaps = now, waits.itl_ms
             return (await chat.result()).text
 
     async def warm_up(self, seconds: float, kv_tokens: int) -> None:
@@ -128,25 +132,45 @@ class Bystander(Chatting):
             async with self._client.chat([Message("user", text)], sampling=sampling) as chat:
                 kv_tokens -= (await chat.result()).usage.prompt_tokens
         await asyncio.sleep(seconds)
-        self.waits.clear()
+        self.noted()
+
+
+class HttpBystander(Bystander):
+    """Streams over HTTP, and asks for what the native one asks for, so that both have to be told
+    the same. Each chat has a connection of its own: the edge closes those that are idle."""
+
+    def __init__(self, target: Target, key: str) -> None:
+        super().__init__()
+        self._address = (target.host, target.http_port, key)
+
+    async def ask(self, waits: Waits) -> str:
+        """As Bystander.ask."""
+        asked = {
+            "messages": [{"role": "user", "content": PROMPT}],
+            **{"max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True, "stream": True},
+        }
+        done = Answer(began_at=time.perf_counter())
+        async with HttpClient(*self._address) as client:
+            text = await client.chat(asked, done)
+        if done.error:
+            raise UnavailableError(f"a stream over HTTP: {done.error}")
+        waits.ttft_ms.append(done.ttft_ms)
+        waits.itl_ms += [gap for gap in done.gaps_ms() if gap > _TOGETHER_MS]
+        return text
 
 
 @contextlib.asynccontextmanager
-async def bystanding(target: Target) -> AsyncIterator[Bystander]:
-    """One that chats for as long as the context lasts."""
-    async with connect(target.host, target.port, ca=certificate_of(target)) as client:
-        bystander = Bystander(client)
-        async with chatting(bystander):
-            yield bystander
-
-
-@contextlib.asynccontextmanager
-async def chatting(bystander: Chatting) -> AsyncIterator[None]:
-    """It chats for as long as the context lasts."""
-    task = asyncio.create_task(bystander.chat_on())
-    try:
-        yield
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+async def bystanding(target: Target, http_key: str) -> AsyncIterator[dict[str, Bystander]]:
+    """Bystanders by name, who chat for as long as the context lasts: the native one first, and one
+    over HTTP if the mesh serves that."""
+    async with connect(*target.address, ca=certificate_of(target)) as client:
+        found: dict[str, Bystander] = {"native": NativeBystander(client)}
+        if target.http_port:
+            found["HTTP"] = HttpBystander(target, http_key)
+        tasks = [asyncio.create_task(one.chat_on()) for one in found.values()]
+        try:
+            yield found
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)

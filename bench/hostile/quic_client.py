@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import ssl
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -82,35 +81,12 @@ def stop_frame(stream_id: int) -> bytes:
     return b"\x05" + varint(stream_id) + varint(0)
 
 
-def new_connection_id_frame(number: int, retire_prior_to: int) -> bytes:
-    """A NEW_CONNECTION_ID frame (section 19.15)."""
-    return (
-        b"\x18"
-        + (varint(number) + varint(retire_prior_to))
-        + (b"\x08" + os.urandom(8) + os.urandom(16))
-    )
-
-
-def ack_frame(largest: int, num_ranges: int) -> bytes:
-    """An ACK frame of ranges of one packet each (section 19.3)."""
-    return (
-        b"\x02" + varint(largest) + varint(0) + varint(num_ranges - 1) + bytes(2 * num_ranges - 1)
-    )
-
-
 def chat_frame(text: str, max_tokens: int = 16) -> bytes:
     """A chat, as its client sends it on a stream."""
     chat = edge_pb2.ChatRequest()
     chat.messages.add(role="user", content=text)
     chat.sampling.max_tokens = max_tokens
     return encode_frame(edge_pb2.ClientFrame(chat=chat).SerializeToString())
-
-
-def typed_frame(text: str) -> bytes:
-    """Text that is being typed, as its client sends it on a stream."""
-    frame = edge_pb2.ClientFrame()
-    frame.typed.text = text
-    return encode_frame(frame.SerializeToString())
 
 
 class HostileQuic(QuicConnection):

@@ -1,13 +1,22 @@
-"""What is attacked, and what an attack found."""
+"""What is attacked, what an attack found, and how an attack goes on for its time."""
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Final
 
 from bench.harness.local_mesh import LocalMesh
+
+SOURCE: Final = "127.0.9.9"
+"""The attacker's address, other than the bystanders': limits per address hit him alone."""
+_NOT_FAULTS: Final = frozenset((501, 505))
+"""What HTTP prescribes for a method, a transfer coding or a version that a server does not have
+(RFC 9110, sections 15.6.2 and 15.6.6)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,21 +28,18 @@ class Target:
     """UDP port of the edge."""
     ca: str
     """PEM file of the edge's certificate."""
-    services: Mapping[str, int]
-    """gRPC port by the process's name; the edge has none."""
-    admin_ports: Mapping[str, int]
-    """Of the metrics, by the process's name."""
-    state_dir: str
-    """For attacks by somebody inside, who has a service's certificate."""
     http_port: int = 0
     """TCP port of the edge's HTTP door; 0: it has none."""
-    key_file: str = ""
-    """With the attacker's own API key, for what only a key lets in."""
-    requests_share: float = 1.0
-    """Of the requests of each attack on the HTTP door, that many are sent."""
+    key: str = ""
+    """The attacker's own API key, which is valid: some attacks have to be let in."""
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Of the edge, over UDP."""
+        return self.host, self.port
 
     def to_json(self) -> str:
-        """For an attacker's command line."""
+        """For an attacker's standard input."""
         return json.dumps(asdict(self))
 
     @classmethod
@@ -42,19 +48,10 @@ class Target:
         return cls(**json.loads(text))
 
 
-def target_of(mesh: LocalMesh) -> Target:
+def target_of(mesh: LocalMesh, key: str = "") -> Target:
     """A mesh that is up."""
-    host, port = mesh.edge
-    rows = mesh.state.services
-    return Target(
-        host=host,
-        port=port,
-        ca=str(mesh.ca),
-        services={row["name"]: row["port"] for row in rows if row["role"] != "edge"},
-        admin_ports={row["name"]: row["admin_port"] for row in rows},
-        state_dir=str(mesh.state_dir),
-        http_port=mesh.state.service("edge").get("http_port") or 0,
-    )
+    http_port = mesh.state.service("edge").get("http_port") or 0
+    return Target(*mesh.edge, str(mesh.ca), http_port, key)
 
 
 def certificate_of(target: Target) -> Path:
@@ -64,15 +61,50 @@ def certificate_of(target: Target) -> Path:
 
 @dataclass(slots=True)
 class Findings:
-    """What an attack saw that it should not have seen, and what it met in numbers."""
+    """What an attack was answered, in numbers, and what it saw that it should not have seen."""
 
-    strangers_words: int = 0
-    """Times that some of another client's text, drafts or token counts were disclosed."""
+    done: dict[str, int] = field(default_factory=dict)
+    """How often what was sent or answered, by word."""
     broken: list[str] = field(default_factory=list)
     """Aims that were missed, a sentence each."""
-    done: dict[str, int] = field(default_factory=dict)
-    """How much was done, and what was answered: by word."""
 
     def count(self, what: str, times: int = 1) -> None:
         """Note that something happened."""
         self.done[what] = self.done.get(what, 0) + times
+
+    def missed(self, what: str) -> None:
+        """Note an aim that was missed, once, however often it was."""
+        if what not in self.broken and len(self.broken) < 10:
+            self.broken.append(what)
+
+    def answered(self, status: int, body: bytes = b"") -> None:
+        """Count an answer over HTTP. A failure of the edge, or words of its inside, is a missed
+        aim."""
+        self.count(f"answered {status}")
+        if status >= 500 and status not in _NOT_FAULTS:
+            self.missed(f"a request was answered with {status}: {body[:200]!r}")
+        if b"Traceback (most recent" in body:
+            self.missed("an answer has a traceback in it")
+
+
+def turns(seconds: float) -> Iterator[int]:
+    """0, 1, 2 and so on until the time is over."""
+    end, number = time.monotonic() + seconds, 0
+    while time.monotonic() < end:
+        yield number
+        number += 1
+
+
+async def crowd(
+    seconds: float, send: Callable[[int], Awaitable[None]], num_senders: int = 8
+) -> None:
+    """Call `send` with one number after the other, so many at a time, until the time is over."""
+    numbers = turns(seconds)
+
+    async def go_on() -> None:
+        for number in numbers:
+            await send(number)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(num_senders):
+            group.create_task(go_on())

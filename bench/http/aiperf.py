@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from bench.harness import Run
+from bench.harness import TOO_FEW, Cell, Run
+from bench.harness.statistics import num_needed
+from bench.harness.tables import FEW_SAMPLES
 from bench.http.load import MAX_TOKENS, Server
 from bench.judges.environments import environment
 from outrider.models.catalog import DEFAULT_MODEL
@@ -104,6 +106,11 @@ def report(run: Run, rows: Sequence[Row]) -> None:
         *("streams", "system", "errors", "n", "TTFT ms, p50", "p95", "ITL ms, p50", "tokens/s"),
     )
     for it in rows:
-        shown = (*it.ttft_ms, it.itl_ms, it.tokens_per_s)
+        p50_ms, p95_ms = it.ttft_ms
+        tail: Cell = p95_ms
+        if it.num_chats < num_needed(0.95):
+            tail = TOO_FEW
+            table.note(FEW_SAMPLES)
+        shown = (p50_ms, tail, it.itl_ms, it.tokens_per_s)
         table.add(it.streams, it.name, it.errors, it.num_chats, *shown)
     run.figures["aiperf_errors"] = sum(it.errors for it in rows)

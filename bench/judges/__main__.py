@@ -15,8 +15,7 @@ from typing import Final
 
 from bench.harness.larger_models import LARGER_MODELS, have
 from bench.harness.local_mesh import local_mesh
-from bench.judges import llm_comply, schemathesis
-from bench.judges.clients import LANGCHAIN, LITELLM, NIQUESTS
+from bench.judges import litellm, llm_comply, schemathesis
 from bench.judges.target import Target
 from outrider.cli.local import development_key
 from outrider.models.catalog import DEFAULT_MODEL
@@ -24,9 +23,7 @@ from outrider.models.catalog import DEFAULT_MODEL
 JUDGES: Final[dict[str, Callable[[Target], int]]] = {
     "llm_comply": llm_comply.judge,
     "schemathesis": schemathesis.judge,
-    "niquests": NIQUESTS.judge,
-    "langchain": LANGCHAIN.judge,
-    "litellm": LITELLM.judge,
+    "litellm": litellm.judge,
 }
 _CONTEXT_TOKENS: Final = {"llm_comply": 512, "schemathesis": 128}
 """Of a mesh that is started for judges that set no limit to replies: a small model may ramble up to
@@ -67,7 +64,7 @@ def _target(which: str, arguments: argparse.Namespace) -> Iterator[Target]:
         port = mesh.state.service("edge")["http_port"]
         key = development_key.read(mesh.state_dir)
         url = f"http://{mesh.state.host}:{port}/v1"
-        yield Target(url, key, model, mesh.edge[1], str(mesh.ca), engine)
+        yield Target(url, key, model, engine)
 
 
 if __name__ == "__main__":

@@ -16,10 +16,6 @@ class Target:
     key: str
     """Empty: clients without a key are served."""
     model: str
-    quic_port: int = 0
-    """Where the same API is served over HTTP/3; 0: not known."""
-    ca: str = ""
-    """File of the certificate that its HTTP/3 clients trust."""
     engine: str = ""
     """Of its replicas; empty: not known."""
 

@@ -40,13 +40,8 @@ AIMS = {10: 0.85, 100: 0.75, 1000: 0.65}
 """Of linear, set before anything was measured."""
 NUM_ALONE = 10
 """Lone replicas of a seed, counted together: as many requests as a fleet of ten has."""
-LONG_DAYS = 10
-FLAT, SAME_DAY, LONG_DAY = (
-    "alone, demand the same at every hour",
-    "alone",
-    f"alone, the same day {LONG_DAYS} times as long",
-)
-_FIRST_RATES = {FLAT: 13.4, SAME_DAY: 9.7, LONG_DAY: 8.8, 10: 8.2, 100: 9.0, 1000: 8.0}
+FLAT, SAME_DAY = "alone, demand the same at every hour", "alone"
+_FIRST_RATES = {FLAT: 13.4, SAME_DAY: 9.7, 10: 8.2, 100: 9.0, 1000: 8.0}
 """Requests a second of one replica that a search begins with; near the answer, it is short."""
 _CAUSES_RATE = 7.0
 FLOOR_RATES = (1.5, 5.0)
@@ -91,11 +86,10 @@ class Plan:
         self.sizes = sizes
         self.seeds = seeds
         self.middle = middle
-        lone = Case(1, _FIRST_RATES[SAME_DAY], day_s, failures=False, decisions_take_time=False)
+        lone = Case(1, _FIRST_RATES[SAME_DAY], day_s, failures=False)
         by_name: dict[str | int, Case] = {
             FLAT: replace(lone, diurnal=False, num_apart=NUM_ALONE),
             SAME_DAY: replace(lone, num_apart=NUM_ALONE),
-            LONG_DAY: replace(lone, seconds=LONG_DAYS * day_s),
         }
         by_name |= {size: Case(size, 0.0, day_s) for size in sizes}
         self.searches = {
@@ -124,13 +118,6 @@ class Plan:
 def report(run: Run, plan: Plan, rows: Rows) -> None:
     """Adds the tables and figures."""
     _efficiency(run, plan, rows)
-    tried = run.table(
-        "All loads tried in that search", "fleet", "seed", "requests/s per replica", *_COLUMNS
-    )
-    for name, searches in plan.searches.items():
-        for search in searches:
-            for row in sorted(rows[search], key=lambda row: row.case.rate):
-                tried.add(_fleet(name), search.case.seed, row.case.rate, *_cells([row]))
     title = (
         f"What limits {plan.middle} simulated replicas at {_CAUSES_RATE:g} requests/s each: the "
         "same days with one cause taken away"
@@ -150,7 +137,7 @@ def report(run: Run, plan: Plan, rows: Rows) -> None:
         groups_per_replica=GROUPS_PER_REPLICA,
         seeds=list(plan.seeds),
     )
-    run.setting("lone replicas", num_counted_together=NUM_ALONE, deaths=False, decisions_ms=0)
+    run.setting("lone replicas", num_counted_together=NUM_ALONE, deaths=False)
     run.setting("fleets", mean_time_to_death_s=MTBF_S, reports_every_s={10: 0.05} | REPORT_S)
     run.figures |= {
         "objective_ttft_ms": OBJECTIVE_MS,
@@ -179,8 +166,6 @@ def _efficiency(run: Run, plan: Plan, rows: Rows) -> None:
         "aim",
         "share of lone replicas, same day",
         "reports every, ms",
-        "placing, mean ms",
-        "p99",
     )
     efficiency: dict[str, float] = {}
     ranges: dict[str, list[float]] = {}
@@ -193,12 +178,12 @@ def _efficiency(run: Run, plan: Plan, rows: Rows) -> None:
             run.samples(label, near.all_ttft_ms, unit="ms")
         linear = _ratios(rates, best)
         over_same = _ratios(rates, found[SAME_DAY])
-        cells: tuple[Cell, ...] = (*("-",) * 3,)
+        reports_ms: Cell = "-"
         if isinstance(name, int):
             efficiency[str(name)] = round(fmean(linear), 3)
             ranges[str(name)] = [round(min(linear), 3), round(max(linear), 3)]
             same_day[str(name)] = round(fmean(over_same), 3)
-            cells = _deciding(name, [row for one in plan.searches[name] for row in rows[one]])
+            reports_ms = 1e3 * REPORT_S.get(name, 0.05)
         table.add(
             _fleet(name),
             NUM_REGIONS[name] if isinstance(name, int) else 1,
@@ -206,7 +191,7 @@ def _efficiency(run: Run, plan: Plan, rows: Rows) -> None:
             _spread(linear),
             AIMS[name] if isinstance(name, int) else "-",
             _spread(over_same),
-            *cells,
+            reports_ms,
         )
     run.figures |= {
         "efficiency": efficiency,
@@ -222,11 +207,6 @@ def _nearest(rows: Sequence[CaseResult]) -> CaseResult:
     return min(rows, key=lambda row: abs(row.met_share - MET_SHARE))
 
 
-def _deciding(size: int, rows: Sequence[CaseResult]) -> tuple[Cell, ...]:
-    mean_ms, p99_ms = _nearest(rows).decision_ms
-    return 1e3 * REPORT_S.get(size, 0.05), mean_ms, p99_ms
-
-
 def _ratios(rates: Sequence[float], bases: Sequence[float]) -> list[float]:
     """Seed by seed; 0 where a base was not found."""
     return [rate / base if base else 0.0 for rate, base in zip(rates, bases, strict=True)]
@@ -238,7 +218,7 @@ def _fleet(name: str | int) -> str:
 
 _COLUMNS = (
     *("first token within 1 s", "TTFT p50, ms", "p90", "p99", "prefix hit rate"),
-    *("placed in another region", "placing, mean ms"),
+    "placed in another region",
     *("requests", "replica deaths", "sessions moved", "failed"),
 )
 
@@ -254,7 +234,6 @@ def _cells(rows: Sequence[CaseResult]) -> tuple[Cell, ...]:
         _spread(p99) if enough else TOO_FEW,
         _spread([row.hit_rate for row in rows]),
         _spread([row.away_share for row in rows]),
-        _spread([row.decision_ms[0] for row in rows]),
         sum(row.num_requests for row in rows),
         sum(row.num_deaths for row in rows),
         sum(row.num_moves for row in rows),

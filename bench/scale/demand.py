@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 from bench.scale.regions import Region
 from outrider.codec.block_hashes import block_hash, root_hash
-from outrider.session_types import Priority
 
 GROUPS_PER_REPLICA = 15
 BLOCK_TOKENS = 32
@@ -47,7 +46,6 @@ class Ask:
     hashes: tuple[bytes, ...]
     """Of the prompt's full blocks, as replicas and routers name them."""
     reply_tokens: int
-    priority: int = Priority.MEDIUM
     first_at: float = 0.0
     """When the first token was back at the user's router; 0.0 before."""
     ended_at: float = 0.0
@@ -96,18 +94,12 @@ class Demand:
         warm_s: float = 0.0,
         shape: Shape | None = None,
         diurnal: bool = True,
-        classes: Sequence[int] = (Priority.MEDIUM,),
     ) -> None:
-        """`classes`: the priorities that asks have, each as often as it stands there."""
         self._regions = regions
         self._rate = rate
         self._seconds = seconds
         self._warm_s = warm_s
         self._random = random.Random(seed)
-        self._classes = classes
-        self._class = random.Random(seed)
-        """A generator of its own, so that runs with one class and with several get the same
-        prompts."""
         self._shape = shape or Shape()
         self._diurnal = diurnal
         self._groups = [self._group(number % len(regions)) for number in range(num_groups)]
@@ -149,8 +141,7 @@ class Demand:
         hashes = (*group.hashes, *_hashes(group.hashes[-1], own))
         drawn = 1 + int(self._random.expovariate(1 / shape.reply_tokens))
         reply = min(8 * shape.reply_tokens, drawn)
-        priority = self._class.choice(self._classes)
-        return Ask(number, now, region, group.ids + own, hashes, reply, priority)
+        return Ask(number, now, region, group.ids + own, hashes, reply)
 
     def _ids(self, count: int) -> tuple[int, ...]:
         # Drawn in one go: prompts are most of what a run makes.

@@ -8,16 +8,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias
 
+from bench.scale.calls import CallTimes
 from bench.scale.clock import Clock
-from bench.scale.decisions import RouterTimes
 from bench.scale.demand import Ask
 from bench.scale.regions import Region, rtt_ms
 from bench.scale.replicas import Hooks, Replica
 from bench.scale.routers import Report, Router, Site
 from outrider.errors import OutriderError
 
-MakeReplica: TypeAlias = Callable[[Clock, Hooks, int], Replica]
-"""Clock, hooks and seed to an empty replica."""
 MakeRouter: TypeAlias = Callable[[Region, Sequence[Region], int], Router]
 """Own region, all regions and seed to a router."""
 
@@ -43,8 +41,6 @@ class FleetSetup:
     """Time until a dead replica is replaced, by one with an empty cache."""
     drain_s: float = 120.0
     """Time after the last request came in which all have to end."""
-    router_times: RouterTimes | None = None
-    """How long a router takes to decide and to read a report; None: no time at all."""
     seed: int = 1
 
 
@@ -58,30 +54,6 @@ class FleetResult:
     """Times that a client was refused with a delay to retry after."""
     num_moves: int = 0
     """Sessions that went on at another replica."""
-    decision_ms: list[float] = field(default_factory=list)
-    """From a request's arrival at its router until that had decided: the wait for the router's
-    thread, and the decision itself. One for each time that a router was asked."""
-
-
-class _RouterThread:
-    """The one thread of a router: decisions and reports take their time one after the other."""
-
-    def __init__(self, times: RouterTimes | None, seed: int) -> None:
-        self._times = times
-        self._random = random.Random(seed)
-        self._free_at = 0.0
-
-    def decision_at(self, now: float) -> float:
-        """When a decision that is asked for now is made."""
-        return self._done_at(now, self._times.draw_ms(self._random.random()) if self._times else 0)
-
-    def report_at(self, now: float, num_replicas: int) -> float:
-        """When reports of so many replicas that come now have been taken in."""
-        return self._done_at(now, self._times.report_ms * num_replicas if self._times else 0)
-
-    def _done_at(self, now: float, work_ms: float) -> float:
-        self._free_at = max(now, self._free_at) + work_ms / 1e3
-        return self._free_at
 
 
 class _Slot:
@@ -99,11 +71,9 @@ class _Slot:
 class Fleet:
     """One run."""
 
-    def __init__(
-        self, setting: FleetSetup, make_replica: MakeReplica, make_router: MakeRouter
-    ) -> None:
+    def __init__(self, setting: FleetSetup, times: CallTimes, make_router: MakeRouter) -> None:
         self._setting = setting
-        self._make_replica = make_replica
+        self._times = times
         self._clock = Clock()
         self._random = random.Random(setting.seed)
         self._fate = random.Random(setting.seed)
@@ -118,25 +88,17 @@ class Fleet:
             make_router(region, regions, setting.seed + index)
             for index, region in enumerate(regions)
         ]
-        self._threads = [
-            _RouterThread(setting.router_times, setting.seed + index)
-            for index in range(len(regions))
-        ]
         self._at: dict[int, str] = {}
         """Requests by number: the replica that has them."""
         self.outcome = FleetResult()
 
-    def run(
-        self, asks: Iterator[Ask], progress: Callable[[float], None] | None = None
-    ) -> FleetResult:
-        """Serve all requests; `progress` is called with the virtual time once a second."""
+    def run(self, asks: Iterator[Ask]) -> FleetResult:
+        """Serve all requests."""
         self._asks = asks
         for slot in self._slots.values():
             self._start(slot)
         for index in range(len(self._setting.regions)):
             self._clock.after(self._setting.report_s, self._report, index)
-        if progress:
-            self._clock.after(1.0, self._tell, progress)
         self._over = False
         self._clock.after(_SETTLE_S, self._expect)
         step_s, end_s = 1.0, 0.0
@@ -149,11 +111,6 @@ class Fleet:
     def _num_open(self) -> int:
         return sum(not (ask.ended_at or ask.error) for ask in self.outcome.asks)
 
-    def _tell(self, progress: Callable[[float], None]) -> None:
-        progress(self._clock.now)
-        if not self._over:
-            self._clock.after(1.0, self._tell, progress)
-
     def _expect(self) -> None:
         ask = next(self._asks, None)
         if ask is None:
@@ -164,14 +121,8 @@ class Fleet:
 
     def _arrive(self, ask: Ask) -> None:
         self.outcome.asks.append(ask)
-        self._ask_router(ask)
+        self._place(ask)
         self._expect()
-
-    def _ask_router(self, ask: Ask) -> None:
-        """Its router places it once its thread has come to it."""
-        decided_at = self._threads[ask.region].decision_at(self._clock.now)
-        self.outcome.decision_ms.append((decided_at - self._clock.now) * 1e3)
-        self._clock.at(decided_at, self._place, ask)
 
     def _place(self, ask: Ask) -> None:
         try:
@@ -182,7 +133,7 @@ class Fleet:
             self._refuse(ask, error)
         else:
             if name is not None:
-                self._send(ask, name, self._clock.now)
+                self._send(ask, name)
         self._wake(ask.region)  # a refusal may have been somebody else's
 
     def _wake(self, region: int) -> None:
@@ -190,16 +141,15 @@ class Fleet:
             if isinstance(outcome, OutriderError):
                 self._refuse(ask, outcome)
             else:
-                self._send(ask, outcome, self._threads[region].decision_at(self._clock.now))
+                self._send(ask, outcome)
 
-    def _send(self, ask: Ask, name: str, at: float) -> None:
-        """It sets out for its replica then."""
+    def _send(self, ask: Ask, name: str) -> None:
         slot = self._slots[name]
         ask.began_away |= ask.num_places == 0 and slot.region != ask.region
         ask.num_places += 1
         self._at[ask.number] = name
         slot.asks[ask.number] = (ask, slot.life)
-        self._clock.at(at + self._one_way_s(ask, slot), self._reach, ask, slot, slot.life)
+        self._clock.after(self._one_way_s(ask, slot), self._reach, ask, slot, slot.life)
 
     def _refuse(self, ask: Ask, error: OutriderError) -> None:
         """The client tries again after the delay it was given, for at most _PATIENCE_S."""
@@ -208,7 +158,7 @@ class Fleet:
             ask.error = error.reason
             return
         self.outcome.num_refusals += 1
-        self._clock.after(delay_s, self._ask_router, ask)
+        self._clock.after(delay_s, self._place, ask)
 
     def _one_way_s(self, ask: Ask, slot: _Slot) -> float:
         return self._rtt_s[ask.region][slot.region] / 2
@@ -243,7 +193,7 @@ class Fleet:
         """Its replica will not serve it to the end: another one goes on where that stopped."""
         ask.tried = frozenset({self._at[ask.number]})
         self._leave(ask)
-        self._ask_router(ask)
+        self._place(ask)
 
     def _start(self, slot: _Slot) -> None:
         hooks = Hooks(
@@ -253,7 +203,7 @@ class Fleet:
         )
         slot.life += 1
         seed = self._random.getrandbits(32)
-        slot.replica = self._make_replica(self._clock, hooks, seed)
+        slot.replica = Replica(self._clock, self._times, hooks, seed)
         for index, router in enumerate(self._routers):
             rtt_s = self._rtt_s[index][slot.region]
             region = self._setting.regions[slot.region].name
@@ -299,10 +249,5 @@ class Fleet:
         self._clock.after(self._setting.report_s, self._report, region)
 
     def _hear(self, index: int, reports: Sequence[Report]) -> None:
-        """They have come; what they say counts once the router has read them."""
-        read_at = self._threads[index].report_at(self._clock.now, len(reports))
-        self._clock.at(read_at, self._read, index, reports)
-
-    def _read(self, index: int, reports: Sequence[Report]) -> None:
         self._routers[index].report(reports, self._clock.now)
         self._wake(index)

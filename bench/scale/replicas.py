@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -16,7 +15,6 @@ from outrider.engines.base import EngineInfo, LogitsRows
 from outrider.errors import OutriderError
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyEnd
-from outrider.session_types import Priority
 from services.inference.kv.events import BlockEvent
 from services.inference.scheduler.batch import Batch
 from services.inference.scheduler.limits import SchedulerLimits
@@ -51,29 +49,13 @@ class Hooks:
     """Why it will not be served here."""
 
 
-class Replica(Protocol):
-    """One simulated replica; it goes on by itself on the fleet's clock."""
-
-    def open(self, ask: Ask) -> None:
-        """Serve it; tokens committed before are part of the prompt."""
-
-    def load(self) -> Load:
-        """Its load report."""
-
-    def take_blocks(self) -> tuple[BlockEvent, ...]:
-        """What changed in its prefix cache since the last take."""
-
-    def kill(self) -> None:
-        """End it without a word to anybody; a new object takes its place."""
-
-
 _TOKEN = 7
 """What the engine always says."""
 _MOST_ROWS = 64
 
 
-class FullReplica:
-    """Implements base.Replica."""
+class Replica:
+    """One simulated replica; it goes on by itself on the fleet's clock."""
 
     def __init__(self, clock: Clock, times: CallTimes, hooks: Hooks, seed: int) -> None:
         self._clock = clock
@@ -88,12 +70,12 @@ class FullReplica:
         self._ids = np.full((_MOST_ROWS, 1), _TOKEN, np.int32)
 
     def open(self, ask: Ask) -> None:
+        """Serve it; tokens committed before are part of the prompt."""
         request = OpenRequest(
             session_id=ask.number,
             prompt=ask.prompt,
             sampling=SamplingParams(max_tokens=ask.reply_tokens, ignore_eos=True),
             resume=(_TOKEN,) * ask.committed,
-            priority=Priority(ask.priority),
             edge_drafts=False,
             region_drafts=False,
         )
@@ -107,12 +89,15 @@ class FullReplica:
             self._tick()
 
     def load(self) -> Load:
+        """Its load report."""
         return self._scheduler.load()
 
     def take_blocks(self) -> tuple[BlockEvent, ...]:
+        """What changed in its prefix cache since the last take."""
         return self._scheduler.take_block_events()
 
     def kill(self) -> None:
+        """End it without a word to anybody; a new object takes its place."""
         self._dead = True
 
     def _tick(self) -> None:

@@ -13,7 +13,6 @@ from typing import Protocol
 from bench.scale.demand import BLOCK_TOKENS, Ask
 from bench.scale.regions import Region
 from outrider.errors import NoReplicaError, OutriderError
-from outrider.session_types import Priority
 from services.inference.kv import events as replicas
 from services.inference.scheduler import types as scheduling
 from services.inference.scheduler.types import OverloadLevel
@@ -265,7 +264,6 @@ class MeshRouter:
             MODEL.vocabulary_digest,
             len(ask.prompt) + ask.committed,
             exclude=ask.tried,
-            priority=ask.priority,
             prompt=prompt,
         )
         self._asks[ask.number] = (ask, request)
@@ -283,7 +281,6 @@ class MeshRouter:
             ask.number,
             request,
             ask.reply_tokens,
-            priority=Priority(ask.priority),
             is_resumed=ask.num_places > 0,
             num_resumed_tokens=ask.committed,
         )

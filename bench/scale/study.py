@@ -18,15 +18,11 @@ from multiprocessing import get_context  # noqa: TID251 - spawn does not fork
 from typing import TypeAlias
 
 from bench.harness import RESULTS, quantile
-from bench.scale import calls, decisions
-from bench.scale.decisions import RouterTimes, TimedRouter, TimingLog
+from bench.scale import calls
 from bench.scale.demand import GROUPS_PER_REPLICA, Ask, Demand
 from bench.scale.fleet import Fleet, FleetResult, FleetSetup, MakeRouter
 from bench.scale.regions import REGIONS, Region
-from bench.scale.replicas import FullReplica
 from bench.scale.routers import LeastLoaded, MeshRouter, RoundRobin, Router
-from outrider.session_types import Priority
-from services.router.admission.policy import AdmissionPolicy
 
 OBJECTIVE_MS = 1000.0
 """The router's own default for sessions of the middle class (AdmissionPolicy)."""
@@ -37,7 +33,7 @@ WARM_S = 12.0
 DAY_S = 24.0
 """Length of the day that is measured, for lone replicas and for fleets alike. Short, for a thousand
 replicas' sake: the evening's peak is some eight seconds, in which no long queue can gather."""
-NUM_REGIONS = {1: 1, 10: 2, 32: 4, 100: 6, 1000: 12}
+NUM_REGIONS = {1: 1, 10: 2, 100: 6, 1000: 12}
 REPORT_S = {1000: 0.25}
 """Where it is not the router's default of 50 ms: 20,000 reports a second are more than one router
 process reads."""
@@ -57,12 +53,6 @@ class Case:
     """0: as many as NUM_REGIONS says."""
     failures: bool = True
     diurnal: bool = True
-    classes: tuple[int, ...] = (Priority.MEDIUM,)
-    """Priorities of the requests; one that is listed twice comes twice as often."""
-    report_s: float = 0.0
-    """0: as REPORT_S says."""
-    decisions_take_time: bool = True
-    """Whether a router's decisions and reports take as long as was measured, or no time."""
     num_apart: int = 1
     """Number of such fleets, each with demand and deaths of its own, whose requests are counted
     together. Lone replicas are run so: one alone has too few requests to tell 95 % from 94 %."""
@@ -81,8 +71,8 @@ class Search:
 
 @dataclass(frozen=True, slots=True)
 class CaseResult:
-    """The result of a case: over the measured day's requests alone, but for deaths, moves and
-    decisions, which include the warm-up."""
+    """The result of a case: over the measured day's requests alone, but for deaths and moves,
+    which include the warm-up."""
 
     case: Case
     num_requests: int
@@ -90,8 +80,6 @@ class CaseResult:
     """Requests without a whole reply at the end."""
     met_share: float
     """Of the requests: whole, and their first token within the objective."""
-    met_by_class: tuple[float, float, float]
-    """The same for LOW, MEDIUM and HIGH requests, each by its own objective; 1.0 for none."""
     ttft_ms: tuple[float, float, float]
     """p50, p90, p99."""
     hit_rate: float
@@ -100,8 +88,6 @@ class CaseResult:
     """Placed outside of their region at first."""
     num_deaths: int
     num_moves: int
-    decision_ms: tuple[float, float]
-    """Mean and p99, virtual: from a request's arrival at a router until that had decided."""
     all_ttft_ms: tuple[float, ...] = ()
     """Of every request that got its whole reply."""
 
@@ -123,34 +109,9 @@ _SEEDS_APART = 1000
 
 
 def _outcome(case: Case, make_router: MakeRouter) -> FleetResult:
-    times = calls.recorded()
-    fleet = Fleet(
-        _setting(case),
-        lambda clock, hooks, seed: FullReplica(clock, times, hooks, seed),
-        make_router,
-    )
+    fleet = Fleet(_setting(case), calls.recorded(), make_router)
     with _uncollected():
         return fleet.run(_demand(case).asks())
-
-
-def time_routers(num_replicas: int) -> TimingLog:
-    """How long routers of a fleet of this size take, in a short day of it."""
-    day_s = max(_TIMED_S, _TIMED_DECISIONS / (_TIMED_RATE * num_replicas))
-    case = Case(num_replicas, _TIMED_RATE, day_s, failures=False, decisions_take_time=False)
-    timings = TimingLog(after_s=WARM_S)
-
-    def make_router(own: Region, regions: Sequence[Region], seed: int) -> Router:
-        return TimedRouter(MeshRouter(own, regions, seed), timings)
-
-    _outcome(case, make_router)
-    return timings
-
-
-_TIMED_RATE = 7.0
-"""Requests a second of a replica: about the load that fleets serve."""
-_TIMED_S = 3.0
-_TIMED_DECISIONS = 700
-"""Decisions that are timed at least, about: enough for a p99."""
 
 
 def run_search(
@@ -184,24 +145,16 @@ def _setting(case: Case) -> FleetSetup:
     return FleetSetup(
         _regions(case),
         case.num_replicas,
-        report_s=case.report_s or REPORT_S.get(case.num_replicas, 0.05),
+        report_s=REPORT_S.get(case.num_replicas, 0.05),
         mtbf_s=MTBF_S if case.failures else 0.0,
-        router_times=_router_times(case),
         seed=case.seed,
     )
-
-
-def _router_times(case: Case) -> RouterTimes | None:
-    """Floors count sessions at most: they decide in no time."""
-    if not case.decisions_take_time or not case.router.startswith("outrider"):
-        return None
-    return decisions.recorded(case.num_replicas)
 
 
 def inputs() -> dict[str, object]:
     """The records that times are drawn from: when they were made, and from which commit."""
     found: dict[str, object] = {}
-    for name in ("calls", "tick", "decisions"):
+    for name in ("calls", "tick"):
         record = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
         found[name] = {"date": record["machine"]["date"], "commit": record.get("commit")}
     return found
@@ -216,7 +169,6 @@ def _demand(case: Case) -> Demand:
         seed=case.seed,
         warm_s=WARM_S,
         diurnal=case.diurnal,
-        classes=case.classes,
     )
 
 
@@ -250,33 +202,18 @@ def _row(case: Case, outcomes: Sequence[FleetResult]) -> CaseResult:
     whole = [ask for ask in asks if ask.ended_at]
     met = sum(ask.ttft_ms <= OBJECTIVE_MS for ask in whole)
     ttft_ms = [ask.ttft_ms for ask in whole] or [0.0]
-    decided = [ms for outcome in outcomes for ms in outcome.decision_ms]
     return CaseResult(
         case,
         num_requests=len(asks),
         num_failed=len(asks) - len(whole),
         met_share=met / max(1, len(asks)),
-        met_by_class=(
-            _met(asks, Priority.LOW),
-            _met(asks, Priority.MEDIUM),
-            _met(asks, Priority.HIGH),
-        ),
         ttft_ms=(quantile(ttft_ms, 0.5), quantile(ttft_ms, 0.9), quantile(ttft_ms, 0.99)),
         hit_rate=_hit_rate(asks),
         away_share=sum(ask.began_away for ask in asks) / max(1, len(asks)),
         num_deaths=sum(outcome.num_deaths for outcome in outcomes),
         num_moves=sum(outcome.num_moves for outcome in outcomes),
-        decision_ms=(sum(decided) / len(decided), quantile(decided, 0.99)),
         all_ttft_ms=tuple(ask.ttft_ms for ask in whole),
     )
-
-
-def _met(asks: Sequence[Ask], priority: int) -> float:
-    """Share of a class whose first token came within its objective."""
-    found = [ask for ask in asks if ask.priority == priority]
-    objective_ms = AdmissionPolicy().slo_ms(Priority(priority))
-    met = sum(bool(ask.ended_at) and ask.ttft_ms <= objective_ms for ask in found)
-    return met / len(found) if found else 1.0
 
 
 def _hit_rate(asks: Sequence[Ask]) -> float:
@@ -340,8 +277,4 @@ def without(case: Case) -> dict[str, Case]:
         "no failures": replace(case, failures=False),
         "demand the same at every hour": replace(case, diurnal=False),
         "one region": replace(case, num_regions=1),
-        "decisions and reports in no time": replace(case, decisions_take_time=False),
-        "the same, and reports every 5 ms": replace(
-            case, decisions_take_time=False, report_s=0.005
-        ),
     }

@@ -1,7 +1,4 @@
-"""Random chats of several tenants and priorities, drafted for, cancelled and cut off, for as long
-as one likes; afterwards every text is the reference's and nothing is left.
-
-By default against a real replica with the real model for `--minutes`; with `--virtual`, an hour of
-the fake engine in virtual time, with every invariant checked after every step; with `--streams`, so
-many streams at once through a router to a replica with a fake engine: is memory flat?
+"""Minutes of random chats with a real replica in a process of its own: every reply is the engine's
+own, every error the one asked for, nothing is left over, and memory does not grow with the sessions
+that are over.
 """

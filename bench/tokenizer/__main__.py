@@ -1,13 +1,12 @@
-"""Tokenization: one text by length and backend, the caches, event loops under prompts of 100,000
-tokens, what the tokenizer service adds to the time to the first token, files in bulk, and equality
-on whole books. `--core` leaves out what needs processes under load or texts to be fetched."""
+"""Tokenization: one text by length and backend, the caches, an event loop under prompts of 100,000
+tokens, and files in bulk, fewer of them with `--core`."""
 
 from __future__ import annotations
 
 import sys
 
 from bench.harness import parser, start
-from bench.tokenizer import bulk, caches, equality, latency, loop_lag, process_lag, ttft
+from bench.tokenizer import bulk, caches, latency, loop_lag
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import load_vocabulary
@@ -19,7 +18,7 @@ CORE_BULK_MB = 96
 
 
 def main() -> int:
-    core = f"files in bulk of {CORE_BULK_MB} MB; whole books and processes under load left out"
+    core = f"files in bulk of {CORE_BULK_MB} MB"
     run = start("tokenizer", parser("tokenizer", __doc__ or "", core=core).parse_args())
     store = ModelStore(default_root())
     vocabulary = load_vocabulary(DEFAULT_MODEL, store)
@@ -28,13 +27,8 @@ def main() -> int:
     num_wrong += caches.measure_hits(run, vocabulary, backends)
     caches.measure_redis(run, vocabulary, backends)
     loop_lag.measure(run, vocabulary, backends)
-    if not run.core:
-        process_lag.measure(run, backends[-1].name)
-    ttft.measure(run)
     megabytes = CORE_BULK_MB if run.core else BULK_MB
     bulk.measure(run, rounds=1, megabytes=48 if run.quick else megabytes)
-    if not run.core:
-        num_wrong += equality.measure(run)
     run.figures["differences"] = num_wrong
     run.finish()
     return 1 if num_wrong else 0

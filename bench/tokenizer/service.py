@@ -1,8 +1,7 @@
 """One text of 50 MB through the tokenizer service: workers, deaths, identical ids.
 
 The text is made of texts of this repository and of its tests' languages, in a random order that is
-the same in every run. In the runs with deaths a worker is killed by SIGKILL every second. Before,
-two processes that share nothing encode the same parts: what two cores of this machine can do.
+the same in every run. In the runs with deaths a worker is killed by SIGKILL every second.
 """
 
 from __future__ import annotations
@@ -15,12 +14,10 @@ import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 from time import perf_counter
 
-from bench.harness import Run, median, parser, start
-from bench.tokenizer.watched_process import client
+from bench.harness import Run, parser, start
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import Vocabulary, load_vocabulary
@@ -28,7 +25,7 @@ from outrider.process import Ports
 from outrider.rpc import make_channel
 from outrider.tokenization.backends.base import REFERENCE
 from outrider.tokenization.backends.fallback import FallbackBackend
-from outrider.tokenization.backends.selection import AUTO, adopt_backend, load_backend
+from outrider.tokenization.backends.selection import AUTO, load_backend
 from outrider.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from outrider.wire import token_block_from_proto
 from services.tokenizer.app import serve
@@ -40,7 +37,6 @@ TEXT_BYTES = 50_000_000
 QUICK_BYTES = 4_000_000
 PIECE_CHARS = 1 << 18
 KILL_EVERY_S = 1.0
-CEILING_ROUNDS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,37 +88,9 @@ def measure(run: Run, backends: Mapping[str, FallbackBackend], vocabulary: Vocab
     for name, key in ((REFERENCE, "reference"), (AUTO, "service")):
         gain = seconds[name, 1] / (2 * seconds[name, 2])
         run.figures[f"{key}_parallel_efficiency"] = round(gain, 3)
-        run.figures[f"{key}_parallel_ceiling"] = round(ceiling(backends[name].name), 3)
     run.figures["service_differences"] = num_wrong
     run.figures["processes_left"] = num_left
     return num_wrong
-
-
-def ceiling(backend: str) -> float:
-    """The parallel efficiency of two processes that share nothing: 1 if neither slows the other."""
-    with client(_encoding, backend) as one, client(_encoding, backend) as other:
-        ratios = []
-        for _ in range(CEILING_ROUNDS + 1):
-            one.send(None)
-            alone_s: float = one.recv()
-            one.send(None)
-            other.send(None)
-            ratios.append(alone_s / max(one.recv(), other.recv()))
-    return median(ratios[1:])  # the first warms both up
-
-
-async def _encoding(pipe: Connection, backend: str) -> None:
-    vocabulary = load_vocabulary(DEFAULT_MODEL, ModelStore(default_root()))
-    encoder = adopt_backend(vocabulary, backend, "it passed the gate")
-    text = long_text(QUICK_BYTES)
-    parts = [text[at : at + PIECE_CHARS] for at in range(0, len(text), PIECE_CHARS)]
-    with suppress(EOFError):
-        while True:
-            pipe.recv()
-            begun = perf_counter()
-            for part in parts:
-                encoder.encode(part)
-            pipe.send(perf_counter() - begun)
 
 
 def long_text(num_bytes: int) -> str:

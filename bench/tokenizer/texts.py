@@ -13,7 +13,7 @@ from outrider.models.chat import Message
 NUM_SYSTEMS = 21
 _ROOT = Path(__file__).parents[2]
 _FOLDERS = ("outrider", "services", "protos")
-"""Those that a record of this bench depends on anyway: its texts change when it is stale."""
+"""A record made from other code is of other texts."""
 _SUFFIXES = {".py", ".proto"}
 _LONGEST_LINE = 400
 """Characters; longer ones are tables in generated code."""

@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from bench.judges import clients, llm_comply, schemathesis
+from bench.judges import litellm, llm_comply, schemathesis
 from bench.judges.report import Finding, Report, expecting, keep
 from bench.judges.target import Target
 from outrider.models.catalog import DEFAULT_MODEL
@@ -36,6 +36,8 @@ def test_a_page_tells_what_failed(tmp_path: Path) -> None:
         in page
     )
     assert "| line and \\| line" in page
+    assert "Passed:\n\n- one\n" in page
+    assert "| one |" not in page
     assert max(map(len, page.splitlines())) < 400
     good = Report("judge 1.0", "", "", found[:2])
     assert keep("judge", good, replace(_DEFAULT, model="other"), tmp_path) == 0
@@ -90,9 +92,4 @@ def test_operations_of_schemathesis() -> None:
 
 def test_what_libraries_print_is_no_finding() -> None:
     row = {"what": "a reply", "result": "passed", "said": "so"}
-    assert clients.findings(f"hello\n{json.dumps(row)}\n") == [Finding(**row)]
-
-
-def test_names_of_requirements() -> None:
-    asked = ("niquests[http3]==3.21.2", "langchain-openai>=1.7,<2", "litellm")
-    assert [clients.distribution(it) for it in asked] == ["niquests", "langchain-openai", "litellm"]
+    assert litellm.findings(f"hello\n{json.dumps(row)}\n") == [Finding(**row)]

@@ -3,29 +3,38 @@ chats run: no chat ends with an error, every text is exact, no healthy peer is q
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from bench.faults.chats import ChatLoad, make_reference_chats
-from bench.faults.fleet import running
+from bench.faults.fleet import MeshShape, running
 from bench.faults.injection import FaultInjector
-from bench.faults.stalls import SHAPE, services_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(300)]
 
 STOP_S = 12.0
 """gRPC closes a connection whose other end is silent for 10 s."""
+SHAPE = MeshShape(
+    "fake",
+    num_near=2,
+    num_far=0,
+    num_routers=1,
+    num_edges=1,
+    num_tokenizers=2,
+    max_sessions=64,
+    fake_call_ms=5.0,
+    quarantine=True,
+)
+"""Without a spare router or edge to move to."""
 
 
 async def test_a_stopped_process_costs_a_pause_and_nobody_is_quarantined() -> None:
     references = make_reference_chats("fake", num_tokens=150)
-    async with running(replace(SHAPE, fake_call_ms=5.0)) as fleet:
+    async with running(SHAPE) as fleet:
         async with ChatLoad(fleet, references, 8) as load:
             injector = FaultInjector(fleet, load)
             faults = [
-                await injector.stop(services_of(fleet, role), 1, STOP_S, pause_s=1.0)
-                for role in ("router", "edge", "inference")
+                await injector.stop(services, 1, STOP_S, pause_s=1.0)
+                for services in (fleet.routers, fleet.edges, fleet.replicas)
             ]
         num_quarantined = await fleet.num_quarantined()
     totals = load.totals

@@ -1,159 +1,110 @@
-"""LiteLLM, as its users point it at an API of OpenAI's and at one of Anthropic's."""
+"""What LiteLLM's users try, one thing after the other; a line of JSON for each."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-from typing import Any
+import os
+from collections.abc import Callable
+from typing import Any, Final
 
 import litellm  # type: ignore[import-not-found]
 
-from bench.judges.programs.trying import Api, check, try_all
-
-_HELLO = [{"role": "user", "content": "Say hello."}]
-_TOOL = {
-    "type": "function",
-    "function": {
-        "name": "weather",
-        "description": "The weather at a place.",
-        "parameters": {
-            "type": "object",
-            "properties": {"place": {"type": "string", "maxLength": 20}},
-            "required": ["place"],
-        },
-    },
+URL, KEY, MODEL = json.loads(os.environ["OUTRIDER_JUDGED"])
+_OBJECT: Final = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 20}},
+    "required": ["name"],
+    "additionalProperties": False,
 }
+_SCHEMA: Final = {
+    "type": "json_schema",
+    "json_schema": {"name": "person", "schema": _OBJECT, "strict": True},
+}
+_TOOL: Final = {
+    "type": "function",
+    "function": {"name": "person", "description": "Looks somebody up.", "parameters": _OBJECT},
+}
+_CHOICE: Final = {"type": "function", "function": {"name": "person"}}
 
 
-def _fields(api: Api, **more: Any) -> dict[str, Any]:
-    fields = {
-        "model": f"openai/{api.model}",
-        "api_base": api.url,
-        "api_key": api.key,
-        "messages": _HELLO,
-        "max_tokens": 24,
-        "num_retries": 0,
-    }
-    return fields | more
+def ask(**fields: Any) -> Any:
+    """A completion: of OpenAI's API unless the model says another."""
+    hello = [{"role": "user", "content": "Say hello."}]
+    asked = {"model": f"openai/{MODEL}", "api_base": URL, "api_key": KEY, "messages": hello}
+    limits = {"max_tokens": 24, "num_retries": 0, "temperature": 0}
+    return litellm.completion(**{**asked, **limits, **fields})
 
 
-def reply(api: Api) -> str:
-    """A whole reply."""
-    answer = litellm.completion(**_fields(api, temperature=0))
-    check(answer.usage.completion_tokens > 0, answer)
-    return f"{answer.usage.completion_tokens} tokens"
-
-
-def stream(api: Api) -> str:
-    """The same in pieces."""
-    whole = litellm.completion(**_fields(api, temperature=0)).choices[0].message.content
-    pieces = litellm.completion(**_fields(api, temperature=0, stream=True))
-    text = "".join(piece.choices[0].delta.content or "" for piece in pieces)
-    check(text == whole, text)
+def stream() -> str:
+    """The text of a whole reply, in pieces."""
+    text = "".join(piece.choices[0].delta.content or "" for piece in ask(stream=True))
+    assert text == ask().choices[0].message.content, text
     return "the same text"
 
 
-def several(api: Api) -> str:
-    """Eight at once, two choices each."""
-
-    async def ask() -> list[Any]:
-        return await asyncio.gather(*(litellm.acompletion(**_fields(api, n=2)) for _ in range(8)))
-
-    answers = asyncio.run(ask())
-    check(all(len(answer.choices) == 2 for answer in answers), answers)
-    return "8 replies of 2 choices"
-
-
-def structured(api: Api) -> str:
+def structured() -> str:
     """A reply by a schema."""
-    schema = {
-        "type": "object",
-        "properties": {"name": {"type": "string", "maxLength": 20}},
-        "required": ["name"],
-        "additionalProperties": False,
-    }
-    wanted = {
-        "type": "json_schema",
-        "json_schema": {"name": "person", "schema": schema, "strict": True},
-    }
-    answer = litellm.completion(**_fields(api, response_format=wanted, max_tokens=200))
-    said = json.loads(answer.choices[0].message.content)
-    check(list(said) == ["name"], said)
+    said = json.loads(ask(response_format=_SCHEMA, max_tokens=200).choices[0].message.content)
+    assert list(said) == ["name"], said
     return "an object of the schema"
 
 
-def tools(api: Api) -> str:
+def tool() -> str:
     """A call that is asked for."""
-    choice = {"type": "function", "function": {"name": "weather"}}
-    more = {"tools": [_TOOL], "tool_choice": choice, "max_tokens": 200}
-    calls = litellm.completion(**_fields(api, **more)).choices[0].message.tool_calls
-    check(len(calls) == 1 and calls[0].function.name == "weather", calls)
-    check("place" in json.loads(calls[0].function.arguments), calls)
+    answer = ask(tools=[_TOOL], tool_choice=_CHOICE, max_tokens=200)
+    (call,) = answer.choices[0].message.tool_calls
+    assert "name" in json.loads(call.function.arguments), call
     return "one call, with its argument"
 
 
-def anthropic(api: Api) -> str:
-    """By the API of Anthropic."""
-    base = api.url.removesuffix("/v1")
-    answer = litellm.completion(**_fields(api, model=f"anthropic/{api.model}", api_base=base))
-    check(answer.usage.completion_tokens > 0, answer)
-    return f"{answer.usage.completion_tokens} tokens"
-
-
-def responses(api: Api) -> str:
+def responses() -> str:
     """By the Responses API."""
-    answer = litellm.responses(
-        model=f"openai/{api.model}",
-        api_base=api.url,
-        api_key=api.key,
-        input="Say hello.",
-        max_output_tokens=24,
-    )
-    check(answer.usage.output_tokens > 0, answer)
-    return f"{answer.usage.output_tokens} tokens"
+    asked = {"model": f"openai/{MODEL}", "api_base": URL, "api_key": KEY, "input": "Say hello."}
+    return told(litellm.responses(**asked, max_output_tokens=24).usage.output_tokens)
 
 
-def wrong_key(api: Api) -> str:
-    """Refused, as the error that its users catch."""
-    try:
-        litellm.completion(**_fields(api, api_key="wrong"))
-    except litellm.AuthenticationError:
-        return "AuthenticationError"
-    raise ValueError("it was served")
+def told(num_tokens: int) -> str:
+    """That there were some."""
+    assert num_tokens > 0
+    return f"{num_tokens} tokens"
 
 
-def unknown_model(api: Api) -> str:
-    """Not found, as the error that its users catch."""
-    try:
-        litellm.completion(**_fields(api, model="openai/no-such-model"))
-    except litellm.NotFoundError:
-        return "NotFoundError"
-    raise ValueError("it was served")
+def refused(error: type[Exception], **fields: Any) -> Callable[[], str]:
+    """A request that has to end with the error that its users catch."""
+
+    def attempt() -> str:
+        try:
+            ask(**fields)
+        except error:
+            return error.__name__
+        raise ValueError("it was served")
+
+    return attempt
 
 
-def too_long(api: Api) -> str:
-    """A prompt that does not fit is told as that, which its fallbacks look for."""
-    words = [{"role": "user", "content": "word " * 50_000}]
-    try:
-        litellm.completion(**_fields(api, messages=words))
-    except litellm.ContextWindowExceededError:
-        return "ContextWindowExceededError"
-    raise ValueError("it was served")
-
+TRIES: Final[dict[str, Callable[[], str]]] = {
+    "a reply": lambda: told(ask().usage.completion_tokens),
+    "a stream": stream,
+    "two choices": lambda: f"{len(ask(n=2, temperature=1).choices)} choices",
+    "structured output": structured,
+    "a tool": tool,
+    "Anthropic Messages": lambda: told(
+        ask(model=f"anthropic/{MODEL}", api_base=URL.removesuffix("/v1")).usage.completion_tokens
+    ),
+    "Responses": responses,
+    "a wrong key": refused(litellm.AuthenticationError, api_key="wrong"),
+    "an unknown model": refused(litellm.NotFoundError, model="openai/no-such-model"),
+    "a prompt that is too long": refused(
+        litellm.ContextWindowExceededError,
+        messages=[{"role": "user", "content": "word " * 50_000}],
+    ),
+}
 
 if __name__ == "__main__":
     litellm.telemetry = False
-    try_all(
-        {
-            "a reply": reply,
-            "a stream": stream,
-            "eight at once": several,
-            "structured output": structured,
-            "a tool": tools,
-            "Anthropic Messages": anthropic,
-            "Responses": responses,
-            "a wrong key": wrong_key,
-            "an unknown model": unknown_model,
-            "a prompt that is too long": too_long,
-        }
-    )
+    for what, attempt in TRIES.items():
+        try:
+            row = {"what": what, "result": "passed", "said": attempt()}
+        except Exception as error:
+            row = {"what": what, "result": "failed", "said": f"{type(error).__name__}: {error}"}
+        print(json.dumps(row), flush=True)

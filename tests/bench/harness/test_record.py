@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.harness.provenance import commit
+from bench.harness.provenance import TELLING_FLAGS, commit
 from bench.harness.record import Run, parser, start
 from bench.harness.samples import MAX_RAW, packed, time_us
 
@@ -38,7 +38,8 @@ def test_a_run_prints_json_last_and_records(
     assert record["settings"] == {"ours": {"threads": 1, "chunk_tokens": 256}}
     assert record["samples"] == {"ttft": {"unit": "ms", "n": 2, "values": [1.235, 20000.0]}}
     assert record["commit"] == {"id": commit().id, "dirty": commit().dirty}
-    assert record["sources"]["digest"]
+    assert set(record["machine"]["cpu_flags"]) <= set(TELLING_FLAGS)
+    assert record["machine"]["precision"] in ("bf16", "f32")
     assert record["duration_s"] >= 0
 
 

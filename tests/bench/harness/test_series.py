@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from bench.harness.benches import CORE, MAX_CORE_MINUTES, Bench, bench_of
-from bench.harness.provenance import digest
-from bench.harness.series import Peer, Series, Size, install, is_fresh, minutes
+from bench.harness.series import Series, Size, install, is_fresh, minutes
+from bench.harness.sources import digests
+from bench.peers.installing import Peer
 
 CORE_SIZE = Size(core=True)
 
@@ -23,8 +24,7 @@ def bench(root: Path, name: str, script: str, peers: tuple[str, ...] = ()) -> Be
 
 def record(root: Path, made: Bench, plan: str, duration_s: float = 90.0) -> None:
     """As a run of it would leave it now."""
-    # Records are judged by the sources of the bench called so, which has none of its own here.
-    sources = {"digest": digest(bench_of(made.record).all_sources, root)}
+    sources = digests([f"{made.record}.py"], root)
     row = {"name": made.record, "plan": plan, "duration_s": duration_s, "sources": sources}
     (root / f"{made.record}.json").write_text(json.dumps(row))
 
@@ -57,8 +57,7 @@ def test_what_is_recorded_from_these_sources_is_skipped_unless_told(tmp_path: Pa
     assert series(tmp_path, done, other).left == [other]
     assert series(tmp_path, done, other).result.skipped == ["done"]
     assert series(tmp_path, done, other, fresh=True).left == [done, other]
-    (tmp_path / "outrider").mkdir()
-    (tmp_path / "outrider" / "core.py").write_text("changed")
+    (tmp_path / "done.py").write_text("changed")
     assert series(tmp_path, done, other).left == [done, other]
 
 
@@ -102,9 +101,9 @@ def test_installing_takes_what_is_missing_and_names_what_fails(
         raise RuntimeError("no compiler")
 
     peers = {
-        "there": Peer("there", 1.0, lambda: True, breaks),
-        "new": Peer("new", 2.0, lambda: False, lambda: done.append("new")),
-        "broken": Peer("broken", 3.0, lambda: False, breaks),
+        "there": Peer("there", "1", 1.0, lambda: True, breaks),
+        "new": Peer("new", "1", 2.0, lambda: False, lambda: done.append("new")),
+        "broken": Peer("broken", "1", 3.0, lambda: False, breaks),
     }
     assert install(peers, peers) == ["broken"]
     assert done == ["new"]
@@ -119,12 +118,7 @@ def test_the_core_parts_take_at_most_an_hour() -> None:
     assert all(part.core_minutes > 0 for part in CORE)
 
 
-def test_a_bench_depends_on_its_own_folder_and_unlisted_ones_are_called_after_their_record() -> (
-    None
-):
-    assert "bench/arrivals" in bench_of("priorities").all_sources
-    assert bench_of("codec").all_sources[-1] == "bench/codec.py"
-    assert "services" not in bench_of("codec").all_sources
+def test_unlisted_benches_are_called_after_their_record() -> None:
     assert bench_of("new").command(core=True, quick=True) == ("bench.new", "--core", "--quick")
-    assert bench_of("soak_virtual").command() == ("bench.soak", "--virtual")
+    assert bench_of("wan_pair").command() == ("bench.wan", "--pair")
     assert bench_of("prefix").command(core=True) == ("bench.prefix",)

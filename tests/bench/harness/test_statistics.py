@@ -15,7 +15,7 @@ from bench.harness.statistics import (
     num_needed,
     quantile,
     share_interval,
-    spread,
+    told_quantile,
 )
 
 SAMPLES = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50)
@@ -26,9 +26,12 @@ def test_quantiles_are_numpy_s(samples: list[float], share: float) -> None:
     assert quantile(samples, share) == pytest.approx(np.quantile(samples, share), abs=1e-6)
 
 
-def test_a_spread_of_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="no samples"):
-        spread([])
+@pytest.mark.parametrize(("share", "count"), [(0.5, 10), (0.05, 100), (0.95, 100), (0.99, 500)])
+def test_a_quantile_is_told_of_enough_samples_alone(share: float, count: int) -> None:
+    samples = [float(number) for number in range(count)]
+    assert told_quantile(samples, share) == quantile(samples, share)
+    assert told_quantile(samples[1:], share) is None
+    assert told_quantile([], share) is None
 
 
 @pytest.mark.parametrize(("share", "count"), [(0.5, 10), (0.9, 50), (0.95, 100), (0.99, 500)])

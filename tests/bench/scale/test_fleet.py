@@ -8,20 +8,13 @@ from dataclasses import replace
 import pytest
 
 from bench.scale.calls import CallTimes
-from bench.scale.clock import Clock
-from bench.scale.decisions import RouterTimes, TimedRouter, TimingLog
 from bench.scale.demand import GROUPS_PER_REPLICA, Ask, Demand, Shape
 from bench.scale.fleet import Fleet, FleetResult, FleetSetup
 from bench.scale.regions import REGIONS, Region
-from bench.scale.replicas import FullReplica, Hooks, Replica
 from bench.scale.routers import LeastLoaded, MeshRouter, RoundRobin, Router
 
 TIMES = CallTimes({rows: [8.0 + 0.8 * rows] * 10 for rows in (2, 256)}, 0.05)
 SHORT = Shape(shared_tokens=96, own_tokens=32, reply_tokens=6)
-
-
-def make_replica(clock: Clock, hooks: Hooks, seed: int) -> Replica:
-    return FullReplica(clock, TIMES, hooks, seed)
 
 
 def ours(own: Region, regions: Sequence[Region], seed: int) -> Router:
@@ -49,7 +42,7 @@ def demand(setting: FleetSetup, rate: float, seconds: float = 8.0) -> Iterator[A
 @pytest.mark.parametrize("router", [ours, gated, in_turn, least])
 def test_every_request_ends_though_replicas_die(router: object) -> None:
     setting = FleetSetup(REGIONS[:3], 6, mtbf_s=8.0, repair_s=1.0)
-    outcome = Fleet(setting, make_replica, router).run(demand(setting, 40.0))  # type: ignore[arg-type]
+    outcome = Fleet(setting, TIMES, router).run(demand(setting, 40.0))  # type: ignore[arg-type]
     assert outcome.num_deaths > 2
     assert outcome.num_moves > 0
     assert len(outcome.asks) > 300
@@ -66,10 +59,10 @@ def seen(outcome: FleetResult) -> list[tuple[float, float, int, int]]:
 
 def test_the_same_seed_gives_the_same_run() -> None:
     setting = FleetSetup(REGIONS[:2], 4, mtbf_s=10.0, repair_s=1.0)
-    runs = [Fleet(setting, make_replica, ours).run(demand(setting, 30.0, 5.0)) for _ in range(2)]
+    runs = [Fleet(setting, TIMES, ours).run(demand(setting, 30.0, 5.0)) for _ in range(2)]
     assert seen(runs[0]) == seen(runs[1])
     other = replace(setting, seed=2)
-    assert seen(Fleet(other, make_replica, ours).run(demand(other, 30.0, 5.0))) != seen(runs[0])
+    assert seen(Fleet(other, TIMES, ours).run(demand(other, 30.0, 5.0))) != seen(runs[0])
 
 
 def evenly(count: int, rate: float) -> Iterator[Ask]:
@@ -85,7 +78,7 @@ def test_an_ideal_fleet_is_linear(num_replicas: int) -> None:
     times = []
     for size in (1, num_replicas):
         setting = FleetSetup(REGIONS[:1], size)
-        outcome = Fleet(setting, make_replica, in_turn).run(evenly(20 * size, 5.0 * size))
+        outcome = Fleet(setting, TIMES, in_turn).run(evenly(20 * size, 5.0 * size))
         times.append([round(ask.ttft_ms, 6) for ask in outcome.asks[::size]])
     assert times[1] == times[0]
 
@@ -94,7 +87,7 @@ def test_a_request_for_a_replica_that_just_died_goes_on_elsewhere() -> None:
     """The router learns of a death half a round trip later; what it sent until then is not lost."""
     far = (REGIONS[0], REGIONS[7])
     setting = FleetSetup(far, 2, mtbf_s=2.0, repair_s=0.5)
-    outcome = Fleet(setting, make_replica, ours).run(demand(setting, 10.0, 10.0))
+    outcome = Fleet(setting, TIMES, ours).run(demand(setting, 10.0, 10.0))
     assert outcome.num_deaths > 2
     assert all(ask.ended_at and ask.committed == ask.reply_tokens for ask in outcome.asks)
 
@@ -103,57 +96,7 @@ def test_prefixes_are_found_again_by_our_router_alone() -> None:
     setting = FleetSetup(REGIONS[:1], 6)
     hits = []
     for router in (ours, in_turn):
-        outcome = Fleet(setting, make_replica, router).run(demand(setting, 30.0))
+        outcome = Fleet(setting, TIMES, router).run(demand(setting, 30.0))
         cached = sum(ask.cached_tokens for ask in outcome.asks)
         hits.append(cached / sum(len(ask.prompt) for ask in outcome.asks))
     assert hits[0] > 1.2 * hits[1]
-
-
-def alone(number: int, region: int) -> Ask:
-    prompt = tuple(range(number, number + 64))
-    return Ask(number, 0.5, region, prompt, (), 4)
-
-
-def test_a_decision_delays_the_request_and_those_behind_it_in_the_same_region() -> None:
-    """Two requests come to one router in the same moment, a third one to another router."""
-    asks = [alone(1, 0), alone(2, 0), alone(3, 1)]
-    setting = FleetSetup(REGIONS[:2], 8, report_s=100.0, router_times=RouterTimes([40.0], 0.0))
-    slow = Fleet(setting, make_replica, ours).run(iter(asks))
-    assert slow.decision_ms == pytest.approx([40.0, 80.0, 40.0])
-    asks = [alone(1, 0), alone(2, 0), alone(3, 1)]
-    quick = Fleet(replace(setting, router_times=None), make_replica, ours).run(iter(asks))
-    assert quick.decision_ms == [0.0] * 3
-    later = [a.ttft_ms - b.ttft_ms for a, b in zip(slow.asks, quick.asks, strict=True)]
-    assert later[0] > 20.0 and later[1] > 60.0 and later[2] > 20.0
-
-
-def test_reports_take_the_routers_time_too() -> None:
-    """Eight replicas report ten times a second for 20 ms each: more than half the router's time."""
-    setting = FleetSetup(REGIONS[:1], 8, report_s=0.25, router_times=RouterTimes([1.0], 20.0))
-    outcome = Fleet(setting, make_replica, ours).run(evenly(60, 20.0))
-    assert max(outcome.decision_ms) > 100.0
-    assert min(outcome.decision_ms) == pytest.approx(1.0)
-    assert all(ask.ended_at for ask in outcome.asks)
-
-
-@pytest.mark.parametrize("router", [ours, gated])
-def test_no_request_is_lost_while_routers_are_slow_and_replicas_die(router: object) -> None:
-    times = RouterTimes([1.0, 5.0, 30.0], 0.2)
-    setting = FleetSetup(REGIONS[:3], 6, mtbf_s=8.0, repair_s=1.0, router_times=times)
-    outcome = Fleet(setting, make_replica, router).run(demand(setting, 40.0))  # type: ignore[arg-type]
-    assert outcome.num_moves > 0
-    for ask in outcome.asks:
-        assert ask.ended_at and ask.committed == ask.reply_tokens and not ask.error
-
-
-def test_a_timed_router_places_as_the_router_itself_does() -> None:
-    setting, timings = FleetSetup(REGIONS[:2], 4), TimingLog(after_s=5.0)
-
-    def timed(own: Region, regions: Sequence[Region], seed: int) -> Router:
-        return TimedRouter(ours(own, regions, seed), timings)
-
-    runs = [Fleet(setting, make_replica, r).run(demand(setting, 20.0)) for r in (ours, timed)]
-    assert seen(runs[0]) == seen(runs[1])
-    late = [ask for ask in runs[1].asks if ask.at >= 5.0]
-    assert len(timings.decisions) == len(late) > 20
-    assert timings.reports and min(timings.decisions) > 0.0

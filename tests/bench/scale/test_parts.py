@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from bench.harness import Run
-from bench.scale import decisions, study
-from bench.scale.__main__ import FLAT, LONG_DAY, SAME_DAY, Plan, report
+from bench.scale import study
+from bench.scale.__main__ import FLAT, SAME_DAY, Plan, report
 from bench.scale.calls import SHARES, SIZES, CallTimes, recorded
 from bench.scale.clock import Clock
 from bench.scale.demand import BLOCK_TOKENS, Demand, Shape
@@ -79,25 +77,12 @@ def test_times_of_calls_are_drawn_from_what_was_measured() -> None:
     assert all(real.mean_ms(a, 1) < real.mean_ms(b, 1) for a, b in itertools.pairwise(SIZES))
 
 
-def test_times_of_decisions_are_those_of_a_fleet_at_least_as_large(tmp_path: Path) -> None:
-    figures = {
-        "decision_ms": {"10": [0.1, 0.2], "1000": [0.3, 0.9]},
-        "report_ms": {"10": 0.01, "1000": 0.05},
-    }
-    (tmp_path / "decisions.json").write_text(json.dumps({"figures": figures}), encoding="utf-8")
-    assert decisions.recorded(3, tmp_path).draw_ms(0.0) == 0.1
-    assert decisions.recorded(10, tmp_path).draw_ms(0.99) == 0.2
-    assert decisions.recorded(100, tmp_path) == decisions.RouterTimes([0.3, 0.9], 0.05)
-    assert decisions.recorded(5000, tmp_path).report_ms == 0.05
-
-
 def row(rate: float, met_share: float) -> CaseResult:
     return row_of(Case(4, rate), met_share)
 
 
 def row_of(case: Case, met_share: float) -> CaseResult:
-    shares = (met_share,) * 3
-    return CaseResult(case, 100, 0, met_share, shares, (1.0, 2.0, 3.0), 0.5, 0.1, 0, 0, (1.0, 2.0))
+    return CaseResult(case, 100, 0, met_share, (1.0, 2.0, 3.0), 0.5, 0.1, 0, 0)
 
 
 def bears(limit: float) -> Callable[[Case], CaseResult]:
@@ -123,11 +108,11 @@ def plan() -> Plan:
 
 def test_all_have_the_same_day_and_every_seed() -> None:
     searches = plan().searches
-    assert set(searches) == {FLAT, SAME_DAY, LONG_DAY, 10, 100}
+    assert set(searches) == {FLAT, SAME_DAY, 10, 100}
     for name, found in searches.items():
         assert [search.case.seed for search in found] == [1, 2]
         for search in found:
-            assert search.case.seconds == (240.0 if name == LONG_DAY else 24.0)
+            assert search.case.seconds == 24.0
             assert search.case.diurnal == (name != FLAT)
 
 
@@ -135,7 +120,7 @@ def test_lone_replicas_that_are_counted_together_have_days_of_their_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(study, "WARM_S", 2.0)
-    case = Case(1, 3.0, seconds=3.0, failures=False, decisions_take_time=False)
+    case = Case(1, 3.0, seconds=3.0, failures=False)
     together = study.run_case(replace(case, num_apart=3, seed=7))
     parts = [study.run_case(replace(case, seed=7000 + number)) for number in range(3)]
     assert together.num_requests == sum(part.num_requests for part in parts)
@@ -146,7 +131,7 @@ def test_lone_replicas_that_are_counted_together_have_days_of_their_own(
 
 def test_fleets_are_held_against_the_strongest_lone_replica_of_their_seed() -> None:
     made = plan()
-    borne = {FLAT: 12.0, SAME_DAY: 8.0, LONG_DAY: 7.0, 10: 6.0, 100: 9.0}
+    borne = {FLAT: 12.0, SAME_DAY: 8.0, 10: 6.0, 100: 9.0}
     rows: dict[Task, tuple[CaseResult, ...]] = {
         search: run_search(
             replace(search, case=replace(search.case, rate=borne[name] * search.case.seed)),
@@ -165,7 +150,7 @@ def test_fleets_are_held_against_the_strongest_lone_replica_of_their_seed() -> N
     assert efficiency["100"] == pytest.approx(0.75, abs=0.01)
     assert ranges["100"][0] <= efficiency["100"] <= ranges["100"][1]
     assert run.figures["efficiency_same_day"] == pytest.approx({"10": 0.75, "100": 1.125}, abs=0.02)
-    assert [len(table.rows) for table in run.tables[:1]] == [5]
+    assert [len(table.rows) for table in run.tables[:1]] == [4]
 
 
 def test_capacity_lies_where_the_objective_ceases_to_be_met() -> None:

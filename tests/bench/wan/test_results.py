@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.wan.results import Estimate, mean, ratio, share, told_quantile
+from bench.wan.results import Estimate, mean, quantile_over_chats, ratio, share
 
 
 def test_an_interval_holds_the_truth_as_often_as_it_says() -> None:
@@ -41,12 +41,12 @@ def test_shares_at_the_ends_are_not_certain() -> None:
 
 
 def test_quantiles_are_told_of_chats_enough() -> None:
-    assert told_quantile([1.0] * 19, 0.5) is None
-    assert told_quantile([1.0] * 20, 0.5) == 1.0
-    assert told_quantile([1.0] * 99, 0.95) is None
-    assert told_quantile([1.0] * 100, 0.95) == 1.0
-    assert told_quantile([1.0] * 499, 0.99) is None
-    assert told_quantile([1.0] * 500, 0.99) == 1.0
+    assert quantile_over_chats([1.0] * 19, 0.5) is None
+    assert quantile_over_chats([1.0] * 20, 0.5) == 1.0
+    assert quantile_over_chats([1.0] * 99, 0.95) is None
+    assert quantile_over_chats([1.0] * 100, 0.95) == 1.0
+    assert quantile_over_chats([1.0] * 499, 0.99) is None
+    assert quantile_over_chats([1.0] * 500, 0.99) == 1.0
 
 
 def test_two_chats_have_no_interval() -> None:

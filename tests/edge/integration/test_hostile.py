@@ -27,6 +27,7 @@ from services.edge.quic.connection import EdgeConnection
 from services.edge.quic.limits import HandshakeLimits
 from services.edge.quotas import Count
 from services.edge.resumption.table import ResumeLimits
+from tests.edge.integration import quic_attacks as more
 from tests.edge.integration.running import Running, running
 from tests.edge.integration.trouble import ASK, REPLY, RawStream, bystander, raw
 
@@ -99,38 +100,38 @@ def none_is_left(mesh: Running) -> bool:
 
 Attack = Callable[[Address, Path], Awaitable[QuicAttackResult]]
 ATTACKS: dict[str, tuple[Attack, str | None]] = {
-    "doubling offsets": (lambda a, c: attacks.doubling_offsets(a, c), None),
+    "doubling offsets": (lambda a, c: more.doubling_offsets(a, c), None),
     "one-byte fragments": (
         lambda a, c: attacks.one_byte_fragments(a, c, hold_s=PATIENCE_S),
         "too many fragments of a stream",
     ),
-    "one-byte frames": (lambda a, c: attacks.one_byte_frames(a, c, num_frames=10_000), None),
+    "one-byte frames": (lambda a, c: more.one_byte_frames(a, c, num_frames=10_000), None),
     "far CRYPTO": (lambda a, c: attacks.spoofed_initials(a, c, num_initials=500), None),
-    "much CRYPTO": (lambda a, c: attacks.crypto_fragments(a, c, num_frames=2000), None),
-    "PINGs without acknowledgement": (lambda a, c: attacks.ping_flood(a, c), None),
+    "much CRYPTO": (lambda a, c: more.crypto_fragments(a, c, num_frames=2000), None),
+    "PINGs without acknowledgement": (lambda a, c: more.ping_flood(a, c), None),
     "many PINGs": (
         lambda a, c: attacks.many_pings(a, c, num_frames=60_000, hold_s=PATIENCE_S),
         "too many frames",
     ),
-    "PATH_CHALLENGEs": (lambda a, c: attacks.path_challenges(a, c, num_frames=5000), None),
-    "NEW_CONNECTION_IDs": (lambda a, c: attacks.connection_ids(a, c, num_frames=2000), None),
+    "PATH_CHALLENGEs": (lambda a, c: more.path_challenges(a, c, num_frames=5000), None),
+    "NEW_CONNECTION_IDs": (lambda a, c: more.connection_ids(a, c, num_frames=2000), None),
     "RETIRE_CONNECTION_IDs": (
-        lambda a, c: attacks.retired_connection_ids(a, c, num_frames=2000),
+        lambda a, c: more.retired_connection_ids(a, c, num_frames=2000),
         None,
     ),
-    "ACKs": (lambda a, c: attacks.acknowledgements(a, c, num_frames=500), None),
-    "packet numbers left out": (lambda a, c: attacks.packet_number_gaps(a, c), None),
-    "empty STREAM frames": (lambda a, c: attacks.empty_stream_frames(a, c, num_frames=5000), None),
+    "ACKs": (lambda a, c: more.acknowledgements(a, c, num_frames=500), None),
+    "packet numbers left out": (lambda a, c: more.packet_number_gaps(a, c), None),
+    "empty STREAM frames": (lambda a, c: more.empty_stream_frames(a, c, num_frames=5000), None),
     "rapid resets": (
         lambda a, c: attacks.rapid_resets(a, c, limit_s=PATIENCE_S, hold_s=PATIENCE_S),
         "too many streams",
     ),
-    "STOP_SENDINGs": (lambda a, c: attacks.stopped_streams(a, c, num_frames=5000), None),
-    "malformed frames": (lambda a, c: attacks.malformed_frames(a, c, num_connections=10), None),
+    "STOP_SENDINGs": (lambda a, c: more.stopped_streams(a, c, num_frames=5000), None),
+    "malformed frames": (lambda a, c: more.malformed_frames(a, c, num_connections=10), None),
     "mutated packets": (lambda a, c: attacks.mutated_packets(a, c, num_packets=500), None),
     "vanishing clients": (lambda a, c: attacks.vanishing_clients(a, c, num_clients=10), None),
     "0-RTT bytes": (lambda a, c: attacks.early_data_flood(a, c, num_frames=20_000), None),
-    "0-RTT again": (lambda a, c: attacks.replayed_early_data(a, c, num_copies=20), None),
+    "0-RTT again": (lambda a, c: more.replayed_early_data(a, c, num_copies=20), None),
 }
 
 
@@ -185,7 +186,7 @@ async def test_requests_that_never_end_have_bounded_room(words: Vocabulary, tmp_
         watching = asyncio.create_task(watch())
         address = ("127.0.0.1", mesh.ports.main)
         attack = asyncio.create_task(
-            attacks.partial_frames(
+            more.partial_frames(
                 address, mesh.ca, num_connections=2, num_streams=16, hold_s=PATIENCE_S
             )
         )
@@ -206,7 +207,7 @@ async def test_half_open_handshakes_are_few_and_end(words: Vocabulary, tmp_path:
     ) as mesh:
         address = ("127.0.0.1", mesh.ports.main)
         flood = asyncio.create_task(
-            attacks.half_open_handshakes(address, mesh.ca, num_handshakes=50, hold_s=0.3)
+            more.half_open_handshakes(address, mesh.ca, num_handshakes=50, hold_s=0.3)
         )
         await eventually(lambda: mesh.edge.listener.shared.handshakes.num_half_open == 8)
         async with mesh.client() as client, client.chat(ASK) as chat:
@@ -360,7 +361,7 @@ async def test_an_ended_connection_is_freed_at_once(words: Vocabulary, tmp_path:
                 (connection,) = mesh.edge.listener.connections
                 quic = weakref.ref(connection._quic)
                 del connection
-            await attacks.half_open_handshakes(
+            await more.half_open_handshakes(
                 ("127.0.0.1", mesh.ports.main), mesh.ca, num_handshakes=1, hold_s=0.1
             )
             (half_open,) = (it for it in mesh.edge.listener.connections if not it.is_admitted)
