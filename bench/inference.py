@@ -15,10 +15,6 @@ crowd each other, and of the exact replicas and the pipeline alone; it makes a r
 What is shared: all requests of a system come from one tenant, and the requests of a cell have
 one system message. No user message comes twice in a run, so a replica that drafts from earlier
 replies, or a prefix cache, finds only what users' different questions have in common.
-
-Three more questions about the service have benches of their own, and their keys are in their
-results: `bench.arrivals` (`itl_p99_ratio_under_prefill`), `bench.prefix` (`prefix_ttft_gain`),
-`bench.tick` (the parts of `tick_overhead_ms`).
 """
 
 from __future__ import annotations
@@ -34,9 +30,10 @@ from dataclasses import dataclass, field
 from bench import tuning
 from bench.harness import Cell as Shown
 from bench.harness import Run, median, parser, quantile, start
+from bench.harness.load import Request, System, Work, WorkResult
 from bench.harness.prompts import KINDS, PromptSupply
-from bench.systems.base import Request, System, Work, WorkResult
-from bench.systems.lineup import (
+from bench.harness.replica import Replica
+from bench.peers.lineup import (
     IK_LLAMACPP,
     INEXACT,
     INEXACT_DRAFTS,
@@ -53,7 +50,6 @@ from bench.systems.lineup import (
     rotated,
     start_all,
 )
-from bench.systems.replica import Replica
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.chat import Message
 from outrider.models.store import ModelStore, default_root
@@ -67,7 +63,6 @@ QUICK_REQUESTS = {"chat": 4, "code": 4, "document": 2}
 """Requests of a cell are as many as its sessions, and no fewer than this: a cell ends with its
 slowest reply, and the fewer there are the more that counts."""
 ROUNDS = {"chat": 5, "code": 2, "document": 2}
-"""Rounds unless `--rounds` says otherwise."""
 CORE_CONCURRENCIES = (1, 8, 32)
 CORE_ROUNDS = 5
 DOCUMENT_CONCURRENCIES = (8, 16, 32)
@@ -102,9 +97,9 @@ def planned_cells(arguments: argparse.Namespace) -> list[Cell]:
         return [Cell("document", 0.0, concurrency) for concurrency in DOCUMENT_CONCURRENCIES]
     return [
         Cell(kind, temperature, concurrency)
-        for temperature in arguments.temperatures
+        for temperature in TEMPERATURES
         for kind in arguments.kinds
-        for concurrency in arguments.sessions
+        for concurrency in CONCURRENCIES
     ]
 
 
@@ -112,7 +107,7 @@ def planned_rounds(arguments: argparse.Namespace) -> list[list[Cell]]:
     """The cells of each round."""
     asked = planned_cells(arguments)
     usual = CORE_ROUNDS if arguments.core else DOCUMENT_ROUNDS if arguments.documents else 0
-    count = 1 if arguments.quick else arguments.rounds or usual
+    count = 1 if arguments.quick else usual
     turns = {cell: count or ROUNDS[cell.kind] for cell in asked}
     return [[c for c in asked if turn < turns[c]] for turn in range(max(turns.values()))]
 
@@ -411,7 +406,9 @@ def main() -> int:
     arguments = _flags().parse_args()
     run = start("inference_documents" if arguments.documents else "inference", arguments)
     vocabulary = load_vocabulary(DEFAULT_MODEL, ModelStore(default_root()))
-    report(run, asyncio.run(_compete(run, arguments, vocabulary)))
+    outcomes, systems = asyncio.run(_compete(arguments, vocabulary))
+    report(run, outcomes)
+    record_settings(run, systems)
     run.finish()
     return 0 if run.figures["exact"] else 1
 
@@ -425,23 +422,20 @@ def _flags() -> argparse.ArgumentParser:
         help=f"documents alone, greedy, {DOCUMENT_ROUNDS} rounds at 8, 16 and 32 sessions: our "
         "exact replicas and the pipeline; recorded as inference_documents",
     )
-    flags.add_argument("--threads", type=int, help="of every engine; default: as tuned")
-    flags.add_argument("--rounds", type=int, help=f"of every kind; default {ROUNDS}, quick 1")
-    flags.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
-    flags.add_argument("--temperatures", nargs="+", type=float, default=TEMPERATURES)
-    flags.add_argument("--sessions", nargs="+", type=int, default=CONCURRENCIES)
+    flags.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="of prompts")
     return flags
 
 
-async def _compete(run: Run, arguments: argparse.Namespace, vocabulary: Vocabulary) -> Outcomes:
+async def _compete(
+    arguments: argparse.Namespace, vocabulary: Vocabulary
+) -> tuple[Outcomes, dict[str, System]]:
     rounds = planned_rounds(arguments)
     names = system_names(arguments)
     outcomes = Outcomes(names)
     prompts = Prompts(vocabulary, QUICK_REQUESTS if arguments.quick else MIN_REQUESTS)
     async with contextlib.AsyncExitStack() as stack:
-        setups = tuning.chosen("throughput", arguments.threads)
+        setups = tuning.chosen("throughput", must_be_recorded=not arguments.quick)
         systems = await start_all(stack, vocabulary, names, setups)
-        record_settings(run, systems)
         warm_up = prompts.work(Cell("chat", 0.0, 8))
         for system in systems.values():
             await system.run(warm_up)
@@ -450,7 +444,7 @@ async def _compete(run: Run, arguments: argparse.Namespace, vocabulary: Vocabula
                 measured = await _measure(systems, cell, prompts.work(cell), turn, outcomes)
                 outcomes.by_round[turn, cell] = measured
                 print(f"round {turn + 1} of {len(rounds)}: {cell}", file=sys.stderr)
-    return outcomes
+    return outcomes, systems
 
 
 async def _measure(

@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 from bench.harness import Run, median, parser, start
 from bench.harness.prompts import load_prompts
 from bench.harness.region_client import RegionClient, Reply
-from bench.systems.replica import replica_process
-from outrider.codec.shipped import shipped_table
-from outrider.codec.tokens import TokenCoder
+from bench.harness.replica import SETTINGS, coder_of, replica_process
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.chat import Message
 from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import Vocabulary, load_vocabulary
 from outrider.sampling.params import SamplingParams
 
+THREADS = 1
+"""Of the engine."""
 SYSTEM_TOKENS = 600
 SAMPLING = SamplingParams(max_tokens=6)
 
@@ -68,13 +68,12 @@ def chats(vocabulary: Vocabulary, count: int) -> list[tuple[int, ...]]:
     ]
 
 
-async def measure(vocabulary: Vocabulary, count: int, threads: int) -> Samples:
+async def measure(vocabulary: Vocabulary, count: int) -> Samples:
     """Ask every chat both ways, one at a time; the first one warms up and is left out."""
-    coder = TokenCoder(vocabulary.digest, vocabulary.size, shipped_table(vocabulary.tokens_digest))
     samples = Samples()
     async with (
-        replica_process({"threads": threads}) as (address, *_),
-        RegionClient(coder, address, via_router=False) as client,
+        replica_process({"threads": THREADS}) as service,
+        RegionClient(coder_of(vocabulary), service.address, via_router=False) as client,
     ):
         for turn, prompt in enumerate(chats(vocabulary, count + 1)):
             for salt, replies in ((b"all", samples.shared), (b"%d" % turn, samples.alone)):
@@ -102,14 +101,11 @@ def report(run: Run, samples: Samples) -> None:
 
 
 def main() -> int:
-    flags = parser("prefix", __doc__ or "")
-    flags.add_argument("--threads", type=int, default=1, help="threads of the engine")
-    arguments = flags.parse_args()
-    run = start("prefix", arguments)
+    run = start("prefix", parser("prefix", __doc__ or "").parse_args())
     vocabulary = load_vocabulary(DEFAULT_MODEL, ModelStore(default_root()))
     count = 10 if run.quick else 120
-    run.setting("replica", threads=arguments.threads)
-    samples = asyncio.run(measure(vocabulary, count, arguments.threads))
+    run.setting("replica", threads=THREADS, **SETTINGS)
+    samples = asyncio.run(measure(vocabulary, count))
     report(run, samples)
     run.finish()
     return int(samples.num_equal != len(samples.shared))

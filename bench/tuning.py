@@ -1,8 +1,9 @@
 """How each system is best set up on this machine: tokens that one step computes, and threads.
 
-The best setup depends on the machine, so each system is measured with every chunk of a declared
-list on one thread, and with two threads at the chunk that was fastest. The work is eight running
-chats, and two prompts of about 1,500 tokens that arrive among them. Two choices come of it:
+The best setup depends on the machine, and other benchmarks refuse what was recorded on another one.
+Each system is measured with every chunk of a declared list on one thread, and with two threads at
+the chunk that was fastest; setups take turns. The work is eight running chats, and two prompts of
+about 1,500 tokens that arrive among them. Two choices come of it:
 `throughput`, the setup that finished all soonest, which `bench.inference` uses; and `latency`,
 which `bench.arrivals` uses: of the setups that took at most a tenth longer, the one with the lowest
 p99 of the time between a chat's tokens. Our own replicas size their chunks themselves and are
@@ -12,18 +13,19 @@ one, and its fork too, as do the OpenVINO pipeline with prompt lookup and withou
 
 from __future__ import annotations
 
-import argparse
 import asyncio
+import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from bench.arrivals.requests import RequestFactory
 from bench.harness import Run, median, parser, pooled, quantile, start
+from bench.harness.load import WHOLE_TOKENS, Setup, Work, WorkResult
+from bench.harness.provenance import machine_facts
 from bench.harness.record import load
-from bench.peers import llamacpp
-from bench.systems.base import WHOLE_TOKENS, Setup, Work, WorkResult
-from bench.systems.lineup import (
+from bench.peers.lineup import (
     IK_LLAMACPP,
     LLAMACPP_Q4_0,
     LLAMACPP_Q4_1,
@@ -32,6 +34,8 @@ from bench.systems.lineup import (
     OPENVINO,
     OPENVINO_LOOKUP,
     OURS,
+    needed_by,
+    rotated,
     started,
 )
 from outrider.models.catalog import DEFAULT_MODEL
@@ -46,6 +50,8 @@ DOCUMENTS_S = (0.4, 1.2)
 DOCUMENT_TOKENS = 8
 SLACK = 1.1
 """So many times the least duration may what is best for latency take."""
+_PASSING = ("date", "loop_us", "memory_gib")
+"""Facts of a machine that may change without another setup being the best one."""
 LEADERS = {
     OPENVINO_LOOKUP: OPENVINO,
     LLAMACPP_Q4_1: LLAMACPP_Q4_0,
@@ -74,17 +80,23 @@ def leader(name: str) -> str:
     return LEADERS.get(name, name if name in (OPENVINO, LLAMACPP_Q4_0) else OURS)
 
 
-def chosen(purpose: str, threads: int | None = None) -> dict[str, Setup]:
-    """Every system's setup, as recorded; the least one before anything is recorded. `threads`,
-    if told, is capacity_work's."""
+def chosen(purpose: str, *, must_be_recorded: bool = True) -> dict[str, Setup]:
+    """Every system's setup, as recorded on this machine. Raises RuntimeError where nothing is, or
+    it was another machine; all have the least setup then, unless it `must_be_recorded`."""
     record = load("tuning")
-    figures = record["figures"]["chosen"][purpose] if record else {}
+    figures = record["figures"]["chosen"][purpose] if record and _is_here(record) else {}
     if not figures:
-        print("peers are not tuned: `python -m bench.tuning` does it", file=sys.stderr)
-    setups = {name: Setup(**figures.get(leader(name), {})) for name in NAMES}
-    if threads is None:
-        return setups
-    return {name: Setup(threads, setup.chunk_tokens) for name, setup in setups.items()}
+        why = "peers are not tuned on this machine: `python -m bench.tuning` does it"
+        if must_be_recorded:
+            raise RuntimeError(why)
+        print(why, file=sys.stderr)
+    return {name: Setup(**figures.get(leader(name), {})) for name in NAMES}
+
+
+def _is_here(record: Mapping[str, Any]) -> bool:
+    """Whether it was made on a machine like this one, with the packages that are here."""
+    here, there = json.loads(json.dumps(asdict(machine_facts()))), record["machine"]
+    return all(there.get(name) == here[name] for name in here if name not in _PASSING)
 
 
 def for_throughput(measured: Sequence[Measured]) -> Setup:
@@ -100,48 +112,65 @@ def for_latency(measured: Sequence[Measured]) -> Setup:
 
 
 def main() -> int:
-    flags = parser("systems.tuning", __doc__ or "", core="one round of each setup")
+    flags = parser("tuning", __doc__ or "", core="two rounds of each setup")
     arguments = flags.parse_args()
     run = start("tuning", arguments)
-    rounds = 1 if arguments.quick or arguments.core else 3
-    report(run, asyncio.run(_measure(arguments, rounds)))
+    rounds = 1 if run.quick else 2 if run.core else 3
+    report(run, asyncio.run(_measure(rounds, CHUNKS[2:3] if run.quick else CHUNKS)))
     run.finish()
     return 0
 
 
-async def _measure(arguments: argparse.Namespace, rounds: int) -> dict[str, list[Measured]]:
+async def _measure(rounds: int, chunks: Sequence[int]) -> dict[str, list[Measured]]:
     vocabulary = load_vocabulary(DEFAULT_MODEL, ModelStore(default_root()))
     factory = RequestFactory(vocabulary)
     works = [_work(factory) for _ in range(rounds)]
     warm_up = Work(factory.chats([0.0] * CHATS, 8))
-    chunks = CHUNKS[2:3] if arguments.quick else CHUNKS
-    measured: dict[str, list[Measured]] = {}
+    names = []
     for name in (OURS, OPENVINO, LLAMACPP_Q4_0):
-        if name == LLAMACPP_Q4_0 and not llamacpp.installed():
-            print(f"{name}: not installed; {llamacpp.INSTALL}", file=sys.stderr)
-            continue
-        done = measured.setdefault(name, [])
-        for chunk in chunks if name != OURS else (Setup().chunk_tokens,):
-            done.append(await _one(name, vocabulary, Setup(1, chunk), warm_up, works))
-        fastest = for_throughput(done).chunk_tokens
-        for threads in THREADS[1:]:
-            done.append(await _one(name, vocabulary, Setup(threads, fastest), warm_up, works))
-    return measured
+        if missing := [peer for peer in needed_by(name) if not peer.is_installed()]:
+            print(f"{name}: {missing[0].hint}", file=sys.stderr)
+        else:
+            names.append(name)
+    tried = {
+        name: [Setup(1, chunk) for chunk in (chunks if name != OURS else (Setup().chunk_tokens,))]
+        for name in names
+    }
+    done: dict[str, list[Measured]] = {name: [] for name in names}
+    for _ in range(2):
+        found = await _rounds(vocabulary, tried, warm_up, works)
+        for name, measured in found.items():
+            done[name] += measured
+        # The second time more threads, with the chunk that was the fastest.
+        tried = {
+            name: [Setup(count, for_throughput(measured).chunk_tokens) for count in THREADS[1:]]
+            for name, measured in done.items()
+        }
+    return done
+
+
+async def _rounds(
+    vocabulary: Vocabulary,
+    tried: Mapping[str, Sequence[Setup]],
+    warm_up: Work,
+    works: Sequence[Work],
+) -> dict[str, list[Measured]]:
+    """Every setup in every round, started anew; another one begins each."""
+    found = {(name, setup): Measured(setup, [], []) for name in tried for setup in tried[name]}
+    for turn, work in enumerate(works):
+        for name, setup in rotated(found, turn):
+            async with started(name, vocabulary, setup) as system:
+                await system.run(warm_up)
+                done = await system.run(work)
+            found[name, setup].seconds.append(done.seconds)
+            found[name, setup].gaps_ms.extend(_gaps_ms(done))
+            print(f"{name}: {setup}: {done.seconds:.1f} s", file=sys.stderr)
+    return {name: [found[name, setup] for setup in tried[name]] for name in tried}
 
 
 def _work(factory: RequestFactory) -> Work:
     chats = factory.chats([0.0] * CHATS, CHAT_TOKENS)
     return Work((*chats, *factory.documents(DOCUMENTS_S, DOCUMENT_TOKENS)), ignore_eos=True)
-
-
-async def _one(
-    name: str, vocabulary: Vocabulary, setup: Setup, warm_up: Work, works: Sequence[Work]
-) -> Measured:
-    async with started(name, vocabulary, setup) as system:
-        await system.run(warm_up)
-        done = [await system.run(work) for work in works]
-    print(f"{name}: {setup}: {done[0].seconds:.1f} s", file=sys.stderr)
-    return Measured(setup, [one.seconds for one in done], pooled(map(_gaps_ms, done)))
 
 
 def _gaps_ms(done: WorkResult) -> list[float]:

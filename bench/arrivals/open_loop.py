@@ -7,10 +7,10 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from bench.arrivals.requests import RequestFactory, poisson
-from bench.harness import Cell, Run, quantile
-from bench.systems.base import System, Work, WorkResult
-from bench.systems.lineup import OPENVINO, OURS_DRAFTS, rotated
+from bench.arrivals.requests import RequestFactory
+from bench.harness import Cell, Run, median, quantile
+from bench.harness.load import System, Work, WorkResult, poisson
+from bench.peers.lineup import OPENVINO, OURS_DRAFTS, rotated
 
 MAX_TOKENS = 48
 CAPACITY_SESSIONS = 16
@@ -27,7 +27,7 @@ class Size:
     num_requests: int
     """Of each load in each round."""
     num_capacity: int
-    """Requests to measure the capacity with."""
+    """Requests to measure the capacity with, in each round."""
     shares: tuple[float, ...]
     """Of each system's own capacity."""
 
@@ -36,10 +36,16 @@ class Size:
 class Loads:
     """What was measured. Rates in requests per second."""
 
-    capacity: dict[str, float] = field(default_factory=dict)
+    capacities: dict[str, list[float]] = field(default_factory=dict)
+    """Of each round."""
     rates: dict[tuple[str, str], float] = field(default_factory=dict)
     """By load and system."""
     outcomes: dict[tuple[str, str], list[WorkResult]] = field(default_factory=dict)
+
+    @property
+    def capacity(self) -> dict[str, float]:
+        """The median of rounds."""
+        return {name: median(found) for name, found in self.capacities.items()}
 
     def latency(self, load: str, name: str) -> tuple[list[float], list[float]]:
         """All times to the first token, and all gaps between arrivals, ms."""
@@ -47,26 +53,28 @@ class Loads:
         return [a.ttft_ms for a in answers], [gap for a in answers for gap in a.gaps_ms()]
 
 
-def capacity_work(factory: RequestFactory, count: int) -> Work:
-    """So many chats, always CAPACITY_SESSIONS of them at once: they tell the capacity."""
-    return Work(factory.chats([0.0] * count, MAX_TOKENS), CAPACITY_SESSIONS)
-
-
 async def measure(systems: Mapping[str, System], factory: RequestFactory, size: Size) -> Loads:
-    """All loads, round by round."""
+    """All loads, round by round, after a warm-up; another system begins each time."""
     loads = Loads()
-    full = capacity_work(factory, size.num_capacity)
-    for name, system in systems.items():
-        loads.capacity[name] = (await system.run(full)).requests_per_s
-        print(f"{name}: {loads.capacity[name]:.2f} requests/s", file=sys.stderr)
+    warm_up = Work(factory.chats([0.0] * 8, 8))
+    for system in systems.values():
+        await system.run(warm_up)
     for turn in range(size.rounds):
-        for load, rates in _rates(loads.capacity, size.shares).items():
+        full = Work(factory.chats([0.0] * size.num_capacity, MAX_TOKENS), CAPACITY_SESSIONS)
+        for name in rotated(systems, turn):
+            rate = (await systems[name].run(full)).requests_per_s
+            loads.capacities.setdefault(name, []).append(rate)
+            print(f"{name}: {rate:.2f} requests/s", file=sys.stderr)
+    all_rates = _rates(loads.capacity, size.shares)
+    loads.rates = {
+        (load, name): rate for load, of in all_rates.items() for name, rate in of.items()
+    }
+    for turn in range(size.rounds):
+        for load, rates in all_rates.items():
             texts = factory.texts(size.num_requests)
             for name in rotated(systems, turn):
                 due_s = poisson(size.num_requests, rates[name], seed=turn)
-                work = Work(factory.requests(texts, due_s, MAX_TOKENS))
-                loads.rates[load, name] = rates[name]
-                done = await systems[name].run(work)
+                done = await systems[name].run(Work(factory.requests(texts, due_s, MAX_TOKENS)))
                 loads.outcomes.setdefault((load, name), []).append(done)
             print(f"round {turn + 1} of {size.rounds}: {load}", file=sys.stderr)
     return loads

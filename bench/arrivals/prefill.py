@@ -1,4 +1,5 @@
-"""Running chats while long prompts keep arriving."""
+"""Running chats while long prompts keep arriving. The chats are cut off once all of these have been
+answered: none ends before, and makes room for them."""
 
 from __future__ import annotations
 
@@ -8,14 +9,17 @@ from dataclasses import dataclass, field
 
 from bench.arrivals.requests import RequestFactory
 from bench.harness import TOO_FEW, Cell, Run, pooled, quantile
-from bench.systems.base import Request, System, Work, WorkResult
-from bench.systems.lineup import OURS_DRAFTS, rotated
+from bench.harness.load import Request, System, Work, WorkResult
+from bench.peers.lineup import OURS_DRAFTS, rotated
 
 CHATS = 8
-CHAT_TOKENS = 160
+CHAT_TOKENS = 1000
+"""More than come before they are cut off."""
 DOCUMENT_TOKENS = 8
 ARRIVALS_S = (1.0, 3.0, 5.0)
 """When the documents come: each takes well over a second to read on one core."""
+LEAST_S = 10.0
+"""Of a run, with documents or without."""
 
 
 @dataclass(slots=True)
@@ -56,8 +60,8 @@ async def measure(
 
 
 def _work(requests: tuple[Request, ...]) -> Work:
-    """Chats that do not end by themselves: they have to be running when the documents come."""
-    return Work(requests, ignore_eos=True)
+    """Chats, and the documents that come meanwhile."""
+    return Work(requests, ignore_eos=True, num_background=CHATS, least_s=LEAST_S)
 
 
 def chat_gaps(done: WorkResult, num_documents: int) -> list[float]:

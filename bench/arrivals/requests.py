@@ -1,13 +1,11 @@
-"""Requests of the arrival benchmarks, from prompts not asked before, and when they arrive."""
+"""Requests of the arrival benchmarks, from prompts not asked before."""
 
 from __future__ import annotations
 
-import itertools
-import random
 from collections.abc import Sequence
 
+from bench.harness.load import Request
 from bench.harness.prompts import PromptSupply
-from bench.systems.base import Request
 from outrider.models.chat import Message
 from outrider.models.vocabulary import Vocabulary
 
@@ -39,8 +37,7 @@ class RequestFactory:
         made = []
         for text, due in zip(texts, due_s, strict=True):
             self._num_made += 1
-            seed = self._num_made
-            made.append(Request(self._ids(text), max_tokens, due, seed))
+            made.append(Request(self._ids(text), max_tokens, due, seed=self._num_made))
         return tuple(made)
 
     def documents(self, due_s: Sequence[float], max_tokens: int) -> tuple[Request, ...]:
@@ -57,13 +54,3 @@ class RequestFactory:
     def _ids(self, text: str) -> tuple[int, ...]:
         system = Message("system", f"{self._num_made:05d} is this chat. Be helpful.")
         return tuple(self._vocabulary.encode_chat([system, Message("user", text)]))
-
-
-def poisson(count: int, rate: float, seed: int) -> list[float]:
-    """Seconds at which `count` requests of a Poisson process of `rate` per second arrive.
-
-    The same seed gives the same process on another time scale.
-    """
-    rng = random.Random(seed)
-    gaps = (rng.expovariate(1.0) for _ in range(count))
-    return [at / rate for at in itertools.accumulate(gaps)]

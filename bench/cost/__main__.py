@@ -1,9 +1,10 @@
 """What a committed token costs on its way (see docs/figures.md).
 
 One mesh of an edge, a router and a replica whose engine only waits. For every load clients open so
-many chats, and once all of them decode, the processor time of each process is taken over some
-seconds. Ticks are as long as it takes for nothing to be saturated: the tables say how long. It ends
-within `--minutes`: what did not begin by then is told as not measured.
+many chats, and once all of them decode, the processor time of each process is taken over windows of
+whole engine calls, several of them. Calls are as long as it takes for nothing to be saturated: the
+tables say how long. Routers of others end HTTP themselves: beside them stand our edge and router
+together. It ends within `--minutes`: what did not begin by then is told as not measured.
 """
 
 from __future__ import annotations
@@ -15,21 +16,18 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from bench.cost import processor_time
-from bench.cost.backend import MODEL
-from bench.cost.gateways import GATEWAYS, Gateway, relaying
-from bench.cost.load import Job
-from bench.cost.measuring import Cost, Load, clients, idle, measure
-from bench.cost.mesh import cost_mesh
-from bench.harness import Run, parser, quantile, start
-from bench.harness.processes import read_json, write_json
+from bench.cost.gateways import GATEWAYS, relay_us
+from bench.cost.measuring import NUM_WINDOWS, SETTINGS, Cost, Load, cost_mesh, idle, measure
+from bench.harness import Run, median, parser, quantile, start
 
 CHATS: Final = (1, 16, 64, 256, 1000)
-QUICK_CHATS: Final = (1, 16, 64)
+QUICK_CHATS: Final = (1, 16)
 TICK_MS: Final = 50.0
 """Of an engine call where many chats are carried: 20 tokens a second and chat without drafts."""
 _LEAST_TICK_MS: Final = 10.0
 """Of an engine call elsewhere: a chat alone on a fast GPU."""
+_MAX_COMMITS_PER_S: Final = 800.0
+"""Of all chats together."""
 ROLES: Final = ("client", "edge", "router", "streams", "scheduler")
 AIMS_US: Final = {"edge": 100, "router": 25, "streams": 40}
 """At 64 chats, native, no provisional text."""
@@ -63,10 +61,6 @@ def loads(counts: Sequence[int]) -> list[Load]:
     return made
 
 
-def _native(counts: Sequence[int]) -> list[Load]:
-    return [Load(chats, provisional=shown) for chats in counts for shown in (False, True)]
-
-
 def meshes(chosen: Sequence[Load]) -> list[list[Load]]:
     """Loads by the mesh that they share. Where drafts are right, each has one of its own: a replica
     remembers for hundreds of calls of one size what a row cost, and calls of the fake engine that
@@ -75,14 +69,12 @@ def meshes(chosen: Sequence[Load]) -> list[list[Load]]:
     return [plain] * bool(plain) + [[load] for load in chosen if load.repetition]
 
 
-def tick_ms(chats: int, max_commits_per_s: float) -> float:
-    """100 calls a second, or fewer where so many chats would commit more than that."""
-    return max(_LEAST_TICK_MS, chats / max_commits_per_s * 1e3)
+def tick_ms(chats: int) -> float:
+    """100 calls a second, or fewer where so many chats would commit more than is carried."""
+    return max(_LEAST_TICK_MS, chats / _MAX_COMMITS_PER_S * 1e3)
 
 
-async def beside_the_engine(
-    run: Run, chosen: Sequence[Load], max_commits_per_s: float, seconds: float, until: float
-) -> None:
+async def beside_the_engine(run: Run, chosen: Sequence[Load], seconds: float, until: float) -> None:
     """Our own processes; `until` as time.monotonic()."""
     costs: list[Cost] = []
     without: dict[str, float] = {}
@@ -93,21 +85,23 @@ async def beside_the_engine(
                 try:
                     if time.monotonic() > until:
                         raise RuntimeError(_TIME_IS_UP)
-                    tick = tick_ms(load.chats, max_commits_per_s)
-                    costs.append(await measure(mesh, load, tick, seconds))
+                    costs.append(await measure(mesh, load, tick_ms(load.chats), seconds))
                     print(_progress(costs[-1]), file=sys.stderr, flush=True)
                 except RuntimeError as error:
-                    name = f"{load.chats} chats, {load.label}"
-                    print(f"{name}: {error}", file=sys.stderr)
-                    run.setting("not measured", **{name: str(error)})
+                    _not_measured(run, f"{load.chats} chats, {load.label}", error)
     report(run, costs)
     table = run.table("Cores that a process uses without a chat", "edge", "router", "replica")
     table.add(*(without[role] for role in ("edge", "router", "replica")))
     run.figures["idle_cores"] = {role: round(used, 4) for role, used in without.items()}
 
 
+def _not_measured(run: Run, what: str, error: Exception) -> None:
+    print(f"{what}: {error}", file=sys.stderr)
+    run.setting("not measured", **{what: str(error)})
+
+
 def _progress(cost: Cost) -> str:
-    parts = ", ".join(f"{role} {cost.us_per_token(role):.0f}" for role in ROLES)
+    parts = ", ".join(f"{role} {median(cost.us_per_token(role)):.0f}" for role in ROLES)
     return f"{cost.load.chats} chats, {cost.load.label}: {parts} us; {cost.busy_cores:.2f} cores"
 
 
@@ -115,28 +109,27 @@ def report(run: Run, costs: Sequence[Cost]) -> None:
     """Tables and figures."""
     table = run.table(
         "Processor time of a committed token, us, by process, beside an engine that only waits",
-        *("chats", "protocol", "client", "edge", "router", "replica: streams"),
+        *("chats", "protocol", "client", "edge", "router", "edge + router", "replica: streams"),
         *("replica: scheduler", "tokens/s", "tokens per commit", "tick, ms", "cores busy"),
-    )
-    carried = run.table(
-        "Committed tokens per second that one core of each process would carry",
-        *("chats", "protocol", "client", "edge", "router", "replica: streams and scheduler"),
     )
     by_load: dict[str, dict[str, dict[str, float]]] = {}
     for cost in costs:
-        each = {role: round(cost.us_per_token(role), 1) for role in ROLES}
-        rates = (cost.num_tokens / cost.seconds, cost.num_tokens / max(1, cost.num_events))
         who = (cost.load.chats, cost.load.label)
-        table.add(*who, *each.values(), *rates, cost.tick_ms, cost.busy_cores)
-        replica = each["streams"] + each["scheduler"]
-        carried.add(
-            *who,
-            *(round(cost.tokens_per_core_s(role)) for role in ("client", "edge", "router")),
-            round(1e6 / max(1e-9, replica)),
+        parts = [("client",), ("edge",), ("router",), ("edge", "router")]
+        samples = {roles: cost.us_per_token(*roles) for roles in (*parts, *_REPLICA)}
+        rates = (
+            cost.total("num_tokens") / cost.total("seconds"),
+            cost.total("num_tokens") / max(1, cost.total("num_events")),
         )
+        cells = (table.median(times) for times in samples.values())
+        table.add(*who, *cells, *rates, cost.tick_ms, cost.busy_cores)
+        for roles, times in samples.items():
+            run.samples(f"{who[0]} chats, {who[1]}, {' + '.join(roles)}", times, unit="us")
+        each = {role: round(median(cost.us_per_token(role)), 1) for role in ROLES}
         by_load.setdefault(cost.load.label, {})[str(cost.load.chats)] = each
         if cost.num_failed:
             run.setting("failed", **{f"{cost.load.chats}, {cost.load.label}": cost.error})
+    table.note(f"Medians of {NUM_WINDOWS} windows of whole engine calls.")
     for label, by_chats in by_load.items():
         run.figures[f"us_per_token, {label}"] = by_chats
     plain = by_load.get(Load(1).label, {})
@@ -144,6 +137,44 @@ def report(run: Run, costs: Sequence[Cost]) -> None:
         role: {chats: each[role] for chats, each in plain.items()} for role in ROLES
     }
     run.figures["aims_us_per_token_at_64_chats"] = dict(AIMS_US)
+    beside = run.table(
+        "Processor time to take a token to a client over HTTP, us: other routers relay an event of "
+        "one token as SSE; of ours it is edge and router together",
+        *("chats", "system", "us per token", "tokens/s", "tick, ms"),
+    )
+    for cost in costs:
+        if cost.load.protocol == "http":
+            rate = cost.total("num_tokens") / cost.total("seconds")
+            taken = beside.median(cost.us_per_token("edge", "router"))
+            beside.add(cost.load.chats, "outrider, edge + router", taken, rate, cost.tick_ms)
+
+
+_REPLICA: Final = (("streams",), ("scheduler",))
+
+
+async def others(run: Run, counts: Sequence[int], seconds: float, until: float) -> None:
+    """Routers of others in the same units, and the same table."""
+    (table,) = [it for it in run.tables if it.title.startswith("Processor time to take a token")]
+    figures: dict[str, dict[str, float]] = {}
+    for gateway in GATEWAYS:
+        if not gateway.peer.is_installed():
+            print(f"{gateway.name}: {gateway.peer.hint}", file=sys.stderr)
+            run.setting(gateway.name, took_no_part=gateway.peer.hint)
+            continue
+        run.setting(gateway.name, version=gateway.peer.version, flags="its own defaults")
+        for chats in counts:
+            tick = tick_ms(chats)
+            try:
+                if time.monotonic() > until:
+                    raise RuntimeError(_TIME_IS_UP)
+                taken, rate = await relay_us(gateway, chats, tick, seconds)
+            except (RuntimeError, OSError) as error:
+                _not_measured(run, f"{gateway.name}, {chats} chats", error)
+                continue
+            table.add(chats, gateway.name, table.median(taken), rate, tick)
+            run.samples(f"{gateway.name}, {chats} chats", taken, unit="us")
+            figures.setdefault(gateway.name, {})[str(chats)] = round(median(taken), 1)
+    run.figures["others_us_per_token"] = figures
 
 
 async def many(run: Run, seconds: float) -> None:
@@ -158,12 +189,11 @@ async def many(run: Run, seconds: float) -> None:
         try:
             cost = await measure(mesh, load, TICK_MS, seconds)
         except RuntimeError as error:
-            print(f"{_MANY_CHATS} chats at {TICK_MS:g} ms: {error}", file=sys.stderr)
-            run.setting("not measured", **{f"{_MANY_CHATS} chats at {TICK_MS:g} ms": str(error)})
+            _not_measured(run, f"{_MANY_CHATS} chats at {TICK_MS:g} ms", error)
             return
     gaps = [gap / TICK_MS for gap in cost.gaps_ms]
     shares = [table.quantile(gaps, share) for share in (0.5, 0.95, 0.99)]
-    rate = cost.num_tokens / cost.seconds
+    rate = cost.total("num_tokens") / cost.total("seconds")
     table.add(load.label, len(gaps), *shares, rate, cost.busy_cores, cost.num_failed)
     run.figures["many_chats_itl_p99_over_tick"] = round(quantile(gaps, 0.99), 2)
     run.figures["many_chats_tokens_per_s"] = round(rate)
@@ -171,85 +201,20 @@ async def many(run: Run, seconds: float) -> None:
     run.samples("many chats, ITL over the tick", gaps, unit="ticks")
 
 
-async def others(
-    run: Run, counts: Sequence[int], max_per_s: float, seconds: float, until: float
-) -> None:
-    """Routers of others in the same units."""
-    table = run.table(
-        "Processor time of other routers to relay an event of one token as SSE, us",
-        *("chats", "router", "us per token", "tokens/s per core", "tokens/s", "tick, ms"),
-    )
-    figures: dict[str, dict[str, float]] = {}
-    for gateway in GATEWAYS:
-        if not gateway.is_installed():
-            print(f"{gateway.name}: not installed; {gateway.install}", file=sys.stderr)
-            run.setting(gateway.name, took_no_part=f"not installed; {gateway.install}")
-            continue
-        run.setting(gateway.name, version=gateway.version, flags=gateway.flags)
-        for chats in counts:
-            tick = tick_ms(chats, max_per_s)
-            try:
-                if time.monotonic() > until:
-                    raise RuntimeError(_TIME_IS_UP)
-                us, rate = await relay_us(gateway, chats, tick, seconds)
-            except (RuntimeError, OSError) as error:
-                print(f"{gateway.name}, {chats} chats: {error}", file=sys.stderr)
-                run.setting(gateway.name, **{f"{chats} chats": f"not measured: {error}"})
-                continue
-            table.add(chats, gateway.name, us, round(1e6 / us), rate, tick)
-            figures.setdefault(gateway.name, {})[str(chats)] = round(us, 1)
-    run.figures["others_us_per_token"] = figures
-
-
-async def relay_us(
-    gateway: Gateway, chats: int, tick: float, seconds: float
-) -> tuple[float, float]:
-    """Microseconds per event, and events per second."""
-    async with relaying(gateway, tick) as up:
-        job = Job("http", "127.0.0.1", up.port, chats, 1, False, model=MODEL)
-        async with clients(job) as client:
-            write_json(client, {})
-            await read_json(client)
-            before = processor_time.of_threads(up.pid)
-            await asyncio.sleep(seconds)
-            write_json(client, {})
-            counts = await read_json(client)
-            used = processor_time.between(before, processor_time.of_threads(up.pid))
-    if not counts["events"]:
-        raise RuntimeError(f"no events came: {counts['error']}")
-    return used / 1e3 / counts["events"], counts["events"] / seconds
-
-
 def main() -> int:
     made = parser("cost", __doc__ or "")
     made.formatter_class = argparse.RawDescriptionHelpFormatter
-    made.add_argument(
-        "--commits-per-s", type=float, default=800.0, help="of all chats together, at most"
-    )
-    made.add_argument("--chats", type=int, nargs="+", help="instead of those of a full run")
-    made.add_argument("--minutes", type=float, default=25.0, help="in which all of it has to begin")
-    made.add_argument(
-        "--native", action="store_true", help="the native protocol, 64 chats on a connection, alone"
-    )
-    made.add_argument("--only", choices=("ours", "many", "others"), help="one part of it")
+    made.add_argument("--minutes", type=float, default=35.0, help="in which all of it has to begin")
     arguments = made.parse_args()
     run = start("cost", arguments)
-    counts = arguments.chats or (QUICK_CHATS if run.quick else CHATS)
-    seconds = 4.0 if run.quick else 8.0
+    for role, settings in SETTINGS.items():
+        run.setting(role, **settings)
+    counts, seconds = (QUICK_CHATS, 2.0) if run.quick else (CHATS, 8.0)
     begun, whole_s = time.monotonic(), arguments.minutes * 60
-    chosen = [it for it in loads(counts) if not arguments.native or it in _native(counts)]
-    parts = (arguments.only,) if arguments.only else ("ours", "many", "others")
-    if "ours" in parts:
-        until = begun + whole_s * _OURS_SHARE
-        asyncio.run(beside_the_engine(run, chosen, arguments.commits_per_s, seconds, until))
-    if "others" in parts:
-        until = begun + whole_s * _OTHERS_SHARE
-        asyncio.run(others(run, counts, arguments.commits_per_s, seconds, until))
-    if "many" in parts and not run.quick:
-        if time.monotonic() < begun + whole_s:
-            asyncio.run(many(run, seconds))
-        else:
-            run.setting("not measured", **{f"{_MANY_CHATS} chats at {TICK_MS:g} ms": _TIME_IS_UP})
+    asyncio.run(beside_the_engine(run, loads(counts), seconds, begun + whole_s * _OURS_SHARE))
+    asyncio.run(others(run, counts, seconds, begun + whole_s * _OTHERS_SHARE))
+    if not run.quick and time.monotonic() < begun + whole_s:
+        asyncio.run(many(run, seconds))
     run.finish()
     return 0
 

@@ -8,13 +8,16 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from bench.cost.backend import MODEL
+from bench.cost.load import Job
+from bench.cost.measuring import NUM_WINDOWS, clients, counted
+from bench.harness import processor_time
+from bench.harness.http_client import HttpClient
 from bench.harness.processes import child, read_json
-from bench.http.client import HttpClient
 from bench.peers import smg, vllm_router
+from bench.peers.installing import Peer
 from outrider.children import PipedProcess
 from outrider.testing import free_tcp_port
 
@@ -26,65 +29,64 @@ class Gateway:
     """A router of others."""
 
     name: str
-    version: str
-    server: Path
-    flags: tuple[str, ...]
-    is_installed: Callable[[], bool]
-    install: str
-
-    def command(self, port: int, worker: str) -> tuple[str, ...]:
-        """That serves at `port` and relays to `worker`."""
-        own = ("--host", "127.0.0.1", "--port", str(port), "--worker-urls", worker)
-        quiet = ("--log-level", "error", "--prometheus-port", str(free_tcp_port()))
-        return (str(self.server), *self.flags, *own, *quiet)
+    peer: Peer
+    command: Callable[[int, list[str]], tuple[str, ...]]
 
 
 GATEWAYS: Final = (
-    Gateway(
-        *("SMG", smg.VERSION, smg.SERVER, ("launch",), smg.installed, smg.INSTALL),
-    ),
-    Gateway(
-        *("vllm-router", vllm_router.VERSION, vllm_router.SERVER, ()),
-        *(vllm_router.installed, vllm_router.INSTALL),
-    ),
+    Gateway("SMG", smg.PEER, smg.command),
+    Gateway("vllm-router", vllm_router.PEER, vllm_router.command),
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Relaying:
-    """A gateway that is up."""
-
-    port: int
-    pid: int
+async def relay_us(
+    gateway: Gateway, chats: int, tick_ms: float, seconds: float
+) -> tuple[list[float], float]:
+    """Microseconds per event, window by window, and events per second. Raises RuntimeError."""
+    taken, num_events, begun = [], 0, 0.0
+    async with relaying(gateway, tick_ms) as (port, pid):
+        job = Job("http", "127.0.0.1", port, chats, 1, False, model=MODEL)
+        async with clients(job) as client:
+            await counted(client)
+            begun = time.monotonic()
+            for _ in range(NUM_WINDOWS):
+                before = processor_time.of_threads(pid)
+                await asyncio.sleep(max(1, round(seconds * 1e3 / tick_ms)) * tick_ms / 1e3)
+                used = processor_time.between(before, processor_time.of_threads(pid))
+                counts = await counted(client)
+                if not counts["events"]:
+                    raise RuntimeError(f"no events came: {counts['error']}")
+                taken.append(used / 1e3 / counts["events"])
+                num_events += counts["events"]
+            rate = num_events / (time.monotonic() - begun)
+    return taken, rate
 
 
 @contextlib.asynccontextmanager
-async def relaying(gateway: Gateway, tick_ms: float) -> AsyncIterator[Relaying]:
-    """In front of a backend whose streams have an event per tick. Raises RuntimeError if it does
-    not come to serve."""
+async def relaying(gateway: Gateway, tick_ms: float) -> AsyncIterator[tuple[int, int]]:
+    """Port and process id of a gateway in front of a backend whose streams have an event per tick.
+    Raises RuntimeError if it does not come to serve."""
     backend_port, port = free_tcp_port(), free_tcp_port()
     backend = (sys.executable, "-m", "bench.cost.backend", str(backend_port), str(tick_ms))
     async with child(*backend) as behind:
         await read_json(behind)
-        command = gateway.command(port, f"http://127.0.0.1:{backend_port}")
+        command = gateway.command(port, [f"http://127.0.0.1:{backend_port}"])
         async with child(*command, silent=True) as process:
             await _serving(port, process)
-            yield Relaying(port, process.pid)
+            yield port, process.pid
 
 
 async def _serving(port: int, process: PipedProcess) -> None:
     """Return once it relays a stream."""
-    body = b'{"model": "%s", "messages": [{"role": "user", "content": "a"}], "stream": true}'
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "a"}], "stream": True}
     until = time.monotonic() + _START_S
     while True:
         if process.returncode is not None:
             raise RuntimeError(f"it ended with exit status {process.returncode}")
-        try:
+        with contextlib.suppress(OSError, EOFError, ValueError, TimeoutError):
             async with HttpClient("127.0.0.1", port) as client, asyncio.timeout(5.0):
-                async for line in client.lines(body % MODEL.encode()):
-                    if line.startswith(b"data: {"):
-                        return
-        except (OSError, EOFError, ValueError):
-            if time.monotonic() > until:
-                raise RuntimeError("it relayed nothing within a minute") from None
+                async for _ in client.events(body):
+                    return
+        if time.monotonic() > until:
+            raise RuntimeError("it relayed nothing within a minute")
         await asyncio.sleep(0.25)

@@ -25,7 +25,7 @@ from typing import Any, Final
 
 import uvloop
 
-from bench.http.client import HttpClient
+from bench.harness.http_client import HttpClient
 from outrider.client import Client, Committed, Message, SamplingParams, connect
 from outrider.errors import OutriderError
 
@@ -63,9 +63,6 @@ class Counts:
 
     events: int = 0
     """Commits, or events of an SSE stream that had text."""
-    provisional: int = 0
-    """Provisional texts and retractions."""
-    ended: int = 0
     failed: int = 0
     error: str = ""
     gaps_ms: array[float] = field(default_factory=lambda: array("f"))
@@ -107,7 +104,6 @@ class Load:
                 async for is_commit in events:
                     counts = self._counts
                     if not is_commit:
-                        counts.provisional += 1
                         continue
                     now = time.perf_counter()
                     if is_opening:
@@ -122,7 +118,6 @@ class Load:
                         self._num_steady += 1
                         if self._num_steady >= self._job.chats:
                             self.steady.set()
-                self._counts.ended += 1
             except (OutriderError, OSError, EOFError, ValueError) as error:
                 self._counts.failed += 1
                 self._counts.error = f"{type(error).__name__}: {error}"

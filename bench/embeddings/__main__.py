@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import sys
 import tempfile
@@ -14,10 +15,9 @@ from typing import Final
 
 import numpy as np
 
-from bench.embeddings import fleet, killed, replicas, replies, stages
 from bench.embeddings.load import Measured, System, Vectors, closed_loop
 from bench.embeddings.model import ModelForms, write_forms
-from bench.embeddings.naive import Naive, naive_of
+from bench.embeddings.replicas import compare_engines, kill_replicas
 from bench.embeddings.systems import (
     NAIVE,
     OURS,
@@ -28,8 +28,9 @@ from bench.embeddings.systems import (
     started,
 )
 from bench.embeddings.texts import KINDS, LONG, MIXED, SHORT, TINY, Texts, mean_tokens
-from bench.harness import TOO_FEW, Run, Table, parser, quantile, start
-from bench.systems.replica import EngineTime
+from bench.harness import Run, median, parser, pooled, start
+from bench.harness.replica import EngineTime
+from bench.peers.lineup import record_settings, rotated
 from outrider.cli.local.serving import read_metrics
 from outrider.models.embedding_folder import EmbeddingFolder
 from outrider.telemetry import names
@@ -54,22 +55,22 @@ class Plan:
     """By the kind of text: requests at a time, and inputs of each."""
     kill_s: float
     packed: int
-    sizes: tuple[int, ...]
+    rounds: int
+    """Of every load, another system first in each."""
 
 
 _CORE: Final = {SHORT: ((1, 1), (64, 1), (8, 16)), MIXED: ((64, 1),), LONG: ((16, 1),)}
 PLANS: Final = {
-    "quick": Plan(0.5, {SHORT: ((1, 1), (16, 1)), MIXED: ((16, 1),), LONG: ((4, 1),)}, 5.0, 512,
-                  (1, 10, 100)),
-    "core": Plan(2.0, _CORE, 9.0, _PACKED, fleet.SIZES),
+    "quick": Plan(0.5, {SHORT: ((1, 1), (16, 1)), MIXED: ((16, 1),), LONG: ((4, 1),)}, 5.0, 512, 1),
+    "core": Plan(1.0, _CORE, 9.0, _PACKED, 3),
     "full": Plan(
-        4.0,
+        2.0,
         {
             SHORT: ((1, 1), (16, 1), (64, 1), (256, 1), (1024, 1), (1, 16), (16, 16)),
             MIXED: ((1, 1), (16, 1), (64, 1), (256, 1), (16, 16)),
             LONG: ((1, 1), (16, 1), (64, 1), (4, 16)),
         },
-        *(30.0, _PACKED, fleet.SIZES),
+        *(30.0, _PACKED, 3),
     ),
 }  # fmt: skip
 
@@ -85,8 +86,6 @@ def main() -> int:
         _say("writing the model's forms")
         forms, model = write_forms(Path(home))
         asyncio.run(_measure(run, plan, forms, model, arguments.threads, arguments.peers))
-        naive = naive_of(forms.folder, 1, Path(home) / "naive")
-        _inside(run, plan, model, naive)
     run.finish()
     return int(any(run.figures[name] for name in ("errors", "errors_packed", "lost_inputs")))
 
@@ -102,8 +101,6 @@ async def _measure(
     texts = Texts(model.tokenizer())
     supplies = {kind: texts.make(kind, _NUM_TEXTS) for kind in KINDS}
     async with started(forms, threads, peers, _say) as running:
-        for name, system in running.systems.items():
-            run.setting(name, **system.settings)
         for kind, texts_of in supplies.items():
             run.setting("texts", **{kind: round(mean_tokens(model.tokenizer(), texts_of), 1)})
         _say("warming")
@@ -112,16 +109,16 @@ async def _measure(
         await _agreement(run, running, supplies)
         found = await _all_loads(run, plan, running, supplies)
         _ratios(run, found, running)
+        record_settings(run, running.systems)
     # Others take processor time when they have nothing to do.
     async with started(forms, threads, (), _say) as alone:
         _say("all at once")
         await _packed(run, plan, alone, texts.make(TINY, plan.packed))
     _say("one engine and two")
-    await replicas.measure(run, forms, supplies[SHORT], max(plan.seconds, 2.0))
+    await compare_engines(run, forms, supplies[SHORT], plan.seconds)
     _say("killing replicas")
-    run.figures["lost_inputs"] = await killed.measure(
-        run, texts.make(TINY, _NUM_TEXTS), plan.kill_s
-    )
+    tiny = texts.make(TINY, _NUM_TEXTS)
+    run.figures["lost_inputs"] = await kill_replicas(run, tiny, plan.kill_s)
 
 
 async def _warm(running: Started, supplies: Mapping[str, Sequence[str]]) -> None:
@@ -153,39 +150,51 @@ def _least_cosine(one: Vectors, other: Vectors) -> float:
     return float(((one * other).sum(axis=1) / lengths).min())
 
 
-Loads = dict[tuple[str, str, int, int], Measured]
-"""By system, kind of text, concurrency and inputs."""
+Loads = dict[tuple[str, str, int, int], list[Measured]]
+"""Rounds, by system, kind of text, concurrency and inputs."""
 
 
 async def _all_loads(
     run: Run, plan: Plan, running: Started, supplies: Mapping[str, Sequence[str]]
 ) -> Loads:
+    found: Loads = {}
+    before = _engine(running)
+    chosen = [(kind, *load) for kind, of_kind in plan.loads.items() for load in of_kind]
+    for turn, (kind, concurrency, inputs) in itertools.product(range(plan.rounds), chosen):
+        _say(f"round {turn + 1}: {concurrency} x {inputs} texts of {kind}")
+        for name in rotated(running.systems, turn):
+            if concurrency > MAX_CALLS and name in (REPLICA, REPLICA_BF16):
+                continue  # more than a router has under way at a replica
+            one = await closed_loop(
+                *(running.systems[name], supplies[kind]),
+                concurrency=concurrency,
+                inputs=inputs,
+                seconds=plan.seconds,
+            )
+            found.setdefault((name, kind, concurrency, inputs), []).append(one)
     table = run.table(
         "Texts a second",
         *("texts", "at a time", "texts each", "system", "texts/s"),
         *("n", "p50 ms", "p95 ms", "p99 ms", "errors"),
     )
+    table.note(f"texts/s: of {plan.rounds} rounds. n: requests.")
     for name, why in running.missing.items():
         table.note(f"{name} takes no part: {why}")
-    found: Loads = {}
-    before = _engine(running)
-    for kind, loads in plan.loads.items():
-        for concurrency, inputs in loads:
-            _say(f"{concurrency} x {inputs} texts of {kind}")
-            for name, system in running.systems.items():
-                if concurrency > MAX_CALLS and name in (REPLICA, REPLICA_BF16):
-                    continue  # more than a router has under way at a replica
-                one = await closed_loop(
-                    system, supplies[kind], concurrency=concurrency, inputs=inputs,
-                    seconds=plan.seconds,
-                )  # fmt: skip
-                found[name, kind, concurrency, inputs] = one
-                _row(table, name, kind, concurrency, inputs, one)
-                run.samples(
-                    f"ms, {name}, {kind}, {concurrency} of {inputs}", one.latencies_ms, unit="ms"
-                )
+    for (name, kind, concurrency, inputs), rounds in sorted(
+        found.items(), key=lambda it: chosen.index(it[0][1:])
+    ):
+        times = pooled([one.latencies_ms for one in rounds])
+        tail = (table.quantile(times, share) for share in (0.95, 0.99))
+        shown = (len(times), table.median(times), *tail)
+        rates = table.median([one.texts_per_s for one in rounds])
+        num_errors = sum(one.num_errors for one in rounds)
+        table.add(kind, concurrency, inputs, name, rates, *shown, num_errors)
+        run.samples(f"ms, {name}, {kind}, {concurrency} of {inputs}", times, unit="ms")
     run.figures["errors"] = sum(
-        one.num_errors for (name, *_), one in found.items() if name in (OURS, REPLICA, REPLICA_BF16)
+        one.num_errors
+        for (name, *_), rounds in found.items()
+        if name in (OURS, REPLICA, REPLICA_BF16)
+        for one in rounds
     )
     await _busy(run, running, supplies, max(plan.seconds, 2.0))
     after = _engine(running)
@@ -221,19 +230,13 @@ async def _busy(
     table.note("64 requests of a text of 50 tokens at a time.")
 
 
-def _row(table: Table, name: str, kind: str, concurrency: int, inputs: int, one: Measured) -> None:
-    times = one.latencies_ms
-    p50 = round(quantile(times, 0.5), 1) if times else TOO_FEW
-    tail = (table.quantile(times, share) for share in (0.95, 0.99))
-    shown = (len(times), p50, *tail, one.num_errors)
-    table.add(kind, concurrency, inputs, name, round(one.texts_per_s, 1), *shown)
-
-
 def _ratios(run: Run, found: Loads, running: Started) -> None:
-    """Of the best that each does with a kind of text."""
+    """Of the best that each does with a kind of text: the load whose rounds have the highest
+    median."""
     best: dict[tuple[str, str], float] = {}
-    for (name, kind, _, _), one in found.items():
-        best[name, kind] = max(best.get((name, kind), 0.0), one.texts_per_s)
+    for (name, kind, _, _), rounds in found.items():
+        rate = median([one.texts_per_s for one in rounds])
+        best[name, kind] = max(best.get((name, kind), 0.0), rate)
     table = run.table(
         "The most texts a second, ours over others'",
         "texts",
@@ -271,26 +274,11 @@ async def _packed(run: Run, plan: Plan, running: Started, texts: Sequence[str]) 
         *("answered", "errors", "texts/s", "p50 ms", "p99 ms"),
     )
     times = one.latencies_ms
-    table.add(
-        *(one.num_texts, one.num_errors, round(one.texts_per_s, 1)),
-        *(table.quantile(times, share) for share in (0.5, 0.99)),
-    )
+    quantiles = (table.median(times), table.quantile(times, 0.99))
+    table.add(one.num_texts, one.num_errors, one.texts_per_s, *quantiles)
     for error, count in one.errors.most_common(3):
         table.note(f"{count} requests: {error}")
     run.figures["errors_packed"] = one.num_errors
-
-
-def _inside(run: Run, plan: Plan, model: EmbeddingFolder, naive: Naive) -> None:
-    """What is measured in this process."""
-    _say("stages, replies, fleets")
-    texts = Texts(model.tokenizer()).make(SHORT, 64, seed=1)
-    stages.measure(run, model, naive, texts)
-    ids, mask = naive.padded(naive.tokenized(texts[:16]))
-    vectors = naive.computed(ids, mask, [ids.shape[1]] * len(ids))
-    replies.measure(run, vectors)
-    engine_us = run.figures["stage_us_engine"]
-    assert isinstance(engine_us, list) and isinstance(engine_us[1], float)
-    fleet.measure(run, engine_us[1] / 1e3 / 50, plan.sizes)
 
 
 def _say(what: str) -> None:

@@ -1,112 +1,183 @@
-"""Replicas of ours beside the mesh: in bf16, and with one engine or two of one thread each."""
+"""Replicas of ours beside the mesh: in bf16, with one engine or two, and killed under load."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
-import tempfile
-from collections.abc import AsyncIterator, Sequence
-from pathlib import Path
+import itertools
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Final
 
-import grpc.aio
 import numpy as np
 
 from bench.embeddings.load import Measured, Vectors, closed_loop
 from bench.embeddings.model import NAME, ModelForms
-from bench.harness import Run
-from bench.harness.processes import child
-from outrider.cli.local.mesh import ProcessSpec, to_toml
+from bench.harness import Run, median
+from bench.harness.mesh import Service, mesh, replica_rows
+from bench.peers.lineup import rotated
 from outrider.codec.vectors import VectorFormat, unpacked
-from outrider.process import read_ports
 from outrider.rpc import make_channel
-from outrider.testing import free_tcp_port
 from outrider.v1 import embedding_pb2, embedding_pb2_grpc
 from outrider.wire import error_from_proto
 
-_START_S: Final = 120.0
 _CONCURRENCY: Final = 64
+_ROUNDS: Final = 3
+_NUM_REPLICAS: Final = 3
+_PERIOD_S: Final = 2.0
+_KILLED_CONCURRENCY: Final = 32
+_KILLED_INPUTS: Final = 16
 
 
-class ReplicaSystem:
-    """One replica of ours, asked as a router asks it."""
+class GrpcSystem:
+    """A replica of ours, asked as a router asks it, or a router, asked as an edge asks it."""
 
-    def __init__(self, channel: grpc.aio.Channel, settings: dict[str, Any]) -> None:
+    def __init__(self, embed: Any, settings: Mapping[str, Any]) -> None:
         self.settings = settings
-        self._stub: embedding_pb2_grpc.EmbeddingServiceAsyncStub
-        self._stub = embedding_pb2_grpc.EmbeddingServiceStub(channel)
+        self._embed = embed
 
     async def embed(self, texts: Sequence[str]) -> Vectors:
-        """Raises OutriderError, grpc.aio.AioRpcError."""
-        return await embedded(self._stub.Embed(), texts)
-
-
-async def embedded(call: Any, texts: Sequence[str]) -> Vectors:
-    """What a call to a replica or a router answers. Raises OutriderError, and AssertionError where
-    an input has two answers or none."""
-    inputs = [embedding_pb2.EmbedInput(id=n, text=text) for n, text in enumerate(texts)]
-    await call.write(embedding_pb2.EmbedRequest(open=embedding_pb2.OpenEmbed()))
-    await call.write(embedding_pb2.EmbedRequest(inputs=embedding_pb2.EmbedInputs(inputs=inputs)))
-    await call.done_writing()
-    rows: dict[int, Vectors] = {}
-    async for answer in call:
-        kind = answer.WhichOneof("kind")
-        if kind == "vectors":
-            told = answer.vectors
-            found = unpacked(told.data, told.scales, told.dimensions, VectorFormat(told.format))
-            for number, row in zip(told.ids, found, strict=True):
-                assert number not in rows, f"input {number} is answered twice"
-                rows[number] = row
-        elif kind == "failed":
-            raise error_from_proto(answer.failed.error)
-        elif kind == "error":
-            raise error_from_proto(answer.error)
-        else:
-            break
-    assert len(rows) == len(texts), f"{len(texts) - len(rows)} inputs have no answer"
-    return np.stack([rows[number] for number in range(len(texts))])
+        """Raises OutriderError, grpc.aio.AioRpcError, and AssertionError where an input has two
+        answers or none."""
+        call = self._embed()
+        inputs = [embedding_pb2.EmbedInput(id=n, text=text) for n, text in enumerate(texts)]
+        await call.write(embedding_pb2.EmbedRequest(open=embedding_pb2.OpenEmbed()))
+        whole = embedding_pb2.EmbedInputs(inputs=inputs)
+        await call.write(embedding_pb2.EmbedRequest(inputs=whole))
+        await call.done_writing()
+        rows: dict[int, Vectors] = {}
+        async for answer in call:
+            kind = answer.WhichOneof("kind")
+            if kind == "vectors":
+                told = answer.vectors
+                found = unpacked(told.data, told.scales, told.dimensions, VectorFormat(told.format))
+                for number, row in zip(told.ids, found, strict=True):
+                    assert number not in rows, f"input {number} is answered twice"
+                    rows[number] = row
+            elif kind == "failed":
+                raise error_from_proto(answer.failed.error)
+            elif kind == "error":
+                raise error_from_proto(answer.error)
+            else:
+                break
+        assert len(rows) == len(texts), f"{len(texts) - len(rows)} inputs have no answer"
+        return np.stack([rows[number] for number in range(len(texts))])
 
 
 @contextlib.asynccontextmanager
-async def replica(forms: ModelForms, **values: Any) -> AsyncIterator[ReplicaSystem]:
+async def replica_system(address: str, settings: Mapping[str, Any]) -> AsyncIterator[GrpcSystem]:
+    """The replica at this address."""
+    async with make_channel(address) as channel:
+        stub: embedding_pb2_grpc.EmbeddingServiceAsyncStub
+        stub = embedding_pb2_grpc.EmbeddingServiceStub(channel)
+        yield GrpcSystem(stub.Embed, settings)
+
+
+@contextlib.asynccontextmanager
+async def replica(forms: ModelForms, **values: Any) -> AsyncIterator[GrpcSystem]:
     """One of its own with these settings of `[inference]`. Raises RuntimeError if it does not
-    start, TimeoutError."""
-    port = free_tcp_port()
-    given = {"host": "127.0.0.1", "port": port, "replica": "one", "region": "here", "model": NAME}
-    spec = ProcessSpec("replica", "inference", {**given, "drain_s": 0.0, **values})
+    start."""
     # The catalogue's has 256 tokens.
     models = {NAME: {"source": f"dir:{forms.folder}", "embeds": True}}
-    with tempfile.TemporaryDirectory() as home:
-        config, ready = Path(home) / "replica.toml", Path(home) / "ready.json"
-        config.write_text(to_toml(spec, models), encoding="utf-8")
-        command = (sys.executable, "-m", "outrider.cli.main", "serve", "inference")
-        files = ("--config", str(config), "--ready-file", str(ready))
-        async with child(*command, *files, silent=True) as process:
-            async with asyncio.timeout(_START_S):
-                while read_ports(ready) is None:
-                    if process.returncode is not None:
-                        raise RuntimeError(f"it ended with status {process.returncode}")
-                    await asyncio.sleep(0.05)
-            async with make_channel(f"127.0.0.1:{port}") as channel:
-                yield ReplicaSystem(channel, values)
+    async with mesh("embeddings") as made:
+        own = {"replica": "one", "model": NAME, **values}
+        service = made.service("replica", "inference", own, region="here", models=models)
+        await made.start(service)
+        async with replica_system(service.address, values) as system:
+            yield system
 
 
-async def measure(run: Run, forms: ModelForms, texts: Sequence[str], seconds: float) -> None:
-    """Adds the table of one engine and two, of one thread each."""
-    found: dict[int, Measured] = {}
-    for count in (1, 2):
-        async with replica(forms, threads=count) as system:
+async def compare_engines(
+    run: Run, forms: ModelForms, texts: Sequence[str], seconds: float
+) -> None:
+    """Adds the table of one engine and two, of one thread each; they take turns."""
+    found: dict[int, list[Measured]] = {1: [], 2: []}
+    async with replica(forms, threads=1) as one, replica(forms, threads=2) as two:
+        systems = {1: one, 2: two}
+        for system in systems.values():
             await system.embed(texts[:8])
-            found[count] = await closed_loop(
-                system, texts, concurrency=_CONCURRENCY, inputs=1, seconds=seconds
-            )
+        for turn in range(_ROUNDS):
+            for count in rotated(systems, turn):
+                done = await closed_loop(
+                    systems[count], texts, concurrency=_CONCURRENCY, inputs=1, seconds=seconds
+                )
+                found[count].append(done)
     table = run.table(
         "Engines of one thread each, in one replica",
-        *("engines", "texts/s", "over one", "errors"),
+        *("engines", "n", "texts/s", "over one", "errors"),
     )
-    for count, one in found.items():
-        ratio = one.texts_per_s / found[1].texts_per_s
-        table.add(count, round(one.texts_per_s, 1), f"{ratio:.2f}", one.num_errors)
-    table.note(f"{_CONCURRENCY} requests of a text of 50 tokens at a time.")
-    run.figures["engines_2_over_1"] = round(found[2].texts_per_s / found[1].texts_per_s, 3)
+    for count, rounds in found.items():
+        rates = [one.texts_per_s for one in rounds]
+        ratios = [a.texts_per_s / b.texts_per_s for a, b in zip(rounds, found[1], strict=True)]
+        num_errors = sum(one.num_errors for one in rounds)
+        table.add(count, len(rounds), table.median(rates), table.median(ratios), num_errors)
+    table.note(f"{_CONCURRENCY} requests of a text of 50 tokens at a time. n: rounds.")
+    run.figures["engines_2_over_1"] = round(median(ratios), 3)
+
+
+async def kill_replicas(run: Run, texts: Sequence[str], seconds: float) -> int:
+    """Replicas that are killed, one every two seconds, under load: each input is answered once.
+    Adds the table; how many inputs had no answer, or two."""
+    async with mesh("embeddings") as made:
+        names = [f"here-{number}" for number in range(_NUM_REPLICAS)]
+        replicas = [
+            made.service(
+                name, "inference", {"replica": name, "model": NAME, "threads": 1}, region="here"
+            )
+            for name in names
+        ]
+        values = {"replicas": replica_rows(replicas), "max_backoff_s": 0.5}
+        endless = {**values, "quarantine": {"max_failures": 1_000_000}}
+        router = made.service("router", "router", endless, region="here")
+        await made.start(*replicas, router)
+        async with make_channel(router.address) as channel:
+            stub: embedding_pb2_grpc.EmbeddingRouterServiceAsyncStub
+            stub = embedding_pb2_grpc.EmbeddingRouterServiceStub(channel)
+            system = GrpcSystem(stub.Embed, {})
+            await _until_answered(system)
+            kills = asyncio.create_task(_killing(replicas))
+            found = await closed_loop(
+                *(system, texts),
+                concurrency=_KILLED_CONCURRENCY,
+                inputs=_KILLED_INPUTS,
+                seconds=seconds,
+            )
+            kills.cancel()
+            await asyncio.gather(kills, return_exceptions=True)
+    _report_kills(run, found, sum(it.num_kills for it in replicas))
+    return found.num_errors * _KILLED_INPUTS
+
+
+async def _until_answered(system: GrpcSystem) -> None:
+    async with asyncio.timeout(60):
+        while True:
+            with contextlib.suppress(Exception):
+                await system.embed(["a"])
+                return
+            await asyncio.sleep(0.1)
+
+
+async def _killing(replicas: Sequence[Service]) -> None:
+    """Never the last one that serves."""
+    for victim in itertools.cycle(replicas):
+        await asyncio.sleep(_PERIOD_S)
+        for other in replicas:
+            if other is not victim:
+                await other.ready()
+        victim.kill()
+        victim.spawn()
+
+
+def _report_kills(run: Run, found: Measured, num_kills: int) -> None:
+    table = run.table(
+        f"A replica of {_NUM_REPLICAS} is killed every {_PERIOD_S:.0f} s (SIGKILL)",
+        *("killed", "inputs answered once", "lost or answered twice", "n", "p50 ms", "p99 ms"),
+    )
+    times = found.latencies_ms
+    lost = found.num_errors * _KILLED_INPUTS
+    quantiles = (table.median(times), table.quantile(times, 0.99))
+    table.add(num_kills, found.num_texts, lost, len(times), *quantiles)
+    table.note(f"{_KILLED_CONCURRENCY} requests of {_KILLED_INPUTS} texts of 8 tokens at a time.")
+    for error, count in found.errors.most_common(3):
+        table.note(f"{count} requests: {error}")
+    run.figures["replicas_killed"] = num_kills
+    run.figures["inputs_under_kills"] = found.num_texts

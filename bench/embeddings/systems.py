@@ -6,8 +6,9 @@ import asyncio
 import base64
 import contextlib
 import itertools
+import json
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,18 +18,17 @@ from typing import Any, Final
 import grpc.aio
 import numpy as np
 
-from bench.embeddings.http_system import HttpSystem
 from bench.embeddings.load import System, Vectors
 from bench.embeddings.model import MAX_TOKENS, NAME, ModelForms
 from bench.embeddings.naive import METHOD, Texts, vectors_of
-from bench.embeddings.replicas import ReplicaSystem, replica
+from bench.embeddings.replicas import replica, replica_system
+from bench.harness.http_client import HttpClient, until_serving
 from bench.harness.local_mesh import LocalMesh, local_mesh
 from bench.harness.processes import child, read_json, write_json
 from bench.judges.environments import environment, version_of
 from bench.peers import llamacpp
 from outrider.children import PipedProcess
 from outrider.cli.local import development_key
-from outrider.rpc import make_channel
 from outrider.testing import free_tcp_port
 
 OURS: Final = "outrider, a mesh over HTTP"
@@ -66,6 +66,36 @@ class Started:
     mesh: LocalMesh
     num_engines: int
     """Of our replica."""
+
+
+class HttpSystem:
+    """A server of OpenAI's `/v1/embeddings`, ours among them, asked over connections that are kept.
+    Vectors are asked for in base64, as OpenAI's own client does. Use as an async context
+    manager."""
+
+    def __init__(
+        self, port: int, path: str, model: str, settings: Mapping[str, Any], *, key: str = ""
+    ) -> None:
+        self.settings = settings
+        self._where = (port, key, path)
+        self._model = model
+        self._idle: list[HttpClient] = []
+
+    async def __aenter__(self) -> HttpSystem:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for client in self._idle:
+            client.close()
+
+    async def embed(self, texts: Sequence[str]) -> Vectors:
+        """Raises ValueError for an answer that is none, OSError."""
+        body = {"model": self._model, "input": list(texts), "encoding_format": "base64"}
+        client = self._idle.pop() if self._idle else HttpClient("127.0.0.1", *self._where)
+        answer = await client.whole(json.dumps(body).encode())
+        self._idle.append(client)
+        rows = sorted(json.loads(answer)["data"], key=lambda row: int(row["index"]))
+        return np.stack([np.frombuffer(base64.b64decode(row["embedding"]), "<f4") for row in rows])
 
 
 class Gathered:
@@ -135,14 +165,14 @@ async def started(
                 settings=MESH_SETTINGS,
             )
         )
-        ours = {"threads": threads}
+        ours = {"threads": threads, "settings": ", ".join(MESH_SETTINGS)}
         port = mesh.state.service("edge")["http_port"]
         key = development_key.read(mesh.state_dir)
         door = HttpSystem(port, "/v1/embeddings", forms.folder.name, ours, key=key)
-        stack.push_async_callback(door.close)
-        (replica,) = mesh.services("inference")
-        channel = await stack.enter_async_context(make_channel(f"127.0.0.1:{replica['port']}"))
-        systems |= {OURS: door, REPLICA: ReplicaSystem(channel, ours)}
+        systems[OURS] = await stack.enter_async_context(door)
+        (row,) = mesh.services("inference")
+        opened = replica_system(f"127.0.0.1:{row['port']}", ours)
+        systems[REPLICA] = await stack.enter_async_context(opened)
         systems[NAIVE] = await stack.enter_async_context(_naive(forms, threads))
         starts: dict[str, Callable[[ModelForms, int], AbstractAsyncContextManager[System]]] = {
             SENTENCE_TRANSFORMERS: _sentence_transformers,
@@ -207,7 +237,23 @@ async def _openvino(forms: ModelForms, threads: int) -> AsyncIterator[System]:
 
 @contextlib.asynccontextmanager
 async def _infinity(forms: ModelForms, threads: int) -> AsyncIterator[System]:
+    """With its own defaults; where it does not come up with them, without what compiles."""
     programs = await asyncio.to_thread(environment, "infinity", *_INFINITY_PACKAGES)
+    async with contextlib.AsyncExitStack() as stack:
+        for more in ((), ("--no-bettertransformer", "--no-compile")):
+            opened = _infinity_with(programs, forms, threads, *more)
+            with contextlib.suppress(RuntimeError):
+                system = await stack.enter_async_context(opened)
+                break
+        else:
+            raise RuntimeError("it does not start, with its defaults or without what compiles")
+        yield system
+
+
+@contextlib.asynccontextmanager
+async def _infinity_with(
+    programs: Path, forms: ModelForms, threads: int, *more: str
+) -> AsyncIterator[System]:
     port = free_tcp_port()
     flags = {
         "--model-id": str(forms.folder),
@@ -218,60 +264,33 @@ async def _infinity(forms: ModelForms, threads: int) -> AsyncIterator[System]:
         "--port": str(port),
         "--host": "127.0.0.1",
     }
-    command = (str(programs / "infinity_emb"), "v2", *itertools.chain(*flags.items()))
+    command = (str(programs / "infinity_emb"), "v2", *itertools.chain(*flags.items()), *more)
     environ = {"OMP_NUM_THREADS": str(threads), "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
     settings = {"version": version_of(programs, "infinity-emb"), "engine": "torch"}
-    settings |= {"dtype": "float32", "threads": str(threads)}
-    more = ("--no-model-warmup", "--no-bettertransformer", "--no-compile")
-    async with child(*command, *more, silent=True, environ=environ) as process:
-        await _serving(process, port, "/health")
-        system = HttpSystem(port, "/embeddings", NAME, settings)
-        try:
+    settings |= {"dtype": "float32", "threads": str(threads), "flags": " ".join(more) or "none"}
+    async with child(*command, silent=True, environ=environ) as process:
+        await until_serving(process, port)
+        async with HttpSystem(port, "/embeddings", NAME, settings) as system:
             yield system
-        finally:
-            await system.close()
 
 
 @contextlib.asynccontextmanager
 async def _llamacpp(forms: ModelForms, threads: int) -> AsyncIterator[System]:
     if not llamacpp.SERVER.is_file():
-        raise RuntimeError(f"not installed; {llamacpp.INSTALL}")
-    port = free_tcp_port()
+        raise RuntimeError(llamacpp.PEER.hint)
     flags = {
         "--model": str(forms.gguf_file),
-        "--port": str(port),
-        "--threads": str(threads),
-        "--threads-batch": str(threads),
+        "--threads": threads,
+        "--threads-batch": threads,
         "--pooling": "mean",
-        "--batch-size": str(_SLOTS * MAX_TOKENS),
-        "--ubatch-size": str(_SLOTS * MAX_TOKENS),
-        "--ctx-size": str(_SLOTS * MAX_TOKENS),
-        "--parallel": str(_SLOTS),
-        "--cache-ram": "0",
+        "--batch-size": _SLOTS * MAX_TOKENS,
+        "--ubatch-size": _SLOTS * MAX_TOKENS,
+        "--ctx-size": _SLOTS * MAX_TOKENS,
+        "--parallel": _SLOTS,
+        "--cache-ram": 0,
     }
-    words = itertools.chain(*flags.items())
-    async with child(str(llamacpp.SERVER), "--embeddings", *words, silent=True) as process:
-        await _serving(process, port, "/health")
+    async with llamacpp.serving(flags, "--embeddings") as port:
         told = {name.strip("-"): value for name, value in flags.items() if "model" not in name}
         told = {**told, "version": llamacpp.VERSION, "weights": "F32"}
-        system = HttpSystem(port, "/v1/embeddings", NAME, told)
-        try:
+        async with HttpSystem(port, "/v1/embeddings", NAME, told) as system:
             yield system
-        finally:
-            await system.close()
-
-
-async def _serving(process: PipedProcess, port: int, path: str) -> None:
-    """Raises RuntimeError if it ends, TimeoutError."""
-    asked = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n".encode()
-    async with asyncio.timeout(_START_S):
-        while process.returncode is None:
-            with contextlib.suppress(OSError):
-                reader, writer = await asyncio.open_connection("127.0.0.1", port)
-                writer.write(asked)
-                told = await reader.readline()
-                writer.close()
-                if b" 200 " in told:
-                    return
-            await asyncio.sleep(0.1)
-    raise RuntimeError(f"it ended with status {process.returncode}")

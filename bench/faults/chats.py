@@ -8,7 +8,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from bench.faults.fleet import HOST, Fleet
+from bench.faults.fleet import Fleet
+from bench.harness.mesh import HOST
 from outrider.client import Client, Committed, ReconnectPolicy, connect
 from outrider.engines.factory import create_engine
 from outrider.errors import OutriderError

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from bench.faults.chats import REPLICA_KILL, ChatLoad, RunningChat
-from bench.faults.fleet import Fleet, Service, is_far
+from bench.faults.fleet import Fleet, is_far
+from bench.harness.mesh import Service
 
 _SETTLE_LIMIT_S = 60.0
 _POLL_S = 0.02

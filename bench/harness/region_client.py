@@ -135,9 +135,11 @@ class RegionClient:
         deadline_ms: int = 0,
         kv_holder: inference_pb2.KvHolder | None = None,
         resume: Sequence[int] = (),
+        reply: Reply | None = None,
     ) -> Reply:
         """Run one session to its end, which a deadline may bring about; cancelled, it cancels the
-        session. Its reply goes on behind the tokens of `resume`. Raises what the region answers as
+        session. Its reply goes on behind the tokens of `resume`, and is filled as it comes: who
+        gives one has what came of a session that was cancelled. Raises what the region answers as
         a typed error."""
         opening = opening_frame(self._coder, prompt, sampling, digest)
         opening.speculation = speculation
@@ -149,7 +151,7 @@ class RegionClient:
             opening.kv_holder.CopyFrom(kv_holder)
         if resume:
             opening.resume.CopyFrom(token_block_to_proto(self._coder.encode(resume)))
-        state = _Session(self._coder, drafter)
+        state = _Session(self._coder, drafter, Reply() if reply is None else reply)
         state.reply.ids.extend(resume)
         async with self.open(opening) as talk:
             state.reply.opened_at = talk.opened_at
@@ -223,8 +225,8 @@ def opening_frame(
 class _Session:
     """The edge's side of one session: the reply so far and the drafts it sent."""
 
-    def __init__(self, coder: TokenCoder, drafter: Drafter | None) -> None:
-        self.reply = Reply()
+    def __init__(self, coder: TokenCoder, drafter: Drafter | None, reply: Reply) -> None:
+        self.reply = reply
         self._coder = coder
         self._drafter = drafter
         self._epoch = 0

@@ -3,49 +3,20 @@ during, after the other systems that are missing have been installed."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 from bench.harness.benches import Bench
 from bench.harness.provenance import ROOT
 from bench.harness.record import RESULTS, changes, load
-from bench.peers import dynamo, ik_llamacpp, llamacpp, smg, vllm_router
+from bench.peers.installing import Peer
+from bench.peers.lineup import PEERS
 
 _TELL_EVERY_S = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """One peer that is not installed with Outrider itself."""
-
-    name: str
-    minutes: float
-    """What installing it took on two cores."""
-    installed: Callable[[], bool]
-    install: Callable[[], None]
-
-
-PEERS = {
-    peer.name: peer
-    for peer in (
-        Peer(
-            "llamacpp", 20.0, llamacpp.installed,
-            partial(llamacpp.install, len(os.sched_getaffinity(0))),
-        ),
-        Peer("ik_llamacpp", 1.0, ik_llamacpp.installed, ik_llamacpp.install),
-        Peer("smg", 1.0, smg.installed, smg.install),
-        Peer("vllm_router", 1.0, vllm_router.installed, vllm_router.install),
-        Peer("dynamo", 3.0, dynamo.installed, dynamo.install),
-    )
-}  # fmt: skip
-"""By the names that `bench.harness.benches` has for them. The OpenVINO pipeline comes with
-Outrider's own engine."""
 
 
 def install(names: Iterable[str], peers: dict[str, Peer] = PEERS) -> list[str]:
@@ -53,7 +24,7 @@ def install(names: Iterable[str], peers: dict[str, Peer] = PEERS) -> list[str]:
     failed = []
     for name in names:
         peer = peers[name]
-        if peer.installed():
+        if peer.is_installed():
             continue
         print(f"installing {name}: about {peer.minutes:.0f} min", file=sys.stderr, flush=True)
         began_at = time.monotonic()

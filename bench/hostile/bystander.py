@@ -10,8 +10,9 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
+from bench.harness.http_client import HttpClient
+from bench.harness.load import Answer
 from bench.hostile.target import Target, certificate_of
-from bench.http.client import HttpClient
 from outrider.client import Client, Committed, connect
 from outrider.errors import OutriderError, UnavailableError
 from outrider.models.chat import Message
@@ -148,16 +149,14 @@ class HttpBystander(Bystander):
             "messages": [{"role": "user", "content": PROMPT}],
             **{"max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True, "stream": True},
         }
-        try:
-            async with HttpClient(*self._address) as client:
-                done = await client.chat(asked)
-        except OSError as error:
-            raise UnavailableError(f"no connection over HTTP: {error}") from error
+        done = Answer(began_at=time.perf_counter())
+        async with HttpClient(*self._address) as client:
+            text = await client.chat(asked, done)
         if done.error:
             raise UnavailableError(f"a stream over HTTP: {done.error}")
         waits.ttft_ms.append(done.ttft_ms)
-        waits.itl_ms += [gap for gap in done.gaps_ms if gap > _TOGETHER_MS]
-        return done.text
+        waits.itl_ms += [gap for gap in done.gaps_ms() if gap > _TOGETHER_MS]
+        return text
 
 
 @contextlib.asynccontextmanager

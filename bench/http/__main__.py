@@ -1,9 +1,9 @@
-"""The HTTP door measured: what it adds to the time to the first token over our own protocol, and
-1, 8 and 32 streams at once beside llama.cpp's server on the same model and cores, in one run.
+"""1, 8 and 32 streams at once over HTTP, beside llama.cpp's server on the same model and cores, in
+one run. What HTTP adds to the first token's time is in `bench.overhead`.
 
-The streams are asked for by a client of ours, which sees every token's time, and by k6 and aiperf,
-which are nobody's here (aiperf in full runs alone, or with `--aiperf`). llama.cpp takes part where
-it is installed (`bench.peers.llamacpp`): the same GGUF, and its fastest quantisation.
+The streams are asked for by a client of ours, which sees every token's time, and by aiperf, which
+is nobody's here (in full runs alone, or with `--aiperf`). llama.cpp takes part where it is
+installed: the same GGUF, and its fastest quantisation.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from bench import tuning
 from bench.harness import Run, parser, start
 from bench.harness.local_mesh import LocalMesh, local_mesh
 from bench.harness.prompts import PromptSupply
-from bench.http import added, aiperf, k6, load
+from bench.http import aiperf, load
 from bench.http.load import CONCURRENCIES, Server
 from bench.peers import llamacpp
-from bench.systems.lineup import LLAMACPP_Q4_0, LLAMACPP_Q4_1
-from bench.systems.llamacpp import LlamaServer, llama_server
+from bench.peers.lineup import LLAMACPP_Q4_0, LLAMACPP_Q4_1, record_settings
+from bench.peers.llamacpp import LlamaServer, llama_server
 from outrider.cli.local import development_key
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.store import ModelStore, default_root
@@ -48,23 +48,20 @@ def ours(mesh: LocalMesh) -> list[Server]:
 
 async def peers(stack: contextlib.AsyncExitStack, run: Run) -> list[Server]:
     """llama.cpp's servers, up until the stack closes."""
-    if not llamacpp.installed():
-        print(f"llama.cpp: not installed; {llamacpp.INSTALL}", file=sys.stderr)
+    if not llamacpp.PEER.is_installed():
+        print(f"llama.cpp: {llamacpp.PEER.hint}", file=sys.stderr)
         return []
-    setups = tuning.chosen("throughput")
-    servers = []
+    setups = tuning.chosen("throughput", must_be_recorded=not run.quick)
+    servers: dict[str, LlamaServer] = {}
     for name in (LLAMACPP_Q4_1, LLAMACPP_Q4_0):
         model = llamacpp.same_model() if name == LLAMACPP_Q4_1 else llamacpp.BEST_MODEL
         try:
-            system = await stack.enter_async_context(llama_server(model, setups[name]))
+            servers[name] = await stack.enter_async_context(llama_server(model, setups[name]))
         except RuntimeError as error:
             print(f"{name} took no part: {error}", file=sys.stderr)
             run.setting(name, took_no_part=str(error))
-            continue
-        assert isinstance(system, LlamaServer)
-        run.setting(name, **system.settings)
-        servers.append(Server(name, "127.0.0.1", system.port))
-    return servers
+    record_settings(run, servers)
+    return [Server(name, "127.0.0.1", system.port) for name, system in servers.items()]
 
 
 async def beside_others(run: Run, num_rounds: int, per_stream: int, *, with_aiperf: bool) -> None:
@@ -75,27 +72,15 @@ async def beside_others(run: Run, num_rounds: int, per_stream: int, *, with_aipe
     with mesh_up as mesh:
         async with contextlib.AsyncExitStack() as stack:
             servers = [*ours(mesh), *await peers(stack, run)]
-            run.setting("outrider", threads=threads, replicas=1)
+            run.setting("outrider", threads=threads, replicas=1, settings=_READY)
             rounds = [
                 (streams, supply.take(streams * per_stream if streams > 1 else 4 * per_stream))
                 for _ in range(num_rounds)
                 for streams in CONCURRENCIES
             ]
             load.report(run, await load.compete(servers, rounds))
-            k6.report(run, await asyncio.to_thread(_by_k6, servers, supply, per_stream))
             if with_aiperf:
                 aiperf.report(run, await asyncio.to_thread(_by_aiperf, servers, per_stream))
-
-
-def _by_k6(servers: list[Server], supply: PromptSupply, per_stream: int) -> list[k6.Row]:
-    rows: list[k6.Row] = []
-    try:
-        for streams in CONCURRENCIES:
-            questions = supply.take(streams * per_stream if streams > 1 else 4 * per_stream)
-            rows += [k6.ask(server, questions, streams) for server in servers]
-    except subprocess.CalledProcessError as error:
-        print(f"k6 took no part: {error}", file=sys.stderr)
-    return rows
 
 
 def _by_aiperf(servers: list[Server], per_stream: int) -> list[aiperf.Row]:
@@ -114,30 +99,16 @@ def _by_aiperf(servers: list[Server], per_stream: int) -> list[aiperf.Row]:
     return rows
 
 
-def added_ttft(run: Run) -> None:
-    """With the real model, and with one that costs nothing."""
-    by_engine = {}
-    for engine, num_pairs in (
-        ("openvino", 20 if run.quick else 300),
-        ("fake", 40 if run.quick else 500),
-    ):
-        with local_mesh(engine=engine, regions="local", settings=_READY, http=True) as mesh:
-            key = development_key.read(mesh.state_dir)
-            by_engine[engine] = asyncio.run(added.measure(mesh, key, num_pairs))
-    added.report(run, by_engine)
-
-
 def main() -> int:
     flags = parser("http", __doc__ or "")
     flags.add_argument("--aiperf", action="store_true", help="in a quick run too")
     arguments = flags.parse_args()
     run = start("http", arguments)
-    added_ttft(run)
     num_rounds, per_stream = (1, 1) if run.quick else (3, 4)
     with_aiperf = arguments.aiperf or not run.quick
     asyncio.run(beside_others(run, num_rounds, per_stream, with_aiperf=with_aiperf))
     run.finish()
-    return int(any(run.figures.get(name) for name in ("errors", "k6_errors", "aiperf_errors")))
+    return int(any(run.figures.get(name) for name in ("errors", "aiperf_errors")))
 
 
 if __name__ == "__main__":

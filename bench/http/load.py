@@ -6,22 +6,24 @@ followed by the next, so that so many are always open.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
-import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
 
 from bench.harness import Run, median
+from bench.harness.http_client import HttpClient
+from bench.harness.load import Answer, WorkResult, send
 from bench.harness.statistics import pooled
-from bench.http.client import HttpClient, Stream
-from bench.systems.lineup import rotated
+from bench.peers.lineup import rotated
 
 CONCURRENCIES: Final = (1, 8, 32)
 MAX_TOKENS: Final = 64
 
 _numbers = itertools.count(1)
+
+Outcomes: TypeAlias = dict[tuple[str, int], list[WorkResult]]
+"""All rounds, by system and streams at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,33 +37,6 @@ class Server:
     model: str = ""
     fields: tuple[tuple[str, Any], ...] = ()
     """Further ones of its requests."""
-
-
-@dataclass(frozen=True, slots=True)
-class Round:
-    """What one system answered, once."""
-
-    seconds: float
-    streams: tuple[Stream, ...]
-
-    @property
-    def errors(self) -> list[str]:
-        return [stream.error for stream in self.streams if stream.error]
-
-    @property
-    def tokens_per_s(self) -> float:
-        return sum(stream.num_tokens for stream in self.streams) / self.seconds
-
-
-@dataclass(slots=True)
-class Outcomes:
-    """All rounds, by system and streams at once."""
-
-    rounds: dict[tuple[str, int], list[Round]] = field(default_factory=dict)
-
-    def add(self, name: str, concurrency: int, done: Round) -> None:
-        """Keep a round."""
-        self.rounds.setdefault((name, concurrency), []).append(done)
 
 
 def body(server: Server, question: str) -> dict[str, Any]:
@@ -82,20 +57,19 @@ def body(server: Server, question: str) -> dict[str, Any]:
     }
 
 
-async def ask(server: Server, questions: Iterable[str], concurrency: int) -> Round:
-    """All questions, so many at once."""
-    waiting = iter(questions)
-    done: list[Stream] = []
+async def ask(server: Server, questions: Sequence[str], concurrency: int) -> WorkResult:
+    """All questions, so many at once, each stream over a connection that is kept."""
+    idle = [HttpClient(server.host, server.port, server.key) for _ in range(concurrency)]
 
-    async def worker() -> None:
-        async with HttpClient(server.host, server.port, server.key) as client:
-            done.extend([await client.chat(body(server, question)) for question in waiting])
+    async def one(question: str, answer: Answer) -> None:
+        client = idle.pop()
+        await client.chat(body(server, question), answer)
+        idle.append(client)
 
-    began = time.perf_counter()
-    async with asyncio.TaskGroup() as group:
-        for _ in range(concurrency):
-            group.create_task(worker())
-    return Round(time.perf_counter() - began, tuple(done))
+    done = await send(questions, one, concurrency=concurrency)
+    for client in idle:
+        client.close()
+    return done
 
 
 async def compete(
@@ -103,12 +77,13 @@ async def compete(
 ) -> Outcomes:
     """`rounds`: streams at once, and what to ask."""
     by_name = {server.name: server for server in servers}
-    outcomes = Outcomes()
+    outcomes: Outcomes = {}
     for server in servers:
         await ask(server, ["Say hello."] * 2, 2)  # it warms up
     for turn, (concurrency, questions) in enumerate(rounds):
         for name in rotated(by_name, turn):
-            outcomes.add(name, concurrency, await ask(by_name[name], questions, concurrency))
+            done = await ask(by_name[name], questions, concurrency)
+            outcomes.setdefault((name, concurrency), []).append(done)
     return outcomes
 
 
@@ -121,14 +96,15 @@ def report(run: Run, outcomes: Outcomes) -> None:
     )
     table.note("tokens/s: the median of rounds. ITL: between events that had text.")
     num_errors = 0
-    for (name, concurrency), rounds in sorted(outcomes.rounds.items(), key=lambda it: it[0][1]):
-        good = [it for one in rounds for it in one.streams if not it.error]
-        errors = [error for one in rounds for error in one.errors]
+    for (name, concurrency), rounds in sorted(outcomes.items(), key=lambda it: it[0][1]):
+        answers = [answer for one in rounds for answer in one.answers]
+        good = [answer for answer in answers if not answer.error]
+        errors = [answer.error for answer in answers if answer.error]
         num_errors += len(errors)
         for error in dict.fromkeys(errors):
             print(f"{name}, {concurrency} streams: {error}")
         ttft = [it.ttft_ms for it in good]
-        gaps = pooled([it.gaps_ms for it in good])
+        gaps = pooled([it.gaps_ms() for it in good])
         rates = [one.tokens_per_s for one in rounds]
         table.add(
             *(concurrency, name, len(errors), len(good)),

@@ -1,5 +1,4 @@
-"""KV in transit: frames of real KV, and prompts whose KV is in a Redis or on another replica; and
-what the ids of tokens take on the wire."""
+"""KV in transit: frames of real KV, and prompts whose KV is in a Redis or on another replica."""
 
 from __future__ import annotations
 
@@ -9,7 +8,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bench import codec
 from bench.harness import Run, median, parser, start
 from bench.harness.larger_models import CODER_05B, have_all
 from bench.kv import first_token, frames, restart
@@ -31,9 +29,10 @@ class Size:
     prompts: first_token.Size
     num_starts: int
     """Of a replica, for each of the things that it may have."""
-    codec_repeats: int
 
 
+THREADS = 1
+"""Of a replica's engine."""
 _LINKS = (
     *(Link(0.0), Link(10.0), Link(50.0)),
     *(Link(10.0, 1000.0), Link(10.0, 200.0), Link(10.0, 50.0)),
@@ -43,37 +42,30 @@ FULL = Size(
     num_of_larger=7,
     prompts=first_token.Size(num_nearest=6, num_others=3, links=_LINKS),
     num_starts=2,
-    codec_repeats=100,
 )
 CORE = Size(
     num_prefixes=7,
     num_of_larger=0,
     prompts=first_token.Size(num_nearest=3, num_others=1, links=_LINKS[:2]),
     num_starts=1,
-    codec_repeats=20,
 )
 QUICK = Size(
     num_prefixes=1,
     num_of_larger=0,
     prompts=first_token.Size(num_nearest=1, num_others=1, links=_LINKS[:1]),
     num_starts=1,
-    codec_repeats=2,
 )
 
 
 def main() -> int:
     smaller = "one model, fewer prompts, two links, one start of each kind; a third of the time"
     flags = parser("kv", __doc__ or "", core=smaller)
-    flags.add_argument("--threads", type=int, default=1, help="threads of the replica's engine")
     arguments = flags.parse_args()
     run = start("kv", arguments)
     size = QUICK if run.quick else CORE if run.core else FULL
     progress = _progress()
     store = ModelStore(default_root())
     vocabulary = load_vocabulary(DEFAULT_MODEL, store)
-    codec.commits(run, vocabulary, size.codec_repeats)
-    codec.chats(run, vocabulary)
-    progress("ids of tokens")
     bf16, f32 = frames.measure(run, DEFAULT_MODEL, store, size.num_prefixes, progress)
     if size.num_of_larger:
         _of_larger(run, store, size.num_of_larger, progress)
@@ -84,10 +76,10 @@ def main() -> int:
     run.figures["last_bit_top1"] = round(f32.flipped.same_share, 4)
     run.figures["decode_mb_s"] = round(median(exact.decode_mb_s))
     run.figures["decode_over_compute"] = round(median(exact.decode_share), 4)
-    run.setting("replica", threads=arguments.threads)
-    asked = asyncio.run(first_token.measure(vocabulary, size.prompts, arguments.threads, progress))
+    run.setting("replica", threads=THREADS)
+    asked = asyncio.run(first_token.measure(vocabulary, size.prompts, THREADS, progress))
     first_token.report(run, asked)
-    starts = asyncio.run(restart.measure(vocabulary, size.num_starts, arguments.threads, progress))
+    starts = asyncio.run(restart.measure(vocabulary, size.num_starts, THREADS, progress))
     restart.report(run, starts)
     run.finish()
     num_frames = exact.num_equal + f32.payloads[Payload.EXACT].num_equal

@@ -17,9 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-import redis
-
 from bench.harness import Run, median
+from bench.harness.mesh import HOST
 from bench.harness.region_client import RegionClient, Reply
 from bench.harness.statistics import quantile
 from bench.kv.replicas import (
@@ -28,9 +27,8 @@ from bench.kv.replicas import (
     SAMPLING,
     STORED,
     Replicas,
+    prefix_store,
     prompts,
-    redis_server,
-    until_stored,
 )
 from bench.relay.control import relay
 from bench.relay.lane import Conditions
@@ -123,22 +121,21 @@ async def measure(
     begun: dict[tuple[int, ...], Reply] = {}
     longer = replace(SAMPLING, max_tokens=NUM_RESUMED + SAMPLING.max_tokens)
     replicas = Replicas(vocabulary, threads)
-    with redis_server() as port, redis.Redis(port=port) as store:
-        async with replicas.one(port, "first") as (first, address), relay() as link:
+    async with prefix_store() as store, relay() as link:
+        async with replicas.one("first", prefix_store=store.settings) as (first, service):
             num_blocks = 0
             for prompt in (prompt for size in SIZES for prompt in work[size]):
                 for _ in range(2):
                     await replicas.ask(first, prompt, STORED)
                 num_blocks += len(prompt) // BLOCK_TOKENS
-                await until_stored(store, num_blocks)
+                await store.until_stored(num_blocks)
                 begun[prompt] = await replicas.ask(first, prompt, MOVED, sampling=longer)
                 progress(f"prompts stored: {len(begun)} of {how.num_nearest * len(SIZES)}")
-            host, _, first_port = address.rpartition(":")
-            near_redis = await link.add("redis", "tcp", ("127.0.0.1", port), seed=1)
-            near_first = await link.add("first", "tcp", (host, int(first_port)), seed=2)
+            near_redis = store.through(await link.add("redis", "tcp", (HOST, store.port), seed=1))
+            near_first = await link.add("first", "tcp", (HOST, service.port), seed=2)
 
             def holder(num_tokens: int) -> inference_pb2.KvHolder:
-                where = f"127.0.0.1:{near_first}"
+                where = f"{HOST}:{near_first}"
                 return inference_pb2.KvHolder(replica="first", address=where, num_tokens=num_tokens)
 
             for over in how.links:
@@ -146,18 +143,19 @@ async def measure(
                 for name in ("redis", "first"):
                     conditions = Conditions(over.rtt_ms / 2, rate_mbit_s=over.rate_mbit_s)
                     await link.set(name, conditions)
-                async with replicas.one(near_redis, "new") as (client, _):
+                async with replicas.one("new", prefix_store=near_redis) as (client, _):
                     # What is measured first would pay for connections and for memory never touched.
                     reverse = work[SIZES[0]][0][::-1]
-                    await replicas.ask(client, reverse, b"warm-up", holder=holder(len(reverse)))
+                    of_it = holder(len(reverse))
+                    await replicas.ask(client, reverse, b"warm-up", kv_holder=of_it)
                     for size in SIZES:
                         into = found.asked[size, over]
                         asked = work[size][: how.num_nearest if is_nearest else how.num_others]
                         await _ask_all(replicas, client, asked, into, holder)
                         progress(f"prompts of {size} tokens asked over {over}")
                 if is_nearest:
-                    async with replicas.one(near_redis, "next") as (client, _):
-                        await replicas.ask(client, reverse, b"warm-up", holder=holder(len(reverse)))
+                    async with replicas.one("next", prefix_store=near_redis) as (client, _):
+                        await replicas.ask(client, reverse, b"warm-up", kv_holder=of_it)
                         await _resume_all(
                             replicas, client, work[SIZES[-1]], begun, found.pauses, holder
                         )
@@ -176,7 +174,7 @@ async def _ask_all(
         alone = b"alone %d" % number
         for way, salt in zip(WAYS, (alone, STORED, MOVED, MOVED), strict=True):
             whose = holder(len(prompt)) if way == WAYS[2] else None
-            reply = await replicas.ask(client, prompt, salt, holder=whose)
+            reply = await replicas.ask(client, prompt, salt, kv_holder=whose)
             into.replies[way].append(reply)
 
 
@@ -194,7 +192,7 @@ async def _resume_all(
         for way, salt in zip(WAYS[:3], (b"alone %d" % number, STORED, MOVED), strict=True):
             whose = holder(len(prompt) + len(resume)) if way == WAYS[2] else None
             reply = await replicas.ask(
-                client, prompt, salt, holder=whose, resume=resume, sampling=longer
+                client, prompt, salt, kv_holder=whose, resume=resume, sampling=longer
             )
             into.by_way[way].append(reply.ttft_ms)
             into.num_equal += reply.ids == begun[prompt].ids

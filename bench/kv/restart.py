@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import tempfile
-import time
 from collections.abc import Callable
-from pathlib import Path
-
-import redis
 
 from bench.harness import Run, median
-from bench.kv.replicas import Replicas, prompts, redis_server, until_stored
+from bench.kv.replicas import Replicas, prefix_store, prompts
 from outrider.models.vocabulary import Vocabulary
 
 NUM_TOKENS = 1500
@@ -24,28 +18,18 @@ async def measure(
     """Seconds of each of `count` starts, by what the replica had."""
     replicas = Replicas(vocabulary, threads)
     (ids,) = prompts(vocabulary, NUM_TOKENS, 1)
-    found: dict[str, list[float]] = {"no prefix": [], "computed": [], "from the Redis": []}
-    with (
-        redis_server() as port,
-        redis.Redis(port=port) as store,
-        tempfile.TemporaryDirectory() as folder,
-    ):
-        config = Path(folder) / "inference.toml"
-        text = json.dumps(vocabulary.decode(list(ids)))
-        config.write_text(
-            f'[[inference.prefixes]]\nname = "rules"\ntenants = ["*"]\nsystem = {text}\n', "utf-8"
-        )
-        async with replicas.one(port, "first", config):
-            await until_stored(store, NUM_TOKENS // 40)
+    prefix = {"name": "rules", "tenants": ("*",), "system": vocabulary.decode(list(ids))}
+    computed: dict[str, object] = {"prefixes": (prefix,)}
+    async with prefix_store() as store:
+        stored = {**computed, "prefix_store": store.settings}
+        async with replicas.one("first", **stored):
+            await store.until_stored(NUM_TOKENS // 40)
+        ways = {"no prefix": {}, "computed": computed, "from the Redis": stored}
+        found: dict[str, list[float]] = {way: [] for way in ways}
         for number in range(count):
-            for way, where, file in (
-                ("no prefix", None, None),
-                ("computed", None, config),
-                ("from the Redis", port, config),
-            ):
-                began = time.monotonic()
-                async with replicas.one(where, "new", file):
-                    found[way].append(time.monotonic() - began)
+            for way, values in ways.items():
+                async with replicas.one("new", **values) as (_, service):
+                    found[way].append(service.start_s)
             progress(f"starts with a static prefix: {number + 1} of {count} of each kind")
     return found
 

@@ -5,25 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
-import sys
-import time
-from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from bench.harness.processes import child
-from outrider.children import PipedProcess
-from outrider.engines.huge_pages import with_huge_pages
+from bench.harness.mesh import Service, mesh
 
-READY_TIMEOUT_S: Final = 900.0
-"""Of a cold start, with the conversion of the largest model beside other work."""
 KV_BYTES: Final = 64 << 20
 """Of the pool, which is touched only as it fills: memory is read with next to nothing in it."""
-_LINES_KEPT: Final = 20
 _PREPARED: Final = ("call_sizes_prepared", "call_size_not_prepared")
+_LIMIT_S: Final = 900.0
+_POLL_S: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,87 +40,38 @@ class Memory:
         return cls(*(round(kib * 1024 / 1e6, 1) for kib in names))
 
 
-class ReplicaProcess:
-    """A running inference service, by what it logs."""
-
-    def __init__(self, process: PipedProcess, began_at: float) -> None:
-        self._process = process
-        self._began_at = began_at
-        self._last: deque[str] = deque(maxlen=_LINES_KEPT)
-        self._seen: dict[str, tuple[float, dict[str, Any]]] = {}
-        self._news = asyncio.Condition()
-        self._ended = False
-
-    async def read(self) -> None:
-        """Until it ends."""
-        async for line in self._process.stdout:
-            self._last.append(line.decode(errors="replace").rstrip())
-            with contextlib.suppress(ValueError):
-                event = json.loads(line)
-                async with self._news:
-                    self._seen[event["event"]] = (time.monotonic() - self._began_at, event)
-                    self._news.notify_all()
-        async with self._news:
-            self._ended = True
-            self._news.notify_all()
-
-    async def event(self, *names: str) -> tuple[float, dict[str, Any]]:
-        """Seconds from the start of the process to the first of these events, and its fields.
-        Raises RuntimeError with the last lines of the log if the process ended without one."""
-        async with asyncio.timeout(READY_TIMEOUT_S), self._news:
-            await self._news.wait_for(
-                lambda: self._ended or not self._seen.keys().isdisjoint(names)
-            )
-        found = [self._seen[name] for name in names if name in self._seen]
-        if not found:
-            raise RuntimeError("a replica ended:\n" + "\n".join(self._last))
-        return found[0]
-
-    async def ready(self) -> float:
-        """Seconds from the start of the process until it serves."""
-        return (await self.event("replica_ready"))[0]
-
-    async def address(self) -> str:
-        """Of its gRPC listener."""
-        return f"127.0.0.1:{(await self.event('replica_ready'))[1]['port']}"
-
-    async def copies(self) -> list[int]:
-        """Numbers of rows that have models of their own, once all are compiled."""
-        chosen: list[int] = (await self.event("call_sizes_chosen"))[1]["num_rows"]
-        if chosen:
-            await self.event(*_PREPARED)
-        return chosen
-
-    def memory(self) -> Memory:
-        """Now."""
-        return Memory.of(self._process.pid)
-
-
 @contextlib.asynccontextmanager
 async def replica_process(
     model: str, settings: Mapping[str, object] | None = None
-) -> AsyncIterator[ReplicaProcess]:
-    """Start an inference service, which is not ready yet."""
-    given = {
-        "port": 0,
-        "model": model,
-        "kv_bytes": KV_BYTES,
-        "log_level": "info",
-        **(settings or {}),
-    }
-    own = {f"OUTRIDER_INFERENCE_{name.upper()}": str(value) for name, value in given.items()}
-    environ = with_huge_pages(os.environ) | own
-    began_at = time.monotonic()
-    command = (sys.executable, "-m", "outrider.cli.main", "serve", "inference")
-    async with child(*command, environ=environ, merged=True) as process:
-        replica = ReplicaProcess(process, began_at)
-        reading = asyncio.create_task(replica.read())
-        try:
-            yield replica
-        finally:
-            if process.returncode is None:
-                process.terminate()
-            await reading
+) -> AsyncIterator[Service]:
+    """An inference service, once it serves."""
+    values = {"replica": "one", "model": model, "kv_bytes": KV_BYTES, "log_level": "info"}
+    async with mesh("models") as made:
+        service = made.service(
+            "replica", "inference", {**values, **(settings or {})}, region="here"
+        )
+        await made.start(service)
+        yield service
+
+
+async def own_models(replica: Service) -> list[int]:
+    """Numbers of rows that have models of their own, once all are compiled: as it logs them.
+    Raises TimeoutError."""
+    async with asyncio.timeout(_LIMIT_S):
+        while True:
+            seen = {event["event"]: event for event in _events(replica.log)}
+            chosen: list[int] | None = seen.get("call_sizes_chosen", {}).get("num_rows")
+            if chosen == [] or (chosen and not seen.keys().isdisjoint(_PREPARED)):
+                return chosen
+            await asyncio.sleep(_POLL_S)
+
+
+def _events(log: Path) -> list[dict[str, Any]]:
+    found = []
+    for line in log.read_text("utf-8", errors="replace").splitlines():
+        with contextlib.suppress(ValueError):
+            found.append(json.loads(line))
+    return [event for event in found if isinstance(event, dict) and "event" in event]
 
 
 def _kilobytes(text: str) -> dict[str, int]:

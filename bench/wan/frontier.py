@@ -11,24 +11,23 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import itertools
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
 
 from bench.harness import TOO_FEW, Cell, Figure, Run, parser, start
 from bench.harness.prompts import interleaved, load_prompts
-from bench.relay.lane import Conditions
-from bench.wan.chats import ask_client, messages_of, sampling_of
+from bench.peers.lineup import rotated
 from bench.wan.first_words import how, right_cell, share_right
-from bench.wan.measure import Links
-from bench.wan.plan import KINDS, OURS, PLAIN, Scheme
+from bench.wan.measure import connected
+from bench.wan.plan import CLIENT_RTT_MS, KINDS, OURS, PLAIN
 from bench.wan.results import mean, ratio, share
-from bench.wan.samples import Sample, Word
-from bench.wan.testbed import HOST, RegionEngine, running_testbed
-from outrider.client import Client, connect
+from bench.wan.samples import Sample, Word, ask
+from bench.wan.testbed import RegionEngine, running_testbed
+from outrider.client import Client
 from outrider.telemetry.logs import configure_logging
 
 _RTTS_MS = (0.0, 50.0, 250.0)
@@ -48,9 +47,8 @@ def main() -> int:
     configure_logging("bench", "error")
     settings = combinations(arguments.sweep or _SWEEPS)
     num_prompts = 2 if run.quick else arguments.prompts
-    links = Links(client_rtt_ms=arguments.client_rtt_ms)
-    chats = asyncio.run(ask_all(settings, num_prompts, links, arguments.set))
-    _keep(run, settings, chats, links, arguments.set)
+    chats = asyncio.run(ask_all(settings, num_prompts, arguments.set))
+    _keep(run, settings, chats, arguments.set)
     _report(run, list(settings), chats)
     return 0
 
@@ -65,7 +63,6 @@ def _flags() -> argparse.ArgumentParser:
         metavar="KEY=VALUE,VALUE",
         help=f"values that a setting of the edges takes; by default {' '.join(_SWEEPS)}",
     )
-    flags.add_argument("--client-rtt-ms", type=float, default=10.0, help="of the last mile")
     flags.add_argument(
         *("--set", "-s"), action="append", default=[], metavar="KEY=VALUE", help="of every edge"
     )
@@ -86,67 +83,40 @@ def combinations(sweeps: Sequence[str]) -> dict[str, dict[str, object]]:
 async def ask_all(
     settings: Mapping[str, Mapping[str, object]],
     num_prompts: int,
-    links: Links,
     edge_settings: Sequence[str],
     engine: RegionEngine | None = None,
 ) -> Chats:
     """The chats of every edge and of plain streaming: as many prompts at every RTT, greedy and
     sampled."""
     chats: Chats = defaultdict(list)
-    async with contextlib.AsyncExitStack() as stack:
-        bed = await stack.enter_async_context(
-            running_testbed(engine or RegionEngine(), {"edge": edge_settings}, (PLAIN,), settings)
-        )
-        clients = {
-            name: await stack.enter_async_context(
-                connect(HOST, edge.port, ca=edge.ca, timeout_s=10.0)
-            )
-            for name, edge in bed.edges.items()
-        }
+    opened = running_testbed(engine or RegionEngine(), (PLAIN,), settings, edge_settings)
+    async with opened as bed, connected(bed) as clients:
+        # An edge of each setting stands where ours does.
+        schemes = (PLAIN, *(replace(OURS, gateway=name) for name in settings))
         for at, rtt_ms in enumerate(_RTTS_MS):
-            for link, conditions in _conditions(links, settings, rtt_ms):
-                await bed.relay.set(link, conditions)
+            await bed.set_distance(schemes, rtt_ms)
             for number in range(num_prompts):
                 print(f"RTT {rtt_ms:g} ms, chat {number + 1} of {num_prompts}", file=sys.stderr)
                 await _ask(clients, at * num_prompts + number, chats)
     return chats
 
 
-def _conditions(
-    links: Links, settings: Mapping[str, object], rtt_ms: float
-) -> Iterator[tuple[str, Conditions]]:
-    """How each link is to be: those of plain streaming, and of every edge beside the clients."""
-    yield from links.conditions((PLAIN,), rtt_ms).items()
-    near = str(OURS.gateway)
-    for link, conditions in links.conditions((OURS,), rtt_ms).items():
-        for name in settings:
-            yield link.replace(near, name, 1), conditions
-
-
 async def _ask(clients: Mapping[str, Client], number: int, chats: Chats) -> None:
     """One prompt of all, the order changing with its number; after the last comes the first, with
     another seed."""
-    prompts, names = interleaved(load_prompts(*KINDS, split="tuning")), list(clients)
-    prompt, first = prompts[number % len(prompts)], number % len(names)
+    prompts = interleaved(load_prompts(*KINDS, split="tuning"))
+    prompt = prompts[number % len(prompts)]
     for temperature in _TEMPERATURES:
-        sampling = sampling_of(temperature, number, _MAX_TOKENS)
-        for name in names[first:] + names[:first]:
-            scheme: Scheme = PLAIN if name == _GATEWAY else OURS
-            sample = await ask_client(
-                clients[name],
-                messages_of(prompt),
-                sampling,
-                provisional=scheme.provisional,
-                speculation=scheme.speculation,
-            )
-            chats[name, temperature].append(sample)
+        for name in rotated(clients, number):
+            scheme = PLAIN if name == _GATEWAY else OURS
+            asked = ask(clients[name], scheme, prompt, temperature, number, _MAX_TOKENS)
+            chats[name, temperature].append(await asked)
 
 
 def _keep(
     run: Run,
     settings: Mapping[str, Mapping[str, object]],
     chats: Chats,
-    links: Links,
     edge_settings: Sequence[str],
 ) -> None:
     """For the record: how everybody was set up, and the chats one by one."""
@@ -154,7 +124,7 @@ def _keep(
         "all",
         prompts="bench/data/tuning",
         max_tokens=_MAX_TOKENS,
-        client_rtt_ms=links.client_rtt_ms,
+        client_rtt_ms=CLIENT_RTT_MS,
         rtts_ms=_RTTS_MS,
         edges=list(edge_settings),
     )

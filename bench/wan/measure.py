@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
-import math
+import os
 import sys
-from collections.abc import AsyncIterator, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from time import monotonic
-from typing import TypeVar
 
-from bench.harness import median
+from bench.harness.mesh import HOST
 from bench.harness.prompts import Prompt
-from bench.harness.region_client import RegionClient
-from bench.relay.lane import Conditions, Traffic
-from bench.wan.chats import Asker, Connections
-from bench.wan.draft_source import Sources
-from bench.wan.meter import Meter
-from bench.wan.plan import PLAIN, Cell, CellGroup, Progress, Scheme, Size
-from bench.wan.samples import Batch
-from bench.wan.testbed import HOST, Placement, Testbed
+from bench.peers.lineup import rotated
+from bench.relay.lane import Traffic
+from bench.wan.plan import Cell, CellGroup, Scheme, Size, seed_of
+from bench.wan.samples import Batch, CpuSpent, ask
+from bench.wan.testbed import Placement, Testbed
 from outrider.client import Client, connect
-from outrider.codec.shipped import shipped_table
-from outrider.codec.tokens import TokenCoder
-from outrider.models.vocabulary import Vocabulary
-
-T = TypeVar("T")
 
 _WARM_UP = Prompt("warm-up", "", "Say a few words about the weather.")
 _WARM_UP_TOKENS = 6
 _HANDSHAKE_S = 10.0
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(slots=True)
@@ -43,185 +37,136 @@ class Measured:
     relay_cpu_s: float = 0.0
     drafter: str = ""
     """State of the near edge's: whether a model drafted."""
-    waiting_drafter: str = ""
-    """What drafted in the schemes that wait."""
     num_rounds: int = 0
     seconds: float = 0.0
     placements: tuple[Placement, ...] = ()
     """Which process computed on which cores."""
 
-    def take(self, batch: Batch, relay_cpu_s: float) -> None:
-        """Add a batch; `relay_cpu_s` is the relay's CPU time so far."""
-        self.batches.append(batch)
-        self.relay_cpu_s = relay_cpu_s
-        for way in (batch.up, batch.down) if batch.cell.rtt_ms else ():
-            self.relay.add(way)
 
-
-@dataclass(frozen=True, slots=True)
-class Links:
-    """What the links do to packets besides the RTT of the long one."""
-
-    jitter_ms: float = 0.0
-    """Of the link that has the RTT to the region."""
-    loss: float = 0.0
-    """Of datagrams only, between clients and their gateways."""
-    client_rtt_ms: float = 0.0
-    """Of a client's last mile: to an edge beside it, or to the beginning of the long way."""
-
-    def conditions(self, schemes: Collection[Scheme], rtt_ms: float) -> dict[str, Conditions]:
-        """Of one direction of each relayed link, by name."""
-        found = {}
-        for scheme in schemes:
-            for link, link_rtt_ms in scheme.rtts_ms(rtt_ms, self.client_rtt_ms).items():
-                jitter_ms = self.jitter_ms if link == scheme.long_link else 0.0
-                loss = self.loss if link.endswith("client") else 0.0
-                found[link] = Conditions(link_rtt_ms / 2, jitter_ms, loss)
-        return found
-
-
-async def measure(
-    bed: Testbed,
-    vocabulary: Vocabulary,
-    size: Size,
-    links: Links,
-    sources: Sources,
-    limit_s: float = math.inf,
-) -> Measured:
-    """Round by round, as long as another one fits the limit, but at least one; within one, RTT by
-    RTT; at each, condition by condition, all schemes in turns."""
-    measured = Measured(
-        drafter=bed.edges["near"].drafter.name.lower(),
-        waiting_drafter=sources.name,
-        placements=bed.placements,
-    )
-    work = _Work(bed, vocabulary, size, links, sources, measured, Progress(size, limit_s))
-    while work.progress.num_rounds(measured.num_rounds, work.now_s) > measured.num_rounds:
-        await work.round(measured.num_rounds)
+async def measure(bed: Testbed, size: Size, limit_s: float) -> Measured:
+    """Round by round, as long as another one as long as the longest fits the limit, but at least
+    one; within one, RTT by RTT; at each, condition by condition, all schemes in turns."""
+    drafter = bed.edges["near"].drafter.name.lower()
+    measured = Measured(drafter=drafter, placements=bed.placements)
+    began, longest_s = monotonic(), 0.0
+    for turn in range(size.rounds):
+        at = monotonic()
+        if turn and at - began + longest_s > limit_s:
+            break
+        await _round(bed, size, turn, measured)
+        longest_s = max(longest_s, monotonic() - at)
         measured.num_rounds += 1
-    measured.seconds = work.now_s
+        measured.seconds = monotonic() - began
+        print(f"round {turn + 1}: {measured.seconds:.0f} s", file=sys.stderr)
     return measured
 
 
-@dataclass(slots=True)
-class _Work:
-    """One run."""
+async def _round(bed: Testbed, size: Size, turn: int, measured: Measured) -> None:
+    prompts = size.prompts(turn)
+    for rtt_ms, steps in itertools.groupby(size.steps(turn), lambda step: step[0]):
+        await bed.set_distance(size.schemes, rtt_ms)
+        async with connected(bed, size.schemes) as clients:
+            for scheme in size.schemes:  # every connection of the way is up and knows its RTT
+                await ask(clients[scheme.gateway], scheme, _WARM_UP, 0.0, 0, _WARM_UP_TOKENS)
+            for _, part in steps:
+                shift = turn + size.rtts_ms.index(rtt_ms)
+                for scheme, first, count in _asked(part, shift):
+                    cell = Cell(rtt_ms, part.sessions, part.temperature)
+                    chosen = prompts[first : first + count]
+                    client = clients[scheme.gateway]
+                    await _batch(bed, client, scheme, cell, turn, first, chosen, size, measured)
+        print(f"round {turn + 1}: RTT {rtt_ms:g} ms", file=sys.stderr)
 
-    bed: Testbed
-    vocabulary: Vocabulary
-    size: Size
-    links: Links
-    sources: Sources
-    measured: Measured
-    progress: Progress
-    began: float = field(default_factory=monotonic)
 
-    @property
-    def now_s(self) -> float:
-        return monotonic() - self.began
+def _asked(part: CellGroup, shift: int) -> Iterator[tuple[Scheme, int, int]]:
+    """Scheme, number of the first prompt and how many of them at once, in turns."""
+    if part.sessions > 1:
+        for scheme in rotated(part.chats, shift):
+            yield scheme, 0, part.chats[scheme]
+        return
+    for number in range(part.num_prompts):
+        schemes = [scheme for scheme, count in part.chats.items() if number < count]
+        for scheme in rotated(schemes, number + shift):
+            yield scheme, number, 1
 
-    async def round(self, turn: int) -> None:
-        coder = TokenCoder(
-            self.vocabulary.digest,
-            self.vocabulary.size,
-            shipped_table(self.vocabulary.tokens_digest),
-        )
-        prompts, steps = self.size.prompts(turn), self.progress.steps(turn)
-        for rtt_ms, at_rtt in itertools.groupby(enumerate(steps, 1), lambda step: step[1][0]):
-            began = self.now_s
-            for link, conditions in self.links.conditions(self.size.schemes, rtt_ms).items():
-                await self.bed.relay.set(link, conditions)
-            async with _connections(self.bed, self.size, coder, self.sources) as connections:
-                asker = Asker(
-                    connections,
-                    self.vocabulary,
-                    coder,
-                    self.size.max_tokens,
-                    client_rtt_ms=self.links.client_rtt_ms,
-                )
-                await _warm_up(asker, self.size.schemes)
-                for done, (_, number) in at_rtt:
-                    await self._part(asker, self.size.parts[number], rtt_ms, turn, prompts)
-                    self.progress.took(rtt_ms, number, self.now_s - began)
-                    began = self.now_s
-                    self._say(turn, done, len(steps), rtt_ms)
-        plain = (b for b in self.measured.batches if b.scheme == PLAIN and b.cell.sessions == 1)
-        times_s = [sample.whole_ms / 1000 for batch in plain for sample in batch.samples]
-        self.progress.reply_s = median(times_s)
 
-    async def _part(
-        self, asker: Asker, part: CellGroup, rtt_ms: float, turn: int, prompts: tuple[Prompt, ...]
-    ) -> None:
-        cell = Cell(rtt_ms, part.sessions, part.temperature)
-        if part.sessions > 1:
-            for scheme in _rotated(tuple(part.chats), turn):
-                await self._batch(scheme, asker, cell, turn, prompts[: part.chats[scheme]], 0)
-            return
-        shift = turn + self.size.rtts_ms.index(rtt_ms)
-        for number in range(part.num_prompts):
-            schemes = tuple(scheme for scheme, count in part.chats.items() if number < count)
-            for scheme in _rotated(schemes, number + shift):
-                await self._batch(scheme, asker, cell, turn, (prompts[number],), number)
-
-    async def _batch(
-        self,
-        scheme: Scheme,
-        asker: Asker,
-        cell: Cell,
-        turn: int,
-        prompts: tuple[Prompt, ...],
-        first: int,
-    ) -> None:
-        bed = self.bed
-        await bed.relay.take_traffic()  # what came before is not this batch's
-        self.sources.take_calls_ms()
-        link = self.sources.link
-        meter = await Meter.start(bed, scheme, link.pid if link else None)
-        samples = await asker.ask_all(scheme, cell, prompts, turn, first)
-        traffic, spent = await bed.relay.take_traffic(), await meter.stop()
-        calls_ms = tuple(self.sources.take_calls_ms())
-        ways = traffic.links[scheme.long_link]
-        batch = Batch(scheme, cell, turn, first, samples, spent, *ways, calls_ms)
-        self.measured.take(batch, traffic.cpu_s)
-
-    def _say(self, turn: int, done: int, steps: int, rtt_ms: float) -> None:
-        left_s = self.progress.left_s(turn, done, self.now_s)
-        more = " for what was timed so far" if not turn else ""
-        print(
-            f"round {turn + 1}, step {done} of {steps}, RTT {rtt_ms:g} ms: "
-            f"{self.now_s:.0f} s, {left_s:.0f} s left{more}",
-            file=sys.stderr,
-        )
+async def _batch(
+    bed: Testbed,
+    client: Client,
+    scheme: Scheme,
+    cell: Cell,
+    turn: int,
+    first: int,
+    prompts: Sequence[Prompt],
+    size: Size,
+    measured: Measured,
+) -> None:
+    await bed.relay.take_traffic()  # what came before is not this batch's
+    before = _spent(bed, scheme)
+    chats = (
+        ask(client, scheme, prompt, cell.temperature, seed_of(turn, number), size.max_tokens)
+        for number, prompt in enumerate(prompts, first)
+    )
+    samples = tuple(await asyncio.gather(*chats))
+    after, traffic = _spent(bed, scheme), await bed.relay.take_traffic()
+    spent = CpuSpent(
+        after.region_s - before.region_s,
+        after.draft_s - before.draft_s,
+        after.edge_s - before.edge_s,
+    )
+    ways = traffic.links[scheme.long_link]
+    measured.batches.append(Batch(scheme, cell, turn, first, samples, spent, *ways))
+    measured.relay_cpu_s = traffic.cpu_s
+    for way in ways if cell.rtt_ms else ():
+        measured.relay.add(way)
 
 
 @contextlib.asynccontextmanager
-async def _connections(
-    bed: Testbed, size: Size, coder: TokenCoder, sources: Sources
-) -> AsyncIterator[Connections]:
-    """New ones at every RTT: what a connection has learnt of its path holds."""
-    asked = {scheme.gateway for scheme in size.schemes}
+async def connected(
+    bed: Testbed, schemes: Sequence[Scheme] = ()
+) -> AsyncIterator[Mapping[str, Client]]:
+    """To the gateways of these schemes, without any to all, by name. New ones at every RTT: what a
+    connection has learnt of its path holds."""
+    asked = {scheme.gateway for scheme in schemes}
     async with contextlib.AsyncExitStack() as stack:
-        gateways: dict[str, Client] = {
+        yield {
             name: await stack.enter_async_context(
                 connect(HOST, edge.port, ca=edge.ca, timeout_s=_HANDSHAKE_S)
             )
             for name, edge in bed.edges.items()
-            if name in asked
+            if name in asked or not asked
         }
-        waiting = None
-        if bed.verifier is not None:
-            client = RegionClient(coder, bed.verifier.address, via_router=False)
-            waiting = await stack.enter_async_context(client)
-        yield Connections(gateways, waiting, sources)
 
 
-async def _warm_up(asker: Asker, schemes: Sequence[Scheme]) -> None:
-    """One short chat each, so that every connection of the way is up and knows its RTT."""
-    short = replace(asker, max_tokens=_WARM_UP_TOKENS)
-    for scheme in schemes:
-        await short.ask_all(scheme, Cell(0.0, 1, 0.0), [_WARM_UP])
+def _spent(bed: Testbed, scheme: Scheme) -> CpuSpent:
+    """CPU time so far of what the scheme needs."""
+    edge = bed.edges[scheme.gateway]
+    region_s = cpu_s(edge.region.replica.pid) + cpu_s(edge.region.router.pid)
+    own_s, all_s = _own_cpu_s(edge.pid), cpu_s(edge.pid)
+    if scheme.drafts_in_region:
+        return CpuSpent(region_s + all_s - own_s, all_s - own_s, own_s)
+    return CpuSpent(region_s, 0.0, all_s)
 
 
-def _rotated(items: tuple[T, ...], turn: int) -> tuple[T, ...]:
-    first = turn % len(items)
-    return items[first:] + items[:first]
+def tree(pid: int) -> Iterator[int]:
+    """The process and its descendants."""
+    yield pid
+    with contextlib.suppress(OSError):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            for child in Path(f"/proc/{pid}/task/{task}/children").read_text().split():
+                yield from tree(int(child))
+
+
+def cpu_s(pid: int) -> float:
+    """CPU time of a process and its descendants so far (proc(5): utime and stime)."""
+    return sum(_own_cpu_s(process) for process in list(tree(pid)))
+
+
+def _own_cpu_s(pid: int) -> float:
+    """The same without descendants; 0 if there is no such process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return 0.0
+    fields = text.rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S

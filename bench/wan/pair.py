@@ -19,9 +19,8 @@ drafting is of use. The schemes take turns, prompt by prompt:
 at few. There is no scheme of an edge's drafts without the region's own: a region that may use the
 edge's drafts always drafts for itself, too.
 
-The drafter has the edge's core and the replica the region's, but both share the machine's memory:
-what a draft adds to a call of the target is taken from chats in which a drafter computes beside it,
-and contains what that costs the call. Pace
+The drafter has the edge's core and the replica the region's, but both share the machine's memory: a
+call of the target takes longer beside a drafter that computes. Pace
 is (n - 1) / (t_last - t_first) over committed tokens, divided by (a)'s on the same prompt in the
 same round. All schemes must commit the same ids for a prompt at every distance; the run fails
 otherwise.
@@ -35,14 +34,12 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from time import monotonic
 
 from bench.harness import start
 from bench.harness.larger_models import CODER_05B, CODER_15B, have_all
-from bench.wan.draft_source import Sources
-from bench.wan.measure import Links, Measured, measure
+from bench.wan.measure import Measured, measure
 from bench.wan.pair_analysis import add_pair_tables, keep_pair, pair_figures, unequal_replies
-from bench.wan.plan import PAIR, PAIR_MINUTES, PAIR_QUICK
+from bench.wan.plan import PAIR, PAIR_QUICK
 from bench.wan.results import Results
 from bench.wan.testbed import RegionEngine, running_testbed
 from outrider.engines.draft_loading import DRAFT_WEIGHT_BITS
@@ -50,7 +47,6 @@ from outrider.engines.openvino.convert import converted
 from outrider.engines.openvino.layouts import LAYOUT_OF_BITS
 from outrider.models.definitions import Place, read_definitions
 from outrider.models.store import ModelStore, default_root
-from outrider.models.vocabulary import Vocabulary, load_vocabulary
 from outrider.telemetry.logs import configure_logging
 
 TARGET = "pair-target"
@@ -68,10 +64,10 @@ def main(arguments: argparse.Namespace) -> int:
     if missing:
         return 1
     tables = definitions(files[CODER_15B.name], files[CODER_05B.name])
-    vocabulary = _prepared(tables)
+    _prepare(tables)
     cores = os.sched_getaffinity(0)
     try:
-        measured = asyncio.run(_measure(arguments, vocabulary, tables, monotonic()))
+        measured = asyncio.run(_measure(tables, quick=run.quick))
     finally:
         os.sched_setaffinity(0, cores)
     results = Results(measured.batches)
@@ -99,33 +95,17 @@ def definitions(target: Path, draft: Path) -> dict[str, Mapping[str, object]]:
     }
 
 
-def _prepared(tables: Mapping[str, Mapping[str, object]]) -> Vocabulary:
-    """Have both models in the store as they will be loaded, which takes minutes the first time;
-    their vocabulary."""
+def _prepare(tables: Mapping[str, Mapping[str, object]]) -> None:
+    """Have both models in the store as they will be loaded, which takes minutes the first time."""
     specs = read_definitions(tables, Place("bench.wan.pair", lambda text: text))
     target, draft = (next(s for s in specs if s.name == name) for name in (TARGET, DRAFT))
     store = ModelStore(default_root())
     converted(target, store)
     converted(draft, store, LAYOUT_OF_BITS[DRAFT_WEIGHT_BITS])
-    return load_vocabulary(target, store)
 
 
-async def _measure(
-    arguments: argparse.Namespace,
-    vocabulary: Vocabulary,
-    tables: Mapping[str, Mapping[str, object]],
-    began: float,
-) -> Measured:
-    size = PAIR_QUICK if arguments.quick else PAIR
-    settings = {
-        role: [s.removeprefix(f"{role}.") for s in arguments.set if s.startswith(f"{role}.")]
-        for role in ("edge", "router", "inference")
-    }
-    engine = RegionEngine(
-        threads=arguments.threads, max_fixed_rows=0, model=TARGET, definitions=tables
-    )
-    links = Links(arguments.jitter_ms, arguments.loss, arguments.client_rtt_ms)
-    async with running_testbed(engine, settings, size.schemes) as bed:
-        limit_s = 60 * (arguments.minutes or PAIR_MINUTES) - (monotonic() - began)
-        sources = Sources(frozenset(vocabulary.stop_ids))
-        return await measure(bed, vocabulary, size, links, sources, limit_s)
+async def _measure(tables: Mapping[str, Mapping[str, object]], *, quick: bool) -> Measured:
+    size = PAIR_QUICK if quick else PAIR
+    engine = RegionEngine(max_fixed_rows=size.max_fixed_rows, model=TARGET, definitions=tables)
+    async with running_testbed(engine, size.schemes) as bed:
+        return await measure(bed, size, 60 * size.minutes)

@@ -7,6 +7,7 @@ intervals come from resampling chats (bootstrap, percentiles), or from the numbe
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from statistics import geometric_mean
 
 import numpy as np
 
-from bench.harness import interval, median, share_interval, show, told_quantile
+from bench.harness import interval, share_interval, show, told_quantile
 from bench.relay.lane import Traffic
 from bench.wan.plan import ALL_SCHEMES, PLAIN, Cell, Scheme
 from bench.wan.samples import Batch, Sample
@@ -128,10 +129,6 @@ class Results:
         for batch, other in self._pairs(scheme, where, over):
             yield from zip(batch.samples, other.samples, strict=True)
 
-    def tokens_per_core_s(self, scheme: Scheme, where: Selection = EVERYTHING) -> float:
-        """Final tokens per second of CPU time of the region; 0 if it used none that was seen."""
-        return _per_core_s(self.batches(scheme, where))
-
     def paired_core_s(self, scheme: Scheme, with_: Scheme, where: Selection = EVERYTHING) -> float:
         """The same of those chats alone that the other scheme had, too."""
         return _per_core_s([batch for batch, _ in self._pairs(scheme, where, with_)])
@@ -176,11 +173,6 @@ class Results:
             for (turn, number), sample in zip(batch.asked, batch.samples, strict=True)
         ]
         return sum(checked), len(checked)
-
-    def step_ms(self, where: Selection = EVERYTHING) -> float:
-        """t_s: a plain step of the region, as a reader next to it sees it."""
-        times = [sample.token_ms for sample in self.samples(PLAIN, where)]
-        return median([time for time in times if time is not None])
 
 
 def _per_core_s(batches: Sequence[Batch]) -> float:
@@ -253,3 +245,15 @@ def share(part: float, num: int) -> Estimate:
 def quantile_over_chats(values: Sequence[float], at: float) -> float | None:
     """A quantile of one value a chat, where there are enough of them to tell it."""
     return told_quantile(values, at) if len(values) >= MIN_FOR_P50 else None
+
+
+def crossing(xs: Sequence[float], ratios: Sequence[float], level: float = 1.0) -> float:
+    """Where the ratio falls below `level`, between neighbours linearly; 0 if it begins there, the
+    last x if it never does. xs rise."""
+    if ratios[0] < level:
+        return 0.0
+    pairs = zip(xs, ratios, strict=True)
+    for (x, high), (next_x, low) in itertools.pairwise(pairs):
+        if low < level:
+            return x + (next_x - x) * (high - level) / (high - low)
+    return xs[-1]

@@ -1,16 +1,19 @@
-"""The measurements of one chat and of one batch of chats (pure)."""
+"""One chat as its reader sees it, and a batch of chats."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 
+from bench.harness.prompts import Prompt
 from bench.relay.lane import Traffic
 from bench.wan.plan import Cell, Scheme
-from bench.wan.waiting_verifier import Costs
-from outrider.client import Committed, Interrupted, Provisional, Retracted
+from outrider.client import Client, Committed, Interrupted, Provisional, Retracted
 from outrider.client.events import Event
 from outrider.client.first_word import FirstWord
 from outrider.client.transcript import Transcript
+from outrider.models.chat import Message
+from outrider.sampling.params import SamplingParams
 from outrider.session_types import NO_SPECULATION, SpeculationStats
 
 
@@ -52,8 +55,6 @@ class Sample:
     num_drafts: int = 0
     """Drafts verified."""
     num_accepted: int = 0
-    num_restarts: int = 0
-    """Of the chain of drafts, where the bench is the edge."""
     edge: SpeculationStats = NO_SPECULATION
     """What the edge says of its own drafts."""
 
@@ -126,7 +127,6 @@ class Reader:
         self,
         num_drafts: int,
         num_accepted: int,
-        num_restarts: int = 0,
         edge: SpeculationStats = NO_SPECULATION,
     ) -> Sample:
         """The whole chat. A reply without text shows nothing: its commit counts."""
@@ -143,7 +143,6 @@ class Reader:
             ahead=tuple(self._ahead),
             num_drafts=num_drafts,
             num_accepted=num_accepted,
-            num_restarts=num_restarts,
             edge=edge,
         )
 
@@ -184,16 +183,14 @@ def _word(seen: FirstWord) -> Word | None:
 
 @dataclass(frozen=True, slots=True)
 class CpuSpent:
-    """CPU time in seconds, and the waiting verifier's calls."""
+    """CPU time in seconds."""
 
     region_s: float = 0.0
     """Of the region's processes that the scheme needs."""
     draft_s: float = 0.0
     """Of the drafter's process, where that is one of them."""
     edge_s: float = 0.0
-    """Of the edge or gateway: its process, and its drafter's unless that is the region's. Where the
-    bench is the edge, of its drafter's process alone."""
-    costs: Costs = field(default_factory=Costs)
+    """Of the edge or gateway: its process, and its drafter's unless that is the region's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,8 +208,6 @@ class Batch:
     up: Traffic = field(default_factory=Traffic)
     """Over the long link, towards the region."""
     down: Traffic = field(default_factory=Traffic)
-    calls_ms: tuple[float, ...] = ()
-    """What calls of the bench's own draft model took, where the bench is the edge."""
 
     @property
     def num_tokens(self) -> int:
@@ -223,3 +218,27 @@ class Batch:
     def asked(self) -> list[tuple[int, int]]:
         """Round and number of every chat's prompt."""
         return [(self.turn, self.first + n) for n in range(len(self.samples))]
+
+
+async def ask(
+    client: Client, scheme: Scheme, prompt: Prompt, temperature: float, seed: int, max_tokens: int
+) -> Sample:
+    """One chat by a scheme."""
+    reader = Reader()
+    began = time.perf_counter()
+    async with client.chat(
+        messages_of(prompt),
+        sampling=SamplingParams(temperature=temperature, seed=seed, max_tokens=max_tokens),
+        provisional=scheme.provisional,
+        speculation=scheme.speculation,
+    ) as chat:
+        async for event in chat:
+            reader.take(event, (time.perf_counter() - began) * 1000)
+        result = await chat.result()
+    usage = result.usage
+    return reader.sample(usage.draft_tokens, usage.accepted_tokens, result.speculation_stats)
+
+
+def messages_of(prompt: Prompt) -> list[Message]:
+    """The chat of a prompt."""
+    return [Message("user", prompt.text)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 
 import pytest
@@ -9,10 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.arrivals import open_loop, prefill
-from bench.arrivals.requests import LONG_TOKENS, RequestFactory, poisson
+from bench.arrivals.requests import LONG_TOKENS, RequestFactory
 from bench.harness import TOO_FEW, Run
-from bench.systems.base import Answer, Request, Work, WorkResult, ask_all, from_json, to_json
-from bench.systems.lineup import OPENVINO, OURS_DRAFTS
+from bench.harness.load import (
+    Answer,
+    Request,
+    Work,
+    WorkResult,
+    ask_all,
+    from_json,
+    poisson,
+    to_json,
+)
+from bench.peers.lineup import OPENVINO, OURS_DRAFTS
 from outrider.models.vocabulary import Vocabulary
 
 
@@ -44,33 +54,50 @@ def test_asks_never_repeat_a_question_but_when_told_to(vocabulary: Vocabulary) -
 
 
 async def test_open_loop_answers_count_from_the_arrival() -> None:
-    async def ask(request: Request, begin: float) -> Answer:
-        return Answer(request.prompt, 9.0, (9.5,))
+    async def ask(request: Request, answer: Answer) -> None:
+        answer.ids += request.prompt
+        answer.token_s.append(9.5)
 
     requests = (Request((1,), 8, due_s=0.0), Request((2,), 8, due_s=0.01))
     free = await ask_all(Work(requests), ask)
     assert [answer.ttft_ms for answer in free.answers] == [9500, 9490]
     bounded = await ask_all(Work(requests, concurrency=1), ask)
-    assert [answer.ttft_ms for answer in bounded.answers] == [500, 500]
+    assert bounded.answers[0].asked_s < 0.01 <= bounded.answers[1].asked_s
     assert bounded.replies == ((1,), (2,))
+
+
+async def test_what_is_in_the_background_lasts_as_long_as_the_rest_and_keeps_what_came() -> None:
+    gone = asyncio.Event()
+
+    async def ask(request: Request, answer: Answer) -> None:
+        answer.take(request.prompt)
+        if request.max_tokens > 1:
+            await asyncio.Event().wait()
+        else:
+            gone.set()
+
+    requests = (Request((1,), 9), Request((2,), 9), Request((3,), 1, due_s=0.01))
+    async with asyncio.timeout(30):
+        done = await ask_all(Work(requests, num_background=2), ask)
+    assert gone.is_set() and done.replies == ((1,), (2,), (3,))
 
 
 def test_jobs_of_a_peer_s_process_keep_their_order() -> None:
     job = to_json(Work((Request((1, 2), 8, 0.5, 7),), temperature=0.8), [3, 2])
     assert job["requests"] == [{"prompt": (1, 2), "max_tokens": 8, "due_s": 0.5, "seed": 7}]
-    assert (job["stop_ids"], job["temperature"]) == ([2, 3], 0.8)
+    assert (job["stop_ids"], job["temperature"], job["num_background"]) == ([2, 3], 0.8, 0)
     row = {"ids": [5], "asked_s": 0.5, "token_s": [0.75]}
     assert from_json({"seconds": 2.0, "answers": [row]}).answers[0].ttft_ms == 250
 
 
 def chat(*token_s: float) -> Answer:
-    return Answer((), 0.0, token_s)
+    return Answer([], 0.0, list(token_s))
 
 
 def test_only_gaps_while_documents_are_read_count() -> None:
     chats = (chat(0.5, 0.9, 1.1, 2.0), chat(0.5, 6.0))
     assert prefill.chat_gaps(WorkResult(6, chats), 0) == pytest.approx([200, 900, 5500])
-    disturbed = WorkResult(6, (*chats, Answer((), 1.0, (3.0, 5.0))))
+    disturbed = WorkResult(6, (*chats, Answer([], 1.0, [3.0, 5.0])))
     assert prefill.chat_gaps(disturbed, 1) == pytest.approx([200, 900])
 
 
@@ -96,10 +123,10 @@ def test_a_p99_of_few_gaps_is_not_shown_nor_a_ratio_of_it() -> None:
 
 def test_loads_are_compared_at_the_same_rate() -> None:
     slow, quick = (
-        [WorkResult(1, (Answer((), 0.0, (at, at + gap, at + 2 * gap)),))]
+        [WorkResult(1, (chat(at, at + gap, at + 2 * gap),))]
         for at, gap in ((0.4, 0.02), (0.2, 0.04))
     )
-    measured = open_loop.Loads({OURS_DRAFTS: 5.0, OPENVINO: 4.0})
+    measured = open_loop.Loads({OURS_DRAFTS: [5.0], OPENVINO: [4.0]})
     for name, done in ((OURS_DRAFTS, slow), (OPENVINO, quick)):
         measured.rates[open_loop.EQUAL, name] = 3.2
         measured.outcomes[open_loop.EQUAL, name] = done

@@ -10,14 +10,13 @@ import time
 
 import numpy as np
 
-from bench.cost import processor_time
 from bench.cost.__main__ import AIMS_US, ROLES, loads, meshes, report, tick_ms
 from bench.cost.backend import Backend, event
-from bench.cost.engine import PacedEngine
 from bench.cost.load import is_error
-from bench.cost.measuring import Cost, Load
-from bench.harness import Run
-from bench.http.client import HttpClient
+from bench.cost.measuring import Cost, Load, Window
+from bench.harness import Run, processor_time
+from bench.harness.http_client import HttpClient
+from bench.harness.paced_engine import PacedEngine
 from outrider.engines.base import SequenceSlice
 from outrider.engines.fake import FakeOptions
 from outrider.testing import free_tcp_port
@@ -27,7 +26,7 @@ ORDINARY = list(range(10, 60))
 
 def engine(repetition: float = 0.0) -> PacedEngine:
     made = PacedEngine(ORDINARY, FakeOptions(vocabulary_size=64, num_blocks=1), 100)
-    made.tick_ms = 0.0
+    made.fixed_ms = 0.0
     made.repetition = repetition
     return made
 
@@ -96,18 +95,24 @@ def test_processor_time_is_counted_by_thread() -> None:
 
 def cost(load: Load, num_tokens: int = 1000) -> Cost:
     used = dict.fromkeys(ROLES, 100_000_000) | {"edge": 50_000_000}
-    return Cost(load, 10.0, 2.0, num_tokens, 100, 500, (10.0, 11.0), used, 0, "")
+    windows = [Window(2.0, num_tokens, 500, used) for _ in range(3)]
+    return Cost(load, 10.0, windows, (10.0, 11.0))
 
 
 def test_figures_are_by_role_and_chats() -> None:
     run = Run("cost", quick=True, command="python -m bench.cost")
-    report(run, [cost(Load(1)), cost(Load(64)), cost(Load(64, provisional=True))])
+    made = [cost(Load(1)), cost(Load(64)), cost(Load(64, provisional=True)), cost(Load(64, "http"))]
+    report(run, made)
     assert run.figures["us_per_token"] == {
         role: dict.fromkeys(("1", "64"), 50.0 if role == "edge" else 100.0) for role in ROLES
     }
-    table, carried = run.tables
-    assert len(table.rows) == len(carried.rows) == 3
-    assert carried.rows[0][2:] == (10_000, 20_000, 10_000, 5000)
+    table, beside = run.tables
+    assert len(table.rows) == 4
+    assert table.rows[0][2:6] == tuple(
+        f"{us} ({us} to {us})" for us in ("100", "50.0", "100", "150")
+    )
+    ((*_, us, rate, _),) = beside.rows
+    assert (us, rate) == ("150 (150 to 150)", 500.0), "edge and router together, over HTTP"
     assert set(AIMS_US) <= set(ROLES)
 
 
@@ -117,7 +122,7 @@ def test_loads_and_their_pace() -> None:
     assert len(loads((1, 16))) == 6
     plain, *repeating = meshes(loads((1, 64)))
     assert len(plain) == 8 and [len(alone) for alone in repeating] == [1, 1]
-    assert tick_ms(1, 800.0) == 10.0 and tick_ms(1000, 800.0) == 1250.0
+    assert tick_ms(1) == 10.0 and tick_ms(1000) == 1250.0
 
 
 def test_the_backend_streams_an_event_per_tick() -> None:

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from bench.harness import Run
-from bench.http import added, aiperf, k6, load
-from bench.http.client import HttpClient, Stream
-from bench.http.load import Outcomes, Round, Server
+from bench.harness.http_client import HttpClient
+from bench.harness.load import Answer, WorkResult
+from bench.http import aiperf, load
+from bench.http.load import Server
 
 _HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
@@ -71,64 +72,57 @@ async def answering(answer: bytes, *, keeps: bool = True) -> AsyncIterator[int]:
 
 async def test_a_connection_that_is_closed_after_an_answer_costs_no_chat() -> None:
     async with answering(_GOOD, keeps=False) as port, HttpClient("127.0.0.1", port) as client:
-        streams = [await client.chat({}) for _ in range(3)]
-    assert [(it.text, it.error) for it in streams] == [("ab", "")] * 3
+        done = [Answer() for _ in range(3)]
+        texts = [await client.chat({}, answer) for answer in done]
+    assert texts == ["ab"] * 3 and not any(answer.error for answer in done)
 
 
 async def test_a_server_that_never_answers_is_an_error() -> None:
     async with answering(b"", keeps=False) as port, HttpClient("127.0.0.1", port) as client:
-        assert "closed the connection" in (await client.chat({})).error
+        done = Answer()
+        await client.chat({}, done)
+    assert "closed the connection" in done.error
 
 
 async def test_a_stream_and_another_on_its_connection() -> None:
     async with answering(_GOOD) as port, HttpClient("127.0.0.1", port, "key") as client:
         for _ in range(2):
-            done = await client.chat({})
+            done = Answer()
+            await client.chat({}, done)
             assert not done.error and done.num_tokens == 2
-            assert len(done.text_at) == 2 and len(done.gaps_ms) == 1 and done.ttft_ms > 0
+            assert len(done.token_s) == 2 and len(done.gaps_ms()) == 1 and done.ttft_ms > 0
 
 
 @pytest.mark.parametrize(
     ("answer", "error"),
     [
         (b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n", "503"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", "not a stream"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", "no text"),
         (_HEAD + _event(error={"message": "it broke"}) + b"0\r\n\r\n", "it broke"),
         (_HEAD + b"0\r\n\r\n", "no text"),
     ],
 )
 async def test_what_is_an_error(answer: bytes, error: str) -> None:
     async with answering(answer) as port, HttpClient("127.0.0.1", port) as client:
-        assert error in (await client.chat({})).error
+        done = Answer()
+        await client.chat({}, done)
+    assert error in done.error
 
 
 async def test_all_questions_are_asked_once() -> None:
     async with answering(_GOOD) as port:
         done = await load.ask(Server("us", "127.0.0.1", port), ["a", "b", "c"], 2)
-    assert len(done.streams) == 3 and not done.errors and done.tokens_per_s > 0
+    assert len(done.answers) == 3 and not any(it.error for it in done.answers)
+    assert done.tokens_per_s > 0
 
 
 def test_errors_are_counted_and_told(capsys: pytest.CaptureFixture[str]) -> None:
     run = Run("http", quick=True, command="")
-    outcomes = Outcomes()
-    good = Stream(0.0, [0.1, 0.2], num_tokens=2)
-    outcomes.add("us", 8, Round(1.0, (good, Stream(0.0, error="it broke"))))
-    load.report(run, outcomes)
+    good = Answer(token_s=[0.1, 0.2], num_tokens=2)
+    load.report(run, {("us", 8): [WorkResult(1.0, (good, Answer(error="it broke")))]})
     assert run.figures["errors"] == 1
     assert run.tables[0].rows[0][:4] == (8, "us", 1, 1)
     assert "it broke" in capsys.readouterr().out
-
-
-def test_what_k6_tells() -> None:
-    metrics = {
-        "iterations": {"count": 4},
-        "chat_tokens": {"count": 8, "rate": 2.5},
-        "chat_first_byte": {"med": 10.0, "p(95)": 20.0},
-    }
-    row = k6.row("us", 2, {"metrics": metrics})
-    assert row == k6.Row("us", 2, 4, 0, (10.0, 20.0), 2.5)
-    none = k6.row("us", 2, {"metrics": {"iterations": {"count": 1}, "chat_errors": {"count": 1}}})
-    assert none.errors == 1 and none.first_byte_ms == (0.0, 0.0)
 
 
 def test_what_aiperf_does_not_tell_of_is_an_error() -> None:
@@ -140,9 +134,3 @@ def test_what_aiperf_does_not_tell_of_is_an_error() -> None:
     }
     assert aiperf.row("us", 2, 4, told) == aiperf.Row("us", 2, 3, 1, (10.0, 20.0), 2.0, 30.0)
     assert aiperf.row("us", 2, 4, {}).errors == 4
-
-
-def test_what_http_adds_is_by_pairs() -> None:
-    run = Run("http", quick=True, command="")
-    added.report(run, {"fake": added.Samples([10.0, 20.0, 30.0], [11.0, 22.0, 33.0])})
-    assert run.figures["http_added_ttft_ms_fake"] == 2.0

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.peers import ik_llamacpp
+from bench.peers import ik_llamacpp_worker
 
 VOCABULARY_SIZE = 50
 
@@ -52,7 +52,7 @@ class Library:
 def library(monkeypatch: pytest.MonkeyPatch) -> Library:
     stand_in = Library()
     found = {"ik_llama_cpp": stand_in, "numpy": np}
-    monkeypatch.setattr(ik_llamacpp, "import_module", lambda name: found[name])
+    monkeypatch.setattr(ik_llamacpp_worker, "import_module", lambda name: found[name])
     return stand_in
 
 
@@ -61,12 +61,12 @@ def job(*prompts: Sequence[int], max_tokens: int = 4, ignore_eos: bool = False) 
     return {"requests": asked, "ignore_eos": ignore_eos, "stop_ids": [30]}
 
 
-def ids(engine: ik_llamacpp.Engine, work: dict[str, Any]) -> list[list[int]]:
+def ids(engine: ik_llamacpp_worker.Engine, work: dict[str, Any]) -> list[list[int]]:
     return [answer["ids"] for answer in engine.run(work)["answers"]]
 
 
 def test_each_reply_begins_anew_and_ends_where_it_should(library: Library) -> None:
-    engine = ik_llamacpp.Engine("m.gguf", 1)
+    engine = ik_llamacpp_worker.Engine("m.gguf", 1)
     assert ids(engine, job([1, 2], [27])) == [[3, 4, 5, 6], [28, 29, 30]]
     assert ids(engine, job([27], ignore_eos=True)) == [[28, 29, 30, 31]]
     answer = engine.run(job([1]))["answers"][0]
@@ -74,11 +74,11 @@ def test_each_reply_begins_anew_and_ends_where_it_should(library: Library) -> No
 
 
 def test_a_prompt_is_read_in_parts_of_which_all_agree(library: Library) -> None:
-    assert ids(ik_llamacpp.Engine("m.gguf", 1), job(range(40), max_tokens=2)) == [[40, 41]]
+    assert ids(ik_llamacpp_worker.Engine("m.gguf", 1), job(range(40), max_tokens=2)) == [[40, 41]]
     assert library.batches == [16, 16, 8, 1]
 
 
 def test_a_call_that_fails_is_told(library: Library) -> None:
     library.status = 1
     with pytest.raises(RuntimeError, match="llama_decode answered 1"):
-        ik_llamacpp.Engine("m.gguf", 1).run(job([1]))
+        ik_llamacpp_worker.Engine("m.gguf", 1).run(job([1]))

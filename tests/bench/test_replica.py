@@ -7,8 +7,9 @@ import pytest
 from bench.arrivals import open_loop, prefill
 from bench.arrivals.requests import RequestFactory
 from bench.harness import Run
-from bench.systems.lineup import OPENVINO, OURS_DRAFTS
-from bench.systems.replica import replica
+from bench.harness import replica as module
+from bench.harness.replica import replica
+from bench.peers.lineup import OPENVINO, OURS_DRAFTS
 from outrider.models.vocabulary import Vocabulary
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model]
@@ -21,9 +22,11 @@ async def test_every_part_measures_a_replica(
     vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prefill, "ARRIVALS_S", (0.0, 0.01))
+    monkeypatch.setattr(prefill, "LEAST_S", 0.5)
+    monkeypatch.setattr(module, "SETTINGS", {**module.SETTINGS, **FAKE})
     run = Run("arrivals", quick=True, command="")
     factory = RequestFactory(vocabulary)
-    async with replica(vocabulary, threads=1, settings=FAKE) as ours:
+    async with replica(vocabulary, threads=1) as ours:
         before = await ours.engine_time()
         measured = await open_loop.measure({OURS_DRAFTS: ours, OPENVINO: ours}, factory, SIZE)
         open_loop.report(run, measured)

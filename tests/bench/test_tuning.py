@@ -10,9 +10,9 @@ import pytest
 
 from bench import tuning
 from bench.harness import Run
+from bench.harness.load import Setup
 from bench.harness.record import load
-from bench.systems.base import Setup
-from bench.systems.lineup import (
+from bench.peers.lineup import (
     INEXACT_DRAFTS,
     LLAMACPP_Q4_0,
     LLAMACPP_Q4_1,
@@ -46,8 +46,10 @@ def test_everybody_gets_what_was_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(tuning, "load", lambda name: load(name, tmp_path))
-    assert chosen("latency") == dict.fromkeys(NAMES, Setup())
+    assert chosen("latency", must_be_recorded=False) == dict.fromkeys(NAMES, Setup())
     assert "peers are not tuned" in capsys.readouterr().err
+    with pytest.raises(RuntimeError, match=r"bench\.tuning"):
+        chosen("latency")
     run = Run("tuning", quick=False, command="")
     report(run, {OURS: [measured(2, 256, 5.0, 30.0)], OPENVINO: DONE})
     run.finish(tmp_path)
@@ -55,8 +57,12 @@ def test_everybody_gets_what_was_recorded(
     assert found[OPENVINO] == found[OPENVINO_LOOKUP] == Setup(2, 2048)
     assert found[OURS] == found[INEXACT_DRAFTS] == Setup(2, 256)
     assert found[LLAMACPP_Q4_1] == found[LLAMACPP_Q4_0] == Setup()
-    assert chosen("latency", threads=1)[OPENVINO] == Setup(1, 256)
+    assert chosen("latency")[OPENVINO] == Setup(1, 256)
     record: dict[str, Any] = json.loads((tmp_path / "tuning.json").read_text())
     assert [row[-1] for row in record["tables"][0]["rows"]] == [
         *("throughput, latency", "", "latency", "", "throughput"),
     ]
+    record["machine"]["cpu"] = "another one"
+    (tmp_path / "tuning.json").write_text(json.dumps(record))
+    with pytest.raises(RuntimeError, match="on this machine"):
+        chosen("latency")

@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from bench.faults.chats import ReferenceChat, make_reference_chats
-from bench.faults.fleet import HOST, Service
+from bench.harness.mesh import HOST, Service
 from bench.harness.run_folder import run_folder
 from outrider.client import Client, Committed, Message, connect
 from outrider.rpc import make_channel

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.faults.fleet import HOST, Service
+from bench.harness.mesh import HOST, Service
 from outrider.client import (
     ChatResult,
     Client,

@@ -4,7 +4,7 @@ Eight replicas, 150 groups of 5 prompts with a shared beginning, arriving as a P
 random order. Each replica is our inference service with its real scheduler and KV pool; only the
 engine is fake, and a call of it takes as long as the real one's does (`bench.scale.calls`). In
 front of it stand our router; SMG, which reaches the same replicas through an OpenAI-compatible
-shell in their processes; and, as floors, round robin and least outstanding requests in the client
+shell; and, as floors, round robin and least outstanding requests in the client
 itself, without any router.
 
 Dynamo's router works with Dynamo's own workers alone, so it has its CPU mocker: as many workers, as

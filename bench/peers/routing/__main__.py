@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import sys
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -13,14 +14,15 @@ from typing import TypeAlias
 import bench.peers.routing
 from bench.harness import Run, parser, quantile, start
 from bench.peers import dynamo, smg
+from bench.peers.lineup import rotated
 from bench.peers.routing import fleets
-from bench.peers.routing.clients import Client, serve
-from bench.peers.routing.fleets import NUM_REPLICAS, Pace
+from bench.peers.routing.fleets import NUM_REPLICAS, Client, Pace, serve
 from bench.peers.routing.workload import NUM_GROUPS, Served, make_asks
 from bench.scale.calls import recorded
 
 RATES = (8.0, 12.0)
 """Requests a second of all replicas, with the engine as fast as it was measured."""
+ROUNDS = 2
 OURS = "outrider"
 Open: TypeAlias = Callable[[Pace], AbstractAsyncContextManager[Client]]
 
@@ -39,14 +41,9 @@ CONTENDERS: dict[str, Open] = {
 def main() -> int:
     flags = parser("peers.routing", bench.peers.routing.__doc__ or "")
     flags.add_argument("--rates", type=float, nargs="+", default=RATES, help="requests a second")
-    flags.add_argument("--slow", type=float, default=1.0, help="times slower than measured")
-    flags.add_argument("--only", help="routers whose names begin so")
-    flags.add_argument("--seed", type=int, default=1)
     arguments = flags.parse_args()
     run = start("routing", arguments)
-    run.quick |= bool(arguments.only)
-    served = asyncio.run(_compete(_installed_routers(arguments.only or ""), arguments))
-    report(run, served, arguments.slow)
+    report(run, asyncio.run(_compete(_installed_routers(), arguments)))
     run.finish()
     return 0
 
@@ -54,40 +51,37 @@ def main() -> int:
 Results: TypeAlias = dict[tuple[float, str], list[Served]]
 
 
-def _installed_routers(only: str) -> dict[str, Open]:
-    missing = [peer for peer in (smg, dynamo) if not peer.installed()]
+def _installed_routers() -> dict[str, Open]:
+    missing = [peer.PEER for peer in (smg, dynamo) if not peer.PEER.is_installed()]
     for peer in missing:
-        print(f"left out: {peer.INSTALL}", file=sys.stderr)
-    absent = tuple(peer.__name__.rpartition(".")[2] for peer in missing)
-    return {
-        name: opening
-        for name, opening in CONTENDERS.items()
-        if name.startswith(only) and not (absent and name.startswith(absent))
-    }
+        print(f"{peer.name}: {peer.hint}", file=sys.stderr)
+    absent = tuple(peer.name for peer in missing)
+    return {n: it for n, it in CONTENDERS.items() if not (absent and n.startswith(absent))}
 
 
 async def _compete(routers: dict[str, Open], arguments: argparse.Namespace) -> Results:
-    pace = _pace(arguments.slow)
-    results = Results()
+    """Round by round, another router first; each round has requests of its own."""
+    pace, results = _pace(), Results()
     rates = arguments.rates[-1:] if arguments.quick else arguments.rates
-    for done, (rate, name) in enumerate((r, n) for r in rates for n in routers):
-        num_groups = 20 if arguments.quick else NUM_GROUPS
-        asks = make_asks(rate / arguments.slow, num_groups, arguments.seed)
-        async with routers[name](pace) as client:
-            results[rate, name] = await serve(client, asks)
-        print(f"{done + 1} of {len(rates) * len(routers)}: {name}", file=sys.stderr)
+    num_groups, rounds = (20, 1) if arguments.quick else (NUM_GROUPS, ROUNDS)
+    for turn, rate in itertools.product(range(rounds), rates):
+        for name in rotated(routers, turn):
+            asks = make_asks(rate, num_groups, seed=1 + turn)
+            async with routers[name](pace) as client:
+                results.setdefault((rate, name), []).extend(await serve(client, asks))
+            print(f"round {turn + 1} of {rounds}, {rate:g}/s: {name}", file=sys.stderr)
     return results
 
 
-def _pace(slow: float) -> Pace:
+def _pace() -> Pace:
     """A line through the measured times of a reply's call and of a prompt's."""
     times, few, many = recorded(), 4, 256
     row_ms = (times.mean_ms(many, 0) - times.mean_ms(few, 0)) / (many - few)
-    return Pace(slow * (times.mean_ms(few, 0) - few * row_ms), slow * row_ms)
+    return Pace(times.mean_ms(few, 0) - few * row_ms, row_ms)
 
 
-def report(run: Run, results: Results, slow: float) -> None:
-    """Times are divided by `slow` again."""
+def report(run: Run, results: Results) -> None:
+    """One row for each rate and router."""
     columns = ("requests/s", "router", "n", "TTFT p50, ms", "p90", "p99", "prefix hit rate")
     title = (
         f"Routers in front of {NUM_REPLICAS} replicas: time to first token and prefix hit rate, "
@@ -96,10 +90,10 @@ def report(run: Run, results: Results, slow: float) -> None:
     table = run.table(title, *columns, "p50 over ours", "p90 over ours")
     figures: dict[str, dict[str, float]] = {"ttft_p50_vs": {}, "ttft_p90_vs": {}, "hit_rate": {}}
     for (rate, name), served in results.items():
-        ttft_ms = _ttft_ms(served, slow)
+        ttft_ms = _ttft_ms(served)
         p50, p90 = (quantile(ttft_ms, share) for share in (0.5, 0.9))
         hit = sum(s.cached_tokens for s in served) / sum(s.prompt_tokens for s in served)
-        of_ours = _ttft_ms(results.get((rate, OURS), served), slow)
+        of_ours = _ttft_ms(results.get((rate, OURS), served))
         ours = [quantile(of_ours, share) for share in (0.5, 0.9)]
         tail = (table.quantile(ttft_ms, share) for share in (0.9, 0.99))
         cells = (len(ttft_ms), table.median(ttft_ms), *tail, round(hit, 3))
@@ -111,8 +105,8 @@ def report(run: Run, results: Results, slow: float) -> None:
     run.figures |= {**figures, "requests": len(next(iter(results.values())))}
 
 
-def _ttft_ms(served: list[Served], slow: float) -> list[float]:
-    return [one.ttft_s * 1e3 / slow for one in served]
+def _ttft_ms(served: list[Served]) -> list[float]:
+    return [one.ttft_s * 1e3 for one in served]
 
 
 if __name__ == "__main__":

@@ -1,33 +1,43 @@
-"""The processes behind each router under test, started and stopped by context managers."""
+"""What stands behind each router under test, and how each is asked by its own protocol."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import shutil
+import itertools
 import sys
-import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any, Final, TypeAlias
 
-import numpy as np
-
+from bench.harness.http_client import HttpClient
+from bench.harness.load import Answer, send
+from bench.harness.mesh import Mesh, Service, mesh, replica_rows, until_placing
+from bench.harness.paced_replica import program
 from bench.harness.processes import child, read_json
+from bench.harness.region_client import RegionClient, opening_frame
+from bench.harness.replica import coder_of
 from bench.peers import dynamo, smg
-from bench.peers.routing import replica
-from bench.peers.routing.clients import Client, Direct, Http, Routed
+from bench.peers.routing.workload import MAX_TOKENS, MODEL, Ask, Served, as_text
 from outrider.children import PipedProcess
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import load_vocabulary
-from outrider.rpc import make_channel
+from outrider.sampling.params import SamplingParams
 from outrider.testing import free_tcp_port
-from outrider.v1 import router_pb2, router_pb2_grpc
+from outrider.v1 import common_pb2
 
-NUM_REPLICAS = 8
-_START_S = 120.0
+NUM_REPLICAS: Final = 8
+_BLOCK_TOKENS: Final = 32
+_NUM_BLOCKS: Final = 640
+"""Of a replica: thirty shared beginnings beside sixteen sessions."""
+_MIN_ROWS: Final = 2
+_START_S: Final = 120.0
+
+Client: TypeAlias = Callable[[Ask, Answer], Awaitable[int]]
+"""Asks one router; the answer is told of every arrival. The prompt's cached tokens. Raises the
+error that the router refuses with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,247 +47,170 @@ class Pace:
     fixed_ms: float
     row_ms: float
 
-    def prefill_ms(self, tokens: int) -> float:
-        """In one call."""
-        return self.fixed_ms + self.row_ms * tokens
+
+async def serve(client: Client, asks: Sequence[Ask]) -> list[Served]:
+    """All of them, when they are due."""
+    cached: dict[Ask, int] = {}
+
+    async def one(ask: Ask, answer: Answer) -> None:
+        cached[ask] = await client(ask, answer)
+
+    done = await send(asks, one, due_s=[ask.due_s for ask in asks])
+    return [
+        Served(answer.token_s[0] - ask.due_s, len(ask.prompt), cached[ask])
+        for ask, answer in zip(asks, done.answers, strict=True)
+    ]
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Of one replica or router."""
-
-    grpc: str
-    http: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Started:
-    """A process that serves."""
-
-    process: PipedProcess
-    address: Address
-
-
-@contextlib.asynccontextmanager
-async def replicas(pace: Pace) -> AsyncIterator[list[Address]]:
+async def _replicas(made: Mesh, pace: Pace) -> list[Service]:
     """Fresh ones, with empty caches."""
-    async with contextlib.AsyncExitStack() as stack:
-        opening = (
-            stack.enter_async_context(start_replica(number, pace)) for number in range(NUM_REPLICAS)
+    flags = {
+        "fixed-ms": pace.fixed_ms,
+        "row-ms": pace.row_ms,
+        "block-tokens": _BLOCK_TOKENS,
+        "min-rows": _MIN_ROWS,
+    }
+    values = {"scheduler.max_queue": 4096, "num_blocks": _NUM_BLOCKS, "log_level": "error"}
+    started = [
+        made.service(
+            *(f"r{number}", "inference", {"replica": f"r{number}", **values}),
+            region="local",
+            program=program(free_tcp_port(), **flags),
         )
-        started = await asyncio.gather(*opening)
-        yield [one.address for one in started]
+        for number in range(NUM_REPLICAS)
+    ]
+    await made.start(*started)
+    return started
 
 
-@contextlib.asynccontextmanager
-async def start_replica(
-    number: int, pace: Pace, more: Mapping[str, object] | None = None
-) -> AsyncIterator[Started]:
-    """One with these settings besides, once it serves."""
-    port, admin_port, http_port = free_tcp_port(), free_tcp_port(), free_tcp_port()
-    settings = {
-        "port": port,
-        "admin.port": admin_port,
-        "replica": f"r{number}",
-        "scheduler.max_queue": 4096,
-        "log_level": "error",
-        **(more or {}),
-    }
-    environ = {
-        f"OUTRIDER_INFERENCE_{name.upper().replace('.', '_')}": str(value)
-        for name, value in settings.items()
-    }
-    words = (str(http_port), str(pace.fixed_ms), str(pace.row_ms))
-    command = (sys.executable, "-m", "bench.peers.routing.replica", *words)
-    async with child(*command, environ=environ) as process:
-        async with asyncio.timeout(_START_S):
-            await read_json(process)
-        address = Address(f"127.0.0.1:{port}", f"http://127.0.0.1:{http_port}")
-        yield Started(process, address)
+class _Sessions:
+    """Our router, or one of our replicas, asked as an edge or a router asks it."""
 
+    def __init__(self, address: str, *, via_router: bool) -> None:
+        vocabulary = load_vocabulary(DEFAULT_MODEL, ModelStore(default_root()))
+        self._coder, self._digest = coder_of(vocabulary), vocabulary.digest
+        self.client = RegionClient(self._coder, address, via_router=via_router)
+        self.num_open = 0
 
-@contextlib.asynccontextmanager
-async def start_router(
-    addresses: Sequence[Address], more: Sequence[str] = ()
-) -> AsyncIterator[Started]:
-    """Ours in front of these replicas, once it can place on all of them; `more` are lines of its
-    settings."""
-    async with _scratch() as folder:
-        port = free_tcp_port()
-        file = folder / "router.toml"
-        file.write_text(_router_settings(port, addresses, more), encoding="utf-8")
-        command = (sys.executable, "-m", "outrider.cli.main", "serve", "router")
-        async with child(*command, "--config", str(file)) as process:
-            await _placing(f"127.0.0.1:{port}", len(addresses))
-            yield Started(process, Address(f"127.0.0.1:{port}"))
+    async def ask(self, ask: Ask, answer: Answer) -> int:
+        """As Client."""
+        sampling = SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True)
+        opening = opening_frame(self._coder, ask.prompt, sampling, self._digest)
+        opening.speculation = common_pb2.SPECULATION_OFF
+        self.num_open += 1
+        try:
+            async with self.client.open(opening) as talk:
+                while not (frame := await talk.receive()).HasField("done"):
+                    if frame.HasField("commit"):
+                        answer.take(())
+                return frame.done.usage.cached_tokens
+        finally:
+            self.num_open -= 1
 
 
 @contextlib.asynccontextmanager
 async def outrider(pace: Pace) -> AsyncIterator[Client]:
     """Our router in front of fresh replicas."""
-    async with (
-        replicas(pace) as addresses,
-        start_router(addresses) as router,
-        Routed(router.address.grpc) as client,
-    ):
-        yield client
-
-
-def _router_settings(port: int, addresses: Sequence[Address], more: Sequence[str]) -> str:
-    lines = ["[router]", f"port = {port}", f'default_model = "{replica.MODEL}"']
-    lines += ['log_level = "error"', *more]
-    for number, address in enumerate(addresses):
-        lines += ["[[router.replicas]]", f'name = "r{number}"', 'region = "local"']
-        lines += [f'address = "{address.grpc}"']
-    return "\n".join(lines) + "\n"
-
-
-async def _placing(router: str, num_replicas: int) -> None:
-    """Return once it can place sessions on so many."""
-    channel = make_channel(router)
-    try:
-        stub = router_pb2_grpc.RouterServiceStub(channel)
-        async with asyncio.timeout(_START_S):
-            ready = 0
-            while ready < num_replicas:
-                await asyncio.sleep(0.1)
-                request = router_pb2.ListReplicasRequest()
-                answer = await stub.ListReplicas(request, wait_for_ready=True)
-                ready = sum(one.state == router_pb2.REPLICA_STATE_READY for one in answer.replicas)
-    finally:
-        await channel.close()
+    async with mesh("routing") as made:
+        replicas = await _replicas(made, pace)
+        values = {"replicas": replica_rows(replicas), "default_model": DEFAULT_MODEL.name}
+        router = made.service("router", "router", values, region="local")
+        await made.start(router)
+        await until_placing(router, NUM_REPLICAS)
+        sessions = _Sessions(router.address, via_router=True)
+        async with sessions.client:
+            yield sessions.ask
 
 
 @contextlib.asynccontextmanager
 async def balanced(pace: Pace, *, least: bool) -> AsyncIterator[Client]:
-    """A floor: no router at all."""
-    async with replicas(pace) as addresses:
-        async with Direct([address.grpc for address in addresses], least=least) as client:
-            yield client
+    """A floor, without any router: replicas in turn, or the one with the `least` requests of this
+    client, which has them all."""
+    async with mesh("routing") as made, contextlib.AsyncExitStack() as stack:
+        replicas = [
+            _Sessions(replica.address, via_router=False) for replica in await _replicas(made, pace)
+        ]
+        for replica in replicas:
+            await stack.enter_async_context(replica.client)
+        turns = itertools.cycle(range(len(replicas)))
+
+        async def ask(ask: Ask, answer: Answer) -> int:
+            turn = next(turns)
+            order = replicas[turn:] + replicas[:turn]
+            chosen = min(order, key=lambda one: one.num_open) if least else order[0]
+            return await chosen.ask(ask, answer)
+
+        yield ask
 
 
 @contextlib.asynccontextmanager
 async def gateway(pace: Pace, policy: str) -> AsyncIterator[Client]:
-    """SMG in front of them, with a policy of its own and its own defaults."""
-    async with replicas(pace) as addresses:
-        port = free_tcp_port()
-        flags = ("--host", "127.0.0.1", "--port", str(port), "--policy", policy)
-        urls = ("--worker-urls", *(address.http for address in addresses))
-        quiet = ("--log-level", "error", "--prometheus-port", str(free_tcp_port()))
-        async with child(str(smg.SERVER), "launch", *flags, *urls, *quiet, silent=True) as process:
-            client = Http(port, replica.MODEL, letters=True)
-            await _serving(client, process)
-            yield client
+    """SMG in front of fresh replicas, with a policy of its own and its own defaults."""
+    async with mesh("routing") as made:
+        ports = {free_tcp_port(): it.address for it in await _replicas(made, pace)}
+        shells = (f"{port}={address}" for port, address in ports.items())
+        module = ("-m", "bench.peers.routing.shell")
+        async with child(sys.executable, *module, *shells) as shell:
+            await read_json(shell)
+            port = free_tcp_port()
+            command = smg.command(port, [f"http://127.0.0.1:{it}" for it in ports], policy)
+            async with child(*command, silent=True) as process:
+                await _serving(port, "z", process)
+                yield lambda ask, answer: _complete(port, as_text(ask.prompt), answer)
 
 
 @contextlib.asynccontextmanager
 async def mocked(pace: Pace, mode: str) -> AsyncIterator[Client]:
     """Dynamo's frontend in front of its mockers."""
-    async with _scratch() as folder:
-        _model_files(folder / "model")
-        _profile(folder / "times.npz", pace)
-        port = free_tcp_port()
-        environ = {"DYN_FILE_KV": str(folder / "store"), "HF_HUB_OFFLINE": "1"}
-        planes = ("--discovery-backend", "file", "--request-plane", "tcp", "--event-plane", "zmq")
-        python = str(dynamo.PYTHON)
-        workers = (python, "-m", "dynamo.mocker", *_mocker_flags(folder), *planes)
-        front = (python, "-m", "dynamo.frontend", *_frontend_flags(port, mode), *planes)
-        async with (
-            child(*workers, environ=environ, silent=True) as one,
-            child(*front, environ=environ, silent=True) as other,
-        ):
-            client = Http(port, replica.MODEL, letters=False)
-            await _serving(client, one, other)
-            yield client
-
-
-def _mocker_flags(folder: Path) -> tuple[str, ...]:
-    return (
-        *("--model-path", str(folder / "model"), "--model-name", replica.MODEL),
-        *("--num-workers", str(NUM_REPLICAS), "--block-size", str(replica.BLOCK_TOKENS)),
-        *("--num-gpu-blocks-override", str(replica.NUM_BLOCKS), "--max-num-seqs", "16"),
-        *("--max-num-batched-tokens", "256"),
-        *("--planner-profile-data", str(folder / "times.npz")),
+    port = free_tcp_port()
+    opened = dynamo.mocked(
+        *(port, MODEL, mode),
+        num_workers=NUM_REPLICAS,
+        num_blocks=_NUM_BLOCKS,
+        block_tokens=_BLOCK_TOKENS,
+        fixed_ms=pace.fixed_ms,
+        row_ms=pace.row_ms,
     )
+    async with opened as processes:
+        await _serving(port, [7], *processes)
+        yield lambda ask, answer: _complete(port, [1000 + id for id in ask.prompt], answer)
 
 
-def _frontend_flags(port: int, mode: str) -> tuple[str, ...]:
-    return (
-        *("--http-host", "127.0.0.1", "--http-port", str(port), "--router-mode", mode),
-        *("--kv-cache-block-size", str(replica.BLOCK_TOKENS)),
-        *("--router-min-initial-workers", str(NUM_REPLICAS)),
-    )
+async def _complete(port: int, prompt: object, answer: Answer, max_tokens: int = MAX_TOKENS) -> int:
+    """A completion of an OpenAI-compatible server, over a connection of its own; the cached tokens
+    of the prompt."""
+    body = {
+        "model": MODEL,
+        "prompt": prompt,
+        "max_tokens": max_tokens,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    usage: dict[str, Any] = {}
+    async with HttpClient("127.0.0.1", port, path="/v1/completions") as client:
+        async for event in client.events(body):
+            if (event.get("choices") or [{}])[0].get("text"):
+                answer.take(())
+            usage = event.get("usage") or usage
+    if not answer.token_s:
+        raise RuntimeError(f"no token came; usage {usage}")
+    details = usage.get("prompt_tokens_details") or {}
+    return int(details.get("cached_tokens") or 0)
 
 
-_ENDS = {"bos_token_id": 1, "eos_token_id": 2}
-_MODEL_FILES: dict[str, dict[str, object]] = {
-    "config": {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_size": 576,
-        "intermediate_size": 1536,
-        "num_hidden_layers": 30,
-        "num_attention_heads": 9,
-        "num_key_value_heads": 3,
-        "vocab_size": 49152,
-        "max_position_embeddings": 2048,
-        "torch_dtype": "bfloat16",
-        **_ENDS,
-    },
-    "tokenizer_config": {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": 2048,
-        "bos_token": "<|im_start|>",
-        "eos_token": "<|im_end|>",
-        "chat_template": "{% for message in messages %}{{ message['content'] }}{% endfor %}",
-    },
-    "generation_config": {**_ENDS},
-}
-
-
-def _model_files(folder: Path) -> None:
-    """What Dynamo wants to know of a model: here the default one's tokenizer. Nothing is
-    tokenized, but its frontend turns the mockers' random ids into text."""
-    folder.mkdir()
-    load_vocabulary(DEFAULT_MODEL, ModelStore(default_root())).save(folder)
-    for name, content in _MODEL_FILES.items():
-        (folder / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
-
-
-def _profile(path: Path, pace: Pace) -> None:
-    """The mocker's timing tables. Its time of decoding goes by tokens in the cache and tokens per
-    sequence; their quotient is the sequences, which have two rows each here as with us."""
-    tokens = np.arange(0, 4097, 16)
-    cached, each = np.linspace(0, 20480, 65), np.linspace(1, 2048, 65)
-    sequences = np.clip(cached[:, None] / each[None, :], 1, 16)
-    np.savez(
-        path,
-        prefill_isl=tokens.astype(np.float64),
-        prefill_ttft_ms=np.array([pace.prefill_ms(int(count)) for count in tokens]),
-        decode_active_kv_tokens=cached,
-        decode_context_length=each,
-        decode_itl=pace.fixed_ms + 2 * pace.row_ms * sequences,
-    )
-
-
-@contextlib.asynccontextmanager
-async def _scratch() -> AsyncIterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="outrider-routing-"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-async def _serving(client: Http, *processes: PipedProcess) -> None:
-    """Return once it answers a completion."""
-    async with asyncio.timeout(_START_S):
-        while not await client.answers():
-            _check(processes)
-            await asyncio.sleep(0.25)
-
-
-def _check(processes: Sequence[PipedProcess]) -> None:
-    for process in processes:
-        if process.returncode is not None:
-            raise RuntimeError(f"a process ended with exit status {process.returncode}")
+async def _serving(port: int, prompt: object, *processes: PipedProcess) -> None:
+    """Return once a completion comes to an end; its prompt is nobody's beginning. Raises
+    RuntimeError, TimeoutError."""
+    until = time.monotonic() + _START_S
+    while True:
+        try:
+            await _complete(port, prompt, Answer(), 1)
+            return
+        except (OSError, EOFError, ValueError, RuntimeError) as error:
+            if time.monotonic() > until:
+                raise TimeoutError("nothing was answered") from error
+        for process in processes:
+            if process.returncode is not None:
+                raise RuntimeError(f"a process ended with exit status {process.returncode}")
+        await asyncio.sleep(0.25)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from typing import Final
 
-from bench.arrivals.requests import poisson
+from bench.harness.load import poisson
 
-NUM_GROUPS = 150
-GROUP_SIZE = 5
-SHARED_TOKENS = 480
-OWN_TOKENS = 32
-MAX_TOKENS = 16
+MODEL: Final = "paced"
+"""What the others call the model."""
+NUM_GROUPS: Final = 150
+GROUP_SIZE: Final = 5
+SHARED_TOKENS: Final = 480
+OWN_TOKENS: Final = 32
+MAX_TOKENS: Final = 16
 FIRST_ID, NUM_IDS = 3, 58
 """Ids of prompts; each stands for a letter in what is asked over HTTP."""
+_FIRST_LETTER: Final = ord("A") - FIRST_ID
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,3 @@ def as_text(ids: tuple[int, ...]) -> str:
 def as_ids(text: str) -> tuple[int, ...]:
     """The ids of such a text."""
     return tuple(ord(letter) - _FIRST_LETTER for letter in text)
-
-
-_FIRST_LETTER = ord("A") - FIRST_ID

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from bench.harness.benches import CORE, MAX_CORE_MINUTES, Bench, bench_of
-from bench.harness.series import Peer, Series, Size, install, is_fresh, minutes
+from bench.harness.series import Series, Size, install, is_fresh, minutes
 from bench.harness.sources import digests
+from bench.peers.installing import Peer
 
 CORE_SIZE = Size(core=True)
 
@@ -100,9 +101,9 @@ def test_installing_takes_what_is_missing_and_names_what_fails(
         raise RuntimeError("no compiler")
 
     peers = {
-        "there": Peer("there", 1.0, lambda: True, breaks),
-        "new": Peer("new", 2.0, lambda: False, lambda: done.append("new")),
-        "broken": Peer("broken", 3.0, lambda: False, breaks),
+        "there": Peer("there", "1", 1.0, lambda: True, breaks),
+        "new": Peer("new", "1", 2.0, lambda: False, lambda: done.append("new")),
+        "broken": Peer("broken", "1", 3.0, lambda: False, breaks),
     }
     assert install(peers, peers) == ["broken"]
     assert done == ["new"]

@@ -8,7 +8,6 @@ import pytest
 
 from bench.harness.prompts import load_prompts
 from bench.wan import frontier
-from bench.wan.measure import Links
 from bench.wan.testbed import RegionEngine
 
 
@@ -38,9 +37,7 @@ async def test_every_setting_is_asked_the_tuning_prompts(monkeypatch: pytest.Mon
     cores = os.sched_getaffinity(0)
     settings = frontier.combinations(["display.threshold=0.4,0.6"])
     try:
-        chats = await frontier.ask_all(
-            settings, 1, Links(client_rtt_ms=4.0), ["drafter.model=none"], RegionEngine("fake")
-        )
+        chats = await frontier.ask_all(settings, 1, ["drafter.model=none"], RegionEngine("fake"))
     finally:
         os.sched_setaffinity(0, cores)
     assert asked == {"tuning"}

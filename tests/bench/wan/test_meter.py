@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 
-from bench.wan.meter import cpu_s, tree
+from bench.wan.measure import cpu_s, tree
 from bench.wan.testbed import split_cores
 
 

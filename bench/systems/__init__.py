@@ -1,2 +1,0 @@
-"""The systems under test: one way to ask each of them the same work, each in a process of its
-own."""
