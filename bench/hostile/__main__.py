@@ -69,7 +69,7 @@ async def attacked(
 
 
 async def _timed(run: Run, mesh: LocalMesh) -> None:
-    """In calm; the fake engine takes as long for a cached prompt as for another."""
+    """In calm."""
     found = await timing.compare(target_of(mesh))
     timing.report(run, found)
     run.figures["timing_broken"] = [*timing.misses(found)]
