@@ -18,7 +18,7 @@ from outrider.codec import varint
 from outrider.codec.prompt_memory import PromptMemory
 from outrider.codec.shipped import shipped_table
 from outrider.codec.tokens import TokenCodec, TokenCoder
-from outrider.models.catalog import lookup
+from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import Vocabulary, load_vocabulary
 from outrider.sampling.params import SamplingParams
@@ -31,7 +31,6 @@ from services.edge.wire.region import RegionCodec, RegionWire
 BLOCK_TOKENS = (16, 128, 1024)
 COMMIT_TOKENS = (1, 2, 4, 8)
 PACKED = "protobuf packed"
-NUM_RECENT = (64, 112)
 NUM_TURNS = 10
 _CALLS = 20
 
@@ -46,18 +45,14 @@ class Form:
 
 
 def main() -> int:
-    flags = parser("codec", __doc__ or "")
-    flags.add_argument("--model", default="", help="a model's name; empty: the default model")
-    arguments = flags.parse_args()
-    run = start("codec", arguments)
-    vocabulary = load_vocabulary(lookup(arguments.model), ModelStore(default_root()))
+    run = start("codec", parser("codec", __doc__ or "").parse_args())
+    vocabulary = load_vocabulary(DEFAULT_MODEL, ModelStore(default_root()))
     forms = [*_codecs(vocabulary), _packed()]
     _bytes_by_kind(run, vocabulary, forms)
-    _recent_first(run, vocabulary)
     repeats = 20 if run.quick else 200
     _by_block_size(run, vocabulary, forms, repeats)
-    commits(run, vocabulary, repeats)
-    chats(run, vocabulary)
+    _commits(run, vocabulary, repeats)
+    _chats(run, vocabulary)
     _returning(run, vocabulary)
     run.finish()
     return 0
@@ -107,39 +102,6 @@ def _bytes_by_kind(run: Run, vocabulary: Vocabulary, forms: list[Form]) -> None:
             )
 
 
-def _recent_first(run: Run, vocabulary: Vocabulary) -> None:
-    """Would a table that both ends learn be worth it? Decision 0017 has the answer."""
-    title = "Payload of ids, bytes per token: as they are, and by a table learnt within each prompt"
-    table = run.table(title, "prompts", "LEB128 of ids", *map(_of_recent, NUM_RECENT))
-    encoded = [vocabulary.encode(prompt.text) for prompt in load_prompts()]
-    num_tokens = sum(map(len, encoded))
-    plain = sum(len(varint.encode(i)) for ids in encoded for i in ids) / num_tokens
-    learnt = [
-        sum(recent_first_bytes(ids, most) for ids in encoded) / num_tokens for most in NUM_RECENT
-    ]
-    table.add(len(encoded), plain, *learnt)
-
-
-def _of_recent(most: int) -> str:
-    return f"{most} recent ids first"
-
-
-def recent_first_bytes(ids: Sequence[int], most: int) -> int:
-    """Bytes of LEB128 where numbers below `most` are places in a list of the latest ids, the last
-    one first (move-to-front: Bentley et al., CACM 1986), and all others ids, `most` higher."""
-    recent: list[int] = []
-    size = 0
-    for token_id in ids:
-        if token_id in recent:
-            size += len(varint.encode(recent.index(token_id)))
-            recent.remove(token_id)
-        else:
-            size += len(varint.encode(token_id + most))
-        recent.insert(0, token_id)
-        del recent[most:]
-    return size
-
-
 def _by_block_size(run: Run, vocabulary: Vocabulary, forms: list[Form], repeats: int) -> None:
     """The ids of all prompts in a row, cut into messages of n tokens."""
     ids = list(itertools.chain(*(vocabulary.encode(prompt.text) for prompt in load_prompts())))
@@ -182,7 +144,7 @@ def _frames(vocabulary: Vocabulary) -> list[Form]:
     return [form(codec) for codec in coder.supported if codec != TokenCodec.U16]
 
 
-def commits(run: Run, vocabulary: Vocabulary, repeats: int) -> None:
+def _commits(run: Run, vocabulary: Vocabulary, repeats: int) -> None:
     """What commits carry, beside a packed field."""
     ids = list(itertools.chain(*(vocabulary.encode(prompt.text) for prompt in load_prompts())))
     table = run.table(
@@ -216,7 +178,7 @@ def _overhead_bytes(vocabulary: Vocabulary, ids: Iterable[int]) -> int:
     return most
 
 
-def chats(run: Run, vocabulary: Vocabulary) -> None:
+def _chats(run: Run, vocabulary: Vocabulary) -> None:
     """All ids of a chat, up and down: six tenths of each text as the prompt, the rest the reply."""
     ours, packed = _frames(vocabulary)[0], _packed()
     whole = _codecs(vocabulary)[0]

@@ -11,75 +11,56 @@ medians.
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 
 from bench.harness import Run, median, parser, start
 from bench.harness.prompts import interleaved, load_prompts
-from outrider.engines.base import Engine
+from bench.harness.scheduled import Outcome, answer
+from bench.peers.lineup import rotated
 from outrider.engines.config import EngineConfig
 from outrider.engines.factory import create_engine
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.chat import Message
 from outrider.models.store import ModelStore, default_root
-from outrider.models.vocabulary import Vocabulary, load_vocabulary
+from outrider.models.vocabulary import load_vocabulary
 from outrider.sampling.params import SamplingParams
-from outrider.sampling.reply import ReplyText
-from outrider.speculation.shipped import shipped_prior
-from services.inference.scheduler.limits import SchedulerLimits
-from services.inference.scheduler.scheduler import Scheduler
-from services.inference.scheduler.types import Committed, Event, Failed, OpenRequest
 
 THRESHOLDS = (0.0, 0.95, 0.9, 0.7, 0.5)
 """0 is exact."""
 MAX_TOKENS = 96
 TEMPERATURE = 0.8
-
-
-@dataclass(slots=True)
-class ThresholdResult:
-    """The replies to all prompts at one threshold."""
-
-    seconds: float = 0.0
-    replies: list[list[int]] = field(default_factory=list)
-    num_lossy: int = 0
-    num_commits: int = 0
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(map(len, self.replies))
+CONCURRENCY = 4
 
 
 def main() -> int:
-    flags = parser("lossy", __doc__ or "")
-    flags.add_argument("--concurrency", type=int, default=4)
-    flags.add_argument("--rounds", type=int, help="default 3, quick 1")
-    arguments = flags.parse_args()
-    run = start("lossy", arguments)
+    run = start("lossy", parser("lossy", __doc__ or "").parse_args())
     vocabulary = load_vocabulary(DEFAULT_MODEL, ModelStore(default_root()))
     prompts = [p for p in interleaved(load_prompts()) if p.kind != "document"]
     ids = [vocabulary.encode_chat([Message("user", p.text)]) for p in prompts]
     ids = ids[:20] if run.quick else ids
-    rounds: list[dict[float, ThresholdResult]] = []
-    bench = Bench(
-        create_engine(EngineConfig(prepare_first=True)), vocabulary, arguments.concurrency
-    )
-    for turn in range(arguments.rounds or (1 if run.quick else 3)):
-        order = THRESHOLDS[turn % 5 :] + THRESHOLDS[: turn % 5]
-        rounds.append({threshold: bench.answer(ids, threshold) for threshold in order})
+    engine = create_engine(EngineConfig(prepare_first=True))
+    rounds: list[dict[float, Outcome]] = []
+    for turn in range(1 if run.quick else 3):
+        done: dict[float, Outcome] = {}
+        for threshold in rotated(THRESHOLDS, turn):
+            sampling = SamplingParams(
+                temperature=TEMPERATURE, max_tokens=MAX_TOKENS, acceptance_threshold=threshold
+            )
+            done[threshold] = answer(engine, vocabulary, ids, sampling, concurrency=CONCURRENCY)
+        rounds.append(done)
         print(f"round {turn + 1}", file=sys.stderr)
-    report(run, rounds, arguments.concurrency)
+    engine.close()
+    report(run, rounds)
     run.finish()
     return 0
 
 
-def report(run: Run, rounds: Sequence[dict[float, ThresholdResult]], concurrency: int) -> None:
+def report(run: Run, rounds: Sequence[dict[float, Outcome]]) -> None:
     """One row for each threshold."""
     table = run.table(
         "Speed and replies with `acceptance_threshold` against exact mode: "
-        f"temperature {TEMPERATURE:g}, {concurrency} chats at once",
+        f"temperature {TEMPERATURE:g}, {CONCURRENCY} chats at once",
         "threshold",
         "n",
         "tokens/s",
@@ -101,7 +82,7 @@ def report(run: Run, rounds: Sequence[dict[float, ThresholdResult]], concurrency
         run.figures[f"{threshold:g}"] = {name: round(value, 4) for name, value in figures.items()}
 
 
-def _figures(rounds: Sequence[dict[float, ThresholdResult]], threshold: float) -> dict[str, float]:
+def _figures(rounds: Sequence[dict[float, Outcome]], threshold: float) -> dict[str, float]:
     done = [by_threshold[threshold] for by_threshold in rounds]
     exact = [by_threshold[0.0] for by_threshold in rounds]
     speeds, speedups = _speeds(rounds, threshold)
@@ -124,61 +105,17 @@ def _figures(rounds: Sequence[dict[float, ThresholdResult]], threshold: float) -
 
 
 def _speeds(
-    rounds: Sequence[dict[float, ThresholdResult]], threshold: float
+    rounds: Sequence[dict[float, Outcome]], threshold: float
 ) -> tuple[list[float], list[float]]:
     """Tokens per second, and those over the exact ones\', round by round."""
-    speeds = [one[threshold].num_tokens / one[threshold].seconds for one in rounds]
-    exact = [one[0.0].num_tokens / one[0.0].seconds for one in rounds]
+    speeds = [one[threshold].tokens_per_s for one in rounds]
+    exact = [one[0.0].tokens_per_s for one in rounds]
     return speeds, [a / b for a, b in zip(speeds, exact, strict=True)]
 
 
 def _num_changed(reply: list[int], true: list[int]) -> int:
     blocks = SequenceMatcher(None, reply, true, autojunk=False).get_matching_blocks()
     return len(true) - sum(block.size for block in blocks)
-
-
-class Bench:
-    """Answers prompts on one engine; a new scheduler for each threshold, so none knows more."""
-
-    def __init__(self, engine: Engine, vocabulary: Vocabulary, concurrency: int) -> None:
-        self._engine = engine
-        self._vocabulary = vocabulary
-        self._concurrency = concurrency
-
-    def answer(self, prompts: Sequence[Sequence[int]], threshold: float) -> ThresholdResult:
-        """All prompts, so many at a time."""
-        limits = SchedulerLimits(max_sessions=self._concurrency, max_queue=len(prompts))
-        prior = shipped_prior(self._vocabulary.tokens_digest)
-        scheduler = Scheduler(self._engine.info, limits, self._new_reply, prior)
-        outcome = ThresholdResult(replies=[[] for _ in prompts])
-        begin = time.perf_counter()
-        for number, ids in enumerate(prompts):
-            sampling = SamplingParams(
-                temperature=TEMPERATURE,
-                seed=number,
-                max_tokens=MAX_TOKENS,
-                acceptance_threshold=threshold,
-            )
-            scheduler.open(OpenRequest(number, tuple(ids), sampling), time.perf_counter())
-        while (batch := scheduler.schedule(time.perf_counter())) is not None:
-            rows = batch.run(self._engine, scheduler.overlapped_work)
-            for event in scheduler.postprocess(batch, rows, time.perf_counter()):
-                _enter(outcome, event)
-        outcome.seconds = time.perf_counter() - begin
-        return outcome
-
-    def _new_reply(self, params: SamplingParams) -> ReplyText:
-        return ReplyText(params, self._vocabulary.stop_ids, self._vocabulary.detokenizer())
-
-
-def _enter(outcome: ThresholdResult, event: Event) -> None:
-    """No edge drafts, so a commit holds all its ids."""
-    if isinstance(event, Failed):
-        raise event.error
-    if isinstance(event, Committed):
-        outcome.replies[event.session_id].extend(event.ids)
-        outcome.num_lossy += len(event.lossy)
-        outcome.num_commits += 1
 
 
 if __name__ == "__main__":

@@ -1,25 +1,31 @@
-"""Time to the first committed token through the mesh against calling the replica directly.
+"""Time to the first committed token through the mesh, over our own protocol and over HTTP, against
+calling the replica directly.
 
-One client process, one mesh on the loopback with one replica. Calls alternate between the two
-ways; every prompt begins with its own number, so no prefix is reused. Both ways use connections
-that are up: no handshake is in either time. The mesh's time starts at the client's chat call and
-holds QUIC, the edge with its tokenization, the router and the way back; the direct time starts
-when the opening frame, ids included, is made.
+One client process, one mesh on the loopback with one replica. Calls take turns between the three
+ways, and another one begins each time; every prompt begins with its own number, so no prefix is
+reused. All ways use connections that are up: no handshake is in any time. The mesh's times start at
+the client's chat call and hold its transport, the edge with its tokenization, the router and the
+way back; the direct time starts when the opening frame, ids included, is made. The native client
+decodes tokens and keeps a chat's state for resumption; the HTTP client only finds the text.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import sys
 import time
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from bench.harness import Run, median, parser, start
+from bench.harness.http_client import HttpClient
+from bench.harness.load import Answer
 from bench.harness.local_mesh import LocalMesh, local_mesh
 from bench.harness.region_client import RegionClient
+from bench.harness.replica import coder_of
+from bench.peers.lineup import rotated
+from outrider.cli.local import development_key
 from outrider.client import Client, Committed, connect
-from outrider.codec.shipped import shipped_table
-from outrider.codec.tokens import TokenCoder
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.chat import Message
 from outrider.models.store import ModelStore, default_root
@@ -28,25 +34,20 @@ from outrider.sampling.params import SamplingParams
 
 SAMPLING = SamplingParams(max_tokens=4)
 QUESTION = "Explain to a child what the moon does to the sea, and why it does so twice a day."
+DIRECT, MESH, HTTP = "direct", "mesh", "mesh, over HTTP"
+ADDED, ADDED_BY_HTTP = "added by the mesh", "added by HTTP"
+AIM_HTTP_MS = 2.0
+_WARM_UPS = 6
 
 _numbers = itertools.count(1)
+
+Samples = Mapping[str, Sequence[float]]
+"""Milliseconds to the first committed token by way, turn by turn."""
 
 
 def messages() -> list[Message]:
     """A chat that no earlier one shares a prefix block with."""
     return [Message("system", f"{next(_numbers):06d} is this chat."), Message("user", QUESTION)]
-
-
-@dataclass(slots=True)
-class Samples:
-    """Milliseconds to the first committed token, pair by pair."""
-
-    direct: list[float] = field(default_factory=list)
-    mesh: list[float] = field(default_factory=list)
-
-    @property
-    def added(self) -> list[float]:
-        return [m - d for m, d in zip(self.mesh, self.direct, strict=True)]
 
 
 async def through_mesh(client: Client) -> float:
@@ -61,6 +62,17 @@ async def through_mesh(client: Client) -> float:
     return (first - began) * 1000
 
 
+async def over_http(client: HttpClient) -> float:
+    """One chat over HTTP. Raises RuntimeError if it fails."""
+    asked = [{"role": it.role, "content": it.content} for it in messages()]
+    body = {"messages": asked, "temperature": 0, "max_tokens": SAMPLING.max_tokens, "stream": True}
+    done = Answer(began_at=time.perf_counter())
+    await client.chat(body, done)
+    if done.error:
+        raise RuntimeError(done.error)
+    return done.ttft_ms
+
+
 async def direct(client: RegionClient, vocabulary: Vocabulary) -> float:
     """One session straight at the replica, ids ready."""
     ids = vocabulary.encode_chat(messages())
@@ -68,57 +80,74 @@ async def direct(client: RegionClient, vocabulary: Vocabulary) -> float:
     return reply.ttft_ms
 
 
-async def measure(mesh: LocalMesh, vocabulary: Vocabulary, pairs: int) -> Samples:
-    """Alternate the two ways, one call at a time."""
-    coder = TokenCoder(vocabulary.digest, vocabulary.size, shipped_table(vocabulary.tokens_digest))
+async def measure(mesh: LocalMesh, vocabulary: Vocabulary, count: int) -> Samples:
+    """Every way in turn, one call at a time."""
     replica = mesh.address(mesh.services("inference")[0]["name"])
-    samples = Samples()
+    key = development_key.read(mesh.state_dir)
+    http_port = mesh.state.service("edge")["http_port"]
+    samples: dict[str, list[float]] = {DIRECT: [], MESH: [], HTTP: []}
     async with (
-        connect(*mesh.edge, ca=mesh.ca) as client,
-        RegionClient(coder, replica, via_router=False, tls=mesh.tls("router")) as region,
+        connect(*mesh.edge, ca=mesh.ca, key=key) as client,
+        HttpClient(mesh.state.host, http_port, key) as http,
+        RegionClient(
+            coder_of(vocabulary), replica, via_router=False, tls=mesh.tls("router")
+        ) as region,
     ):
-        for turn in range(-5, pairs):
-            one, two = await direct(region, vocabulary), await through_mesh(client)
-            if turn >= 0:  # the first few warm both ways up
-                samples.direct.append(one)
-                samples.mesh.append(two)
+        ways: dict[str, Callable[[], Awaitable[float]]] = {
+            DIRECT: lambda: direct(region, vocabulary),
+            MESH: lambda: through_mesh(client),
+            HTTP: lambda: over_http(http),
+        }
+        for turn in range(-_WARM_UPS, count):
+            for way in rotated(ways, turn):
+                time_ms = await ways[way]()
+                if turn >= 0:  # the first few warm all ways up
+                    samples[way].append(time_ms)
     return samples
 
 
-def report(run: Run, results: dict[str, Samples]) -> None:
-    columns = ("engine", "way", "n", "p50", "p95", "p99")
+def report(run: Run, results: Mapping[str, Samples]) -> None:
+    """Table, samples and figures, by engine."""
     title = (
         "Time to the first committed token, ms: through edge and router (mesh) against asking the "
         "replica itself (direct); loopback"
     )
-    table = run.table(title, *columns)
+    table = run.table(title, "engine", "way", "n", "p50", "p95", "p99")
     for engine, samples in results.items():
-        ways = {"direct": samples.direct, "mesh": samples.mesh, "added": samples.added}
-        for way, times in ways.items():
+        added = {
+            ADDED: _differences(samples[MESH], samples[DIRECT]),
+            ADDED_BY_HTTP: _differences(samples[HTTP], samples[MESH]),
+        }
+        for way, times in {**samples, **added}.items():
             tail = (table.quantile(times, share) for share in (0.95, 0.99))
             table.add(engine, way, len(times), table.median(times), *tail)
             run.samples(f"{engine}, {way}", times, unit="ms")
-        run.figures[f"added_ttft_ms_{engine}"] = round(median(samples.added), 2)
+        run.figures[f"added_ttft_ms_{engine}"] = round(median(added[ADDED]), 2)
+        run.figures[f"http_added_ttft_ms_{engine}"] = round(median(added[ADDED_BY_HTTP]), 2)
     run.figures["added_ttft_ms"] = run.figures["added_ttft_ms_openvino"]
+    run.figures["aim_http_added_ttft_ms"] = AIM_HTTP_MS
+
+
+def _differences(one: Sequence[float], other: Sequence[float]) -> list[float]:
+    return [a - b for a, b in zip(one, other, strict=True)]
 
 
 def main() -> int:
-    arguments = parser("overhead", __doc__ or "").parse_args()
-    run = start("overhead", arguments)
+    run = start("overhead", parser("overhead", __doc__ or "").parse_args())
     vocabulary = load_vocabulary(DEFAULT_MODEL, ModelStore(default_root()))
     results = {}
-    for engine, pairs in (
-        ("openvino", 40 if run.quick else 500),
-        ("fake", 100 if run.quick else 1000),
+    for engine, count in (
+        ("openvino", 30 if run.quick else 500),
+        ("fake", 60 if run.quick else 1000),
     ):
         # Nothing compiles beside what is measured.
         ready = ("inference.prepare_first=true",)
-        with local_mesh(engine=engine, regions="us-east", settings=ready) as mesh:
-            results[engine] = asyncio.run(measure(mesh, vocabulary, pairs))
+        with local_mesh(engine=engine, regions="us-east", settings=ready, http=True) as mesh:
+            results[engine] = asyncio.run(measure(mesh, vocabulary, count))
     report(run, results)
     run.finish()
     return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main())

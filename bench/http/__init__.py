@@ -1,1 +1,1 @@
-"""What the HTTP door costs and carries: beside our own protocol, and beside llama.cpp's server."""
+"""What the HTTP door carries, beside llama.cpp's server."""

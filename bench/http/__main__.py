@@ -1,5 +1,5 @@
-"""The HTTP door measured: what it adds to the time to the first token over our own protocol, and
-1, 8 and 32 streams at once beside llama.cpp's server on the same model and cores, in one run.
+"""1, 8 and 32 streams at once over HTTP, beside llama.cpp's server on the same model and cores, in
+one run. What HTTP adds to the first token's time is in `bench.overhead`.
 
 The streams are asked for by a client of ours, which sees every token's time, and by aiperf, which
 is nobody's here (in full runs alone, or with `--aiperf`). llama.cpp takes part where it is
@@ -19,7 +19,7 @@ from bench import tuning
 from bench.harness import Run, parser, start
 from bench.harness.local_mesh import LocalMesh, local_mesh
 from bench.harness.prompts import PromptSupply
-from bench.http import added, aiperf, load
+from bench.http import aiperf, load
 from bench.http.load import CONCURRENCIES, Server
 from bench.peers import llamacpp
 from bench.peers.lineup import LLAMACPP_Q4_0, LLAMACPP_Q4_1, record_settings
@@ -99,25 +99,11 @@ def _by_aiperf(servers: list[Server], per_stream: int) -> list[aiperf.Row]:
     return rows
 
 
-def added_ttft(run: Run) -> None:
-    """With the real model, and with one that costs nothing."""
-    by_engine = {}
-    for engine, num_pairs in (
-        ("openvino", 20 if run.quick else 300),
-        ("fake", 40 if run.quick else 500),
-    ):
-        with local_mesh(engine=engine, regions="local", settings=_READY, http=True) as mesh:
-            key = development_key.read(mesh.state_dir)
-            by_engine[engine] = asyncio.run(added.measure(mesh, key, num_pairs))
-    added.report(run, by_engine)
-
-
 def main() -> int:
     flags = parser("http", __doc__ or "")
     flags.add_argument("--aiperf", action="store_true", help="in a quick run too")
     arguments = flags.parse_args()
     run = start("http", arguments)
-    added_ttft(run)
     num_rounds, per_stream = (1, 1) if run.quick else (3, 4)
     with_aiperf = arguments.aiperf or not run.quick
     asyncio.run(beside_others(run, num_rounds, per_stream, with_aiperf=with_aiperf))

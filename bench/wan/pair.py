@@ -19,9 +19,8 @@ drafting is of use. The schemes take turns, prompt by prompt:
 at few. There is no scheme of an edge's drafts without the region's own: a region that may use the
 edge's drafts always drafts for itself, too.
 
-The drafter has the edge's core and the replica the region's, but both share the machine's memory:
-what a draft adds to a call of the target is taken from chats in which a drafter computes beside it,
-and contains what that costs the call. Pace
+The drafter has the edge's core and the replica the region's, but both share the machine's memory: a
+call of the target takes longer beside a drafter that computes. Pace
 is (n - 1) / (t_last - t_first) over committed tokens, divided by (a)'s on the same prompt in the
 same round. All schemes must commit the same ids for a prompt at every distance; the run fails
 otherwise.

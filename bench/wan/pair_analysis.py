@@ -1,25 +1,15 @@
-"""The figures of a run with a slow target: paces by distance, break-even, first text, acceptance,
-and what the edge's model of speedups says of the same chats (pure)."""
+"""The figures of a run with a slow target: paces by distance, break-even, first text, acceptance
+(pure)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 
 from bench.harness import TOO_FEW, Cell, Figure, Run, median, quantile, show
 from bench.wan.measure import Measured
-from bench.wan.plan import ALWAYS, OURS, PLAIN, REGION_DRAFTER, REGION_SUFFIX, Scheme
+from bench.wan.plan import OURS, PLAIN, REGION_DRAFTER, REGION_SUFFIX, Scheme
 from bench.wan.results import Results, crossing
 from bench.wan.samples import Sample
-from services.edge.session.speedup_model import (
-    SessionConditions,
-    break_even_rtt_s,
-    with_drafts_s,
-    without_drafts_s,
-)
-
-_REACH = 64
-"""Drafts of a chain that a prediction looks at."""
 
 
 def unequal_replies(results: Results) -> list[str]:
@@ -75,65 +65,11 @@ def uploading_share(samples: Sequence[Sample]) -> float | None:
     return with_ / all_ if all_ else None
 
 
-def conditions_of(results: Results) -> tuple[SessionConditions, float] | None:
-    """What the edge's model of speedups knows of the pair, the round trip apart, and the chance
-    that a draft is right: medians of what edges measured in the chats of (f) and (g); None if
-    none drafted."""
-    chats = [s for scheme in (OURS, ALWAYS) for s in results.samples(scheme)]
-    drafts_ms = [sample.edge.draft_ms for sample in chats if sample.edge.draft_ms]
-    accepted = acceptance(chats)
-    if not drafts_ms or accepted is None:
-        return None
-    plain_ms = [s.token_ms for s in results.samples(PLAIN) if s.token_ms]
-    own = [
-        (len(s.ids) - 1) / s.num_later_commits
-        for s in results.samples(REGION_SUFFIX)
-        if s.num_later_commits
-    ]
-    call_s = median(plain_ms) / 1000
-    conditions = SessionConditions(
-        rtt_s=0.0,
-        draft_s=median(drafts_ms) / 1000,
-        interval_s=call_s,
-        row_s=_row_s(results, call_s),
-        own_tokens=max(1.0, median(own)) if own else 1.0,
-    )
-    return conditions, accepted
-
-
-def _row_s(results: Results, call_s: float) -> float:
-    """What one more draft adds to a call: what calls of (g) take beyond a plain one, over the
-    drafts that were verified in them."""
-    chats = results.samples(ALWAYS) or results.samples(OURS)
-    num_drafts = sum(sample.num_drafts for sample in chats)
-    extra_s = sum(
-        (sample.whole_ms - sample.committed_ms) / 1000 - sample.num_later_commits * call_s
-        for sample in chats
-    )
-    return max(0.0, extra_s / num_drafts) if num_drafts else 0.0
-
-
-def predicted(results: Results) -> dict[float, float]:
-    """By RTT in ms, the pace over plain streaming that the edge's model of speedups expects of a
-    chain of even acceptance; nothing without drafts."""
-    known = conditions_of(results)
-    if known is None:
-        return {}
-    conditions, accepted = known
-    survival = [accepted**n for n in range(_REACH)]
-    plain_s = without_drafts_s(replace(conditions, own_tokens=1.0))
-    return {
-        rtt_ms: plain_s / with_drafts_s(replace(conditions, rtt_s=rtt_ms / 1000), survival)
-        for rtt_ms in results.rtts_ms()
-    }
-
-
 def add_pair_tables(run: Run, results: Results) -> None:
     """Pace first: the README may show that alone."""
     _pace_table(run, results)
     _first_text_table(run, results)
     _draft_table(run, results)
-    _cost_table(run, results)
 
 
 def _pace_table(run: Run, results: Results) -> None:
@@ -158,10 +94,6 @@ def _pace_table(run: Run, results: Results) -> None:
         else:
             reach = f"{until:.0f}" if until < rtts_ms[-1] else f"{until:.0f} or more"
         table.add(scheme.name, ", ".join(map(str, counts)), *cells, reach)
-    expected = predicted(results)
-    if expected:
-        cells = [show(expected[rtt_ms]) for rtt_ms in rtts_ms]
-        table.add("what the edge's model expects of (g)", TOO_FEW, *cells, TOO_FEW)
 
 
 def _quartiles(found: tuple[float, float, float] | None) -> Cell:
@@ -232,31 +164,6 @@ def _draft_table(run: Run, results: Results) -> None:
         )
 
 
-def _cost_table(run: Run, results: Results) -> None:
-    known = conditions_of(results)
-    if known is None:
-        return
-    conditions, accepted = known
-    table = run.table(
-        "What the edge's controller decides from, slow target",
-        "a call of the target, ms",
-        "one more draft in it, ms",
-        "a draft, ms",
-        "tokens per call that the region finds by itself",
-        "chance that a draft is right",
-        "gain of 5 % up to an RTT of, ms",
-    )
-    survival = [accepted**n for n in range(_REACH)]
-    table.add(
-        1000 * conditions.interval_s,
-        1000 * conditions.row_s,
-        1000 * conditions.draft_s,
-        conditions.own_tokens,
-        accepted,
-        1000 * break_even_rtt_s(conditions, survival, 0.05),
-    )
-
-
 def _or_dash(value: float | None) -> Cell:
     return TOO_FEW if value is None else value
 
@@ -285,14 +192,12 @@ def keep_pair(
 def pair_figures(results: Results, measured: Measured, wrong: Sequence[str]) -> dict[str, Figure]:
     """Everything a run is judged by."""
     num = sum(len(results.samples(scheme)) for scheme in results.schemes())
-    known = conditions_of(results)
     return {
         "pace_over_plain": {
             scheme.name: dict(_paces(results, scheme))
             for scheme in results.schemes()
             if scheme != PLAIN
         },
-        "predicted_pace": {f"{r:g}": round(pace, 3) for r, pace in predicted(results).items()},
         "break_even_ms": {
             scheme.name: None if (at := break_even_ms(results, scheme)) is None else round(at)
             for scheme in results.schemes()
@@ -303,13 +208,6 @@ def pair_figures(results: Results, measured: Measured, wrong: Sequence[str]) -> 
             if (rate := acceptance(results.samples(scheme))) is None
             else round(rate, 3)
             for scheme in results.schemes()
-        },
-        "conditions_ms": {}
-        if known is None
-        else {
-            "call": round(1000 * known[0].interval_s, 1),
-            "row": round(1000 * known[0].row_s, 2),
-            "draft": round(1000 * known[0].draft_s, 1),
         },
         "exact": f"{num - len(wrong)} of {num}",
         "rounds": measured.num_rounds,

