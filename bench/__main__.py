@@ -1,4 +1,4 @@
-"""Runs benchmarks one after the other, regenerates the tables of README.md and docs/figures.md and
+"""Runs benchmarks one after the other, regenerates the tables of README.md and docs/figures and
 draws the charts.
 
 `python -m bench` runs every benchmark whose tables the pages show; `python -m bench core` the most

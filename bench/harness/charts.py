@@ -14,7 +14,7 @@ import importlib.util
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -27,11 +27,16 @@ FOLDER: Final = ROOT / "docs" / "charts"
 INSTALL: Final = "charts need matplotlib: pip install 'outrider[bench]'"
 
 _COLOURS: Final = ("#4c72b0", "#dd8452", "#55a868", "#c44e52", "#8172b3", "#937860")
-_STYLES: Final = ("-", "--")
-"""Of lines: more than there are colours go through them once more, dashed."""
+_PIPELINE: Final = "OpenVINO pipeline"
+_COMPARED: Final = (
+    "outrider, drafts on",
+    "outrider, drafts off",
+    "llama.cpp Q4_0, its fastest",
+    "llama.cpp Q4_1, the same file",
+    "OpenVINO pipeline, prompt lookup",
+)
+"""Systems whose throughput is drawn: one colour each. The tables have all."""
 _SIZE_INCHES: Final = (6.4, 3.8)
-_WIDE_INCHES: Final = (9.2, 4.2)
-"""Of a chart of so many lines that their names stand beside it."""
 _SOURCE: Final = re.compile(r"drawn from (\w+), digest (\w+)")
 
 
@@ -56,6 +61,8 @@ class Lines:
     lines: tuple[Line, ...]
     powers_of_two: bool = False
     """Whether the x axis is logarithmic to base 2, with a tick at every point."""
+    level: float | None = None
+    """Where a thin line goes across: what is compared with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,58 +86,65 @@ class Chart:
 
 
 def first_word(record: Mapping[str, Any]) -> Lines:
-    """Mean time to the first word that stays on screen, with its 95 % interval, by RTT."""
+    """Outrider's times over plain streaming's by RTT, ratios of means with their 95 % intervals."""
+    rows = record["figures"]["over_plain, greedy"]
     lines = []
     for name, key in (
-        ("plain streaming", "plain_word_ms"),
-        ("Outrider", "staying_word_ms"),
+        ("first word that stays", "staying"),
+        ("whole reply", "whole"),
+        ("whole reply, the region drafting without an edge", "region_whole"),
     ):
-        rows = sorted((float(rtt_ms), row) for rtt_ms, row in record["figures"][key].items())
-        lines.append(
-            Line(
-                name,
-                x=tuple(rtt_ms for rtt_ms, _ in rows),
-                y=tuple(row["mean"] for _, row in rows),
-                low=tuple(_bound(row, "mean_low") for _, row in rows),
-                high=tuple(_bound(row, "mean_high") for _, row in rows),
-            )
-        )
+        estimates = [(float(rtt_ms), row[key]) for rtt_ms, row in rows.items() if row[key]]
+        if estimates:
+            rtts_ms, values = zip(*sorted(estimates), strict=True)
+            middle, low, high = (tuple(part) for part in zip(*map(_closed, values), strict=True))
+            lines.append(Line(name, rtts_ms, middle, low, high))
     return Lines(
-        "Time to the first word that stays on screen\n(greedy, one chat at a time; means, 95 %)",
+        "Outrider's times over plain streaming's of the same chats\n"
+        "(greedy, one chat at a time; ratios of means, 95 %)",
         "round trip to the region, ms",
-        "ms after asking",
+        "below 1: sooner than plain streaming",
         tuple(lines),
+        level=1.0,
     )
 
 
 def throughput(record: Mapping[str, Any]) -> Lines:
-    """Median tokens per second of chats, greedy, lowest to highest round, by chats at once."""
+    """Throughput of greedy chats over the pipeline's of the same round, by chats at once: medians,
+    lowest to highest round."""
     found: dict[str, dict[int, list[float]]] = {}
     for name, sample in record["samples"].items():
         match = re.fullmatch(r"tokens/s, chat, greedy, (\d+) sessions, (.+)", name)
         if match and sample["n"]:
             found.setdefault(match[2], {})[int(match[1])] = sample["values"]
-    if not found:
-        raise ValueError("no greedy chats in the record")
+    base = found.get(_PIPELINE)
+    if base is None:
+        raise ValueError("no greedy chats of the pipeline in the record")
     lines = []
-    for system, by_count in found.items():
-        counts = sorted(by_count)
-        lines.append(
-            Line(
-                system,
-                x=tuple(map(float, counts)),
-                y=tuple(median(by_count[count]) for count in counts),
-                low=tuple(min(by_count[count]) for count in counts),
-                high=tuple(max(by_count[count]) for count in counts),
+    for system in _COMPARED:
+        ratios = {
+            count: [mine / other for mine, other in zip(values, base[count], strict=True)]
+            for count, values in sorted(found.get(system, {}).items())
+            if count in base
+        }
+        if ratios:
+            lines.append(
+                Line(
+                    system,
+                    x=tuple(map(float, ratios)),
+                    y=tuple(median(of_rounds) for of_rounds in ratios.values()),
+                    low=tuple(min(of_rounds) for of_rounds in ratios.values()),
+                    high=tuple(max(of_rounds) for of_rounds in ratios.values()),
+                )
             )
-        )
     return Lines(
-        "Throughput of each system on the same machine and model\n"
+        "Throughput over that of OpenVINO's pipeline, same machine and model\n"
         "(greedy chats; medians, lowest to highest round)",
         "chats at once",
-        "tokens per second",
+        "above 1: more tokens per second",
         tuple(lines),
         powers_of_two=True,
+        level=1.0,
     )
 
 
@@ -186,9 +200,11 @@ def is_installed() -> bool:
     return importlib.util.find_spec("matplotlib") is not None
 
 
-def _bound(row: Mapping[str, Any], key: str) -> float:
-    """An end of the mean's interval; the mean itself where there were too few chats for one."""
-    return float(row["mean"] if row[key] is None else row[key])
+def _closed(estimate: Sequence[float | None]) -> tuple[float, float, float]:
+    """An estimate and the ends of its interval: itself where there were too few chats for one."""
+    value, low, high = estimate
+    assert value is not None
+    return value, value if low is None else low, value if high is None else high
 
 
 def _source(chart: Chart, shown: Lines | Strips) -> str:
@@ -203,8 +219,7 @@ def _draw(shown: Lines | Strips, path: Path, source: str) -> None:
 
     # Text stays text, and element ids come from a fixed salt instead of a random one.
     with mpl.rc_context({"svg.hashsalt": "outrider", "svg.fonttype": "none", "font.size": 10}):
-        size = _WIDE_INCHES if _is_crowded(shown) else _SIZE_INCHES
-        figure = Figure(figsize=size, layout="constrained", facecolor="white")
+        figure = Figure(figsize=_SIZE_INCHES, layout="constrained", facecolor="white")
         axes = figure.subplots()
         axes.set_title(shown.title, fontsize=11)
         axes.set_ylabel(shown.y_label)
@@ -223,26 +238,21 @@ def _draw(shown: Lines | Strips, path: Path, source: str) -> None:
 
 def _draw_lines(axes: Any, shown: Lines) -> None:
     for number, line in enumerate(shown.lines):
-        style, colour = divmod(number, len(_COLOURS))
         below = [y - low for y, low in zip(line.y, line.low, strict=True)]
         above = [high - y for y, high in zip(line.y, line.high, strict=True)]
         axes.errorbar(
             line.x, line.y, yerr=(below, above), label=line.name,
-            color=_COLOURS[colour], linestyle=_STYLES[style % len(_STYLES)],
-            marker="o", markersize=4, linewidth=1.8, elinewidth=1.0, capsize=3,
+            color=_COLOURS[number], marker="o", markersize=4,
+            linewidth=1.8, elinewidth=1.0, capsize=3,
         )  # fmt: skip
     axes.set_xlabel(shown.x_label)
     if shown.powers_of_two:
         counts = sorted({x for line in shown.lines for x in line.x})
         axes.set_xscale("log", base=2)
         axes.set_xticks(counts, [f"{count:g}" for count in counts])
-    beside = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)} if _is_crowded(shown) else {}
-    axes.legend(frameon=False, fontsize=9, **beside)
-
-
-def _is_crowded(shown: Lines | Strips) -> bool:
-    """Whether it has more lines than there are colours."""
-    return isinstance(shown, Lines) and len(shown.lines) > len(_COLOURS)
+    if shown.level is not None:
+        axes.axhline(shown.level, color="#888888", linewidth=1.0)
+    axes.legend(frameon=False, fontsize=9)
 
 
 def _draw_strips(axes: Any, shown: Strips) -> None:

@@ -2,8 +2,8 @@
 ones.
 
 Written prompts lie in two folders. Whatever chooses a threshold or a setting by looking at replies
-uses `bench/data/tuning`; whatever prints a figure uses `bench/data/held_out`, so that no figure is
-taken on prompts to which something was fitted.
+uses `bench/data/tuning`; whatever prints a figure uses `bench/data/held_out`. No split is kept from
+everybody: who chose the thresholds of what is shown early had figures of held-out prompts in sight.
 
 A `PromptSupply` gives out each user message once: a run that asked the same twice would let a
 system that remembers earlier replies look fast. Chats and code begin with the prompts of

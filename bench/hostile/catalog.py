@@ -75,7 +75,7 @@ ATTACKS: Final = (
     _quic(quic_attacks.rapid_resets, "closed: too many streams"),
     _quic(quic_attacks.mutated_packets),
     _quic(quic_attacks.early_data_flood),
-    _quic(quic_attacks.idle_connections),
+    _quic(quic_attacks.idle_connections, num_connections=200),
     _quic(quic_attacks.slow_readers),
     _quic(quic_attacks.vanishing_clients),
     _quic(quic_attacks.many_chats),

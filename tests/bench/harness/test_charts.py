@@ -10,20 +10,23 @@ import pytest
 
 from bench.harness import charts
 
-WORD = {"mean": 86.0, "mean_low": 77.0, "mean_high": 95.5}
-ALONE = {"mean": 70.0, "mean_low": None, "mean_high": None}
+ROW = {"staying": [0.8, 0.7, 0.9], "whole": [0.9, None, None], "region_whole": None}
 RECORDS: dict[str, dict[str, Any]] = {
-    "wan": {
-        "figures": {
-            "plain_word_ms": {"100": WORD, "0": WORD, "50": WORD},
-            "staying_word_ms": {"0": ALONE, "50": WORD, "100": WORD},
-        }
-    },
+    "wan": {"figures": {"over_plain, greedy": {"100": ROW, "0": ROW, "50": ROW}}},
     "inference": {
         "samples": {
-            "tokens/s, chat, greedy, 8 sessions, outrider": {"n": 3, "values": [400, 420, 380]},
-            "tokens/s, chat, greedy, 1 sessions, outrider": {"n": 1, "values": [100]},
-            "tokens/s, chat, T=0.8, 1 sessions, outrider": {"n": 1, "values": [90]},
+            "tokens/s, chat, greedy, 8 sessions, outrider, drafts on": {
+                "n": 3,
+                "values": [400, 420, 380],
+            },
+            "tokens/s, chat, greedy, 1 sessions, outrider, drafts on": {"n": 1, "values": [100]},
+            "tokens/s, chat, greedy, 8 sessions, OpenVINO pipeline": {
+                "n": 3,
+                "values": [200, 200, 400],
+            },
+            "tokens/s, chat, greedy, 1 sessions, OpenVINO pipeline": {"n": 1, "values": [50]},
+            "tokens/s, chat, greedy, 1 sessions, another": {"n": 1, "values": [50]},
+            "tokens/s, chat, T=0.8, 1 sessions, outrider, drafts on": {"n": 1, "values": [90]},
             "TTFT, chat, outrider": {"n": 1, "values": [17]},
         }
     },
@@ -46,34 +49,23 @@ def results(tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_first_word_is_shown_by_distance_with_its_interval() -> None:
-    plain, ours = charts.first_word(RECORDS["wan"]).lines
-    assert [line.x for line in (plain, ours)] == [(0, 50, 100)] * 2
-    assert (plain.low[0], plain.y[0], plain.high[0]) == (77.0, 86.0, 95.5)
-    assert (ours.low[0], ours.high[0]) == (70.0, 70.0), "too few chats for an interval"
+def test_times_over_plain_streaming_are_shown_by_distance_with_their_intervals() -> None:
+    staying, whole = charts.first_word(RECORDS["wan"]).lines
+    assert [line.x for line in (staying, whole)] == [(0, 50, 100)] * 2
+    assert (staying.low[0], staying.y[0], staying.high[0]) == (0.7, 0.8, 0.9)
+    assert (whole.low[0], whole.high[0]) == (0.9, 0.9), "too few chats for an interval"
 
 
-def test_throughput_is_the_median_of_greedy_chats_with_its_range() -> None:
+def test_throughput_is_over_the_pipeline_s_of_the_same_round() -> None:
     (line,) = charts.throughput(RECORDS["inference"]).lines
-    assert line == charts.Line("outrider", (1, 8), (100, 400), (100, 380), (100, 420))
+    name = "outrider, drafts on"
+    assert line == charts.Line(name, (1, 8), (2.0, 2.0), (2.0, 0.95), (2.0, 2.1))
     with pytest.raises(ValueError, match="no greedy chats"):
         charts.throughput({"samples": {}})
 
 
-def test_more_systems_than_colours_are_told_apart(results: Path, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    names = [f"system {number}" for number in range(13)]
-    samples = {
-        f"tokens/s, chat, greedy, {count} sessions, {name}": {"n": 1, "values": [100]}
-        for name in names
-        for count in (1, 8)
-    }
-    record = {**RECORDS["inference"], "samples": samples}
-    (results / "inference.json").write_text(json.dumps(record), encoding="utf-8")
-    charts.draw_all(results, tmp_path)
-    drawn = (tmp_path / "throughput.svg").read_text(encoding="utf-8")
-    assert all(name in drawn for name in names)
-    assert "stroke-dasharray" in drawn
+def test_every_line_has_a_colour_of_its_own() -> None:
+    assert len(charts._COMPARED) <= len(set(charts._COLOURS))
 
 
 def test_pauses_are_those_with_the_real_engine() -> None:
