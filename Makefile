@@ -4,7 +4,7 @@
 PY := .venv/bin/python
 BIN := .venv/bin
 MODEL := smollm2-135m-instruct
-# Of the property tests' second pass: another one with every run, unless it is given.
+# The seed of new examples for property tests: another one with every run, unless it is given.
 SEED := $(shell date +%s)
 # What property tests find on new examples is a fault to be mended, and fails a run of continuous
 # integration (CI is set there); for everybody else the tests that are the same every time count.
@@ -13,10 +13,12 @@ FOUND := { echo "A property test found a new example, printed above: report it, 
 # pass would rewrite all tests anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-CHECKS := types lint imports protos-check deploy-check
+CHECKS := types lint imports protos-check
+# What `make test` leaves out; tests/conftest.py says which tests these are.
+PROMISES := not instrument and not soak
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check collect lint types imports protos-check deploy-check bench bench-core bench-check protos format exactness clean
+.PHONY: help setup demo test test-all check collect lint types imports protos-check deploy-check bench bench-core bench-check protos format exactness clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -30,16 +32,21 @@ demo:  ## Start a two-region mesh on this machine and stream a chat through it o
 
 # More workers than cores: a third of the tests' time is waiting for processes and for limits to end.
 # Collected beside the checks first: pytest compiles its tests then, once for all workers.
-test: setup  ## Every check and every test
+test: setup  ## Static checks and every test that guards a promise
 	@$(MAKE) --no-print-directory -j 2 collect $(CHECKS)
 	@$(BIN)/outrider models pull $(MODEL)
+	$(PY) -m pytest -n 3 -m "$(PROMISES)"
+
+test-all: setup  ## That, the tests of benchmarks, tools, deploy and pages, soaks, and properties on new examples
+	@$(MAKE) --no-print-directory -j 2 collect $(CHECKS) deploy-check
+	@$(BIN)/outrider models pull $(MODEL)
 	$(PY) -m pytest -n 3
-	@echo "Property tests on new examples, as many as a minute has room for; the same again: make test SEED=$(SEED)"
+	@echo "Property tests on new examples, as many as a minute has room for; the same again: make test-all SEED=$(SEED)"
 	@$(PY) -m pytest -n 2 -m hypothesis --hypothesis-profile fresh --hypothesis-seed $(SEED) \
 		--for-seconds 60 $$(grep -rl hypothesis tests --include='test_*.py') || $(FOUND)
 
 check: setup  ## Static checks only
-	@$(MAKE) --no-print-directory -j 2 $(CHECKS)
+	@$(MAKE) --no-print-directory -j 2 $(CHECKS) deploy-check
 
 collect:
 	$(PY) -m pytest --collect-only -qqq -rN

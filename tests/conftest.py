@@ -33,6 +33,12 @@ if TYPE_CHECKING:
 os.environ[MODELS_VARIABLE] = os.devnull
 
 _TOGETHER = {
+    "mesh of commands": (
+        "tests/cli/bench/test_serve.py",
+        "tests/cli/prompting/test_interactive.py",
+        "tests/cli/test_check.py",
+        "tests/cli/test_contexts.py",
+    ),
     "mesh": (
         "tests/e2e/test_commands.py",
         "tests/e2e/test_embeddings.py",
@@ -54,12 +60,20 @@ _TOGETHER = {
         "tests/e2e/test_official_clients.py",
         "tests/e2e/test_own_model.py",
         "tests/e2e/test_several_models.py",
-        "tests/e2e/test_two_tenants.py",
     ),
 }
 """What takes long to make, or is not for two at once, and the tests that share it."""
 _LONG = ("tests/e2e/", "tests/edge/drafter/test_model.py", "tests/bench/wan/", "tests/cli/")
 """Further files whose tests take long, as far as that is known: they wait for processes."""
+_INSTRUMENTS = (
+    "tests/bench/",
+    "tests/deploy/",
+    "tests/tools/",
+    "tests/test_docs.py",
+    "tests/test_documented_names.py",
+    "tests/test_worker_watch.py",
+)
+"""Tests of what only developers use. `make test` leaves them out, `make test-all` runs them."""
 
 
 _UNTIL: Final = pytest.StashKey[float]()
@@ -107,7 +121,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The longest first; where there is not time for all, any."""
+    """The longest first; where there is not time for all, any. Those of instruments are marked."""
+    for item in items:
+        if item.nodeid.startswith(_INSTRUMENTS):
+            item.add_marker("instrument")
     items.sort(key=_place)
     if config.option.for_seconds < math.inf:
         Random(config.option.hypothesis_seed).shuffle(items)
@@ -134,8 +151,8 @@ settings.register_profile(
     "fresh", deadline=None, derandomize=False, database=None, max_examples=30, print_blob=True
 )
 settings.load_profile("repeatable")
-"""Property tests run twice in `make test`: on the same examples every time, and on a few new ones,
-with a seed that is printed (`--hypothesis-profile fresh --hypothesis-seed N`)."""
+"""Property tests run on the same examples every time, and in `make test-all` once more on a few new
+ones, with a seed that is printed (`--hypothesis-profile fresh --hypothesis-seed N`)."""
 
 
 @pytest.fixture(scope="session")

@@ -69,7 +69,17 @@ class Report:
         num_expected = sum(finding.result == _EXPECTED for finding in self.findings)
         num_other = len(self.findings) - num_passed - num_expected - self.num_failed
         left_out = f", {num_other} left out by the judge" if num_other else ""
-        rows = [f"| {_cell(it.what)} | {it.result} | {_cell(it.said)} |" for it in self.findings]
+        passed = [
+            f"- {_cell(it.what)}: {_cell(it.said)}" if it.said else f"- {_cell(it.what)}"
+            for it in self.findings
+            if it.result == _PASSED
+        ]
+        others = [
+            f"| {_cell(it.what)} | {it.result} | {_cell(it.said)} |"
+            for it in self.findings
+            if it.result != _PASSED
+        ]
+        table = ("", "| what | result | what it says |", "| --- | --- | --- |", *others)
         return "\n".join(
             (
                 f"# {self.judge}",
@@ -78,10 +88,8 @@ class Report:
                 "",
                 f"{num_passed} of {len(self.findings)} passed, {num_expected} failed as expected, "
                 f"{self.num_failed} failed that should not{left_out}.",
-                "",
-                "| what | result | what it says |",
-                "| --- | --- | --- |",
-                *rows,
+                *(table if others else ()),
+                *(("", "Passed:", "", *passed) if passed else ()),
                 "",
                 f"<sub>`{self.command}`, {made}</sub>",
                 "",

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from bench.harness import TOO_FEW, Cell, Figure, Run
 from bench.wan.first_words import how
 from bench.wan.plan import OURS, PLAIN, REGION_SUFFIX, Scheme
 from bench.wan.results import Results, Selection, ratio
-
-_SCHEMES = (PLAIN, REGION_SUFFIX, OURS)
+from bench.wan.samples import Sample, Word
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +30,13 @@ class Times:
     """The last token."""
 
 
-def headline_table(run: Run, by_rtt: Mapping[float, Mapping[Scheme, Times]], how_: str) -> None:
-    """One row a distance, and the same in the figures; schemes may be missing but `PLAIN` and
-    `OURS`."""
+Pair: TypeAlias = tuple[Times, Times]
+"""Of a scheme, and of the same chats by plain streaming."""
+
+
+def headline_table(run: Run, by_rtt: Mapping[float, Mapping[Scheme, Pair]], how_: str) -> None:
+    """One row a distance, and the same in the figures. Of the schemes here are `OURS`, without
+    which there is no row, and `REGION_SUFFIX`."""
     table = run.table(
         "Times of Outrider's chats over those of the same chats by plain streaming, by distance to "
         f"the region: one chat at a time, {how_}",
@@ -41,14 +45,15 @@ def headline_table(run: Run, by_rtt: Mapping[float, Mapping[Scheme, Times]], how
         "whole reply, the region drafting without an edge",
     )
     figures: dict[str, Figure] = {}
-    for rtt_ms, times in by_rtt.items():
-        plain, region, ours = (times.get(scheme) for scheme in _SCHEMES)
-        if plain is None or ours is None:
+    for rtt_ms, pairs in by_rtt.items():
+        if OURS not in pairs:
             continue
+        ours, plain = pairs[OURS]
+        region = pairs.get(REGION_SUFFIX)
         staying = ratio(ours.staying_ms, plain.staying_ms)
         final = ratio(ours.final_ms, plain.final_ms)
         whole = ratio(ours.whole_ms, plain.whole_ms)
-        alone = None if region is None else ratio(region.whole_ms, plain.whole_ms)
+        alone = None if region is None else ratio(region[0].whole_ms, region[1].whole_ms)
         num_later = _num_longer(ours.staying_ms, plain.staying_ms)
         num_longer = _num_longer(ours.whole_ms, plain.whole_ms)
         cells: list[Cell] = [str(staying), num_later, str(final), str(whole), num_longer]
@@ -77,26 +82,33 @@ def headline(run: Run, results: Results, temperature: float) -> None:
     for rtt_ms in results.rtts_ms():
         where = Selection(rtt_ms, 1, temperature)
         found[rtt_ms] = {
-            scheme: times
-            for scheme in _SCHEMES
-            if (times := _times(results, scheme, where)) is not None
+            scheme: pair
+            for scheme in (REGION_SUFFIX, OURS)
+            if (pair := _pair(results, scheme, where)) is not None
         }
     headline_table(run, found, how(temperature))
 
 
-def _times(results: Results, scheme: Scheme, where: Selection) -> Times | None:
-    """Of the chats that plain streaming had too, those without any text left out."""
-    pairs = [
-        (one, one.word)
-        for one, plain in results.sample_pairs(scheme, PLAIN, where)
-        if one.word is not None and plain.word is not None
+def _pair(results: Results, scheme: Scheme, where: Selection) -> Pair | None:
+    """Of chats that both had, those without any text left out."""
+    both = [
+        (ours, ours.word, plain, plain.word)
+        for ours, plain in results.sample_pairs(scheme, PLAIN, where)
+        if ours.word is not None and plain.word is not None
     ]
-    if not pairs:
+    if not both:
         return None
+    return (
+        _times([(ours, word) for ours, word, _, _ in both]),
+        _times([(plain, word) for _, _, plain, word in both]),
+    )
+
+
+def _times(chats: Sequence[tuple[Sample, Word]]) -> Times:
     return Times(
-        [word.staying_ms for _, word in pairs],
-        [word.final_ms for _, word in pairs],
-        [one.whole_ms for one, _ in pairs],
+        [word.staying_ms for _, word in chats],
+        [word.final_ms for _, word in chats],
+        [chat.whole_ms for chat, _ in chats],
     )
 
 

@@ -66,9 +66,6 @@ class Committed:
     lossy: tuple[int, ...] = ()
     """Numbers of tokens among `ids` that acceptance_threshold let through: the model's own choice
     was another."""
-    lossy_spans: tuple[tuple[int, int], ...] = ()
-    """For each of those, where its text stands: code points [begin, end) from the beginning of the
-    reply. It may lie ahead of what is final, in text held back that comes later or never."""
     model_identity: bytes | None = None
     """Of the replica that computed these tokens, opaque; None: that of the event before."""
     inexact: bool = False

@@ -17,7 +17,7 @@ from aioquic.quic.connection import QuicConnection
 
 from outrider.client.connection import ClientConnection, Peer
 from outrider.client.protocol import ALPN, CloseCode
-from outrider.client.recovery import Backoff, ReconnectPolicy
+from outrider.client.recovery import Attempts, ReconnectPolicy
 from outrider.client.tickets import SessionTickets
 from outrider.errors import ConfigError, DrainingError, OutriderError, UnavailableError
 
@@ -224,7 +224,7 @@ class Link:
             connection.shut()
 
     async def _redial(self, policy: ReconnectPolicy) -> ClientConnection:
-        backoff = Backoff(policy)
+        attempts = Attempts(policy)
         loop = asyncio.get_running_loop()
         if self._connection.is_leaving or not self._connection.was_established:
             self._at += 1
@@ -245,7 +245,7 @@ class Link:
                 self._at += 1
                 if number % len(self._addresses):
                     continue  # the others first
-                delay_s = backoff.next_delay(loop.time(), spread(), error.retry_delay_ms / 1000)
+                delay_s = attempts.next_delay(loop.time(), spread(), error.retry_delay_ms / 1000)
                 if delay_s is None:
                     raise error
                 await asyncio.sleep(delay_s)

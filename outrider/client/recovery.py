@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from outrider.backoff import Backoff
 from outrider.errors import (
     DrainingError,
     DuplicateSessionError,
@@ -31,13 +32,13 @@ class ReconnectPolicy:
     """For one handshake."""
 
 
-class Backoff:
-    """Attempts after one loss. Times in seconds on the clock of `now`."""
+class Attempts:
+    """Attempts to reconnect after one loss. Times in seconds on the clock of `now`."""
 
     def __init__(self, policy: ReconnectPolicy) -> None:
         self._policy = policy
         self._lost_at: float | None = None
-        self._delay_s = 0.0
+        self._backoff = Backoff(policy.first_delay_s, policy.max_delay_s)
 
     @property
     def lost_at(self) -> float | None:
@@ -50,10 +51,8 @@ class Backoff:
         `least_s` is what the peer asked for."""
         if self._lost_at is None:
             self._lost_at = now
-            self._delay_s = self._policy.first_delay_s
-        else:
-            self._delay_s = min(2 * self._delay_s, self._policy.max_delay_s)
-        wait_s = max(self._delay_s * spread, least_s)
+            self._backoff.reset()
+        wait_s = max(self._backoff.next_s() * spread, least_s)
         return wait_s if now + wait_s < self._lost_at + self._policy.give_up_after_s else None
 
     def worked(self) -> None:
@@ -77,13 +76,13 @@ class Recovery:
 
     def __init__(self, policy: ReconnectPolicy | None) -> None:
         """None: what is cut off is over."""
-        self._backoff = None if policy is None else Backoff(policy)
+        self._attempts = None if policy is None else Attempts(policy)
         self.state = RecoveryState.RUNNING
 
     @property
     def cut_at(self) -> float | None:
         """When it was cut off; None while it goes on."""
-        return self._backoff.lost_at if self._backoff else None
+        return self._attempts.lost_at if self._attempts else None
 
     def failed(
         self, error: OutriderError, now: float, *, cut_off: bool, has_tokens: bool, spread: float
@@ -97,7 +96,7 @@ class Recovery:
         believes alive refuses it for as long as it takes to notice, and where many clients were cut
         off, the edge or region that they all come to has no room at first.
         """
-        if self.state is RecoveryState.OVER or self._backoff is None:
+        if self.state is RecoveryState.OVER or self._attempts is None:
             self.state = RecoveryState.OVER
             return None
         kinds: tuple[type[OutriderError], ...] = (UnavailableError,)
@@ -107,7 +106,7 @@ class Recovery:
             kinds = (DrainingError,)
         delay_s = None
         if isinstance(error, kinds):
-            delay_s = self._backoff.next_delay(now, spread, error.retry_delay_ms / 1000)
+            delay_s = self._attempts.next_delay(now, spread, error.retry_delay_ms / 1000)
         self.state = RecoveryState.OVER if delay_s is None else RecoveryState.WAITING
         return delay_s
 
@@ -126,8 +125,8 @@ class Recovery:
 
     def progressed(self) -> None:
         """Something new is final: what fails from now on is another failure."""
-        if self._backoff is not None and self.state is RecoveryState.RUNNING:
-            self._backoff.worked()
+        if self._attempts is not None and self.state is RecoveryState.RUNNING:
+            self._attempts.worked()
 
     def end(self) -> None:
         """The chat is over."""

@@ -33,8 +33,6 @@ class Transcript:
         self.ids: list[int] = []
         self.lossy: list[int] = []
         """Numbers of tokens that acceptance_threshold let through."""
-        self.lossy_spans: list[tuple[int, int]] = []
-        """Where their text stands, code points [begin, end)."""
         self.logprobs: list[TokenLogprobs | None] = []
         """Of each of `ids`; None where they are not known, or were not asked for."""
         self.model_identity = b""
@@ -90,8 +88,6 @@ class Transcript:
                 f"the edge says {event.upto} tokens are final, it sent "
                 f"{len(self.ids) + len(event.ids)}"
             )
-        if len(event.lossy_spans) != len(event.lossy):
-            raise MalformedFrameError("the edge marks tokens without saying where their text is")
         self.committed += event.text
         self.provisional = self.provisional[shared:]
         if not all(len(self.ids) <= number < event.upto for number in event.lossy):
@@ -99,7 +95,6 @@ class Transcript:
         self._add_logprobs(event)
         self.ids.extend(event.ids)
         self.lossy.extend(event.lossy)
-        self.lossy_spans.extend(event.lossy_spans)
         if event.model_identity is not None:
             self.model_identity = event.model_identity
         self.inexact = self.inexact or event.inexact

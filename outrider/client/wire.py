@@ -238,7 +238,6 @@ def read(payload: bytes) -> Event:
             return Retracted(frame.retract.erase_to)
         case "commit":
             c = frame.commit
-            spans = tuple((span.begin, span.end) for span in c.lossy_text)
             identity = None
             if c.HasField("model_identity"):
                 identity = check_model_identity(c.model_identity)
@@ -247,7 +246,6 @@ def read(payload: bytes) -> Event:
                 tuple(c.ids),
                 c.upto,
                 tuple(c.lossy),
-                spans,
                 identity,
                 c.inexact,
                 logprobs_from_proto(c.logprobs, max_tokens=len(c.ids)),

@@ -55,7 +55,7 @@ class ByteDecoder:
         self._strips_space = strips_space
         self._is_first = True
         self._utf8 = _Decoder("replace")
-        self.has_part = False
+        self._has_part = False
         """Whether a character is incomplete."""
 
     def decode(self, data: bytes) -> str:
@@ -64,10 +64,10 @@ class ByteDecoder:
             self._is_first = False
             if self._strips_space:
                 data = data.removeprefix(b" ")
-        if not self.has_part and data.isascii():
+        if not self._has_part and data.isascii():
             return data.decode("ascii")
         text = self._utf8.decode(data)
-        self.has_part = bool(self._utf8.getstate()[0])
+        self._has_part = bool(self._utf8.getstate()[0])
         return text
 
     def finish(self) -> str:
@@ -75,15 +75,15 @@ class ByteDecoder:
         rest = self._utf8.decode(b"", True)
         self._utf8.reset()
         self._is_first = True
-        self.has_part = False
+        self._has_part = False
         return rest
 
     def copy(self) -> ByteDecoder:
         """Another one at the same place."""
         other = ByteDecoder(strips_space=self._strips_space)
         other._is_first = self._is_first
-        if self.has_part:
-            other.has_part = True
+        if self._has_part:
+            other._has_part = True
             other._utf8.setstate(self._utf8.getstate())
         return other
 

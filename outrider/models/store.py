@@ -3,6 +3,7 @@
     blobs/sha256/<hex>      artifacts, read-only, never rewritten in place
     index/<key>.json        which source gave which artifact
     derived/<hex>/<name>/   what was built from an artifact, with its own manifest
+    derived/<hex>/*.json    what engines found out about it on this machine
     partial/  tmp/  locks/  work in progress
 
 Bytes are hashed on every load and no "verified" stamp is kept: a stamp could only say that size

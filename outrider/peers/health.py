@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import Final
 
+from outrider.backoff import Backoff
+
 
 @dataclass(frozen=True, slots=True)
 class QuarantinePolicy:
@@ -33,7 +35,7 @@ class Quarantine:
     def __init__(self, policy: QuarantinePolicy) -> None:
         self._policy = policy
         self._failed_at: deque[float] = deque(maxlen=policy.max_failures)
-        self._pause_s = policy.first_s
+        self._backoff = Backoff(policy.first_s, policy.max_s)
         self._cleared_at: float | None = None
         self.is_active = False
         """Whether the peer gets nothing but trials, should it be reachable."""
@@ -54,10 +56,9 @@ class Quarantine:
         cleared_at = self._cleared_at
         window_s = self._policy.window_s
         if not self.is_active and (cleared_at is None or now - cleared_at > window_s):
-            self._pause_s = self._policy.first_s
+            self._backoff.reset()
         self.is_active = True
-        self.until = now + self._pause_s
-        self._pause_s = min(2.0 * self._pause_s, self._policy.max_s)
+        self.until = now + self._backoff.next_s()
         self.count += 1
 
     def clear(self, now: float) -> None:

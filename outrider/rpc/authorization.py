@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import structlog
 from cryptography import x509
 
 from outrider.errors import OutriderError, UnauthenticatedError
+from outrider.lru_map import LruMap
 from outrider.tls import access
 from outrider.tls.certificates import Tls, subject_alternative_names, utc_now
 from outrider.tls.identity import PeerIdentity, identify
@@ -66,8 +66,7 @@ class CallAuthorizer:
     ) -> None:
         self._tls = tls
         self._now = now
-        self._max_cached = max_cached
-        self._cached: OrderedDict[_Chain, _VerifiedCaller] = OrderedDict()
+        self._cached: LruMap[_Chain, _VerifiedCaller] = LruMap(max_cached)
         self._calls: dict[int, Call] = {}
         self._last_number = 0
         self._num_refused = 0
@@ -142,14 +141,12 @@ class CallAuthorizer:
             and now < known.expires_at
         ):
             return known.identity
-        self._cached.pop(chain, None)
+        self._cached.pop(chain)
         current = self._tls.current
         assert current is not None, "only asked for where there are certificates"
         expires_at = verify(current.ca, *chain, now)
         known = _VerifiedCaller(self._owner(chain[0]), expires_at, self._tls.ca_generation)
-        while len(self._cached) >= self._max_cached:
-            self._cached.popitem(last=False)
-        self._cached[chain] = known
+        self._cached.put(chain, known)
         return known.identity
 
     def _owner(self, leaf: bytes) -> PeerIdentity:

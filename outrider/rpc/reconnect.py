@@ -11,6 +11,7 @@ from typing import Final, NoReturn
 import grpc.aio
 from google.protobuf.message import DecodeError
 
+from outrider.backoff import Backoff
 from outrider.errors import OutriderError
 from outrider.rpc.errors import from_rpc_error
 
@@ -36,9 +37,8 @@ class Reconnector:
     """Connects to one peer for ever, with jittered exponential backoff between attempts."""
 
     def __init__(self, *, max_backoff_s: float, rng: Random) -> None:
-        self._max_backoff_s = max_backoff_s
         self._rng = rng
-        self._backoff_s = FIRST_BACKOFF_S
+        self._backoff = Backoff(FIRST_BACKOFF_S, max_backoff_s)
         self._is_needed = asyncio.Event()
 
     async def run(
@@ -55,7 +55,7 @@ class Reconnector:
 
     def reset(self) -> None:
         """The connection is good: the next loss begins with the shortest pause again."""
-        self._backoff_s = FIRST_BACKOFF_S
+        self._backoff.reset()
 
     def hasten(self) -> None:
         """Somebody needs the peer: cut the pause that is under way short, though never below the
@@ -63,8 +63,7 @@ class Reconnector:
         self._is_needed.set()
 
     async def _pause(self) -> None:
-        pause_s = self._backoff_s * self._rng.uniform(0.5, 1.0)
-        self._backoff_s = min(2.0 * self._backoff_s, self._max_backoff_s)
+        pause_s = self._backoff.next_s() * self._rng.uniform(0.5, 1.0)
         least_s = min(pause_s, FIRST_BACKOFF_S)
         await asyncio.sleep(least_s)
         self._is_needed.clear()

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -23,6 +22,7 @@ from typing import Final, Protocol, TypeAlias
 import numpy as np
 
 from outrider.errors import ArtifactCorruptError, ConfigError
+from outrider.lru_map import LruMap
 from outrider.speculation.ngrams import Table, unpack
 
 BINDING_BYTES: Final = 32
@@ -207,7 +207,7 @@ class KeptGroups:
         self._max_bytes = max_bytes
         self._copies: dict[str, bytes] = {}
         self._num_bytes = 0
-        self._admitted: OrderedDict[bytes, int] = OrderedDict()
+        self._admitted: LruMap[bytes, int] = LruMap(MAX_ADMITTED)
         """Group to the version of its statistics at their last copy."""
         self._last: tuple[bytes, bytes, Learnt] = (b"", b"", NOTHING)
 
@@ -235,10 +235,7 @@ class KeptGroups:
     def admit(self, group: bytes) -> None:
         """The group's name is the same after a restart: what it learns may be kept."""
         if group and self._max_bytes:
-            self._admitted.setdefault(group, 0)
-            self._admitted.move_to_end(group)
-            if len(self._admitted) > MAX_ADMITTED:
-                self._admitted.popitem(last=False)
+            self._admitted.put(group, self._admitted.peek(group) or 0)
 
     def changed(self, statistics: GroupStatistics) -> Iterator[tuple[bytes, Learnt]]:
         """A copy of each admitted group that has learnt something since its last one. Take one at a
@@ -248,8 +245,7 @@ class KeptGroups:
                 continue  # others were admitted since the last one was taken
             version = statistics.version_of(group)
             if version not in (0, before):
-                self._admitted[group] = version
-                self._admitted.move_to_end(group)  # the others first next time
+                self._admitted.put(group, version)  # the others first next time
                 learnt = statistics.learnt_of(group)
                 if not learnt.is_empty:
                     yield group, learnt

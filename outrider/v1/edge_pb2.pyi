@@ -638,7 +638,6 @@ class CommitText(_message.Message):
     IDS_FIELD_NUMBER: _builtins.int
     UPTO_FIELD_NUMBER: _builtins.int
     LOSSY_FIELD_NUMBER: _builtins.int
-    LOSSY_TEXT_FIELD_NUMBER: _builtins.int
     MODEL_IDENTITY_FIELD_NUMBER: _builtins.int
     INEXACT_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
@@ -660,10 +659,6 @@ class CommitText(_message.Message):
         """Numbers of tokens among `ids` that a lossy acceptance_threshold let through."""
 
     @_builtins.property
-    def lossy_text(self) -> _containers.RepeatedCompositeFieldContainer[Global___TextSpan]:
-        """For each of those, where its text stands in the reply."""
-
-    @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprobs]:
         """Of the last of `ids`, so many as there are entries, if Sampling.num_logprobs asked for them. Of
         ids before these none are known: tokens of an earlier run elsewhere, or so long ago that they were
@@ -677,46 +672,19 @@ class CommitText(_message.Message):
         ids: _abc.Iterable[_builtins.int] | None = ...,
         upto: _builtins.int = ...,
         lossy: _abc.Iterable[_builtins.int] | None = ...,
-        lossy_text: _abc.Iterable[Global___TextSpan] | None = ...,
         model_identity: _builtins.bytes | None = ...,
         inexact: _builtins.bool = ...,
         logprobs: _abc.Iterable[_common_pb2.TokenLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_model_identity", b"_model_identity", "model_identity", b"model_identity"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_model_identity", b"_model_identity", "ids", b"ids", "inexact", b"inexact", "logprobs", b"logprobs", "lossy", b"lossy", "lossy_text", b"lossy_text", "model_identity", b"model_identity", "text", b"text", "upto", b"upto"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_model_identity", b"_model_identity", "ids", b"ids", "inexact", b"inexact", "logprobs", b"logprobs", "lossy", b"lossy", "model_identity", b"model_identity", "text", b"text", "upto", b"upto"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__model_identity: _TypeAlias = _typing.Literal["model_identity"]  # noqa: Y015
     _WhichOneofArgType__model_identity: _TypeAlias = _typing.Literal["_model_identity", b"_model_identity"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__model_identity) -> _WhichOneofReturnType__model_identity | None: ...
 
 Global___CommitText: _TypeAlias = CommitText  # noqa: Y015
-
-@_typing.final
-class TextSpan(_message.Message):
-    """Code points [begin, end) of a reply, from its beginning. It may lie ahead of what is committed:
-    text that could become a stop string is held back, and comes later or never.
-    """
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    BEGIN_FIELD_NUMBER: _builtins.int
-    END_FIELD_NUMBER: _builtins.int
-    begin: _builtins.int
-    end: _builtins.int
-    def __init__(
-        self,
-        *,
-        begin: _builtins.int = ...,
-        end: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "end", b"end"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___TextSpan: _TypeAlias = TextSpan  # noqa: Y015
 
 @_typing.final
 class ChatDone(_message.Message):

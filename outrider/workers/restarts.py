@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from outrider.backoff import Backoff
+
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
@@ -30,7 +32,7 @@ class Restarts:
         """It was started at `now`, for the first time."""
         self._policy = policy
         self._started_at = now
-        self._pause_s = 0.0
+        self._backoff = Backoff(policy.first_pause_s, policy.max_pause_s)
         self._num_early = 0
         self.count = 0
         """How often it was started again."""
@@ -52,9 +54,8 @@ class Restarts:
         is_early = ran_s < policy.early_s or not was_ready
         self._num_early = self._num_early + 1 if is_early else 0
         if ran_s >= policy.well_s:
-            self._pause_s = 0.0
-        self._pause_s = min(max(policy.first_pause_s, 2 * self._pause_s), policy.max_pause_s)
-        return self._pause_s
+            self._backoff.reset()
+        return self._backoff.next_s()
 
     def started(self, now: float) -> None:
         """It is started again."""

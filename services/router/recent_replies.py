@@ -7,10 +7,11 @@ Operators see it in `outrider status`; nothing is decided by it. Of each model a
 from __future__ import annotations
 
 import math
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
+from outrider.lru_map import LruMap
 from services.router.autoscale.advisor import FleetKey
 
 WINDOW_S: Final = 60.0
@@ -50,7 +51,7 @@ class RecentReplies:
     """By fleet. Verbs take `now` in seconds."""
 
     def __init__(self) -> None:
-        self._fleets: OrderedDict[FleetKey, _Fleet] = OrderedDict()
+        self._fleets: LruMap[FleetKey, _Fleet] = LruMap(MAX_FLEETS)
 
     def first_token(self, fleet: FleetKey, ttft_ms: float, now: float) -> None:
         """A session had its first token."""
@@ -62,7 +63,7 @@ class RecentReplies:
 
     def of(self, fleet: FleetKey, now: float) -> Recent:
         """What the window holds of a fleet."""
-        found = self._fleets.get(fleet)
+        found = self._fleets.peek(fleet)
         if found is None:
             return Recent()
         since = now - WINDOW_S
@@ -77,10 +78,10 @@ class RecentReplies:
         )
 
     def _fleet(self, key: FleetKey) -> _Fleet:
-        found = self._fleets.setdefault(key, _Fleet())
-        self._fleets.move_to_end(key)
-        if len(self._fleets) > MAX_FLEETS:
-            self._fleets.popitem(last=False)
+        found = self._fleets.get(key)
+        if found is None:
+            found = _Fleet()
+            self._fleets.put(key, found)
         return found
 
 

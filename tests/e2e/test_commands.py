@@ -129,13 +129,6 @@ def test_no_mesh_is_said_plainly(tmp_path: Path) -> None:
     assert "outrider up" in done.stderr
 
 
-def test_down_leaves_no_process() -> None:
-    with local_mesh(engine="fake", regions="here", settings=NO_DRAFTER) as mesh:
-        pids = [row["pid"] for row in mesh.state.services]
-        assert all(_alive(pid) for pid in pids)
-    assert not any(_alive(pid) for pid in pids)
-
-
 def test_killed_supervisor_leaves_no_orphan_and_the_next_one_says_so() -> None:
     with local_mesh(engine="fake", regions="here", settings=NO_DRAFTER) as mesh:
         pids = [row["pid"] for row in mesh.state.services]
@@ -154,6 +147,10 @@ def test_killed_supervisor_leaves_no_orphan_and_the_next_one_says_so() -> None:
         ]
         assert ready.startswith("ready; ") and f"outrider chat --state-dir {folder[1]}" in ready
         assert http.startswith("HTTP: http://127.0.0.1:")
+        state = json.loads((mesh.state_dir / "mesh.json").read_text(encoding="utf-8"))
+        pids = [row["pid"] for row in state["services"]]
+        assert all(_alive(pid) for pid in pids)
+    assert not any(_alive(pid) for pid in pids), "`down` leaves no process"
 
 
 def test_interrupt_stops_an_attached_mesh(tmp_path: Path) -> None:

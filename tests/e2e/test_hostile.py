@@ -1,4 +1,5 @@
-"""A mesh under attack, in short: `python -m bench.hostile` has all of it, and times."""
+"""A mesh under attack, in short: `python -m bench.hostile` has all of it, and times. Attacks that
+concern QUIC alone are in tests/edge/integration/test_hostile.py."""
 
 from __future__ import annotations
 

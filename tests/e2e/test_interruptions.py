@@ -22,15 +22,7 @@ from outrider.cli import operator
 from outrider.cli.local import development_key
 from outrider.cli.local.certificates import of_process
 from outrider.cli.local.mesh import ProcessSpec, completed, to_toml
-from outrider.client import (
-    Committed,
-    Interrupted,
-    Message,
-    ReconnectPolicy,
-    Resumed,
-    SamplingParams,
-    connect,
-)
+from outrider.client import SamplingParams
 from outrider.process import read_ports
 from outrider.rpc import make_channel
 from outrider.sampling.grammar import json_schema
@@ -43,9 +35,7 @@ from tests.e2e.reference import Reference
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 LIMIT_S = 200.0
-PATIENT = ReconnectPolicy(give_up_after_s=120)
 PROMPT = "Explain in a few sentences why the sky is blue."
-MAX_TOKENS = 64
 
 
 class KillableEdge:
@@ -58,7 +48,8 @@ class KillableEdge:
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
         self.port = free_udp_port()
-        self.ca = folder / "tls" / "cert.pem"
+        self.where = ("--edge", f"127.0.0.1:{self.port}", "--ca", str(folder / "tls" / "cert.pem"))
+        """For commands."""
 
     def start(self) -> None:
         """Run it, and wait until it is ready."""
@@ -92,39 +83,6 @@ class KillableEdge:
         if self._process is not None:
             self._process.kill()
             self._process.wait(LIMIT_S)
-
-
-@pytest.fixture
-def edge(mesh: LocalMesh, tmp_path: Path) -> Iterator[KillableEdge]:
-    edge = KillableEdge(mesh, tmp_path / "edge")
-    edge.start()
-    try:
-        yield edge
-    finally:
-        edge.kill()
-
-
-@pytest.mark.model
-async def test_a_killed_edge_costs_a_pause_and_no_byte(
-    edge: KillableEdge, reference: Reference
-) -> None:
-    sampling = SamplingParams(temperature=0.8, seed=5, max_tokens=MAX_TOKENS)
-    truth = await asyncio.to_thread(reference.reply, PROMPT, sampling)
-    seen, kills = set[type](), 0
-    async with (
-        connect("127.0.0.1", edge.port, ca=edge.ca, reconnect=PATIENT) as client,
-        client.chat([Message("user", PROMPT)], sampling=sampling) as chat,
-    ):
-        async for event in chat:
-            seen.add(type(event))
-            if isinstance(event, Committed) and event.upto >= 10 and not kills:
-                kills += 1
-                await asyncio.to_thread(edge.kill)
-                await asyncio.to_thread(edge.start)
-        result = await chat.result()
-    assert kills == 1
-    assert {Interrupted, Resumed} <= seen
-    assert (result.text, result.ids) == (truth.text, truth.ids)
 
 
 SCHEMA = {
@@ -236,52 +194,50 @@ def fake_mesh() -> Iterator[LocalMesh]:
         yield mesh
 
 
+@pytest.fixture
+def edge(fake_mesh: LocalMesh, tmp_path: Path) -> Iterator[KillableEdge]:
+    edge = KillableEdge(fake_mesh, tmp_path / "edge")
+    edge.start()
+    try:
+        yield edge
+    finally:
+        edge.kill()
+
+
 def test_the_command_says_that_it_was_interrupted_and_goes_on(
-    fake_mesh: LocalMesh, tmp_path: Path
+    fake_mesh: LocalMesh, edge: KillableEdge
 ) -> None:
     whole = ("--prompt", "tell me all", "--no-provisional", *LONG)
     state = str(fake_mesh.state_dir)
     truth = outrider("chat", "--state-dir", state, *whole).stdout
-    edge = KillableEdge(fake_mesh, tmp_path / "edge")
-    edge.start()
-    where = ("--edge", f"127.0.0.1:{edge.port}", "--ca", str(edge.ca))
-    try:
-        with subprocess.Popen(
-            [sys.executable, "-m", "outrider.cli.main", "chat", *where, *whole],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        ) as process:
-            assert process.stdout is not None
-            assert process.stderr is not None
-            begun = os.read(process.stdout.fileno(), 100)
-            edge.kill()
-            edge.start()
-            shown, said = process.communicate(timeout=LIMIT_S)
-            assert process.returncode == 0
-        # As text, like the other one: what the fake engine says has bare carriage returns.
-        assert io.TextIOWrapper(io.BytesIO(begun + shown), encoding="utf-8").read() == truth
-        assert b"outrider: interrupted: " in said and b"(trying until " in said
-        assert b"outrider: back after " in said
-    finally:
+    with subprocess.Popen(
+        [sys.executable, "-m", "outrider.cli.main", "chat", *edge.where, *whole],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        begun = os.read(process.stdout.fileno(), 100)
         edge.kill()
+        edge.start()
+        shown, said = process.communicate(timeout=LIMIT_S)
+        assert process.returncode == 0
+    # As text, like the other one: what the fake engine says has bare carriage returns.
+    assert io.TextIOWrapper(io.BytesIO(begun + shown), encoding="utf-8").read() == truth
+    assert b"outrider: interrupted: " in said and b"(trying until " in said
+    assert b"outrider: back after " in said
 
 
-def test_a_conversation_at_a_terminal_goes_on(fake_mesh: LocalMesh, tmp_path: Path) -> None:
-    edge = KillableEdge(fake_mesh, tmp_path / "edge")
-    edge.start()
-    where = ("--edge", f"127.0.0.1:{edge.port}", "--ca", str(edge.ca))
-    try:
-        with terminal("chat", *where, "--temperature", "0", *LONG) as user:
-            user.prompted()
-            user.type("tell me all\r")
-            user.until("\r\n")  # what was typed stands there
-            user.until(" ")  # the first words
-            edge.kill()
-            user.until("[interrupted: ")
-            edge.start()
-            user.until("stopped at the length limit")
-            user.type("/bye\r")
-            assert user.ended() == 0
-            assert "Traceback" not in user.shown
-    finally:
+def test_a_conversation_at_a_terminal_goes_on(edge: KillableEdge) -> None:
+    with terminal("chat", *edge.where, "--temperature", "0", *LONG) as user:
+        user.prompted()
+        user.type("tell me all\r")
+        user.until("\r\n")  # what was typed stands there
+        user.until(" ")  # the first words
         edge.kill()
+        user.until("[interrupted: ")
+        edge.start()
+        user.until("stopped at the length limit")
+        user.type("/bye\r")
+        assert user.ended() == 0
+        assert "Traceback" not in user.shown

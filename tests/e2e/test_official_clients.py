@@ -17,7 +17,7 @@ import anthropic
 import openai
 import pytest
 
-from bench.harness.local_mesh import LocalMesh, local_mesh, outrider
+from bench.harness.local_mesh import LocalMesh, local_mesh
 from outrider.cli.local import development_key
 from outrider.client import Message, SamplingParams, connect_blocking
 from outrider.models.catalog import DEFAULT_MODEL
@@ -32,11 +32,6 @@ pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(300)]
 
 MODEL = "caller"
 FEW = ("inference.max_fixed_rows=2", "inference.warm_up_rows=16", "edge.drafter.model=none")
-TENANTS = """
-[[edge.tenants]]
-name = "few"
-requests_per_minute = 1
-"""
 USER: Any = {"role": "user", "content": "What is a river?"}
 SAMPLED: dict[str, Any] = {"model": MODEL, "messages": [USER], "max_tokens": 24, "temperature": 0.8}
 """By any door, with the same seed, the same text."""
@@ -65,22 +60,16 @@ class Door:
 
     mesh: LocalMesh
     key: str
-    """Of a tenant without limits."""
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.mesh.state.service('edge')['http_port']}"
 
-    def openai(self, key: str = "", **options: Any) -> openai.OpenAI:
-        key = key or self.key
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, **options)
+    def openai(self, **options: Any) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=self.key, max_retries=0, **options)
 
-    def anthropic(self, key: str = "", **options: Any) -> anthropic.Anthropic:
-        key = key or self.key
-        return anthropic.Anthropic(base_url=self.url, api_key=key, max_retries=0, **options)
-
-    def keys(self, *arguments: str) -> str:
-        return outrider("keys", *arguments, "--state-dir", str(self.mesh.state_dir)).stdout
+    def anthropic(self) -> anthropic.Anthropic:
+        return anthropic.Anthropic(base_url=self.url, api_key=self.key, max_retries=0)
 
     def sample(self, role: str, name: str) -> float:
         """The sum of a metric of the service, over its labels."""
@@ -104,7 +93,7 @@ def door(model_store: ModelStore, tmp_path_factory: pytest.TempPathFactory) -> I
             "max_context_tokens": 2048,
         }
         config = folder / "mesh.toml"
-        config.write_text(to_toml({MODEL: caller}) + TENANTS, "utf-8")
+        config.write_text(to_toml({MODEL: caller}), "utf-8")
         with local_mesh(
             regions="here", settings=FEW, model=MODEL, http=True, config=config
         ) as mesh:
@@ -305,53 +294,6 @@ def test_langchain_as_its_users_point_it(door: Door) -> None:
     assert [(it["name"], it["args"]) for it in calls] == [("get_weather", {"city": "Paris"})]
     with pytest.raises(openai.AuthenticationError):
         model(api_key="none").invoke("hi")
-
-
-def test_bad_requests_are_told_apart(door: Door) -> None:
-    long = [{"role": "user", "content": "word " * 3000}]
-    with door.openai() as client, door.anthropic() as claude:
-        with pytest.raises(openai.NotFoundError):
-            client.chat.completions.create(**SAMPLED | {"model": "nope"})
-        with pytest.raises(anthropic.NotFoundError):
-            claude.messages.create(**MESSAGE | {"model": "nope"})
-        with pytest.raises(openai.BadRequestError) as refused:
-            client.chat.completions.create(**SAMPLED | {"messages": long})
-        assert refused.value.code == "context_length_exceeded"
-        with pytest.raises(anthropic.BadRequestError):
-            claude.messages.create(**MESSAGE | {"messages": long})
-        with pytest.raises(openai.BadRequestError) as wrong:
-            client.chat.completions.create(**SAMPLED | {"temperature": 9})
-        assert wrong.value.param == "temperature"
-        with pytest.raises(openai.NotFoundError):
-            client.responses.retrieve("resp_1")
-
-
-def test_keys_and_limits(door: Door) -> None:
-    few = json.loads(door.keys("create", "one", "--tenant", "few", "--json"))
-    with door.openai("none") as stranger, door.anthropic("none") as other:
-        for call in (
-            stranger.models.list,
-            partial(stranger.chat.completions.create, **SAMPLED),
-            partial(stranger.responses.create, model=MODEL, input="hi"),
-        ):
-            with pytest.raises(openai.AuthenticationError):
-                call()
-        with pytest.raises(anthropic.AuthenticationError):
-            other.messages.create(**MESSAGE)
-    with door.openai(few["key"]) as client, door.anthropic(few["key"]) as claude:
-        assert [it.id for it in client.models.list().data] == [MODEL]
-        first = client.chat.completions.with_raw_response.create(**SAMPLED)
-        assert first.headers["x-ratelimit-remaining-requests"] == "0"
-        with pytest.raises(openai.RateLimitError) as limited:
-            client.chat.completions.create(**SAMPLED, stream=True)
-        assert 0 < int(limited.value.response.headers["retry-after-ms"]) <= 60_000
-        with pytest.raises(anthropic.RateLimitError):
-            claude.messages.create(**MESSAGE)
-        door.keys("revoke", few["id"])
-        with pytest.raises(openai.AuthenticationError):
-            client.models.list()
-        with pytest.raises(anthropic.AuthenticationError):
-            claude.messages.create(**MESSAGE)
 
 
 def leaves_a_stream(door: Door, endless: dict[str, Any]) -> None:

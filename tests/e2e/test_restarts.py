@@ -1,5 +1,6 @@
-"""Every process of a mesh is killed in turn (SIGKILL) while a chat streams: `outrider up` starts it
-again where it was, and the chat goes on, exact."""
+"""Several edges and routers with a distance between them, each of whose processes is killed in turn
+(SIGKILL) while a chat streams: `outrider up` starts it again where it was, and the chat goes on,
+exact."""
 
 from __future__ import annotations
 
@@ -28,6 +29,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(300)]
 NO_DRAFTER = ("edge.drafter.model=none",)
 """It would load the real model each time that the edge starts; that it comes back is seen in
 tests/edge/drafter."""
+RTT_MS = 60
+SHAPE = ("--routers", "2", "--edges", "2", "--rtt", str(RTT_MS))
 PATIENT = ReconnectPolicy(give_up_after_s=60)
 
 
@@ -37,6 +40,11 @@ def status(mesh: LocalMesh) -> dict[str, Any]:
         outrider("status", "--json", "--state-dir", str(mesh.state_dir)).stdout
     )
     return found
+
+
+def log_of(mesh: LocalMesh) -> str:
+    """What the supervisor said."""
+    return (mesh.state_dir / "up.log").read_text(encoding="utf-8")
 
 
 def is_back(mesh: LocalMesh, name: str) -> bool:
@@ -59,6 +67,18 @@ async def serves_with_all(mesh: LocalMesh) -> None:
                     return
 
 
+async def first_final_ms(mesh: LocalMesh, edge: str, reference: ReferenceChat) -> float:
+    """Of a chat at this edge: time to its first final token."""
+    host, port = mesh.state.host, mesh.state.service(edge)["port"]
+    async with connect(host, port, ca=mesh.ca) as client:
+        message = Message("user", reference.prompt)
+        async with client.chat([message], sampling=reference.sampling) as asked:
+            result = await asked.result()
+    assert (result.text, result.ids) == (reference.text, reference.ids)
+    assert result.timings.committed_ttft_ms is not None
+    return result.timings.committed_ttft_ms
+
+
 async def chat(client: Client, reference: ReferenceChat, is_enough: Callable[[], bool]) -> int:
     """Chats, one after the other until it is enough, each exact; how many."""
     count = 0
@@ -74,9 +94,12 @@ async def chat(client: Client, reference: ReferenceChat, is_enough: Callable[[],
 
 async def test_whoever_is_killed_is_started_again_where_it_was() -> None:
     reference = make_reference_chats("fake", num_tokens=400)[0]
-    with local_mesh(engine="fake", settings=NO_DRAFTER) as mesh:
+    with local_mesh(engine="fake", shape=SHAPE, settings=NO_DRAFTER) as mesh:
         host, port = mesh.edge
         before = {row["name"]: row for row in mesh.state.services}
+        told = outrider("status", "--state-dir", str(mesh.state_dir)).stdout
+        assert told.count(f"{RTT_MS} ms from the edges") == 2
+        assert await first_final_ms(mesh, "edge-2", reference) >= RTT_MS
         is_over = False
         async with connect(f"quic://{host}:{port}", ca=mesh.ca, reconnect=PATIENT) as client:
             chatting = asyncio.create_task(chat(client, reference, lambda: is_over))
@@ -100,20 +123,20 @@ async def test_whoever_is_killed_is_started_again_where_it_was() -> None:
             assert end["at_s"] < end["back_at_s"]
             for key in ("port", "admin_port", "log"):
                 assert after[name][key] == row[key]
-        said = (mesh.state_dir / "up.log").read_text(encoding="utf-8")
+        said = log_of(mesh)
         for name in before:
             assert f"{name} killed (signal 9); it is started again in 0.5 s" in said
             assert f"{name} is up again" in said
+        await stops_by_ctrl_c(mesh, after["edge-2"]["pid"])
 
 
-async def test_ctrl_c_during_a_pause_stops() -> None:
-    with local_mesh(engine="fake", regions="here", settings=NO_DRAFTER) as mesh:
-        (edge,) = mesh.services("edge")
-        log = mesh.state_dir / "up.log"
-        os.kill(edge["pid"], signal.SIGKILL)
-        await eventually(lambda: "it is started again" in log.read_text(encoding="utf-8"))
-        supervisor = supervisor_pid(mesh.state_dir)
-        assert supervisor is not None
-        os.kill(supervisor, signal.SIGINT)  # by a command it would come when the pause is over
-        await eventually(lambda: supervisor_pid(mesh.state_dir) is None)
-        assert "is up again" not in log.read_text(encoding="utf-8")
+async def stops_by_ctrl_c(mesh: LocalMesh, pid: int) -> None:
+    """The supervisor, in the pause before it starts the process again that is killed here."""
+    known = len(log_of(mesh))
+    os.kill(pid, signal.SIGKILL)
+    await eventually(lambda: "it is started again" in log_of(mesh)[known:])
+    supervisor = supervisor_pid(mesh.state_dir)
+    assert supervisor is not None
+    os.kill(supervisor, signal.SIGINT)  # by a command it would come when the pause is over
+    await eventually(lambda: supervisor_pid(mesh.state_dir) is None)
+    assert "is up again" not in log_of(mesh)[known:]

@@ -1,4 +1,5 @@
-"""Every fuzz target for a second or so; `python -m tests.fuzz` goes on for as long as one likes."""
+"""Every fuzz target for a second or so, and for longer; `python -m tests.fuzz` takes as long as one
+likes."""
 
 from __future__ import annotations
 
@@ -11,15 +12,17 @@ from tests.fuzz.mutating import Mutator
 from tests.fuzz.running import feed
 from tests.fuzz.targets import targets
 
-_NUM_INPUTS = 1500
 _NAMES = [target.name for target in targets()]
 
 
+@pytest.mark.parametrize("num_inputs", [1500, pytest.param(5000, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("name", _NAMES)
-def test_damaged_input_gets_an_answer_or_an_error_of_ours(name: str, tmp_path: Path) -> None:
+def test_damaged_input_gets_an_answer_or_an_error_of_ours(
+    name: str, num_inputs: int, tmp_path: Path
+) -> None:
     target = next(one for one in targets(tmp_path) if one.name == name)
     mutator = Mutator(target.seeds, seed=1)
-    for _ in range(_NUM_INPUTS):
+    for _ in range(num_inputs):
         broken = feed(target, mutator)
         assert broken is None, broken.what
     assert mutator.num_answers > 1

@@ -54,7 +54,7 @@ def resident_when_ready(settings: Mapping[str, object]) -> int:
             process.kill()
 
 
-@pytest.mark.parametrize("max_fixed_rows", NUM_FIXED)
+@pytest.mark.parametrize("max_fixed_rows", [0, pytest.param(4, marks=pytest.mark.soak)])
 def test_a_replica_holds_what_was_said_within_a_quarter(
     model_store: ModelStore, max_fixed_rows: int
 ) -> None:

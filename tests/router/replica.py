@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
 import grpc.aio
@@ -20,6 +20,7 @@ from services.router.app import serve
 from services.router.config import ReplicaConfig, RouterConfig
 from services.router.placement.types import PlacementPolicy
 from tests.router.relay.mesh import IDENTITY, commit, opening
+from tests.service import running_service
 
 DIGEST = b"\x01" * 32
 CODECS = (common_pb2.TOKEN_CODEC_VARINT, common_pb2.TOKEN_CODEC_U16)
@@ -212,20 +213,11 @@ async def running_router(*replicas: Replica, **settings: Any) -> AsyncIterator[R
     settings = {**QUICK, **settings}
     source = file and ConfigSource(RouterConfig, "router", file, settings, with_models=False)
     config = source.read().config if source else RouterConfig(**{"replicas": known, **settings})
-    ports: asyncio.Future[Ports] = asyncio.get_running_loop().create_future()
-    stop = asyncio.Event()
-    serving = asyncio.create_task(serve(config, ready=ports.set_result, stop=stop, source=source))
-    serving.add_done_callback(lambda task: task.exception() and ports.cancel())
-    await asyncio.wait([ports])
-    if ports.cancelled():
-        await serving
-    address = f"127.0.0.1:{ports.result().main}"
-    async with make_channel(address, tls=caller, role=Role.ROUTER) as channel:
-        try:
-            yield RouterUnderTest(channel, ports.result())
-        finally:
-            stop.set()
-            await serving
+    async with AsyncExitStack() as until_drained:
+        async with running_service(serve, config, source=source) as ports:
+            channel = make_channel(f"127.0.0.1:{ports.main}", tls=caller, role=Role.ROUTER)
+            await until_drained.enter_async_context(channel)
+            yield RouterUnderTest(channel, ports)
 
 
 @asynccontextmanager

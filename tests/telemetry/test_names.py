@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan
@@ -19,13 +20,22 @@ from outrider.telemetry import names, tracing
 from outrider.v1 import common_pb2, inference_pb2
 from services.edge.drafter import metrics as drafter
 from services.edge.telemetry import PREFILLED_TOKENS
+from services.router.admission.pricing import Price
+from services.tokenizer.config import SharedCacheConfig
 from services.tokenizer.long_texts import processes, worker_pool
 from tests.edge.integration.region import small_vocabulary
+from tests.mesh import MODEL, Mesh, running_mesh
 from tests.telemetry import declared as table
-from tests.telemetry.mesh import MODEL, WholeMesh, whole_mesh
 from tests.typed_text import type_until
 
 ROOT = Path(__file__).parents[2]
+WHOLE: Mapping[str, Any] = {
+    "tokenizers": 1,
+    # Nobody listens there: what is shared is asked for in vain, which is recorded as well.
+    "tokenizer": {"shared_cache": SharedCacheConfig("redis://127.0.0.1:1", "k" * 32)},
+    "router": {"prices": (Price(1.0, 10.0, model=MODEL),), "currency": "USD"},
+}
+"""All roles, and all that a mesh can be told to record."""
 SAMPLING = SamplingParams(max_tokens=100, ignore_eos=True)
 ASK = [Message("user", "hello, hello, hello")]
 
@@ -67,7 +77,7 @@ def _is_told(name: str, text: str) -> bool:
 async def test_scripted_chats_record_what_is_declared_and_nothing_else(
     tmp_path: Path, spans: InMemorySpanExporter
 ) -> None:
-    async with whole_mesh(small_vocabulary(), tmp_path) as mesh:
+    async with running_mesh(small_vocabulary(), tmp_path, **WHOLE) as mesh:
         # In place of what each service has set up for a process of its own.
         tracing.configure_tracing("test", SimpleSpanProcessor(spans))
         async with mesh.client() as client:
@@ -79,12 +89,12 @@ async def test_scripted_chats_record_what_is_declared_and_nothing_else(
     check_spans(spans.get_finished_spans())
 
 
-async def type_ahead(mesh: WholeMesh, client: Client) -> None:
+async def type_ahead(mesh: Mesh, client: Client) -> None:
     """A prompt that is computed while it is typed."""
     typing = client.typing()
     text = "Which of these trains leaves first, and which of them is the fastest? " * 2
     counted = f"{PREFILLED_TOKENS}_total"
-    sample = mesh.edge_metrics.registry.get_sample_value
+    sample = mesh.edges[0].metrics.registry.get_sample_value
     await type_until(lambda: bool(sample(counted, {"model": MODEL})), typing, text)
     typing.close()
 
@@ -99,7 +109,7 @@ async def talk(client: Client) -> None:
             await refused.result()
 
 
-async def talk_to_the_router(mesh: WholeMesh) -> None:
+async def talk_to_the_router(mesh: Mesh) -> None:
     """A session that brings text, for the tokenizer service."""
     messages = [common_pb2.ChatMessage(role="user", content="hello")]
     opening = inference_pb2.OpenSession(
@@ -108,7 +118,7 @@ async def talk_to_the_router(mesh: WholeMesh) -> None:
         sampling=common_pb2.Sampling(max_tokens=5, ignore_eos=True),
         codecs=[common_pb2.TOKEN_CODEC_VARINT],
     )
-    edge = mesh.router.edge()
+    edge = mesh.routers[0].edge()
     await edge.send(inference_pb2.SessionUp(session=1, open=opening))
     kinds: list[str | None] = []
     while not kinds or kinds[-1] not in ("done", "error"):
@@ -118,7 +128,7 @@ async def talk_to_the_router(mesh: WholeMesh) -> None:
     assert kinds[-1] == "done"
 
 
-async def scraped_once_moved(mesh: WholeMesh, wanted: set[str]) -> list[Metric]:
+async def scraped_once_moved(mesh: Mesh, wanted: set[str]) -> list[Metric]:
     """Services bring their figures up to date some times a second: what they say once all of
     `wanted` is there, or after a while, for the checks to tell what is missing."""
     found = await mesh.scraped()

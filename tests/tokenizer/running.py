@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from outrider.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from services.tokenizer.app import serve
 from services.tokenizer.config import TokenizerConfig
 from services.tokenizer.vocabularies import ServedVocabulary
+from tests.service import running_service
 
 MODEL = "smollm2-135m-instruct"
 
@@ -72,22 +73,11 @@ async def running_tokenizer(
     config = source.read().config if source else TokenizerConfig(**(quick | settings))
     if isinstance(vocabulary, Vocabulary):
         vocabulary = [ServedVocabulary.of(MODEL, vocabulary)]
-    ports: asyncio.Future[Ports] = asyncio.get_running_loop().create_future()
-    stop = asyncio.Event()
-    serving = asyncio.create_task(
-        serve(config, ready=ports.set_result, stop=stop, vocabularies=vocabulary, source=source)
-    )
-    serving.add_done_callback(lambda task: task.exception() and ports.cancel())
-    await asyncio.wait([ports])
-    if ports.cancelled():
-        await serving
-    address = f"127.0.0.1:{ports.result().main}"
     limit = config.max_message_bytes
-    async with make_channel(
-        address, tls=caller, role=Role.TOKENIZER, max_message_bytes=limit
-    ) as channel:
-        try:
-            yield TokenizerUnderTest(channel, ports.result())
-        finally:
-            stop.set()
-            await serving
+    async with AsyncExitStack() as until_drained:
+        async with running_service(serve, config, vocabularies=vocabulary, source=source) as ports:
+            channel = make_channel(
+                f"127.0.0.1:{ports.main}", tls=caller, role=Role.TOKENIZER, max_message_bytes=limit
+            )
+            await until_drained.enter_async_context(channel)
+            yield TokenizerUnderTest(channel, ports)

@@ -97,15 +97,6 @@ async def test_the_one_used_least_recently_goes(store: Store) -> None:
     assert store.loads == ["a", "b", "c", "b"]
 
 
-async def test_one_that_is_in_use_is_never_taken(store: Store) -> None:
-    models = ServedModels(store, "abc", VocabularyLimits(2))
-    async with models.using("a"), models.using("b"):
-        with pytest.raises(OverloadedError, match="max_loaded_vocabularies"):
-            await use(models, "c")
-        assert await use(models, "a") == digest_of("a")
-    assert await use(models, "c") == digest_of("c")
-
-
 def test_who_asks_for_a_vocabulary_that_is_being_loaded_is_told_before_its_router_gives_up() -> (
     None
 ):
@@ -142,15 +133,6 @@ async def test_a_failed_load_costs_those_alone_who_ask_for_that_model(store: Sto
     assert store.loads == ["b", "a"], "a failure counts for a while"
 
 
-async def test_a_failed_load_is_tried_again(store: Store) -> None:
-    store.errors["a"] = ModelStoreError("the hub does not answer")
-    models = ServedModels(store, "a", VocabularyLimits(1, retry_s=0.0))
-    with pytest.raises(VocabularyUnavailableError):
-        await use(models, "a")
-    del store.errors["a"]
-    assert await use(models, "a") == digest_of("a")
-
-
 async def test_who_is_cancelled_leaves_nothing_in_use(store: Store) -> None:
     store.gates["a"] = threading.Event()
     models = ServedModels(store, "ab", VocabularyLimits(1, max_wait_s=30.0))
@@ -169,19 +151,6 @@ async def test_who_is_cancelled_leaves_nothing_in_use(store: Store) -> None:
 
     assert granted.cancelled() and waiting.cancelled()
     assert await use(models, "b") == digest_of("b"), "a gives way: nobody uses it"
-
-
-async def test_a_vocabulary_that_takes_long_holds_up_nobody(store: Store) -> None:
-    store.gates["b"] = threading.Event()
-    models = ServedModels(store, "ab", VocabularyLimits(2, max_wait_s=30.0, max_waiting=3))
-    waiting = [asyncio.create_task(use(models, "b")) for _ in range(3)]
-    await eventually(lambda: store.loads == ["b"])
-
-    with pytest.raises(VocabularyUnavailableError, match="is being loaded"):
-        await use(models, "b")
-    store.gates["b"].set()
-    assert set(await asyncio.gather(*waiting)) == {digest_of("b")}
-    assert await use(models, "a") == digest_of("a")
 
 
 async def test_a_request_waits_for_a_vocabulary_only_so_long(store: Store) -> None:

@@ -26,12 +26,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     actions = parser.add_subparsers(dest="action", required=True)
     _add_generate(actions.add_parser("generate", help="have the target answer chats"))
     _add_train(actions.add_parser("train", help="distil (needs torch)"))
-    _add_distil(actions.add_parser("distil", help="all on one GPU (needs torch)"))
     _add_export(actions.add_parser("export", help="write and calibrate the shipped file"))
     _add_recalibrate(actions.add_parser("recalibrate", help="calibrate a file anew"))
     _add_sources(actions.add_parser("calibrate-sources", help="fit the calibration of sources"))
     _add_evaluate(actions.add_parser("evaluate", help="measure a file"))
-    _add_display(actions.add_parser("display", help="what readers would have been shown"))
     return parser.parse_args(argv)
 
 
@@ -44,10 +42,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         from tools.train_draft.training import train
 
         train(arguments)
-    elif arguments.action == "distil":
-        from tools.train_draft.distil import distil
-
-        distil(arguments)
     elif arguments.action == "generate":
         from tools.train_draft.generation import produce
 
@@ -102,21 +96,6 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, default=2)
 
 
-def _add_distil(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--start", type=Path, required=True, metavar="FILE", help="a draft")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE")
-    parser.add_argument("--device", default="auto", help="auto (a GPU if there is one), cuda...")
-    parser.add_argument("--generate-minutes", type=float, default=3.0)
-    parser.add_argument("--minutes", type=float, default=4.0, help="unless --steps is given")
-    parser.add_argument("--steps", type=int, default=0)
-    parser.add_argument("--rate", type=float, default=1.5e-3)
-    parser.add_argument("--batch-tokens", type=int, default=32_768)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--quantised-from", type=float, default=0.5, metavar="PROGRESS")
-    parser.add_argument("--report-every", type=int, default=200, metavar="STEPS")
-    parser.add_argument("--threads", type=int, default=2, help="processes that draw prompts, too")
-
-
 def _add_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--run", type=Path, required=True, metavar="FOLDER")
     parser.add_argument("--replies", type=Path, required=True, nargs="+", metavar="FOLDER")
@@ -143,20 +122,6 @@ def _add_sources(parser: argparse.ArgumentParser) -> None:
 def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--draft", type=Path, required=True, metavar="FILE")
     parser.add_argument("--replies", type=Path, required=True, nargs="+", metavar="FOLDER")
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--threads", type=int, default=2)
-
-
-def _add_display(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--draft", type=Path, required=True, metavar="FILE")
-    parser.add_argument("--replies", type=Path, required=True, nargs="+", metavar="FOLDER")
-    parser.add_argument("--sources", type=Path, metavar="FILE", help="else what is shipped")
-    parser.add_argument("--rtt-ms", type=float, nargs="+", default=[50.0, 100.0, 250.0])
-    parser.add_argument("--ttft-ms", type=float, default=30.0, help="of the region, and...")
-    parser.add_argument("--prompt-ms", type=float, default=1.0, help="...for each prompt token")
-    parser.add_argument("--token-ms", type=float, default=15.0, help="between the region's tokens")
-    parser.add_argument("--draft-call-ms", type=float, default=2.5, help="of the draft, and...")
-    parser.add_argument("--draft-row-ms", type=float, default=0.2, help="...for each further row")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--threads", type=int, default=2)
 

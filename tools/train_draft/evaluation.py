@@ -15,15 +15,11 @@ from outrider.models.catalog import lookup
 from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import load_vocabulary
 from outrider.speculation.shipped import (
-    calibrations_from_json,
     calibrations_to_json,
-    shipped_calibrations,
     shipped_prior,
     sources_file,
 )
-from services.edge.models.served import reply_tools
-from services.edge.session.learning import EdgeLearning
-from tools.train_draft.agreement import Trace, figures, positions_of, replies_with_room, traces
+from tools.train_draft.agreement import Trace, figures, positions_of, traces
 from tools.train_draft.calibration import (
     Floats,
     calibrated_by_position,
@@ -31,14 +27,10 @@ from tools.train_draft.calibration import (
     range_of,
     reliability,
 )
-from tools.train_draft.display import Outcome, outcome_of, policies
-from tools.train_draft.display import report as display_report
-from tools.train_draft.display import tables as display_tables
 from tools.train_draft.draft_file import Draft, read_draft
 from tools.train_draft.export import export as export_draft
 from tools.train_draft.export import open_draft
 from tools.train_draft.export import recalibrate as recalibrate_draft
-from tools.train_draft.replay import DisplayReplay, GuessRecorder, Speeds
 from tools.train_draft.replies import load
 from tools.train_draft.source_calibration import GuessReader, fit_sources, sources_table
 from tools.train_draft.student_weights import STUDENT_FILE, StudentWeights
@@ -88,49 +80,6 @@ def calibrate_sources(arguments: argparse.Namespace) -> None:
     out = arguments.out or sources_file(spec.name)
     out.write_text(calibrations_to_json(digest, fitted), encoding="utf-8")
     print(sources_table(guesses, fitted))
-
-
-def display(arguments: argparse.Namespace) -> None:
-    """Replay recorded replies and tell what their readers would have been shown."""
-    spec, store = lookup(arguments.model), ModelStore(default_root())
-    vocabulary = load_vocabulary(spec, store)
-    card = read_card(arguments.draft)
-    if card is None:
-        raise SystemExit(f"{arguments.draft} is no trained draft")
-    engine = open_draft(arguments.draft, spec, store, arguments.threads)
-    tokens = vocabulary.tokens_digest
-    sources = shipped_calibrations(tokens)
-    if arguments.sources:
-        _, sources = calibrations_from_json(arguments.sources.read_text(encoding="utf-8"))
-    speeds = Speeds(
-        arguments.ttft_ms,
-        arguments.prompt_ms,
-        arguments.token_ms,
-        arguments.draft_call_ms,
-        arguments.draft_row_ms,
-    )
-    recorder = GuessRecorder(
-        engine, card.calibration, shipped_prior(tokens), sources, vocabulary.stop_ids, speeds
-    )
-    learning = EdgeLearning(
-        engine.info.max_context_tokens, shipped_prior(tokens), shipped_calibrations(tokens)
-    )
-    tools = reply_tools(vocabulary, learning)
-    screen = DisplayReplay(tools, sources, vocabulary.digest, speeds)
-    replies = [reply for folder in arguments.replies for reply in load(folder)]
-    measured: dict[tuple[str, float, str], list[Outcome]] = {}
-    for rtt_ms in arguments.rtt_ms:
-        for reply in replies_with_room(engine, replies):
-            guessed = recorder.guesses(reply, rtt_ms / 1e3)
-            mode = "sampled" if reply.temperature > 0 else "greedy"
-            for name, policy in policies().items():
-                outcome = outcome_of(screen.show(guessed, policy))
-                measured.setdefault((mode, rtt_ms, name), []).append(outcome)
-    engine.close()
-    found = display_report(measured)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(found, indent=1) + "\n")
-    print(display_tables(found))
 
 
 def evaluate(arguments: argparse.Namespace) -> None:

@@ -73,12 +73,9 @@ class Layer(nn.Module):
         query = layout.split(turned[:, :queries])
         key = layout.split(turned[:, queries:].repeat_interleave(queries // keys, 1))
         value = layout.split(heads[:, queries + keys :].repeat_interleave(queries // keys, 1))
-        if layout.fused:
-            own = F.scaled_dot_product_attention(query[1], key[1], value[1], is_causal=True)
-        else:
-            own = _attended(
-                query[1], layout.behind_prefix(key), layout.behind_prefix(value), layout.mask
-            )
+        own = _attended(
+            query[1], layout.behind_prefix(key), layout.behind_prefix(value), layout.mask
+        )
         mixed = own.transpose(1, 2).reshape(-1, queries * geometry.rope_dimension_count)
         if layout.num_prefix:
             prefix = _attended(query[0], key[0], value[0], layout.prefix_mask)
@@ -97,10 +94,8 @@ class Layout:
         batch: int,
         length: int,
         device: torch.device,
-        fused: bool = False,
     ) -> None:
         self.num_prefix = num_prefix
-        self.fused = fused
         self._shape = (batch, length)
         own = torch.arange(num_prefix, num_prefix + length, device=device)
         before = torch.arange(num_prefix, device=device)
@@ -148,22 +143,9 @@ class Student(nn.Module):
         hidden = F.embedding(torch.cat((prefix, tokens.flatten())), self.embedding)
         for layer in self.layers:
             hidden = layer(hidden, layout)
-        return F.linear(self._normed(hidden[rows]), self.output)
-
-    def hidden(self, tokens: Tensor, rows: Tensor) -> Tensor:
-        """Normed hidden rows [N, width] at `rows` [N] of tokens [B, T], flattened: what the head
-        is applied to. For a GPU: attention is the fused kernel's."""
-        batch, length = tokens.shape
-        layout = Layout(self._geometry, 0, batch, length, tokens.device, fused=True)
-        hidden = F.embedding(tokens.flatten(), self.embedding)
-        for layer in self.layers:
-            hidden = layer(hidden, layout)
-        return self._normed(hidden[rows])
-
-    def _normed(self, hidden: Tensor) -> Tensor:
-        return F.rms_norm(
-            hidden, self.output_norm.shape, self.output_norm, self._geometry.rms_epsilon
-        )
+        epsilon = self._geometry.rms_epsilon
+        normed = F.rms_norm(hidden[rows], self.output_norm.shape, self.output_norm, epsilon)
+        return F.linear(normed, self.output)
 
     def quantise(self) -> None:
         """From now on, compute with the layers' matrices as they will be shipped."""

@@ -33,14 +33,14 @@ from tools.train_draft.target import Geometry, coverage, head_ids, open_target, 
 
 _BETAS = (0.9, 0.98)
 _WEIGHT_DECAY = 0.01
-MAX_GRADIENT_NORM = 1.0
+_MAX_GRADIENT_NORM = 1.0
 _CHECKPOINT_EVERY_S = 180.0
 _REPORT_EVERY = 20
 _NUM_LAYERS = 4
 """Of the target's, taken where none are named."""
 
 
-def device_of(name: str) -> torch.device:
+def _device_of(name: str) -> torch.device:
     """`auto` is a GPU if torch finds one, else the CPU. Raises SystemExit for a GPU that is not
     there."""
     if name == "auto":
@@ -95,7 +95,7 @@ class Trainer:
     ) -> None:
         """`folder` holds the checkpoint; a run that was begun there is taken up, on whichever
         device it began."""
-        self._device = device_of(device)
+        self._device = _device_of(device)
         self._autocast = partial(
             torch.autocast, self._device.type, torch.bfloat16, enabled=_has_bf16(self._device)
         )
@@ -105,7 +105,7 @@ class Trainer:
         self._geometry = geometry
         self._recipe = recipe
         self._path = folder / "checkpoint.pt"
-        self._optimizer = optimizer_of(student, recipe.schedule.peak_rate)
+        self._optimizer = _optimizer_of(student, recipe.schedule.peak_rate)
         self.state = State()
         if self._path.exists():
             self._resume()
@@ -187,7 +187,7 @@ class Trainer:
         )
         self._optimizer.zero_grad(set_to_none=True)
         value.backward()
-        torch.nn.utils.clip_grad_norm_(self._student.parameters(), MAX_GRADIENT_NORM)
+        torch.nn.utils.clip_grad_norm_(self._student.parameters(), _MAX_GRADIENT_NORM)
         self._optimizer.step()
         self.state.step += 1
         self.state.num_tokens += batch.num_tokens
@@ -198,7 +198,7 @@ class Trainer:
         return torch.from_numpy(part).to(self._device)
 
 
-def optimizer_of(student: Student, rate: float) -> torch.optim.Optimizer:
+def _optimizer_of(student: Student, rate: float) -> torch.optim.Optimizer:
     """AdamW that leaves the norms' weights undecayed."""
     matrices = [p for p in student.parameters() if p.ndim > 1]
     vectors = [p for p in student.parameters() if p.ndim == 1]

@@ -61,7 +61,7 @@ class Wanted:
 _AcceptanceThreshold = Annotated[
     float,
     typer.Option(
-        min=0, max=1, help="Lossy: let drafts at least this likely pass, underlined; 0: exact."
+        min=0, max=1, help="Lossy: let drafts at least this likely pass, counted; 0: exact."
     ),
 ]
 _Provisional = Annotated[

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
@@ -58,7 +58,7 @@ class ReplyView:
             self._reason = ""
         if self._shown and not self._reason:
             transcript = self.transcript
-            self._paint(fresh, transcript.provisional, transcript.lossy_spans)
+            self._paint(fresh, transcript.provisional)
 
     def break_off(self) -> None:
         """The reply ended before it was whole: what is not final goes, what follows has a new
@@ -78,15 +78,15 @@ class ReplyView:
         """In the middle of a reply. Where it is shown on a terminal, behind the final text, until
         more of it comes; otherwise on standard error."""
         if self._shown and sys.stdout.isatty():
-            self._paint("", f" [{text}]", self.transcript.lossy_spans)
+            self._paint("", f" [{text}]")
         else:
             print(f"outrider: {text}", file=sys.stderr, flush=True)
 
-    def _paint(self, committed: str, provisional: str, marked: Sequence[tuple[int, int]]) -> None:
-        """Show what is new; only a terminal shows what may be taken back, and what is marked."""
+    def _paint(self, committed: str, provisional: str) -> None:
+        """Show what is new; only a terminal shows what may be taken back."""
         if sys.stdout.isatty():
             sys.stdout.write(self._painter.resize(*terminal_size()))
-            sys.stdout.write(self._painter.paint(committed, provisional, marked))
+            sys.stdout.write(self._painter.paint(committed, provisional))
         else:
             sys.stdout.write(committed)
         sys.stdout.flush()

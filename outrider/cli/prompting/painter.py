@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import groupby
-
 from rich.cells import cell_len
 
 _DIM, _PLAIN, _ERASE_BELOW = "\x1b[2m", "\x1b[22m", "\x1b[J"
-_UNDERLINED, _NOT_UNDERLINED = "\x1b[4m", "\x1b[24m"
 _CLEAR = "\x1b[H\x1b[J"
 """The screen alone: what has scrolled away stays, and nothing is added to it."""
 
@@ -26,9 +22,6 @@ class Painter:
         self._height = max(2, height)
         self._before = before
         self._committed = ""
-        self._marked: Sequence[tuple[int, int]] = ()
-        self._num_painted = 0
-        """Characters of the committed text."""
         self._column = 0
         self._rows_below = 0
         self._provisional_column = 0
@@ -38,18 +31,12 @@ class Painter:
         """All text that is final, with what stood above it."""
         return self._before + self._committed
 
-    def paint(
-        self, committed: str, provisional: str, marked: Sequence[tuple[int, int]] = ()
-    ) -> str:
+    def paint(self, committed: str, provisional: str) -> str:
         """Output that appends `committed` and shows `provisional` behind all committed text, as
-        much of it as fits the terminal: what has scrolled away cannot be taken back.
-
-        `marked` are the stretches [begin, end) of all committed text that are underlined.
-        """
+        much of it as fits the terminal: what has scrolled away cannot be taken back."""
         erase = self._erase()
         self._committed += committed
-        self._marked = marked
-        text = "".join(self._runs(committed))
+        text, self._column, _ = self._wrap(committed, self._column)
         tail, self._provisional_column, self._rows_below = self._wrap(
             provisional, self._column, max_rows=self._height - 1
         )
@@ -67,9 +54,9 @@ class Painter:
         text = self._before + self._committed
         begin = self._beginning_of_last_rows(text, self._height - 1)
         above, self._column, _ = self._wrap(self._before[begin:], 0)
-        self._num_painted = max(0, begin - len(self._before))
         self._rows_below = 0
-        shown = "".join(self._runs(self._committed[self._num_painted :]))
+        unpainted = self._committed[max(0, begin - len(self._before)) :]
+        shown, self._column, _ = self._wrap(unpainted, self._column)
         self._provisional_column = self._column
         return _CLEAR + above + shown
 
@@ -87,17 +74,6 @@ class Painter:
                 column = 0
             column += cells
         return begins[-num_rows:][0]
-
-    def _runs(self, committed: str) -> Iterator[str]:
-        """`committed`, wrapped, with the marked stretches of it underlined."""
-        first, self._num_painted = self._num_painted, self._num_painted + len(committed)
-        stop = self._num_painted
-        places = {
-            at for begin, end in self._marked for at in range(max(begin, first), min(end, stop))
-        }
-        for is_marked, run in groupby(enumerate(committed, first), lambda at: at[0] in places):
-            shown, self._column, _ = self._wrap("".join(char for _, char in run), self._column)
-            yield f"{_UNDERLINED}{shown}{_NOT_UNDERLINED}" if is_marked else shown
 
     def _erase(self) -> str:
         if self._rows_below == 0 and self._provisional_column == self._column:

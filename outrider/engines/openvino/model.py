@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import structlog
@@ -16,9 +18,11 @@ from outrider.engines.fingerprint import fingerprint_of, probe_ids
 from outrider.engines.footprint import RESERVE_BYTES, check_pool, compiled_bytes, footprint
 from outrider.engines.free_memory import free_memory, known_free_memory
 from outrider.engines.kv_budget import BlockShape
+from outrider.engines.openvino import agreed_calls
 from outrider.engines.openvino.batch import CallLayout, Inputs
 from outrider.engines.openvino.compiling import Compiler
 from outrider.engines.openvino.consistency import (
+    LONG_PROBE_ROWS,
     PROBE_ROWS,
     compute_reference,
     compute_samples,
@@ -88,7 +92,8 @@ class PagedModel:
         """How calls are laid out; with `exact` they are filled up, and cut, so far that all agree.
         """
         room = self.num_blocks * self.block_tokens - scratch_tokens
-        reference = self._agree(min(room, max_context_tokens - scratch_tokens))
+        max_tokens = min(room, max_context_tokens - scratch_tokens)
+        reference = self._agree(max_tokens, model.directory, free)
         self.fingerprint = fingerprint_of(reference)
         """See EngineInfo."""
         prepare = partial(self._prepare, compiler, reference)
@@ -126,10 +131,11 @@ class PagedModel:
         self._requests.clear()
         self.kv.release()
 
-    def _agree(self, max_tokens: int) -> Logits:
+    def _agree(self, max_tokens: int, directory: Path, compiled: Any) -> Logits:
         """Find the layout of which all calls compute the same bits (consistency). [n, V] what they
-        compute of the probe; without `exact`, what calls of several sizes do. Raises EngineError if
-        there is no such layout."""
+        compute of the probe; without `exact`, what calls of several sizes do. The comparison of
+        large calls is remembered beside the model (agreed_calls). Raises EngineError if there is no
+        such layout."""
         compute = self._compute_probe
         if not self.layout.exact:
             return compute_samples(compute, max_tokens)
@@ -140,10 +146,33 @@ class PagedModel:
         tried = [*sizing.sizes, sizing.padded(sizing.max_prepared + 1)]
         min_rows = least_rows(compute, reference, tried)
         self.layout = replace(self.layout, sizing=sizing.at_least(min_rows))
-        max_rows = most_rows(compute, reference, max_tokens)
+        facts = agreed_calls.known_facts(
+            directory, compiled, self._layout_facts(reference, max_tokens)
+        )
+        known = agreed_calls.recall(directory, facts) if facts is not None else None
+        max_rows = most_rows(compute, reference, max_tokens) if known is None else known
+        if known is None and facts is not None:
+            agreed_calls.remember(directory, facts, max_rows)
         self.layout = replace(self.layout, max_rows=max_rows)
-        log.info("calls_agree", min_rows=min_rows, min_logits=min_logits, max_rows=max_rows or None)
+        log.info(
+            "calls_agree",
+            min_rows=min_rows,
+            min_logits=min_logits,
+            max_rows=max_rows or None,
+            remembered=known is not None,
+        )
         return reference
+
+    def _layout_facts(self, reference: Logits, max_tokens: int) -> agreed_calls.Facts:
+        """What the answer about large calls depends on besides the model and the machine."""
+        return {
+            "fingerprint": fingerprint_of(reference).hex(),
+            "min_logits": self.layout.min_logits,
+            "sizes": list(self.layout.sizing.sizes),
+            "quantum": self.layout.sizing.quantum,
+            "block_tokens": self.block_tokens,
+            "max_tokens": min(max_tokens, LONG_PROBE_ROWS),
+        }
 
     def _compute_probe(self, past: int, num_rows: int, num_logits: int) -> Logits:
         """consistency.Compute, on the first blocks of the pool: before anybody has them."""

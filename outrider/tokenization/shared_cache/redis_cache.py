@@ -19,8 +19,8 @@ import structlog
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from outrider.circuit_breaker import CircuitBreaker, CircuitBreakerPolicy
 from outrider.redis_settings import RedisAddress
-from outrider.tokenization.shared_cache.circuit_breaker import CircuitBreaker, CircuitBreakerPolicy
 from outrider.tokenization.shared_cache.entries import Entries
 
 _UNREACHABLE: Final = (redis.ConnectionError, redis.TimeoutError, OSError)

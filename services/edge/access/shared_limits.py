@@ -22,9 +22,9 @@ from uuid import uuid4
 
 import structlog
 
+from outrider.circuit_breaker import CircuitBreaker, CircuitBreakerPolicy
 from outrider.errors import ConfigError
 from outrider.redis_settings import RedisAddress, needs_client, secret
-from outrider.tokenization.shared_cache.circuit_breaker import CircuitBreaker, CircuitBreakerPolicy
 from services.edge.access.config import SharedLimitsConfig
 from services.edge.access.limits import RATES, Limited, TenantLimits
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from base64 import urlsafe_b64decode
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
@@ -24,6 +23,7 @@ from jwt.exceptions import PyJWTError
 
 from outrider.access.api_keys import MAX_NAME_CHARS, Scope
 from outrider.errors import UnauthenticatedError
+from outrider.lru_map import LruMap
 from outrider.models.strict_json import read_object
 from services.edge.access.key_set import MAX_KID_CHARS, KeySet
 from services.edge.identity import MAX_USER_CHARS, TokenClaims
@@ -75,8 +75,8 @@ class TokenVerifier:
         self._policy = policy
         self._want_keys = want_keys
         self._keys = KeySet()
-        self._good: OrderedDict[bytes, _Remembered] = OrderedDict()
-        """By SHA-256 of the token, the longest unused first."""
+        self._good: LruMap[bytes, _Remembered] = LruMap(_MAX_REMEMBERED)
+        """By SHA-256 of the token."""
         self._jws = PyJWS(algorithms=sorted(policy.algorithms))
         self.num_verified = 0
         """Signatures."""
@@ -98,16 +98,12 @@ class TokenVerifier:
         name = sha256(token.encode()).digest()
         known = self._good.get(name)
         if known is not None and now < known.until:
-            self._good.move_to_end(name)
             return known.claims
         claims = self._verified(token)
         until = check_times(claims, self._policy, now)
         check_origin(claims, self._policy)
         read = read_claims(claims, self._policy)
-        self._good[name] = _Remembered(read, until)
-        self._good.move_to_end(name)
-        if len(self._good) > _MAX_REMEMBERED:
-            self._good.popitem(last=False)
+        self._good.put(name, _Remembered(read, until))
         return read
 
     def _verified(self, token: str) -> dict[str, Any]:

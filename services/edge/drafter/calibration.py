@@ -7,10 +7,10 @@ fitted on recorded replies, and its shift is learned online. Both are kept per t
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
 
+from outrider.lru_map import LruMap
 from outrider.speculation.calibration import (
     MOST_SHIFT,
     SourceCalibrations,
@@ -109,8 +109,7 @@ class GroupLearning:
             prior, max_entries=max_entries, max_salts=max_groups, restore=restore
         )
         self._sources = sources or SourceCalibrations()
-        self._max_calibrations = 2 * max_groups
-        self._calibrations: OrderedDict[tuple[bytes, bool], OnlineCalibration] = OrderedDict()
+        self._calibrations: LruMap[tuple[bytes, bool], OnlineCalibration] = LruMap(2 * max_groups)
 
     def of(self, group: bytes, *, are_sampled: bool) -> tuple[NgramStatistics, OnlineCalibration]:
         """What a group's greedy replies, or its sampled ones, start with and add to. The empty
@@ -120,10 +119,7 @@ class GroupLearning:
         if calibration is None:
             calibration = self._starting(group, are_sampled)
         if group:
-            self._calibrations[key] = calibration
-            self._calibrations.move_to_end(key)
-            if len(self._calibrations) > self._max_calibrations:
-                self._calibrations.popitem(last=False)
+            self._calibrations.put(key, calibration)
         return self._ngrams.of(group), calibration
 
     def version_of(self, group: bytes) -> int:
@@ -137,7 +133,7 @@ class GroupLearning:
         learnt = self._ngrams.of(group).learnt()
         numbers = dict(learnt.numbers)
         for are_sampled in (False, True):
-            name, calibration = _name(are_sampled), self._calibrations.get((group, are_sampled))
+            name, calibration = _name(are_sampled), self._calibrations.peek((group, are_sampled))
             if calibration is not None:
                 numbers[name] = calibration.numbers()
             elif (kept := self._restore(group).numbers.get(name)) is not None:

@@ -16,6 +16,7 @@ from typing import Final, TypeAlias
 import structlog
 
 from outrider.access.api_keys import is_allowed
+from outrider.backoff import Backoff
 from outrider.codec.frames import FrameDecoder, encode_frame
 from outrider.errors import OutriderError
 from outrider.sampling.params import SamplingParams
@@ -96,13 +97,13 @@ class _Session:
         )
 
 
-class RestartBackoff:
+class DrafterRestarts:
     """How long to wait before a drafter that ended is started again, and when to give up (pure).
     Waits double with every process that ends soon after its start; after one that ran for longer
     than MAX_BACKOFF_S they start at FIRST_BACKOFF_S again."""
 
     def __init__(self) -> None:
-        self._wait_s = FIRST_BACKOFF_S
+        self._backoff = Backoff(FIRST_BACKOFF_S, MAX_BACKOFF_S)
         self._num_lacks = 0
         """Processes in a row whose model found too little memory."""
 
@@ -116,10 +117,8 @@ class RestartBackoff:
         if self._num_lacks >= MAX_MEMORY_TRIES:
             return None
         if ran_s > MAX_BACKOFF_S:
-            self._wait_s = FIRST_BACKOFF_S
-        wait_s = self._wait_s * jitter
-        self._wait_s = min(2 * self._wait_s, MAX_BACKOFF_S)
-        return wait_s
+            self._backoff.reset()
+        return self._backoff.next_s() * jitter
 
 
 class DrafterLink:
@@ -245,7 +244,7 @@ class DrafterLink:
             await self._ending.kill()
 
     async def _run(self) -> None:
-        backoff = RestartBackoff()
+        restarts = DrafterRestarts()
         loop = asyncio.get_running_loop()
         while True:
             began = loop.time()
@@ -257,7 +256,7 @@ class DrafterLink:
                 log.exception("drafter_failed")
             if self.state is DrafterState.UNUSABLE:
                 return
-            wait_s = backoff.ended(
+            wait_s = restarts.ended(
                 loop.time() - began,
                 random.uniform(0.5, 1.0),
                 lacked_memory=status == LACKS_MEMORY,

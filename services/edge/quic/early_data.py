@@ -3,10 +3,10 @@ handshake is complete (pure)."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final, Generic, Protocol, TypeVar
 
+from outrider.lru_map import LruMap
 from services.edge.quic.limits import MemoryBudget
 
 STREAM_BYTES: Final = 512
@@ -31,23 +31,20 @@ class TicketStore(Generic[TicketT]):
 
     def __init__(self, max_tickets: int, max_age_s: float, clock: Callable[[], float]) -> None:
         """Beyond `max_tickets` the oldest are dropped. `clock` in seconds."""
-        self._max_tickets = max_tickets
         self._max_age_s = max_age_s
         self._clock = clock
-        self._tickets: OrderedDict[bytes, tuple[float, TicketT]] = OrderedDict()
+        self._tickets: LruMap[bytes, tuple[float, TicketT]] = LruMap(max_tickets)
 
     def __len__(self) -> int:
         return len(self._tickets)
 
     def add(self, ticket: TicketT) -> None:
         """A ticket was issued."""
-        self._tickets[ticket.ticket] = self._clock() + self._max_age_s, ticket
-        while len(self._tickets) > self._max_tickets:
-            self._tickets.popitem(last=False)
+        self._tickets.put(ticket.ticket, (self._clock() + self._max_age_s, ticket))
 
     def take(self, label: bytes) -> TicketT | None:
         """Remove and return the ticket of this label; None if there is none, or it has expired."""
-        expires_at, ticket = self._tickets.pop(label, (0.0, None))
+        expires_at, ticket = self._tickets.pop(label) or (0.0, None)
         return ticket if expires_at > self._clock() else None
 
 

@@ -16,6 +16,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Final, Generic, NamedTuple, TypeVar
 
+from outrider.lru_map import LruMap
+
 SourceT = TypeVar("SourceT", bound=Hashable)
 
 ACTIVE_S: Final = 10.0
@@ -58,24 +60,22 @@ class LoopUses:
         self._share = share
         self._burst = share.burst_s / share.rate
         """How far ahead a TAT may be, seconds."""
-        self._uses: OrderedDict[str, _LoopUse] = OrderedDict()
-        """By prefix, the longest unused first."""
+        self._uses: LruMap[str, _LoopUse] = LruMap(MAX_ADDRESSES)
+        """By prefix."""
 
     def __len__(self) -> int:
         return len(self._uses)
 
     def spend(self, address: str, seconds: float, now: float) -> None:
         """What came from a prefix took so much of the loop's time."""
-        use = self._uses.pop(address, _UNUSED)
+        use = self._uses.peek(address) or _UNUSED
         # A prefix that was alone may have used more than its share; it owes at most a burst.
         tat = min(max(use.tat, now), now + self._burst)
-        self._uses[address] = _LoopUse(tat + seconds / self._share.rate, now)
-        if len(self._uses) > MAX_ADDRESSES:
-            self._uses.popitem(last=False)
+        self._uses.put(address, _LoopUse(tat + seconds / self._share.rate, now))
 
     def free_at(self, address: str) -> float:
         """From when on a prefix is within its share."""
-        return self._uses.get(address, _UNUSED).tat - self._burst
+        return (self._uses.peek(address) or _UNUSED).tat - self._burst
 
     def may_go(self, address: str, now: float) -> bool:
         """Whether it is within its share, or alone."""

@@ -11,7 +11,6 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Final
 
 from outrider.errors import DuplicateSessionError
@@ -24,14 +23,11 @@ from services.edge.session.events import (
     Failed,
     Provisional,
     Retract,
-    Span,
 )
 from services.edge.stream import ClientStream
 
 _LOG_BYTES = 2048
 """Memory of an empty log: its objects, and its entries in the tables of chats."""
-_LOSSY_BYTES = 128
-"""Memory of one mark of a lossy token."""
 MAX_FRAME_LOGPROBS = 64
 """Tokens with log probabilities in one event, so that its frame stays below the limit: each has up
 to 20 likely ones, and the text of one may have hundreds of bytes."""
@@ -74,19 +70,14 @@ class ReplayCursor:
         self.is_inexact = self.is_inexact or commit.inexact
         if not ids and not text:
             return None
-        marks = [
-            (number, span)
-            for number, span in zip(commit.lossy, commit.lossy_spans, strict=True)
-            if number >= self.upto
-        ]
+        lossy = tuple(number for number in commit.lossy if number >= self.upto)
         self.upto = max(self.upto, commit.upto)
         self.num_chars = max(self.num_chars, first_char + len(commit.text))
         missing = Commit(
             text,
             ids,
             self.upto,
-            lossy=tuple(number for number, _ in marks),
-            lossy_spans=tuple(span for _, span in marks),
+            lossy,
             model_identity=self.model_identity,
             inexact=self.is_inexact,
             logprobs=commit.logprobs[max(0, len(commit.logprobs) - len(ids)) :],
@@ -117,17 +108,12 @@ def in_frames(commit: Commit) -> Iterator[Commit]:
         ids = commit.ids[begin:end]
         num_after = len(commit.ids) - begin - len(ids)
         logprobs = commit.logprobs[: len(commit.logprobs) - num_after]
-        marks = [
-            (number, span)
-            for number, span in zip(commit.lossy, commit.lossy_spans, strict=True)
-            if first + begin <= number < first + begin + len(ids)
-        ]
+        end_id = first + begin + len(ids)
         yield Commit(
             "" if begin else commit.text,
             ids,
-            first + begin + len(ids),
-            lossy=tuple(number for number, _ in marks),
-            lossy_spans=tuple(span for _, span in marks),
+            end_id,
+            tuple(number for number in commit.lossy if first + begin <= number < end_id),
             model_identity=None if begin else commit.model_identity,
             inexact=commit.inexact and not begin,
             logprobs=logprobs[max(0, len(logprobs) - len(ids)) :],
@@ -150,7 +136,7 @@ class ReplayLog:
         self._ids = array("I")
         self._pieces: list[str] = []
         self._text_bytes = 0
-        self._lossy: list[tuple[int, Span]] = []
+        self._lossy = array("I")
         self._logprobs = LogprobLog()
         self.model_identity: bytes | None = None
         """Of the replica that computed the last tokens."""
@@ -168,9 +154,9 @@ class ReplayLog:
     @property
     def num_bytes(self) -> int:
         """Estimated size in memory."""
-        fixed = _LOG_BYTES + _LOSSY_BYTES * len(self._lossy)
-        fixed += self._logprobs.num_bytes
-        return fixed + self._ids.itemsize * len(self._ids) + self._text_bytes
+        num_numbers = len(self._ids) + len(self._lossy)
+        numbers_bytes = self._ids.itemsize * num_numbers
+        return _LOG_BYTES + numbers_bytes + self._text_bytes + self._logprobs.num_bytes
 
     def append(self, event: ClientEvent) -> None:
         """The chat told its client this."""
@@ -192,18 +178,13 @@ class ReplayLog:
         if len(self._pieces) > 1:
             self._pieces = ["".join(self._pieces)]
         text = self._pieces[0] if self._pieces else ""
-        number = itemgetter(0)
-        marks = self._lossy[
-            bisect_left(self._lossy, first, key=number) : bisect_left(
-                self._lossy, first + len(ids), key=number
-            )
-        ]
+        end = first + len(ids)
+        begins, ends = bisect_left(self._lossy, first), bisect_left(self._lossy, end)
         return Commit(
             text[cursor.num_chars : cursor.num_chars + _MAX_READ_CHARS],
             ids,
-            first + len(ids),
-            lossy=tuple(number for number, _ in marks),
-            lossy_spans=tuple(span for _, span in marks),
+            end,
+            tuple(self._lossy[begins:ends]),
             logprobs=self._logprobs.some(first - scored, len(ids)) if first >= scored else (),
         )
 
@@ -215,8 +196,7 @@ class ReplayLog:
             self._pieces = ["".join(self._pieces)]
         text = commit.text
         self._text_bytes += len(text) if text.isascii() else len(text.encode())
-        if commit.lossy:
-            self._lossy += zip(commit.lossy, commit.lossy_spans, strict=True)
+        self._lossy.extend(commit.lossy)
         if commit.logprobs:
             self._logprobs.append(commit.logprobs)
         if commit.model_identity is not None:

@@ -4,12 +4,12 @@ chain, and calibration of the probabilities that sources name."""
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
+from outrider.lru_map import LruMap
 from outrider.speculation.calibration import (
     LEAST_SLOPE,
     MOST_SHIFT,
@@ -357,9 +357,8 @@ class GroupAverages:
         """`shipped`: where each begins, unless `restore` has what was kept of it."""
         self._shipped = shipped
         self._restore = restore
-        self._max_groups = max_groups
         self._shared = SharedConditions()
-        self._groups: OrderedDict[bytes, Averages] = OrderedDict()
+        self._groups: LruMap[bytes, Averages] = LruMap(max_groups)
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -371,12 +370,9 @@ class GroupAverages:
         if found is None:
             found = Averages(self._shipped, self._shared, self._restore(group).numbers)
         if group:
-            self._groups[group] = found
-            self._groups.move_to_end(group)
-            if len(self._groups) > self._max_groups:
-                self._groups.popitem(last=False)
+            self._groups.put(group, found)
         return found
 
     def known(self, group: bytes) -> Averages | None:
         """The group's, if it has some."""
-        return self._groups.get(group)
+        return self._groups.peek(group)

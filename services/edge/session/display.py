@@ -20,7 +20,7 @@ from outrider.errors import ConfigError, MalformedFrameError
 from outrider.models.detokenizer import ByteDecoder
 from outrider.speculation.verification import common_prefix_length
 from outrider.word_boundaries import JOINERS, first_word_end, in_word, is_joined
-from services.edge.session.events import Provisional, Retract, Span
+from services.edge.session.events import Provisional, Retract
 
 if TYPE_CHECKING:
     from outrider.sampling.reply import ReplyText
@@ -304,7 +304,6 @@ class ReplyDecoder:
         self._stop = stop
         self._decoder = ByteDecoder(strips_space=strips_space)
         self._held = ""
-        self._num_chars = 0
         self._behind: list[int] = []
         """Committed ids that `_decoder` has not decoded yet."""
         self._num_released = 0
@@ -333,38 +332,24 @@ class ReplyDecoder:
             self._catch_up()
         return text
 
-    def commit_with_spans(self, ids: Sequence[int]) -> tuple[str, list[Span]]:
-        """As `commit`, and where each of these ids stands in the reply; a character made by several
-        ids belongs to each."""
-        self._catch_up()
-        text, spans = "", []
-        for token in ids:
-            text += self.commit((token,))
-            begin = self._num_chars
-            self._catch_up()
-            spans.append((begin, self._num_chars + self._decoder.has_part))
-        return text, spans
-
     def _catch_up(self) -> None:
         """Decode what was committed, for drafts behind it: most replies show none, and their text
         is decoded once, in `_reply`."""
         if not self._behind:
             return
         whole = self._decoder.decode(b"".join(map(self._token_bytes, self._behind)))
-        self._num_chars += len(whole)
         self._held = (self._held + whole)[self._num_released :]
         self._behind.clear()
         self._num_released = 0
 
     def resume(self, ids: Sequence[int]) -> str:
-        """The text of ids that another run committed: `commit`, without saying where each stands.
+        """The text of ids that another run committed, as of `commit`.
         Raises MalformedFrameError for ids past the reply's end."""
         head, last = ids[:-1], ids[-1:]
         whole = self._decoder.decode(b"".join(map(self._token_bytes, head)))
         text = self._reply.push_all(head) if head else ""
         if self.finished and head:
             raise MalformedFrameError("the tokens to resume go past the end of the reply")
-        self._num_chars += len(whole)
         self._held = (self._held + whole)[len(text) :]
         return text + self.commit(last)
 

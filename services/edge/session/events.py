@@ -387,8 +387,6 @@ class Commit(NamedTuple):
     upto: int
     lossy: tuple[int, ...] = ()
     """Positions in the reply of tokens that a lossy threshold let through."""
-    lossy_spans: tuple[Span, ...] = ()
-    """For each of those, where its text stands in the reply."""
     model_identity: bytes | None = None
     """Of the replica that computed these; None: that of the commit before."""
     inexact: bool = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from outrider.backoff import Backoff
 from outrider.errors import (
     DeadlineError,
     DrainingError,
@@ -34,7 +35,7 @@ class Reopening:
         self._lost_at: float | None = None
         """When the chat lost its region, without the time for which this edge was blocked; None: it
         has one, or a token came since."""
-        self._pause_s = 0.0
+        self._backoff = Backoff(policy.first_pause_s, policy.max_pause_s)
         self._num_prompt_tokens: int | None = None
         self.again_at: float | None = None
         """When the region is asked again; None: it has been asked."""
@@ -87,7 +88,7 @@ class Reopening:
         at_once = False
         if lost_at is None:
             self._lost_at = lost_at = awake_at
-            self._pause_s = 0.0
+            self._backoff.reset()
             at_once = not isinstance(loss.error, OverloadedError)
         pause_s = 0.0 if at_once else self._next_pause_s(loss.error)
         self.again_at = now + pause_s
@@ -98,7 +99,5 @@ class Reopening:
         self._lost_at = None
 
     def _next_pause_s(self, error: OutriderError) -> float:
-        doubled_s = min(2 * self._pause_s, self._policy.max_pause_s)
-        self._pause_s = max(self._policy.first_pause_s, doubled_s)
         asked_s = error.retry_delay_ms / 1e3 if isinstance(error, OverloadedError) else 0.0
-        return max(self._pause_s, asked_s)
+        return max(self._backoff.next_s(), asked_s)

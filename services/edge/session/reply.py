@@ -26,7 +26,6 @@ from services.edge.session.events import (
     RegionMoved,
     RegionOpened,
     SendDraft,
-    Span,
     TellDrafter,
 )
 from services.edge.session.upload_control import UploadController, UploadPolicy
@@ -206,12 +205,7 @@ class ReplyFlow:
         """What client and drafter are told. Raises MalformedFrameError for an impossible commit."""
         resolved = self._resolve(commit)
         self._learn(commit, resolved, now)
-        lossy_spans: tuple[Span, ...] = ()
-        if commit.lossy:
-            text, spans = self._decoder.commit_with_spans(resolved.ids)
-            lossy_spans = tuple(spans[number - commit.base] for number in commit.lossy)
-        else:
-            text = self._decoder.commit(resolved.ids)
+        text = self._decoder.commit(resolved.ids)
         self.ids.extend(resolved.ids)
         ended = self._decoder.finished
         retract = self.display.confirm(text, resolved.diverged or ended, now, len(resolved.ids))
@@ -225,7 +219,6 @@ class ReplyFlow:
             resolved.ids,
             commit.upto,
             commit.lossy,
-            lossy_spans,
             origin.identity,
             origin.is_inexact,
             self._logprobs(commit, resolved.ids),

@@ -300,8 +300,6 @@ def _commit(event: Commit) -> edge_pb2.EdgeFrame:
     commit.upto = event.upto
     if event.lossy:
         commit.lossy.extend(event.lossy)
-        for begin, end in event.lossy_spans:
-            commit.lossy_text.add(begin=begin, end=end)
     if event.model_identity is not None:
         commit.model_identity = event.model_identity
     if event.inexact:

@@ -16,11 +16,11 @@ from typing import Final
 import grpc.aio
 import structlog
 
+from outrider.circuit_breaker import CircuitBreaker, CircuitBreakerPolicy
 from outrider.errors import ConfigError, MalformedFrameError, OutriderError, OverloadedError
 from outrider.rpc import end_call, from_rpc_error, make_channel
 from outrider.telemetry.metrics import Metrics
 from outrider.tls import PLAINTEXT, Role, Tls
-from outrider.tokenization.shared_cache.circuit_breaker import CircuitBreaker, CircuitBreakerPolicy
 from outrider.v1 import kv_pb2, kv_pb2_grpc
 from services.inference.kv_peers.config import KvPeersConfig
 from services.inference.kv_peers.pieces import MAX_BLOCKS, PIECE_BYTES, FrameAssembler

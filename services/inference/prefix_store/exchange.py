@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
@@ -28,6 +27,7 @@ import structlog
 from outrider.codec.block_hashes import block_hashes, root_hash
 from outrider.codec.kv import KvHeader, KvLayout, Payload, decode_frame, encode_frame
 from outrider.errors import MalformedFrameError
+from outrider.lru_map import LruMap
 from outrider.telemetry.families import Family
 from outrider.telemetry.metrics import Metrics
 from services.inference.kv_peers.telemetry import PEER_BLOCKS
@@ -174,14 +174,13 @@ class Names:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """A name is there for `lasts_s` after it was last added."""
-        self._max_names = max_names
         self._lasts_s = lasts_s
         self._clock = clock
-        self._names: OrderedDict[bytes, float] = OrderedDict()
+        self._names: LruMap[bytes, float] = LruMap(max_names)
         """When each was added last."""
 
     def __contains__(self, name: bytes) -> bool:
-        added_at = self._names.get(name)
+        added_at = self._names.peek(name)
         return added_at is not None and self._clock() - added_at < self._lasts_s
 
     def __len__(self) -> int:
@@ -190,14 +189,11 @@ class Names:
     def add(self, name: bytes) -> bool:
         """Whether it was there already."""
         was_there = name in self
-        self._names[name] = self._clock()
-        self._names.move_to_end(name)
-        if len(self._names) > self._max_names:
-            self._names.popitem(last=False)
+        self._names.put(name, self._clock())
         return was_there
 
     def discard(self, name: bytes) -> None:
-        self._names.pop(name, None)
+        self._names.pop(name)
 
 
 class PrefixExchange:

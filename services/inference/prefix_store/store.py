@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 
 import structlog
 
+from outrider.circuit_breaker import CircuitBreaker, CircuitBreakerPolicy
 from outrider.errors import ConfigError
 from outrider.redis_settings import RedisAddress
-from outrider.tokenization.shared_cache.circuit_breaker import CircuitBreaker, CircuitBreakerPolicy
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
+from outrider.lru_map import LruMap
 from outrider.sampling.constraint import Constraint
 from outrider.speculation.learnt import Learnt, Numbers, Restore, nothing, row_of
 from outrider.speculation.ngram_store import MAX_SALTS, NgramStatistics, NgramStore
@@ -451,7 +451,7 @@ class GroupStatisticsTable:
         was kept of a group."""
         self._restore = restore
         self._books = NgramStore(prior, restore=restore)
-        self._acceptances: OrderedDict[bytes, EdgeAcceptance] = OrderedDict()
+        self._acceptances: LruMap[bytes, EdgeAcceptance] = LruMap(MAX_SALTS)
 
     def of(self, salt: bytes) -> GroupStatistics:
         """The group's own. An empty salt is no group: what is learned is dropped with the reply."""
@@ -459,7 +459,7 @@ class GroupStatisticsTable:
 
     def version_of(self, group: bytes) -> int:
         """As learnt.GroupStatistics."""
-        phrases, acceptance = self._books.known(group), self._acceptances.get(group)
+        phrases, acceptance = self._books.known(group), self._acceptances.peek(group)
         learnt = phrases.version if phrases is not None else 0
         return learnt + (acceptance.version if acceptance is not None else 0)
 
@@ -475,8 +475,5 @@ class GroupStatisticsTable:
             found = EdgeAcceptance(_EDGE_PRIOR)
             found.restore(self._restore(salt).numbers)
         if salt:
-            self._acceptances[salt] = found
-            self._acceptances.move_to_end(salt)
-            if len(self._acceptances) > MAX_SALTS:
-                self._acceptances.popitem(last=False)
+            self._acceptances.put(salt, found)
         return found

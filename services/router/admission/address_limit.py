@@ -8,9 +8,9 @@ places up to higher classes. While a client is alone there is no limit.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import Final
 
+from outrider.lru_map import LruMap
 from outrider.session_types import Priority
 
 PRESENCE_S: Final = 60.0
@@ -31,7 +31,7 @@ class AddressLimit:
         """Open sessions above LOW by address hash."""
         self._num_open: dict[str, int] = {}
         """Open sessions of any class by flow."""
-        self._left_at: OrderedDict[str, float] = OrderedDict()
+        self._left_at: LruMap[str, float] = LruMap(MAX_REMEMBERED)
         """Flows without a session, by the end of their last one."""
 
     def __len__(self) -> int:
@@ -44,7 +44,7 @@ class AddressLimit:
 
     def open(self, flow: str, address_hash: bytes, priority: Priority) -> None:
         """A session of this class begins."""
-        self._left_at.pop(flow, None)
+        self._left_at.pop(flow)
         self._num_open[flow] = self._num_open.get(flow, 0) + 1
         if address_hash and priority > Priority.LOW:
             self._num_above_low[address_hash] = self._num_above_low.get(address_hash, 0) + 1
@@ -54,9 +54,7 @@ class AddressLimit:
         self._num_open[flow] -= 1
         if not self._num_open[flow]:
             del self._num_open[flow]
-            self._left_at[flow] = now
-            if len(self._left_at) > MAX_REMEMBERED:
-                self._left_at.popitem(last=False)
+            self._left_at.put(flow, now)
         if address_hash and priority > Priority.LOW:
             self._num_above_low[address_hash] -= 1
             if not self._num_above_low[address_hash]:

@@ -11,6 +11,7 @@ from typing import Final
 import structlog
 
 from outrider import children
+from outrider.backoff import Backoff
 from outrider.children import ChildProcess
 from outrider.telemetry.families import Family
 from outrider.telemetry.metrics import Metrics
@@ -64,7 +65,7 @@ class WorkerProcesses:
         self._supervisors.clear()
 
     async def _supervise(self, number: int) -> None:
-        backoff_s = _FIRST_BACKOFF_S
+        backoff = Backoff(_FIRST_BACKOFF_S, _MAX_BACKOFF_S)
         while True:
             try:
                 status = await self._run(f"local-{os.getpid()}-{number}")
@@ -75,8 +76,9 @@ class WorkerProcesses:
             self._metrics.counter(RESTARTS).add(1)
             # A process that was killed (status < 0) may run next time; one that fails by itself
             # will not.
-            backoff_s = _FIRST_BACKOFF_S if status < 0 else min(2 * backoff_s, _MAX_BACKOFF_S)
-            await asyncio.sleep(backoff_s)
+            if status < 0:
+                backoff.reset()
+            await asyncio.sleep(backoff.next_s())
 
     async def _run(self, name: str) -> int:
         process = _start(self.address, name)

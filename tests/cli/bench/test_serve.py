@@ -8,29 +8,20 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
 import pytest
 
-from bench.harness.local_mesh import LocalMesh, local_mesh, outrider
+from bench.harness.local_mesh import LocalMesh, outrider
 from outrider.cli.bench.report import Reply
 from outrider.cli.bench.serve import read_goals, read_rate
 from outrider.cli.bench.targets import Asked, Endpoint, RequestFailedError, endpoint_target
 from outrider.errors import InvalidRequestError
 from outrider.testing import free_tcp_port, free_udp_port
 
-NO_DRAFTER = ("edge.drafter.model=none",)
-"""It would load the real model, and has no part where the engine is none."""
 SMALL = ("--requests", "12", "--rate", "50", "--max-tokens", "8")
-
-
-@pytest.fixture(scope="module")
-def mesh() -> Iterator[LocalMesh]:
-    with local_mesh(engine="fake", regions="here", http=True, settings=NO_DRAFTER) as mesh:
-        yield mesh
 
 
 def _bench(*flags: str) -> subprocess.CompletedProcess[str]:
@@ -45,7 +36,6 @@ def _told(*flags: str) -> dict[str, Any]:
 
 
 @pytest.mark.e2e
-@pytest.mark.timeout(180)
 def test_both_doors_of_a_mesh_are_loaded(mesh: LocalMesh, tmp_path: Path) -> None:
     here = ("--state-dir", str(mesh.state_dir))
     picture = tmp_path / "load.png"
@@ -72,7 +62,6 @@ def test_both_doors_of_a_mesh_are_loaded(mesh: LocalMesh, tmp_path: Path) -> Non
 
 
 @pytest.mark.e2e
-@pytest.mark.timeout(120)
 def test_ctrl_c_ends_it_with_what_there_is(mesh: LocalMesh) -> None:
     command = (sys.executable, "-m", "outrider.cli.main", "bench", "serve", "--json")
     slow = ("--rate", "0.001", "--requests", "5", "--warmup", "1")

@@ -13,8 +13,6 @@ _TOKEN = re.compile(r"\x1b\[(\d*)([A-Za-z])|(\r)|(\n)|(.)", re.DOTALL)
 _STYLES = {
     2: {"dim": True},
     22: {"dim": False},
-    4: {"underlined": True},
-    24: {"underlined": False},
 }
 """SGR parameters (ECMA-48, 8.3.117)."""
 
@@ -24,7 +22,6 @@ class Style:
     """How a character is shown."""
 
     dim: bool = False
-    underlined: bool = False
 
 
 class Screen:
@@ -74,11 +71,7 @@ class Screen:
         self.rows[self.row][self.column] = (char, self._style)
         self.column += cells
 
-    def text(self, *, dim: bool = False, underlined: bool | None = None) -> str:
-        """All characters of one style, without line breaks; None is either."""
+    def text(self, *, dim: bool = False) -> str:
+        """All characters of one style, without line breaks."""
         cells = (cell for row in self.rows for _, cell in sorted(row.items()))
-        return "".join(
-            char
-            for char, style in cells
-            if style.dim is dim and underlined in (None, style.underlined)
-        )
+        return "".join(char for char, style in cells if style.dim is dim)

@@ -3,33 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyte
 import pytest
 
-from bench.harness.local_mesh import LocalMesh, local_mesh, outrider
+from bench.harness.local_mesh import LocalMesh, outrider
 from tests.cli.prompting.terminal import terminal
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.e2e
 
 CTRL_C, CTRL_D, TAB, ALT_ENTER = "\x03", "\x04", "\t", "\x1b\r"
 UP, LEFT = "\x1b[A", "\x1b[D"
 PASTE = "\x1b[200~{}\x1b[201~"
 """Bracketed paste, as terminals send it."""
 DIM, CLEARED = "\x1b[2m", "\x1b[H\x1b[J"
-ROOM = ("inference.max_context_tokens=16000", "edge.drafter.model=none")
 ENDLESS = ("--temperature", "0", "--max-tokens", "15000")
 """Greedy: of a sampled reply of the fake model hardly a token is drafted, and so shown early."""
 """Longer than anybody waits: a reply that ends by itself before Ctrl-C is seen proves nothing."""
-
-
-@pytest.fixture(scope="module")
-def mesh() -> Iterator[LocalMesh]:
-    # Room for replies that last for seconds.
-    with local_mesh(engine="fake", regions="here", settings=ROOM) as mesh:
-        yield mesh
 
 
 def test_ctrl_c_at_the_prompt_ends_at_once(mesh: LocalMesh) -> None:
@@ -81,7 +72,8 @@ def test_what_is_piped_in_is_one_prompt(mesh: LocalMesh) -> None:
     done = outrider(
         *("chat", "--max-tokens", "8", "--state-dir", str(mesh.state_dir)), given="one\ntwo\n"
     )
-    assert done.stderr.count("8 tokens, stopped at the length limit") == 1
+    assert done.stderr.count("8 tokens, ") == 1
+    assert done.stderr.count("stopped at the length limit") == 1
     assert "> " not in done.stderr
 
 

@@ -39,25 +39,6 @@ def test_control_characters_are_shown_not_obeyed() -> None:
     assert "\x07" not in painted
 
 
-@given(st.lists(texts, max_size=8), st.lists(st.tuples(st.integers(0, 80), st.integers(0, 20))))
-def test_what_is_marked_is_underlined_whatever_pieces_it_comes_in(
-    pieces: list[str], starts: list[tuple[int, int]]
-) -> None:
-    marked = [(begin, begin + length) for begin, length in starts]
-    painter, screen = Painter(20, 1000), Screen(20)
-    for piece in pieces:
-        screen.write(painter.paint(piece, "maybe", marked))
-    screen.write(painter.paint("", ""))
-    whole = "".join(pieces)
-    wanted = [c for at, c in enumerate(whole) if any(begin <= at < end for begin, end in marked)]
-    assert screen.text(underlined=True) == "".join(wanted).replace("\n", "")
-    assert screen.text(dim=False) == whole.replace("\n", "")
-
-
-def test_a_mark_past_all_text_costs_nothing() -> None:
-    assert "a" in Painter(20).paint("a", "", [(0, 2**32 - 1)])
-
-
 def rows(terminal: pyte.Screen) -> list[str]:
     return [row.rstrip() for row in terminal.display]
 
@@ -110,11 +91,3 @@ def test_a_resized_terminal_shows_the_end_of_the_text_once(
     # A row less fits where the screen was cleared.
     assert shown == wanted[len(wanted) - len(shown) :]
     assert len(shown) >= len(wanted) - 1
-
-
-def test_what_is_marked_stays_underlined_on_a_resized_terminal() -> None:
-    painter, screen = Painter(20), Screen(40)
-    painter.paint("all is well", "", [(4, 6)])
-    screen.write(painter.resize(40, 24).removeprefix("\x1b[H\x1b[J"))
-    assert screen.text(underlined=True) == "is"
-    assert painter.resize(40, 24) == ""

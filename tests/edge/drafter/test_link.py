@@ -30,7 +30,7 @@ from services.edge.drafter.link import (
     MAX_BACKOFF_S,
     MAX_MEMORY_TRIES,
     DrafterLink,
-    RestartBackoff,
+    DrafterRestarts,
 )
 from services.edge.drafter.metrics import DROPPED, RESTARTS, STATE, DrafterMetrics, DrafterState
 from services.edge.drafter.process import DRAFTER
@@ -411,31 +411,31 @@ def test_settings_survive_the_command_line() -> None:
 
 
 def test_waits_double_up_to_the_longest() -> None:
-    backoff = RestartBackoff()
-    waits = [backoff.ended(ran_s=1.0) for _ in range(9)]
+    restarts = DrafterRestarts()
+    waits = [restarts.ended(ran_s=1.0) for _ in range(9)]
     assert waits == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
 
 
 def test_lacks_of_memory_are_counted_in_a_row() -> None:
-    backoff = RestartBackoff()
+    restarts = DrafterRestarts()
     for _ in range(3):
         for _ in range(MAX_MEMORY_TRIES - 1):
-            assert backoff.ended(1.0, lacked_memory=True) is not None
-        assert backoff.ended(1.0) is not None, "it got its memory, and ended for another reason"
-    tries = [backoff.ended(1.0, lacked_memory=True) for _ in range(MAX_MEMORY_TRIES)]
+            assert restarts.ended(1.0, lacked_memory=True) is not None
+        assert restarts.ended(1.0) is not None, "it got its memory, and ended for another reason"
+    tries = [restarts.ended(1.0, lacked_memory=True) for _ in range(MAX_MEMORY_TRIES)]
     assert None not in tries[:-1] and tries[-1] is None
 
 
 def test_one_that_ran_for_long_is_started_again_soon() -> None:
-    backoff = RestartBackoff()
+    restarts = DrafterRestarts()
     for _ in range(9):
-        backoff.ended(ran_s=MAX_BACKOFF_S)
-    assert backoff.ended(ran_s=MAX_BACKOFF_S) == MAX_BACKOFF_S, "not long enough"
-    assert backoff.ended(ran_s=MAX_BACKOFF_S + 1.0) == FIRST_BACKOFF_S
-    assert backoff.ended(ran_s=1.0) == 2 * FIRST_BACKOFF_S
+        restarts.ended(ran_s=MAX_BACKOFF_S)
+    assert restarts.ended(ran_s=MAX_BACKOFF_S) == MAX_BACKOFF_S, "not long enough"
+    assert restarts.ended(ran_s=MAX_BACKOFF_S + 1.0) == FIRST_BACKOFF_S
+    assert restarts.ended(ran_s=1.0) == 2 * FIRST_BACKOFF_S
 
 
 def test_jitter_shortens_one_wait_and_not_the_next() -> None:
-    backoff = RestartBackoff()
-    assert backoff.ended(0.0, jitter=0.5) == 0.25
-    assert backoff.ended(0.0, jitter=1.0) == 1.0
+    restarts = DrafterRestarts()
+    assert restarts.ended(0.0, jitter=0.5) == 0.25
+    assert restarts.ended(0.0, jitter=1.0) == 1.0

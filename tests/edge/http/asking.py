@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
+from outrider.errors import InvalidRequestError
 from outrider.session_types import FinishReason, Timings, Usage
 from services.edge.http.api import Asked, ChatApi, PlannedReply
 from services.edge.session.events import Accepted, ClientEvent, Commit, Done
@@ -24,6 +27,13 @@ def asked(body: object, **options: Any) -> Asked:
 def planned(api: ChatApi, body: dict[str, Any], **options: Any) -> PlannedReply:
     """How a request is answered."""
     return api.plan(asked(body, **options))
+
+
+def refusal(api: ChatApi, body: object, **options: Any) -> InvalidRequestError:
+    """Why a request is none."""
+    with pytest.raises(InvalidRequestError) as caught:
+        api.plan(asked(body, **options))
+    return caught.value
 
 
 def done(upto: int, reason: FinishReason = FinishReason.STOP, **usage: Any) -> Done:

@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
@@ -41,19 +40,13 @@ from services.edge.http.anthropic_reply import PING, MessageShape
 from services.edge.http.sse import Position
 from services.edge.http.translation import PartWriter
 from services.edge.session.events import Accepted, ClientEvent, Commit, Provisional, Retract
-from tests.edge.http.asking import USER, asked, chat_of, done, events_of, planned, told
+from tests.edge.http.asking import USER, chat_of, done, events_of, planned, refusal, told
 from tests.edge.http.scripted_parser import BracketParser
 from tests.edge.http.specifications import anthropic_faults
 
 
 def body(**fields: Any) -> dict[str, Any]:
     return {"model": "small", "max_tokens": 50, "messages": [USER], **fields}
-
-
-def refusal(body: object, **options: Any) -> InvalidRequestError:
-    with pytest.raises(InvalidRequestError) as caught:
-        API.plan(asked(body, **options))
-    return caught.value
 
 
 def converted(*messages: dict[str, Any], system: Any = None) -> tuple[Message, ...]:
@@ -105,22 +98,6 @@ def test_every_value_arrives() -> None:
     assert (chat.speculation, reply.user) == (Speculation.OFF, "u")
 
 
-def test_what_has_no_effect_is_accepted() -> None:
-    reply = planned(
-        API,
-        body(
-            thinking={"type": "enabled", "budget_tokens": 2000},
-            tools=[],
-            tool_choice={"type": "auto"},
-            service_tier="auto",
-            output_config={"effort": "low"},
-            context_management={"edits": []},
-            cache_control={"type": "ephemeral"},
-        ),
-    )
-    assert reply.chats[0].sampling == planned(API, body()).chats[0].sampling
-
-
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA"}}
 TOOL_USE = {"type": "tool_use", "id": "t1", "name": "look", "input": {"at": 1}}
 LARGE = {str(number): 0 for number in range(40_000)}
@@ -156,37 +133,9 @@ TOOL_RESULT = {"type": "tool_result", "tool_use_id": "t1", "content": "seen"}
     ],
 )
 def test_what_cannot_be_heeded_is_refused_by_name(fields: dict[str, Any], names: str) -> None:
-    error = refusal(body(**fields))
+    error = refusal(API, body(**fields))
     assert error.http_status == 400
     assert names in error.message
-
-
-@pytest.mark.parametrize("missing", ["model", "max_tokens", "messages"])
-def test_fields_that_have_to_be_there(missing: str) -> None:
-    asked_for = body()
-    del asked_for[missing]
-    assert missing in refusal(asked_for).message
-
-
-@given(st.binary(max_size=200))
-def test_whatever_the_bytes_are_a_plan_or_a_typed_error_comes_of_them(data: bytes) -> None:
-    try:
-        API.plan(asked(data))
-    except OutriderError as error:
-        assert json.loads(API.error_body(error, "id"))["error"]["message"]
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"[" * 200_000,
-        b'{"model":"m","max_tokens":1,"messages":[{"role":"user","content":'
-        + b'[{"type":"text","content":' * 5000,
-        b'{"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "\\ud800"}]}',
-    ],
-)
-def test_hostile_bodies_are_refused(data: bytes) -> None:
-    assert refusal(data).http_status == 400
 
 
 def test_results_of_tools_are_messages_of_their_own_before_what_the_user_says() -> None:
@@ -259,7 +208,7 @@ def test_assistants_say_and_call_and_nothing_else(block: dict[str, Any]) -> None
     ],
 )
 def test_what_is_very_large_is_refused(fields: dict[str, Any]) -> None:
-    error = refusal(json.dumps(body(**fields)).encode())
+    error = refusal(API, json.dumps(body(**fields)).encode())
     assert error.http_status == 400 and "at most" in error.message
 
 
@@ -320,15 +269,6 @@ def test_tools_their_calls_and_results_and_a_schema_arrive() -> None:
     assert (chat.tool_choice, chat.parallel_tool_calls) == ("required", False)
     assert chat.sampling.grammar == Grammar(GrammarKind.JSON_SCHEMA, text)
     assert not chat.provisional, "nobody can tell calls from text in it"
-
-
-def test_a_request_with_a_key_is_the_same_request_again() -> None:
-    first = planned(API, body(), idempotency_key="k").chats[0]
-    again = planned(API, body(stream=True, deadline_ms=5), idempotency_key="k").chats[0]
-    other = planned(API, body(top_p=0.5), idempotency_key="k").chats[0]
-    assert (first.request_id, first.digest) == (again.request_id, again.digest)
-    assert first.sampling.seed == again.sampling.seed
-    assert first.digest != other.digest
 
 
 # Replies.
@@ -506,27 +446,6 @@ def test_provisional_text_is_of_an_event_type_of_its_own_and_never_of_calls() ->
 
 
 TEXTS = st.lists(st.text("ab", max_size=4), min_size=1, max_size=6)
-
-
-@given(TEXTS, st.data())
-def test_a_client_that_comes_back_has_what_one_has_that_stayed(
-    texts: list[str], data: st.DataObject
-) -> None:
-    events = ending(*texts)
-    stayed = planned(API, body(stream=True), idempotency_key="k")
-    stream = told(stayed, events)
-    ids = [it["id"] for it in events_of(stream) if "id" in it][:-1]
-    last = data.draw(st.sampled_from(ids))
-    had = stream[: stream.index(b"\n\n", stream.index(f"id: {last}\n".encode())) + 2]
-    back = planned(API, body(stream=True), idempotency_key="k", last_event_id=last)
-    assert back.chats[0].resume.upto == 0, "what begins where is read from the beginning"
-    # What was several commits may be one now.
-    joined = [events[0], Commit("".join(texts), (0,), 1), events[-1]]
-    rest = told(back, data.draw(st.sampled_from([events, joined])))
-    assert text_of(had) + text_of(rest) == "".join(texts)
-    kinds = [it["type"] for it in data_of(had + rest)]
-    for once in ("message_start", "message_stop", "content_block_start", "content_block_stop"):
-        assert kinds.count(once) == [it["type"] for it in data_of(stream)].count(once)
 
 
 def text_of(stream: bytes) -> str:

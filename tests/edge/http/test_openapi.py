@@ -18,7 +18,10 @@ def test_it_is_valid() -> None:
     assert DOCUMENT["info"]["version"] == "1.2.3"
 
 
-def test_every_route_is_in_it() -> None:
+def test_every_route_is_in_it_and_nothing_else() -> None:
+    paths = {path: set(methods) for path, methods in DOCUMENT["paths"].items()}
+    routes = [(it.path.replace(":path", ""), it.method.lower()) for it in ALL_ROUTES]
+    assert {(path, it) for path, methods in paths.items() for it in methods} == set(routes)
     for route in ALL_ROUTES:
         operation = DOCUMENT["paths"][route.path.replace(":path", "")][route.method.lower()]
         assert (operation.get("security") == []) == (route.access is Access.PUBLIC)

@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
@@ -31,7 +30,7 @@ from services.edge.http.responses_reply import MAX_ECHO_BYTES, ResponseShape
 from services.edge.http.sse import Position
 from services.edge.http.translation import PartWriter
 from services.edge.session.events import Accepted, ClientEvent, Commit
-from tests.edge.http.asking import USER, asked, chat_of, done, events_of, planned, told
+from tests.edge.http.asking import USER, chat_of, done, events_of, planned, refusal, told
 from tests.edge.http.scripted_parser import BracketParser
 from tests.edge.http.specifications import event_faults, responses_faults
 
@@ -40,12 +39,6 @@ RESPONSE = "ResponseResource"
 
 def body(**fields: Any) -> dict[str, Any]:
     return {"model": "small", "input": "hello", **fields}
-
-
-def refusal(body: object, **options: Any) -> InvalidRequestError:
-    with pytest.raises(InvalidRequestError) as caught:
-        API.plan(asked(body, **options))
-    return caught.value
 
 
 def converted(*items: dict[str, Any], instructions: str | None = None) -> tuple[Message, ...]:
@@ -92,30 +85,6 @@ def test_every_value_arrives() -> None:
     assert reply.user == "u"
 
 
-def test_what_has_no_effect_is_accepted() -> None:
-    reply = planned(
-        API,
-        body(
-            store=True,
-            reasoning={"effort": "low", "summary": "auto"},
-            truncation="auto",
-            include=["reasoning.encrypted_content"],
-            metadata={"a": "b"},
-            service_tier="auto",
-            prompt_cache_key="k",
-            tools=[],
-            tool_choice="auto",
-            parallel_tool_calls=True,
-            max_tool_calls=3,
-            text={"format": {"type": "text"}, "verbosity": "low"},
-            previous_response_id=None,
-            conversation=None,
-            background=False,
-        ),
-    )
-    assert reply.chats[0].sampling == planned(API, body()).chats[0].sampling
-
-
 LOGPROBS = "message.output_text.logprobs"
 FUNCTION = {"type": "function", "name": "f"}
 CALL = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": '{"at": 1}'}
@@ -154,23 +123,8 @@ LARGE = {str(number): 0 for number in range(40_000)}
     ],
 )
 def test_what_cannot_be_heeded_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
-    error = refusal(body(**fields))
+    error = refusal(API, body(**fields))
     assert (error.http_status, error.metadata["param"]) == (400, param)
-
-
-@pytest.mark.parametrize("missing", ["model", "input"])
-def test_fields_that_have_to_be_there(missing: str) -> None:
-    asked_for = body()
-    del asked_for[missing]
-    assert missing in refusal(asked_for).message
-
-
-@given(st.binary(max_size=200))
-def test_whatever_the_bytes_are_a_plan_or_a_typed_error_comes_of_them(data: bytes) -> None:
-    try:
-        API.plan(asked(data))
-    except OutriderError as error:
-        assert json.loads(API.error_body(error, "id"))["error"]["message"]
 
 
 def test_what_an_assistant_thought_said_and_called_is_one_message() -> None:
@@ -251,7 +205,7 @@ def test_tools_a_schema_and_log_probabilities_arrive() -> None:
     assert planned(API, asked_for).chats[0].sampling.num_logprobs == 3
     assert planned(API, body(include=[LOGPROBS])).chats[0].sampling.num_logprobs == 0
     for fields in ({"tool_choice": "required"}, {"tools": [FUNCTION, FUNCTION]}):
-        assert refusal(body(**fields)).http_status == 400
+        assert refusal(API, body(**fields)).http_status == 400
 
 
 # Replies.
@@ -377,22 +331,6 @@ def test_a_stream_has_every_event_in_its_order() -> None:
     assert events[0]["response"]["output"] == []
 
 
-DELTA = (
-    b'event: response.output_text.delta\ndata: {"type":"response.output_text.delta",'
-    b'"sequence_number":%d,"item_id":"msg_r1_0","output_index":0,"content_index":0,'
-    b'"delta":"%s","logprobs":[]}\n\n'
-)
-
-
-def test_each_commit_is_sent_when_it_comes() -> None:
-    writer = planned(API, body(stream=True)).writer
-    assert writer.take(0, Accepted("r1", "small", 5)) == b"", "the head waits for a region"
-    first = writer.take(0, Commit("now", (1,), 1))
-    assert first.endswith(DELTA % (4, b"now"))
-    assert writer.take(0, Commit(" then", (2,), 2)) == DELTA % (5, b" then")
-    assert writer.take(0, Commit("", (3,), 3)) == b"", "its text is held back"
-
-
 def test_long_instructions_come_with_the_last_event_alone() -> None:
     long = "x" * MAX_ECHO_BYTES
     events = data_of(told(planned(API, body(stream=True, instructions=long)), ending("a")))
@@ -454,29 +392,6 @@ def test_a_response_with_calls_is_as_the_api_has_it() -> None:
 TEXTS = st.lists(st.text("ab", max_size=4), min_size=1, max_size=6)
 
 
-@given(TEXTS, st.data())
-def test_a_client_that_comes_back_has_what_one_has_that_stayed(
-    texts: list[str], data: st.DataObject
-) -> None:
-    events = ending(*texts)
-    stream = told(planned(API, body(stream=True), idempotency_key="k"), events)
-    ids = [it["id"] for it in events_of(stream) if "id" in it][:-1]
-    last = data.draw(st.sampled_from(ids))
-    at = stream.index(f"id: {last}\n".encode())
-    had = stream[: stream.index(b"\n\n", at) + 2]
-    back = planned(API, body(stream=True), idempotency_key="k", last_event_id=last)
-    joined = [events[0], Commit("".join(texts), (0,), 1), events[-1]]
-    rest = told(back, data.draw(st.sampled_from([events, joined])))
-    both = data_of(had) + data_of(rest)
-    text = "".join(it["delta"] for it in both if it["type"] == "response.output_text.delta")
-    assert text == "".join(texts)
-    numbers = [it["sequence_number"] for it in both]
-    assert numbers == list(range(len(both)))
-    stayed = [it["type"] for it in data_of(stream)]
-    for once in ("response.created", "response.output_item.added", "response.completed"):
-        assert [it["type"] for it in both].count(once) == stayed.count(once)
-
-
 # Errors.
 
 
@@ -501,9 +416,3 @@ def test_a_stream_that_fails_before_its_response_has_begun_says_so() -> None:
     assert event_faults(failed) == []
     assert (failed["type"], failed["message"]) == ("error", "x")
     assert failed["error"]["code"] == failed["code"] == "engine"
-
-
-def test_errors_are_in_that_apis_shape() -> None:
-    error = refusal(body(previous_response_id="resp_1"))
-    made = json.loads(API.error_body(error, "id"))["error"]
-    assert (made["type"], made["param"]) == ("invalid_request_error", "previous_response_id")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -80,23 +80,35 @@ class RawRequest:
         return made
 
     @classmethod
-    async def chat(cls, mesh: Running, key: str = KEY, **options: Any) -> RawRequest:
-        """A chat was asked for. `headers` among the options are sent too."""
+    async def post(
+        cls,
+        mesh: Running,
+        path: str,
+        body: Mapping[str, Any],
+        headers: Mapping[str, str] = {},
+        key: str = KEY,
+    ) -> RawRequest:
+        """A body was sent, with the key."""
         made = await cls.connected(mesh)
-        headers = options.pop("headers", {})
-        body = json.dumps(CHAT | options).encode()
+        data = json.dumps(body).encode()
         made.send(
-            "POST /v1/chat/completions HTTP/1.1",
+            f"POST {path} HTTP/1.1",
             {
                 "Host": "edge",
                 "Authorization": f"Bearer {key}",
                 "Content-Type": "application/json",
-                "Content-Length": str(len(body)),
+                "Content-Length": str(len(data)),
                 **headers,
             },
-            body,
+            data,
         )
         return made
+
+    @classmethod
+    async def chat(cls, mesh: Running, key: str = KEY, **options: Any) -> RawRequest:
+        """A chat was asked for. `headers` among the options are sent too."""
+        headers = options.pop("headers", {})
+        return await cls.post(mesh, "/v1/chat/completions", CHAT | options, headers, key)
 
     def send(self, line: str, headers: dict[str, str], body: bytes = b"") -> None:
         """A head, and what follows it."""

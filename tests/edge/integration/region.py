@@ -170,6 +170,11 @@ class Region(router_pb2_grpc.RouterServiceServicer):
     ) -> router_pb2.ExplainResponse:
         return router_pb2.ExplainResponse()
 
+    def hold(self, num_tokens: int) -> None:
+        """From now on no session gets past so many tokens, until the gate is set."""
+        self.hold_at = num_tokens
+        self.gate.clear()
+
     def break_streams(self) -> None:
         """End every Route stream."""
         for outbox in self.calls:

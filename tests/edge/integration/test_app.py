@@ -16,12 +16,12 @@ from outrider.config_following import ConfigSource
 from outrider.errors import ConfigError, UnknownModelError
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.vocabulary import Vocabulary
-from outrider.process import Ports
 from outrider.testing import leak_check
 from services.edge.app import serve
 from services.edge.config import EdgeConfig
 from services.edge.quic import certificate
 from tests.edge.integration.region import Region, serving
+from tests.service import running_service
 
 REPLY = (
     "Ça alors! The first train 🚂 leaves at 7:05, the second train 🚂 leaves at 7:35, "
@@ -43,17 +43,15 @@ async def test_a_whole_life(vocabulary: Vocabulary, tmp_path: Path) -> None:
             log_level="error",
             anonymous=True,
         )
-        ports, stop = asyncio.get_running_loop().create_future(), asyncio.Event()
-        service = asyncio.create_task(serve(config, ready=ports.set_result, stop=stop))
-        bound: Ports = await asyncio.wait_for(ports, 30)
-        async with connect("localhost", bound.main, ca=chain) as client:
+        async with (
+            running_service(serve, config) as bound,
+            connect("localhost", bound.main, ca=chain) as client,
+        ):
             for provisional in (True, False):
                 sampling = SamplingParams(max_tokens=500)
                 ask = [Message("user", "When do trains leave?")]
                 async with client.chat(ask, sampling=sampling, provisional=provisional) as chat:
                     assert (await chat.result()).text == REPLY
-        stop.set()
-        await asyncio.wait_for(service, 30)
     assert not (tmp_path / "unused").exists()
 
 
@@ -67,20 +65,14 @@ async def test_a_file_that_is_refused_is_told_to_who_wrote_it(
     async with leak_check(), serving(Region(vocabulary, REPLY)) as region_port:
         flags = {"port": 0, "routers": f"127.0.0.1:{region_port}", "state_dir": str(tmp_path)}
         source = ConfigSource(EdgeConfig, "edge", file, flags | {"log_level": "critical"})
-        ports, stop = asyncio.get_running_loop().create_future(), asyncio.Event()
-        service = asyncio.create_task(
-            serve(source.read().config, ready=ports.set_result, stop=stop, source=source)
-        )
-        bound: Ports = await asyncio.wait_for(ports, 30)
-        file.write_text('[edge]\nmodels = ["gpt-9"]\n')
-        asking = Asking(tmp_path, "127.0.0.1")
-        async with asyncio.timeout(30):
-            while not (refused := await asking.refused(bound, file)):
-                await asyncio.sleep(0.02)
-        assert "gpt-9" in refused
-        assert await asking.serves("edge", bound, DEFAULT_MODEL.name) == 1
-        stop.set()
-        await asyncio.wait_for(service, 30)
+        async with running_service(serve, source.read().config, source=source) as bound:
+            file.write_text('[edge]\nmodels = ["gpt-9"]\n')
+            asking = Asking(tmp_path, "127.0.0.1")
+            async with asyncio.timeout(30):
+                while not (refused := await asking.refused(bound, file)):
+                    await asyncio.sleep(0.02)
+            assert "gpt-9" in refused
+            assert await asking.serves("edge", bound, DEFAULT_MODEL.name) == 1
 
 
 async def test_an_unknown_model_is_no_edge(tmp_path: Path) -> None:

@@ -4,8 +4,6 @@ notices."""
 from __future__ import annotations
 
 import asyncio
-import gc
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,7 +25,16 @@ from services.edge.quotas import Count
 from services.edge.resumption.table import ResumeLimits
 from services.edge.time_slicing import TimeSlicer
 from tests.edge.integration.running import running
-from tests.edge.integration.trouble import ASK, REPLY, RawStream, bystander, chat_frame, raw, start
+from tests.edge.integration.trouble import (
+    ASK,
+    REPLY,
+    RawStream,
+    bystander,
+    chat_frame,
+    raw,
+    start,
+    uncollected,
+)
 
 HERE = "127.0.0.1/32"
 
@@ -110,7 +117,6 @@ BYTES: dict[str, tuple[bytes, type[OutriderError]]] = {
     "a secret that can be guessed": (claiming(client_secret=b"1234"), errors.InvalidRequestError),
     "an endless secret": (claiming(client_secret=b"x" * 65), errors.InvalidRequestError),
     "an endless key": (claiming(key="k" * 9000), errors.InvalidRequestError),
-    "nobody's key": (claiming(key="key"), errors.UnauthenticatedError),
     "a second request": (chat_frame() * 2, errors.MalformedFrameError),
     "more frames than a chat has": (chat_frame() + ACKNOWLEDGE * 65, errors.MalformedFrameError),
     "frames without end": (ACKNOWLEDGE * 100_000, errors.MalformedFrameError),
@@ -118,10 +124,6 @@ BYTES: dict[str, tuple[bytes, type[OutriderError]]] = {
     "resuming what is not known": (resuming(resume_token="x"), errors.UnknownChatError),
     "resuming after some of the ids": (resuming(upto=3, ids=[1, 2]), errors.InvalidRequestError),
     "temperature NaN": (chat_frame(temperature=float("nan")), errors.InvalidSamplingError),
-    "temperature infinite": (chat_frame(temperature=float("inf")), errors.InvalidSamplingError),
-    "temperature negative": (chat_frame(temperature=-1.0), errors.InvalidSamplingError),
-    "top_p 0": (chat_frame(top_p=0.0), errors.InvalidSamplingError),
-    "repetition penalty 1e30": (chat_frame(repetition_penalty=1e30), errors.InvalidSamplingError),
 }
 
 
@@ -182,18 +184,6 @@ async def test_a_unidirectional_stream_cannot_be_opened(words: Vocabulary, tmp_p
         stream = RawStream(connection, chat_frame())
         await asyncio.wait_for(stream.ended.wait(), 30)
         assert stream.frames[-1].WhichOneof("kind") == "done"
-        await mesh.settled()
-
-
-async def test_a_stream_without_a_request_is_not_kept_waiting(
-    words: Vocabulary, tmp_path: Path
-) -> None:
-    async with (
-        running(words, tmp_path, REPLY, request_timeout_s=0.05) as mesh,
-        raw(mesh) as connection,
-    ):
-        stream = RawStream(connection, b"\x05")
-        assert isinstance(await stream.error(), errors.DeadlineError)
         await mesh.settled()
 
 
@@ -268,21 +258,14 @@ async def test_too_many_frames_that_waited_with_their_request_end_its_chat(
         assert mesh.edge.telemetry.num_chats == 0
 
 
-async def test_a_chat_is_freed_when_it_ends(
-    words: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However it ends: what an attack would leave to a collection would hold the loop."""
+async def test_a_chat_is_freed_when_it_ends(words: Vocabulary, tmp_path: Path) -> None:
+    """However it ends."""
     async with (
         running(words, tmp_path, REPLY, resumption=ResumeLimits(window_s=0.0)) as mesh,
         mesh.client() as client,
         raw(mesh) as connection,
     ):
-        alive: weakref.WeakSet[object] = weakref.WeakSet()
-        for kind in (EdgeStream, EdgeChat, PendingRequest):
-            monkeypatch.setattr(kind, "__init__", _noted(kind.__init__, alive))
-        gc.collect()
-        gc.disable()
-        try:
+        with uncollected(EdgeStream, EdgeChat, PendingRequest) as alive:
             for data in (chat_frame(), chat_frame(temperature=-1.0), b"\x03abc", b"\x00"):
                 stream = RawStream(connection, data)
                 await asyncio.wait_for(stream.ended.wait(), 30)
@@ -291,41 +274,3 @@ async def test_a_chat_is_freed_when_it_ends(
             await chat.__aexit__(None, None, None)
             await mesh.settled()
             await eventually(lambda: not alive)
-        finally:
-            gc.enable()
-
-
-def _noted(made: Callable[..., None], alive: weakref.WeakSet[object]) -> Callable[..., None]:
-    def noted(self: object, *args: Any) -> None:
-        made(self, *args)
-        alive.add(self)
-
-    return noted
-
-
-async def test_too_many_chats_on_a_connection(words: Vocabulary, tmp_path: Path) -> None:
-    async with (
-        running(words, tmp_path, REPLY, max_chats_per_connection=2) as mesh,
-        mesh.client() as client,
-    ):
-        mesh.region.stop_after = 1
-        async with client.chat(ASK) as first, client.chat(ASK) as second:
-            await anext(first)
-            await anext(second)
-            with pytest.raises(errors.OverloadedError):
-                async with client.chat(ASK) as third:
-                    await third.result()
-        await mesh.settled()
-        mesh.region.stop_after = None
-        async with client.chat(ASK) as chat:
-            assert (await chat.result()).text == REPLY
-
-
-async def test_too_many_connections(words: Vocabulary, tmp_path: Path) -> None:
-    async with running(words, tmp_path, REPLY, max_connections=1) as mesh, mesh.client() as client:
-        with pytest.raises(errors.OverloadedError):
-            async with mesh.client() as other, other.chat(ASK) as chat:
-                await chat.result()
-        async with client.chat(ASK) as chat:
-            assert (await chat.result()).text == REPLY
-        await mesh.settled()

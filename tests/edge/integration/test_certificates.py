@@ -41,8 +41,7 @@ async def test_no_chat_is_lost_when_the_ca_is_replaced(words: Vocabulary, tmp_pa
     # Chats that learnt the reply from each other would draft past where the region holds them.
     settings["trust"] = "chat"
     async with running(words, tmp_path, REPLY, **settings) as mesh, AsyncExitStack() as stack:
-        mesh.region.hold_at = 4
-        mesh.region.gate.clear()
+        mesh.region.hold(4)
         clients = [await stack.enter_async_context(mesh.client()) for _ in range(2)]
         chats = [await start(clients[number % 2]) for number in range(NUM_CHATS)]
         assert len(mesh.region.opened) == NUM_CHATS

@@ -130,8 +130,7 @@ async def test_drafts_for_which_there_was_no_room_are_sent_later(
 
     monkeypatch.setattr(RouterLink, "draft", every_second)
     async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
-        mesh.region.hold_at = 6
-        mesh.region.gate.clear()
+        mesh.region.hold(6)
         async with client.chat(AGAIN) as chat:
             await eventually(lambda: any(s.num_frames for s in mesh.region.live.values()))
             mesh.region.gate.set()
@@ -139,6 +138,8 @@ async def test_drafts_for_which_there_was_no_room_are_sent_later(
         assert result.text == REPLY
         (session,) = mesh.region.finished
         assert 0 < session.num_frames <= len(tried) // 2, "each of them joined the one before"
+        dropped = mesh.sample("outrider_edge_dropped_draft_frames_total")
+        assert dropped == (len(tried) + 1) // 2
         await mesh.settled()
 
 
@@ -357,8 +358,7 @@ async def test_the_stopping_edge_waits_until_the_end_of_a_reply_has_arrived(
         nat(mesh) as relay,
         mesh.client(relay.port) as client,
     ):
-        mesh.region.hold_at = 6
-        mesh.region.gate.clear()
+        mesh.region.hold(6)
         async with client.chat(ASK) as chat:
             async for event in chat:
                 if isinstance(event, Committed):

@@ -135,8 +135,7 @@ async def test_a_reconnected_client_sends_its_chat_in_0_rtt(
     words: Vocabulary, tmp_path: Path
 ) -> None:
     async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
-        mesh.region.hold_at = 6
-        mesh.region.gate.clear()
+        mesh.region.hold(6)
         async with client.chat(ASK) as chat:
             while not chat._transcript.ids:
                 await anext(chat)

@@ -4,8 +4,6 @@ them ends well. Bytes and objects are counted, not seconds."""
 from __future__ import annotations
 
 import asyncio
-import gc
-import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -29,7 +27,7 @@ from services.edge.quotas import Count
 from services.edge.resumption.table import ResumeLimits
 from tests.edge.integration import quic_attacks as more
 from tests.edge.integration.running import Running, running
-from tests.edge.integration.trouble import ASK, REPLY, RawStream, bystander, raw
+from tests.edge.integration.trouble import ASK, REPLY, RawStream, bystander, raw, uncollected
 
 HERE = "127.0.0.1/32"
 PATIENCE_S = 60.0
@@ -241,14 +239,20 @@ async def test_idle_connections_of_one_address_leave_room_for_others(
             connection.drop("the test is over")
 
 
-async def test_who_is_refused_is_told_at_once(words: Vocabulary, tmp_path: Path) -> None:
-    async with (
-        running(words, tmp_path, REPLY, max_connections_per_address=1) as mesh,
-        mesh.client() as client,
-    ):
-        with pytest.raises(OverloadedError, match="too many connections from this address"):
-            async with mesh.client():
-                pass
+@pytest.mark.parametrize(
+    ("limit", "says"),
+    [
+        ("max_connections_per_address", "too many connections from this address"),
+        ("max_connections", "all the connections it takes"),
+    ],
+)
+async def test_who_is_refused_is_told_at_once(
+    words: Vocabulary, tmp_path: Path, limit: str, says: str
+) -> None:
+    async with running(words, tmp_path, REPLY, **{limit: 1}) as mesh, mesh.client() as client:
+        with pytest.raises(OverloadedError, match=says):
+            async with mesh.client() as other, other.chat(ASK) as refused:
+                await refused.result()
         async with client.chat(ASK) as chat:
             assert (await chat.result()).text == REPLY
 
@@ -273,8 +277,7 @@ async def test_pings_do_not_keep_a_place(words: Vocabulary, tmp_path: Path) -> N
             address, mesh.ca, num_connections=1, ping_interval_s=0.1, hold_s=30.0
         )
         assert outcome.closed == {"nothing was asked for a while": 1}
-        mesh.region.hold_at = 2
-        mesh.region.gate.clear()
+        mesh.region.hold(2)
         async with mesh.client() as client, client.chat(ASK) as chat:
             await anext(chat)
             connection = client._link.connection
@@ -326,73 +329,48 @@ async def test_a_client_that_was_closed_for_it_comes_back_when_it_asks(
         assert client._link.connection is not first
 
 
-async def test_chats_of_one_address_are_counted_to_their_end(
-    words: Vocabulary, tmp_path: Path
-) -> None:
-    async with running(words, tmp_path, REPLY, max_chats_per_address=2) as mesh:
-        mesh.region.hold_at = 2
-        mesh.region.gate.clear()
-        quotas = mesh.edge.listener.shared.quotas
-        async with mesh.client() as client:
-            async with client.chat(ASK) as first, client.chat(ASK) as second:
-                await anext(first)
-                await anext(second)
-                with pytest.raises(OverloadedError, match="chats under way"):
-                    async with client.chat(ASK) as third:
-                        await third.result()
-                assert quotas.held(HERE, Count.CHATS) == 2
-                mesh.region.gate.set()
-                assert (await first.result()).text == (await second.result()).text == REPLY
-            await mesh.settled()
-            assert quotas.held(HERE, Count.CHATS) == 0
-            async with client.chat(ASK) as again:
-                assert (await again.result()).text == REPLY
+@pytest.mark.parametrize("what", ["connection", "client", "address"])
+async def test_chats_are_counted_to_their_end(words: Vocabulary, tmp_path: Path, what: str) -> None:
+    """Those of one connection, of a client over its connections, and of an address."""
+    secret = bytes(range(16))
+    same: dict[str, Any] = {"client_secret": secret} if what == "client" else {}
+    async with (
+        running(words, tmp_path, REPLY, **{f"max_chats_per_{what}": 2}) as mesh,
+        mesh.client(client_secret=secret) as client,
+        mesh.client(**same) as another,
+    ):
+        mesh.region.hold(2)
+        async with client.chat(ASK) as first, client.chat(ASK) as second:
+            await anext(first)
+            await anext(second)
+            with pytest.raises(OverloadedError, match=r"chats (under way|at a time)"):
+                async with (client if what == "connection" else another).chat(ASK) as third:
+                    await third.result()
+            if what != "address":
+                async with mesh.client() as stranger, stranger.chat(ASK) as others:
+                    await anext(others)
+            mesh.region.gate.set()
+            assert (await first.result()).text == (await second.result()).text == REPLY
+        await mesh.settled()
+        async with client.chat(ASK) as again:
+            assert (await again.result()).text == REPLY
+        shared = mesh.edge.listener.shared
+        await eventually(lambda: not shared.client_quotas._busy)
+        assert shared.quotas.held(HERE, Count.CHATS) == 0
 
 
 async def test_an_ended_connection_is_freed_at_once(words: Vocabulary, tmp_path: Path) -> None:
-    """Nothing of one without chats is left to a collection, which would hold the loop when many
-    end."""
     async with running(words, tmp_path, REPLY) as mesh:
-        gc.collect()
-        gc.disable()
-        try:
+        with uncollected(BoundedConnection) as alive:
             async with mesh.client():
-                await eventually(lambda: len(mesh.edge.listener.connections) == 1)
-                (connection,) = mesh.edge.listener.connections
-                quic = weakref.ref(connection._quic)
-                del connection
+                await eventually(lambda: len(alive) == 1)
             await more.half_open_handshakes(
                 ("127.0.0.1", mesh.ports.main), mesh.ca, num_handshakes=1, hold_s=0.1
             )
             (half_open,) = (it for it in mesh.edge.listener.connections if not it.is_admitted)
-            deaf = weakref.ref(half_open._quic)
             half_open.drop("the test says so")
             del half_open
-            await eventually(lambda: quic() is None and deaf() is None)
-        finally:
-            gc.enable()
-
-
-async def test_chats_of_one_client_are_counted_over_its_connections(
-    words: Vocabulary, tmp_path: Path
-) -> None:
-    async with running(words, tmp_path, REPLY, max_chats_per_client=1) as mesh:
-        mesh.region.hold_at = 2
-        mesh.region.gate.clear()
-        secret = bytes(range(16))
-        async with mesh.client(client_secret=secret) as client, mesh.client() as another:
-            async with client.chat(ASK) as first:
-                await anext(first)
-                async with mesh.client(client_secret=secret) as twin:
-                    with pytest.raises(OverloadedError, match="chats under way"):
-                        async with twin.chat(ASK) as second:
-                            await second.result()
-                async with another.chat(ASK) as others:
-                    await anext(others)
-                    mesh.region.gate.set()
-                    assert (await others.result()).text == (await first.result()).text == REPLY
-        await mesh.settled()
-        assert not mesh.edge.listener.shared.client_quotas._busy
+            await eventually(lambda: not alive)
 
 
 async def test_a_handshake_that_never_ends_is_dropped_with_its_0_rtt(

@@ -3,20 +3,17 @@ test_access_matrix.py."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from h2.connection import H2Connection
 
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
 from services.edge.access.config import SharedLimitsConfig
 from services.edge.http.config import HttpConfig
-from services.edge.http.routes import ALL_ROUTES
 from services.edge.identity import TenantConfig
 from tests.api_keys import key_of, text_of
 from tests.edge.integration.http_client import (
@@ -143,26 +140,6 @@ async def test_a_defect_is_answered_and_harms_nobody_else(
         assert (await client.get("/v1/models")).status_code == 200
 
 
-async def test_a_tenant_gets_no_more_than_it_may_have(words: Vocabulary, tmp_path: Path) -> None:
-    config: dict[str, Any] = {
-        "tenants": (*TENANTS, TenantConfig("small", max_priority="low", models=("other",))),
-        "keys": (key_of("small"),),
-        "models": ("small", "other"),
-    }
-    async with (
-        serving_http(words, tmp_path, **config) as mesh,
-        plain(mesh, text_of("small")) as client,
-    ):
-        denied = await client.post(
-            "/v1/chat/completions", json=CHAT | {"model": "other", "priority": "high"}
-        )
-        assert denied.status_code == 403
-        hidden = await client.post("/v1/chat/completions", json=CHAT)
-        assert hidden.status_code == 404
-        assert "small" not in hidden.json()["error"]["message"].rpartition("there is")[2]
-        assert mesh.region.opened == []
-
-
 async def test_tokens_and_texts(words: Vocabulary, tmp_path: Path) -> None:
     async with serving_http(words, tmp_path) as mesh, plain(mesh) as client:
         text = "<|im_start|>user\nhällo<|im_end|>"
@@ -254,46 +231,3 @@ async def test_requests_for_tokens_count_too(
 def redis() -> Iterator[RedisServer]:
     with redis_server() as found:
         yield found
-
-
-async def test_the_document_names_every_route(words: Vocabulary, tmp_path: Path) -> None:
-    async with serving_http(words, tmp_path) as mesh, plain(mesh, key="") as client:
-        document = (await client.get("/openapi.json")).json()
-        named = {
-            (method.upper(), path.replace("{model}", "{model:path}"))
-            for path, methods in document["paths"].items()
-            for method in methods
-        }
-        assert named == {(it.method, it.path) for it in ALL_ROUTES}
-
-
-async def test_streams_that_are_reset_at_once_leave_nothing(
-    words: Vocabulary, tmp_path: Path
-) -> None:
-    """HTTP/2 rapid reset (CVE-2023-44487): begun, and given up before it is served."""
-    async with serving_http(words, tmp_path) as mesh, plain(mesh) as client:
-        wire = H2Connection()
-        wire.initiate_connection()
-        attack = await RawRequest.connected(mesh)
-        body = json.dumps(CHAT).encode()
-        head = [
-            (":method", "POST"),
-            (":scheme", "http"),
-            (":authority", "edge"),
-            (":path", "/v1/chat/completions"),
-            ("authorization", f"Bearer {KEY}"),
-            ("content-type", "application/json"),
-        ]
-        for _ in range(300):
-            stream_id = wire.get_next_available_stream_id()
-            wire.send_headers(stream_id, head)
-            if stream_id % 4 == 1:
-                wire.send_data(stream_id, body, end_stream=True)
-            wire.reset_stream(stream_id)
-        attack.writer.write(wire.data_to_send())
-        await attack.writer.drain()
-        assert (await client.post("/v1/chat/completions", json=CHAT)).status_code == 200
-        attack.close()
-        assert mesh.edge.http is not None
-        await mesh.settled()
-        await eventually(lambda: mesh.edge.http is not None and not mesh.edge.http._door.replies)

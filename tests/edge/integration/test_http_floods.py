@@ -96,8 +96,7 @@ async def test_a_flood_of_frames_ends_its_connection_and_nobody_elses(
     flood: bytes, tls: str, words: Vocabulary, tmp_path: Path
 ) -> None:
     async with serving_http(words, tmp_path, http=HttpConfig(port=0, tls=tls)) as mesh:
-        mesh.region.hold_at = 2
-        mesh.region.gate.clear()
+        mesh.region.hold(2)
         async with plain(mesh, verify=False) as other:
             chat = asyncio.create_task(
                 other.post(

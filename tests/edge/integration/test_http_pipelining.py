@@ -27,8 +27,7 @@ async def test_who_leaves_while_another_request_waits_is_noticed(
     stream: bool, behind: bytes, words: Vocabulary, tmp_path: Path
 ) -> None:
     async with serving_http(words, tmp_path) as mesh:
-        mesh.region.hold_at = 2
-        mesh.region.gate.clear()
+        mesh.region.hold(2)
         request = await RawRequest.chat(mesh, stream=stream)
         request.writer.write(behind)
         await eventually(lambda: bool(mesh.region.live) or len(behind) > 1000)
@@ -43,8 +42,7 @@ async def test_requests_that_wait_behind_another_are_answered_in_turn(
     words: Vocabulary, tmp_path: Path
 ) -> None:
     async with serving_http(words, tmp_path) as mesh:
-        mesh.region.hold_at = 2
-        mesh.region.gate.clear()
+        mesh.region.hold(2)
         request = await RawRequest.chat(mesh)
         await eventually(lambda: bool(mesh.region.live))
         for _ in range(3):

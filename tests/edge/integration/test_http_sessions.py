@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-import weakref
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,9 +25,7 @@ from starlette.types import ASGIApp, Send
 
 from outrider.errors import ConfigError, OverloadedError
 from outrider.models.vocabulary import Vocabulary
-from outrider.telemetry.metrics import Metrics
 from outrider.testing import eventually
-from services.edge.app import Edge
 from services.edge.chat import Chat
 from services.edge.http import exchange
 from services.edge.http.api import Asked
@@ -46,7 +42,8 @@ from tests.edge.integration.http_client import (
     plain,
     serving_http,
 )
-from tests.edge.integration.running import catalog_of, loading
+from tests.edge.integration.trouble import uncollected
+from tests.mesh import running_edge
 
 REPLY = "a reply of some length"
 
@@ -56,56 +53,13 @@ def text_of(stream: bytes) -> str:
     return "".join(it.get("content", "") for it in deltas)
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("stop_after", [0, 4])
-async def test_a_client_that_leaves_cancels_its_chat(
-    words: Vocabulary, tmp_path: Path, stream: bool, stop_after: int
-) -> None:
-    async with serving_http(words, tmp_path, REPLY) as mesh:
-        mesh.region.stop_after = stop_after
-        request = await RawRequest.chat(mesh, stream=stream, n=2)
-        await eventually(lambda: len(mesh.region.live) == 2)
-        if stream and stop_after:
-            await request.until(b'"content":"a')
-        request.close()
-        await eventually(lambda: mesh.region.cancelled == ["the client is gone"] * 2)
-        await mesh.settled()
-
-
-async def test_a_chat_with_a_key_outlives_its_connection(words: Vocabulary, tmp_path: Path) -> None:
-    async with serving_http(words, tmp_path, REPLY) as mesh:
-        mesh.region.hold_at = 6
-        mesh.region.gate.clear()
-        headers = {"Idempotency-Key": "k"}
-        first = await RawRequest.chat(mesh, stream=True, headers=headers)
-        had = await first.until(b'"content":"epl"')
-        had += await first.until(b"\n\n")
-        first.close()
-        await eventually(lambda: mesh.sample("outrider_edge_detached_chats") == 1)
-        last_id = [line[4:] for line in had.decode().splitlines() if line.startswith("id: ")][-1]
-        assert last_id == "6-6"
-        mesh.region.gate.set()
-        async with plain(mesh) as client:
-            more = await client.post(
-                "/v1/chat/completions",
-                json=CHAT | {"stream": True},
-                headers=headers | {"Last-Event-ID": last_id},
-            )
-            assert text_of(more.content) == REPLY[6:]
-            whole = await client.post("/v1/chat/completions", json=CHAT, headers=headers)
-            assert whole.json()["choices"][0]["message"]["content"] == REPLY
-        assert mesh.region.cancelled == []
-        assert len(mesh.region.opened) == 1
-
-
 async def test_a_chat_that_its_client_was_away_from_for_long_is_caught_up_with(
     words: Vocabulary, tmp_path: Path
 ) -> None:
     """More came meanwhile than a client may leave unread. While it runs, and once it has ended."""
     reply, http = REPLY * 24, HttpConfig(port=0, max_unsent_bytes=192 << 10)
     async with serving_http(words, tmp_path, reply, http=http) as mesh, plain(mesh) as client:
-        mesh.region.hold_at = 6
-        mesh.region.gate.clear()
+        mesh.region.hold(6)
         headers = {"Idempotency-Key": "k"}
         body: dict[str, Any] = {"stream": True, "logprobs": True, "top_logprobs": 20}
         first = await RawRequest.chat(mesh, headers=headers, **body)
@@ -135,8 +89,7 @@ async def test_the_same_key_joins_the_running_chat_and_the_older_request_ends(
     words: Vocabulary, tmp_path: Path
 ) -> None:
     async with serving_http(words, tmp_path, REPLY) as mesh, plain(mesh) as client:
-        mesh.region.hold_at = 6
-        mesh.region.gate.clear()
+        mesh.region.hold(6)
 
         def ask() -> asyncio.Task[Any]:
             return asyncio.create_task(
@@ -240,8 +193,7 @@ async def test_replies_under_way_may_end_while_an_edge_drains(
     words: Vocabulary, tmp_path: Path
 ) -> None:
     async with serving_http(words, tmp_path, REPLY, drain_s=30.0) as mesh:
-        mesh.region.hold_at = 6
-        mesh.region.gate.clear()
+        mesh.region.hold(6)
         request = await RawRequest.chat(mesh, stream=True)
         await request.until(b'"content":"a')
         stopping = asyncio.create_task(mesh.edge.stop())
@@ -252,15 +204,10 @@ async def test_replies_under_way_may_end_while_an_edge_drains(
 
 
 async def test_what_a_chat_held_is_freed_without_the_collector(
-    words: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: Vocabulary, tmp_path: Path
 ) -> None:
-    alive: weakref.WeakSet[object] = weakref.WeakSet()
-    for kind in (Chat, Exchange, RunningReply, OpenAiWriter):
-        monkeypatch.setattr(kind, "__init__", _noted(kind.__init__, alive))
     async with serving_http(words, tmp_path, REPLY) as mesh, plain(mesh) as client:
-        gc.collect()
-        gc.disable()
-        try:
+        with uncollected(Chat, Exchange, RunningReply, OpenAiWriter) as alive:
             for body in (CHAT, CHAT | {"stream": True}, {}, CHAT | {"n": 3, "stop": "of"}):
                 await client.post("/v1/chat/completions", json=body)
             mesh.region.error = OverloadedError("full")
@@ -273,8 +220,6 @@ async def test_what_a_chat_held_is_freed_without_the_collector(
             request.close()
             await mesh.settled()
             await eventually(lambda: not alive)
-        finally:
-            gc.enable()
 
 
 async def test_the_body_of_a_request_is_not_kept_while_its_reply_is_under_way(
@@ -289,23 +234,12 @@ async def test_the_body_of_a_request_is_not_kept_while_its_reply_is_under_way(
         await mesh.settled()
 
 
-def _noted(made: Callable[..., None], alive: weakref.WeakSet[object]) -> Callable[..., None]:
-    def init(self: object, *args: Any, **options: Any) -> None:
-        alive.add(self)
-        made(self, *args, **options)
-
-    return init
-
-
 async def test_a_port_that_is_taken_is_told(words: Vocabulary, tmp_path: Path) -> None:
     async with serving_http(words, tmp_path, REPLY) as mesh:
         config = replace(mesh.edge._config, http=HttpConfig(port=mesh.ports.http))
-        metrics = Metrics("edge")
-        other = Edge(config, catalog_of("small"), metrics, load=loading(words))
         with pytest.raises(ConfigError, match=rf"{mesh.ports.http} for HTTP .* http.port"):
-            await other.start()
-        await other.stop()
-        metrics.close()
+            async with running_edge(config, mesh.load):
+                raise AssertionError("it started")
 
 
 async def test_a_connection_serves_only_so_many_requests(words: Vocabulary, tmp_path: Path) -> None:

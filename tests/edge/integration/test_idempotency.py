@@ -36,8 +36,7 @@ async def test_the_same_request_with_the_same_key_has_one_reply(
 
 async def test_a_key_is_for_one_request(words: Vocabulary, tmp_path: Path) -> None:
     async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
-        mesh.region.hold_at = 6
-        mesh.region.gate.clear()
+        mesh.region.hold(6)
         first = await start(client, idempotency_key="k")
         for _ in range(2):
             with pytest.raises(OutriderError, match="new key") as caught:
@@ -53,8 +52,7 @@ async def test_the_same_request_while_it_runs_moves_to_the_newer_stream(
     words: Vocabulary, tmp_path: Path
 ) -> None:
     async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
-        mesh.region.hold_at = 6
-        mesh.region.gate.clear()
+        mesh.region.hold(6)
         older = await start(client, idempotency_key="k")
         newer = await start(client, idempotency_key="k")
         with pytest.raises(OutriderError, match="another stream") as caught:
@@ -70,8 +68,7 @@ async def test_an_older_stream_that_is_not_read_costs_the_newer_one_nothing(
     words: Vocabulary, tmp_path: Path
 ) -> None:
     async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
-        mesh.region.hold_at = 6
-        mesh.region.gate.clear()
+        mesh.region.hold(6)
         await start(client, idempotency_key="k")
         for connection in mesh.edge.listener.connections:
             for stream in connection._streams.values():

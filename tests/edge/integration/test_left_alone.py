@@ -60,8 +60,7 @@ async def test_a_client_takes_a_chat_up_by_its_latest_token_after_a_restart(
     words: Vocabulary, tmp_path: Path
 ) -> None:
     async with running(words, tmp_path, REPLY) as mesh:
-        mesh.region.hold_at = 6
-        mesh.region.gate.clear()
+        mesh.region.hold(6)
         async with mesh.client(reconnect=None) as client:
             chat = client.chat(ASK)
             await chat.__aenter__()
@@ -86,8 +85,7 @@ async def test_a_client_takes_a_chat_up_by_its_latest_token_after_a_restart(
 
 async def test_another_model_does_not_go_on_with_a_reply(words: Vocabulary, tmp_path: Path) -> None:
     async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
-        mesh.region.hold_at = 6
-        mesh.region.gate.clear()
+        mesh.region.hold(6)
         chat = await start(client)
         await mesh.restart(model="another")
         cut(client)

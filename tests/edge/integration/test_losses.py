@@ -14,7 +14,7 @@ from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import QuicConnection
 
 from outrider import errors
-from outrider.client import Message, SamplingParams
+from outrider.client import SamplingParams
 from outrider.client.connection import ClientConnection
 from outrider.errors import OutriderError
 from outrider.models.vocabulary import Vocabulary
@@ -40,15 +40,6 @@ async def test_a_client_gone_mid_stream_is_cancelled_upstream(
         mesh.region.stop_after = None
         async with client.chat(ASK) as chat:
             assert (await chat.result()).text == REPLY
-
-
-async def test_a_reset_stream_is_cancelled_upstream(words: Vocabulary, tmp_path: Path) -> None:
-    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
-        mesh.region.stop_after = 4
-        chat = await start(client)
-        await chat.__aexit__(None, None, None)
-        await eventually(lambda: mesh.region.cancelled == ["the client is gone"])
-        await mesh.settled()
 
 
 @pytest.mark.parametrize("give_up", [QuicConnection.reset_stream, QuicConnection.stop_stream])
@@ -124,18 +115,6 @@ async def test_a_region_that_refuses(words: Vocabulary, tmp_path: Path) -> None:
         await mesh.settled()
 
 
-async def test_a_region_of_another_vocabulary(words: Vocabulary, tmp_path: Path) -> None:
-    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
-        mesh.region.digest = b"\xab" * 32
-        with pytest.raises(errors.VocabularyMismatchError) as caught:
-            async with client.chat(ASK) as chat:
-                await chat.result()
-        assert words.digest.hex() in caught.value.message
-        assert "ab" * 32 in caught.value.message
-        await eventually(lambda: mesh.region.cancelled == ["VOCABULARY_MISMATCH"])
-        await mesh.settled()
-
-
 def bad_checksum(frame: inference_pb2.SessionDown) -> None:
     if frame.WhichOneof("kind") == "done":
         frame.done.checksum ^= 1
@@ -184,18 +163,6 @@ async def test_a_region_that_breaks_the_protocol(
         mesh.region.mangle = lambda frame: None
         async with client.chat(ASK) as chat:
             assert (await chat.result()).text == REPLY
-        await mesh.settled()
-
-
-async def test_chats_outlive_the_stream_to_their_router(words: Vocabulary, tmp_path: Path) -> None:
-    async with running(words, tmp_path, REPLY) as mesh, mesh.client(reconnect=None) as client:
-        mesh.region.stop_after = 4
-        chat = await start(client)
-        mesh.region.stop_after = None
-        mesh.region.break_streams()
-        assert (await chat.result()).text == REPLY
-        async with client.chat(ASK) as again:
-            assert (await again.result()).text == REPLY
         await mesh.settled()
 
 
@@ -275,30 +242,6 @@ async def test_a_cancel_gets_past_a_full_queue_and_drafts_are_dropped(
         await eventually(lambda: mesh.region.cancelled == ["the client cancelled"])
         assert (await chat.result()).finish_reason == "cancelled"
         await mesh.settled()
-
-
-async def test_a_chat_goes_on_without_the_drafts_that_did_not_fit(
-    words: Vocabulary, tmp_path: Path
-) -> None:
-    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
-        (link,) = mesh.edge.upstream.links
-        refused = 0
-
-        def full(session_id: int, frame: inference_pb2.SessionUp) -> bool:
-            nonlocal refused
-            refused += 1
-            return False
-
-        link.draft = full  # type: ignore[method-assign]
-        mesh.region.gate.clear()
-        again = [ASK[0], Message("assistant", REPLY), ASK[0]]
-        async with client.chat(again) as chat:
-            await eventually(lambda: refused > 0)
-            mesh.region.gate.set()
-            assert (await chat.result()).text == REPLY
-        await mesh.settled()
-        sample = mesh.metrics.registry.get_sample_value
-        assert sample("outrider_edge_dropped_draft_frames_total") == refused
 
 
 def _streams(mesh: Running) -> list[EdgeStream]:

@@ -29,20 +29,19 @@ from outrider.errors import (
 from outrider.models.definitions import ModelSpec
 from outrider.models.vocabulary import Vocabulary
 from outrider.sampling.params import SamplingParams
-from outrider.telemetry.metrics import Metrics
 from outrider.testing import eventually, leak_check
 from outrider.tokenization.backends.base import REFERENCE
 from outrider.tokenization.backends.fallback import FallbackBackend
 from outrider.tokenization.backends.selection import select_backend
-from services.edge.app import LIVE_KEYS, Edge
+from services.edge.app import LIVE_KEYS
 from services.edge.config import EdgeConfig
-from services.edge.drafter.settings import DrafterConfig
 from services.edge.identity import TenantConfig
 from services.edge.models.table import LoadLimits
 from tests.api_keys import key_of, text_of
 from tests.edge.integration.region import Region, small_vocabulary
-from tests.edge.integration.running import Running, catalog_of, running
+from tests.edge.integration.running import Running, running
 from tests.edge.integration.trouble import ASK, REPLY, cut
+from tests.mesh import EdgeUnderTest, catalog_of, edge_config
 from tests.typed_text import type_until
 
 REPLIES = {"a": REPLY, "b": "the second model says this", "c": "and the third one that"}
@@ -288,10 +287,8 @@ async def test_an_edge_without_its_first_model_does_not_start(tmp_path: Path) ->
 async def test_a_start_that_is_given_up_ends_with_its_load(tmp_path: Path) -> None:
     loader = Loader()
     loader.gates["a"].clear()
-    metrics = Metrics("edge")
     async with leak_check():
-        config = EdgeConfig(port=0, state_dir=tmp_path, drafter=DrafterConfig(model="none"))
-        edge = Edge(config, catalog_of("a"), metrics, load=loader)
+        edge = EdgeUnderTest(edge_config(tmp_path, ["127.0.0.1:1"], models=("a",)), loader)
         starting = asyncio.create_task(edge.start())
         await eventually(lambda: loader.loads == ["a"])
         starting.cancel()
@@ -300,7 +297,6 @@ async def test_a_start_that_is_given_up_ends_with_its_load(tmp_path: Path) -> No
         stopping = asyncio.create_task(edge.stop())
         loader.gates["a"].set()
         await stopping
-        metrics.close()
 
 
 async def test_a_model_is_removed_while_a_chat_runs(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from outrider.client.chat import Chat
 from outrider.errors import (
     KeyReusedError,
     OutriderError,
-    PermissionDeniedError,
     UnauthenticatedError,
     UnknownChatError,
 )
@@ -105,8 +104,7 @@ async def test_a_stranger_neither_reads_nor_ends_a_chat(
 ) -> None:
     async with running(words, tmp_path, REPLY, tenants=TENANTS, keys=KEYS) as mesh:
         async with neighbours(mesh, first, second) as (owner, stranger):
-            mesh.region.hold_at = 6
-            mesh.region.gate.clear()
+            mesh.region.hold(6)
             chat = await start(owner, idempotency_key="the same")
             with pytest.raises(UnknownChatError):
                 async with stranger.resume(chat.resume_token) as taken:
@@ -134,8 +132,7 @@ async def test_a_key_that_is_reused_within_a_group_ends_nobodys_chat(
 ) -> None:
     async with running(words, tmp_path, REPLY, tenants=TENANTS, keys=KEYS) as mesh:
         async with neighbours(mesh, *FRIENDS[0]) as (owner, colleague):
-            mesh.region.hold_at = 6
-            mesh.region.gate.clear()
+            mesh.region.hold(6)
             chat = await start(owner, idempotency_key="k")
             other = Chat(
                 colleague._link,
@@ -177,8 +174,7 @@ async def test_chats_that_trust_nobody_leave_nothing_to_each_other(
         num_texts = encoder.size[0]
         salts.append((await asked(mesh, client, "a text of its own")).cache_salt)
         assert len(set(salts)) == 3 and encoder.size[0] == num_texts
-        mesh.region.hold_at = 6
-        mesh.region.gate.clear()
+        mesh.region.hold(6)
         chat = await start(client, idempotency_key="k")
         client._link.connection._lose(UnauthenticatedError("cut by the test"))
         mesh.region.gate.set()
@@ -215,24 +211,6 @@ async def test_a_credential_that_is_no_good_costs_nothing(
         assert mesh.region.opened == []
         assert mesh.model.encoder.size[0] == 0
         assert mesh.sample("outrider_edge_refused_total", reason=error.reason) == 1
-        await mesh.settled()
-
-
-async def test_high_is_for_those_who_may(words: Vocabulary, tmp_path: Path) -> None:
-    async with running(words, tmp_path, REPLY, tenants=TENANTS, keys=KEYS) as mesh:
-        async with neighbours(mesh, {}, {"key": ACME}) as (anybody, acme):
-            with pytest.raises(PermissionDeniedError, match="up to priority medium"):
-                async with anybody.chat(ASK, priority="high") as refused:
-                    await refused.result()
-            assert mesh.region.opened == []
-            async with acme.chat(ASK, priority="high") as chat:
-                await chat.result()
-            assert mesh.region.opened[0].priority == 3
-            assert mesh.region.opened[0].tenant == "acme"
-        async with mesh.client(key=CLINIC) as clinic:
-            with pytest.raises(PermissionDeniedError, match="up to priority low"):
-                async with clinic.chat(ASK, priority="medium") as refused:
-                    await refused.result()
         await mesh.settled()
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 from outrider.client import Client, Message, SamplingParams
 from outrider.models.vocabulary import Vocabulary
 from tests.edge.integration.running import running
-from tests.telemetry.mesh import MODEL, WholeMesh, whole_mesh
+from tests.mesh import MODEL, Mesh, running_mesh
 
 TOKENS = "outrider_router_prompt_delta_tokens"
 LONG = "Tell me of the river, the bridge, the mill, and of all the people who lived beside it. "
 
 
-async def counted(mesh: WholeMesh) -> dict[str, float]:
+async def counted(mesh: Mesh) -> dict[str, float]:
     """What the router says of deltas, by the label of its samples, or the family."""
     return {
         sample.labels.get("prefix", family.name): sample.value
@@ -39,7 +39,7 @@ async def turns(
 
 
 async def test_a_conversation_sends_each_part_of_it_once(words: Vocabulary, tmp_path: Path) -> None:
-    async with whole_mesh(words, tmp_path) as mesh:
+    async with running_mesh(words, tmp_path, tokenizers=1) as mesh:
         async with mesh.client() as client:
             replies = await turns(client, 5, max_tokens=12)
         async with mesh.client() as stranger:

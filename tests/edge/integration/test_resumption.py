@@ -27,12 +27,11 @@ from outrider.client.connection import ClientConnection
 from outrider.client.protocol import CloseCode
 from outrider.codec.frames import encode_frame
 from outrider.models.vocabulary import Vocabulary
-from outrider.telemetry.metrics import Metrics
 from outrider.testing import eventually
 from outrider.v1 import edge_pb2
-from services.edge.app import Edge
-from tests.edge.integration.running import Mute, Running, catalog_of, loading, running
+from tests.edge.integration.running import Running, running
 from tests.edge.integration.trouble import ASK, REPLY, RawStream, cut, raw, start, whole
+from tests.mesh import EdgeUnderTest
 
 LONG = SamplingParams(max_tokens=5000, num_logprobs=2)
 
@@ -66,8 +65,7 @@ async def test_a_chat_whose_request_filled_a_frame_goes_on_by_its_token(
 
     monkeypatch.setattr(wire, "request_frame", noted)
     async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
-        mesh.region.hold_at = 6
-        mesh.region.gate.clear()
+        mesh.region.hold(6)
         chat = client.chat([Message("user", "hello there " * 100)])
         await chat.__aenter__()
         while not chat._transcript.ids:
@@ -90,8 +88,7 @@ async def test_a_lost_connection_is_replaced_and_the_chat_goes_on(
     provisional: bool, words: Vocabulary, tmp_path: Path
 ) -> None:
     async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
-        mesh.region.hold_at = 6
-        mesh.region.gate.clear()
+        mesh.region.hold(6)
         chat = await start(client, provisional=provisional)
         began = time.monotonic()
         cut(client)
@@ -113,8 +110,7 @@ async def test_a_connection_lost_as_soon_as_it_is_there_is_one_more_try(
     words: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
-        mesh.region.hold_at = 6
-        mesh.region.gate.clear()
+        mesh.region.hold(6)
         chat = await start(client)
         usable, handed_out = client._link.usable, []
 
@@ -151,8 +147,7 @@ async def test_a_reply_that_ended_while_nobody_listened_is_told_again(
     words: Vocabulary, tmp_path: Path
 ) -> None:
     async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
-        mesh.region.hold_at = 6
-        mesh.region.gate.clear()
+        mesh.region.hold(6)
         chat = await start(client)
         connection = client._link.connection
         connection._transport.close()  # type: ignore[union-attr]  # it hears no more
@@ -178,8 +173,7 @@ async def test_a_chat_that_its_client_was_away_from_for_long_is_caught_up_with(
     asked.sampling.max_tokens = 5000
     ask = encode_frame(edge_pb2.ClientFrame(chat=asked).SerializeToString())
     async with running(words, tmp_path, reply, max_unsent_bytes=limit) as mesh:
-        mesh.region.hold_at = 6
-        mesh.region.gate.clear()
+        mesh.region.hold(6)
         async with raw(mesh) as connection:
             first = RawStream(connection, ask)
             await eventually(partial(_has_begun, first))
@@ -213,8 +207,7 @@ async def test_an_edge_that_restarts_runs_on_from_what_the_client_has(
 ) -> None:
     settings = {"cache_salt_key": "key"}  # the next edge knows whose chat it is
     async with running(words, tmp_path, REPLY, **settings) as mesh, mesh.client() as client:
-        mesh.region.hold_at = 6
-        mesh.region.gate.clear()
+        mesh.region.hold(6)
         chat = await start(client)
         await mesh.restart()
         had = len(chat._transcript.ids)
@@ -253,8 +246,7 @@ async def test_a_chat_goes_to_another_edge_while_its_own_finishes_what_it_has(
         running(words, tmp_path / "b", REPLY) as new,
         old.client(insecure=True) as client,
     ):
-        old.region.hold_at = 6
-        old.region.gate.clear()
+        old.region.hold(6)
         under_way = await start(client)
         stopping = asyncio.create_task(old.edge.stop())
         await eventually(lambda: old.edge.listener.is_draining)
@@ -274,8 +266,7 @@ async def test_a_router_that_is_lost_mid_reply_is_the_edges_affair(
     words: Vocabulary, tmp_path: Path
 ) -> None:
     async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
-        mesh.region.hold_at = 6
-        mesh.region.gate.clear()
+        mesh.region.hold(6)
         chat = await start(client)
         mesh.region.break_streams()
         mesh.region.gate.set()
@@ -289,20 +280,14 @@ async def test_another_edge_goes_on_with_a_chat_it_never_saw(
     words: Vocabulary, tmp_path: Path
 ) -> None:
     async with running(words, tmp_path, REPLY) as mesh:
-        first = mesh.edge
-        metrics = Metrics("edge")
-        mesh.edge = Edge(
-            replace(first._config, port=0), catalog_of("small"), metrics, load=loading(words)
-        )
-        ports = await mesh.edge.start()
-        await eventually(lambda: mesh.edge.upstream.ready)
-        async with mesh.client(others=(f"quic://127.0.0.1:{ports.main}",)) as client:
-            mesh.region.hold_at = 6
-            mesh.region.gate.clear()
+        dying = EdgeUnderTest(mesh.config, mesh.load)
+        await dying.start()
+        others = (f"quic://127.0.0.1:{mesh.ports.main}",)
+        async with mesh.client(dying.ports.main, others=others) as client:
+            mesh.region.hold(6)
             chat = await start(client)
-            for connection in first.listener.connections:
-                connection._transport = Mute()  # type: ignore[assignment]
-            await first.stop()
+            dying.fall_silent()
+            await dying.stop()
             mesh.region.gate.set()
             events = await whole(chat)
             assert kinds(events).count(Interrupted) == kinds(events).count(Resumed) == 1
@@ -310,7 +295,6 @@ async def test_another_edge_goes_on_with_a_chat_it_never_saw(
             async with client.chat(ASK) as again:
                 assert (await again.result()).text == REPLY
         await mesh.settled()
-    metrics.close()
 
 
 @pytest.mark.parametrize("seed", range(6))

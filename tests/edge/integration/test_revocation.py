@@ -26,8 +26,7 @@ def _written(mesh: Running, *keys: ApiKey, revision: int = 2) -> None:
 
 
 def _gated(mesh: Running) -> None:
-    mesh.region.hold_at = 2
-    mesh.region.gate.clear()
+    mesh.region.hold(2)
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
-from outrider.client import Accepted, Client, Message, SamplingParams, ToolCall, connect
+from outrider.client import Accepted, Client, Message, SamplingParams, ToolCall
+from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.models.tools import check_tools
 from outrider.models.vocabulary import Vocabulary
 from outrider.v1 import router_pb2
+from services.edge.identity import TenantConfig
+from tests.api_keys import key_of, text_of, write_keys
+from tests.mesh import Mesh, running_mesh
 from tests.models import tool_templates
-from tests.telemetry.mesh import whole_mesh
 
 SECRET = "The patient in ward seven is called Miriam."
 ONE = SamplingParams(max_tokens=1, ignore_eos=True)
@@ -26,7 +32,7 @@ async def cached(client: Client, text: str, *, thin: bool = False) -> int:
 async def test_counts_and_explanations_tell_of_ones_own_chats(
     words: Vocabulary, tmp_path: Path
 ) -> None:
-    async with whole_mesh(words, tmp_path) as mesh:
+    async with running_mesh(words, tmp_path, tokenizers=1) as mesh:
         async with mesh.client() as owner:
             async with owner.chat(
                 [Message("user", SECRET)], sampling=ONE, idempotency_key="mine"
@@ -37,18 +43,73 @@ async def test_counts_and_explanations_tell_of_ones_own_chats(
             for thin in (False, True):
                 async with mesh.client() as stranger:
                     assert await cached(stranger, SECRET, thin=thin) == 0
-            async with connect(
-                "127.0.0.1", mesh.edge_ports.main, ca=mesh.ca, client_secret=owner.secret
-            ) as later:
+            async with mesh.client(client_secret=owner.secret) as later:
                 assert await cached(later, SECRET, thin=True) > len(SECRET) // 2
             found = [
-                len((await mesh.router.stub.Explain(asked)).placements)
+                len((await mesh.routers[0].stub.Explain(asked)).placements)
                 for asked in (
                     router_pb2.ExplainRequest(request_id="mine"),
                     router_pb2.ExplainRequest(request_id=accepted.request_id),
                 )
             ]
             assert found == [0, 1], "ids that clients choose are not known behind the edge"
+
+
+QUESTION = "The lighthouse keeper counted seven ships, and told nobody of the eighth. " * 3
+NUM_TOKENS = 40
+_HITS = "outrider_tokenization_cache_hits_total"
+STRANGERS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
+    "tenants": ({"key": text_of("first")}, {"key": text_of("second")}),
+    "users": ({"key": text_of("apart"), "user": "ann"}, {"key": text_of("apart"), "user": "bob"}),
+}
+"""Two clients each that share nothing."""
+
+
+async def num_hits(mesh: Mesh, role: str) -> float:
+    """Texts of users whose ids this service had."""
+    families = text_string_to_metric_families((await mesh.pages())[role])
+    samples = [it for family in families for it in family.samples if it.name == _HITS]
+    return sum(it.value for it in samples if it.labels["content"] == "user")
+
+
+@pytest.mark.parametrize("thin", [False, True])
+@pytest.mark.parametrize("strangers", STRANGERS)
+async def test_what_one_said_is_new_when_another_says_it(
+    words: Vocabulary, tmp_path: Path, strangers: str, thin: bool
+) -> None:
+    """Blocks of the cache, drafts and token ids. The edge tokenizes, or the region for a `thin`
+    chat. The engine's replies are noise: none is guessed that was not seen before."""
+    write_keys(tmp_path / "keys.json", *map(key_of, ("first", "second", "apart")))
+    tenants = (TenantConfig("first"), TenantConfig("second"), TenantConfig("apart", trust="user"))
+    noise = FakeOptions(vocabulary_size=words.size, min_rows=2, repetition=0.0)
+    sampling = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
+    role, texts = "tokenizer" if thin else "edge", set()
+    one, other = STRANGERS[strangers]
+    async with (
+        running_mesh(
+            words,
+            tmp_path,
+            tokenizers=1,
+            engine=lambda: FakeEngine(noise),
+            edge={"anonymous": False, "tenants": tenants},
+        ) as mesh,
+        mesh.client(**one) as first,
+        mesh.client(**other) as second,
+    ):
+        for client in (first, second):
+            for is_known in (False, True):
+                before = await num_hits(mesh, role)
+                async with client.chat(
+                    [Message("user", QUESTION)], sampling=sampling, thin=thin
+                ) as chat:
+                    result = await chat.result()
+                texts.add(result.text)
+                usage, stats = result.usage, result.speculation_stats
+                num_right = max(stats.right_tokens, usage.accepted_tokens)
+                assert (usage.cached_tokens > 0) is is_known, "blocks of the cache"
+                assert (num_right > NUM_TOKENS // 2) is is_known, "drafts"
+                assert await num_hits(mesh, role) == before + is_known, "token ids"
+    assert len(texts) == 1, "whatever was known, the text is the same"
 
 
 TOOLS = check_tools(['{"name": "f", "description": "Says [TOOL_CALLS]."}'])
@@ -76,7 +137,7 @@ async def test_a_chat_with_tools_is_the_same_whoever_tokenizes_and_drafts(
         ignore_eos=True,
         stop=stop,
     )
-    async with whole_mesh(vocabulary, tmp_path) as mesh, mesh.client() as client:
+    async with running_mesh(vocabulary, tmp_path, tokenizers=1) as mesh, mesh.client() as client:
         found = set()
         for thin in (False, True):
             for speculation in ("on", "off"):

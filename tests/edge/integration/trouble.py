@@ -1,11 +1,15 @@
-"""Streams without the client's checks, and chats to have beside the trouble."""
+"""Streams without the client's checks, chats to have beside the trouble, and what it leaves."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import gc
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
+
+import pytest
 
 from outrider.client import Client, Committed, Event, Message
 from outrider.client.chat import Chat
@@ -68,8 +72,7 @@ async def raw(mesh: Running) -> AsyncIterator[ClientConnection]:
 @asynccontextmanager
 async def bystander(mesh: Running, client: Client) -> AsyncIterator[None]:
     """A chat on the same connection, halfway when the trouble comes, that must end well."""
-    mesh.region.hold_at = 2
-    mesh.region.gate.clear()
+    mesh.region.hold(2)
     chat = await start(client)
     yield
     mesh.region.gate.set()
@@ -98,3 +101,27 @@ async def whole(chat: Chat, reply: str = REPLY) -> list[Event]:
     assert result.text == reply
     assert len(result.ids) == len(reply) + 1, "a byte a token, and the end"
     return events
+
+
+@contextmanager
+def uncollected(*kinds: type) -> Iterator[weakref.WeakSet[object]]:
+    """The objects of these kinds that are made from now on and are alive. No garbage is collected
+    meanwhile: what many connections would leave to a collection would hold the loop."""
+    alive: weakref.WeakSet[object] = weakref.WeakSet()
+
+    def noted(made: Callable[..., None]) -> Callable[..., None]:
+        def init(self: object, *args: Any, **options: Any) -> None:
+            alive.add(self)
+            made(self, *args, **options)
+
+        return init
+
+    with pytest.MonkeyPatch.context() as patch:
+        for kind in kinds:
+            patch.setattr(kind, "__init__", noted(kind.__init__))  # type: ignore[misc]
+        gc.collect()
+        gc.disable()
+        try:
+            yield alive
+        finally:
+            gc.enable()

@@ -51,11 +51,10 @@ def commits_of(reply: Pieces, cuts: set[int]) -> list[Commit]:
     for begin, end in pairwise(edges):
         part = reply[begin:end]
         lossy = tuple(n for n in range(begin, end) if reply[n][0] % 3 == 0)
-        spans = tuple((n, n + 1) for n in lossy)
         text = "".join(text for _, text in part)
         ids = tuple(i for i, _ in part)
         logprobs = tuple(logprobs_of(begin + at, i) for at, i in enumerate(ids))
-        out.append(Commit(text, ids, end, lossy, spans, logprobs=logprobs))
+        out.append(Commit(text, ids, end, lossy, logprobs=logprobs))
     return out
 
 
@@ -255,7 +254,7 @@ def test_a_long_replay_with_log_probabilities_comes_in_frames_of_bounded_size() 
     for number in range(300, 1300):
         top = wide if number < 340 else (ScoredToken(1, -1.0, b"w"),)
         told = TokenLogprobs(ScoredToken(number, -1.0, b"t"), top)
-        log.append(Commit("b", (number,), number + 1, (number,), ((0, 1),), logprobs=(told,)))
+        log.append(Commit("b", (number,), number + 1, (number,), logprobs=(told,)))
     events = replayed(log, ReplayCursor())
     sizes = [len(client_wire.write(event, "edge")) for event in events]
     assert max(sizes) < DEFAULT_MAX_FRAME_BYTES / 2
@@ -264,11 +263,7 @@ def test_a_long_replay_with_log_probabilities_comes_in_frames_of_bounded_size() 
     assert commits[0].text == "a" * 300 + "b" * 1000
     transcript = Transcript()
     for one in commits:
-        transcript.apply(
-            Committed(
-                one.text, one.ids, one.upto, one.lossy, one.lossy_spans, logprobs=one.logprobs
-            )
-        )
+        transcript.apply(Committed(one.text, one.ids, one.upto, one.lossy, logprobs=one.logprobs))
     assert transcript.ids == list(range(1300))
     assert transcript.logprobs[:300] == [None] * 300
     assert [at.chosen.id for at in transcript.logprobs[300:] if at] == list(range(300, 1300))

@@ -267,10 +267,10 @@ def decoder(**sampling: object) -> ReplyDecoder:
 
 def test_provisional_text_continues_an_unfinished_character() -> None:
     text = decoder()
-    assert text.commit_with_spans(E_ACUTE[:1]) == ("", [(0, 1)])
+    assert text.commit(E_ACUTE[:1]) == ""
     drafted = text.draft_text(1, (E_ACUTE[1], 2), (0.9, 0.8), False)
     assert (drafted.text, drafted.ends) == ("é cat", (1, 5))
-    assert text.commit_with_spans(E_ACUTE[1:]) == ("é", [(0, 1)])
+    assert text.commit(E_ACUTE[1:]) == "é"
 
 
 def test_a_draft_that_ends_inside_a_character_adds_only_whole_ones() -> None:
@@ -285,9 +285,9 @@ def test_the_space_that_a_vocabulary_puts_in_front_is_not_shown() -> None:
     text = ReplyDecoder(reply, lambda token: TABLE[token], params.stop, strips_space=True)
     drafted = text.draft_text(0, (2, 2), (0.9, 0.8), False)
     assert (drafted.text, drafted.ends) == ("cat cat", (3, 7))
-    assert text.commit_with_spans((2,)) == ("cat", [(0, 3)])
+    assert text.commit((2,)) == "cat"
     assert text.draft_text(1, (2,), (0.9,), False).text == " cat"
-    assert text.commit_with_spans((2,)) == (" cat", [(3, 7)])
+    assert text.commit((2,)) == " cat"
 
 
 def test_the_text_of_drafts_changes_nothing() -> None:
@@ -295,15 +295,15 @@ def test_the_text_of_drafts_changes_nothing() -> None:
     text.commit((1,))
     before = text.draft_text(1, (2, 12), (0.9, 0.9), False)
     assert text.draft_text(1, (2, 12), (0.9, 0.9), False) == before
-    assert text.commit_with_spans((2,)) == (" cat", [(4, 8)])
+    assert text.commit((2,)) == " cat"
 
 
 def test_text_held_back_for_a_stop_string_leads_the_text_of_drafts() -> None:
     text = decoder(stop=("STOP",))
-    assert text.commit_with_spans((1, 18)) == (" the", [(0, 4), (4, 6)])
+    assert text.commit((1, 18)) == " the"
     drafted = text.draft_text(2, (20,), (0.9,), False)
     assert (drafted.text, drafted.ends) == ("ST!", (3,))
-    assert text.commit_with_spans((20,)) == ("ST!", [(6, 7)])
+    assert text.commit((20,)) == "ST!"
 
 
 def test_the_text_of_drafts_ends_before_a_stop_string() -> None:
@@ -333,13 +333,13 @@ def test_resumed_ids_leave_what_committed_ones_leave(
         assert other.draft_text(0, (token,), (0.9,), False) == one.draft_text(
             0, (token,), (0.9,), False
         )
-        assert other.commit_with_spans((token,)) == one.commit_with_spans((token,))
+        assert other.commit((token,)) == one.commit((token,))
     assert other.finish() == one.finish()
 
 
 def test_ids_past_the_end_are_refused() -> None:
     text = decoder()
-    assert text.commit_with_spans((1, EOS)) == (" the", [(0, 4), (4, 4)])
+    assert text.commit((1, EOS)) == " the"
     assert text.finished
     with pytest.raises(MalformedFrameError):
         text.commit((2,))

@@ -303,7 +303,7 @@ class KeepingRegion:
         return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(st.integers(0, 2**32 - 1))
 def test_against_a_region_that_keeps_every_draft(seed: int) -> None:
     """The edge's resolved ids are always the truth."""

@@ -171,7 +171,7 @@ def test_a_whole_chat() -> None:
     first = Commit(" the cat", (1, 2), 2, model_identity=IDENTITY)
     assert chat.handle(RegionCommit(0, 0, 2, (), 2), 1.25) == [first]
     lossy = RegionCommit(0, 2, 2, (), 4, lossy=(3,))
-    assert chat.handle(lossy, 1.26) == [Commit(" sat", (3, EOS), 4, (3,), ((12, 12),))]
+    assert chat.handle(lossy, 1.26) == [Commit(" sat", (3, EOS), 4, (3,))]
 
     usage = Usage(3, 0, 4, 4, 4)
     done, finish = chat.handle(RegionDone(FinishReason.STOP, 4, usage), 1.27)

@@ -11,6 +11,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
+from outrider.backoff import Backoff
 from outrider.errors import OutriderError, UnavailableError
 from outrider.peers.health import HealthPolicy, PeerState
 from outrider.peers.membership import DiscoveryPolicy, parse_target
@@ -249,7 +250,7 @@ async def test_who_needs_a_router_does_not_wait_for_a_long_pause_between_attempt
     router = Router("x")
     async with leak_check(), up(router), upstream(router.address, max_backoff_s=1e4) as it:
         await ready(it, router)
-        it.links[0]._reconnector._backoff_s = 1e4
+        it.links[0]._reconnector._backoff = Backoff(1e4, 1e4)
         await router.kill()
         await eventually(lambda: not it.ready)
         await router.start()

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import redis
 
+from outrider.circuit_breaker import CircuitBreakerPolicy
 from outrider.redis_settings import RedisAddress
-from outrider.tokenization.shared_cache.circuit_breaker import CircuitBreakerPolicy
 from services.inference.prefix_store.sealing import RUN_BLOCKS, Sealer
 from services.inference.prefix_store.store import RedisStore, connect
 from tests.redis_server import redis_cluster

@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 import pytest
 import redis
 
+from outrider.circuit_breaker import CircuitBreakerPolicy
 from outrider.errors import ConfigError
 from outrider.redis_settings import RedisAddress
 from outrider.testing import free_tcp_port
-from outrider.tokenization.shared_cache.circuit_breaker import CircuitBreakerPolicy
 from services.inference.prefix_store.store import RedisStore, connect
 from tests.redis_server import RedisServer, redis_server
 

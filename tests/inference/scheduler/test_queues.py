@@ -59,20 +59,6 @@ def test_waiting_long_enough_outweighs_priority() -> None:
     assert old.finished.timings.total_ms - 10_500.0 < new.finished.timings.ttft_ms
 
 
-def test_high_takes_the_place_of_low_which_then_goes_on_unharmed() -> None:
-    driver = Driver(OPTIONS, SchedulerLimits(max_sessions=1))
-    low = driver.open(request(1, priority=LOW))
-    for _ in range(10):
-        driver.tick()
-    begun = list(low.reply)
-    high = driver.open(request(2, (9, 9, 9), priority=HIGH))
-    while high.finished is None:
-        driver.tick()
-    assert begun and low.reply == begun
-    driver.finish()
-    assert tuple(low.reply) == reference(request(1), OPTIONS)
-
-
 def test_equals_do_not_push_each_other_out() -> None:
     driver = Driver(OPTIONS, SchedulerLimits(max_sessions=1))
     first = driver.open(request(1))

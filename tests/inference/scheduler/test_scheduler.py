@@ -174,20 +174,6 @@ def test_load_tells_what_is_there_and_what_it_costs() -> None:
     driver.finish()
 
 
-def test_a_long_prompt_does_not_stall_those_who_decode() -> None:
-    limits = SchedulerLimits(max_tick_ms=40.0, fixed_ms=8.0, row_ms=1.0)
-    driver = Driver(OPTIONS, limits)
-    peer = driver.open(request(1, sampling=SamplingParams(max_tokens=200, ignore_eos=True)))
-    driver.tick()
-    driver.open(request(2, tuple(3 + n % 50 for n in range(800))))
-    while not driver.peers[2].commits:
-        before = len(peer.reply)
-        driver.tick()
-        assert len(peer.reply) > before
-        assert driver.engine.step_ms <= 41.0
-    assert peer.commits[-1].commit_interval_ms <= 41.0
-
-
 def test_those_who_decode_do_not_stall_a_long_prompt() -> None:
     limits = SchedulerLimits(max_sessions=4, max_batch_tokens=14, prefill_chunk_tokens=64)
     driver = Driver(OPTIONS, limits)
@@ -209,16 +195,6 @@ def long_and_short(short: OpenRequest, **changes: object) -> Driver:
     driver.tick()
     driver.open(short)
     return driver
-
-
-def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
-    driver = long_and_short(request(2))
-    driver.tick()
-    assert driver.peers[2].commits
-    assert driver.batches[-1].num_tokens == 100
-    while not driver.peers[1].commits:
-        driver.tick()
-    driver.finish()
 
 
 def test_short_prompts_take_half_from_a_long_one_and_no_more() -> None:
@@ -413,19 +389,6 @@ def test_cancelling_what_is_gone_does_nothing() -> None:
     assert driver.scheduler.cancel(5, driver.now) == []
     driver.scheduler.draft(5, Drafts(0, 0, (1,)), driver.now)
     assert not driver.scheduler.has_work
-
-
-def test_an_engine_failure_ends_the_sessions_in_the_call_and_no_others() -> None:
-    driver = Driver(OPTIONS, SchedulerLimits(max_sessions=1))
-    hit = driver.open(request(1))
-    spared = driver.open(request(2))
-    batch = driver.schedule()
-    assert batch is not None
-    error = EngineError("the device went away")
-    driver.take(driver.scheduler.fail(batch, error))
-    assert hit.failed is not None and hit.failed.error is error
-    driver.finish()
-    assert tuple(spared.reply) == reference(request(2), OPTIONS)
 
 
 def test_an_engine_failure_spares_who_pauses_for_another() -> None:

@@ -47,6 +47,16 @@ def test_who_is_alone_has_the_class_of_his_choice_until_others_come_and_for_a_wh
     assert limit.highest("a", b"a", 10.1 + PRESENCE_S) is HIGH
 
 
+def test_who_left_last_counts_though_it_had_left_before() -> None:
+    limit = AddressLimit(1)
+    for flow, now in (("a", 0.0), ("b", 5.0), ("a", 10.0)):
+        limit.open(flow, b"", MEDIUM)
+        limit.close(flow, b"", MEDIUM, now)
+    limit.open("c", b"c", MEDIUM)
+    assert limit.highest("c", b"c", 10.0 + PRESENCE_S) is LOW
+    assert limit.highest("c", b"c", 10.1 + PRESENCE_S) is HIGH
+
+
 def test_what_is_remembered_is_bounded() -> None:
     limit = AddressLimit(2)
     for number in range(MAX_REMEMBERED + 100):

@@ -41,6 +41,15 @@ def test_nothing_comes_back_once_it_would_have_been_full_anyway() -> None:
     assert bucket.level(51.0) == pytest.approx(21.0)
 
 
+def test_what_two_give_back_is_there_as_if_neither_had_taken_it() -> None:
+    bucket = ReservationBucket(CAPACITY, RATE, 0.0)
+    first, second = bucket.take(60, 0.0), bucket.take(30, 0.0)
+    bucket.take(10, 30.0)
+    bucket.give_back(first, 40, 30.0)  # without these, nothing of the first 20 would be owed now
+    bucket.give_back(second, 30, 30.0)
+    assert bucket.level(30.0) == pytest.approx(CAPACITY - 10)
+
+
 def test_time_that_runs_backwards_adds_nothing() -> None:
     bucket = ReservationBucket(CAPACITY, RATE, 10.0)
     bucket.take(60, 10.0)

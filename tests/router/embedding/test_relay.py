@@ -175,23 +175,6 @@ async def test_inputs_of_a_replica_that_dies_are_answered_once_by_another() -> N
     assert set(one.taken) <= set(two.taken)
 
 
-async def test_replicas_that_die_one_after_the_other_under_load_lose_nothing() -> None:
-    """None of the first two answers anything, so that all inputs come to the third."""
-    replicas = [Embedder(name) for name in ("one", "two", "three")]
-    first, second, third = replicas
-    async with mesh(*replicas, embedding=SMALL) as (_, stub):
-        calls = [await asked(stub.Embed(), range(10)) for _ in range(12)]
-        await eventually(lambda: sum(len(it.taken) for it in replicas) >= 12 * 2)
-        await first.kill()
-        await eventually(lambda: not first.num_calls)
-        await second.kill()
-        await eventually(lambda: len(third.taken) >= 12 * 2)
-        third.may_answer.set()
-        for found, failed, done in await asyncio.gather(*map(answers_of, calls)):
-            assert not failed and sorted(found) == list(range(10))
-            assert done.usage.prompt_tokens == 50, "each is counted once"
-
-
 async def test_a_single_replica_that_comes_back_gets_them_again() -> None:
     one = Embedder("one")
     async with mesh(one) as (router, stub):
@@ -225,19 +208,6 @@ async def test_inputs_of_a_connection_that_is_closed_are_asked_for_again(
         one.may_answer.set()
         found, failed, _ = await answers_of(call)
     assert sorted(found) == [0, 1, 2] and not failed
-
-
-async def test_nobody_is_left_who_computes_the_same() -> None:
-    one, other = Embedder("one"), Embedder("other", identity=b"two")
-    async with mesh(one, other, return_s=0.1) as (_, stub):
-        call = await asked(stub.Embed(), range(4))
-        await eventually(lambda: len(one.taken) == 4 or len(other.taken) == 4)
-        taker, left = (one, other) if one.taken else (other, one)
-        left.may_answer.set()
-        await taker.kill()
-        found, failed, _ = await answers_of(call)
-    assert not found and not left.taken
-    assert {it.reason for it in failed.values()} == {"NO_REPLICA"}
 
 
 @pytest.mark.parametrize(

@@ -186,22 +186,6 @@ async def test_the_default_model_is_followed(config_map: ConfigMap) -> None:
         assert (await near.hear("open")).open.model == "m"
 
 
-async def test_an_unknown_model_is_told_what_there_is(config_map: ConfigMap) -> None:
-    near, far = Replica("near"), Replica("far")
-    far.model = "other"
-    async with (
-        leak_check(),
-        running_replicas(near, far),
-        following_router(config_map, near, far) as router,
-    ):
-        await router.state_of("near", READY)
-        await router.state_of("far", READY)
-        edge = router.edge()
-        await edge.send(opening(model="nobody"))
-        ended = await edge.hear("error")
-        assert "use one of m, other" in ended.error.message
-
-
 async def test_which_models_are_served_is_told_and_follows_the_file(
     config_map: ConfigMap,
 ) -> None:

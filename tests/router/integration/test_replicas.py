@@ -10,7 +10,6 @@ import pytest
 from outrider.errors import (
     InvalidRequestError,
     OutriderError,
-    OverloadedError,
     UnavailableError,
 )
 from outrider.rpc import from_rpc_error
@@ -18,33 +17,8 @@ from outrider.testing import free_tcp_port, leak_check
 from outrider.v1 import common_pb2, inference_pb2, router_pb2
 from services.router.recent_replies import WINDOW_S
 from services.router.relay.failover import FailoverPolicy
-from tests.router.relay.mesh import IDENTITY, accepted, commit, done, draft, failed, opening
+from tests.router.relay.mesh import IDENTITY, accepted, commit, done, opening
 from tests.router.replica import Replica, RouterUnderTest, running_replicas, running_router, started
-
-
-async def test_a_refused_session_is_served_by_the_other_replica(
-    router: RouterUnderTest, near: Replica, far: Replica
-) -> None:
-    edge = router.edge()
-    await edge.send(opening())
-    near.say(failed((await near.hear("open")).session, OverloadedError("full")))
-    far.say(done((await far.hear("open")).session))
-    await edge.hear("done")
-
-
-async def test_a_replica_that_dies_before_the_first_commit_is_replaced(
-    router: RouterUnderTest, near: Replica, far: Replica
-) -> None:
-    edge = router.edge()
-    await edge.send(opening())
-    await edge.send(draft(base=3))
-    await near.hear("open")
-    await near.hear("draft")
-    await near.kill()
-    sent = await far.hear("open")
-    assert (await far.hear("draft")).draft.base == 3
-    far.say(commit(sent.session, upto=2))
-    assert (await edge.hear("commit")).commit.upto == 2
 
 
 async def test_a_session_goes_on_elsewhere_when_its_replica_dies_and_comes_back(
@@ -68,16 +42,6 @@ async def test_a_session_goes_on_elsewhere_when_its_replica_dies_and_comes_back(
     await near.start()
     await router.state_of("near", router_pb2.REPLICA_STATE_READY)
     await started(edge, near, 2)
-
-
-async def test_a_session_whose_tokens_are_not_known_is_its_edges_to_open_again(
-    router: RouterUnderTest, near: Replica
-) -> None:
-    edge = router.edge()
-    await started(edge, near)
-    near.say(commit(1, upto=9))
-    await near.kill()
-    assert (await edge.hear("error")).error.reason == "REPLICA_LOST"
 
 
 def tokens(session: int, base: int, count: int) -> inference_pb2.SessionDown:
@@ -144,34 +108,6 @@ async def test_a_replica_that_names_an_endless_model_identity_gets_no_sessions()
 
 
 OTHER = b"\x0b" * 32
-
-
-async def test_a_reply_does_not_go_on_where_another_model_answers_than_was_reported(
-    router: RouterUnderTest, near: Replica, far: Replica
-) -> None:
-    edge = router.edge()
-    await edge.send(opening())
-    sent = await near.hear("open")
-    near.say(accepted(sent.session))
-    near.say(tokens(sent.session, 0, 3))
-    await edge.hear("opened")
-    await edge.hear("commit")
-    far.identity = OTHER  # another process took its place, and no connection broke
-    await near.kill()
-    again = await far.hear("open")
-    far.say(accepted(again.session, OTHER))
-    far.say(tokens(again.session, 3, 2))
-    async with asyncio.timeout(60):
-        while (await router.replicas())["far"].model_identity != OTHER:
-            await asyncio.sleep(0.02)
-    await near.start()
-    last = await near.hear("open")
-    assert [resumed.payload for resumed in last.open.resumed] == [b"abc"]
-    assert last.open.model_identity == IDENTITY
-    near.say(accepted(last.session))
-    near.say(tokens(last.session, 3, 1))
-    assert (await edge.hear("moved")).moved.model_identity == IDENTITY
-    assert (await edge.hear("commit")).commit.upto == 4
 
 
 async def test_a_session_is_bound_to_the_model_that_opens_it_whatever_was_reported() -> None:

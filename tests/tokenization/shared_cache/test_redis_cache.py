@@ -12,9 +12,9 @@ import pytest
 import redis
 from structlog.types import EventDict
 
+from outrider.circuit_breaker import CircuitBreakerPolicy
 from outrider.redis_settings import RedisAddress
 from outrider.testing import eventually, free_tcp_port
-from outrider.tokenization.shared_cache.circuit_breaker import CircuitBreakerPolicy
 from outrider.tokenization.shared_cache.entries import Entries
 from outrider.tokenization.shared_cache.redis_cache import (
     RedisStore,

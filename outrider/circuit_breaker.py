@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from outrider.backoff import Backoff
+
 
 @dataclass(frozen=True, slots=True)
 class CircuitBreakerPolicy:
@@ -20,6 +22,7 @@ class CircuitBreaker:
 
     def __init__(self, policy: CircuitBreakerPolicy) -> None:
         self._policy = policy
+        self._backoff = Backoff(policy.first_pause_s, policy.max_pause_s)
         self._num_failures = 0
         self._pause_s = 0.0
         self._paused_until = 0.0
@@ -42,12 +45,11 @@ class CircuitBreaker:
     def succeeded(self) -> None:
         """An attempt went well."""
         self._num_failures = 0
-        self._pause_s = 0.0
+        self._backoff.reset()
 
     def failed(self, now: float) -> None:
         """An attempt failed, or took too long."""
-        policy = self._policy
         self._num_failures += 1
         if self.is_open:
-            self._pause_s = min(max(policy.first_pause_s, 2 * self._pause_s), policy.max_pause_s)
+            self._pause_s = self._backoff.next_s()
             self._paused_until = now + self._pause_s

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.tokenization.shared_cache.circuit_breaker import CircuitBreaker, CircuitBreakerPolicy
+from outrider.circuit_breaker import CircuitBreaker, CircuitBreakerPolicy
 
 POLICY = CircuitBreakerPolicy(max_failures=3, first_pause_s=1.0, max_pause_s=4.0)
 

@@ -1,0 +1,135 @@
+"""How many rows a call may have, remembered between the starts of a model.
+
+The comparison of large calls (`consistency.most_rows`) computes some seven hundred rows and is the
+most expensive part of a start after compiling. Its answer is kept in a file beside the converted
+model, one file for each combination of everything the answer depends on:
+
+- the model: the digests of the converted files, and the fingerprint, which is computed afresh at
+  every start from the bits that the other calls are compared with;
+- the CPU: every field of /proc/cpuinfo that does not change while the machine runs (family, model,
+  stepping, microcode, flags), its caches, and the number of CPUs this process may use;
+- OpenVINO: its version with the commit, all properties of the compiled model (precision, threads,
+  quantization group, the instruction set that it chose), and the environment variables by which
+  it or its libraries can be told to choose other kernels;
+- this package's source, so any change of what is compiled or compared is a new combination;
+- how calls are laid out (smallest call, smallest number of logits), as found by this start.
+
+This is safe because a fact that cannot be found out means that nothing is remembered, a fact that
+differs in any way names another file, and calls of few rows, which run at every start anyhow, are
+still compared at every start. A file that is damaged or says something else is ignored and written
+anew; a directory that cannot be written costs only the time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import openvino as ov
+import structlog
+
+from outrider.engines import base
+from outrider.engines.cpu_features import cpu_identity
+from outrider.models.disk.derived import MANIFEST
+from outrider.models.disk.files import write_atomic
+
+Facts: TypeAlias = Mapping[str, Any]
+"""All that an answer depends on, as JSON values."""
+
+_LIBRARY_PREFIXES: Final = (
+    "OV_",
+    "OPENVINO_",
+    "ONEDNN_",
+    "DNNL_",
+    "TBB_",
+    "OMP_",
+    "KMP_",
+    "MKL_",
+)
+"""Of environment variables that OpenVINO and its libraries read."""
+_NAME_ONLY: Final = ("NETWORK_NAME", "SUPPORTED_PROPERTIES")
+"""Properties of a compiled model that say nothing about how it computes."""
+
+log = structlog.get_logger()
+
+
+def known_facts(directory: Path, compiled: Any, layout: Facts) -> Facts | None:
+    """What an answer for the converted model in `directory`, as `compiled`, depends on; `layout` is
+    what the caller adds. None where one of them cannot be found out: on a system that does not tell
+    its CPU, or for a model without a manifest of its files."""
+    try:
+        cpu = cpu_identity()
+        manifest = (directory / MANIFEST).read_bytes()
+        source = _source_digest()
+        properties = _properties(compiled)
+    except (OSError, RuntimeError):
+        return None
+    if not cpu:
+        return None
+    return {
+        "model": hashlib.sha256(manifest).hexdigest(),
+        "cpu": cpu,
+        "openvino": ov.get_version(),
+        "properties": properties,
+        "environment": _environment(os.environ),
+        "source": source,
+        **layout,
+    }
+
+
+def recall(directory: Path, facts: Facts) -> int | None:
+    """The answer for these facts: consistency.most_rows; None if it is not known."""
+    try:
+        written = json.loads(_file(directory, facts).read_bytes())
+        max_rows = written["max_rows"]
+        if written != _record(facts, max_rows) or type(max_rows) is not int or max_rows < 0:
+            return None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return max_rows
+
+
+def remember(directory: Path, facts: Facts, max_rows: int) -> None:
+    """Keep an answer; a store that cannot be written is logged."""
+    path = _file(directory, facts)
+    try:
+        write_atomic(path, json.dumps(_record(facts, max_rows), indent=1).encode(), mode=0o644)
+    except OSError as error:
+        log.info("agreed_calls_not_kept", path=str(path), error=str(error))
+
+
+def _record(facts: Facts, max_rows: int) -> dict[str, Any]:
+    """What a file says; the digest covers the answer too, so a damaged number is noticed."""
+    body = {"facts": facts, "max_rows": max_rows}
+    return {**body, "sha256": _digest(body)}
+
+
+def _file(directory: Path, facts: Facts) -> Path:
+    """Beside the directory: one inside would differ from the directory's manifest."""
+    return directory.parent / f"agreed-calls-{_digest(facts)[:32]}.json"
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def _properties(compiled: Any) -> dict[str, str]:
+    names = set(compiled.get_property("SUPPORTED_PROPERTIES")).difference(_NAME_ONLY)
+    return {name: str(compiled.get_property(name)) for name in sorted(names)}
+
+
+def _environment(environ: Mapping[str, str]) -> dict[str, str]:
+    return {name: text for name, text in environ.items() if name.startswith(_LIBRARY_PREFIXES)}
+
+
+def _source_digest() -> str:
+    """Of this package, and of the rule by which calls are rounded."""
+    files = [*sorted(Path(__file__).parent.glob("*.py")), Path(base.__file__)]
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()

@@ -1,0 +1,246 @@
+"""What all APIs of chats have in common, from a request to a chat and from what it tells to what is
+sent. Their own fields and events are in the test of each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.errors import EngineError, OutriderError
+from services.edge.http import anthropic_messages, openai_chat, openai_completions, responses
+from services.edge.http.api import ChatApi
+from services.edge.session.events import Accepted, Commit
+from tests.edge.http.asking import USER, asked, chat_of, events_of, planned, refusal, told
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One API."""
+
+    api: ChatApi
+    body: dict[str, Any]
+    """A request."""
+    required: tuple[str, ...]
+    """The fields without which it is none."""
+    delta: Callable[[Any], str]
+    """What an event adds to the text."""
+    ignored: dict[str, Any]
+    """Fields that are accepted and have no effect."""
+
+
+CHAT: Final = Shape(
+    openai_chat.API,
+    {"model": "small", "messages": [USER]},
+    ("messages",),
+    lambda event: event["choices"][0]["delta"].get("content") or "",
+    {
+        "reasoning_effort": "high",
+        "metadata": {"a": "b"},
+        "store": True,
+        "service_tier": "auto",
+        "verbosity": "low",
+        "parallel_tool_calls": True,
+        "logprobs": False,
+        "top_logprobs": 0,
+        "tools": [],
+        "tool_choice": "auto",
+        "response_format": {"type": "text"},
+        "modalities": ["text"],
+        "prediction": None,
+        "something_new": [1],
+    },
+)
+COMPLETION: Final = Shape(
+    openai_completions.API,
+    {"model": "small", "prompt": "hello"},
+    ("prompt",),
+    lambda event: event["choices"][0]["text"],
+    {"best_of": 1, "suffix": None, "something_new": [1]},
+)
+MESSAGE: Final = Shape(
+    anthropic_messages.API,
+    {"model": "small", "max_tokens": 50, "messages": [USER]},
+    ("model", "max_tokens", "messages"),
+    lambda event: event.get("delta", {}).get("text", ""),
+    {
+        "thinking": {"type": "enabled", "budget_tokens": 2000},
+        "tools": [],
+        "tool_choice": {"type": "auto"},
+        "service_tier": "auto",
+        "output_config": {"effort": "low"},
+        "context_management": {"edits": []},
+        "cache_control": {"type": "ephemeral"},
+    },
+)
+RESPONSE: Final = Shape(
+    responses.API,
+    {"model": "small", "input": "hello"},
+    ("model", "input"),
+    lambda event: event["delta"] if event["type"] == "response.output_text.delta" else "",
+    {
+        "store": True,
+        "reasoning": {"effort": "low", "summary": "auto"},
+        "truncation": "auto",
+        "include": ["reasoning.encrypted_content"],
+        "metadata": {"a": "b"},
+        "service_tier": "auto",
+        "prompt_cache_key": "k",
+        "tools": [],
+        "tool_choice": "auto",
+        "parallel_tool_calls": True,
+        "max_tool_calls": 3,
+        "text": {"format": {"type": "text"}, "verbosity": "low"},
+        "previous_response_id": None,
+        "conversation": None,
+        "background": False,
+    },
+)
+ALL: Final = {"chat": CHAT, "completion": COMPLETION, "message": MESSAGE, "response": RESPONSE}
+over_all = pytest.mark.parametrize("it", ALL.values(), ids=ALL)
+
+
+def data_of(stream: bytes) -> list[Any]:
+    """What the events of a stream say."""
+    events = events_of(stream) if stream else []
+    return [json.loads(it["data"]) for it in events if it["data"] != "[DONE]"]
+
+
+# Requests.
+
+
+@over_all
+def test_what_has_no_effect_is_accepted(it: Shape) -> None:
+    (chat,) = planned(it.api, it.body | it.ignored).chats
+    assert chat.sampling == planned(it.api, it.body).chats[0].sampling
+
+
+@over_all
+def test_fields_that_have_to_be_there(it: Shape) -> None:
+    for missing in it.required:
+        body = {name: value for name, value in it.body.items() if name != missing}
+        assert missing.rstrip("s") in refusal(it.api, body).message
+
+
+@over_all
+@given(data=st.binary(max_size=200))
+def test_whatever_the_bytes_are_a_plan_or_a_typed_error_comes_of_them(
+    it: Shape, data: bytes
+) -> None:
+    try:
+        it.api.plan(asked(data))
+    except OutriderError as error:
+        assert json.loads(it.api.error_body(error, "id"))["error"]["message"]
+
+
+SURROGATE: Final = [{"role": "user", "content": "\ud800"}]
+
+
+@over_all
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"[]",
+        b"{",
+        b'{"model"',
+        b"\xff",
+        b"[" * 200_000,
+        b'{"x":' + b"[" * 200_000,
+        b'{"model":"m","max_tokens":1,"messages":[{"role":"user","content":'
+        + b'[{"type":"text","content":' * 5000,
+        b'{"temperature": NaN, "messages": []}',
+        json.dumps({"model": "m", "max_tokens": 1, "messages": []}).encode(),
+        json.dumps(
+            {"model": "m", "max_tokens": 1, "messages": [USER | {"content": ""}], "prompt": ""}
+            | {"input": ""}
+        ).encode(),
+        json.dumps(
+            {"model": "m", "max_tokens": 1, "messages": SURROGATE, "prompt": "\ud800"}
+            | {"input": SURROGATE}
+        ).encode(),
+    ],
+    ids=range(12),
+)
+def test_bodies_that_are_no_requests_are_refused(it: Shape, data: bytes) -> None:
+    assert refusal(it.api, data).http_status == 400
+
+
+@over_all
+def test_a_request_with_a_key_is_the_same_request_again(it: Shape) -> None:
+    keyed = {"idempotency_key": "k"}
+    (first,) = planned(it.api, it.body, **keyed).chats
+    (again,) = planned(it.api, it.body | {"stream": True, "deadline_ms": 5}, **keyed).chats
+    (other,) = planned(it.api, it.body | {"top_p": 0.5}, **keyed).chats
+    assert (first.request_id, first.digest) == (again.request_id, again.digest)
+    assert first.sampling.seed == again.sampling.seed
+    assert first.digest != other.digest
+    assert refusal(it.api, it.body, idempotency_key="\n").http_status == 400
+
+
+@over_all
+def test_an_error_does_not_say_what_the_request_holds(it: Shape) -> None:
+    secret = {"secret": "sesame"}
+    body = it.body | dict.fromkeys(("messages", "prompt", "input"), secret)
+    assert b"sesame" not in it.api.error_body(refusal(it.api, body), "id")
+
+
+# Replies.
+
+
+@over_all
+def test_each_commit_is_sent_when_it_comes(it: Shape) -> None:
+    writer = planned(it.api, it.body | {"stream": True}).writer
+    assert writer.take(0, Accepted("r1", "small", 5)) == b"", "the head waits for a region"
+    for number, text in enumerate(("now", " then")):
+        sent = writer.take(0, Commit(text, (number,), number + 1))
+        assert "".join(map(it.delta, data_of(sent))) == text
+    assert writer.take(0, Commit("", (2,), 3)) == b"", "its text is held back"
+
+
+@over_all
+def test_a_stream_that_fails_says_so(it: Shape) -> None:
+    writer = planned(it.api, it.body | {"stream": True}).writer
+    for event in chat_of("a")[:-1]:
+        writer.take(0, event)
+    (failed,) = data_of(writer.failed(EngineError("the engine failed")))
+    error = (failed.get("response") or failed)["error"]
+    assert error["message"] == "the engine failed"
+
+
+TEXTS: Final = st.lists(st.text("ab", max_size=4), min_size=1, max_size=6)
+
+
+@pytest.mark.parametrize("it", [CHAT, MESSAGE, RESPONSE], ids=["chat", "message", "response"])
+@given(texts=TEXTS, data=st.data())
+def test_a_client_that_comes_back_has_what_one_has_that_stayed(
+    it: Shape, texts: list[str], data: st.DataObject
+) -> None:
+    events, keyed = chat_of(*texts), {"idempotency_key": "k"}
+    body = it.body | {"stream": True}
+    stream = told(planned(it.api, body, **keyed), events)
+    ids = [event["id"] for event in events_of(stream) if "id" in event][:-1]
+    last = data.draw(st.sampled_from(ids))
+    had = stream[: stream.index(b"\n\n", stream.index(f"id: {last}\n".encode())) + 2]
+    back = planned(it.api, body, **keyed, last_event_id=last)
+    # What was several commits may be one now.
+    point = back.chats[0].resume
+    joined = Commit(
+        "".join(texts)[point.num_chars :], tuple(range(len(texts) - point.upto)), len(texts)
+    )
+    again = [it for it in events if isinstance(it, Commit) and it.upto > point.upto]
+    commits = data.draw(st.sampled_from([again, [joined]]))
+    rest = told(back, [events[0], *commits, events[-1]])
+    both = data_of(had) + data_of(rest)
+    assert "".join(map(it.delta, both)) == "".join(texts)
+    if it is RESPONSE:
+        assert [event["sequence_number"] for event in both] == list(range(len(both)))
+    if it is not CHAT:
+        kinds, stayed = ([event["type"] for event in those] for those in (both, data_of(stream)))
+        once = {kind for kind in stayed if "delta" not in kind}
+        assert [kinds.count(kind) for kind in once] == [stayed.count(kind) for kind in once]
