@@ -10,8 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from typing import Final, TypeAlias
 
-from google.protobuf.message import DecodeError
-
 from outrider.codec import varint
 from outrider.codec.tokens import RANKED, Block, TokenCodec, TokenCoder
 from outrider.cost import Cost
@@ -102,17 +100,6 @@ def token_block_from_proto(block: common_pb2.TokenBlock) -> Block:
 def serialized_block(block: Block) -> bytes:
     """A TokenBlock in bytes, as commits carry accepted drafts."""
     return token_block_to_proto(block).SerializeToString()
-
-
-def parsed_block(data: bytes) -> Block:
-    """Of `serialized_block`; of empty bytes one without tokens. Raises MalformedFrameError for
-    bytes that are no TokenBlock."""
-    try:
-        return token_block_from_proto(common_pb2.TokenBlock.FromString(data))
-    except DecodeError as error:
-        raise MalformedFrameError(
-            f"the peer sent bytes that are no token block: {error}"
-        ) from error
 
 
 def put_ids(frame: TokensFrame, coder: TokenCoder, ids: Sequence[int], codec: TokenCodec) -> None:

@@ -39,7 +39,6 @@ from outrider.wire import (
     ids_of,
     logprobs_from_proto,
     logprobs_to_proto,
-    parsed_block,
     priority_from_proto,
     priority_to_proto,
     put_ids,
@@ -79,7 +78,7 @@ def test_ids_of_commits_and_drafts(ids: list[int], codec: TokenCodec, is_draft: 
     block = block_bytes(frame, len(ids))
     assert bool(block) == bool(ids)
     if block:
-        found = parsed_block(block)
+        found = token_block_from_proto(common_pb2.TokenBlock.FromString(block))
         assert RANKED.decode(found, max_count=12, needs_checksum=False) == tuple(ids)
         with pytest.raises(BadTokenBlockError, match="no checksum"):
             RANKED.decode(found, max_count=12)

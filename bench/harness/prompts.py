@@ -162,12 +162,6 @@ def _pieces(text: str, num_chars: int) -> Iterator[str]:
             piece = ""
 
 
-def composed_chats() -> tuple[list[str], list[str]]:
-    """What composed chats ask, with a place for `{topic}`, and the topics."""
-    parts = _parts("chat")
-    return parts["asks"], parts["topics"]
-
-
 def _parts(kind: str) -> dict[str, Any]:
     parts: dict[str, Any] = json.loads(
         (_DATA / f"composed_{kind}.json").read_text(encoding="utf-8")

@@ -1,7 +1,7 @@
 """Plans the study, runs it and reports.
 
 `--core` has fleets of 10 and 100 and takes minutes; without it there is one of 1,000 as well, and
-the tables on causes and floors are of 100 replicas in place of 10, which takes hours.
+plain load balancers are compared with 100 replicas in place of 10, which takes hours.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from bench.scale.study import (
     capacity,
     inputs,
     run_all,
-    without,
 )
 
 SIZES = (10, 100, 1000)
@@ -43,9 +42,8 @@ NUM_ALONE = 10
 FLAT, SAME_DAY = "alone, demand the same at every hour", "alone"
 _FIRST_RATES = {FLAT: 13.4, SAME_DAY: 9.7, 10: 8.2, 100: 9.0, 1000: 8.0}
 """Requests a second of one replica that a search begins with; near the answer, it is short."""
-_CAUSES_RATE = 7.0
 FLOOR_RATES = (1.5, 5.0)
-FLOORS = ("outrider", "outrider, behind admission", "least loaded", "round robin")
+FLOORS = ("outrider", "least loaded", "round robin")
 
 Rows = Mapping[Task, Sequence[CaseResult]]
 
@@ -82,7 +80,7 @@ class Plan:
     def __init__(
         self, sizes: Sequence[int], seeds: Sequence[int], day_s: float, middle: int
     ) -> None:
-        """`middle`: replicas of the fleet that causes and floors are shown with."""
+        """`middle`: replicas of the fleet that is compared with plain load balancers."""
         self.sizes = sizes
         self.seeds = seeds
         self.middle = middle
@@ -96,13 +94,8 @@ class Plan:
             name: [Search(replace(case, rate=_FIRST_RATES[name], seed=seed)) for seed in seeds]
             for name, case in by_name.items()
         }
-        middle_case = Case(middle, _CAUSES_RATE, day_s)
-        self.causes = {
-            name: [replace(case, seed=seed) for seed in seeds]
-            for name, case in without(middle_case).items()
-        }
         self.floors = {
-            (router, rate): [replace(middle_case, router=router, rate=rate, seed=s) for s in seeds]
+            (router, rate): [Case(middle, rate, day_s, router, seed=seed) for seed in seeds]
             for rate in FLOOR_RATES
             for router in FLOORS
         }
@@ -111,20 +104,12 @@ class Plan:
     def tasks(self) -> list[Task]:
         """All of it."""
         tasks: list[Task] = [one for group in self.searches.values() for one in group]
-        tasks += [case for group in self.causes.values() for case in group]
         return tasks + [case for group in self.floors.values() for case in group]
 
 
 def report(run: Run, plan: Plan, rows: Rows) -> None:
     """Adds the tables and figures."""
     _efficiency(run, plan, rows)
-    title = (
-        f"What limits {plan.middle} simulated replicas at {_CAUSES_RATE:g} requests/s each: the "
-        "same days with one cause taken away"
-    )
-    causes = run.table(title, "taken away", *_COLUMNS)
-    for cause, cases in plan.causes.items():
-        causes.add(cause, *_cells([rows[case][0] for case in cases]))
     title = f"{plan.middle} simulated replicas: our router and plain load balancers"
     floors = run.table(title, "router", "requests/s per replica", *_COLUMNS)
     for (router, rate), cases in plan.floors.items():

@@ -196,7 +196,7 @@ _TIDY_ROWS = 256
 
 
 class MeshRouter:
-    """Implements base.Router."""
+    """Ours: admission control and placement with their own defaults."""
 
     def __init__(
         self,
@@ -205,9 +205,7 @@ class MeshRouter:
         seed: int,
         *,
         policy: PlacementPolicy = POLICY,
-        gated: bool = False,
     ) -> None:
-        """`gated`: admission control with its own defaults before placement."""
         geography = Geography(own.name, [region.config for region in regions], 100.0)
         self._registry = Registry((), rtt_ms=geography.rtt_ms, now=0.0)
         self._index = PrefixIndex(PrefixIndexLimits())
@@ -216,7 +214,6 @@ class MeshRouter:
         self._connected: dict[str, Site] = {}
         self._admission = Admission(AdmissionPolicy(), [TenantPolicy("*")])
         self._fleet_view = LiveFleetView(self._placement.decide, own.name, return_s=0.0)
-        self._gated = gated
         self._asks: dict[int, tuple[Ask, PlacementRequest]] = {}
         self._on: dict[int, str] = {}
         """Which replica has a request."""
@@ -232,16 +229,12 @@ class MeshRouter:
         owner = self._placement.owner(site.name)
         self._followers[site.name] = made = KvEventFollower(self._index, owner, BLOCK_TOKENS)
         made.apply_snapshot(1, 1, SnapshotPart((), is_first=True, is_last=True))
-        self._survey(now)
+        self._fleet_view.refresh(self._registry, now)
 
     def lose(self, name: str, now: float) -> None:
         self._connected.pop(name, None)
         self._registry.lost(name, "its connection was reset", now)
-        self._survey(now)
-
-    def _survey(self, now: float) -> None:
-        if self._gated:
-            self._fleet_view.refresh(self._registry, now)
+        self._fleet_view.refresh(self._registry, now)
 
     def report(self, reports: Sequence[Report], now: float) -> None:
         for report in reports:
@@ -253,7 +246,7 @@ class MeshRouter:
             self._expired_at = now
             self._registry.expire(now)
             self._registry.take_transitions()
-            self._survey(now)
+            self._fleet_view.refresh(self._registry, now)
             self._admission.expire(now)
             self._index.sweep(now, _TIDY_ROWS)
 
@@ -275,8 +268,6 @@ class MeshRouter:
         return None if decision is None else self._put(ask.number, decision, now)
 
     def _admit(self, ask: Ask, request: PlacementRequest, now: float) -> Decision | None:
-        if not self._gated:
-            return self._placement.decide(request, now)
         arrival = AdmissionRequest(
             ask.number,
             request,

@@ -49,8 +49,6 @@ class Case:
     seconds: float = DAY_S
     """Of the day that is measured."""
     router: str = "outrider"
-    num_regions: int = 0
-    """0: as many as NUM_REGIONS says."""
     failures: bool = True
     diurnal: bool = True
     num_apart: int = 1
@@ -179,7 +177,7 @@ in a hundred is away at any time."""
 
 def _regions(case: Case) -> Sequence[Region]:
     usual = max(count for size, count in NUM_REGIONS.items() if size <= case.num_replicas)
-    return REGIONS[: case.num_regions or usual]
+    return REGIONS[:usual]
 
 
 def _floor(
@@ -190,7 +188,6 @@ def _floor(
 
 _ROUTERS: dict[str, Callable[[Region, Sequence[Region], int], Router]] = {
     "outrider": MeshRouter,
-    "outrider, behind admission": partial(MeshRouter, gated=True),
     "least loaded": partial(_floor, LeastLoaded),
     "round robin": partial(_floor, RoundRobin),
 }
@@ -268,13 +265,3 @@ def capacity(rows: Sequence[CaseResult]) -> float:
             return last.case.rate + part * (row.case.rate - last.case.rate)
         last = row
     return last.case.rate if last else 0.0
-
-
-def without(case: Case) -> dict[str, Case]:
-    """The case as it is, and with one cause of loss less each time."""
-    return {
-        "as it is": case,
-        "no failures": replace(case, failures=False),
-        "demand the same at every hour": replace(case, diurnal=False),
-        "one region": replace(case, num_regions=1),
-    }

@@ -158,8 +158,9 @@ def figures_of(results: Results, measured: Measured, exact: Mapping[str, str]) -
         **by_rtt,
         "pace_ratio_by_scheme": {
             scheme.name: {
-                f"{r:g}": round(_middle(results.pace_ratios(scheme, results.alone(r))), 3)
+                f"{r:g}": round(median(ratios), 3)
                 for r in results.rtts_ms()
+                if (ratios := results.pace_ratios(scheme, results.alone(r)))
             }
             for scheme in results.schemes()
         },

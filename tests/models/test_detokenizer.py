@@ -103,7 +103,7 @@ def test_token_bytes(text: str, expected: bytes) -> None:
 
 
 @pytest.mark.model
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(ids=st.lists(st.integers(0, 49_151), max_size=60), keep_special=st.booleans())
 def test_random_ids_equal_the_tokenizers_decode(
     vocabulary: Vocabulary, reference: Tokenizer, ids: list[int], keep_special: bool
@@ -115,7 +115,7 @@ def test_random_ids_equal_the_tokenizers_decode(
 
 
 @pytest.mark.model
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(st.data())
 def test_ids_of_partial_characters_equal_the_tokenizers_decode(
     vocabulary: Vocabulary, reference: Tokenizer, data: st.DataObject

@@ -11,6 +11,7 @@ from typing import Any
 import grpc.aio
 
 from outrider.config_following import ConfigSource
+from outrider.errors import OutriderError
 from outrider.process import Ports
 from outrider.rpc import HealthControl, add_health, bind, make_channel, make_server
 from outrider.testing import free_tcp_port
@@ -38,7 +39,7 @@ class Replica(inference_pb2_grpc.InferenceServiceServicer):
         self.received: asyncio.Queue[inference_pb2.SessionUp] = asyncio.Queue()
         self.num_streams = 0
         self.drains: list[inference_pb2.DrainRequest] = []
-        self._outgoing: asyncio.Queue[inference_pb2.SessionDown] = asyncio.Queue()
+        self._outgoing: asyncio.Queue[inference_pb2.SessionDown | OutriderError] = asyncio.Queue()
         self._loads: asyncio.Queue[inference_pb2.WatchLoadResponse] = asyncio.Queue()
         self._server: grpc.aio.Server | None = None
         self.health: HealthControl | None = None
@@ -67,6 +68,10 @@ class Replica(inference_pb2_grpc.InferenceServiceServicer):
         """Send a frame."""
         self._outgoing.put_nowait(frame)
 
+    def give_up(self, error: OutriderError) -> None:
+        """End the router's stream with this error."""
+        self._outgoing.put_nowait(error)
+
     def report(self, **load: Any) -> None:
         """Send a load report."""
         self._loads.put_nowait(inference_pb2.WatchLoadResponse(**load))
@@ -85,7 +90,10 @@ class Replica(inference_pb2_grpc.InferenceServiceServicer):
         reader = asyncio.create_task(self._read(request_iterator))
         try:
             while True:
-                yield inference_pb2.GenerateResponse(frames=[await self._outgoing.get()])
+                said = await self._outgoing.get()
+                if isinstance(said, OutriderError):
+                    raise said
+                yield inference_pb2.GenerateResponse(frames=[said])
         finally:
             self.num_streams -= 1
             reader.cancel()

@@ -48,7 +48,7 @@ def row(values: list[float]) -> Any:
     return np.array(values, dtype=np.float32)
 
 
-@settings(max_examples=400)
+@settings(max_examples=100)
 @given(params=PARAMS, logits=ROWS, prompt=TOKENS, reply=TOKENS, position=st.integers(0, 5000))
 def test_choice_and_probability_are_the_naive_ones(
     params: SamplingParams, logits: list[float], prompt: list[int], reply: list[int], position: int
@@ -91,7 +91,7 @@ class Only:
         return ()
 
 
-@settings(max_examples=400)
+@settings(max_examples=100)
 @given(
     params=PARAMS,
     logits=ROWS,
@@ -164,7 +164,7 @@ def _no_edge_in_reach(scores: dict[int, float], params: SamplingParams) -> bool:
     return first == second
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(
     params=PARAMS,
     logits=ROWS,
@@ -194,7 +194,7 @@ def test_noise_drawn_before_is_drawn_once_and_kept_for_its_positions() -> None:
     assert not greedy._drawn
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(
     params=PARAMS,
     logits=ROWS,

@@ -36,7 +36,7 @@ def naive_choice(scores: Scores, temperature: float, noise: Noise) -> int:
     return int((scaled(scores, float(scores.max()), temperature) + everything).argmax())
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(
     size=SIZES,
     precision=PRECISIONS,

@@ -46,7 +46,7 @@ def copied(whole: list[int], end: int, count: int) -> tuple[int, ...]:
     return tuple(known[len(whole) :])
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(text=st.one_of(TEXTS, LARGER_TEXTS))
 def test_the_longest_earlier_suffix_is_found_after_every_token(text: list[int]) -> None:
     automaton = SuffixAutomaton()
@@ -59,7 +59,7 @@ def test_the_longest_earlier_suffix_is_found_after_every_token(text: list[int]) 
             assert automaton.match_end < at
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(text=st.one_of(TEXTS, LARGER_TEXTS), count=st.integers(0, 20))
 def test_a_draft_copies_what_followed_an_earlier_occurrence(text: list[int], count: int) -> None:
     drafter = SuffixDrafter()
@@ -72,7 +72,7 @@ def test_a_draft_copies_what_followed_an_earlier_occurrence(text: list[int], cou
         assert guess.ids in {copied(text, end, count) for end in ends}
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(
     text=st.one_of(TEXTS, LARGER_TEXTS),
     tentative=st.lists(st.integers(0, 3), max_size=8),

@@ -123,7 +123,7 @@ def long_text(rng: random.Random, num_slices: int) -> str:
 def test_hostile_strings_cut_everywhere(reference: Reference) -> None:
     cuts = 0
 
-    @settings(max_examples=300)
+    @settings(max_examples=100)
     @given(HOSTILE, st.integers(1, 5), st.randoms(use_true_random=False))
     def check(text: str, target_chars: int, rng: random.Random) -> None:
         nonlocal cuts

@@ -14,14 +14,12 @@ arrive while a call runs have to wait for the next, so the smooth formula would 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import floor
 
 _MAX_CALLS = 96
 _NEGLIGIBLE = 1e-3
 """A chain this unlikely to be alive ends the sum; the rest goes at the replica's own pace."""
-_MAX_RTT_S = 4.0
-_STEPS = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,25 +92,6 @@ def worthwhile_drafts(conditions: SessionConditions, survival: Sequence[float]) 
         count += 1
         tokens += survival[count]
     return count
-
-
-def break_even_rtt_s(
-    conditions: SessionConditions, survival: Sequence[float], least_gain: float = 0.02
-) -> float:
-    """The longest round trip at which drafts from the edge still save `least_gain` of the time per
-    token; 0 if there is none. `conditions.rtt_s` is not used."""
-
-    def pays(rtt_s: float) -> bool:
-        with_s = with_drafts_s(replace(conditions, rtt_s=rtt_s), survival)
-        return with_s <= (1 - least_gain) * without_drafts_s(conditions)
-
-    low, high = 0.0, _MAX_RTT_S
-    if not pays(low):
-        return 0.0
-    for _ in range(_STEPS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if pays(middle) else (low, middle)
-    return low
 
 
 def useful_lead(conditions: SessionConditions) -> int:

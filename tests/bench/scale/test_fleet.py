@@ -21,10 +21,6 @@ def ours(own: Region, regions: Sequence[Region], seed: int) -> Router:
     return MeshRouter(own, regions, seed)
 
 
-def gated(own: Region, regions: Sequence[Region], seed: int) -> Router:
-    return MeshRouter(own, regions, seed, gated=True)
-
-
 def in_turn(own: Region, regions: Sequence[Region], seed: int) -> Router:
     return RoundRobin(own.name)
 
@@ -39,7 +35,7 @@ def demand(setting: FleetSetup, rate: float, seconds: float = 8.0) -> Iterator[A
     return Demand(setting.regions, rate, seconds, **how).asks()  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("router", [ours, gated, in_turn, least])
+@pytest.mark.parametrize("router", [ours, in_turn, least])
 def test_every_request_ends_though_replicas_die(router: object) -> None:
     setting = FleetSetup(REGIONS[:3], 6, mtbf_s=8.0, repair_s=1.0)
     outcome = Fleet(setting, TIMES, router).run(demand(setting, 40.0))  # type: ignore[arg-type]

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from services.edge.session.speedup_model import (
     SessionConditions,
-    break_even_rtt_s,
     useful_lead,
     with_drafts_s,
     without_drafts_s,
     worthwhile_drafts,
 )
+from tests.edge.session.break_even import break_even_rtt_s
 
 SIMULATED_MS: dict[tuple[float, float, float], tuple[float, ...]] = {
     # acceptance, ms per draft, ms per call: ms per token at RTT 20, 50, 100 and 250 ms

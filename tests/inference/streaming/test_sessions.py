@@ -10,7 +10,7 @@ from outrider import errors
 from outrider.sampling.params import SamplingParams
 from outrider.testing import eventually
 from outrider.v1 import common_pb2
-from outrider.wire import parsed_block, token_block_to_proto
+from outrider.wire import token_block_from_proto, token_block_to_proto
 from services.inference.runner import ModelTick
 from services.inference.scheduler.types import Drafts, KvHits
 from tests.inference.harness import CODER, GatedEngine, reference, running
@@ -86,7 +86,7 @@ async def test_accepted_drafts_are_told_to_who_asks() -> None:
         assert asked.num_accepted and unasked.num_accepted
         for commit in asked.commits:
             ids = truth[commit.base : commit.base + commit.accepted]
-            block = parsed_block(commit.accepted_ids)
+            block = token_block_from_proto(common_pb2.TokenBlock.FromString(commit.accepted_ids))
             found = CODER.decode(block, max_count=9, needs_checksum=False) if ids else ()
             assert found == ids
         assert not any(commit.accepted_ids for commit in unasked.commits)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from outrider.codec.ranks import RankTable
 from outrider.codec.tokens import TokenCodec, TokenCoder
-from outrider.v1 import inference_pb2
-from outrider.wire import ids_of, parsed_block
+from outrider.v1 import common_pb2, inference_pb2
+from outrider.wire import ids_of, token_block_from_proto
 from services.inference.prefix_store.exchange import TransferCounts
 from services.inference.scheduler.types import ClassLoad, Committed, KvHits, Load
 from services.inference.streaming import wire
@@ -165,7 +165,7 @@ def test_a_commit_in_bytes_is_the_message(
     assert commit.accepted == len(accepted)
     assert ids_of(commit, COMMIT_CODER, max_count=3) == tuple(ids)
     if accepted:
-        drafts = parsed_block(commit.accepted_ids)
+        drafts = token_block_from_proto(common_pb2.TokenBlock.FromString(commit.accepted_ids))
         told_drafts = COMMIT_CODER.decode(drafts, max_count=2, needs_checksum=False)
         assert told_drafts == tuple(accepted)
     details = inference_pb2.CommitDetails.FromString(commit.details)

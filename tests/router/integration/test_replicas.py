@@ -10,6 +10,7 @@ import pytest
 from outrider.errors import (
     InvalidRequestError,
     OutriderError,
+    OverloadedError,
     UnavailableError,
 )
 from outrider.rpc import from_rpc_error
@@ -48,6 +49,23 @@ def tokens(session: int, base: int, count: int) -> inference_pb2.SessionDown:
     """A commit of so many ids."""
     found = inference_pb2.Commit(base=base, ids=b"abc"[:count], upto=base + count)
     return inference_pb2.SessionDown(session=session, commit=found)
+
+
+@pytest.mark.parametrize(
+    ("error", "goes_alone"),
+    [(UnavailableError("it ends"), True), (OverloadedError("you do not read"), False)],
+)
+async def test_what_the_router_did_not_read_is_no_sessions_fault(
+    router: RouterUnderTest,
+    near: Replica,
+    far: Replica,
+    error: OutriderError,
+    goes_alone: bool,
+) -> None:
+    await router.edge().send(opening())
+    await near.hear("open")
+    near.give_up(error)
+    assert (await far.hear("open")).open.alone == goes_alone
 
 
 async def test_a_replica_that_does_not_serve_gets_no_new_sessions_and_keeps_its_own(

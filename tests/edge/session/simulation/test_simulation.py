@@ -12,11 +12,11 @@ from services.edge.session.acceptance import Averages
 from services.edge.session.events import SendDraft
 from services.edge.session.speedup_model import (
     SessionConditions,
-    break_even_rtt_s,
     with_drafts_s,
     without_drafts_s,
 )
 from services.edge.session.upload_control import DraftMode, UploadPolicy, Uploads
+from tests.edge.session.break_even import break_even_rtt_s
 from tests.edge.session.simulation.circumstances import Circumstances
 from tests.edge.session.simulation.mesh import Mesh
 
