@@ -156,7 +156,7 @@ ELSEWHERE: Final[dict[str, str]] = {
     RETRIES: "tests/edge/integration/test_hostile.py",
     EARLY_BYTES: "tests/edge/integration/test_early_data.py",
     HTTP_ANSWERS: "tests/edge/integration/test_http_access.py",
-    EDGE_DRAFTS_DROPPED: "tests/edge/integration/test_losses.py",
+    EDGE_DRAFTS_DROPPED: "tests/edge/integration/test_chats.py",
     drafter.STATE: _DRAFTER,
     drafter.SESSIONS: _DRAFTER,
     drafter.MODELLED: _DRAFTER,
