@@ -57,12 +57,12 @@ class AttackResult:
             ratio = quantile(gaps[0], 0.95) / quantile(gaps[1], 0.95) if all(gaps) else float("inf")
             self.ratios.setdefault(name, []).append(ratio)
 
-    def misses(self, *, judges_times: bool) -> list[str]:
+    def misses(self, *, judges_times: bool, max_growth_mb: float = MAX_GROWTH_MB) -> list[str]:
         """Every aim that was missed, a sentence each. `judges_times`: whether there was time enough
         for what the bystanders waited for, and for what the attack expects."""
         found, done = list(self.findings.broken), self.findings.done
         expected = self.attack.expects
-        if self.growth_mb > MAX_GROWTH_MB:
+        if self.growth_mb > max_growth_mb:
             found.append(f"a process grew by {self.growth_mb:.0f} MB")
         if self.blocked_ms > MAX_BLOCKED_MS:
             found.append(f"a loop was blocked for {self.blocked_ms:.0f} ms")
@@ -143,7 +143,8 @@ async def misses_of(
     mesh: LocalMesh, target: Target, attacks: Sequence[Attack], seconds: float
 ) -> list[str]:
     """Every aim that was missed after all of these attacks, one after the other; without
-    bystanders, so without latencies."""
+    bystanders, so without latencies. Growth may be twice that of one attack in a mesh that has
+    served before: this one has not, and what its processes load with their first chats counts."""
     before = await read(mesh)
     watch, found = MeshWatch(mesh, before), list[str]()
     async with watch.watching():
@@ -156,7 +157,7 @@ async def misses_of(
     everything.growth_mb = max(watch.growth_mb.values())
     everything.left = await left_over(mesh, before)
     found += [f"{name} ended" for name in sorted(watch.lost)]
-    return found + everything.misses(judges_times=False)
+    return found + everything.misses(judges_times=False, max_growth_mb=2 * MAX_GROWTH_MB)
 
 
 def report(run: Run, results: Sequence[AttackResult]) -> None:

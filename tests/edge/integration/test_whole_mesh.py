@@ -107,7 +107,7 @@ async def test_what_one_said_is_new_when_another_says_it(
                 usage, stats = result.usage, result.speculation_stats
                 num_right = max(stats.right_tokens, usage.accepted_tokens)
                 assert (usage.cached_tokens > 0) is is_known, "blocks of the cache"
-                assert (num_right > NUM_TOKENS // 2) is is_known, "drafts"
+                assert (num_right > 0) is is_known, "drafts"
                 assert await num_hits(mesh, role) == before + is_known, "token ids"
     assert len(texts) == 1, "whatever was known, the text is the same"
 
