@@ -129,10 +129,10 @@ class Failover:
         poison = self._poison_of(session.model)
         poison.call_failed(session.losses, call, is_single=num_sessions == 1)
 
-    def opened(self, session: RelayedSession, now: float, *, is_replica_away: bool) -> None:
+    def opened(self, session: RelayedSession, now: float, *, is_doubtful: bool) -> None:
         """It has just come, maybe because its edge or router died: what replicas told of its
-        request counts, and one that is away may have crashed by it."""
-        session.losses.is_doubtful = is_replica_away and session.num_committed > 0
+        request counts; `is_doubtful`: not all of them can have told."""
+        session.losses.is_doubtful = is_doubtful
         poison = self._poison_of(session.model)
         for loss, is_single in self._crash_reports.of(session.losses.request, now):
             poison.crashed(session.losses, loss, is_single=is_single)

@@ -33,6 +33,7 @@ _REPORT_SHARE: Final = 0.75
 session gets a token, its engine hangs."""
 
 _AWAY: Final = frozenset({PeerState.CONNECTING, PeerState.DOWN})
+"""Whether such a replica crashed, and by which requests, it has not told yet."""
 _HANG_REPORTED_S: Final = 3.0
 """From when a replica is found to hang until its load reports, one a second, say in which call."""
 _HANG_SLACK_S: Final = 2.0
@@ -138,12 +139,12 @@ class ReplicaMonitor:
         self._failover.explained(replica, process, crashes, now)
 
     def opened(self, session: RelayedSession, now: float) -> None:
-        """A session came."""
-        is_away = any(
+        """A session came. One that goes on after tokens may have crashed a replica that is away."""
+        is_doubtful = session.num_committed > 0 and any(
             replica.state in _AWAY and replica.model_name in ("", session.model)
             for replica in self._registry
         )
-        self._failover.opened(session, now, is_replica_away=is_away)
+        self._failover.opened(session, now, is_doubtful=is_doubtful)
 
     def engine_failed(self, session: RelayedSession, error: OutriderError, now: float) -> Departure:
         """It fails by its replica's fault: in an engine call with others, as the error says."""
