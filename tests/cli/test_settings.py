@@ -82,7 +82,7 @@ def test_tables_of_tables_survive(tmp_path: Path) -> None:
 
 def test_the_shape_of_a_mesh_goes_to_its_supervisor_unchanged() -> None:
     options = MeshOptions(
-        (ServedModel("m", 2), ServedModel("n", threads=2, regions=("b",))),
+        (ServedModel("m", 2), ServedModel("n", threads=2, embeds=True)),
         regions=("a", "b"),
         settings=("edge.port=1",),
         tables={"edge": {"display": {"threshold": 0.5}}},

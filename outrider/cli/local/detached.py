@@ -9,7 +9,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from outrider.cli.local.mesh import MeshOptions, served_model
+from outrider.cli.local.mesh import MeshOptions, ServedModel
 from outrider.errors import OutriderError
 
 
@@ -21,7 +21,7 @@ def dump(options: MeshOptions) -> bytes:
 def load(data: bytes) -> MeshOptions:
     """What `dump` wrote."""
     values = json.loads(data)
-    models = tuple(served_model(row) for row in values.pop("models"))
+    models = tuple(ServedModel(**row) for row in values.pop("models"))
     lists = {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
     return MeshOptions(models=models, **values | lists)
 
