@@ -7,7 +7,7 @@ from random import Random
 
 from outrider.engines.base import Ids, SequenceSlice
 from outrider.errors import EngineError
-from outrider.session_types import FinishReason
+from outrider.session.types import FinishReason
 from services.inference.scheduler.batch import Batch
 from tests.engines.hooked import HookedEngine
 from tests.inference.scheduler.driver import Driver
