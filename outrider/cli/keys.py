@@ -34,7 +34,7 @@ from outrider.cli.columns import columns
 from outrider.cli.local.mesh import KEYS_FILE
 from outrider.cli.local.state import StateDir, default_state_dir, running_mesh
 from outrider.errors import ConfigError, UnavailableError
-from outrider.session_types import Priority
+from outrider.session.types import Priority
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -18,7 +18,7 @@ from outrider.cli.local import development_key
 from outrider.cli.local.mesh import MeshOptions, ServedModel
 from outrider.cli.local.state import RunningMesh
 from outrider.errors import ConfigError, OutriderError, UnauthenticatedError
-from outrider.session_types import Priority
+from outrider.session.types import Priority
 from tests.cli.invoking import invoke
 
 NOW = 1_700_000_000.0

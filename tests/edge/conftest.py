@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from httpx import AsyncClient
+from httpx2 import AsyncClient
 
 from outrider.client import Client
 from outrider.client.connection import ClientConnection

@@ -14,9 +14,9 @@ from outrider.reply_parsing.events import (
     ToolCallBegun,
     ToolCallEnded,
 )
+from outrider.session.client import Accepted
 from services.edge.http.sse import Position
 from services.edge.http.translation import PartWriter, Shape
-from services.edge.session.events import Accepted
 from tests.edge.http.asking import ending
 
 _PIECE = re.compile(r"\((?P<thought>[^)]*)\)|\[(?P<name>\w+)\](?P<arguments>.*?)(?P<end>\[/\]|$)")

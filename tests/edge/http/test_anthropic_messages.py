@@ -23,7 +23,8 @@ from outrider.errors import (
 from outrider.models.chat import Message
 from outrider.models.tools import ToolCall
 from outrider.sampling.grammar import Grammar, GrammarKind
-from outrider.session_types import FinishReason, Priority, Speculation
+from outrider.session.client import Accepted, Provisional
+from outrider.session.types import FinishReason, Priority, Speculation
 from services.edge.http.anthropic_messages import (
     API,
     InputMessage,
@@ -35,7 +36,6 @@ from services.edge.http.anthropic_messages import (
 )
 from services.edge.http.anthropic_reply import PING, MessageShape
 from services.edge.http.translation import PartWriter
-from services.edge.session.events import Accepted, Provisional
 from tests.edge.http.asking import (
     USER,
     chat_of,

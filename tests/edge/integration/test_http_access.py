@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from httpx import AsyncClient
+from httpx2 import AsyncClient
 
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually

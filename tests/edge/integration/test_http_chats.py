@@ -10,7 +10,7 @@ from pathlib import Path
 
 import openai
 import pytest
-from httpx import AsyncClient
+from httpx2 import AsyncClient
 
 from outrider.errors import OverloadedError
 from outrider.models.vocabulary import Vocabulary

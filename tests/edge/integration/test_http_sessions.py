@@ -20,7 +20,7 @@ from h2.events import (
     StreamReset,
 )
 from h2.settings import SettingCodes
-from httpx import AsyncClient
+from httpx2 import AsyncClient
 from starlette.types import ASGIApp, Send
 
 from outrider.errors import ConfigError, OverloadedError

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from httpx import AsyncClient
+from httpx2 import AsyncClient
 
 from services.edge.http.config import HttpConfig
 from tests.edge.http.asking import events_of

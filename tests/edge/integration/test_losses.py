@@ -177,7 +177,7 @@ async def test_a_defect_in_the_last_frame_leaves_nothing_behind(
     monkeypatch: pytest.MonkeyPatch, mesh: Running, client: Client
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("services.edge.wire.client._done", lambda done: 1 // 0)
+        patch.setattr("outrider.session.client_wire._done_to_proto", lambda done: 1 // 0)
         with pytest.raises(OutriderError, match="ZeroDivisionError"):
             await said(client.chat(ASK))
     await mesh.settled()

@@ -13,8 +13,8 @@ from outrider.errors import MalformedFrameError
 from outrider.models.detokenizer import Detokenizer
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
+from outrider.session.client import Provisional, Retracted
 from services.edge.session.display import Display, DisplayPolicy, DraftText, ReplyDecoder, word_end
-from services.edge.session.events import Provisional, Retract
 from tests.edge.session.toolkit import EOS, TABLE, new_reply
 
 PLAIN = DisplayPolicy(first_tokens=0, rewrite_burst=1)
@@ -179,13 +179,13 @@ def test_growth_appends_only() -> None:
     [
         (" the", False, None, " cat."),
         (" the cat. And", False, None, ""),
-        (" the dog", True, Retract(5), ""),
-        (" the dog", False, Retract(5), ""),  # what is shown may be of drafts that are no more
-        (" the", True, Retract(4), ""),
+        (" the dog", True, Retracted(5), ""),
+        (" the dog", False, Retracted(5), ""),  # what is shown may be of drafts that are no more
+        (" the", True, Retracted(4), ""),
     ],
 )
 def test_a_commit_confirms_or_retracts(
-    text: str, diverged: bool, retract: Retract | None, left: str
+    text: str, diverged: bool, retract: Retracted | None, left: str
 ) -> None:
     display = Display(PLAIN)
     display.show(draft_text((" the", 0.9), (" cat", 0.8), (".", 0.7)), 0.0)
@@ -209,7 +209,7 @@ def test_clear_leaves_nothing_behind() -> None:
     display = Display(PLAIN)
     assert display.clear(0.0) is None
     display.show(draft_text((" the", 0.9), (".", 0.9)), 0.0)
-    assert display.clear(0.0) == Retract(0)
+    assert display.clear(0.0) == Retracted(0)
     assert display.shown == ""
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from outrider.session_types import Priority
+from outrider.session.types import Priority
 from outrider.v1 import common_pb2
 from services.router.admission.policy import AdmissionPolicy
 from services.router.admission.tenants import TenantPolicy
