@@ -64,11 +64,6 @@ def test_shapes_that_cannot_be(wrong: dict[str, Any], told: str) -> None:
         MeshOptions(ONE, **wrong)
 
 
-def test_two_regions_with_a_replica_each_by_default() -> None:
-    names = [spec.name for spec in mesh.replicas(MeshOptions(ONE))]
-    assert names == ["us-east-model-a-0", "eu-west-model-a-0"]
-
-
 def test_every_model_has_its_replicas_in_its_regions() -> None:
     models = (ServedModel("a", 2), ServedModel("b.Q8_0".lower(), threads=3, regions=("eu-west",)))
     specs = mesh.replicas(MeshOptions(models))
@@ -129,16 +124,6 @@ def test_services_are_told_the_models() -> None:
     assert table["default_model"] == "model-a"
     assert mesh.tokenizer(options).values["models"] == ("model-a", "model-b")
     assert mesh.edges(options, [9], Path())[0].values["models"] == ("model-a", "model-b")
-
-
-def test_text_is_quoted() -> None:
-    spec = ProcessSpec("x", "edge", {"a": 'say "hi" \\ there', "b": True, "c": 1.5, "d": ("e",)})
-    assert tomllib.loads(mesh.to_toml(spec))["edge"] == {
-        "a": 'say "hi" \\ there',
-        "b": True,
-        "c": 1.5,
-        "d": ["e"],
-    }
 
 
 @pytest.mark.parametrize(
