@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
-from typing import Final, TypeAlias
+from typing import Final
 
-from outrider.codec import varint
-from outrider.codec.tokens import RANKED, Block, TokenCodec, TokenCoder
+from outrider.codec.tokens import Block
 from outrider.cost import Cost
 from outrider.errors import (
     InvalidRequestError,
@@ -24,7 +23,7 @@ from outrider.models.chat import Message, check_num_calls
 from outrider.models.tools import ToolCall
 from outrider.sampling.grammar import Grammar, GrammarKind
 from outrider.sampling.params import MAX_LOGPROBS, SamplingParams, check_counts
-from outrider.session_types import (
+from outrider.session.types import (
     MIN_LOGPROB,
     FinishReason,
     Priority,
@@ -34,14 +33,8 @@ from outrider.session_types import (
     TokenLogprobs,
     Usage,
 )
-from outrider.v1 import common_pb2, embedding_pb2, inference_pb2
+from outrider.v1 import common_pb2, embedding_pb2
 
-TokensFrame: TypeAlias = inference_pb2.Commit | inference_pb2.Draft
-"""What carries ids without a header."""
-_BLOCK_CODEC: Final = bytes((common_pb2.TokenBlock.CODEC_FIELD_NUMBER << 3,))
-_BLOCK_COUNT: Final = bytes((common_pb2.TokenBlock.COUNT_FIELD_NUMBER << 3,))
-_BLOCK_PAYLOAD: Final = bytes((common_pb2.TokenBlock.PAYLOAD_FIELD_NUMBER << 3 | 2,))
-"""Protocol Buffers, encoding: field number and wire type."""
 DEFAULT_MAX_TOKENS = 256
 """Longest reply of a request that names none."""
 MAX_MESSAGE_CHARS = 1024
@@ -95,75 +88,6 @@ def token_block_from_proto(block: common_pb2.TokenBlock) -> Block:
     """The block as it came, unknown codecs included; `TokenCoder.decode` is what checks it."""
     checksum = block.checksum if block.HasField("checksum") else None
     return Block(block.codec, block.count, checksum, block.payload)
-
-
-def serialized_block(block: Block) -> bytes:
-    """A TokenBlock in bytes, as commits carry accepted drafts."""
-    return token_block_to_proto(block).SerializeToString()
-
-
-def put_ids(frame: TokensFrame, coder: TokenCoder, ids: Sequence[int], codec: TokenCodec) -> None:
-    """Put ids into a commit or a draft, as ranks if the codec has them. Raises
-    BadTokenBlockError."""
-    is_ranked = codec in RANKED
-    if len(ids) == 1:
-        number = coder.number(ids[0], codec)
-        if is_ranked:
-            frame.rank = number
-        else:
-            frame.id = number
-    elif is_ranked:
-        frame.ranks = coder.pack(ids, TokenCodec.RANK_VARINT)
-    else:
-        frame.ids = coder.pack(ids, codec)
-
-
-def ids_of(frame: TokensFrame, coder: TokenCoder, *, max_count: int) -> tuple[int, ...]:
-    """The ids that `put_ids` put there; none if it was not called. Raises BadTokenBlockError."""
-    if frame.HasField("rank"):
-        return (coder.token(frame.rank, TokenCodec.RANK_VARINT),)
-    if frame.HasField("id"):
-        return (coder.token(frame.id, TokenCodec.VARINT),)
-    if payload := frame.ranks:
-        return coder.unpack(payload, TokenCodec.RANK_VARINT, max_count=max_count)
-    return coder.unpack(frame.ids, TokenCodec.VARINT, max_count=max_count) if frame.ids else ()
-
-
-def block_bytes(frame: TokensFrame, count: int) -> bytes:
-    """The `count` ids of a commit or a draft as a serialised TokenBlock without a checksum, by who
-    has no vocabulary; empty where there are none. Whether they are so many, their reader finds
-    out."""
-    if frame.HasField("rank"):
-        if count == 1:
-            return rank_block_bytes(frame.rank)
-        return _block(TokenCodec.RANK_VARINT, count, varint.encode(frame.rank))
-    if frame.HasField("id"):
-        return _block(TokenCodec.VARINT, count, varint.encode(frame.id))
-    if payload := frame.ranks:
-        return _block(TokenCodec.RANK_VARINT, count, payload)
-    return _block(TokenCodec.VARINT, count, payload) if (payload := frame.ids) else b""
-
-
-def rank_block_bytes(rank: int) -> bytes:
-    """As `block_bytes`, of one token by its rank."""
-    payload = varint.encode(rank)
-    return _ONE_RANK_HEADS[len(payload)] + payload
-
-
-def _block(codec: TokenCodec, count: int, payload: bytes) -> bytes:
-    # A relay does this for each commit: a message of its own would take five times as long.
-    return _block_head(codec, count, len(payload)) + payload
-
-
-def _block_head(codec: TokenCodec, count: int, num_bytes: int) -> bytes:
-    fields = _BLOCK_CODEC, bytes((codec,)), _BLOCK_COUNT, varint.encode(count), _BLOCK_PAYLOAD
-    return b"".join((*fields, varint.encode(num_bytes)))
-
-
-_ONE_RANK_HEADS: Final = tuple(
-    _block_head(TokenCodec.RANK_VARINT, 1, num_bytes) for num_bytes in range(varint.MAX_BYTES + 1)
-)
-"""What stands before the one rank of nearly every commit, by its bytes."""
 
 
 def sampling_to_proto(params: SamplingParams) -> common_pb2.Sampling:

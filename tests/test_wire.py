@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from outrider import errors
 from outrider.codec.ranks import RankTable
-from outrider.codec.tokens import Block, TokenCodec, TokenCoder, ids_checksum
+from outrider.codec.tokens import Block, TokenCoder, ids_checksum
 from outrider.cost import MAX_AMOUNT_NANOS, Cost
 from outrider.errors import BadTokenBlockError, InvalidSamplingError, MalformedFrameError
 from outrider.sampling.grammar import JSON_OBJECT, Grammar, GrammarKind
 from outrider.sampling.params import MAX_LOGPROBS, SamplingParams
-from outrider.session_types import (
+from outrider.session.types import (
     MIN_LOGPROB,
     FinishReason,
     Priority,
@@ -26,22 +26,19 @@ from outrider.session_types import (
     TokenLogprobs,
     Usage,
 )
-from outrider.v1 import common_pb2, edge_pb2, inference_pb2
+from outrider.v1 import common_pb2, edge_pb2
 from outrider.wire import (
     MAX_MESSAGE_CHARS,
     MAX_METADATA,
-    block_bytes,
     cost_of,
     error_from_proto,
     error_to_proto,
     finish_reason_from_proto,
     finish_reason_to_proto,
-    ids_of,
     logprobs_from_proto,
     logprobs_to_proto,
     priority_from_proto,
     priority_to_proto,
-    put_ids,
     sampling_from_proto,
     sampling_to_proto,
     set_cost,
@@ -54,50 +51,6 @@ from outrider.wire import (
 )
 
 RANKED = TokenCoder(b"d" * 32, 300, RankTable(b"t" * 32, 300, [299, 7]))
-
-
-@given(st.lists(st.integers(0, 299), max_size=12), st.sampled_from(TokenCodec), st.booleans())
-def test_ids_of_commits_and_drafts(ids: list[int], codec: TokenCodec, is_draft: bool) -> None:
-    frame = inference_pb2.Draft() if is_draft else inference_pb2.Commit()
-    put_ids(frame, RANKED, ids, codec)
-    assert ids_of(frame, RANKED, max_count=12) == tuple(ids)
-    written = TokenCodec.RANK_VARINT if codec is TokenCodec.RANK_CLASSES else codec
-    payload = RANKED.pack(ids, written)
-    # One token is its number behind a byte, others have their length in between.
-    assert len(frame.SerializeToString()) == len(payload) + min(len(ids), 2)
-    block = block_bytes(frame, len(ids))
-    assert bool(block) == bool(ids)
-    if block:
-        found = token_block_from_proto(common_pb2.TokenBlock.FromString(block))
-        assert RANKED.decode(found, max_count=12, needs_checksum=False) == tuple(ids)
-        with pytest.raises(BadTokenBlockError, match="no checksum"):
-            RANKED.decode(found, max_count=12)
-
-
-@pytest.mark.parametrize(
-    "frame",
-    [
-        inference_pb2.Commit(id=300),
-        inference_pb2.Commit(rank=300),
-        inference_pb2.Commit(ids=b"\xac\x02"),
-        inference_pb2.Commit(ranks=b"\xac\x02"),
-        inference_pb2.Draft(ids=b"\xff"),
-        inference_pb2.Draft(ranks=b"\x01" * 5),
-        inference_pb2.Draft(ids=b"\x81\x00"),
-    ],
-)
-def test_ids_of_commits_that_are_none(frame: inference_pb2.Commit | inference_pb2.Draft) -> None:
-    with pytest.raises(BadTokenBlockError):
-        ids_of(frame, RANKED, max_count=4)
-
-
-def test_ranks_are_of_no_use_without_their_table() -> None:
-    coder = TokenCoder(b"d" * 32, 300)
-    for frame in (inference_pb2.Commit(rank=1), inference_pb2.Commit(ranks=b"\x01\x02")):
-        with pytest.raises(BadTokenBlockError, match="token codec 1 is not one of"):
-            ids_of(frame, coder, max_count=4)
-    with pytest.raises(BadTokenBlockError, match="outside the vocabulary"):
-        put_ids(inference_pb2.Commit(), coder, [300], TokenCodec.VARINT)
 
 
 @given(st.lists(st.integers(0, 299), max_size=8), st.integers(0, 8))

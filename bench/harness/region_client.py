@@ -21,15 +21,10 @@ from outrider.codec.tokens import TokenCoder
 from outrider.errors import UnavailableError
 from outrider.rpc import from_rpc_error, make_channel
 from outrider.sampling.params import SamplingParams
+from outrider.session.region_wire import ids_of, put_ids
 from outrider.tls import PLAINTEXT, Role, Tls
 from outrider.v1 import common_pb2, inference_pb2, inference_pb2_grpc, router_pb2, router_pb2_grpc
-from outrider.wire import (
-    error_from_proto,
-    ids_of,
-    put_ids,
-    sampling_to_proto,
-    token_block_to_proto,
-)
+from outrider.wire import error_from_proto, sampling_to_proto, token_block_to_proto
 
 Drafter: TypeAlias = Callable[[Sequence[int]], Sequence[int]]
 """Reply ids so far -> guesses for the next ones."""

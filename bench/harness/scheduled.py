@@ -13,7 +13,7 @@ from outrider.sampling.reply import ReplyText
 from outrider.speculation.shipped import shipped_prior
 from services.inference.scheduler.limits import SchedulerLimits
 from services.inference.scheduler.scheduler import Scheduler
-from services.inference.scheduler.types import Committed, Event, Failed, Finished, OpenRequest
+from services.inference.scheduler.types import Event, Failed, Finished, OpenRequest, SessionCommit
 
 
 @dataclass(slots=True)
@@ -92,9 +92,9 @@ def _enter(outcome: Outcome, event: Event) -> None:
     """No edge drafts, so a commit holds all its ids."""
     if isinstance(event, Failed):
         raise event.error
-    if isinstance(event, Committed):
-        outcome.replies[event.session_id].extend(event.ids)
-        outcome.num_lossy += len(event.lossy)
+    if isinstance(event, SessionCommit):
+        outcome.replies[event.session_id].extend(event.commit.ids)
+        outcome.num_lossy += len(event.commit.lossy)
         outcome.num_commits += 1
     if isinstance(event, Finished):
         outcome.accepted += event.usage.accepted_prediction_tokens

@@ -19,7 +19,14 @@ from services.inference.kv.events import BlockEvent
 from services.inference.scheduler.batch import Batch
 from services.inference.scheduler.limits import SchedulerLimits
 from services.inference.scheduler.scheduler import Scheduler
-from services.inference.scheduler.types import Committed, Event, Failed, Finished, Load, OpenRequest
+from services.inference.scheduler.types import (
+    Event,
+    Failed,
+    Finished,
+    Load,
+    OpenRequest,
+    SessionCommit,
+)
 
 NUM_BLOCKS = 640
 """KV blocks of a replica: 20,480 tokens, 450 MiB with the default model. Some twenty shared
@@ -124,8 +131,8 @@ class Replica:
     def _take(self, events: Sequence[Event]) -> None:
         for event in events:
             ask = self._asks[event.session_id]
-            if isinstance(event, Committed):
-                self._hooks.committed(ask, len(event.ids))
+            if isinstance(event, SessionCommit):
+                self._hooks.committed(ask, len(event.commit.ids))
             elif isinstance(event, Finished):
                 del self._asks[event.session_id]
                 ask.cached_tokens = ask.cached_tokens or event.usage.cached_tokens

@@ -27,7 +27,7 @@ from outrider.models.vocabulary import load_vocabulary
 from outrider.sampling.grammar import json_schema
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
-from outrider.session_types import FinishReason
+from outrider.session.types import FinishReason
 from services.inference.config import InferenceConfig
 from services.inference.grammars.compiler import compile_grammar
 from services.inference.grammars.token_table import TokenTable

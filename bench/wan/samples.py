@@ -14,7 +14,7 @@ from outrider.client.first_word import FirstWord
 from outrider.client.transcript import Transcript
 from outrider.models.chat import Message
 from outrider.sampling.params import SamplingParams
-from outrider.session_types import NO_SPECULATION, SpeculationStats
+from outrider.session.types import NO_SPECULATION, SpeculationStats
 
 
 @dataclass(frozen=True, slots=True)

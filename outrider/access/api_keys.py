@@ -19,7 +19,7 @@ from hashlib import sha256
 from typing import Final
 
 from outrider.errors import ConfigError, PermissionDeniedError, UnauthenticatedError
-from outrider.session_types import Priority
+from outrider.session.types import Priority
 
 ALL_MODELS: Final = ("*",)
 """A list of models, or of regions, with this name in it is of all there are. An empty list is of

@@ -34,7 +34,7 @@ from outrider.cli.columns import columns
 from outrider.cli.local.mesh import KEYS_FILE
 from outrider.cli.local.state import StateDir, default_state_dir, running_mesh
 from outrider.errors import ConfigError, UnavailableError
-from outrider.session_types import Priority
+from outrider.session.types import Priority
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -342,10 +342,10 @@ def _change(file: Path | None, state_dir: Path | None, edit: keys_file.Edit) -> 
 
 def _taken(host: str, admin_port: int) -> float:
     """The revision that an edge says it has; -1 if it does not answer."""
-    from outrider.cli.local.serving import read_metrics
+    from outrider.cli.local.admin_page import read_page
 
     try:
-        found = _REVISION.search(read_metrics(host, admin_port))
+        found = _REVISION.search(read_page(host, admin_port))
     except UnavailableError:
         return -1.0
     return float(found[1]) if found else -1.0

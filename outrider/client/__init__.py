@@ -13,18 +13,13 @@ from outrider.client.blocking import BlockingChat, BlockingClient, connect_block
 from outrider.client.chat import Chat
 from outrider.client.client import Client, connect
 from outrider.client.events import (
-    Accepted,
     ChatResult,
     ClientTimings,
-    Committed,
-    Done,
     EdgeInfo,
     Event,
     Interrupted,
     ModelInfo,
-    Provisional,
     Resumed,
-    Retracted,
 )
 from outrider.client.recovery import ReconnectPolicy
 from outrider.client.tickets import SessionTickets
@@ -41,7 +36,8 @@ from outrider.reply_parsing.events import (
 )
 from outrider.sampling.grammar import Grammar, GrammarKind
 from outrider.sampling.params import SamplingParams
-from outrider.session_types import (
+from outrider.session.client import Accepted, Committed, Done, Provisional, Retracted
+from outrider.session.types import (
     FinishReason,
     Priority,
     ScoredToken,

@@ -12,15 +12,7 @@ from uuid import uuid4
 
 from outrider.client import wire
 from outrider.client.connection import ClientConnection
-from outrider.client.events import (
-    Accepted,
-    ChatResult,
-    Committed,
-    Done,
-    Event,
-    Interrupted,
-    Resumed,
-)
+from outrider.client.events import ChatResult, Event, Interrupted, Resumed
 from outrider.client.link import Link, spread
 from outrider.client.protocol import process_name
 from outrider.client.recovery import Recovery, RecoveryState
@@ -39,7 +31,9 @@ from outrider.models.chat import Message
 from outrider.models.tools import ToolCall
 from outrider.reply_parsing.events import ReplyEvent
 from outrider.reply_parsing.parser import ReadReply, ReplyParser, ReplyReader
-from outrider.session_types import TokenLogprobs
+from outrider.session.client import Accepted, Committed, Done
+from outrider.session.client_wire import read
+from outrider.session.types import TokenLogprobs
 from outrider.telemetry import names
 from outrider.telemetry.tracing import Span, start_span
 
@@ -184,7 +178,7 @@ class Chat(AsyncIterator[Event]):
         """Called by the connection with what the edge sent."""
         try:
             for payload in self._decoder.feed(data):
-                self._take(wire.read(payload))
+                self._take(read(payload))
             if end_stream and self._transcript.done is None:
                 raise UnavailableError("the edge ended the chat before it was done; send it again")
         except OutriderError as error:

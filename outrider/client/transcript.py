@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from outrider.client.events import (
-    Accepted,
-    ClientTimings,
-    Committed,
-    Done,
-    Event,
-    Interrupted,
-    Provisional,
-    Retracted,
-)
+from outrider.client.events import ClientTimings, Event, Interrupted
 from outrider.client.first_word import FirstWord
 from outrider.errors import MalformedFrameError
-from outrider.session_types import TokenLogprobs
+from outrider.session.client import Accepted, Committed, Done, Provisional, Retracted
+from outrider.session.types import TokenLogprobs
 
 
 class Transcript:

@@ -1,23 +1,13 @@
-"""Chat requests to frames, frames to events."""
+"""What a client sends an edge, in frames, and how an edge describes itself. What it says of a chat:
+`outrider.session.client_wire`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
-from google.protobuf.message import DecodeError
-
-from outrider.client.events import (
-    Accepted,
-    Committed,
-    Done,
-    EdgeInfo,
-    Event,
-    ModelInfo,
-    Provisional,
-    Retracted,
-)
+from outrider.client.events import EdgeInfo, ModelInfo
 from outrider.codec.frames import DEFAULT_MAX_FRAME_BYTES, encode_frame
 from outrider.errors import (
     InvalidRequestError,
@@ -25,23 +15,17 @@ from outrider.errors import (
     MalformedFrameError,
     PromptTooLongError,
 )
-from outrider.model_identity import check_model_identity
 from outrider.models.chat import Message
 from outrider.models.suggested_sampling import SuggestedSampling
-from outrider.reply_parsing.formats import CallSyntax, ReplyFormat
 from outrider.sampling.params import SamplingParams
-from outrider.session_types import Priority, Speculation, SpeculationStats
+from outrider.session.client_wire import read_frame
+from outrider.session.types import Priority, Speculation
 from outrider.v1 import common_pb2, edge_pb2
 from outrider.wire import (
-    error_from_proto,
-    finish_reason_from_proto,
-    logprobs_from_proto,
     message_to_proto,
     priority_to_proto,
     sampling_to_proto,
     speculation_to_proto,
-    timings_from_proto,
-    usage_from_proto,
 )
 
 SpeculationName: TypeAlias = Literal["on", "off", "region_only"]
@@ -51,7 +35,6 @@ _PRIORITIES: Final[Mapping[str, Priority | None]] = {
     "": None,
     **{priority.name.lower(): priority for priority in Priority},
 }
-_STATS: Final = tuple(spec.name for spec in fields(SpeculationStats))
 CANCEL: Final = encode_frame(edge_pb2.ClientFrame(cancel=edge_pb2.CancelChat()).SerializeToString())
 TYPED_TEXT_CHARS: Final = 1 << 18
 """Longer texts are not worth computing ahead: each change sends all of it."""
@@ -223,73 +206,9 @@ def _check_words(options: ChatOptions) -> None:
         )
 
 
-def read(payload: bytes) -> Event:
-    """One EdgeFrame as an event. Raises the error that an error frame reports, and
-    MalformedFrameError for bytes that are no EdgeFrame."""
-    try:
-        frame = edge_pb2.EdgeFrame.FromString(payload)
-    except DecodeError as error:
-        raise MalformedFrameError("the edge sent bytes that are no frame") from error
-    match frame.WhichOneof("kind"):
-        case "provisional":
-            p = frame.provisional
-            return Provisional(p.base, p.erase_to, p.text, p.stability)
-        case "retract":
-            return Retracted(frame.retract.erase_to)
-        case "commit":
-            c = frame.commit
-            identity = None
-            if c.HasField("model_identity"):
-                identity = check_model_identity(c.model_identity)
-            return Committed(
-                c.text,
-                tuple(c.ids),
-                c.upto,
-                tuple(c.lossy),
-                identity,
-                c.inexact,
-                logprobs_from_proto(c.logprobs, max_tokens=len(c.ids)),
-            )
-        case "accepted":
-            a = frame.accepted
-            reply_format = _reply_format(a.reply_format) if a.HasField("reply_format") else None
-            return Accepted(
-                a.request_id, a.model, a.prompt_tokens, a.edge, a.resume_token, reply_format
-            )
-        case "done":
-            return _done(frame.done)
-        case "error":
-            raise error_from_proto(frame.error)
-        case _:
-            raise MalformedFrameError("the edge sent a frame that has no place in a chat")
-
-
-def _reply_format(wire: edge_pb2.ReplyFormat) -> ReplyFormat:
-    """Raises MalformedFrameError for a syntax that this version does not know."""
-    try:
-        syntax = CallSyntax(wire.tool_calls)
-    except ValueError:
-        raise MalformedFrameError(
-            f"the edge's model writes tool calls as {wire.tool_calls[:64]!r}, which this client "
-            "does not know; update it"
-        ) from None
-    return ReplyFormat(
-        syntax,
-        wire.reasoning,
-        wire.begins_in_reasoning,
-        tuple(wire.tool_names),
-        wire.single_call,
-    )
-
-
 def read_description(payload: bytes) -> EdgeInfo:
-    """The answer to DESCRIBE. Raises the error that an error frame reports, MalformedFrameError."""
-    try:
-        frame = edge_pb2.EdgeFrame.FromString(payload)
-    except DecodeError as error:
-        raise MalformedFrameError("the edge sent bytes that are no frame") from error
-    if frame.HasField("error"):
-        raise error_from_proto(frame.error)
+    """The answer to DESCRIBE. Raises as `read_frame`, and MalformedFrameError for another frame."""
+    frame = read_frame(payload)
     if not frame.HasField("description"):
         raise MalformedFrameError("the edge was asked what it is and sent something else")
     d = frame.description
@@ -320,19 +239,3 @@ def _suggested(model: edge_pb2.ModelDescription) -> SuggestedSampling | None:
         )
     except InvalidSamplingError as error:
         raise MalformedFrameError(f"the edge suggests what cannot be: {error.message}") from error
-
-
-def _done(done: edge_pb2.ChatDone) -> Done:
-    return Done(
-        finish_reason=finish_reason_from_proto(done.finish_reason),
-        usage=usage_from_proto(done.usage),
-        replica_timings=timings_from_proto(done.timings),
-        edge_timings=timings_from_proto(done.edge_timings),
-        upto=done.upto,
-        region=done.region,
-        replica=done.replica,
-        speculation_stats=SpeculationStats(
-            **{name: getattr(done.speculation_stats, name) for name in _STATS}
-        ),
-        inexact=done.inexact,
-    )

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from outrider.sampling.gumbel import Ids
-from outrider.session_types import MIN_LOGPROB, ScoredToken, TokenLogprobs
+from outrider.session.types import MIN_LOGPROB, ScoredToken, TokenLogprobs
 
 
 def token_logprobs(

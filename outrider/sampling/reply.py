@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from outrider.sampling.params import SamplingParams
-from outrider.session_types import FinishReason
+from outrider.session.types import FinishReason
 
 
 class Detokenizer(Protocol):

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from outrider.errors import EngineError
 from outrider.sampling.logprobs import token_logprobs
 from outrider.sampling.sampler import Sampler
-from outrider.session_types import TokenLogprobs
+from outrider.session.types import TokenLogprobs
 
 
 class Verification(NamedTuple):

@@ -13,6 +13,8 @@ import structlog
 
 from outrider.codec.prompt_memory import PromptMemory
 from outrider.errors import CancelledError, OutriderError, PeerFaultError
+from outrider.session.client import Committed, Failed
+from outrider.session.region import Draft
 from outrider.telemetry import names
 from outrider.telemetry.tracing import Span, start_span
 from outrider.tokenization.pool.pool import TokenizationJob, TokenizationResult
@@ -33,11 +35,9 @@ from services.edge.session.events import (
     ClientEvent,
     ClientFailed,
     ClientGone,
-    Commit,
     DraftDropped,
     DrafterReport,
     DraftsReady,
-    Failed,
     Finish,
     Input,
     OpenDrafter,
@@ -47,7 +47,6 @@ from services.edge.session.events import (
     RegionDone,
     RegionFailed,
     RegionOpened,
-    SendDraft,
     TellDrafter,
     Tick,
     Tokenize,
@@ -272,13 +271,13 @@ class Chat:
                 log.exception("chat_failed", kind=type(action).__name__)
 
     def _perform(self, action: Action) -> None:
-        if type(action) is Commit:  # as nearly all are
+        if type(action) is Committed:  # as nearly all are
             self._tell(action)
             return
         match action:
             case OpenRegion():
                 self._open(action)
-            case SendDraft():
+            case Draft():
                 self._draft(action)
             case OpenDrafter():
                 self._drafter_number = self._model.drafter.open(action, self._drafted, self._tenant)
@@ -294,7 +293,7 @@ class Chat:
                 self._tell(action)
 
     def _tell(self, event: ClientEvent) -> None:
-        if isinstance(event, Commit) and event.upto > self._num_charged:
+        if isinstance(event, Committed) and event.upto > self._num_charged:
             self._allowance.charge(output_tokens=event.upto - self._num_charged)
             self._num_charged = event.upto
         if self._channel.tell(event):
@@ -318,7 +317,7 @@ class Chat:
             is_cut_off = self._context.upstream.may_return
             self._inbox.append(self._region_failed(error, is_cut_off=is_cut_off))
 
-    def _draft(self, action: SendDraft) -> None:
+    def _draft(self, action: Draft) -> None:
         if self._link is not None:
             sent = self._link.draft(self._session_id, self._wire.draft(action))
             self._context.telemetry.draft_frame(sent)

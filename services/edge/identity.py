@@ -39,7 +39,7 @@ from outrider.errors import (
     PermissionDeniedError,
     UnauthenticatedError,
 )
-from outrider.session_types import Priority
+from outrider.session.types import Priority
 from services.edge.access.limits import UNLIMITED, TenantLimits
 
 GROUP_BYTES: Final = 16

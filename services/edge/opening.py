@@ -16,22 +16,15 @@ from outrider.errors import (
     MalformedFrameError,
     OutriderError,
 )
-from outrider.session_types import FinishReason, Timings, Usage
+from outrider.session.client import Done, Failed
+from outrider.session.types import FinishReason, Timings, Usage
 from services.edge.chat import Chat
 from services.edge.context import EdgeContext
 from services.edge.identity import Credential, Identity
 from services.edge.models.choice import choose
 from services.edge.models.served import ServedModel
 from services.edge.resumption.replay import ReplayCursor, ReplayReader
-from services.edge.session.events import (
-    CancelAsked,
-    ChatAsked,
-    ChatRequest,
-    ClientFailed,
-    Done,
-    Failed,
-    Input,
-)
+from services.edge.session.events import CancelAsked, ChatAsked, ChatRequest, ClientFailed, Input
 from services.edge.stream import Peer, RequestStream
 
 log = structlog.get_logger()
@@ -237,7 +230,7 @@ class WaitingChat:
 
     def _cancelled(self) -> Done:
         took = Timings(total_ms=(self._loop.time() - self._asked_at) * 1000)
-        return Done(FinishReason.CANCELLED, 0, Usage(), Timings(), took, "", "")
+        return Done(FinishReason.CANCELLED, Usage(), Timings(), took, 0, "", "")
 
     def _fail(self, error: OutriderError) -> None:
         self._end(error, Failed(error.bare()))

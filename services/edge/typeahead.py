@@ -12,7 +12,7 @@ from outrider.access.api_keys import Scope
 from outrider.errors import EmptyPromptError, OutriderError
 from outrider.models.chat import Message, check_messages
 from outrider.sampling.params import SamplingParams
-from outrider.session_types import Priority, Speculation
+from outrider.session.types import Priority, Speculation
 from outrider.tokenization.pool.pool import TokenizationJob, TokenizationResult
 from outrider.v1 import inference_pb2
 from services.edge.context import EdgeContext

@@ -17,7 +17,7 @@ from outrider.sampling.logprobs import token_logprobs
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
 from outrider.sampling.sampler import Sampler
-from outrider.session_types import FinishReason, TokenLogprobs
+from outrider.session.types import FinishReason, TokenLogprobs
 from services.inference.scheduler.limits import context_limit
 
 _SEQUENCE = 1

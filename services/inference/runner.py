@@ -24,6 +24,7 @@ import structlog
 from outrider.engine_calls import SESSIONS_IN_CALL
 from outrider.engines.base import Engine, LogitsRows
 from outrider.errors import EngineError, OutriderError, OverloadedError, UnavailableError
+from outrider.session.region import Draft
 from outrider.speculation.learnt import Learnt
 from services.inference.call_record import WorkRecord
 from services.inference.kv.events import BlockEvent
@@ -40,7 +41,6 @@ from services.inference.scheduler.batch import Batch
 from services.inference.scheduler.scheduler import Scheduler
 from services.inference.scheduler.types import (
     Begun,
-    Drafts,
     Event,
     Failed,
     Finished,
@@ -61,11 +61,11 @@ _RETRY_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class AddDraft:
     """Command: an edge's drafts for a session."""
 
     session_id: int
-    drafts: Drafts
+    draft: Draft
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,14 @@ class TakeLearnt:
 
 
 Command: TypeAlias = (
-    OpenRequest | Draft | Cancel | TakeLearnt | LoadBlocks | ExportBlocks | ExportNamed | PinPrefix
+    OpenRequest
+    | AddDraft
+    | Cancel
+    | TakeLearnt
+    | LoadBlocks
+    | ExportBlocks
+    | ExportNamed
+    | PinPrefix
 )
 
 
@@ -280,9 +287,9 @@ class ModelRunner:
         if not self._inbox.put(request):
             raise OverloadedError("too many requests at once; come back later", retry_delay_ms=100)
 
-    def draft(self, session: int, drafts: Drafts) -> bool:
+    def draft(self, session: int, draft: Draft) -> bool:
         """Hand in an edge's drafts; False if they were dropped, which costs nothing but speed."""
-        return self._inbox.put(Draft(session, drafts))
+        return self._inbox.put(AddDraft(session, draft))
 
     def cancel(self, session: int) -> None:
         """End a session; Finished comes back unless it is gone already."""
@@ -442,12 +449,12 @@ class _ModelThread:
             if isinstance(command, PinPrefix):
                 self._kv.pin(command)
                 return []
-            if isinstance(command, Draft):
-                self._scheduler.draft(command.session_id, command.drafts, now)
+            if isinstance(command, AddDraft):
+                self._scheduler.draft(command.session_id, command.draft, now)
                 return []
             return self._scheduler.cancel(command.session_id, now)
         except OutriderError as error:
-            if not isinstance(command, OpenRequest | Draft | Cancel):
+            if not isinstance(command, OpenRequest | AddDraft | Cancel):
                 return []
             ended = self._scheduler.cancel(command.session_id, now)
             # What others have committed is told with it.

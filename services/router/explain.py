@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
 from outrider.errors import EmptyPromptError
-from outrider.session_types import Priority
+from outrider.session.types import Priority
 from outrider.v1 import common_pb2, inference_pb2, router_pb2
 from services.router.placement.history import PlacementHistory, PlacementRecord
 from services.router.placement.placement import Placement

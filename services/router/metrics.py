@@ -12,7 +12,7 @@ import structlog
 
 from outrider.cost import NANOS
 from outrider.model_identity import short_form
-from outrider.session_types import Priority
+from outrider.session.types import Priority
 from outrider.telemetry.families import Family
 from outrider.telemetry.metrics import Metrics, state_rows
 from services.router.admission.admission import Admission

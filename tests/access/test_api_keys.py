@@ -28,7 +28,7 @@ from outrider.access.api_keys import (
     to_row,
 )
 from outrider.errors import ConfigError, UnauthenticatedError
-from outrider.session_types import Priority
+from outrider.session.types import Priority
 from tests.api_keys import key_of, text_of
 
 NAMES = st.lists(st.sampled_from(["a", "b", "c", "*"]), max_size=4).map(tuple)

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from outrider.client.events import Accepted, Committed, Done, Event, Provisional, Retracted
+from outrider.client.events import Event
 from outrider.client.transcript import Transcript
 from outrider.errors import MalformedFrameError
-from outrider.session_types import FinishReason, ScoredToken, Timings, TokenLogprobs, Usage
+from outrider.session.client import Accepted, Committed, Done, Provisional, Retracted
+from outrider.session.types import FinishReason, ScoredToken, Timings, TokenLogprobs, Usage
 
 TIMES = Timings()
 

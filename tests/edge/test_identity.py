@@ -24,7 +24,7 @@ from outrider.errors import (
     PermissionDeniedError,
     UnauthenticatedError,
 )
-from outrider.session_types import Priority
+from outrider.session.types import Priority
 from services.edge.identity import (
     MAX_TENANTS,
     AccessPolicy,

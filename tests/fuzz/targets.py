@@ -18,7 +18,6 @@ from google.protobuf.message import DecodeError, Message
 
 from outrider.access import keys_file
 from outrider.access.api_keys import KeyTable, to_row
-from outrider.client import wire as client_wire
 from outrider.client.wire import ChatOptions, request_frame, typed_frame
 from outrider.codec import varint
 from outrider.codec.frames import FrameDecoder, encode_frame
@@ -34,6 +33,7 @@ from outrider.models.strict_json import read_object
 from outrider.models.tools import ToolCall
 from outrider.models.vocabulary import Vocabulary
 from outrider.sampling.params import SamplingParams
+from outrider.session.client_wire import read as read_chat_frame
 from outrider.speculation.learnt import NOTHING, Learnt, binding_of, from_bytes, to_bytes
 from outrider.speculation.ngram_store import NgramStatistics
 from outrider.speculation.ngrams import pack
@@ -56,7 +56,7 @@ from services.edge.drafter.protocol import (
 from services.edge.http3.messages import read_request
 from services.edge.wire import client as edge_wire
 from services.edge.wire.region import RegionWire
-from services.inference.streaming.wire import Contract, drafts_of, open_request
+from services.inference.streaming.wire import Contract, draft_of, open_request
 from tests.api_keys import key_of, text_of
 from tests.edge.access.issuer import AUDIENCE, ISSUER, NOW, jwk, key_set, token
 from tests.fuzz.checkpoints import small_checkpoint_configs, small_safetensors
@@ -98,7 +98,7 @@ def _client_stream(data: bytes) -> object:
 
 def _edge_stream(data: bytes) -> object:
     """As a client reads one."""
-    return [type(client_wire.read(payload)).__name__ for payload in FrameDecoder().feed(data)]
+    return [type(read_chat_frame(payload)).__name__ for payload in FrameDecoder().feed(data)]
 
 
 def _token_block(data: bytes) -> object:
@@ -130,7 +130,7 @@ def _replica_frame(data: bytes) -> object:
     kind = frame.WhichOneof("kind")
     if kind == "open":
         return type(open_request(1, frame.open, _CONTRACT, 0.0)).__name__
-    return type(drafts_of(frame.draft, _CONTRACT)).__name__ if kind == "draft" else kind
+    return type(draft_of(frame.draft, _CONTRACT)).__name__ if kind == "draft" else kind
 
 
 def _router_frame(data: bytes) -> object:

@@ -16,16 +16,11 @@ from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.errors import OutriderError
 from outrider.rpc import make_channel
 from outrider.sampling.params import SamplingParams
+from outrider.session.region_wire import ids_of, put_ids
 from outrider.telemetry.metrics import Metrics
 from outrider.testing import leak_check
 from outrider.v1 import common_pb2, inference_pb2, inference_pb2_grpc
-from outrider.wire import (
-    error_from_proto,
-    ids_of,
-    put_ids,
-    sampling_to_proto,
-    token_block_to_proto,
-)
+from outrider.wire import error_from_proto, sampling_to_proto, token_block_to_proto
 from services.inference.app import LoadedModel, Replica
 from services.inference.config import InferenceConfig
 from services.inference.reference import ReferenceReply, generate

@@ -16,15 +16,16 @@ from outrider.engines.base import Engine, LogitsRows, OverlappedWork, SequenceSl
 from outrider.engines.fake import FakeEngine
 from outrider.errors import EngineError, OverloadedError, UnavailableError
 from outrider.sampling.params import SamplingParams
+from outrider.session.region import Draft
 from outrider.testing import eventually, leak_check
 from services.inference.call_record import WorkRecord
 from services.inference.kv_transfer import MAX_LOADED_BYTES, LoadBlocks
 from services.inference.runner import (
     MAX_FAILURES,
+    AddDraft,
     Cancel,
     Command,
     CpuOverhead,
-    Draft,
     EngineActivity,
     Inbox,
     ModelRunner,
@@ -34,13 +35,12 @@ from services.inference.scheduler.limits import SchedulerLimits
 from services.inference.scheduler.scheduler import Scheduler
 from services.inference.scheduler.types import (
     Begun,
-    Committed,
-    Drafts,
     Event,
     Failed,
     Finished,
     Opened,
     OpenRequest,
+    SessionCommit,
 )
 from tests.inference.harness import GatedEngine, reference
 from tests.inference.letters import new_reply
@@ -55,11 +55,11 @@ def _request(session: int) -> OpenRequest:
 def test_a_full_inbox_takes_nothing_but_cancels() -> None:
     inbox = Inbox(max_commands=2)
     assert inbox.put(_request(1))
-    assert inbox.put(Draft(1, Drafts(0, 0, ())))
+    assert inbox.put(AddDraft(1, Draft(0, 0, ())))
     assert not inbox.put(_request(2))
-    assert not inbox.put(Draft(1, Drafts(0, 0, ())))
+    assert not inbox.put(AddDraft(1, Draft(0, 0, ())))
     assert inbox.put(Cancel(1))
-    assert inbox.take(None) == [_request(1), Draft(1, Drafts(0, 0, ())), Cancel(1)]
+    assert inbox.take(None) == [_request(1), AddDraft(1, Draft(0, 0, ())), Cancel(1)]
     assert inbox.take(0.0) == []
     assert inbox.put(_request(2))
 
@@ -71,7 +71,7 @@ def test_an_inbox_that_nobody_takes_from_holds_so_much_kv(max_loaded_bytes: int)
     loads = [LoadBlocks(session, blocks) for session in (1, 2, 3, 4)]
     assert [inbox.put(load) for load in loads] == [True, True, True, False]
     assert not inbox.put(LoadBlocks(5, ((0, bytes(max_loaded_bytes % 3 + 1)),)))
-    others: list[Command] = [_request(6), Draft(6, Drafts(0, 0, ())), Cancel(6)]
+    others: list[Command] = [_request(6), AddDraft(6, Draft(0, 0, ())), Cancel(6)]
     assert all(inbox.put(command) for command in others)
     assert inbox.take(None) == [*loads[:3], *others]
     assert inbox.put(loads[3]), "there is room again"
@@ -110,8 +110,8 @@ class Watched:
         return [event for tick in self.ticks for event in tick.events]
 
     def ids(self, session: int) -> tuple[int, ...]:
-        commits = [e for e in self.events if isinstance(e, Committed) and e.session_id == session]
-        return tuple(token for commit in commits for token in commit.ids)
+        told = [e for e in self.events if isinstance(e, SessionCommit) and e.session_id == session]
+        return tuple(token for event in told for token in event.commit.ids)
 
     def last(self, session: int) -> Event | None:
         ends = [e for e in self.events if e.session_id == session and not isinstance(e, Opened)]
@@ -189,8 +189,8 @@ async def test_requests_that_do_not_fit_are_refused() -> None:
         it.runner.open(_request(1))
         await eventually(engine.waiting.is_set)
         it.runner.open(_request(2))
-        assert it.runner.draft(1, Drafts(0, 0, (1, 2)))
-        assert not it.runner.draft(1, Drafts(0, 2, (1, 2)))
+        assert it.runner.draft(1, Draft(0, 0, (1, 2)))
+        assert not it.runner.draft(1, Draft(0, 2, (1, 2)))
         with pytest.raises(OverloadedError):
             it.runner.open(_request(3))
         it.runner.cancel(2)
@@ -204,7 +204,7 @@ async def test_a_bad_request_comes_back_as_failed() -> None:
         assert isinstance(event, Failed)
         it.runner.open(_request(2))
         await eventually(lambda: bool(it.ids(2)))
-        it.runner.draft(2, Drafts(1, 0, (64,)))
+        it.runner.draft(2, Draft(1, 0, (64,)))
         it.runner.open(_request(3))
         assert isinstance(await it.end(3), Finished)
 
@@ -221,7 +221,7 @@ async def test_a_session_that_fails_costs_others_nothing() -> None:
         engine.waiting.clear()
         await eventually(engine.waiting.is_set)
         assert it.last(1) is None, "the test shows nothing"
-        it.runner.draft(1, Drafts(1, 0, (64,)))
+        it.runner.draft(1, Draft(1, 0, (64,)))
         engine.gate.set()
         assert isinstance(await it.end(1), Failed)
         assert isinstance(await it.end(2), Finished)

@@ -10,7 +10,7 @@ import pytest
 
 from outrider.errors import OverloadedError
 from outrider.peers.health import PeerState
-from outrider.session_types import Priority
+from outrider.session.types import Priority
 from services.router.admission.admission import Admission
 from services.router.admission.policy import AdmissionPolicy
 from services.router.admission.queue import MIN_SAMPLES

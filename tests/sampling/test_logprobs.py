@@ -14,7 +14,7 @@ from outrider.errors import InvalidSamplingError
 from outrider.sampling.logprobs import token_logprobs
 from outrider.sampling.params import MAX_LOGPROBS, SamplingParams
 from outrider.sampling.sampler import Sampler
-from outrider.session_types import MIN_LOGPROB, ScoredToken, TokenLogprobs
+from outrider.session.types import MIN_LOGPROB, ScoredToken, TokenLogprobs
 from outrider.speculation.verification import verify
 
 SCORES = st.one_of(

@@ -16,7 +16,7 @@ from outrider.models.chat import Message, check_text
 from outrider.models.tools import check_tools, tool_text
 from outrider.sampling.grammar import JSON_OBJECT, Grammar, GrammarKind
 from outrider.sampling.params import MAX_LOGPROBS, SamplingParams
-from outrider.session_types import ScoredToken, TokenLogprobs
+from outrider.session.types import ScoredToken, TokenLogprobs
 
 OnText: TypeAlias = Callable[[str], None] | None
 """Gets text as it becomes final."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from outrider.cli.prompting.options import logprobs_as_objects
 from outrider.cli.prompting.painter import Painter
-from outrider.session_types import FinishReason
+from outrider.session.types import FinishReason
 
 if TYPE_CHECKING:
     from outrider.client import ChatResult, ClientTimings, Event

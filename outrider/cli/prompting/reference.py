@@ -22,7 +22,7 @@ from outrider.models.vocabulary import load_vocabulary
 from outrider.reply_parsing.parser import read_reply
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
-from outrider.session_types import ScoredToken, TokenLogprobs
+from outrider.session.types import ScoredToken, TokenLogprobs
 from outrider.telemetry.logs import configure_logging
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from outrider.errors import OutriderError
-from outrider.session_types import FinishReason, TokenLogprobs
+from outrider.session.client import Accepted, Done
+from outrider.session.types import FinishReason, TokenLogprobs
 from services.edge.http.anthropic_errors import described
 from services.edge.http.openai_reply import Choice, ChoiceDetails
 from services.edge.http.reply_parts import (
@@ -23,7 +24,6 @@ from services.edge.http.reply_parts import (
 )
 from services.edge.http.sse import Position
 from services.edge.http.translation import Event
-from services.edge.session.events import Accepted, Done
 
 _STOP_REASONS: Final = {
     FinishReason.STOP: "end_turn",

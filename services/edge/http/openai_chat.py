@@ -13,7 +13,7 @@ from outrider.errors import InvalidSamplingError
 from outrider.models.chat import check_text
 from outrider.models.tools import NONE
 from outrider.sampling.grammar import Grammar, from_response_format
-from outrider.session_types import TokenLogprobs
+from outrider.session.types import TokenLogprobs
 from services.edge.http.api import Asked, ChatApi, PlannedReply
 from services.edge.http.bodies import null, read, schema_in
 from services.edge.http.openai_errors import error_body, refused

@@ -12,7 +12,7 @@ from msgspec import UNSET, UnsetType
 
 from outrider.errors import EmptyPromptError
 from outrider.models.chat import MAX_CHAT_CHARS, check_text
-from outrider.session_types import TokenLogprobs
+from outrider.session.types import TokenLogprobs
 from services.edge.http.api import Asked, ChatApi, PlannedReply
 from services.edge.http.bodies import read
 from services.edge.http.openai_errors import error_body, refused

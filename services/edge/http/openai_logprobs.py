@@ -9,7 +9,7 @@ from typing import Final, TypeVar, cast
 import msgspec
 
 from outrider.sampling.params import MAX_LOGPROBS
-from outrider.session_types import ScoredToken, TokenLogprobs
+from outrider.session.types import ScoredToken, TokenLogprobs
 from services.edge.http.openai_errors import refused
 
 _T = TypeVar("_T")

@@ -16,7 +16,8 @@ from msgspec import UNSET, UnsetType
 
 from outrider.cost import NANOS
 from outrider.errors import OutriderError
-from outrider.session_types import FinishReason, TokenLogprobs
+from outrider.session.client import Accepted, Committed, Done, Provisional, Retracted
+from outrider.session.types import FinishReason, TokenLogprobs
 from services.edge.http import sse
 from services.edge.http.openai_errors import described
 from services.edge.http.openai_logprobs import CompletionOffsets, TokenLogprob
@@ -28,14 +29,7 @@ from services.edge.http.reply_parts import (
     ReplyContent,
 )
 from services.edge.http.sse import Position
-from services.edge.session.events import (
-    Accepted,
-    ClientEvent,
-    Commit,
-    Done,
-    Provisional,
-    Retract,
-)
+from services.edge.session.events import ClientEvent
 
 DONE: Final = b"data: [DONE]\n\n"
 _FINISH_REASONS: Final = {
@@ -179,7 +173,7 @@ class Choice:
         """What came of its content at its end."""
         self.done = done
 
-    def take(self, commit: Commit) -> Piece:
+    def take(self, commit: Committed) -> Piece:
         """What the client lacks of a commit."""
         growth = self.content.take(commit)
         return self._with_prefix(piece_of(growth.new, growth.logprobs))
@@ -321,7 +315,7 @@ class OpenAiWriter:
                 if not self._reply.reply_id:
                     self._reply.reply_id = self._shape.prefix + request_id
                     self._reply.model = model
-            case Commit():
+            case Committed():
                 return self._commit(choice, event)
             case Done():
                 # In one event with the end: a client that has the id of an event has all of it.
@@ -333,7 +327,7 @@ class OpenAiWriter:
                     return begin + self._event(self._shape.ending(self._reply, choice))
             case Provisional(_, erase_to, text, stability) if self._is_streamed:
                 return self._provisional(choice, erase_to, text, stability)
-            case Retract(erase_to) if self._is_streamed:
+            case Retracted(erase_to) if self._is_streamed:
                 return self._provisional(choice, erase_to, "", 1.0)
         return b""
 
@@ -351,7 +345,7 @@ class OpenAiWriter:
         """As ReplyWriter.failed."""
         return sse.event(self._encode(described(error))) + DONE
 
-    def _commit(self, choice: Choice, commit: Commit) -> bytes:
+    def _commit(self, choice: Choice, commit: Committed) -> bytes:
         if commit.model_identity:
             hexadecimal = commit.model_identity.hex()[:_FINGERPRINT_CHARS]
             self._reply.fingerprint = f"fp_{hexadecimal}"

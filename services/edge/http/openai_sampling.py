@@ -13,7 +13,7 @@ import msgspec
 
 from outrider.errors import InvalidRequestError
 from outrider.sampling.params import SamplingParams
-from outrider.session_types import Priority, Speculation
+from outrider.session.types import Priority, Speculation
 from services.edge.http.api import Asked
 from services.edge.http.openai_errors import refused
 from services.edge.http.sse import Position, positions

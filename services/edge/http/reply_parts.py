@@ -25,9 +25,9 @@ from outrider.reply_parsing.events import (
     ToolCallEnded,
 )
 from outrider.reply_parsing.parser import ReplyParser
-from outrider.session_types import TokenLogprobs
+from outrider.session.client import Accepted, Committed
+from outrider.session.types import TokenLogprobs
 from services.edge.http.sse import Position
-from services.edge.session.events import Accepted, Commit
 
 
 class ReplyTextParser(Protocol):
@@ -245,7 +245,7 @@ class ReplyContent:
             self._is_accepted = True
             self.reader = PartReader(self._new_parser(event), keeps=self._keeps)
 
-    def take(self, commit: Commit) -> Growth:
+    def take(self, commit: Committed) -> Growth:
         """The reply goes on."""
         num_known = max(0, self.position.num_chars - self._num_read)
         self._num_read += len(commit.text)

@@ -11,13 +11,14 @@ from typing import Final
 import structlog
 
 from outrider.errors import OutriderError
+from outrider.session.client import Failed
 from services.edge.context import EdgeContext
 from services.edge.http.api import Asked, ChatApi, PlannedReply
 from services.edge.http.exchange import ClientLeft, Exchange
 from services.edge.http.stream import ChatStream, RunningReply
 from services.edge.identity import Identity
 from services.edge.opening import open_chat
-from services.edge.session.events import ChatRequest, Failed
+from services.edge.session.events import ChatRequest
 
 log = structlog.get_logger()
 

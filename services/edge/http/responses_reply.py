@@ -8,7 +8,8 @@ from typing import Final
 import msgspec
 
 from outrider.errors import OutriderError
-from outrider.session_types import TokenLogprobs
+from outrider.session.client import Accepted, Done
+from outrider.session.types import TokenLogprobs
 from services.edge.http.openai_errors import described
 from services.edge.http.openai_logprobs import TokenLogprob, written_logprobs
 from services.edge.http.openai_reply import Choice
@@ -56,7 +57,6 @@ from services.edge.http.responses_objects import (
 )
 from services.edge.http.sse import Position
 from services.edge.http.translation import CUT_OFF, Event
-from services.edge.session.events import Accepted, Done
 
 MAX_ECHO_BYTES: Final = 16 << 10
 """Of instructions and tools: longer ones are not repeated in the first events of a stream, which

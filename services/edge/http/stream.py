@@ -9,13 +9,9 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from outrider.errors import DuplicateSessionError, OutriderError, OverloadedError
+from outrider.session.client import Failed
 from services.edge.http.api import ReplyWriter
-from services.edge.session.events import (
-    ClientEvent,
-    ClientFailed,
-    ClientGone,
-    Failed,
-)
+from services.edge.session.events import ClientEvent, ClientFailed, ClientGone
 from services.edge.stream import ENDED, Backlog, ChatHandler, Peer
 
 _SLOW: Final = "the client does not read its reply"

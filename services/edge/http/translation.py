@@ -18,7 +18,8 @@ from outrider.errors import InvalidSamplingError, OutriderError
 from outrider.models.chat import Message, check_messages, check_num_messages
 from outrider.models.tools import AUTO, NONE, check_choice, check_tools
 from outrider.sampling.grammar import Grammar, from_response_format
-from outrider.session_types import FinishReason, TokenLogprobs
+from outrider.session.client import Accepted, Committed, Done, Provisional, Retracted
+from outrider.session.types import FinishReason, TokenLogprobs
 from services.edge.http import sse
 from services.edge.http.api import Asked
 from services.edge.http.openai_errors import refused
@@ -41,15 +42,7 @@ from services.edge.http.reply_parts import (
     parser_of,
 )
 from services.edge.http.sse import Position
-from services.edge.session.events import (
-    Accepted,
-    ChatRequest,
-    ClientEvent,
-    Commit,
-    Done,
-    Provisional,
-    Retract,
-)
+from services.edge.session.events import ChatRequest, ClientEvent
 
 CUT_OFF: Final = frozenset({FinishReason.LENGTH, FinishReason.DEADLINE})
 """Ends of replies that are not the model's own."""
@@ -280,13 +273,13 @@ class PartWriter:
                 # an answer with a status of its own.
                 self._accepted = event
                 self._content.accepted(event)
-            case Commit():
+            case Committed():
                 return self._commit(event)
             case Done():
                 self._done = event
             case Provisional(_, erase_to, text, stability):
                 return self._provisional(erase_to, text, stability)
-            case Retract(erase_to):
+            case Retracted(erase_to):
                 return self._provisional(erase_to, "", 1.0)
         return b""
 
@@ -304,7 +297,7 @@ class PartWriter:
         """As ReplyWriter.failed."""
         return self._written([self._shape.failed(error)])
 
-    def _commit(self, commit: Commit) -> bytes:
+    def _commit(self, commit: Committed) -> bytes:
         growth = self._content.take(commit)
         if not growth.is_told_again:
             self._shape.scored(commit.logprobs, len(commit.logprobs))

@@ -11,6 +11,8 @@ from typing import Final, Protocol
 from outrider.client.protocol import CloseCode
 from outrider.codec.frames import FrameDecoder, encode_frame
 from outrider.errors import DeadlineError, MalformedFrameError, OutriderError, OverloadedError
+from outrider.session.client import Failed
+from outrider.session.client_wire import write
 from services.edge.context import EdgeContext
 from services.edge.identity import Credential, Identity
 from services.edge.opening import identify, open_chat
@@ -23,7 +25,6 @@ from services.edge.session.events import (
     ClientEvent,
     ClientFailed,
     ClientGone,
-    Failed,
 )
 from services.edge.session.events import Input as SessionInput
 from services.edge.stream import ENDED, Backlog, ChatHandler
@@ -223,7 +224,7 @@ class EdgeStream:
 
     def tell(self, event: ClientEvent, token: str = "") -> None:
         """As ClientStream.tell. A client that leaves too much unread loses the chat."""
-        self.send(client_wire.write(event, self._connection.context.name, token))
+        self.send(write(event, self._connection.context.name, token))
 
     def send(self, payload: bytes) -> None:
         """Queue a frame, as `tell` does."""
@@ -365,7 +366,7 @@ class EdgeStream:
             self._connection.catches_up(self, is_over=True)
 
     def _frame_of(self, event: ClientEvent, token: str = "") -> bytes:
-        return encode_frame(client_wire.write(event, self._connection.context.name, token))
+        return encode_frame(write(event, self._connection.context.name, token))
 
     def _hold(self) -> None:
         """Take from the budget what is kept: a frame that is not whole yet, and frames that wait.

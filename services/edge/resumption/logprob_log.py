@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from outrider.session_types import ScoredToken, TokenLogprobs
+from outrider.session.types import ScoredToken, TokenLogprobs
 
 MAX_BYTES: Final = 512 << 10
 """Of one chat: some 1,600 tokens with 20 likely ones each, and 20,000 with none."""

@@ -14,16 +14,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from outrider.errors import DuplicateSessionError
+from outrider.session.client import Accepted, Committed, Done, Failed, Provisional, Retracted
 from services.edge.resumption.logprob_log import LogprobLog
-from services.edge.session.events import (
-    Accepted,
-    ClientEvent,
-    Commit,
-    Done,
-    Failed,
-    Provisional,
-    Retract,
-)
+from services.edge.session.events import ClientEvent
 from services.edge.stream import ClientStream
 
 _LOG_BYTES = 2048
@@ -55,7 +48,7 @@ class ReplayCursor:
     is_inexact: bool = False
     """The same of their being inexact."""
 
-    def clip(self, commit: Commit, first_char: int) -> Commit | None:
+    def clip(self, commit: Committed, first_char: int) -> Committed | None:
         """The part of a commit that the client lacks, None if it has all. `first_char`: where the
         commit's text begins in the reply, in code points."""
         first = commit.upto - len(commit.ids)
@@ -73,7 +66,7 @@ class ReplayCursor:
         lossy = tuple(number for number in commit.lossy if number >= self.upto)
         self.upto = max(self.upto, commit.upto)
         self.num_chars = max(self.num_chars, first_char + len(commit.text))
-        missing = Commit(
+        missing = Committed(
             text,
             ids,
             self.upto,
@@ -85,7 +78,7 @@ class ReplayCursor:
         self.model_identity, self.is_inexact = None, False
         return missing
 
-    def _lacks_just(self, commit: Commit, first: int, first_char: int) -> bool:
+    def _lacks_just(self, commit: Committed, first: int, first_char: int) -> bool:
         """Whether all of a commit is missing, and nothing else, as of nearly every commit."""
         return (
             self.upto == first
@@ -97,7 +90,7 @@ class ReplayCursor:
         )
 
 
-def in_frames(commit: Commit) -> Iterator[Commit]:
+def in_frames(commit: Committed) -> Iterator[Committed]:
     """The same as events of bounded size; all of the text comes with the first."""
     first = commit.upto - len(commit.ids)
     begin, end = 0, len(commit.ids) - len(commit.logprobs) + MAX_FRAME_LOGPROBS
@@ -109,7 +102,7 @@ def in_frames(commit: Commit) -> Iterator[Commit]:
         num_after = len(commit.ids) - begin - len(ids)
         logprobs = commit.logprobs[: len(commit.logprobs) - num_after]
         end_id = first + begin + len(ids)
-        yield Commit(
+        yield Committed(
             "" if begin else commit.text,
             ids,
             end_id,
@@ -160,14 +153,14 @@ class ReplayLog:
 
     def append(self, event: ClientEvent) -> None:
         """The chat told its client this."""
-        if type(event) is Commit:
+        if type(event) is Committed:
             self._commit(event)
         elif isinstance(event, Accepted):
             self.accepted = event
         elif isinstance(event, Done):
             self.done = event
 
-    def after(self, cursor: ReplayCursor) -> Commit:
+    def after(self, cursor: ReplayCursor) -> Committed:
         """The next of what a client lacks, of bounded size; empty: it has all. Without the model's
         identity."""
         first = cursor.upto
@@ -180,7 +173,7 @@ class ReplayLog:
         text = self._pieces[0] if self._pieces else ""
         end = first + len(ids)
         begins, ends = bisect_left(self._lossy, first), bisect_left(self._lossy, end)
-        return Commit(
+        return Committed(
             text[cursor.num_chars : cursor.num_chars + _MAX_READ_CHARS],
             ids,
             end,
@@ -188,7 +181,7 @@ class ReplayLog:
             logprobs=self._logprobs.some(first - scored, len(ids)) if first >= scored else (),
         )
 
-    def _commit(self, commit: Commit) -> None:
+    def _commit(self, commit: Committed) -> None:
         self._ids.extend(commit.ids)
         self.num_chars += len(commit.text)
         self._pieces.append(commit.text)
@@ -246,7 +239,7 @@ class ReplayReader:
         """Nothing more of it is wanted."""
         self._log = None
 
-    def _missing(self, log: ReplayLog) -> Commit | None:
+    def _missing(self, log: ReplayLog) -> Committed | None:
         piece = log.after(self._cursor)
         if log.model_identity != self._model_identity:
             self._model_identity = log.model_identity
@@ -257,7 +250,7 @@ class ReplayReader:
         return self._cursor.clip(piece, self._cursor.num_chars)
 
 
-_SHOWN: Final = (Provisional, Retract)
+_SHOWN: Final = (Provisional, Retracted)
 
 
 class ClientChannel:
@@ -298,7 +291,7 @@ class ClientChannel:
     def tell(self, event: ClientEvent) -> bool:
         """Log an event and send what the client lacks of it. True if the chat has just caught up
         with the client: provisional text has to start over."""
-        if type(event) is Commit:
+        if type(event) is Committed:
             self._commit(event)
         else:
             if isinstance(event, _SHOWN) and (self._is_muted or self._has_to_wait()):
@@ -312,7 +305,7 @@ class ClientChannel:
             self._is_muted = False
         return caught_up
 
-    def _commit(self, commit: Commit) -> None:
+    def _commit(self, commit: Committed) -> None:
         first_char = self.log.num_chars
         self.log.append(commit)
         if self._stream is None or (self._backlog is not None and self._catches_up()):

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Final
 
 from outrider.errors import ConfigError, MalformedFrameError
 from outrider.models.detokenizer import ByteDecoder
+from outrider.session.client import Provisional, Retracted
 from outrider.speculation.verification import common_prefix_length
 from outrider.word_boundaries import JOINERS, first_word_end, in_word, is_joined
-from services.edge.session.events import Provisional, Retract
 
 if TYPE_CHECKING:
     from outrider.sampling.reply import ReplyText
@@ -172,7 +172,9 @@ class Display:
         """The provisional text the client has now."""
         return self._shown
 
-    def confirm(self, text: str, diverged: bool, now: float, num_tokens: int = 1) -> Retract | None:
+    def confirm(
+        self, text: str, diverged: bool, now: float, num_tokens: int = 1
+    ) -> Retracted | None:
         """`text` becomes final, and `diverged` tells whether a draft proved wrong with it.
 
         Returns what has to be sent before the commit.
@@ -200,7 +202,7 @@ class Display:
         if self._first_word_left is not None:
             self._first_word_left = 0  # its fate is not seen any more
 
-    def clear(self, now: float) -> Retract | None:
+    def clear(self, now: float) -> Retracted | None:
         """The chat ends: no provisional text is left behind."""
         return self._erase(0, now) if self._shown else None
 
@@ -231,7 +233,7 @@ class Display:
             if not self._first_word_left:
                 self.first_word_stayed = True
 
-    def _erase(self, kept: int, now: float) -> Retract:
+    def _erase(self, kept: int, now: float) -> Retracted:
         self.erased_chars += len(self._shown) - kept
         if self._first_word_left and kept < self._first_word_left:
             self._first_word_left, self.first_word_stayed = 0, False
@@ -246,7 +248,7 @@ class Display:
         self.quiet_until = (
             self._next_rewrite - (policy.rewrite_burst - 1) * policy.rewrite_interval_s
         )
-        return Retract(kept)
+        return Retracted(kept)
 
     def _likely(self, drafts: DraftText) -> tuple[int, float, int]:
         limit, stability, risk, count = 0, 1.0, 0.0, 0

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from outrider.errors import MalformedFrameError
+from outrider.session.region import Draft
 from services.edge.session.acceptance import DraftOutcome
 from services.edge.session.draft_sources import Drafter, Guess
-from services.edge.session.events import SendDraft
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +212,7 @@ class DraftChain:
         guess = self._grow(room)
         return DraftProgress(False, len(guess.ids), guess.took_s, len(self._drafts) - num_before)
 
-    def take_unsent(self) -> SendDraft | None:
+    def take_unsent(self) -> Draft | None:
         """The drafts not sent so far as one frame; they count as sent."""
         # What the region dropped may have been committed meanwhile, and more.
         resend = self._resend and self._sent_to is not None and self.committed <= self._reach
@@ -227,9 +227,9 @@ class DraftChain:
         self._last_reach = self._reach if joins else 0
         self._reach = max(self._sent_to, self._last_reach)
         # Epoch 0 begins with the reply, before anything was sent.
-        return SendDraft(self.epoch, start, ids, continues=joins and start > 0)
+        return Draft(self.epoch, start, ids, continues=joins and start > 0)
 
-    def requeue(self, frame: SendDraft) -> None:
+    def requeue(self, frame: Draft) -> None:
         """The frame taken last could not be sent: its drafts are unsent again. If it was the first
         of its epoch, the next frame begins another one."""
         self._sent_to = frame.base if frame.continues or not frame.base else None

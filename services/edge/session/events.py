@@ -1,45 +1,23 @@
 """What a chat session is told (inputs) and what it wants done (actions), one dataclass each.
 
+Commit, Draft and what the client is told are the vocabulary of all tiers (outrider.session).
 The session decides, the shell (`services/edge/chat.py`) carries actions out in their order.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from outrider.errors import OutriderError
 from outrider.sampling.params import SamplingParams
-from outrider.session_types import (
-    NO_SPECULATION,
-    FinishReason,
-    Priority,
-    Speculation,
-    SpeculationStats,
-    Timings,
-    TokenLogprobs,
-    Usage,
-)
+from outrider.session.client import Accepted, Committed, Done, Failed, Provisional, Retracted
+from outrider.session.region import Commit, Draft
+from outrider.session.types import FinishReason, Priority, Speculation, Timings, Usage
 
 if TYPE_CHECKING:
     from outrider.models.chat import Message
     from outrider.reply_parsing.formats import ReplyFormat
-
-
-class ReplicaPace(NamedTuple):
-    """How fast a replica works."""
-
-    interval_s: float = 0.0
-    """Between the session's commits, smoothed; 0: it did not say."""
-    row_s: float = 0.0
-    """Time that one more draft token adds to a call of the model."""
-    max_lead: int = 0
-    """Most drafts ahead of the commits that the replica keeps; 0: it did not say."""
-    overload_level: int = 0
-    echo: int = 0
-    """`echo` of the newest SendDraft since the last commit; 0: there was none."""
-    ack_delay_s: float = 0.0
-    """Time from the arrival of that frame to this commit."""
 
 
 RawPrompt: TypeAlias = str | tuple[int, ...]
@@ -200,23 +178,6 @@ class RegionOpened:
     """What the replica computes; empty: unknown."""
 
 
-class RegionCommit(NamedTuple):
-    """Tokens [base, base + accepted) are this edge's drafts of `epoch`; `ids` follow them."""
-
-    epoch: int
-    base: int
-    accepted: int
-    ids: tuple[int, ...]
-    upto: int
-    """Number of tokens now final: base + accepted + len(ids)."""
-    pace: ReplicaPace | None = None
-    """None: about what it was, or the replica does not say."""
-    lossy: tuple[int, ...] = ()
-    """Positions in the reply of those tokens among these that a lossy threshold let through."""
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    """Of each of these tokens, accepted ones too, if they were asked for."""
-
-
 @dataclass(frozen=True, slots=True)
 class RegionDone:
     """The replica ended the session."""
@@ -266,7 +227,7 @@ class DraftDropped:
     """A frame of drafts could not be sent: the way to the region is congested. To be given before
     any other input."""
 
-    frame: SendDraft
+    frame: Draft
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,19 +266,6 @@ class OpenRegion:
 
 
 @dataclass(frozen=True, slots=True)
-class SendDraft:
-    """Drafts for the reply's tokens from position `base` on. Frames of an epoch are contiguous."""
-
-    epoch: int
-    base: int
-    ids: tuple[int, ...]
-    continues: bool = False
-    """An earlier frame of the epoch began its chain."""
-    echo: int = field(default=0, compare=False)
-    """Sequence number that the replica returns, to measure the round trip; 0: none."""
-
-
-@dataclass(frozen=True, slots=True)
 class OpenDrafter:
     """Have the drafter process draft for a reply; Finish ends it."""
 
@@ -352,76 +300,6 @@ class CancelRegion:
 
 
 @dataclass(frozen=True, slots=True)
-class Accepted:
-    """To the client: the chat is under way."""
-
-    request_id: str
-    model: str
-    prompt_tokens: int
-    reply_format: ReplyFormat | None = None
-    """Of a chat with tools: how its committed text is to be read (outrider.reply_parsing)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Provisional:
-    """To the client: of the provisional text `erase_to` code points stay, `text` follows."""
-
-    base: int
-    erase_to: int
-    text: str
-    stability: float
-
-
-@dataclass(frozen=True, slots=True)
-class Retract:
-    """To the client: of the provisional text `erase_to` code points stay."""
-
-    erase_to: int
-
-
-class Commit(NamedTuple):
-    """To the client: `text` is final; it agrees with the provisional text still shown."""
-
-    text: str
-    ids: tuple[int, ...]
-    upto: int
-    lossy: tuple[int, ...] = ()
-    """Positions in the reply of tokens that a lossy threshold let through."""
-    model_identity: bytes | None = None
-    """Of the replica that computed these; None: that of the commit before."""
-    inexact: bool = False
-    """Another model computed the tokens before these."""
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    """Of the last of `ids`, if they were asked for; of those before them they are not known any
-    more, or never were: an earlier run elsewhere committed them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """To the client, last: the reply is whole, or was cancelled."""
-
-    finish_reason: FinishReason
-    upto: int
-    usage: Usage
-    timings: Timings
-    edge_timings: Timings
-    region: str
-    replica: str
-    speculation_stats: SpeculationStats = NO_SPECULATION
-    inexact: bool = False
-    """Whether one model went on with what another one had begun."""
-    stop_string: str = ""
-    """Of the request's, the one that ended the reply; empty: none did."""
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """To the client, last: the chat ended by an error."""
-
-    error: OutriderError
-
-
-@dataclass(frozen=True, slots=True)
 class Finish:
     """Nothing more will be sent either way: end the stream, forget the session."""
 
@@ -435,7 +313,7 @@ Input: TypeAlias = (
     | PromptReady
     | PromptFailed
     | RegionOpened
-    | RegionCommit
+    | Commit
     | RegionDone
     | RegionMoved
     | RegionFailed
@@ -443,14 +321,7 @@ Input: TypeAlias = (
     | DraftDropped
     | Tick
 )
-ClientEvent: TypeAlias = Accepted | Provisional | Retract | Commit | Done | Failed
+ClientEvent: TypeAlias = Accepted | Provisional | Retracted | Committed | Done | Failed
 Action: TypeAlias = (
-    Tokenize
-    | OpenRegion
-    | SendDraft
-    | OpenDrafter
-    | TellDrafter
-    | CancelRegion
-    | ClientEvent
-    | Finish
+    Tokenize | OpenRegion | Draft | OpenDrafter | TellDrafter | CancelRegion | ClientEvent | Finish
 )

@@ -23,9 +23,10 @@ from outrider.errors import (
     PromptTooLongError,
     VocabularyMismatchError,
 )
-from outrider.session_types import NO_SPECULATION, FinishReason, Timings, Usage
+from outrider.session.client import Accepted, Committed, Done, Failed, Provisional
+from outrider.session.region import Commit
+from outrider.session.types import NO_SPECULATION, FinishReason, Timings, Usage
 from services.edge.session.events import (
-    Accepted,
     Action,
     CancelAsked,
     CancelRegion,
@@ -34,18 +35,13 @@ from services.edge.session.events import (
     ClientChanged,
     ClientFailed,
     ClientGone,
-    Commit,
-    Done,
     DraftDropped,
     DraftsReady,
-    Failed,
     Finish,
     Input,
     OpenRegion,
     PromptFailed,
     PromptReady,
-    Provisional,
-    RegionCommit,
     RegionDone,
     RegionFailed,
     RegionMoved,
@@ -103,7 +99,7 @@ class Milestones:
         """These actions are about to be done; the reply's first `num_resumed` tokens are of earlier
         runs."""
         for action in actions:
-            if type(action) is Commit:
+            if type(action) is Committed:
                 if self.committed is None and action.upto > num_resumed:
                     self.committed = now
             elif self.provisional is None and isinstance(action, Provisional):
@@ -298,7 +294,7 @@ class ChatSession:
         chat.num_prompt_tokens = item.prompt_tokens
         return _accept(chat)
 
-    def _commit(self, chat: _OpenedChat, item: RegionCommit, now: float) -> Actions:
+    def _commit(self, chat: _OpenedChat, item: Commit, now: float) -> Actions:
         chat.reopening.worked()
         return chat.reply.commit(item, now)
 
@@ -406,7 +402,7 @@ class ChatSession:
             finish_reason=reason,
             upto=self.num_tokens,
             usage=usage,
-            timings=timings,
+            replica_timings=timings,
             edge_timings=self.milestones.timings(now),
             region=opened.region if opened else "",
             replica=opened.replica if opened else "",
@@ -426,7 +422,7 @@ class ChatSession:
         return [CancelRegion(reason)] if at_region else []
 
 
-_OF_REGION: Final = (RegionOpened, RegionCommit, RegionMoved, RegionDone)
+_OF_REGION: Final = (RegionOpened, Commit, RegionMoved, RegionDone)
 _NO_ANSWER = "the deadline passed and the region did not answer; try again"
 
 
@@ -435,7 +431,10 @@ def _accept(chat: _OpenedChat) -> Actions:
     chat.is_accepted = True
     request = chat.request
     accepted = Accepted(
-        request.request_id, request.model, chat.num_prompt_tokens, request.reply_format
+        request.request_id,
+        request.model,
+        chat.num_prompt_tokens,
+        reply_format=request.reply_format,
     )
     return [accepted, *chat.resumed]
 
@@ -451,7 +450,7 @@ _DEFAULT: dict[type[Input], Handler] = {
     PromptReady: ChatSession._ignore,
     PromptFailed: ChatSession._ignore,
     RegionOpened: ChatSession._misplaced_by_region,
-    RegionCommit: ChatSession._misplaced_by_region,
+    Commit: ChatSession._misplaced_by_region,
     RegionMoved: ChatSession._misplaced_by_region,
     RegionDone: ChatSession._misplaced_by_region,
     RegionFailed: ChatSession._misplaced_by_region,
@@ -491,7 +490,7 @@ TABLE: dict[SessionState, dict[type[Input], Handler]] = {
     },
     SessionState.STREAMING: {
         **_OPENED,
-        RegionCommit: ChatSession._commit,
+        Commit: ChatSession._commit,
         RegionMoved: ChatSession._moved,
         RegionDone: ChatSession._region_done,
         RegionFailed: ChatSession._region_failed,

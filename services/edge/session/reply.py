@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Final
 
 from outrider.errors import InvalidRequestError, MalformedFrameError
 from outrider.sampling.params import SamplingParams
-from outrider.session_types import ScoredToken, Speculation, SpeculationStats, TokenLogprobs
+from outrider.session.client import Committed
+from outrider.session.region import Commit, Draft
+from outrider.session.types import ScoredToken, Speculation, SpeculationStats, TokenLogprobs
 from services.edge.session.acceptance import Averages
 from services.edge.session.continuity import ModelContinuity
 from services.edge.session.display import Display, DisplayPolicy, ReplyDecoder
@@ -19,13 +21,10 @@ from services.edge.session.events import (
     Action,
     ChatRequest,
     ClientEvent,
-    Commit,
     DrafterReport,
     OpenDrafter,
-    RegionCommit,
     RegionMoved,
     RegionOpened,
-    SendDraft,
     TellDrafter,
 )
 from services.edge.session.upload_control import UploadController, UploadPolicy
@@ -147,7 +146,7 @@ class ReplyFlow:
             ) from error
         self.chain.resume(ids)
         self.ids.extend(ids)
-        return [Commit(text, ids, len(ids))]
+        return [Committed(text, ids, len(ids))]
 
     def change_client(self, provisional: bool, now: float) -> None:
         """Another client receives the reply, or none does; it has no provisional text."""
@@ -197,13 +196,13 @@ class ReplyFlow:
         """The region has no drafts of this epoch or any before it; without `epoch`, none at all."""
         self.chain.lose(self.chain.epoch if epoch is None else epoch)
 
-    def unsent(self, frame: SendDraft) -> None:
+    def unsent(self, frame: Draft) -> None:
         """The drafts that `refresh` returned last could not be sent."""
         self.chain.requeue(frame)
 
-    def commit(self, commit: RegionCommit, now: float) -> list[Action]:
+    def commit(self, commit: Commit, now: float) -> list[Action]:
         """What client and drafter are told. Raises MalformedFrameError for an impossible commit."""
-        resolved = self._resolve(commit)
+        resolved = self.chain.commit(commit.epoch, commit.base, commit.accepted, commit.ids)
         self._learn(commit, resolved, now)
         text = self._decoder.commit(resolved.ids)
         self.ids.extend(resolved.ids)
@@ -214,7 +213,7 @@ class ReplyFlow:
         elif self.controller.lead or self.chain.num_unlearned >= _LEARN_TOKENS:
             self._schedule_refresh(now + self._policy.coalesce_s)
         origin = self.model.committed()
-        committed = Commit(
+        committed = Committed(
             text,
             resolved.ids,
             commit.upto,
@@ -228,17 +227,7 @@ class ReplyFlow:
             actions.append(TellDrafter(resolved.ids, self.controller.lead))
         return actions
 
-    def _resolve(self, commit: RegionCommit) -> ResolvedCommit:
-        resolved = self.chain.commit(commit.epoch, commit.base, commit.accepted, commit.ids)
-        if commit.upto != self.chain.committed:
-            raise MalformedFrameError(
-                f"a commit ends at token {self.chain.committed}, not at {commit.upto} as it says"
-            )
-        if commit.lossy and not all(commit.base <= it < commit.upto for it in commit.lossy):
-            raise MalformedFrameError("a commit calls a token lossy that is not one of its own")
-        return resolved
-
-    def _logprobs(self, commit: RegionCommit, ids: tuple[int, ...]) -> tuple[TokenLogprobs, ...]:
+    def _logprobs(self, commit: Commit, ids: tuple[int, ...]) -> tuple[TokenLogprobs, ...]:
         """With the tokens' texts. Raises MalformedFrameError for others than were asked for."""
         most = self._request.sampling.num_logprobs
         if not commit.logprobs and most < 0:
@@ -262,7 +251,7 @@ class ReplyFlow:
     def _named(self, token: ScoredToken) -> ScoredToken:
         return token._replace(text=self._token_bytes(token.id))
 
-    def _learn(self, commit: RegionCommit, resolved: ResolvedCommit, now: float) -> None:
+    def _learn(self, commit: Commit, resolved: ResolvedCommit, now: float) -> None:
         if commit.pace is not None:
             self.chain.limit_lead(commit.pace.max_lead)
         if resolved.outcomes or resolved.ended_at is not None:
@@ -301,7 +290,7 @@ class ReplyFlow:
         retract = self.display.clear(now)
         events: list[ClientEvent] = [] if retract is None else [retract]
         if is_whole and (text := self._decoder.finish()):
-            events.append(Commit(text, (), self.chain.committed))
+            events.append(Committed(text, (), self.chain.committed))
         return events
 
     def learn_more(self) -> bool:
@@ -350,7 +339,7 @@ class ReplyFlow:
             self._drafter.await_no_longer()
             self._awaited_until = None
 
-    def _take_unsent(self, now: float) -> SendDraft | None:
+    def _take_unsent(self, now: float) -> Draft | None:
         draft = self.chain.take_unsent()
         if draft is None:
             return None

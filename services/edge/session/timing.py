@@ -9,7 +9,7 @@ from collections import OrderedDict, deque
 from statistics import median
 from typing import Final
 
-from services.edge.session.events import ReplicaPace
+from outrider.session.region import Pace
 
 _DECAY: Final = 0.95
 """Weight that a sum keeps with each new sample."""
@@ -88,7 +88,7 @@ class PaceTracker:
         self._draft_time_s = self._draft_time_s * _DECAY + took_s
         self._num_drafts = self._num_drafts * _DECAY + count
 
-    def told(self, pace: ReplicaPace) -> None:
+    def told(self, pace: Pace) -> None:
         """The replica says how fast it works."""
         self.interval_s = pace.interval_s or self.interval_s
         self.row_s = pace.row_s or self.row_s

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from outrider.session.region import Pace
 from services.edge.session.acceptance import Acceptance, Averages, DraftOutcome
 from services.edge.session.draft_chain import DraftProgress
-from services.edge.session.events import ReplicaPace
 from services.edge.session.speedup_model import (
     SessionConditions,
     useful_lead,
@@ -189,10 +189,10 @@ class UploadController:
         self.counts.sent += count
 
     def committed(
-        self, pace: ReplicaPace | None, num_tokens: int, *, on_its_own: bool, now: float
+        self, pace: Pace | None, num_tokens: int, *, on_its_own: bool, now: float
     ) -> None:
         """A commit of so many tokens came; `on_its_own`: no draft of the edge was in its call.
-        `pace` as in RegionCommit."""
+        `pace` as in Commit."""
         if pace is not None:
             self.round_trip.returned(pace.echo, pace.ack_delay_s, now)
             self.pace.told(pace)

@@ -17,7 +17,7 @@ from outrider.codec.vectors import VectorFormat, unpacked
 from outrider.cost import Cost
 from outrider.errors import MalformedFrameError, OutriderError, PeerFaultError, UnavailableError
 from outrider.rpc import LOSSES, end_call, loss_reason
-from outrider.session_types import Priority
+from outrider.session.types import Priority
 from outrider.v1 import embedding_pb2, embedding_pb2_grpc
 from outrider.wire import MAX_AT_ONCE_INPUTS, cost_of, error_from_proto, priority_to_proto
 from services.edge.upstream.link import RouterLink

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from google.protobuf.message import DecodeError
-
 from outrider.codec.prompt_memory import (
     PromptMemory,
     as_bytes,
@@ -16,16 +14,15 @@ from outrider.codec.prompt_memory import (
 from outrider.codec.tokens import TokenCodec, TokenCoder
 from outrider.errors import BadTokenBlockError, MalformedFrameError
 from outrider.model_identity import check_model_identity
+from outrider.session.region import Commit, Draft
+from outrider.session.region_wire import commit_from_proto, draft_to_proto, seconds
 from outrider.tokenization.rewriting import Rewriter
 from outrider.v1 import common_pb2, inference_pb2
 from outrider.wire import (
     error_from_proto,
     finish_reason_from_proto,
-    ids_of,
-    logprobs_from_proto,
     message_to_proto,
     priority_to_proto,
-    put_ids,
     sampling_to_proto,
     speculation_to_proto,
     timings_from_proto,
@@ -35,20 +32,16 @@ from outrider.wire import (
 from services.edge.identity import UNIDENTIFIED, Identity
 from services.edge.session.events import (
     OpenRegion,
-    RegionCommit,
     RegionDone,
     RegionFailed,
     RegionMoved,
     RegionOpened,
-    ReplicaPace,
-    SendDraft,
 )
 
-MAX_COMMIT_TOKENS = 4096
 NOTHING_KNOWN = PromptMemory(0)
 """Of a router that is to get whole prompts."""
 
-RegionInput = RegionOpened | RegionCommit | RegionMoved | RegionDone | RegionFailed
+RegionInput = RegionOpened | Commit | RegionMoved | RegionDone | RegionFailed
 
 
 class RegionCodec:
@@ -139,22 +132,15 @@ class RegionWire:
             ids = as_bytes(self._prompt) + as_bytes(reply)
             known.remember(self._scope, name, ids, self._prompt_name)
 
-    def draft(self, action: SendDraft) -> inference_pb2.SessionUp:
+    def draft(self, draft: Draft) -> inference_pb2.SessionUp:
         """A frame of drafts."""
-        draft = inference_pb2.Draft(
-            epoch=action.epoch,
-            base=action.base,
-            continues=action.continues,
-            echo=action.echo,
-        )
-        put_ids(draft, self._coder, action.ids, self._codec)
-        return inference_pb2.SessionUp(draft=draft)
+        return inference_pb2.SessionUp(draft=draft_to_proto(draft, self._coder, self._codec))
 
     def read(self, frame: inference_pb2.SessionDown) -> RegionInput:
         """What the region says. Raises MalformedFrameError and BadTokenBlockError."""
         kind = frame.WhichOneof("kind")
         if kind == "commit":
-            return self._commit(frame.commit)
+            return commit_from_proto(frame.commit, self._coder)
         if kind == "opened":
             return self._opened(frame.opened)
         if kind == "done":
@@ -203,50 +189,9 @@ class RegionWire:
             vocabulary_digest=opened.vocabulary_digest,
             max_drafts=opened.max_drafts,
             echo=opened.echo,
-            ack_delay_s=_seconds(opened.ack_delay_ms),
+            ack_delay_s=seconds(opened.ack_delay_ms),
             model_identity=check_model_identity(opened.model_identity),
         )
-
-    def _commit(self, commit: inference_pb2.Commit) -> RegionCommit:
-        ids = ids_of(commit, self._coder, max_count=MAX_COMMIT_TOKENS)
-        epoch, base, accepted, upto = commit.epoch, commit.base, commit.accepted, commit.upto
-        if not (data := commit.details):
-            return RegionCommit(epoch, base, accepted, ids, upto)
-        details = _details(data)
-        return RegionCommit(
-            epoch=epoch,
-            base=base,
-            accepted=accepted,
-            ids=ids,
-            upto=upto,
-            pace=_pace(details.pace) if details.HasField("pace") else None,
-            lossy=tuple(details.lossy),
-            logprobs=logprobs_from_proto(details.logprobs, max_tokens=MAX_COMMIT_TOKENS),
-        )
-
-
-def _details(data: bytes) -> inference_pb2.CommitDetails:
-    try:
-        return inference_pb2.CommitDetails.FromString(data)
-    except DecodeError as error:
-        raise MalformedFrameError(f"the region's commit does not parse: {error}") from error
-
-
-def _pace(pace: inference_pb2.Pace) -> ReplicaPace:
-    return ReplicaPace(
-        interval_s=_seconds(pace.commit_interval_ms),
-        row_s=_seconds(pace.row_ms),
-        max_lead=pace.max_lead,
-        overload_level=pace.overload_level,
-        echo=pace.echo,
-        ack_delay_s=_seconds(pace.ack_delay_ms),
-    )
-
-
-def _seconds(ms: float) -> float:
-    if not 0 <= ms < float("inf"):
-        raise MalformedFrameError(f"the region named a time of {ms} ms")
-    return ms / 1e3
 
 
 def cancel(reason: str) -> inference_pb2.SessionUp:

@@ -21,7 +21,7 @@ import structlog
 from outrider.engines.embedding import Embedder, Ids, Vectors
 from outrider.errors import CancelledError, DeadlineError, EngineError, OutriderError
 from outrider.models.embedding_folder import TextTokenizer
-from outrider.session_types import Priority
+from outrider.session.types import Priority
 from outrider.tokenization.backends.equivalence import is_defect
 from services.inference.embedding.limits import EmbeddingLimits
 from services.inference.embedding.queue import EmbeddingBatch, EmbeddingQueue

@@ -23,7 +23,7 @@ from typing import Final
 
 from outrider.engines.embedding import Ids, padded_tokens
 from outrider.errors import FrameTooLargeError, OverloadedError
-from outrider.session_types import Priority
+from outrider.session.types import Priority
 from services.inference.embedding.fair_line import FairLine, TenantShares
 from services.inference.embedding.limits import EmbeddingLimits
 

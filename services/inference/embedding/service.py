@@ -25,7 +25,7 @@ from outrider.errors import (
 )
 from outrider.model_identity import short_form
 from outrider.rpc import discarded, incoming
-from outrider.session_types import Priority, Usage
+from outrider.session.types import Priority, Usage
 from outrider.telemetry.refusals import RefusalLog
 from outrider.v1 import embedding_pb2, inference_pb2
 from outrider.v1.embedding_pb2_grpc import EmbeddingServiceServicer

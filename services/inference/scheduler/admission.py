@@ -15,7 +15,7 @@ from outrider.errors import (
     OverloadedError,
     PromptTooLongError,
 )
-from outrider.session_types import Priority
+from outrider.session.types import Priority
 from services.inference.scheduler.cost_model import CostModel, attention_work
 from services.inference.scheduler.limits import SchedulerLimits
 from services.inference.scheduler.queues import SessionQueues

@@ -18,7 +18,7 @@ from outrider.engines.base import (
     SequenceSlice,
     no_work,
 )
-from outrider.session_types import Priority
+from outrider.session.types import Priority
 from services.inference.kv.pool import BlockCopy, KvPool
 from services.inference.scheduler.cost_model import CostModel, DecodeCostModel, attention_work
 from services.inference.scheduler.draft_budget import BatchSlot, DraftBudget, DraftGrant

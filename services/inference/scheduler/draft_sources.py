@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 from outrider.lru_map import LruMap
 from outrider.sampling.constraint import Constraint
+from outrider.session.region import Draft
 from outrider.speculation.learnt import Learnt, Numbers, Restore, nothing, row_of
 from outrider.speculation.ngram_store import MAX_SALTS, NgramStatistics, NgramStore
 from outrider.speculation.ngrams import NgramPrior
 from outrider.speculation.prediction_drafter import PredictionDrafter
 from outrider.speculation.suffix_drafter import LEAST_SURVIVAL, DraftTokens, SuffixDrafter
 from outrider.speculation.verification import Verification, common_prefix_length
-from services.inference.scheduler.types import Drafts
 
 MAX_UNSEEN_TOKENS = 32
 """Most committed tokens that the suffix drafter may lack when it drafts; a commit has no more."""
@@ -60,7 +60,7 @@ class EdgeChain:
         self._end: int | None = None
         """Number of the reply's token behind the last draft of the epoch; None before the first."""
 
-    def receive(self, drafts: Drafts, ids: Sequence[int], num_prompt: int = 0) -> None:
+    def receive(self, drafts: Draft, ids: Sequence[int], num_prompt: int = 0) -> None:
         """Add a frame, given prompt and committed reply. Frames of an epoch extend each other;
         drafts beyond the lead limit are cut."""
         if drafts.epoch > self.epoch:
@@ -80,7 +80,7 @@ class EdgeChain:
             return
         self._end = max(end, min(drafts.base + len(drafts.ids), num_reply + len(self.ids)))
 
-    def _add(self, drafts: Drafts, ids: Sequence[int], begin: int) -> bool:
+    def _add(self, drafts: Draft, ids: Sequence[int], begin: int) -> bool:
         """False if the frame, which begins at index `begin` of `ids`, contradicts what is known."""
         overlap = max(0, len(ids) - begin)
         offset = max(0, begin - len(ids))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 
 from outrider.engines.base import EngineInfo
 from outrider.errors import ConfigError
-from outrider.session_types import Priority
+from outrider.session.types import Priority
 
 _LEAST = {
     "max_queue": 0.0,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from outrider.session_types import Priority
+from outrider.session.types import Priority
 from services.inference.scheduler.cost_model import CostModel, attention_work
 from services.inference.scheduler.limits import SchedulerLimits
 from services.inference.scheduler.session import Session, SessionState

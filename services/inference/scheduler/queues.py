@@ -10,7 +10,7 @@ import numpy as np
 
 from outrider.engines.base import NewSequence
 from outrider.engines.candidates import num_candidates
-from outrider.session_types import Priority
+from outrider.session.types import Priority
 from services.inference.kv.pool import KvPool
 from services.inference.scheduler.session import Session, SessionInput, SessionState
 

@@ -24,7 +24,8 @@ from outrider.sampling import whole_rows
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import Reply
 from outrider.sampling.sampler import Sampler
-from outrider.session_types import FinishReason, Priority
+from outrider.session.region import Commit, Draft
+from outrider.session.types import FinishReason, Priority
 from outrider.speculation.learnt import BINDING_BYTES, KeptGroups, Learnt
 from outrider.speculation.ngrams import NgramPrior
 from outrider.speculation.prediction_drafter import PredictionDrafter
@@ -41,11 +42,9 @@ from services.inference.scheduler.draft_sources import (
 )
 from services.inference.scheduler.limits import SchedulerLimits, context_limit
 from services.inference.scheduler.queues import SessionQueues
-from services.inference.scheduler.session import Session, SessionState, Verified
+from services.inference.scheduler.session import Session, SessionState
 from services.inference.scheduler.types import (
     ClassLoad,
-    Committed,
-    Drafts,
     Event,
     Failed,
     Finished,
@@ -53,6 +52,7 @@ from services.inference.scheduler.types import (
     Load,
     Opened,
     OpenRequest,
+    SessionCommit,
 )
 
 
@@ -106,7 +106,7 @@ class Scheduler:
         """Of sessions that have ended."""
         self._num_held = 0
         self._in_flight: Batch | None = None
-        self._untold: list[tuple[ScheduledSequence, Verified, Batch]] = []
+        self._untold: list[tuple[ScheduledSequence, Commit, Batch]] = []
         """What the last call committed, for take_committed()."""
         self._verified_at = 0.0
         self._timed: tuple[Batch, float] | None = None
@@ -203,12 +203,12 @@ class Scheduler:
         session, before = one.session, one.session.num_computed
         has_begun = session.state is SessionState.DECODING
         try:
-            verified = session.verify(rows, one.drafts, one.num_drafts, choices)
+            commit = session.verify(rows, one.drafts, one.num_drafts, choices)
         except OutriderError as error:
             events.append(self._fail(session, error))
             return
         if one.attempt is not None:
-            session.sources.backoff.observe(one.attempt, len(verified.verdict.ids))
+            session.sources.backoff.observe(one.attempt, commit.upto - commit.base)
         num_computed = session.num_computed
         block_tokens = self._pool.block_tokens
         if not has_begun or before // block_tokens != num_computed // block_tokens:
@@ -216,15 +216,15 @@ class Scheduler:
         if one.drafts:
             self._pool.truncate(session.sequence, num_computed + self._min_rows)
         if has_begun and session.finished is None:
-            self._untold.append((one, verified, batch))
+            self._untold.append((one, commit, batch))
             return
-        events.append(self._committed(one, verified, batch))
+        events.append(self._committed(one, commit, batch))
         if session.finished is not None:
             events.append(self._finish(session, session.finished, self._verified_at))
 
-    def _committed(self, one: ScheduledSequence, verified: Verified, batch: Batch) -> Committed:
+    def _committed(self, one: ScheduledSequence, commit: Commit, batch: Batch) -> SessionCommit:
         return one.session.committed(
-            verified,
+            commit,
             started_at=batch.scheduled_at,
             row_ms=self._decode_cost.row_ms,
             now=self._verified_at,
@@ -289,7 +289,7 @@ class Scheduler:
             return [opened]
         return [opened, self._finish(session, session.finished, now)]
 
-    def draft(self, session: int, drafts: Drafts, now: float) -> None:
+    def draft(self, session: int, drafts: Draft, now: float) -> None:
         """Keep an edge's drafts for the next calls; for a session that is gone they are void.
 
         Raises InvalidRequestError for ids outside the vocabulary.

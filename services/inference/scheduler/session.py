@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from enum import IntEnum, auto
-from typing import NamedTuple
 
 from outrider.engines.base import LogitsRows
 from outrider.errors import InvalidRequestError
 from outrider.sampling.reply import Reply
 from outrider.sampling.sampler import Sampler
 from outrider.sampling.whole_rows import Rivals
-from outrider.session_types import FinishReason, Timings, Usage
-from outrider.speculation.verification import Verification, verify
+from outrider.session.region import Commit
+from outrider.session.types import FinishReason, Timings, Usage
+from outrider.speculation.verification import verify
 from services.inference.scheduler.draft_sources import DraftSources
-from services.inference.scheduler.types import Committed, OpenRequest
+from services.inference.scheduler.types import OpenRequest, SessionCommit
 
 _INTERVAL_SMOOTHING = 0.25
 """Weight of the last commit interval in the average."""
@@ -76,20 +76,6 @@ TRANSITIONS: dict[SessionState, dict[SessionInput, SessionState]] = {
     },
     SessionState.ENDED: {},
 }
-
-
-class Verified(NamedTuple):
-    """What a call committed to a session, until others are told (Session.committed)."""
-
-    base: int
-    """Number of the first token."""
-    epoch: int
-    """Of the edge's drafts."""
-    num_from_edge: int
-    """How many of the tokens, from the first on, are drafts of the edge."""
-    verdict: Verification
-    has_edge_drafts: bool
-    """Whether drafts of the edge were offered for the call."""
 
 
 class _SessionTimes:
@@ -181,6 +167,8 @@ class Session:
         self.only_noise_decides = sampler.only_noise_decides
         """See Sampler."""
         self._reply = reply
+        self._had_edge_drafts = False
+        """Whether drafts of the edge were offered for its last call."""
         self._draft_tokens = 0
         self._accepted_tokens = 0
         self._resume(request.resume)
@@ -281,13 +269,14 @@ class Session:
         drafts: Sequence[int],
         num_drafts: int,
         choices: Sequence[int] = (),
-    ) -> Verified:
+    ) -> Commit:
         """Commit what the rows of a call choose, whose slice ended with `drafts` behind ids[-1].
 
         The first num_drafts of them are drafts, the rest is padding. `choices` is what was chosen
         among rivals(). Sets `finished` when the reply is over. Raises EngineError.
         """
         position = len(self.ids)
+        base = position - self._num_prompt
         verdict = verify(
             self._sampler, rows.logits, rows.ids, drafts, position, self._append, choices
         )
@@ -295,7 +284,7 @@ class Session:
             self.transition(SessionInput.COMMIT)
         self.num_computed = min(position + verdict.accepted, len(self.ids) - 1)
         sources = self.sources
-        has_edge_drafts = sources.offers_edge_drafts
+        self._had_edge_drafts = sources.offers_edge_drafts
         if num_drafts:
             num_verified = min(num_drafts, len(rows.logits))
             self._draft_tokens += num_verified
@@ -303,38 +292,34 @@ class Session:
             sources.observe(num_verified, verdict)
         else:
             sources.observe(0, verdict)
-        chain = sources.chain
-        epoch, num_from_edge = self._epoch, 0
+        ids, chain = verdict.ids, sources.chain
+        epoch, from_edge = self._epoch, 0
         if chain is not None:
-            epoch, num_from_edge = chain.epoch, chain.advance(verdict.ids)
-        return Verified(position - self._num_prompt, epoch, num_from_edge, verdict, has_edge_drafts)
+            epoch, from_edge = chain.epoch, chain.advance(ids)
+        return Commit(
+            epoch,
+            base,
+            from_edge,
+            ids[from_edge:],
+            None,
+            tuple([base + index for index in verdict.lossy]) if verdict.lossy else (),
+            verdict.logprobs,
+            ids[:from_edge],
+        )
 
     def committed(
         self,
-        verified: Verified,
+        commit: Commit,
         *,
         started_at: float,
         row_ms: float,
         now: float,
         drafts_ms: float = 0.0,
-    ) -> Committed:
+    ) -> SessionCommit:
         """What others are told of verify(), whose call began at `started_at`, was over at `now`,
-        and took `drafts_ms` longer for the drafts. Once for each, in order."""
-        base, epoch, num_from_edge, verdict, has_edge_drafts = verified
-        self._times.committed(started_at, now, drafts_ms if has_edge_drafts else 0.0)
-        lossy = verdict.lossy
-        return Committed(
-            self.session_id,
-            epoch,
-            base,
-            num_from_edge,
-            verdict.ids[num_from_edge:],
-            self._times.interval_ms,
-            row_ms,
-            tuple([base + index for index in lossy]) if lossy else (),
-            verdict.ids[:num_from_edge],
-            verdict.logprobs,
-        )
+        and took `drafts_ms` longer for the drafts. Once for each, before the next."""
+        self._times.committed(started_at, now, drafts_ms if self._had_edge_drafts else 0.0)
+        return SessionCommit(self.session_id, commit, self._times.interval_ms, row_ms)
 
     def _append(self, token: int) -> bool:
         """Add a committed token; whether the reply is over."""

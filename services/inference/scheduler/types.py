@@ -9,7 +9,8 @@ from typing import NamedTuple, TypeAlias
 from outrider.errors import OutriderError
 from outrider.sampling.constraint import Constraint
 from outrider.sampling.params import SamplingParams
-from outrider.session_types import FinishReason, Priority, Timings, TokenLogprobs, Usage
+from outrider.session.region import Commit, Draft
+from outrider.session.types import FinishReason, Priority, Timings, Usage
 
 
 class OverloadLevel(IntEnum):
@@ -25,17 +26,6 @@ class OverloadLevel(IntEnum):
     """LOW sessions stay in the queue while others are there."""
     REFUSE = 4
     """New sessions are refused with a retry delay."""
-
-
-@dataclass(frozen=True, slots=True)
-class Drafts:
-    """Draft tokens of the edge, for the reply from token number `base` on."""
-
-    epoch: int
-    base: int
-    ids: tuple[int, ...]
-    continues: bool = False
-    """Whether an earlier frame of the epoch began its chain."""
 
 
 class KvHolder(NamedTuple):
@@ -62,7 +52,7 @@ class OpenRequest:
     resume: tuple[int, ...] = ()
     """Reply tokens committed before; generation goes on after them."""
     epoch: int = 0
-    drafts: Drafts | None = None
+    drafts: Draft | None = None
     edge_drafts: bool = True
     """Whether drafts from the edge are used."""
     region_drafts: bool = True
@@ -106,28 +96,15 @@ class Begun(NamedTuple):
     session_id: int
 
 
-class Committed(NamedTuple):
-    """Tokens that are final now: [base, base + accepted) are the edge's drafts of `epoch`; `ids`
-    follow them."""
+class SessionCommit(NamedTuple):
+    """Tokens of a session are final now."""
 
     session_id: int
-    epoch: int
-    base: int
-    accepted: int
-    ids: tuple[int, ...]
-    commit_interval_ms: float
+    commit: Commit
+    interval_ms: float
+    """Between the session's commits, smoothed, without what drafts of the edge added."""
     row_ms: float
-    lossy: tuple[int, ...] = ()
-    """Numbers of the tokens that only the acceptance threshold let through."""
-    accepted_ids: tuple[int, ...] = ()
-    """The accepted drafts' ids."""
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    """Of each of these tokens, accepted drafts too, if the session asked for them."""
-
-    @property
-    def upto(self) -> int:
-        """Number of tokens now final."""
-        return self.base + self.accepted + len(self.ids)
+    """Time that one more row adds to a call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +126,7 @@ class Failed:
     error: OutriderError
 
 
-Event: TypeAlias = Opened | Begun | Committed | Finished | Failed
+Event: TypeAlias = Opened | Begun | SessionCommit | Finished | Failed
 
 
 @dataclass(frozen=True, slots=True)

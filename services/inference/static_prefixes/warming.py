@@ -11,16 +11,16 @@ import structlog
 
 from outrider.errors import EngineError, OutriderError
 from outrider.sampling.params import SamplingParams
-from outrider.session_types import Priority
+from outrider.session.types import Priority
 from services.inference.prefix_store.exchange import PrefixExchange
 from services.inference.runner import ModelRunner, ModelTick
 from services.inference.scheduler.types import (
-    Committed,
     Event,
     Failed,
     Finished,
     Opened,
     OpenRequest,
+    SessionCommit,
 )
 from services.inference.static_prefixes.prefixes import StaticPrefix
 
@@ -106,7 +106,7 @@ class Warming:
             return
         elif isinstance(event, Opened):
             self._transfers.warming_up(request, event.cached_tokens, compute_token_ms)
-        elif isinstance(event, Committed):
+        elif isinstance(event, SessionCommit):
             self._transfers.first_token(event.session_id)
 
 

@@ -22,6 +22,8 @@ from outrider.errors import (
 )
 from outrider.sampling.constraint import Constraint
 from outrider.sampling.grammar import Grammar
+from outrider.session.region import Draft
+from outrider.session.region_wire import commit_bytes, session_bytes
 from outrider.telemetry.families import Family
 from outrider.telemetry.metrics import Metrics, state_rows
 from outrider.telemetry.refusals import RefusalLog
@@ -32,8 +34,6 @@ from services.inference.runner import ModelRunner, ModelTick
 from services.inference.scheduler.types import (
     NO_HITS,
     Begun,
-    Committed,
-    Drafts,
     Event,
     Failed,
     Finished,
@@ -41,6 +41,7 @@ from services.inference.scheduler.types import (
     Opened,
     OpenRequest,
     OverloadLevel,
+    SessionCommit,
 )
 from services.inference.streaming import wire
 from services.inference.streaming.telemetry import SessionTelemetry
@@ -181,13 +182,13 @@ class LiveSession:
     checksum: int = 0
     """Of the tokens committed so far."""
     has_token: bool = False
-    early_drafts: list[Drafts] | None = None
+    early_drafts: list[Draft] | None = None
     """What came before the model thread knew the session; None: it knows it."""
     number_bytes: bytes = field(init=False)
     """`upstream_session_id` as frames to the peer begin with it."""
 
     def __post_init__(self) -> None:
-        self.number_bytes = wire.session_bytes(self.upstream_session_id)
+        self.number_bytes = session_bytes(self.upstream_session_id)
 
 
 class SessionTable:
@@ -352,12 +353,12 @@ class SessionTable:
 
     def draft(self, session: LiveSession, frame: inference_pb2.Draft) -> None:
         """Pass drafts on. Raises BadTokenBlockError."""
-        drafts = wire.drafts_of(frame, self.contract)
+        drafts = wire.draft_of(frame, self.contract)
         if frame.echo:
             session.commit_echo = wire.Echo(frame.echo, self.clock())
         self._draft(session, drafts)
 
-    def _draft(self, session: LiveSession, drafts: Drafts) -> None:
+    def _draft(self, session: LiveSession, drafts: Draft) -> None:
         early = session.early_drafts
         if early is not None and len(early) < _MAX_EARLY_DRAFTS:
             early.append(drafts)
@@ -441,35 +442,37 @@ class SessionTable:
         self.load_changed = asyncio.Event()
 
     def _emit(self, session: LiveSession, event: Event, load: Load) -> None:
-        if isinstance(event, Committed):
+        if isinstance(event, SessionCommit):
+            commit = event.commit
             if self._prefixes is not None and not session.has_token:
                 session.has_token = True
                 self._prefixes.first_token(session.engine_session_id)
-            ids = (*event.accepted_ids, *event.ids) if event.accepted_ids else event.ids
+            ids = (*commit.accepted_ids, *commit.ids) if commit.accepted_ids else commit.ids
             session.checksum = self.contract.coder.checksum(ids, session.checksum)
-            session.telemetry.committed(event)
+            session.telemetry.committed(commit)
             pace = None
             if session.told_pace is not None:
                 echo, session.commit_echo = session.commit_echo, wire.NO_ECHO
                 pace = session.told_pace.news(event, load, self.contract, echo, self.clock())
-            commit = wire.commit_bytes(
-                event,
-                pace,
-                self.contract,
+            frame = commit_bytes(
+                commit,
+                self.contract.coder,
                 session.codec,
+                pace=pace,
                 sends_accepted_ids=session.sends_accepted_ids,
             )
-            session.peer.send(session.number_bytes + commit)
+            session.peer.send(session.number_bytes + frame)
         elif isinstance(event, Opened):
             if self._prefixes is not None and session.request is not None:
                 self._prefixes.opened(session.request, event.cached_tokens, load.row_ms)
                 session.request = None
-            frame = wire.opened_frame(
+            opened = wire.opened_frame(
                 session.upstream_session_id, event, self.contract, session.codec
             )
-            frame.opened.waiting = session.is_waiting
-            session.opened_echo.put(frame.opened, self.clock())
-            session.peer.send(frame)
+            opened.opened.waiting = session.is_waiting
+            opened.opened.echo = session.opened_echo.number
+            opened.opened.ack_delay_ms = session.opened_echo.delay_s(self.clock()) * 1e3
+            session.peer.send(opened)
         elif isinstance(event, Begun):
             if session.is_waiting:
                 session.is_waiting = False

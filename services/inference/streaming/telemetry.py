@@ -6,11 +6,12 @@ import time
 from collections.abc import Callable
 
 from outrider.errors import OutriderError
-from outrider.session_types import Timings
+from outrider.session.region import Commit
+from outrider.session.types import Timings
 from outrider.telemetry import names
 from outrider.telemetry.metrics import Metrics
 from outrider.telemetry.tracing import Span, TraceParent, start_span
-from services.inference.scheduler.types import Committed, Finished
+from services.inference.scheduler.types import Finished
 
 
 class SessionTelemetry:
@@ -39,10 +40,10 @@ class SessionTelemetry:
         self._span = start_span(names.SPAN_SESSION, parent=trace, start_ns=self._started_ns)
         self._span.set(**{names.REQUEST_ID: request_id, names.MODEL: model})
 
-    def committed(self, event: Committed) -> None:
+    def committed(self, commit: Commit) -> None:
         """Tokens became final."""
         now = self._clock()
-        num_tokens = event.accepted + len(event.ids)
+        num_tokens = commit.upto - commit.base
         if self._first_at is None:
             self._first_at = now
             if not self._num_resumed:
@@ -51,8 +52,8 @@ class SessionTelemetry:
             interval_ms = (now - self._last_at) * 1e3
             self._metrics.record_token_latency(interval_ms / num_tokens, self._model)
         self._last_at = now
-        if event.lossy:
-            self._metrics.record_lossy(len(event.lossy))
+        if commit.lossy:
+            self._metrics.record_lossy(len(commit.lossy))
 
     def finished(self, event: Finished) -> None:
         """The session ended by itself, by a cancel or by its deadline."""

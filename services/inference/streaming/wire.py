@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import Final, TypeAlias
 
-from outrider.codec import varint
-from outrider.codec.tokens import RANKED, TokenCodec, TokenCoder, negotiate
+from outrider.codec.tokens import TokenCodec, TokenCoder, negotiate
 from outrider.engine_calls import EngineCall, request_key
 from outrider.errors import (
     BadTokenBlockError,
@@ -23,17 +22,15 @@ from outrider.errors import (
     VocabularyMismatchError,
 )
 from outrider.model_identity import check_model_identity, same_model, short_form
-from outrider.session_types import Priority, Speculation
+from outrider.session.region import Draft, Pace
+from outrider.session.region_wire import draft_from_proto
+from outrider.session.types import Priority, Speculation
 from outrider.v1 import common_pb2, inference_pb2
 from outrider.wire import (
     error_to_proto,
     finish_reason_to_proto,
-    ids_of,
-    logprobs_to_proto,
     priority_from_proto,
-    put_ids,
     sampling_from_proto,
-    serialized_block,
     speculation_from_proto,
     timings_to_proto,
     token_block_from_proto,
@@ -42,27 +39,18 @@ from outrider.wire import (
 from services.inference.call_record import CallRecord
 from services.inference.prefix_store.exchange import TransferCounts
 from services.inference.scheduler.types import (
-    Committed,
-    Drafts,
     Finished,
     KvHolder,
     Load,
     Opened,
     OpenRequest,
     OverloadLevel,
+    SessionCommit,
 )
 from services.inference.static_prefixes.prefixes import StaticPrefix
 
 Down: TypeAlias = inference_pb2.SessionDown | bytes
 """A frame towards the peer, or its bytes."""
-_SESSION_TAG: Final = bytes((inference_pb2.SessionDown.SESSION_FIELD_NUMBER << 3 | 1,))
-_COMMIT_TAG: Final = bytes((inference_pb2.SessionDown.COMMIT_FIELD_NUMBER << 3 | 2,))
-_EPOCH_TAG: Final = bytes((inference_pb2.Commit.EPOCH_FIELD_NUMBER << 3,))
-_BASE_TAG: Final = bytes((inference_pb2.Commit.BASE_FIELD_NUMBER << 3,))
-_UPTO_TAG: Final = bytes((inference_pb2.Commit.UPTO_FIELD_NUMBER << 3,))
-_ID_TAG: Final = bytes((inference_pb2.Commit.ID_FIELD_NUMBER << 3,))
-_RANK_TAG: Final = bytes((inference_pb2.Commit.RANK_FIELD_NUMBER << 3,))
-"""Protocol Buffers, encoding: field number and wire type."""
 NO_TRANSFERS = TransferCounts()
 MAX_REQUEST_ID_CHARS = 128
 MAX_SALT_BYTES = 64
@@ -117,11 +105,9 @@ class Echo:
     """0: there is none."""
     came_at: float = 0.0
 
-    def put(self, frame: inference_pb2.SessionOpened | inference_pb2.Pace, now: float) -> None:
-        """Return it in `frame`, with the time since it came."""
-        if self.number:
-            frame.echo = self.number
-            frame.ack_delay_ms = (now - self.came_at) * 1e3
+    def delay_s(self, now: float) -> float:
+        """Since it came; 0 where there is none."""
+        return now - self.came_at if self.number else 0.0
 
 
 NO_ECHO = Echo()
@@ -141,10 +127,10 @@ class ToldPace:
         """-1: the edge was told nothing yet."""
 
     def news(
-        self, event: Committed, load: Load, contract: Contract, echo: Echo, now: float
-    ) -> inference_pb2.Pace | None:
+        self, event: SessionCommit, load: Load, contract: Contract, echo: Echo, now: float
+    ) -> Pace | None:
         """What the edge is told with this commit. None: it knows, and wants no number back."""
-        interval_ms, row_ms, level = event.commit_interval_ms, event.row_ms, load.overload_level
+        interval_ms, row_ms, level = event.interval_ms, event.row_ms, load.overload_level
         if not (
             echo.number
             or level != self._overload_level
@@ -153,14 +139,14 @@ class ToldPace:
         ):
             return None
         self._interval_ms, self._row_ms, self._overload_level = interval_ms, row_ms, level
-        pace = inference_pb2.Pace(
-            commit_interval_ms=interval_ms,
-            row_ms=row_ms,
-            max_lead=contract.max_lead,
-            overload_level=level,
+        return Pace(
+            interval_ms / 1e3,
+            row_ms / 1e3,
+            contract.max_lead,
+            level,
+            echo.number,
+            echo.delay_s(now),
         )
-        echo.put(pace, now)
-        return pace
 
 
 def _has_changed(before: float, now: float) -> bool:
@@ -182,7 +168,7 @@ def open_request(
     speculation = speculation_from_proto(frame.speculation)
     edge_drafts, region_drafts = _SPECULATION[speculation]
     prompt = _prompt(frame, contract)
-    drafts = drafts_of(frame.draft, contract) if frame.HasField("draft") else None
+    drafts = draft_of(frame.draft, contract) if frame.HasField("draft") else None
     request = OpenRequest(
         session_id=number,
         prompt=prompt,
@@ -284,10 +270,9 @@ def _resumed(frame: inference_pb2.OpenSession, contract: Contract) -> tuple[int,
     return tuple(chain(begun, *since))
 
 
-def drafts_of(frame: inference_pb2.Draft, contract: Contract) -> Drafts:
-    """Drafts of the edge. Raises BadTokenBlockError."""
-    ids = ids_of(frame, contract.coder, max_count=MAX_DRAFT_TOKENS)
-    return Drafts(frame.epoch, frame.base, ids, frame.continues)
+def draft_of(frame: inference_pb2.Draft, contract: Contract) -> Draft:
+    """A draft of the edge. Raises BadTokenBlockError."""
+    return draft_from_proto(frame, contract.coder, max_count=MAX_DRAFT_TOKENS)
 
 
 def _ids(
@@ -329,65 +314,6 @@ def opened_frame(
 def begun_frame(number: int) -> inference_pb2.SessionDown:
     """The session has waited, and is computed from now on."""
     return inference_pb2.SessionDown(session=number, begun=inference_pb2.SessionBegun())
-
-
-def session_bytes(number: int) -> bytes:
-    """The session's number as a SessionDown begins with it."""
-    return _SESSION_TAG + number.to_bytes(8, "little")
-
-
-def commit_bytes(
-    event: Committed,
-    pace: inference_pb2.Pace | None,
-    contract: Contract,
-    codec: TokenCodec,
-    *,
-    sends_accepted_ids: bool = False,
-) -> bytes:
-    """New final tokens, as they follow the session's number in a SessionDown. Accepted drafts are
-    counted; their ids are repeated on request only. `pace` as ToldPace.news has it."""
-    ids = event.ids
-    if len(ids) == 1 and not (event.accepted or pace or event.lossy or event.logprobs):
-        # Nearly all: to fill and serialise a message takes four times as long.
-        base = event.base
-        commit = b"".join(
-            (
-                _EPOCH_TAG + varint.encode(event.epoch) if event.epoch else b"",
-                _BASE_TAG + varint.encode(base) if base else b"",
-                _UPTO_TAG,
-                varint.encode(base + 1),
-                _RANK_TAG if codec in RANKED else _ID_TAG,
-                contract.coder.number_bytes(ids[0], codec),
-            )
-        )
-    else:
-        told = _commit(event, pace, contract, codec, sends_accepted_ids=sends_accepted_ids)
-        commit = told.SerializeToString()
-    return b"".join((_COMMIT_TAG, varint.encode(len(commit)), commit))
-
-
-def _commit(
-    event: Committed,
-    pace: inference_pb2.Pace | None,
-    contract: Contract,
-    codec: TokenCodec,
-    *,
-    sends_accepted_ids: bool,
-) -> inference_pb2.Commit:
-    commit = inference_pb2.Commit(epoch=event.epoch, base=event.base, upto=event.upto)
-    if event.ids:
-        put_ids(commit, contract.coder, event.ids, codec)
-    if event.accepted:
-        commit.accepted = event.accepted
-        if sends_accepted_ids:
-            block = contract.coder.encode(event.accepted_ids, codec)
-            commit.accepted_ids = serialized_block(replace(block, checksum=None))
-    if pace is not None or event.lossy or event.logprobs:
-        details = inference_pb2.CommitDetails(
-            pace=pace, lossy=event.lossy, logprobs=logprobs_to_proto(event.logprobs)
-        )
-        commit.details = details.SerializeToString()
-    return commit
 
 
 def done_frame(number: int, event: Finished, checksum: int) -> inference_pb2.SessionDown:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Final
 
 from outrider.lru_map import LruMap
-from outrider.session_types import Priority
+from outrider.session.types import Priority
 
 PRESENCE_S: Final = 60.0
 """A flow counts as present for so long after its last session ended."""

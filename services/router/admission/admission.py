@@ -15,7 +15,7 @@ from typing import Final
 
 from outrider.cost import Cost
 from outrider.errors import DeadlineError, OutriderError, OverloadedError
-from outrider.session_types import Priority
+from outrider.session.types import Priority
 from services.router.admission.address_limit import AddressLimit
 from services.router.admission.policy import AdmissionPolicy, LengthPolicy, QueuePriority
 from services.router.admission.pricing import ChatCharges, PriceTable

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from enum import IntEnum
 
 from outrider.errors import ConfigError
-from outrider.session_types import Priority
+from outrider.session.types import Priority
 
 
 class QueuePriority(IntEnum):

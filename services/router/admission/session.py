@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from outrider.session_types import Priority
+from outrider.session.types import Priority
 from services.router.admission.policy import QueuePriority
 from services.router.placement.types import PlacementRequest
 

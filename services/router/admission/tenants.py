@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from outrider.errors import ConfigError, InvalidRequestError, OverloadedError
-from outrider.session_types import Priority
+from outrider.session.types import Priority
 from services.router.admission.token_bucket import ReservationBucket
 
 OTHERS: Final = "*"

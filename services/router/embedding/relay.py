@@ -18,7 +18,7 @@ from outrider.errors import (
     UnknownModelError,
 )
 from outrider.rpc import discarded, incoming, make_channel
-from outrider.session_types import Usage
+from outrider.session.types import Usage
 from outrider.telemetry.refusals import RefusalLog
 from outrider.tls import PLAINTEXT, Role, Tls
 from outrider.v1 import embedding_pb2, embedding_pb2_grpc

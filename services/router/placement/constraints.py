@@ -17,7 +17,7 @@ from outrider.errors import (
     VocabularyMismatchError,
 )
 from outrider.model_identity import same_model, short_form
-from outrider.session_types import Priority
+from outrider.session.types import Priority
 from services.router.fleet.replica import Replica
 from services.router.placement.replica_table import Bools, ReplicaTable
 from services.router.placement.types import RETRY_DELAY_MS, PlacementPolicy, PlacementRequest

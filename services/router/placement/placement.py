@@ -19,7 +19,7 @@ from typing import Protocol
 
 import numpy as np
 
-from outrider.session_types import Priority
+from outrider.session.types import Priority
 from services.router.fleet.replica import Replica
 from services.router.placement import constraints, prediction
 from services.router.placement.prediction import PredictedWaits

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from outrider.session_types import Priority
+from outrider.session.types import Priority
 from services.router.fleet.call_costs import CallCosts
 from services.router.fleet.replica import CHUNK_TOKENS, PrefillLimits, Replica, ReplicaLoad
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from outrider.errors import ConfigError
-from outrider.session_types import Priority
+from outrider.session.types import Priority
 from services.router.prefix_index.prompt import HashedPrompt
 
 RETRY_DELAY_MS = 250

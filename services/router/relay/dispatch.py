@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from outrider.errors import EmptyPromptError, NoReplicaError, OutriderError, OverloadedError
-from outrider.session_types import Priority
+from outrider.session.types import Priority
 from outrider.v1 import common_pb2, inference_pb2
 from services.router.fleet.registry import Registry
 from services.router.placement.placement import Placement

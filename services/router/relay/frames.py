@@ -9,20 +9,18 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
 from itertools import groupby
 from operator import attrgetter
 from typing import Final, TypeAlias
 
 from google.protobuf.message import DecodeError
 
-from outrider.codec import varint
 from outrider.codec.tokens import TokenCodec
 from outrider.cost import Cost
 from outrider.errors import CancelledError, DeadlineError, MalformedFrameError
-from outrider.session_types import FinishReason
+from outrider.session.types import FinishReason
 from outrider.v1 import common_pb2, inference_pb2
-from outrider.wire import block_bytes, finish_reason_to_proto, rank_block_bytes, set_cost
+from outrider.wire import finish_reason_to_proto, set_cost
 from services.router.relay.sessions import Session
 
 Up: TypeAlias = inference_pb2.SessionUp
@@ -30,10 +28,6 @@ Down: TypeAlias = inference_pb2.SessionDown
 RelayedSession: TypeAlias = Session[Up]
 
 _CUT_SHORT: Final = {finish_reason_to_proto(it): it.error_reason for it in FinishReason}
-_RESUMED_TAG: Final = varint.encode(inference_pb2.OpenSession.RESUMED_FIELD_NUMBER << 3 | 2)
-"""Protocol Buffers, encoding: field number and wire type LEN."""
-_RESUMED_HEADS: Final = tuple(_RESUMED_TAG + varint.encode(length) for length in range(128))
-"""Tag and length of short blocks, which nearly all are."""
 
 
 def num_resumed(opening: inference_pb2.OpenSession) -> int:
@@ -121,42 +115,6 @@ def committed_blocks(session: RelayedSession) -> list[common_pb2.TokenBlock]:
             return []
         blocks += since.resumed
     return blocks
-
-
-def resumable_tokens(commit: inference_pb2.Commit, num_committed: int) -> bytes | None:
-    """The tokens of a commit as entries of OpenSession.resumed; None where they are not all known,
-    or do not follow the first `num_committed`."""
-    base, num_accepted, upto = commit.base, commit.accepted, commit.upto
-    if base != num_committed or base + num_accepted > upto:
-        return None
-    if not num_accepted and base < upto:  # nearly all
-        if upto - base == 1 and commit.HasField("rank"):
-            return _resumed_rank(commit.rank)
-        return _resumed_entry(block_bytes(commit, upto - base)) or None
-    tokens = b""
-    if num_accepted:
-        tokens = _resumed_entry(commit.accepted_ids)
-        if not tokens:
-            return None
-    if base + num_accepted < upto:
-        ids = _resumed_entry(block_bytes(commit, upto - base - num_accepted))
-        return tokens + ids if ids else None
-    return tokens
-
-
-@lru_cache(maxsize=1 << 15)
-def _resumed_rank(rank: int) -> bytes:
-    """Of one token by its rank. Most replies are of few thousand tokens: making an entry takes ten
-    times as long as finding it."""
-    return _resumed_entry(rank_block_bytes(rank))
-
-
-def _resumed_entry(block: bytes) -> bytes:
-    """Of a serialised TokenBlock; empty where there is none."""
-    num_bytes = len(block)
-    if 0 < num_bytes < len(_RESUMED_HEADS):
-        return _RESUMED_HEADS[num_bytes] + block
-    return b"".join((_RESUMED_TAG, varint.encode(num_bytes), block)) if block else b""
 
 
 def chat_key(opening: inference_pb2.OpenSession) -> bytes:

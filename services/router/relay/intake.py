@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 from outrider.engine_calls import request_key
 from outrider.errors import DrainingError, OutriderError, OverloadedError, PromptTooLongError
 from outrider.model_identity import check_model_identity
-from outrider.session_types import Priority
+from outrider.session.types import Priority
 from outrider.v1 import common_pb2
 from outrider.wire import DEFAULT_MAX_TOKENS
 from services.router.admission.admission import Admission

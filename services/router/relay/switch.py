@@ -22,6 +22,7 @@ from outrider.errors import (
     VocabularyMismatchError,
 )
 from outrider.model_identity import same_model
+from outrider.session.region_wire import resumable_tokens
 from outrider.v1 import common_pb2, inference_pb2
 from outrider.wire import GrpcCode, error_from_proto, error_to_proto
 from services.router.admission.admission import Admission
@@ -374,7 +375,7 @@ class Switch:
 
     def _committed(self, session: RelayedSession, frame: Down, now: float) -> None:
         commit = frame.commit
-        tokens = frames.resumable_tokens(commit, session.num_committed)
+        tokens = resumable_tokens(commit, session.num_committed)
         if commit.accepted:
             commit.ClearField("accepted_ids")  # the edge has them
         frame.session = session.edge_session_id

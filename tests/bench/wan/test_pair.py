@@ -38,7 +38,7 @@ from bench.wan.plan import (
 from bench.wan.results import Results, Selection
 from bench.wan.samples import Batch, Sample
 from outrider.models.definitions import Place, read_definitions
-from outrider.session_types import SpeculationStats
+from outrider.session.types import SpeculationStats
 
 CALL_MS = 150.0
 NUM_TOKENS = 31

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from outrider.errors import InvalidRequestError
-from outrider.session_types import FinishReason, Timings, Usage
+from outrider.session.client import Accepted, Committed, Done
+from outrider.session.types import FinishReason, Timings, Usage
 from services.edge.http.api import Asked, ChatApi, PlannedReply
-from services.edge.session.events import Accepted, ClientEvent, Commit, Done
+from services.edge.session.events import ClientEvent
 
 IDENTITY = b"\x0a" * 32
 USER = {"role": "user", "content": "hello"}
@@ -39,13 +40,13 @@ def refusal(api: ChatApi, body: object, **options: Any) -> InvalidRequestError:
 def done(upto: int, reason: FinishReason = FinishReason.STOP, **usage: Any) -> Done:
     """The end of a chat."""
     counts = {"prompt_tokens": 5, "completion_tokens": upto} | usage
-    return Done(reason, upto, Usage(**counts), Timings(), Timings(ttft_ms=2), "r", "replica")
+    return Done(reason, Usage(**counts), Timings(), Timings(ttft_ms=2), upto, "r", "replica")
 
 
 def chat_of(*texts: str) -> list[ClientEvent]:
     """What a chat tells that commits these texts, a token each."""
     commits = [
-        Commit(text, (number,), number + 1, model_identity=IDENTITY)
+        Committed(text, (number,), number + 1, model_identity=IDENTITY)
         for number, text in enumerate(texts)
     ]
     return [Accepted("r1", "small", 5), *commits, done(len(texts))]

@@ -13,7 +13,7 @@ from outrider.reply_parsing.events import (
     ToolCallBegun,
     ToolCallEnded,
 )
-from services.edge.session.events import Accepted
+from outrider.session.client import Accepted
 
 _PIECE = re.compile(r"\((?P<thought>[^)]*)\)|\[(?P<name>\w+)\](?P<arguments>.*?)(?P<end>\[/\]|$)")
 

@@ -24,7 +24,8 @@ from outrider.errors import (
 from outrider.models.chat import Message
 from outrider.models.tools import ToolCall
 from outrider.sampling.grammar import Grammar, GrammarKind
-from outrider.session_types import FinishReason, Priority, Speculation
+from outrider.session.client import Accepted, Committed, Provisional, Retracted
+from outrider.session.types import FinishReason, Priority, Speculation
 from services.edge.http.anthropic_messages import (
     API,
     InputMessage,
@@ -39,7 +40,7 @@ from services.edge.http.anthropic_messages import (
 from services.edge.http.anthropic_reply import PING, MessageShape
 from services.edge.http.sse import Position
 from services.edge.http.translation import PartWriter
-from services.edge.session.events import Accepted, ClientEvent, Commit, Provisional, Retract
+from services.edge.session.events import ClientEvent
 from tests.edge.http.asking import USER, chat_of, done, events_of, planned, refusal, told
 from tests.edge.http.scripted_parser import BracketParser
 from tests.edge.http.specifications import anthropic_faults
@@ -314,9 +315,9 @@ def test_a_stream_byte_for_byte() -> None:
 def test_the_head_waits_for_the_first_commit_and_each_is_sent_when_it_comes() -> None:
     writer = planned(API, body(stream=True)).writer
     assert writer.take(0, Accepted("r1", "small", 5)) == b""
-    assert writer.take(0, Commit("", (1,), 1)) == START
-    assert writer.take(0, Commit("now", (2,), 2)) == BLOCK + DELTA % b"now"
-    assert writer.take(0, Commit("", (3,), 3)) == b"", "its text is held back"
+    assert writer.take(0, Committed("", (1,), 1)) == START
+    assert writer.take(0, Committed("now", (2,), 2)) == BLOCK + DELTA % b"now"
+    assert writer.take(0, Committed("", (3,), 3)) == b"", "its text is held back"
 
 
 def test_a_message_that_is_not_streamed_is_as_the_api_has_it() -> None:
@@ -438,7 +439,7 @@ def test_provisional_text_is_of_an_event_type_of_its_own_and_never_of_calls() ->
     assert reply.chats[0].provisional
     reply.writer.take(0, Accepted("r1", "small", 5))
     stream = reply.writer.take(0, Provisional(0, 0, "maybe", 0.9))
-    stream += reply.writer.take(0, Retract(2))
+    stream += reply.writer.take(0, Retracted(2))
     assert [it["event"] for it in events_of(stream)] == ["outrider.provisional"] * 2
     writer = with_calls(streamed=True)
     writer.take(0, Accepted("r1", "small", 5))

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.errors import EngineError, OutriderError
+from outrider.session.client import Accepted, Committed
 from services.edge.http import anthropic_messages, openai_chat, openai_completions, responses
 from services.edge.http.api import ChatApi
-from services.edge.session.events import Accepted, Commit
 from tests.edge.http.asking import USER, asked, chat_of, events_of, planned, refusal, told
 
 
@@ -198,9 +198,9 @@ def test_each_commit_is_sent_when_it_comes(it: Shape) -> None:
     writer = planned(it.api, it.body | {"stream": True}).writer
     assert writer.take(0, Accepted("r1", "small", 5)) == b"", "the head waits for a region"
     for number, text in enumerate(("now", " then")):
-        sent = writer.take(0, Commit(text, (number,), number + 1))
+        sent = writer.take(0, Committed(text, (number,), number + 1))
         assert "".join(map(it.delta, data_of(sent))) == text
-    assert writer.take(0, Commit("", (2,), 3)) == b"", "its text is held back"
+    assert writer.take(0, Committed("", (2,), 3)) == b"", "its text is held back"
 
 
 @over_all
@@ -230,10 +230,10 @@ def test_a_client_that_comes_back_has_what_one_has_that_stayed(
     back = planned(it.api, body, **keyed, last_event_id=last)
     # What was several commits may be one now.
     point = back.chats[0].resume
-    joined = Commit(
+    joined = Committed(
         "".join(texts)[point.num_chars :], tuple(range(len(texts) - point.upto)), len(texts)
     )
-    again = [it for it in events if isinstance(it, Commit) and it.upto > point.upto]
+    again = [it for it in events if isinstance(it, Committed) and it.upto > point.upto]
     commits = data.draw(st.sampled_from([again, [joined]]))
     rest = told(back, [events[0], *commits, events[-1]])
     both = data_of(had) + data_of(rest)

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from outrider.models.chat import Message
-from outrider.session_types import FinishReason, Priority, Speculation
+from outrider.session.client import Accepted, Committed, Provisional, Retracted
+from outrider.session.types import FinishReason, Priority, Speculation
 from services.edge.http import openai_errors
 from services.edge.http.openai_chat import API
 from services.edge.http.openai_sampling import UNLIMITED_TOKENS
-from services.edge.session.events import Accepted, Commit, Provisional, Retract
 from tests.edge.http.asking import (
     USER,
     chat_of,
@@ -192,7 +192,7 @@ def test_a_stream_goes_on_after_what_the_client_has() -> None:
     reply = planned(API, body(stream=True, n=2), idempotency_key="k", last_event_id="1-2,0-0")
     assert [(it.resume.upto, it.resume.num_chars) for it in reply.chats] == [(1, 2), (0, 0)]
     stream = reply.writer.take(0, Accepted("r", "small", 5))
-    stream += reply.writer.take(0, Commit("c", (9,), 2))
+    stream += reply.writer.take(0, Committed("c", (9,), 2))
     assert [it["id"] for it in events_of(stream)] == ["2-3,0-0"]
     assert refusal(API, body(stream=True), last_event_id="1-2").http_status == 400
     whole = planned(API, body(), idempotency_key="k", last_event_id="1-2")
@@ -278,7 +278,7 @@ def test_provisional_text_is_of_an_event_type_of_its_own() -> None:
     reply = planned(API, body(stream=True, stream_options={"provisional": True}))
     assert reply.chats[0].provisional
     stream = reply.writer.take(0, Provisional(0, 0, "maybe", 0.9))
-    stream += reply.writer.take(0, Retract(2))
+    stream += reply.writer.take(0, Retracted(2))
     assert [it["event"] for it in events_of(stream)] == ["outrider.provisional"] * 2
     assert json.loads(events_of(stream)[0]["data"]) == {
         "index": 0,

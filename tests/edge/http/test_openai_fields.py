@@ -15,11 +15,12 @@ from outrider.models.chat import MAX_TOOL_CALLS, Message
 from outrider.models.tools import MAX_TOOLS, ToolCall
 from outrider.reply_parsing.formats import CallSyntax, ReplyFormat
 from outrider.sampling.grammar import JSON_OBJECT, Grammar, GrammarKind
-from outrider.session_types import FinishReason, ScoredToken, TokenLogprobs
+from outrider.session.client import Accepted, Committed, Provisional
+from outrider.session.types import FinishReason, ScoredToken, TokenLogprobs
 from services.edge.http import openai_chat, openai_completions
 from services.edge.http.api import PlannedReply
 from services.edge.request_fields import MAX_PREDICTION_CHARS
-from services.edge.session.events import Accepted, ClientEvent, Commit, Provisional, ResumePoint
+from services.edge.session.events import ClientEvent, ResumePoint
 from tests.edge.http.asking import USER, asked, done, events_of, objects_of, planned, told
 
 CHAT = {"model": "small", "messages": [USER]}
@@ -43,10 +44,10 @@ def committed(text: str, cuts: list[int]) -> list[ClientEvent]:
     """What a chat with tools tells that commits this text, cut at these places."""
     places = [0, *sorted({min(cut, len(text)) for cut in cuts} - {0, len(text)}), len(text)]
     commits = [
-        Commit(text[begin:end], (number,), number + 1)
+        Committed(text[begin:end], (number,), number + 1)
         for number, (begin, end) in enumerate(itertools.pairwise(places))
     ]
-    return [Accepted("r1", "small", 5, HERMES), *commits, done(len(commits))]
+    return [Accepted("r1", "small", 5, reply_format=HERMES), *commits, done(len(commits))]
 
 
 def assembled(objects: list[dict[str, Any]]) -> dict[str, Any]:
@@ -120,9 +121,9 @@ ENTRIES = (scored(b"h", b"h", b"x"), scored(b"\xe2\x82", b"y"), scored(b"\xac!",
 def scored_chat() -> list[ClientEvent]:
     return [
         Accepted("r1", "small", 5),
-        Commit("h", (1, 2), 2, logprobs=ENTRIES[:2]),
-        Commit("", (3,), 3, logprobs=ENTRIES[2:]),
-        Commit("€!", (), 3),
+        Committed("h", (1, 2), 2, logprobs=ENTRIES[:2]),
+        Committed("", (3,), 3, logprobs=ENTRIES[2:]),
+        Committed("€!", (), 3),
         done(3),
     ]
 
@@ -171,7 +172,7 @@ def test_a_completion_tells_them_in_lists() -> None:
 
 def test_those_that_are_not_known_any_more_are_left_out() -> None:
     reply = chat(logprobs=True)
-    commit = Commit("abc", (1, 2, 3), 3, logprobs=ENTRIES[:1])
+    commit = Committed("abc", (1, 2, 3), 3, logprobs=ENTRIES[:1])
     whole = json.loads(told(reply, [Accepted("r", "small", 5), commit, done(3)]))
     assert len(whole["choices"][0]["logprobs"]["content"]) == 1
 
@@ -323,7 +324,11 @@ def test_a_stream_of_calls_goes_on_where_it_was_cut_off(
     joined: list[ClientEvent] = []
     for event in rest:
         before = joined[-1] if joined else None
-        if isinstance(event, Commit) and isinstance(before, Commit) and data.draw(st.booleans()):
+        if (
+            isinstance(event, Committed)
+            and isinstance(before, Committed)
+            and data.draw(st.booleans())
+        ):
             text, ids = before.text + event.text, before.ids + event.ids
             joined[-1] = before._replace(text=text, ids=ids, upto=event.upto)
         else:

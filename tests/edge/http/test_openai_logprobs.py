@@ -8,11 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from outrider.session_types import ScoredToken, TokenLogprobs
+from outrider.session.client import Committed
+from outrider.session.types import ScoredToken, TokenLogprobs
 from services.edge.http import openai_chat, openai_completions, responses
 from services.edge.http.api import ChatApi
 from services.edge.http.openai_logprobs import chat_logprobs, written_logprobs
-from services.edge.session.events import ClientEvent, Commit
+from services.edge.session.events import ClientEvent
 from tests.edge.http.asking import USER, chat_of, done, objects_of, planned, told
 
 SCORED = [
@@ -28,7 +29,7 @@ TEXTS = ["a", "", "\N{EURO SIGN}", '"', ""]
 
 def reply() -> list[ClientEvent]:
     commits = [
-        Commit(text, (number,), number + 1, logprobs=(scored,))
+        Committed(text, (number,), number + 1, logprobs=(scored,))
         for number, (text, scored) in enumerate(zip(TEXTS, SCORED, strict=True))
     ]
     return [chat_of()[0], *commits, done(len(commits))]

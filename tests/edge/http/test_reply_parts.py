@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.reply_parsing.formats import CallSyntax, ReplyFormat
+from outrider.session.client import Accepted, Committed
 from services.edge.http.reply_parts import (
     PartBegun,
     PartEnded,
@@ -20,7 +21,6 @@ from services.edge.http.reply_parts import (
     parser_of,
 )
 from services.edge.http.sse import Position
-from services.edge.session.events import Accepted, Commit
 from tests.edge.http.scripted_parser import BracketParser
 
 ACCEPTED = Accepted("r1", "small", 5)
@@ -106,10 +106,10 @@ CALLS = Accepted("r1", "small", 5, reply_format=ReplyFormat(CallSyntax.HERMES, t
 CALLING = 'I look.\n<tool_call>\n{"name": "f", "arguments": {"a": [1, 2]}}\n</tool_call>'
 
 
-def cut(text: str, places: list[int]) -> list[Commit]:
+def cut(text: str, places: list[int]) -> list[Committed]:
     edges = [0, *sorted(places), len(text)]
     pieces = [text[begin:end] for begin, end in pairwise(edges)]
-    return [Commit(piece, (at,), at + 1) for at, piece in enumerate(pieces)]
+    return [Committed(piece, (at,), at + 1) for at, piece in enumerate(pieces)]
 
 
 def grown(events: list[PartEvent]) -> dict[int, str]:

@@ -14,7 +14,8 @@ from outrider.errors import EngineError, InvalidRequestError, OutriderError, Ove
 from outrider.models.chat import Message
 from outrider.models.tools import ToolCall, check_tools
 from outrider.sampling.grammar import Grammar, GrammarKind
-from outrider.session_types import FinishReason, ScoredToken, TokenLogprobs
+from outrider.session.client import Accepted, Committed
+from outrider.session.types import FinishReason, ScoredToken, TokenLogprobs
 from services.edge.http.openai_sampling import UNLIMITED_TOKENS
 from services.edge.http.responses import API, ResponsesRequest, _frame
 from services.edge.http.responses_input import (
@@ -29,7 +30,7 @@ from services.edge.http.responses_input import (
 from services.edge.http.responses_reply import MAX_ECHO_BYTES, ResponseShape
 from services.edge.http.sse import Position
 from services.edge.http.translation import PartWriter
-from services.edge.session.events import Accepted, ClientEvent, Commit
+from services.edge.session.events import ClientEvent
 from tests.edge.http.asking import USER, chat_of, done, events_of, planned, refusal, told
 from tests.edge.http.scripted_parser import BracketParser
 from tests.edge.http.specifications import event_faults, responses_faults
@@ -218,10 +219,10 @@ def scored(text: bytes) -> TokenLogprobs:
 
 SCORED: tuple[ClientEvent, ...] = (
     Accepted("r1", "small", 5),
-    Commit("h", (1, 2), 2, logprobs=(scored(b"h"), scored(b"\xe2\x82"))),
-    Commit("", (3,), 3, logprobs=(scored(b"\xac!"),)),
-    Commit("\N{EURO SIGN}!", (), 3),
-    Commit("", (4,), 4, logprobs=(scored(b""),)),
+    Committed("h", (1, 2), 2, logprobs=(scored(b"h"), scored(b"\xe2\x82"))),
+    Committed("", (3,), 3, logprobs=(scored(b"\xac!"),)),
+    Committed("\N{EURO SIGN}!", (), 3),
+    Committed("", (4,), 4, logprobs=(scored(b""),)),
     done(4),
 )
 TOKENS = [[104], [0xE2, 0x82], [0xAC, 33], []]
@@ -248,7 +249,7 @@ def test_a_client_that_comes_back_is_told_what_it_lacks_of_them() -> None:
     asked_for = body(include=[LOGPROBS], stream=True)
     stream = told(planned(API, asked_for, idempotency_key="k"), [*SCORED])
     first = next(it for it in events_of(stream) if it["event"] == "response.output_text.delta")
-    joined = Commit(
+    joined = Committed(
         "h\N{EURO SIGN}!", (1, 2, 3), 3, logprobs=tuple(map(scored, map(bytes, TOKENS[:3])))
     )
     for again in ([*SCORED], [SCORED[0], joined, *SCORED[-2:]]):

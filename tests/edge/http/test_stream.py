@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from outrider.errors import DrainingError, OverloadedError
-from outrider.session_types import ScoredToken, TokenLogprobs
+from outrider.session.client import Accepted, Committed
+from outrider.session.types import ScoredToken, TokenLogprobs
 from services.edge.http.openai_chat import API
 from services.edge.http.stream import RunningReply
 from services.edge.resumption.replay import ClientChannel, ReplayCursor
-from services.edge.session.events import Accepted, Commit
 from tests.edge.http.asking import USER, chat_of, done, objects_of, planned
 
 BODY = {"messages": [USER], "n": 2}
@@ -60,7 +60,7 @@ class AwayFrom:
     def commit(self, count: int) -> None:
         for number in range(self.num_tokens, self.num_tokens + count):
             scored = TokenLogprobs(ScoredToken(number, -1.0, b"w"), LIKELY)
-            self._channel.tell(Commit(f"{number} ", (number,), number + 1, logprobs=(scored,)))
+            self._channel.tell(Committed(f"{number} ", (number,), number + 1, logprobs=(scored,)))
         self.num_tokens += count
 
     def finish(self) -> None:

@@ -15,7 +15,7 @@ from httpx2 import AsyncClient
 
 from outrider.access.api_keys import USER_SCOPES, Scope
 from outrider.models.vocabulary import Vocabulary
-from outrider.session_types import Priority
+from outrider.session.types import Priority
 from outrider.testing import eventually
 from outrider.v1 import edge_pb2
 from services.edge.access.config import AccessConfig, JwtConfig

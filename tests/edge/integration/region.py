@@ -17,7 +17,8 @@ from outrider.errors import OutriderError
 from outrider.models.bpe import VocabularyDefinition, pipeline_of
 from outrider.models.vocabulary import Vocabulary
 from outrider.rpc import Outbox, bind, make_server, outgoing, received
-from outrider.session_types import ScoredToken, TokenLogprobs
+from outrider.session.region_wire import ids_of, put_ids
+from outrider.session.types import ScoredToken, TokenLogprobs
 from outrider.tls import PLAINTEXT, Tls
 from outrider.v1 import (
     common_pb2,
@@ -27,13 +28,7 @@ from outrider.v1 import (
     router_pb2,
     router_pb2_grpc,
 )
-from outrider.wire import (
-    error_to_proto,
-    ids_of,
-    logprobs_to_proto,
-    put_ids,
-    token_block_from_proto,
-)
+from outrider.wire import error_to_proto, logprobs_to_proto, token_block_from_proto
 from tests.embedding_frames import frames_of
 
 IDENTITY = b"\x0a" * 32

@@ -21,7 +21,7 @@ from outrider.errors import (
     UnknownModelError,
 )
 from outrider.models.vocabulary import Vocabulary
-from outrider.session_types import Priority
+from outrider.session.types import Priority
 from outrider.testing import eventually
 from services.edge.access.config import JwtConfig, SharedLimitsConfig
 from services.edge.access.limiter import Limiter

@@ -196,7 +196,7 @@ async def test_a_defect_in_the_last_frame_leaves_nothing_behind(
 ) -> None:
     async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
         with monkeypatch.context() as patch:
-            patch.setattr("services.edge.wire.client._done", lambda done: 1 // 0)
+            patch.setattr("outrider.session.client_wire._done_to_proto", lambda done: 1 // 0)
             with pytest.raises(OutriderError, match="ZeroDivisionError"):
                 async with client.chat(ASK) as chat:
                     await chat.result()

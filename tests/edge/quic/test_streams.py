@@ -7,12 +7,13 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from outrider.codec.frames import FrameDecoder
-from outrider.session_types import FinishReason, ScoredToken, Timings, TokenLogprobs, Usage
+from outrider.session.client import Accepted, Committed, Done
+from outrider.session.types import FinishReason, ScoredToken, Timings, TokenLogprobs, Usage
 from outrider.v1 import edge_pb2
 from services.edge.quic.limits import ListenerLimits, MemoryBudget
 from services.edge.quic.streams import EdgeStream
 from services.edge.resumption.replay import ClientChannel, ReplayCursor
-from services.edge.session.events import Accepted, ClientFailed, ClientGone, Commit, Done, Input
+from services.edge.session.events import ClientFailed, ClientGone, Input
 from services.edge.stream import ENDED
 
 LIMIT = 32 << 10
@@ -110,12 +111,12 @@ class Returned:
     def commit(self, count: int) -> None:
         for number in range(self.num_tokens, self.num_tokens + count):
             scored = TokenLogprobs(ScoredToken(number, -1.0, b"w"), LIKELY)
-            self.channel.tell(Commit("w", (number,), number + 1, logprobs=(scored,)))
+            self.channel.tell(Committed("w", (number,), number + 1, logprobs=(scored,)))
         self.num_tokens += count
 
     def finish(self) -> None:
         upto = self.num_tokens
-        self.channel.tell(Done(FinishReason.STOP, upto, Usage(), Timings(), Timings(), "", ""))
+        self.channel.tell(Done(FinishReason.STOP, Usage(), Timings(), Timings(), upto, "", ""))
         self.channel.end()
 
     def read(self, count: int) -> None:

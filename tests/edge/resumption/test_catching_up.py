@@ -10,20 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.errors import OutriderError
-from outrider.session_types import FinishReason, ScoredToken, Timings, TokenLogprobs, Usage
+from outrider.session.client import Accepted, Committed, Done, Failed, Provisional
+from outrider.session.types import FinishReason, ScoredToken, Timings, TokenLogprobs, Usage
 from services.edge.resumption import replay
 from services.edge.resumption.replay import ClientChannel, ReplayCursor
-from services.edge.session.events import Accepted, ClientEvent, Commit, Done, Failed, Provisional
+from services.edge.session.events import ClientEvent
 from services.edge.stream import Backlog
 
 ACCEPTED = Accepted("r", "m", 3)
 SHOWN = Provisional(0, 0, "a guess", 0.5)
 
 
-def commit(number: int) -> Commit:
+def commit(number: int) -> Committed:
     """The reply's token of this number: an id of its own, and two characters."""
     scored = (TokenLogprobs(ScoredToken(number, -1.0), ()),)
-    made = Commit(text_of(number), (number,), number + 1, logprobs=scored)
+    made = Committed(text_of(number), (number,), number + 1, logprobs=scored)
     if number % 3:
         return made
     return made._replace(lossy=(number,))
@@ -72,11 +73,11 @@ class Reader:
         return False
 
 
-def heard(events: list[ClientEvent]) -> list[Commit]:
-    return [event for event in events if isinstance(event, Commit)]
+def heard(events: list[ClientEvent]) -> list[Committed]:
+    return [event for event in events if isinstance(event, Committed)]
 
 
-def has(commits: list[Commit]) -> ReplayCursor:
+def has(commits: list[Committed]) -> ReplayCursor:
     text = "".join(it.text for it in commits)
     return ReplayCursor(sum(len(it.ids) for it in commits), len(text))
 
@@ -91,7 +92,7 @@ def test_every_client_gets_everything_once_and_in_order(steps: list[str], num_mo
         bounds.setattr(replay, "_MAX_READ_CHARS", 3)
         stream = Reader()
         channel = ClientChannel(stream, lambda: "", ReplayCursor())
-        got: list[Commit] = []
+        got: list[Committed] = []
         number = 0
         channel.tell(ACCEPTED)
         for step in [*steps, "return", *["commit"] * num_more]:
@@ -108,13 +109,13 @@ def test_every_client_gets_everything_once_and_in_order(steps: list[str], num_mo
                 got += heard(stream.told)
                 stream = Reader()
                 channel.join(stream, has(got))
-        channel.tell(Done(FinishReason.STOP, number, Usage(), Timings(), Timings(), "", ""))
+        channel.tell(Done(FinishReason.STOP, Usage(), Timings(), Timings(), number, "", ""))
         channel.end()
         while stream.read():
             assert not stream.has_ended
         assert stream.has_ended
     kinds = [type(event) for event in stream.told]
-    assert kinds == [Accepted, *[Commit] * (len(kinds) - 2), Done]
+    assert kinds == [Accepted, *[Committed] * (len(kinds) - 2), Done]
     assert all(len(it.ids) <= 2 and len(it.text) <= 3 for it in heard(stream.told))
     got += heard(stream.told)
     whole = [commit(at) for at in range(number)]

@@ -8,10 +8,11 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.client.events import Committed
 from outrider.client.transcript import Transcript
 from outrider.codec.frames import DEFAULT_MAX_FRAME_BYTES
-from outrider.session_types import FinishReason, ScoredToken, Timings, TokenLogprobs, Usage
+from outrider.session.client import Accepted, Committed, Done, Failed, Provisional, Retracted
+from outrider.session.client_wire import write
+from outrider.session.types import FinishReason, ScoredToken, Timings, TokenLogprobs, Usage
 from services.edge.resumption.logprob_log import MAX_BYTES, LogprobLog
 from services.edge.resumption.replay import (
     MAX_FRAME_LOGPROBS,
@@ -20,24 +21,15 @@ from services.edge.resumption.replay import (
     ReplayLog,
     ReplayReader,
 )
-from services.edge.session.events import (
-    Accepted,
-    ClientEvent,
-    Commit,
-    Done,
-    Failed,
-    Provisional,
-    Retract,
-)
+from services.edge.session.events import ClientEvent
 from services.edge.stream import Backlog
-from services.edge.wire import client as client_wire
 
 ACCEPTED = Accepted("r", "m", 3)
 TOKEN = "t" * 32
 
 
 def done(upto: int) -> Done:
-    return Done(FinishReason.STOP, upto, Usage(), Timings(), Timings(), "", "")
+    return Done(FinishReason.STOP, Usage(), Timings(), Timings(), upto, "", "")
 
 
 # A reply is tokens with their texts; a commit groups some of them, and the text may lag behind.
@@ -45,7 +37,7 @@ Pieces = list[tuple[int, str]]
 pieces = st.lists(st.tuples(st.integers(0, 49_151), st.text(max_size=3)), max_size=30)
 
 
-def commits_of(reply: Pieces, cuts: set[int]) -> list[Commit]:
+def commits_of(reply: Pieces, cuts: set[int]) -> list[Committed]:
     edges = sorted({0, len(reply), *(cut % (len(reply) + 1) for cut in cuts)})
     out = []
     for begin, end in pairwise(edges):
@@ -54,7 +46,7 @@ def commits_of(reply: Pieces, cuts: set[int]) -> list[Commit]:
         text = "".join(text for _, text in part)
         ids = tuple(i for i, _ in part)
         logprobs = tuple(logprobs_of(begin + at, i) for at, i in enumerate(ids))
-        out.append(Commit(text, ids, end, lossy, logprobs=logprobs))
+        out.append(Committed(text, ids, end, lossy, logprobs=logprobs))
     return out
 
 
@@ -65,7 +57,7 @@ def logprobs_of(position: int, token: int) -> TokenLogprobs:
 
 
 def told_logprobs(events: list[ClientEvent]) -> list[TokenLogprobs]:
-    return [at for event in events if isinstance(event, Commit) for at in event.logprobs]
+    return [at for event in events if isinstance(event, Committed) for at in event.logprobs]
 
 
 def replayed(log: ReplayLog, cursor: ReplayCursor) -> list[ClientEvent]:
@@ -75,7 +67,7 @@ def replayed(log: ReplayLog, cursor: ReplayCursor) -> list[ClientEvent]:
 
 
 def received(events: list[ClientEvent]) -> tuple[str, list[int], list[int]]:
-    commits = [event for event in events if isinstance(event, Commit)]
+    commits = [event for event in events if isinstance(event, Committed)]
     ids = [i for commit in commits for i in commit.ids]
     return "".join(c.text for c in commits), ids, [n for c in commits for n in c.lossy]
 
@@ -110,33 +102,39 @@ def test_who_comes_back_gets_what_is_missing(
 def test_who_comes_back_hears_which_model_computed_what_it_lacks_and_what_it_has() -> None:
     one, other = b"\x0a" * 32, b"\x0b" * 32
     log = ReplayLog()
-    log.append(Commit("a", (1,), 1, model_identity=one))
-    log.append(Commit("b", (2,), 2, model_identity=other, inexact=True))
+    log.append(Committed("a", (1,), 1, model_identity=one))
+    log.append(Committed("b", (2,), 2, model_identity=other, inexact=True))
     (missing,) = replayed(log, ReplayCursor(1, 1))
-    assert missing == Commit("b", (2,), 2, model_identity=other, inexact=True)
+    assert missing == Committed("b", (2,), 2, model_identity=other, inexact=True)
     cursor = ReplayCursor(2, 2)
     assert replayed(log, cursor) == [], "it has all of it by an earlier run"
-    more = cursor.clip(Commit("c", (3,), 3), 2)
-    assert more == Commit("c", (3,), 3, model_identity=other, inexact=True)
-    assert cursor.clip(Commit("d", (4,), 4), 3) == Commit("d", (4,), 4), "it is told once"
+    more = cursor.clip(Committed("c", (3,), 3), 2)
+    assert more == Committed("c", (3,), 3, model_identity=other, inexact=True)
+    assert cursor.clip(Committed("d", (4,), 4), 3) == Committed("d", (4,), 4), "it is told once"
 
 
 def test_a_replay_is_all_of_a_chat_that_ended() -> None:
     log = ReplayLog()
     shown = Provisional(0, 0, "a gu", 0.7)
-    told: list[ClientEvent] = [ACCEPTED, shown, Commit("a", (1,), 1), Commit("b", (2,), 2), done(2)]
+    told: list[ClientEvent] = [
+        ACCEPTED,
+        shown,
+        Committed("a", (1,), 1),
+        Committed("b", (2,), 2),
+        done(2),
+    ]
     for event in told:
         log.append(event)
-    assert replayed(log, ReplayCursor()) == [ACCEPTED, Commit("ab", (1, 2), 2), done(2)]
+    assert replayed(log, ReplayCursor()) == [ACCEPTED, Committed("ab", (1, 2), 2), done(2)]
     assert replayed(log, ReplayCursor(2, 2)) == [ACCEPTED, done(2)]
 
 
 def test_text_without_a_token_comes_once() -> None:
     log = ReplayLog()
     cursor = ReplayCursor()
-    log.append(Commit("a", (1, 2), 2))
-    assert replayed(log, cursor) == [Commit("a", (1, 2), 2)]
-    flushed = Commit("b", (), 2)
+    log.append(Committed("a", (1, 2), 2))
+    assert replayed(log, cursor) == [Committed("a", (1, 2), 2)]
+    flushed = Committed("b", (), 2)
     assert cursor.clip(flushed, log.num_chars) == flushed
     log.append(flushed)
     assert replayed(log, cursor) == []
@@ -146,7 +144,7 @@ def test_bytes_grow_with_tokens_and_text() -> None:
     log = ReplayLog()
     empty = log.num_bytes
     for number in range(1000):
-        log.append(Commit("word ", (number,), number + 1))
+        log.append(Committed("word ", (number,), number + 1))
     assert log.num_bytes - empty == 1000 * (4 + 5)
     assert log.upto == 1000
     assert log.num_chars == 5000
@@ -181,7 +179,7 @@ def resume_token() -> str:
 
 def short(event: ClientEvent) -> str:
     match event:
-        case Commit(text, ids, upto):
+        case Committed(text, ids, upto):
             return f"commit {text} {len(ids)} {upto}"
         case Provisional(text=text):
             return f"provisional {text}"
@@ -196,8 +194,10 @@ def tell(channel: ClientChannel, *events: ClientEvent) -> list[bool]:
 def test_one_client_hears_everything_as_it_comes() -> None:
     stream = Stream()
     channel = ClientChannel(stream, resume_token, ReplayCursor())
-    told = tell(channel, ACCEPTED, Provisional(0, 0, "x", 0.5), Retract(0), Commit("a", (1,), 1))
-    assert stream.sent == ["Accepted", "provisional x", "Retract", "commit a 1 1"]
+    told = tell(
+        channel, ACCEPTED, Provisional(0, 0, "x", 0.5), Retracted(0), Committed("a", (1,), 1)
+    )
+    assert stream.sent == ["Accepted", "provisional x", "Retracted", "commit a 1 1"]
     assert told == [False] * 4
     channel.end()
     assert stream.ended
@@ -207,12 +207,12 @@ def test_one_client_hears_everything_as_it_comes() -> None:
 def test_a_client_that_comes_back_gets_what_it_missed_and_then_goes_on() -> None:
     first, second = Stream(), Stream()
     channel = ClientChannel(first, resume_token, ReplayCursor())
-    tell(channel, ACCEPTED, Commit("a", (1,), 1))
+    tell(channel, ACCEPTED, Committed("a", (1,), 1))
     channel.lose()
     assert not channel.is_present
-    tell(channel, Commit("b", (2,), 2), Commit("c", (3,), 3))
+    tell(channel, Committed("b", (2,), 2), Committed("c", (3,), 3))
     channel.join(second, ReplayCursor(1, 1))
-    tell(channel, Provisional(3, 0, "d", 0.9), Commit("d", (4,), 4))
+    tell(channel, Provisional(3, 0, "d", 0.9), Committed("d", (4,), 4))
     assert first.sent == ["Accepted", "commit a 1 1"]
     assert not first.ended, "its connection is gone; there is nobody to tell"
     assert second.sent == ["Accepted", "commit bc 2 3", "provisional d", "commit d 1 4"]
@@ -221,9 +221,9 @@ def test_a_client_that_comes_back_gets_what_it_missed_and_then_goes_on() -> None
 def test_the_last_stream_to_come_has_the_chat() -> None:
     first, second = Stream(), Stream()
     channel = ClientChannel(first, resume_token, ReplayCursor())
-    tell(channel, ACCEPTED, Commit("a", (1,), 1))
+    tell(channel, ACCEPTED, Committed("a", (1,), 1))
     channel.join(second, ReplayCursor())
-    tell(channel, Commit("b", (2,), 2))
+    tell(channel, Committed("b", (2,), 2))
     assert first.sent == ["Accepted", "commit a 1 1", Failed.__name__]
     assert first.ended
     assert second.sent == ["Accepted", "commit a 1 1", "commit b 1 2"]
@@ -237,9 +237,9 @@ def test_a_client_ahead_of_the_chat_hears_nothing_it_has() -> None:
         channel,
         ACCEPTED,
         Provisional(0, 0, "ab", 0.9),
-        Commit("a", (1,), 1),
-        Retract(0),
-        Commit("bcd", (2, 3, 4), 4),
+        Committed("a", (1,), 1),
+        Retracted(0),
+        Committed("bcd", (2, 3, 4), 4),
         Provisional(4, 0, "e", 0.9),
     )
     assert stream.sent == ["Accepted", "commit d 1 4", "provisional e"]
@@ -250,15 +250,15 @@ def test_a_long_replay_with_log_probabilities_comes_in_frames_of_bounded_size() 
     """300 tokens of an earlier run elsewhere, of which none are known, and 1,000 since."""
     wide = tuple(ScoredToken(n, -1.0, b"w" * 250) for n in range(20))
     log = ReplayLog()
-    log.append(Commit("a" * 300, tuple(range(300)), 300))
+    log.append(Committed("a" * 300, tuple(range(300)), 300))
     for number in range(300, 1300):
         top = wide if number < 340 else (ScoredToken(1, -1.0, b"w"),)
         told = TokenLogprobs(ScoredToken(number, -1.0, b"t"), top)
-        log.append(Commit("b", (number,), number + 1, (number,), logprobs=(told,)))
+        log.append(Committed("b", (number,), number + 1, (number,), logprobs=(told,)))
     events = replayed(log, ReplayCursor())
-    sizes = [len(client_wire.write(event, "edge")) for event in events]
+    sizes = [len(write(event)) for event in events]
     assert max(sizes) < DEFAULT_MAX_FRAME_BYTES / 2
-    commits = [event for event in events if isinstance(event, Commit)]
+    commits = [event for event in events if isinstance(event, Committed)]
     assert max(len(commit.logprobs) for commit in commits) == MAX_FRAME_LOGPROBS
     assert commits[0].text == "a" * 300 + "b" * 1000
     transcript = Transcript()
@@ -276,12 +276,12 @@ def test_beyond_the_bound_the_oldest_log_probabilities_are_dropped() -> None:
     count = 4000
     for number in range(count):
         told = TokenLogprobs(ScoredToken(number, -1.0, b"t"), wide)
-        log.append(Commit("b", (number,), number + 1, logprobs=(told,)))
+        log.append(Committed("b", (number,), number + 1, logprobs=(told,)))
         kept.append((told,))
         assert kept.num_bytes <= MAX_BYTES
     assert 1000 < len(kept) < count
     assert log.num_bytes < MAX_BYTES + 4 * count + count + 4096
-    events = [event for event in replayed(log, ReplayCursor()) if isinstance(event, Commit)]
+    events = [event for event in replayed(log, ReplayCursor()) if isinstance(event, Committed)]
     assert sum(len(event.ids) for event in events) == count
     told_ids = [at.chosen.id for at in told_logprobs(list[ClientEvent](events))]
     assert told_ids == list(range(count - len(kept), count)), "the last ones"

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.errors import KeyReusedError
+from outrider.session.client import Committed
 from services.edge.resumption.eviction import EvictionKey, UsageRanking
 from services.edge.resumption.replay import ReplayLog
 from services.edge.resumption.table import (
@@ -18,7 +19,6 @@ from services.edge.resumption.table import (
     ResumableState,
     ResumeLimits,
 )
-from services.edge.session.events import Commit
 
 DIGEST = b"digest"
 EMPTY_BYTES = ReplayLog().num_bytes
@@ -37,7 +37,7 @@ def enter(
 def write(entry: ResumableChat[str], num_tokens: int) -> None:
     first = entry.log.upto
     ids = tuple(range(num_tokens))
-    entry.log.append(Commit("", ids, first + num_tokens))
+    entry.log.append(Committed("", ids, first + num_tokens))
 
 
 def table_with(state: ResumableState) -> tuple[ChatTable[str], ResumableChat[str]]:

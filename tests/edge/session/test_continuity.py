@@ -7,16 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from outrider.session_types import FinishReason
+from outrider.session.client import Committed, Done
+from outrider.session.region import Commit
+from outrider.session.types import FinishReason
 from services.edge.session.continuity import SAME_ORIGIN, CommitOrigin, ModelContinuity
 from services.edge.session.events import (
     Action,
     ChatAsked,
-    Commit,
-    Done,
     OpenRegion,
     PromptReady,
-    RegionCommit,
     RegionDone,
     RegionMoved,
     ResumePoint,
@@ -36,10 +35,10 @@ from tests.edge.session.toolkit import (
 OTHER = b"\x0b" * 32
 
 
-def commit(chat: ChatSession, number: int) -> Commit:
+def commit(chat: ChatSession, number: int) -> Committed:
     """One more token."""
-    (told,) = chat.handle(RegionCommit(0, number, 0, (1,), number + 1), 0.1)
-    assert isinstance(told, Commit)
+    (told,) = chat.handle(Commit(0, number, 0, (1,)), 0.1)
+    assert isinstance(told, Committed)
     return told
 
 
@@ -55,7 +54,7 @@ def test_the_model_is_told_once_and_named_when_the_region_is_asked_again() -> No
     assert isinstance(again, OpenRegion)
     assert again.request.resume.model_identity == IDENTITY
     chat.handle(OPENED, 0.6)
-    assert commit(chat, 3) == Commit(" the", (1,), 4), "an equal replica is no news"
+    assert commit(chat, 3) == Committed(" the", (1,), 4), "an equal replica is no news"
     assert not done(chat.handle(RegionDone(FinishReason.STOP, 4), 0.7)).inexact
 
 
@@ -81,7 +80,7 @@ def test_a_reply_that_goes_on_at_another_model_is_inexact(is_reopened: bool) -> 
 def test_a_move_before_the_first_token_changes_no_model() -> None:
     chat = in_state(SessionState.STREAMING)
     chat.handle(RegionMoved("replica-2", "us-west", 0, OTHER), 0.1)
-    assert commit(chat, 0) == Commit(" the", (1,), 1, model_identity=OTHER)
+    assert commit(chat, 0) == Committed(" the", (1,), 1, model_identity=OTHER)
 
 
 def test_a_replica_that_commits_nothing_leaves_no_trace() -> None:

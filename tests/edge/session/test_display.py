@@ -13,8 +13,8 @@ from outrider.errors import MalformedFrameError
 from outrider.models.detokenizer import Detokenizer
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
+from outrider.session.client import Provisional, Retracted
 from services.edge.session.display import Display, DisplayPolicy, DraftText, ReplyDecoder, word_end
-from services.edge.session.events import Provisional, Retract
 from tests.edge.session.toolkit import EOS, TABLE, new_reply
 
 PLAIN = DisplayPolicy(first_tokens=0, rewrite_burst=1)
@@ -186,7 +186,7 @@ def test_a_confirming_commit_takes_from_the_front() -> None:
 def test_a_contradicting_commit_retracts_what_is_wrong_first() -> None:
     display = Display(PLAIN)
     display.show(draft_text((" the", 0.9), (" cat", 0.8), (".", 0.7)), 0.0)
-    assert display.confirm(" the dog", True, 1.0) == Retract(5)
+    assert display.confirm(" the dog", True, 1.0) == Retracted(5)
     assert display.shown == ""
     assert (display.erased_chars, display.num_retractions) == (4, 1)
 
@@ -195,14 +195,14 @@ def test_text_against_what_is_shown_retracts_it_whatever_the_drafts_are_now() ->
     """What is shown may be of drafts that a chain does not have any more."""
     display = Display(PLAIN)
     display.show(draft_text((" the", 0.9), (" cat", 0.8), (".", 0.7)), 0.0)
-    assert display.confirm(" the dog", False, 1.0) == Retract(5)
+    assert display.confirm(" the dog", False, 1.0) == Retracted(5)
     assert display.shown == ""
 
 
 def test_a_divergence_behind_the_commit_retracts_the_rest() -> None:
     display = Display(PLAIN)
     display.show(draft_text((" the", 0.9), (" cat", 0.8), (".", 0.7)), 0.0)
-    assert display.confirm(" the", True, 1.0) == Retract(4)
+    assert display.confirm(" the", True, 1.0) == Retracted(4)
     assert display.shown == ""
 
 
@@ -220,7 +220,7 @@ def test_clear_leaves_nothing_behind() -> None:
     display = Display(PLAIN)
     assert display.clear(0.0) is None
     display.show(draft_text((" the", 0.9), (".", 0.9)), 0.0)
-    assert display.clear(0.0) == Retract(0)
+    assert display.clear(0.0) == Retracted(0)
     assert display.shown == ""
 
 

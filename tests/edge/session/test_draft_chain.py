@@ -10,12 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.errors import MalformedFrameError
-from outrider.session_types import Speculation
+from outrider.session.region import Commit, Draft
+from outrider.session.types import Speculation
 from services.edge.session.draft_chain import DraftChain, DraftLimits, DraftProgress
-from services.edge.session.events import RegionCommit, SendDraft
 from services.edge.session.reply import ReplyFlow
 from services.inference.scheduler.draft_sources import EdgeChain
-from services.inference.scheduler.types import Drafts
 from tests.edge.session.toolkit import EOS, ScriptedDrafter, policy, request, tools
 
 LEAD = 100
@@ -40,7 +39,7 @@ def chain(
 def test_drafts_up_to_the_lead_and_sends_them_once() -> None:
     drafts = chain()
     drafts.advance(LEAD)
-    assert drafts.take_unsent() == SendDraft(0, 0, (1, 2, 3, 4))
+    assert drafts.take_unsent() == Draft(0, 0, (1, 2, 3, 4))
     drafts.advance(LEAD)
     assert drafts.take_unsent() is None
 
@@ -49,13 +48,13 @@ def test_a_frame_that_could_not_be_sent_is_sent_once_more() -> None:
     drafts = chain()
     drafts.advance(2)
     first = drafts.take_unsent()
-    assert first == SendDraft(0, 0, (1, 2))
+    assert first == Draft(0, 0, (1, 2))
     drafts.requeue(first)
     assert drafts.num_sent == 0
     assert drafts.take_unsent() == first
     drafts.advance(LEAD)
     second = drafts.take_unsent()
-    assert second == SendDraft(0, 2, (3, 4), continues=True)
+    assert second == Draft(0, 2, (3, 4), continues=True)
     drafts.requeue(second)
     assert drafts.num_sent == 2
     assert drafts.take_unsent() == second
@@ -73,7 +72,7 @@ def test_an_epoch_whose_first_frame_could_not_be_sent_never_was() -> None:
     drafts.requeue(frame)
     assert drafts.num_sent == 0
     again = drafts.take_unsent()
-    assert again == SendDraft(2, 2, frame.ids)
+    assert again == Draft(2, 2, frame.ids)
 
 
 def test_what_is_not_likely_enough_was_made_for_nothing() -> None:
@@ -127,7 +126,7 @@ def test_a_right_chain_goes_on_in_its_epoch() -> None:
     assert (resolved.ids, resolved.diverged) == ((1, 2, 3), False)
     assert (drafts.ids, drafts.num_sent) == ((4,), 1)
     drafts.advance(LEAD)
-    assert drafts.take_unsent() == SendDraft(0, 4, (5, 6, 7), continues=True)
+    assert drafts.take_unsent() == Draft(0, 4, (5, 6, 7), continues=True)
 
 
 def test_a_divergence_ends_the_epoch() -> None:
@@ -138,7 +137,7 @@ def test_a_divergence_ends_the_epoch() -> None:
     assert (resolved.ids, resolved.diverged) == ((1, 20), True)
     assert drafts.ids == ()
     drafts.advance(LEAD)
-    assert drafts.take_unsent() == SendDraft(1, 2, (3, 4, 5, 6))
+    assert drafts.take_unsent() == Draft(1, 2, (3, 4, 5, 6))
 
 
 def test_a_commit_past_the_chain_starts_a_new_epoch_since_frames_must_be_contiguous() -> None:
@@ -147,14 +146,14 @@ def test_a_commit_past_the_chain_starts_a_new_epoch_since_frames_must_be_contigu
     drafts.take_unsent()
     assert drafts.commit(0, 0, 4, [5, 6]).diverged is False
     drafts.advance(LEAD)
-    assert drafts.take_unsent() == SendDraft(1, 6, (7, 8, 9, 10))
+    assert drafts.take_unsent() == Draft(1, 6, (7, 8, 9, 10))
 
 
 def test_unsent_drafts_that_the_region_found_itself_leave_no_gap_in_an_epoch() -> None:
     drafts = chain(max_lead=4)
     drafts.advance(LEAD)
     assert drafts.commit(0, 0, 0, [1, 2]).diverged is False
-    assert drafts.take_unsent() == SendDraft(1, 2, (3, 4))
+    assert drafts.take_unsent() == Draft(1, 2, (3, 4))
 
 
 def test_survival_is_counted_from_the_last_commit() -> None:
@@ -200,7 +199,7 @@ def test_drafts_beyond_the_regions_lead_go_up_again_in_the_same_epoch() -> None:
         drafts.advance(LEAD)
         while (frame := drafts.take_unsent()) is not None:
             assert frame.epoch == 0
-            region.receive(Drafts(frame.epoch, frame.base, frame.ids, frame.continues), reply)
+            region.receive(Draft(frame.epoch, frame.base, frame.ids, frame.continues), reply)
         commit = list(range(len(reply) + 1, len(reply) + 3))
         reply += commit
         num_accepted.append(region.advance(commit))
@@ -216,7 +215,7 @@ def test_drafts_are_not_sent_again_once_the_reply_is_past_them() -> None:
     drafts.advance(LEAD)
     first = drafts.take_unsent()
     assert first is not None and first.ids == tuple(range(1, 9))
-    region.receive(Drafts(first.epoch, first.base, first.ids, first.continues), [])
+    region.receive(Draft(first.epoch, first.base, first.ids, first.continues), [])
     drafts.commit(0, 0, 2, [])
     drafts.limit_lead(3)
     drafts.commit(0, 2, 6, [9])
@@ -225,7 +224,7 @@ def test_drafts_are_not_sent_again_once_the_reply_is_past_them() -> None:
     assert frame is not None and (frame.base, frame.ids) == (9, (10, 11, 12))
     reply = list(range(1, 10))
     assert region.advance(reply) == 8
-    region.receive(Drafts(frame.epoch, frame.base, frame.ids, frame.continues), reply)
+    region.receive(Draft(frame.epoch, frame.base, frame.ids, frame.continues), reply)
     assert region.ids == [10, 11, 12]
 
 
@@ -235,7 +234,7 @@ def test_the_rest_of_a_reply_is_learnt_in_slices_and_a_prompt_alone_is_not() -> 
         asked = request(speculation=Speculation.OFF, provisional=False)
         reply = ReplyFlow(asked, tuple([1] * 60), tools(drafter), policy().reply)
         if num_committed:
-            reply.commit(RegionCommit(0, 0, 0, (1,), 1), 1.0)
+            reply.commit(Commit(0, 0, 0, (1,)), 1.0)
         sizes = []
         is_more = True
         while is_more:
@@ -285,7 +284,7 @@ class KeepingRegion:
         self.epoch = self.begin = 0
         self.received: list[int] = []
 
-    def take(self, frame: SendDraft) -> None:
+    def take(self, frame: Draft) -> None:
         if frame.epoch != self.epoch:
             assert frame.epoch > self.epoch
             self.epoch, self.begin, self.received = frame.epoch, frame.base, []

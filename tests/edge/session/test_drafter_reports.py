@@ -10,22 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.sampling.params import SamplingParams
-from outrider.session_types import FinishReason, Speculation
+from outrider.session.client import Committed, Provisional
+from outrider.session.region import Commit, Draft
+from outrider.session.types import FinishReason, Speculation
 from services.edge.session.events import (
     Action,
     ChatAsked,
     ChatRequest,
-    Commit,
     DrafterReport,
     DraftsReady,
     Input,
     OpenDrafter,
     OpenRegion,
     PromptReady,
-    Provisional,
-    RegionCommit,
     RegionDone,
-    SendDraft,
     TellDrafter,
     Tick,
 )
@@ -82,7 +80,7 @@ class Chat:
 
     @property
     def text(self) -> str:
-        return "".join(a.text for a in self.actions if isinstance(a, Commit))
+        return "".join(a.text for a in self.actions if isinstance(a, Committed))
 
     def commit(self, count: int) -> None:
         """The region commits the next tokens; those that the edge sent count as accepted."""
@@ -93,7 +91,7 @@ class Chat:
         sent = chain.ids[: chain.num_sent]
         while right < len(final) - 1 and right < len(sent) and sent[right] == final[right]:
             right += 1
-        self.feed(RegionCommit(chain.epoch, base, right, final[right:], base + len(final)))
+        self.feed(Commit(chain.epoch, base, right, final[right:]))
 
 
 def heard(base: int, *ids: int, chance: float = 0.9) -> DraftsReady:
@@ -131,12 +129,12 @@ def test_its_guesses_go_up_and_are_shown() -> None:
     chat.settle()
     chat.feed(heard(0, *REPLY[:4]))
     chat.settle()
-    sent = [action.ids for action in chat.done(SendDraft)]  # type: ignore[union-attr]
+    sent = [action.ids for action in chat.done(Draft)]  # type: ignore[union-attr]
     assert sent == [REPLY[:4]]
     chat.commit(3)
     chat.feed(heard(3, *REPLY[3:6]))
     chat.settle()
-    sent = [action.ids for action in chat.done(SendDraft)]  # type: ignore[union-attr]
+    sent = [action.ids for action in chat.done(Draft)]  # type: ignore[union-attr]
     assert sent == [REPLY[:4], REPLY[4:6]]
 
 
@@ -150,10 +148,10 @@ def test_it_is_asked_in_the_turn_in_which_the_prompt_is_ready() -> None:
 def test_copies_of_the_first_tokens_wait_for_its_first_guess() -> None:
     chat = Chat(request(), ScriptedDrafter([9, 9, 9, 9, 9]), first_guess_s=0.1)
     chat.advance(0.05)
-    assert not list(chat.done(SendDraft)) and not list(chat.done(Provisional))
+    assert not list(chat.done(Draft)) and not list(chat.done(Provisional))
     chat.feed(heard(0, *REPLY[:4]))
     chat.advance(0.06)
-    assert [action.ids for action in chat.done(SendDraft)] == [REPLY[:4]]  # type: ignore[union-attr]
+    assert [action.ids for action in chat.done(Draft)] == [REPLY[:4]]  # type: ignore[union-attr]
 
 
 def test_copies_wait_no_longer_than_it_may_take() -> None:
@@ -163,9 +161,9 @@ def test_copies_wait_no_longer_than_it_may_take() -> None:
     chat.commit(1)
     assert chat.text == reference_text(REPLY[:1])
     chat.advance(0.099)
-    assert not list(chat.done(SendDraft))
+    assert not list(chat.done(Draft))
     chat.advance(0.11)
-    assert [action.base for action in chat.done(SendDraft)]  # type: ignore[union-attr]
+    assert [action.base for action in chat.done(Draft)]  # type: ignore[union-attr]
 
 
 @given(data=st.data())

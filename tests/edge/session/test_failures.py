@@ -14,15 +14,15 @@ from outrider.errors import (
     UnavailableError,
     VocabularyMismatchError,
 )
-from outrider.session_types import FinishReason
+from outrider.session.client import Failed
+from outrider.session.region import Commit
+from outrider.session.types import FinishReason
 from services.edge.session.events import (
     ChatAsked,
-    Failed,
     Finish,
     Input,
     OpenRegion,
     PromptReady,
-    RegionCommit,
     RegionDone,
     RegionFailed,
     RegionOpened,
@@ -72,14 +72,6 @@ def region_misses_deadline() -> type[Exception]:
     return failure(chat, Tick(), now=1.1)
 
 
-def wrong_upto() -> type[Exception]:
-    return failure(in_state(SessionState.STREAMING), RegionCommit(0, 0, 0, (1,), 2))
-
-
-def strange_mark() -> type[Exception]:
-    return failure(in_state(SessionState.STREAMING), RegionCommit(0, 0, 0, (1,), 1, lossy=(1,)))
-
-
 def wrong_end() -> type[Exception]:
     return failure(in_state(SessionState.STREAMING), RegionDone(FinishReason.STOP, 5))
 
@@ -90,7 +82,7 @@ def other_tokens() -> type[Exception]:
 
 
 def past_the_end() -> type[Exception]:
-    return failure(in_state(SessionState.STREAMING), RegionCommit(0, 0, 0, (EOS, 1), 2))
+    return failure(in_state(SessionState.STREAMING), Commit(0, 0, 0, (EOS, 1)))
 
 
 def region_lost() -> type[Exception]:
@@ -105,8 +97,6 @@ def region_lost() -> type[Exception]:
         (no_request, DeadlineError),
         (deadline_while_tokenizing, DeadlineError),
         (region_misses_deadline, DeadlineError),
-        (wrong_upto, PeerFaultError),
-        (strange_mark, PeerFaultError),
         (wrong_end, PeerFaultError),
         (other_tokens, PeerFaultError),
         (past_the_end, PeerFaultError),

@@ -8,15 +8,14 @@ import pytest
 
 from outrider.errors import PeerFaultError
 from outrider.sampling.params import SamplingParams
-from outrider.session_types import ScoredToken, TokenLogprobs
+from outrider.session.client import Committed, Failed
+from outrider.session.region import Commit
+from outrider.session.types import ScoredToken, TokenLogprobs
 from services.edge.session.events import (
     Action,
     ChatAsked,
-    Commit,
-    Failed,
     OpenRegion,
     PromptReady,
-    RegionCommit,
     ResumePoint,
     Tick,
     Tokenize,
@@ -53,8 +52,8 @@ def streaming(num_logprobs: int, resume: ResumePoint | None = None) -> ChatSessi
 def test_a_commit_brings_those_of_accepted_drafts_too_with_the_tokens_texts() -> None:
     chat = streaming(2)
     logprobs = (told(1, 1, 13), told(2, 14), told(EOS, 5, EOS))
-    actions = chat.handle(RegionCommit(0, 0, 2, (EOS,), 3, logprobs=logprobs), 0.2)
-    (commit,) = (action for action in actions if isinstance(action, Commit))
+    actions = chat.handle(Commit(0, 0, 2, (EOS,), logprobs=logprobs), 0.2)
+    (commit,) = (action for action in actions if isinstance(action, Committed))
     assert commit.ids == (1, 2, EOS)
     assert [at.chosen for at in commit.logprobs] == [
         ScoredToken(1, -0.5, b" the"),
@@ -71,10 +70,10 @@ def test_of_an_earlier_run_elsewhere_none_are_known() -> None:
     asked = replace(asked, resume=ResumePoint("", 2, 8, (1, 2), IDENTITY))
     chat.handle(ChatAsked(asked), 0.0)
     _, _, resumed = chat.handle(PromptReady(PROMPT), 0.0)
-    assert resumed == Commit(" the cat", (1, 2), 2)
+    assert resumed == Committed(" the cat", (1, 2), 2)
     chat.handle(OPENED, 0.1)
-    commit, *_ = chat.handle(RegionCommit(0, 2, 0, (3,), 3, logprobs=(told(3),)), 0.2)
-    assert isinstance(commit, Commit) and len(commit.logprobs) == 1
+    commit, *_ = chat.handle(Commit(0, 2, 0, (3,), logprobs=(told(3),)), 0.2)
+    assert isinstance(commit, Committed) and len(commit.logprobs) == 1
 
 
 BAD = {
@@ -93,7 +92,7 @@ def test_what_the_region_cannot_send_ends_the_chat(
     num_logprobs: int, logprobs: tuple[TokenLogprobs, ...]
 ) -> None:
     chat = streaming(num_logprobs)
-    actions = chat.handle(RegionCommit(0, 0, 2, (3,), 3, logprobs=logprobs), 0.2)
+    actions = chat.handle(Commit(0, 0, 2, (3,), logprobs=logprobs), 0.2)
     (failed,) = (action for action in actions if isinstance(action, Failed))
     assert isinstance(failed.error, PeerFaultError)
 
@@ -113,6 +112,6 @@ def test_a_prediction_is_tokenized_with_the_prompt_and_goes_up_at_every_opening(
     first = opened(actions)
     assert (first.prompt, first.prediction) == (PROMPT, (1, 2, 3))
     chat.handle(OPENED, 0.1)
-    chat.handle(RegionCommit(0, 0, 0, (1,), 1), 0.2)
+    chat.handle(Commit(0, 0, 0, (1,)), 0.2)
     again = opened(chat.handle(LOST, 0.3))
     assert (again.request.resume.ids, again.prediction) == ((1,), (1, 2, 3))

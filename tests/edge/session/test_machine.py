@@ -12,33 +12,27 @@ from outrider.errors import (
     OverloadedError,
 )
 from outrider.sampling.params import SamplingParams
-from outrider.session_types import FinishReason, Speculation, Usage
+from outrider.session.client import Accepted, Committed, Done, Failed, Provisional, Retracted
+from outrider.session.region import Commit, Draft
+from outrider.session.types import FinishReason, Speculation, Usage
 from services.edge.session.events import (
-    Accepted,
     CancelAsked,
     CancelRegion,
     ChatAsked,
     ClientChanged,
     ClientFailed,
     ClientGone,
-    Commit,
-    Done,
     DraftDropped,
     DraftsReady,
-    Failed,
     Finish,
     Input,
     OpenRegion,
     PromptFailed,
     PromptReady,
-    Provisional,
-    RegionCommit,
     RegionDone,
     RegionFailed,
     RegionMoved,
     RegionOpened,
-    Retract,
-    SendDraft,
     Tick,
     Tokenize,
 )
@@ -64,12 +58,12 @@ INPUTS: dict[type[Input], Input] = {
     PromptReady: PromptReady(PROMPT),
     PromptFailed: PromptFailed(OverloadedError("full")),
     RegionOpened: OPENED,
-    RegionCommit: RegionCommit(0, 0, 0, (1,), 1),
+    Commit: Commit(0, 0, 0, (1,)),
     RegionDone: RegionDone(FinishReason.STOP, 0),
     RegionMoved: RegionMoved("replica-2", "us-west"),
     RegionFailed: RegionFailed(NoReplicaError("none")),
     DraftsReady: DraftsReady(),
-    DraftDropped: DraftDropped(SendDraft(0, 0, (1,))),
+    DraftDropped: DraftDropped(Draft(0, 0, (1,))),
     Tick: Tick(),
 }
 
@@ -97,7 +91,7 @@ EXPECTED: dict[type[Input], list[tuple[str, tuple[type, ...]] | None]] = {
     PromptReady: [NOTHING, ("OPENING", (OpenRegion, Accepted)), *[NOTHING] * 4],
     PromptFailed: [NOTHING, FAIL, *[NOTHING] * 4],
     RegionOpened: [FAIL, FAIL, ("STREAMING", ()), FAIL_REGION, FAIL, NOTHING],
-    RegionCommit: [FAIL, FAIL, FAIL_REGION, ("STREAMING", (Commit,)), FAIL, NOTHING],
+    Commit: [FAIL, FAIL, FAIL_REGION, ("STREAMING", (Committed,)), FAIL, NOTHING],
     RegionMoved: [FAIL, FAIL, FAIL_REGION, ("STREAMING", ()), FAIL, NOTHING],
     RegionDone: [
         FAIL,
@@ -164,14 +158,14 @@ def test_a_whole_chat() -> None:
     ]
     assert chat.next_deadline() == 1.011
     drafts, shown = chat.handle(Tick(), 1.011)
-    assert drafts == SendDraft(0, 0, (1, 2, 3, EOS))
+    assert drafts == Draft(0, 0, (1, 2, 3, EOS))
     assert isinstance(shown, Provisional)
     assert (shown.base, shown.erase_to, shown.text) == (0, 0, " the cat sat")
     assert chat.handle(OPENED, 1.2) == []
-    first = Commit(" the cat", (1, 2), 2, model_identity=IDENTITY)
-    assert chat.handle(RegionCommit(0, 0, 2, (), 2), 1.25) == [first]
-    lossy = RegionCommit(0, 2, 2, (), 4, lossy=(3,))
-    assert chat.handle(lossy, 1.26) == [Commit(" sat", (3, EOS), 4, (3,))]
+    first = Committed(" the cat", (1, 2), 2, model_identity=IDENTITY)
+    assert chat.handle(Commit(0, 0, 2, ()), 1.25) == [first]
+    lossy = Commit(0, 2, 2, (), lossy=(3,))
+    assert chat.handle(lossy, 1.26) == [Committed(" sat", (3, EOS), 4, (3,))]
 
     usage = Usage(3, 0, 4, 4, 4)
     done, finish = chat.handle(RegionDone(FinishReason.STOP, 4, usage), 1.27)
@@ -199,12 +193,12 @@ def test_a_wrong_draft_is_taken_back_and_a_new_epoch_begins() -> None:
     drafter.prompt_tokens = len(PROMPT)
     chat = in_state(SessionState.STREAMING, drafter)
     chat.handle(Tick(), 0.001)
-    retract, commit = chat.handle(RegionCommit(0, 0, 1, (5,), 2), 0.1)
-    assert retract == Retract(5)
-    assert commit == Commit(" the mat", (1, 5), 2, model_identity=IDENTITY)
+    retract, commit = chat.handle(Commit(0, 0, 1, (5,)), 0.1)
+    assert retract == Retracted(5)
+    assert commit == Committed(" the mat", (1, 5), 2, model_identity=IDENTITY)
     assert chat.next_deadline() == pytest.approx(0.101)
     draft, shown = chat.handle(Tick(), 0.101)
-    assert draft == SendDraft(1, 2, (3, 4, 5, 6))
+    assert draft == Draft(1, 2, (3, 4, 5, 6))
     assert isinstance(shown, Provisional)
 
 
@@ -212,21 +206,21 @@ def test_commits_in_quick_succession_are_answered_by_one_draft_frame() -> None:
     drafter = ScriptedDrafter([1, 2, 3, 4, 5, 6, 7, 8, 9])
     drafter.prompt_tokens = len(PROMPT)
     chat = in_state(SessionState.STREAMING, drafter)
-    chat.handle(RegionCommit(0, 0, 0, (1,), 1), 0.1)
-    chat.handle(RegionCommit(0, 1, 0, (2,), 2), 0.1004)
+    chat.handle(Commit(0, 0, 0, (1,)), 0.1)
+    chat.handle(Commit(0, 1, 0, (2,)), 0.1004)
     assert chat.next_deadline() == 0.001, "the drafts from the prompt are due since the opening"
-    sent = [a for a in chat.handle(Tick(), 0.1005) if isinstance(a, SendDraft)]
-    assert sent == [SendDraft(1, 2, (3, 4, 5, 6, 7, 8, 9))]
+    sent = [a for a in chat.handle(Tick(), 0.1005) if isinstance(a, Draft)]
+    assert sent == [Draft(1, 2, (3, 4, 5, 6, 7, 8, 9))]
 
 
 def test_drafts_that_could_not_be_sent_are_sent_again() -> None:
     drafter = ScriptedDrafter([1, 2, 3, 4])
     drafter.prompt_tokens = len(PROMPT)
     chat = in_state(SessionState.STREAMING, drafter)
-    (frame,) = [a for a in chat.handle(Tick(), 0.001) if isinstance(a, SendDraft)]
+    (frame,) = [a for a in chat.handle(Tick(), 0.001) if isinstance(a, Draft)]
     assert chat.handle(DraftDropped(frame), 0.001) == []
     chat.handle(DraftsReady(), 0.002)
-    assert [a for a in chat.handle(Tick(), 0.002) if isinstance(a, SendDraft)] == [frame]
+    assert [a for a in chat.handle(Tick(), 0.002) if isinstance(a, Draft)] == [frame]
     assert chat.next_deadline() is None
 
 
@@ -250,7 +244,7 @@ def test_who_gets_the_drafts(
     chat.handle(ChatAsked(asked), 0.0)
     chat.handle(PromptReady(PROMPT), 0.0)
     kinds = {type(action) for action in chat.handle(Tick(), 0.001)}
-    assert kinds == ({SendDraft} if sends else set()) | ({Provisional} if shows else set())
+    assert kinds == ({Draft} if sends else set()) | ({Provisional} if shows else set())
     assert (drafter.learnt == list(PROMPT)) == (sends or shows), "no work for nobody"
 
 
@@ -271,9 +265,9 @@ def test_what_is_held_back_comes_with_the_end_of_a_whole_reply_alone(
     chat.handle(ChatAsked(request(sampling=SamplingParams(stop=("STOP",)))), 0.0)
     chat.handle(PromptReady(PROMPT), 0.0)
     chat.handle(OPENED, 0.0)
-    chat.handle(RegionCommit(0, 0, 0, (1, 18), 2), 0.1)
+    chat.handle(Commit(0, 0, 0, (1, 18)), 0.1)
     *commits, done, finish = chat.handle(RegionDone(reason, 2), 0.2)
-    assert commits == ([Commit(text, (), 2)] if text else [])
+    assert commits == ([Committed(text, (), 2)] if text else [])
     assert isinstance(done, Done) and finish == Finish()
 
 
@@ -292,7 +286,7 @@ def test_a_cancelled_chat_ends_with_what_is_final() -> None:
     chat.handle(ChatAsked(request(sampling=SamplingParams(stop=("STOP",)))), 0.0)
     chat.handle(PromptReady(PROMPT), 0.0)
     chat.handle(OPENED, 0.0)
-    chat.handle(RegionCommit(0, 0, 0, (1, 18), 2), 0.1)
+    chat.handle(Commit(0, 0, 0, (1, 18)), 0.1)
     cancel, done, finish = chat.handle(CancelAsked(), 0.2)
     assert cancel == CancelRegion("the client cancelled"), "ST may become STOP in another run"
     assert isinstance(done, Done)

@@ -8,25 +8,19 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.client import events
 from outrider.client.transcript import Transcript
 from outrider.sampling.params import SamplingParams
-from outrider.session_types import FinishReason, Timings, Usage
+from outrider.session.client import Accepted, Committed, Done, Provisional, Retracted
+from outrider.session.region import Commit, Draft
+from outrider.session.types import FinishReason
 from services.edge.session.display import DisplayPolicy
 from services.edge.session.events import (
-    Accepted,
     Action,
     ChatAsked,
-    Commit,
-    Done,
     Finish,
     PromptReady,
-    Provisional,
-    RegionCommit,
     RegionDone,
     RegionOpened,
-    Retract,
-    SendDraft,
     Tick,
 )
 from services.edge.session.machine import ChatSession, SessionState
@@ -41,24 +35,7 @@ from tests.edge.session.toolkit import (
     session,
 )
 
-USAGE = Usage()
-TIMES = Timings()
-
-
-def as_event(action: Action) -> events.Event | None:
-    match action:
-        case Accepted(request_id, model, prompt_tokens):
-            return events.Accepted(request_id, model, prompt_tokens, "")
-        case Provisional(base, erase_to, text, stability):
-            return events.Provisional(base, erase_to, text, stability)
-        case Retract(erase_to):
-            return events.Retracted(erase_to)
-        case Commit(text, ids, upto):
-            return events.Committed(text, ids, upto)
-        case Done(_, upto):
-            return events.Done(FinishReason.STOP, USAGE, TIMES, TIMES, upto, "", "")
-        case _:
-            return None
+TOLD = Accepted | Provisional | Retracted | Committed | Done
 
 
 class World:
@@ -99,18 +76,18 @@ class World:
 
     def perform(self, actions: list[Action]) -> None:
         for action in actions:
-            if isinstance(action, SendDraft):
+            if isinstance(action, Draft):
                 if action.epoch != self.epoch:
                     self.epoch, self.begin, self.drafts = action.epoch, action.base, []
                 assert action.base == self.begin + len(self.drafts)
                 self.drafts += action.ids
-            if event := as_event(action):
+            if isinstance(action, TOLD):
                 erased = self.transcript.erased_chars
-                self.transcript.apply(event)
+                self.transcript.apply(action)
                 if self.transcript.erased_chars > erased:
                     self.rewrites.append(self.now)
 
-    def commit(self) -> RegionCommit:
+    def commit(self) -> Commit:
         base, known = self.committed, self.drafts[: self.committed - self.begin]
         alive = base >= self.begin and known == self.truth[self.begin : base]
         ahead = self.drafts[base - self.begin :] if alive else []
@@ -121,7 +98,7 @@ class World:
             accepted += 1
         ids = self.truth[base + accepted : base + accepted + self.rng.randint(1, 4)]
         self.committed += accepted + len(ids)
-        return RegionCommit(self.epoch, base, accepted, tuple(ids), self.committed)
+        return Commit(self.epoch, base, accepted, tuple(ids))
 
     def run(self) -> None:
         self.perform(self.chat.handle(ChatAsked(request(sampling=self.params)), self.now))

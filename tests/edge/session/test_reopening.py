@@ -16,22 +16,18 @@ from outrider.errors import (
     ReplicaLostError,
     UnavailableError,
 )
-from outrider.session_types import FinishReason
+from outrider.session.client import Committed, Done, Failed, Provisional
+from outrider.session.region import Commit, Draft
+from outrider.session.types import FinishReason
 from services.edge.session.events import (
     ChatAsked,
-    Commit,
-    Done,
     DraftsReady,
-    Failed,
     Finish,
     OpenRegion,
     PromptReady,
-    Provisional,
-    RegionCommit,
     RegionDone,
     RegionFailed,
     RegionMoved,
-    SendDraft,
     Tick,
 )
 from services.edge.session.machine import ChatSession, SessionState
@@ -57,13 +53,13 @@ def opened(chat: ChatSession, loss: RegionFailed, now: float) -> OpenRegion:
 
 def test_a_lost_stream_is_opened_again_at_once_behind_the_last_token() -> None:
     chat = in_state(SessionState.STREAMING)
-    chat.handle(RegionCommit(0, 0, 0, (1, 2), 2), 1.0)
+    chat.handle(Commit(0, 0, 0, (1, 2)), 1.0)
     again = opened(chat, LOST, 1.5)
     assert (again.prompt, again.request.resume.ids) == (PROMPT, (1, 2))
     assert again.request.resume.model_identity == IDENTITY
     assert chat.state is SessionState.OPENING
     assert chat.handle(replace(OPENED, replica="replica-9"), 1.6) == [], "accepted is said once"
-    assert chat.handle(RegionCommit(0, 2, 0, (3, EOS), 4), 1.7) == [Commit(" sat", (3, EOS), 4)]
+    assert chat.handle(Commit(0, 2, 0, (3, EOS)), 1.7) == [Committed(" sat", (3, EOS), 4)]
     done, finish = chat.handle(RegionDone(FinishReason.STOP, 4), 1.8)
     assert isinstance(done, Done)
     assert (done.replica, done.upto, finish) == ("replica-9", 4, Finish())
@@ -77,7 +73,7 @@ def test_final_tokens_never_follow_another_prompt_than_before() -> None:
         chat.handle(ChatAsked(request(thin=True)), 0.0)
         chat.handle(OPENED, 0.0)
         if has_tokens:
-            chat.handle(RegionCommit(0, 0, 0, (1, 2), 2), 1.0)
+            chat.handle(Commit(0, 0, 0, (1, 2)), 1.0)
         opened(chat, LOST, 1.5)
         actions = chat.handle(replace(OPENED, prompt_tokens=2), 1.6)
         failed = [action.error.message for action in actions if isinstance(action, Failed)]
@@ -102,13 +98,13 @@ def test_a_refusal_before_the_first_token_is_the_clients(error: OutriderError) -
 def test_an_error_of_the_request_is_the_clients_at_any_time() -> None:
     error = InvalidRequestError("bad")
     chat = in_state(SessionState.STREAMING)
-    chat.handle(RegionCommit(0, 0, 0, (1,), 1), 1.0)
+    chat.handle(Commit(0, 0, 0, (1,)), 1.0)
     assert chat.handle(RegionFailed(error), 1.5) == [Failed(error), Finish()]
 
 
 def test_the_pauses_double_and_the_tries_end() -> None:
     chat = in_state(SessionState.STREAMING)
-    chat.handle(RegionCommit(0, 0, 0, (1,), 1), 0.0)
+    chat.handle(Commit(0, 0, 0, (1,)), 0.0)
     now, times = 1.0, []
     opened(chat, LOST, now)
     actions = chat.handle(RegionFailed(UnavailableError("no router")), now)
@@ -130,24 +126,24 @@ def test_drafts_made_between_two_regions_go_to_the_next_one() -> None:
     drafter = ScriptedDrafter([1, 2, 3, 4, 1, 2, 3, 4])
     drafter.prompt_tokens = len(PROMPT)
     chat = in_state(SessionState.STREAMING, drafter)
-    sent = [it for it in chat.handle(Tick(), 0.1) if isinstance(it, SendDraft)]
-    chat.handle(RegionCommit(0, 0, 1, (2,), 2), 0.2)
+    sent = [it for it in chat.handle(Tick(), 0.1) if isinstance(it, Draft)]
+    chat.handle(Commit(0, 0, 1, (2,)), 0.2)
     full = RegionFailed(OverloadedError("full", retry_delay_ms=500))
     assert {type(it) for it in chat.handle(full, 0.3)} <= {Provisional}
     chat.handle(DraftsReady(None), 0.3)
     while (at := chat.next_deadline()) is not None and at < 0.8:
-        assert not any(isinstance(it, SendDraft) for it in chat.handle(Tick(), at)), "to whom?"
+        assert not any(isinstance(it, Draft) for it in chat.handle(Tick(), at)), "to whom?"
     assert at is not None
     assert [type(it) for it in chat.handle(Tick(), at)] == [OpenRegion]
     chat.handle(OPENED, 0.9)
-    again = [it for it in chat.handle(Tick(), 1.0) if isinstance(it, SendDraft)]
+    again = [it for it in chat.handle(Tick(), 1.0) if isinstance(it, Draft)]
     assert again and again[0].base == 2 and not again[0].continues
     assert again[0].epoch > sent[-1].epoch
 
 
 def test_a_chat_that_has_tokens_goes_on_where_this_edge_read_too_late() -> None:
     chat = in_state(SessionState.STREAMING)
-    chat.handle(RegionCommit(0, 0, 0, (1,), 1), 1.0)
+    chat.handle(Commit(0, 0, 0, (1,)), 1.0)
     assert chat.handle(RegionFailed(OverloadedError("not read")), 1.5) == []
     at = chat.next_deadline()
     assert at is not None
@@ -156,7 +152,7 @@ def test_a_chat_that_has_tokens_goes_on_where_this_edge_read_too_late() -> None:
 
 def test_time_for_which_this_edge_stalled_is_no_time_to_give_up() -> None:
     chat = in_state(SessionState.STREAMING)
-    chat.handle(RegionCommit(0, 0, 0, (1,), 1), 0.0)
+    chat.handle(Commit(0, 0, 0, (1,)), 0.0)
     opened(chat, LOST, 1.0)
     late = replace(LOST, late_s=100.0)
     assert chat.handle(late, 101.0) == []
@@ -172,14 +168,14 @@ def test_a_token_begins_the_count_anew() -> None:
     chat = in_state(SessionState.STREAMING)
     for number in range(20):
         now = 10.0 * number
-        chat.handle(RegionCommit(0, number, 0, (1,), number + 1), now)
+        chat.handle(Commit(0, number, 0, (1,)), now)
         opened(chat, RegionFailed(ReplicaLostError("gone")), now + 5.0)
         chat.handle(OPENED, now + 6.0)
 
 
 def test_an_overloaded_region_is_asked_when_it_says() -> None:
     chat = in_state(SessionState.STREAMING)
-    chat.handle(RegionCommit(0, 0, 0, (1,), 1), 0.0)
+    chat.handle(Commit(0, 0, 0, (1,)), 0.0)
     opened(chat, LOST, 1.0)
     assert chat.handle(RegionFailed(OverloadedError("full", retry_delay_ms=700)), 1.0) == []
     assert chat.next_deadline() == 1.7
@@ -210,13 +206,13 @@ def test_drafts_go_to_the_next_region_in_another_epoch_and_stay_shown() -> None:
     drafter.prompt_tokens = len(PROMPT)
     chat = in_state(SessionState.STREAMING, drafter)
     sent, shown = chat.handle(Tick(), 0.001)
-    assert sent == SendDraft(0, 0, (1, 2, 3, EOS))
+    assert sent == Draft(0, 0, (1, 2, 3, EOS))
     assert isinstance(shown, Provisional)
     opened(chat, LOST, 0.5)
     chat.handle(OPENED, 0.6)
-    chat.handle(RegionCommit(0, 0, 0, (1,), 1), 0.7)
+    chat.handle(Commit(0, 0, 0, (1,)), 0.7)
     again = chat.handle(Tick(), 0.8)
-    assert again[0] == SendDraft(1, 1, (2, 3, EOS))
+    assert again[0] == Draft(1, 1, (2, 3, EOS))
     assert not any(isinstance(action, Provisional) for action in again), "it stands there"
 
 
@@ -226,9 +222,9 @@ def test_a_session_that_moved_begins_another_epoch() -> None:
     chat = in_state(SessionState.STREAMING, drafter)
     chat.handle(Tick(), 0.001)
     assert chat.handle(RegionMoved("replica-2", "us-west", 0), 0.5) == []
-    chat.handle(RegionCommit(0, 0, 0, (1,), 1), 0.6)
-    drafts = [a for a in chat.handle(Tick(), 0.7) if isinstance(a, SendDraft)]
-    assert drafts == [SendDraft(1, 1, (2, 3, EOS))]
+    chat.handle(Commit(0, 0, 0, (1,)), 0.6)
+    drafts = [a for a in chat.handle(Tick(), 0.7) if isinstance(a, Draft)]
+    assert drafts == [Draft(1, 1, (2, 3, EOS))]
     (done,) = [
         action
         for action in chat.handle(RegionDone(FinishReason.STOP, 1), 0.8)
@@ -242,8 +238,8 @@ def test_an_epoch_begun_since_a_session_moved_goes_on() -> None:
     drafter.prompt_tokens = len(PROMPT)
     chat = in_state(SessionState.STREAMING, drafter)
     chat.handle(Tick(), 0.001)
-    chat.handle(RegionCommit(0, 0, 0, (1,), 1), 0.1)
-    sent = [a for a in chat.handle(Tick(), 0.2) if isinstance(a, SendDraft)]
-    assert sent == [SendDraft(1, 1, (2, 3, EOS))]
+    chat.handle(Commit(0, 0, 0, (1,)), 0.1)
+    sent = [a for a in chat.handle(Tick(), 0.2) if isinstance(a, Draft)]
+    assert sent == [Draft(1, 1, (2, 3, EOS))]
     chat.handle(RegionMoved("replica-2", "us-west", 0, IDENTITY), 0.3)
-    assert chat.handle(RegionCommit(1, 1, 2, (), 3), 0.4)[0] == Commit(" cat sat", (2, 3), 3)
+    assert chat.handle(Commit(1, 1, 2, ()), 0.4)[0] == Committed(" cat sat", (2, 3), 3)

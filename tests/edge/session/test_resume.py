@@ -6,22 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from outrider.session_types import FinishReason
+from outrider.session.client import Accepted, Committed, Failed, Provisional
+from outrider.session.region import Commit, Draft
+from outrider.session.types import FinishReason
 from services.edge.session.events import (
-    Accepted,
     ChatAsked,
     ClientChanged,
-    Commit,
-    Failed,
     Finish,
     OpenRegion,
     PromptReady,
-    Provisional,
-    RegionCommit,
     RegionDone,
     RegionOpened,
     ResumePoint,
-    SendDraft,
     Tick,
 )
 from services.edge.session.machine import ChatSession, SessionState
@@ -51,17 +47,15 @@ def test_a_reply_goes_on_after_ids_of_an_earlier_run() -> None:
     assert chat.handle(PromptReady(PROMPT), 0.0) == [
         OpenRegion(asked, PROMPT, 0),
         Accepted("r-1", "m", 3),
-        Commit(" the cat", (1, 2), 2),
+        Committed(" the cat", (1, 2), 2),
     ]
     assert _first_commit(chat) is None, "nothing new is final"
     drafts, shown = chat.handle(Tick(), 0.001)
-    assert drafts == SendDraft(1, 2, (3, 4, 5, EOS)), "it continues no chain of this session"
+    assert drafts == Draft(1, 2, (3, 4, 5, EOS)), "it continues no chain of this session"
     assert isinstance(shown, Provisional)
     assert (shown.base, shown.erase_to, shown.text) == (2, 0, " sat on mat")
     chat.handle(OPENED, 0.1)
-    assert chat.handle(RegionCommit(1, 2, 4, (), 6), 0.2) == [
-        Commit(" sat on mat", (3, 4, 5, EOS), 6)
-    ]
+    assert chat.handle(Commit(1, 2, 4, ()), 0.2) == [Committed(" sat on mat", (3, 4, 5, EOS), 6)]
     assert (chat.num_resumed, chat.num_tokens) == (2, 6)
     assert _first_commit(chat) == 0.2
 
@@ -71,7 +65,7 @@ def test_a_thin_reply_goes_on_once_the_region_has_opened_it() -> None:
     asked = replace(request(thin=True), resume=ResumePoint(upto=1, ids=(1,)))
     assert chat.handle(ChatAsked(asked), 0.0) == [OpenRegion(asked, None, 0)]
     opened = RegionOpened(17, 0, "replica-1", "us-east", DIGEST)
-    assert chat.handle(opened, 0.1) == [Accepted("r-1", "m", 17), Commit(" the", (1,), 1)]
+    assert chat.handle(opened, 0.1) == [Accepted("r-1", "m", 17), Committed(" the", (1,), 1)]
 
 
 def test_a_reply_that_had_ended_cannot_go_on() -> None:
@@ -91,7 +85,7 @@ def test_a_reply_that_an_earlier_run_had_whole_is_drafted_no_further() -> None:
     chat = session(drafter)
     asked = replace(request(), resume=ResumePoint(upto=2, num_chars=4, ids=(1, EOS)))
     chat.handle(ChatAsked(asked), 0.0)
-    assert chat.handle(PromptReady(PROMPT), 0.0)[-1] == Commit(" the", (1, EOS), 2)
+    assert chat.handle(PromptReady(PROMPT), 0.0)[-1] == Committed(" the", (1, EOS), 2)
     assert chat.next_deadline() is None, "nothing is shown behind the end"
     chat.handle(OPENED, 0.1)
     done, finish = chat.handle(RegionDone(FinishReason.STOP, 2), 0.2)
@@ -107,8 +101,8 @@ def test_another_audience_begins_with_nothing_shown(provisional: bool) -> None:
     assert [s.text for s in shown] == [" the cat"]
     assert chat.handle(ClientChanged(False), 0.01) == []
     assert chat.handle(Tick(), 0.01) == []
-    first = Commit(" the", (1,), 1, model_identity=IDENTITY)
-    assert chat.handle(RegionCommit(0, 0, 0, (1,), 1), 0.02) == [first]
+    first = Committed(" the", (1,), 1, model_identity=IDENTITY)
+    assert chat.handle(Commit(0, 0, 0, (1,)), 0.02) == [first]
     chat.handle(ClientChanged(provisional), 0.03)
     again = [a for a in chat.handle(Tick(), 0.03) if isinstance(a, Provisional)]
     assert [(s.erase_to, s.text) for s in again] == ([(0, " cat")] if provisional else [])

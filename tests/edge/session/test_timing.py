@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.edge.session.events import ReplicaPace
+from outrider.session.region import Pace
 from services.edge.session.timing import OwnTokensAverage, PaceTracker, RoundTrip
 
 
@@ -89,8 +89,8 @@ def test_the_pace_counts_what_the_region_finds_by_itself() -> None:
     for _ in range(60):
         book.observe_own(3)
     assert book.own_tokens == pytest.approx(3.0, abs=0.1)
-    book.told(ReplicaPace(0.03))
-    book.told(ReplicaPace())
+    book.told(Pace(0.03))
+    book.told(Pace())
     assert book.interval_s == pytest.approx(0.03), "a time that is not told changes nothing"
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from outrider.session.region import Pace
 from services.edge.session.acceptance import Averages, DraftOutcome
 from services.edge.session.draft_chain import DraftProgress
-from services.edge.session.events import ReplicaPace
 from services.edge.session.upload_control import (
     DraftMode,
     UploadController,
@@ -45,7 +45,7 @@ class Chat:
         controller = self.controller
         number = controller.round_trip.next_echo(self.now)
         self.now += interval_s + self.rtt_s
-        pace = ReplicaPace(interval_s, 0.0006, 64, overload_level, number, interval_s)
+        pace = Pace(interval_s, 0.0006, 64, overload_level, number, interval_s)
         controller.checked(outcomes, None)
         controller.committed(pace, 1, on_its_own=True, now=self.now)
 
@@ -142,7 +142,7 @@ def test_without_a_round_trip_nothing_is_decided() -> None:
     controller.opened(0, 0.0, 0, 1.0)
     for _ in range(100):
         controller.checked((WRONG,), 1)
-        controller.committed(ReplicaPace(0.03), 1, on_its_own=True, now=2.0)
+        controller.committed(Pace(0.03), 1, on_its_own=True, now=2.0)
     assert controller.conditions is None
     assert controller.mode is DraftMode.EDGE_DRAFTS
 

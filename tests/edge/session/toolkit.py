@@ -10,7 +10,7 @@ from outrider.models.chat import Message
 from outrider.models.detokenizer import Detokenizer
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
-from outrider.session_types import Speculation
+from outrider.session.types import Speculation
 from services.edge.session.draft_chain import DraftLimits
 from services.edge.session.draft_sources import Guess
 from services.edge.session.events import (

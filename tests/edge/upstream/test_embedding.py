@@ -18,7 +18,7 @@ from outrider.errors import (
     UnavailableError,
 )
 from outrider.rpc import bind, make_channel, make_server
-from outrider.session_types import Priority
+from outrider.session.types import Priority
 from outrider.testing import eventually
 from outrider.v1 import embedding_pb2, embedding_pb2_grpc
 from outrider.wire import MAX_AT_ONCE_INPUTS, error_to_proto

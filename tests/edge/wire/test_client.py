@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.client.events import Accepted, EdgeInfo, ModelInfo
+from outrider.client.events import EdgeInfo, ModelInfo
 from outrider.client.wire import (
     DESCRIBE,
     ChatOptions,
@@ -18,7 +18,6 @@ from outrider.client.wire import (
     typed_frame,
 )
 from outrider.client.wire import Credential as Claimed
-from outrider.client.wire import read as read_edge_frame
 from outrider.codec.frames import FrameDecoder
 from outrider.cost import Cost
 from outrider.errors import (
@@ -33,11 +32,11 @@ from outrider.models.suggested_sampling import SuggestedSampling
 from outrider.models.tools import ToolCall
 from outrider.reply_parsing.formats import CallSyntax, ReplyFormat
 from outrider.sampling.params import SamplingParams
-from outrider.session_types import (
-    FinishReason,
+from outrider.session.client import Retracted
+from outrider.session.client_wire import write
+from outrider.session.types import (
     ScoredToken,
     Speculation,
-    Timings,
     TokenLogprobs,
     Usage,
 )
@@ -45,7 +44,6 @@ from outrider.v1 import common_pb2, edge_pb2
 from services.edge.identity import Credential
 from services.edge.models.offer import Offer
 from services.edge.request_fields import MAX_PREDICTION_CHARS
-from services.edge.session import events
 from services.edge.session.events import ChatAsked, ChatRequest, ResumePoint
 from services.edge.wire import client as wire
 
@@ -111,58 +109,6 @@ def test_any_bytes_near_a_request_give_an_input_or_a_typed_error(data: st.DataOb
         wire.read(bytes(good))
     except OutriderError as error:
         assert error.http_status < 500
-
-
-@pytest.mark.parametrize(
-    "event",
-    [
-        events.Accepted("r", "m", 3),
-        events.Accepted("r", "m", 3, FORMAT),
-        events.Provisional(1, 2, "é", 0.5),
-        events.Retract(4),
-        events.Commit("text", (1, 2), 2),
-        events.Commit("text", (1, 2), 2, (1,)),
-        events.Commit("text", (1, 2), 2, model_identity=b"\x0a" * 32, inexact=True),
-        events.Commit("text", (1, 2), 2, model_identity=b""),
-        events.Commit("text", (1, 2), 2, logprobs=LOGPROBS),
-        events.Done(FinishReason.LENGTH, 2, USAGE, Timings(1, 2, 3, 4), Timings(), "r", "p"),
-    ],
-    ids=lambda event: type(event).__name__,
-)
-def test_events_arrive_at_the_client(event: events.ClientEvent) -> None:
-    arrived = read_edge_frame(wire.write(event, "edge-1"))
-    mine = {name: getattr(event, name) for name in type(event).__match_args__}
-    shared = {name: getattr(arrived, name) for name in mine if hasattr(arrived, name)}
-    assert len(shared) >= min(len(mine), 1)
-    for name, value in shared.items():
-        if isinstance(value, str | int | float | tuple | bytes | ReplyFormat | None):
-            assert value == ("length" if name == "finish_reason" else mine[name])
-    usage = getattr(arrived, "usage", None)
-    assert usage is None or (usage.accepted_tokens, usage.cost) == (5, Cost(6, "USD"))
-
-
-@given(
-    st.builds(
-        events.Commit,
-        text=st.text(max_size=200),
-        ids=st.lists(st.integers(0, 2**32 - 1), max_size=2).map(tuple),
-        upto=st.integers(1, 2**32 - 1),
-        lossy=st.just(()),
-        model_identity=st.none() | st.just(b"identity"),
-        inexact=st.booleans(),
-        logprobs=st.just(()),
-    )
-)
-def test_a_commit_in_bytes_is_the_message(event: events.Commit) -> None:
-    told = wire.write(event, "edge-1")
-    commit = edge_pb2.CommitText(
-        text=event.text,
-        ids=event.ids,
-        upto=event.upto,
-        model_identity=event.model_identity,
-        inexact=event.inexact,
-    )
-    assert told == edge_pb2.EdgeFrame(commit=commit).SerializeToString()
 
 
 def asked(progress: Progress | None = None, **options: object) -> ChatRequest:
@@ -293,14 +239,9 @@ def test_an_edge_says_what_it_is() -> None:
     models = ModelInfo("m", b"digest", 64, cool, True), ModelInfo("n", b"", 9)
     assert info == EdgeInfo("e", "r", models, 30.0)
     assert DESCRIBE == wire.DESCRIBE_STREAM
-    for payload_ in (b"\xff", wire.write(events.Retract(1), "e")):
+    for payload_ in (b"\xff", write(Retracted(1))):
         with pytest.raises(MalformedFrameError):
             read_description(payload_)
-
-
-def test_a_resume_token_comes_with_the_acceptance() -> None:
-    accepted = read_edge_frame(wire.write(events.Accepted("r", "m", 3), "edge-1", "secret"))
-    assert accepted == Accepted("r", "m", 3, "edge-1", "secret")
 
 
 CHAT_WITH_TOOLS = [

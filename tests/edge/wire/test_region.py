@@ -10,27 +10,24 @@ from outrider.codec.ranks import RankTable
 from outrider.codec.tokens import TokenCodec, TokenCoder
 from outrider.cost import Cost
 from outrider.errors import BadTokenBlockError, MalformedFrameError, OverloadedError
-from outrider.session_types import FinishReason, ScoredToken, Timings, TokenLogprobs, Usage
+from outrider.session.region import Commit, Draft
+from outrider.session.types import FinishReason, Timings, Usage
 from outrider.tokenization.rewriting import Rewriter, RewritingPolicy
 from outrider.v1 import common_pb2, inference_pb2
 from outrider.wire import (
     error_to_proto,
-    logprobs_to_proto,
     token_block_from_proto,
 )
 from services.edge.identity import Identity
 from services.edge.session.events import (
     OpenRegion,
-    RegionCommit,
     RegionDone,
     RegionFailed,
     RegionMoved,
     RegionOpened,
-    ReplicaPace,
     ResumePoint,
-    SendDraft,
 )
-from services.edge.wire.region import MAX_COMMIT_TOKENS, RegionCodec, RegionWire
+from services.edge.wire.region import RegionCodec, RegionWire
 from tests.edge.session.toolkit import DIGEST, request
 
 CODER = TokenCoder(DIGEST, 1000)
@@ -143,22 +140,11 @@ def test_drafts_are_ranks_if_the_region_and_we_have_them(named: int) -> None:
         opened = inference_pb2.SessionOpened(vocabulary_digest=DIGEST)
         opened.codec = common_pb2.TokenCodec.ValueType(named)
         wire.read(inference_pb2.SessionDown(opened=opened))
-        draft = wire.draft(SendDraft(2, 5, (7, 8), continues=True)).draft
+        draft = wire.draft(Draft(2, 5, (7, 8), continues=True)).draft
         is_ranked = coder is not CODER and named == TokenCodec.RANK_VARINT
         expected = (b"", b"\x00\x08") if is_ranked else (b"\x07\x08", b"")
         assert (draft.ids, draft.ranks) == expected
         assert (draft.epoch, draft.base, draft.continues) == (2, 5, True)
-
-
-def test_commits_with_and_without_ids() -> None:
-    details = inference_pb2.CommitDetails(pace=inference_pb2.Pace(max_lead=9), lossy=[5])
-    commit = inference_pb2.Commit(
-        epoch=1, base=2, accepted=3, ids=b"\x04\x05", upto=7, details=details.SerializeToString()
-    )
-    got = fresh().read(inference_pb2.SessionDown(commit=commit))
-    assert got == RegionCommit(1, 2, 3, (4, 5), 7, ReplicaPace(max_lead=9), (5,))
-    bare = inference_pb2.Commit(accepted=2, upto=2)
-    assert fresh().read(inference_pb2.SessionDown(commit=bare)) == RegionCommit(0, 0, 2, (), 2)
 
 
 def test_a_prediction_goes_up_as_a_block() -> None:
@@ -167,64 +153,26 @@ def test_a_prediction_goes_up_as_a_block() -> None:
     assert not fresh().open(OpenRegion(request(), (1,), 0), ("", "")).open.HasField("prediction")
 
 
-def test_log_probabilities_come_down_and_are_bounded() -> None:
-    told = TokenLogprobs(ScoredToken(5, -0.5), (ScoredToken(9, -0.25),))
-    details = inference_pb2.CommitDetails(logprobs=logprobs_to_proto([told]))
-    commit = inference_pb2.Commit(id=5, upto=1, details=details.SerializeToString())
-    got = fresh().read(inference_pb2.SessionDown(commit=commit))
-    assert isinstance(got, RegionCommit) and got.logprobs == (told,)
-    details.logprobs.extend(logprobs_to_proto([told] * MAX_COMMIT_TOKENS))
-    commit.details = details.SerializeToString()
-    with pytest.raises(MalformedFrameError, match=f"at most {MAX_COMMIT_TOKENS}"):
-        fresh().read(inference_pb2.SessionDown(commit=commit))
-
-
 def test_numbers_go_up_and_come_back() -> None:
     wire = fresh()
     assert wire.open(OpenRegion(request(), (1,), 0, echo=3), ("", "")).open.echo == 3
-    assert wire.draft(SendDraft(0, 0, (7,), echo=4)).draft.echo == 4
+    assert wire.draft(Draft(0, 0, (7,), echo=4)).draft.echo == 4
     opened = inference_pb2.SessionOpened(echo=3, ack_delay_ms=250, max_drafts=8)
     got = wire.read(inference_pb2.SessionDown(opened=opened))
     assert isinstance(got, RegionOpened)
     assert (got.echo, got.ack_delay_s, got.max_drafts) == (3, 0.25, 8)
-    pace = inference_pb2.Pace(
-        commit_interval_ms=30,
-        row_ms=2,
-        echo=4,
-        ack_delay_ms=12.5,
-        overload_level=2,
-    )
-    details = inference_pb2.CommitDetails(pace=pace).SerializeToString()
-    commit = inference_pb2.Commit(accepted=1, upto=1, details=details)
-    assert wire.read(inference_pb2.SessionDown(commit=commit)) == RegionCommit(
-        0, 0, 1, (), 1, ReplicaPace(0.03, 0.002, 0, 2, 4, 0.0125)
-    )
 
 
 @pytest.mark.parametrize("ms", [-1.0, float("nan"), float("inf")])
-@pytest.mark.parametrize("field", ["commit_interval_ms", "row_ms", "ack_delay_ms"])
-def test_times_that_are_none_are_refused(field: str, ms: float) -> None:
-    details = inference_pb2.CommitDetails()
-    setattr(details.pace, field, ms)
-    commit = inference_pb2.Commit(accepted=1, upto=1, details=details.SerializeToString())
-    with pytest.raises(MalformedFrameError, match="time"):
-        fresh().read(inference_pb2.SessionDown(commit=commit))
+def test_times_that_are_none_are_refused(ms: float) -> None:
     opened = inference_pb2.SessionOpened(ack_delay_ms=ms)
     with pytest.raises(MalformedFrameError, match="time"):
         fresh().read(inference_pb2.SessionDown(opened=opened))
 
 
-def test_a_commit_of_absurd_length_is_refused() -> None:
-    ids = (1,) * (MAX_COMMIT_TOKENS + 1)
-    commit = inference_pb2.Commit(ids=CODER.pack(ids, TokenCodec.VARINT), upto=len(ids))
-    with pytest.raises(BadTokenBlockError):
-        fresh().read(inference_pb2.SessionDown(commit=commit))
-
-
-def test_details_that_are_no_message_are_a_malformed_frame() -> None:
-    commit = inference_pb2.Commit(upto=1, details=b"\xff")
-    with pytest.raises(MalformedFrameError):
-        fresh().read(inference_pb2.SessionDown(commit=commit))
+def test_a_commit_is_read_in_the_models_vocabulary() -> None:
+    commit = inference_pb2.Commit(epoch=1, base=2, accepted=3, ids=b"\x04\x05", upto=7)
+    assert fresh().read(inference_pb2.SessionDown(commit=commit)) == Commit(1, 2, 3, (4, 5))
 
 
 def test_done_and_error() -> None:

@@ -11,11 +11,12 @@ import pytest
 
 from outrider.errors import InvalidSamplingError
 from outrider.sampling.params import SamplingParams
-from outrider.session_types import TokenLogprobs
+from outrider.session.region import Draft
+from outrider.session.types import TokenLogprobs
 from services.inference.reference import generate
 from services.inference.scheduler.limits import SchedulerLimits
 from services.inference.scheduler.scheduler import Scheduler
-from services.inference.scheduler.types import Committed, Drafts, Event, Failed, OpenRequest
+from services.inference.scheduler.types import Event, Failed, OpenRequest, SessionCommit
 from tests.engines.tensorrt_llm.fake_llm import LLM, make_engine
 from tests.inference.letters import new_reply
 
@@ -47,7 +48,7 @@ class Replica:
         self.chains[request.session_id] = chain
         self.take(self.scheduler.open(request, self.now))
         if chain:
-            self.scheduler.draft(request.session_id, Drafts(0, 0, chain), self.now)
+            self.scheduler.draft(request.session_id, Draft(0, 0, chain), self.now)
 
     def tick(self) -> bool:
         batch = self.scheduler.schedule(self.now)
@@ -68,11 +69,12 @@ class Replica:
         self.scheduler.check_invariants()
         for event in events:
             assert not isinstance(event, Failed), event
-            if isinstance(event, Committed):
-                echoed = self.chains[event.session_id][event.base : event.base + event.accepted]
-                self.replies[event.session_id] += [*echoed, *event.ids]
-                self.accepted += event.accepted
-                self.logprobs.setdefault(event.session_id, []).extend(event.logprobs)
+            if isinstance(event, SessionCommit):
+                session, commit = event.session_id, event.commit
+                echoed = self.chains[session][commit.base : commit.base + commit.accepted]
+                self.replies[session] += [*echoed, *commit.ids]
+                self.accepted += commit.accepted
+                self.logprobs.setdefault(session, []).extend(commit.logprobs)
 
 
 @pytest.mark.parametrize("sampling", [_GREEDY, _SAMPLED], ids=["greedy", "sampled"])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from outrider.engines.embedding import Ids, padded_tokens
 from outrider.errors import FrameTooLargeError, OverloadedError
-from outrider.session_types import Priority
+from outrider.session.types import Priority
 from services.inference.embedding.limits import EmbeddingLimits
 from services.inference.embedding.queue import EmbeddingQueue
 

@@ -22,9 +22,10 @@ from outrider.models.vocabulary import Vocabulary
 from outrider.rpc import make_channel
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
+from outrider.session.region_wire import ids_of
 from outrider.telemetry.metrics import Metrics
 from outrider.v1 import common_pb2, inference_pb2, inference_pb2_grpc
-from outrider.wire import ids_of, sampling_to_proto, token_block_to_proto
+from outrider.wire import sampling_to_proto, token_block_to_proto
 from services.inference.app import LoadedModel, Replica, replies_in
 from services.inference.config import InferenceConfig
 from tests.inference.harness import SALT

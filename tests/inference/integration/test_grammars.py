@@ -12,13 +12,14 @@ from outrider.models.chat import Message
 from outrider.models.vocabulary import Vocabulary
 from outrider.sampling.grammar import json_schema
 from outrider.sampling.params import SamplingParams
-from outrider.session_types import FinishReason
+from outrider.session.region import Draft
+from outrider.session.types import FinishReason
 from services.inference.grammars.compiler import CompiledGrammar, compile_grammar
 from services.inference.grammars.token_table import TokenTable
 from services.inference.reference import ReferenceReply, generate
 from services.inference.scheduler.limits import SchedulerLimits
 from services.inference.scheduler.scheduler import Scheduler
-from services.inference.scheduler.types import Committed, Drafts, Event, Failed, OpenRequest
+from services.inference.scheduler.types import Event, Failed, OpenRequest, SessionCommit
 from tests.inference.integration.real_engine import Borrowed, texts_of
 
 if TYPE_CHECKING:
@@ -97,9 +98,10 @@ def test_sessions_that_share_calls_drafts_and_caches_equal_the_reference(
     def take(events: list[Event]) -> None:
         for event in events:
             assert not isinstance(event, Failed), event
-            if isinstance(event, Committed):
-                seen[event.session_id] += [*event.accepted_ids, *event.ids]
-                accepted[event.session_id] += event.accepted
+            if isinstance(event, SessionCommit):
+                commit = event.commit
+                seen[event.session_id] += [*commit.accepted_ids, *commit.ids]
+                accepted[event.session_id] += commit.accepted
 
     for number in range(8):
         which = number % 2
@@ -112,7 +114,7 @@ def test_sessions_that_share_calls_drafts_and_caches_equal_the_reference(
             prompt=prompts[which],
             sampling=SAMPLINGS[which],
             resume=resume,
-            drafts=Drafts(0, 0, right if number < 4 else wrong) if edge_drafts else None,
+            drafts=Draft(0, 0, right if number < 4 else wrong) if edge_drafts else None,
             edge_drafts=edge_drafts,
             region_drafts=number >= 4,
             cache_salt=b"group",

@@ -25,10 +25,10 @@ from outrider.engines.base import (
 from outrider.models.chat import Message
 from outrider.models.vocabulary import Vocabulary
 from outrider.sampling.params import SamplingParams
+from outrider.session.region_wire import ids_of, put_ids
 from outrider.telemetry.metrics import Metrics
 from outrider.testing import eventually, leak_check
 from outrider.v1 import inference_pb2
-from outrider.wire import ids_of, put_ids
 from services.inference.app import Replica
 from services.inference.config import InferenceConfig
 from services.inference.reference import generate

@@ -17,17 +17,12 @@ from outrider.models.vocabulary import Vocabulary
 from outrider.process import Ports
 from outrider.rpc import make_channel
 from outrider.sampling.params import SamplingParams
-from outrider.session_types import TokenLogprobs
+from outrider.session.region_wire import ids_of, put_ids
+from outrider.session.types import TokenLogprobs
 from outrider.telemetry.metrics import Metrics
 from outrider.testing import leak_check
 from outrider.v1 import common_pb2, inference_pb2, inference_pb2_grpc
-from outrider.wire import (
-    ids_of,
-    logprobs_from_proto,
-    put_ids,
-    sampling_to_proto,
-    token_block_to_proto,
-)
+from outrider.wire import logprobs_from_proto, sampling_to_proto, token_block_to_proto
 from services.inference.app import LoadedModel, Replica, serve
 from services.inference.config import InferenceConfig
 from services.inference.reference import ReferenceReply, generate

@@ -7,19 +7,19 @@ from dataclasses import dataclass, field, replace
 
 from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.sampling.params import SamplingParams
+from outrider.session.region import Commit, Draft
 from outrider.speculation.learnt import KeptGroups
 from services.inference.reference import generate
 from services.inference.scheduler.batch import Batch
 from services.inference.scheduler.limits import SchedulerLimits
 from services.inference.scheduler.scheduler import Scheduler
 from services.inference.scheduler.types import (
-    Committed,
-    Drafts,
     Event,
     Failed,
     Finished,
     Opened,
     OpenRequest,
+    SessionCommit,
 )
 from tests.inference.letters import constraint_of, new_reply
 
@@ -44,12 +44,13 @@ class Peer:
 
     reply: list[int]
     chains: dict[int, dict[int, int]] = field(default_factory=dict)
-    commits: list[Committed] = field(default_factory=list)
+    commits: list[Commit] = field(default_factory=list)
+    last: SessionCommit | None = None
     opened: Opened | None = None
     finished: Finished | None = None
     failed: Failed | None = None
 
-    def sent(self, drafts: Drafts) -> None:
+    def sent(self, drafts: Draft) -> None:
         chain = self.chains.setdefault(drafts.epoch, {})
         chain.update({drafts.base + index: token for index, token in enumerate(drafts.ids)})
 
@@ -59,13 +60,14 @@ class Peer:
             case Opened():
                 assert self.opened is None
                 self.opened = event
-            case Committed():
-                assert event.base == len(self.reply)
-                chain = self.chains.get(event.epoch, {})
-                echoed = [chain[event.base + index] for index in range(event.accepted)]
-                self.reply += [*echoed, *event.ids]
-                assert event.upto == len(self.reply)
-                self.commits.append(event)
+            case SessionCommit(commit=commit):
+                assert commit.base == len(self.reply)
+                chain = self.chains.get(commit.epoch, {})
+                echoed = [chain[commit.base + index] for index in range(commit.accepted)]
+                self.reply += [*echoed, *commit.ids]
+                assert commit.upto == len(self.reply)
+                self.commits.append(commit)
+                self.last = event
             case Finished():
                 assert event.upto == len(self.reply) == event.usage.completion_tokens
                 self.finished = event
@@ -107,7 +109,7 @@ class Driver:
         self.take(events)
         return peer
 
-    def draft(self, session: int, drafts: Drafts) -> None:
+    def draft(self, session: int, drafts: Draft) -> None:
         self.peers[session].sent(drafts)
         self.scheduler.draft(session, drafts, self.now)
 

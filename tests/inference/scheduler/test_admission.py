@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from outrider.engines.fake import FakeOptions
 from outrider.errors import DeadlineError, OverloadedError
 from outrider.sampling.params import SamplingParams
-from outrider.session_types import FinishReason, Priority
+from outrider.session.region import Draft
+from outrider.session.types import FinishReason, Priority
 from services.inference.scheduler.admission import (
     THRESHOLDS,
     Forecast,
@@ -22,7 +23,7 @@ from services.inference.scheduler.admission import (
 from services.inference.scheduler.cost_model import CostModel
 from services.inference.scheduler.limits import SchedulerLimits
 from services.inference.scheduler.scheduler import Scheduler
-from services.inference.scheduler.types import Drafts, KvHolder, OpenRequest, OverloadLevel
+from services.inference.scheduler.types import KvHolder, OpenRequest, OverloadLevel
 from tests.inference.letters import new_reply
 from tests.inference.scheduler.driver import Driver, reference
 from tests.inference.scheduler.workload import Arrivals
@@ -224,7 +225,7 @@ def test_overload_stops_drafts_that_cost_rows() -> None:
         for number, text in texts.items():
             base = len(driver.peers[number].reply)
             epoch = len(driver.batches)
-            driver.draft(number, Drafts(epoch, base, text[base : base + 5]))
+            driver.draft(number, Draft(epoch, base, text[base : base + 5]))
         driver.tick()
         return any(part.num_drafts for part in driver.batches[-1].scheduled)
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from outrider.engines.fake import FakeOptions
 from outrider.sampling.constraint import Mask
+from outrider.session.region import Commit, Draft
 from outrider.speculation.learnt import BINDING_BYTES, NOTHING, KeptGroups
 from outrider.speculation.suffix_drafter import SuffixDrafter
 from outrider.speculation.verification import Verification
@@ -22,19 +23,18 @@ from services.inference.scheduler.draft_sources import (
     EdgeChain,
     GroupStatisticsTable,
 )
-from services.inference.scheduler.types import Committed, Drafts
 from tests.inference.scheduler.driver import Driver, prompts, request
 
 
 def chain(*ids: int, epoch: int = 1, max_lead: int = 8) -> EdgeChain:
     made = EdgeChain(epoch, max_lead)
-    made.receive(Drafts(epoch, 0, ids), [])
+    made.receive(Draft(epoch, 0, ids), [])
     return made
 
 
 def test_frames_of_an_epoch_extend_each_other() -> None:
     edge = chain(1, 2)
-    edge.receive(Drafts(1, 2, (3, 4)), [])
+    edge.receive(Draft(1, 2, (3, 4)), [])
     assert edge.ids == [1, 2, 3, 4]
 
 
@@ -50,52 +50,52 @@ def test_a_group_that_is_asked_for_again_outlasts_others(monkeypatch: pytest.Mon
 
 def test_a_frame_sent_twice_changes_nothing() -> None:
     edge = chain(1, 2, 3)
-    edge.receive(Drafts(1, 1, (2, 3, 4)), [])
+    edge.receive(Draft(1, 1, (2, 3, 4)), [])
     assert edge.ids == [1, 2, 3, 4]
 
 
 def test_a_newer_epoch_replaces_the_chain_and_an_older_one_is_dropped() -> None:
     edge = chain(1, 2)
-    edge.receive(Drafts(3, 0, (7,)), [])
-    edge.receive(Drafts(2, 0, (8, 9)), [])
+    edge.receive(Draft(3, 0, (7,)), [])
+    edge.receive(Draft(2, 0, (8, 9)), [])
     assert (edge.epoch, edge.ids) == (3, [7])
 
 
 def test_late_drafts_count_from_where_the_reply_is_now() -> None:
     edge = chain()
-    edge.receive(Drafts(1, 0, (1, 2, 3, 4)), [1, 2])
+    edge.receive(Draft(1, 0, (1, 2, 3, 4)), [1, 2])
     assert edge.ids == [3, 4]
 
 
 def test_drafts_wholly_behind_the_commits_are_agreed_or_fatal() -> None:
     edge = chain()
-    edge.receive(Drafts(1, 0, (1,)), [1, 2])
+    edge.receive(Draft(1, 0, (1,)), [1, 2])
     assert (edge.ids, edge.dead) == ([], False)
-    edge.receive(Drafts(1, 1, (5,)), [1, 2])
+    edge.receive(Draft(1, 1, (5,)), [1, 2])
     assert edge.dead
 
 
 def test_the_prompt_is_not_part_of_the_reply() -> None:
     edge = chain()
-    edge.receive(Drafts(1, 0, (1, 2, 3, 4)), [8, 9, 1, 2], 2)
+    edge.receive(Draft(1, 0, (1, 2, 3, 4)), [8, 9, 1, 2], 2)
     assert edge.ids == [3, 4]
-    edge.receive(Drafts(1, 1, (9,)), [8, 9, 1, 2], 2)
+    edge.receive(Draft(1, 1, (9,)), [8, 9, 1, 2], 2)
     assert edge.dead
 
 
 def test_an_overlap_that_disagrees_kills_the_epoch() -> None:
     edge = chain()
-    edge.receive(Drafts(1, 0, (1, 9, 3)), [1, 2])
+    edge.receive(Draft(1, 0, (1, 9, 3)), [1, 2])
     assert (edge.ids, edge.dead) == ([], True)
-    edge.receive(Drafts(1, 2, (3,)), [1, 2])
+    edge.receive(Draft(1, 2, (3,)), [1, 2])
     assert edge.ids == []
-    edge.receive(Drafts(2, 2, (3,)), [1, 2])
+    edge.receive(Draft(2, 2, (3,)), [1, 2])
     assert (edge.ids, edge.dead) == ([3], False)
 
 
 def test_an_epoch_that_contradicts_itself_dies() -> None:
     edge = chain(1, 2)
-    edge.receive(Drafts(1, 1, (9,)), [])
+    edge.receive(Draft(1, 1, (9,)), [])
     assert edge.dead
 
 
@@ -103,25 +103,25 @@ def test_the_lead_is_cut() -> None:
     edge = chain(1, 2, 3, 4, max_lead=3)
     assert edge.ids == [1, 2, 3]
     edge.advance([1, 2])
-    edge.receive(Drafts(1, 3, (4, 5)), [1, 2])
+    edge.receive(Draft(1, 3, (4, 5)), [1, 2])
     assert edge.ids == [3, 4, 5]
 
 
 def test_a_gap_ends_the_epoch() -> None:
     edge = chain(1, 2, 3, 4, max_lead=3)
-    edge.receive(Drafts(1, 4, (5,)), [])
+    edge.receive(Draft(1, 4, (5,)), [])
     assert (edge.ids, edge.dead) == ([], True)
     edge = chain()
-    edge.receive(Drafts(1, 1, (5,)), [])
+    edge.receive(Draft(1, 1, (5,)), [])
     assert edge.dead
 
 
 def test_an_epoch_without_its_beginning_is_dropped() -> None:
     """The first frame was lost and its tokens are committed: whether it was right is unknown."""
     edge = chain()
-    edge.receive(Drafts(2, 2, (3, 4), continues=True), [1, 2])
+    edge.receive(Draft(2, 2, (3, 4), continues=True), [1, 2])
     assert (edge.ids, edge.dead) == ([], True)
-    edge.receive(Drafts(3, 2, (3, 4)), [1, 2])
+    edge.receive(Draft(3, 2, (3, 4)), [1, 2])
     assert edge.ids == [3, 4]
 
 
@@ -129,7 +129,7 @@ def test_a_gap_that_commits_have_filled_ends_the_epoch_all_the_same() -> None:
     """The guess that was cut was wrong: the edge is in its next epoch and cannot resolve this."""
     edge = chain(1, 2, 3, 4, max_lead=3)
     assert edge.advance([1, 2, 3, 9]) == 3
-    edge.receive(Drafts(1, 4, (5, 6)), [1, 2, 3, 9, 5])
+    edge.receive(Draft(1, 4, (5, 6)), [1, 2, 3, 9, 5])
     assert (edge.ids, edge.dead) == ([], True)
     assert edge.advance([6]) == 0
 
@@ -147,7 +147,7 @@ def test_commits_past_the_chain_leave_the_epoch_alive() -> None:
     edge = chain(1)
     assert edge.advance([1, 2, 3]) == 1
     assert not edge.dead
-    edge.receive(Drafts(1, 1, (2, 3, 4)), [1, 2, 3])
+    edge.receive(Draft(1, 1, (2, 3, 4)), [1, 2, 3])
     assert edge.ids == [4]
 
 
@@ -170,7 +170,7 @@ def test_a_chain_is_what_the_newest_epoch_said(
         behind = end if end is not None and number == epoch else min(base, len(reply))
         if number >= epoch and not (agrees and base <= behind):
             continue
-        edge.receive(Drafts(number, base, tuple(ids)), reply)
+        edge.receive(Draft(number, base, tuple(ids)), reply)
         if number < epoch:
             continue
         dead, end = dead and number == epoch, max(behind, base + len(ids))
@@ -419,7 +419,7 @@ def test_the_edges_chain_is_offered_without_asking_the_drafter() -> None:
 OPTIONS = FakeOptions(min_rows=2, repetition=0.0, fixed_ms=8.0, row_ms=0.1, num_blocks=64)
 
 
-def commits(salt: bytes, *, num_before: int) -> list[Committed]:
+def commits(salt: bytes, *, num_before: int) -> list[Commit]:
     """Of a chat that others of group "a" have had before."""
     driver = Driver(OPTIONS)
     for number in range(num_before):
@@ -446,7 +446,7 @@ def test_for_another_group_it_is_drafted_as_in_an_empty_house(salt: bytes) -> No
 def test_how_good_edges_are_is_known_of_their_group_alone() -> None:
     driver = Driver(OPTIONS)
     for number, prompt in enumerate(prompts(6)):
-        wrong = Drafts(0, 0, (5, 5, 5))
+        wrong = Draft(0, 0, (5, 5, 5))
         driver.open(request(number, prompt, cache_salt=b"a", drafts=wrong))
         driver.finish()
     statistics = driver.scheduler._statistics

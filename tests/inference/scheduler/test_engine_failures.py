@@ -8,7 +8,7 @@ from random import Random
 from outrider.engines.base import Ids, LogitsRows, OverlappedWork, SequenceSlice, no_work
 from outrider.engines.fake import FakeEngine
 from outrider.errors import EngineError
-from outrider.session_types import FinishReason
+from outrider.session.types import FinishReason
 from services.inference.scheduler.batch import Batch
 from tests.inference.scheduler.driver import Driver
 from tests.inference.scheduler.test_soak import LIMITS, OPTIONS, Soak

@@ -19,11 +19,12 @@ from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.errors import DeadlineError, OverloadedError
 from outrider.sampling.grammar import Grammar, GrammarKind
 from outrider.sampling.params import SamplingParams
-from outrider.session_types import FinishReason, Priority, TokenLogprobs
+from outrider.session.region import Draft
+from outrider.session.types import FinishReason, Priority, TokenLogprobs
 from services.inference.reference import ReferenceReply, generate
 from services.inference.scheduler.batch import Batch
 from services.inference.scheduler.limits import SchedulerLimits
-from services.inference.scheduler.types import Drafts, OpenRequest
+from services.inference.scheduler.types import OpenRequest
 from tests.inference.letters import constraint_of, new_reply
 from tests.inference.scheduler.driver import Driver
 
@@ -157,7 +158,7 @@ class Exactness(RuleBasedStateMachine):
             sampling=SAMPLINGS[sampling],
             deadline=None if lasting_s is None else self.driver.now + lasting_s,
             resume=resume,
-            drafts=Drafts(0, len(resume), reply[len(resume) : len(resume) + 3]),
+            drafts=Draft(0, len(resume), reply[len(resume) : len(resume) + 3]),
             prediction=() if edits is None else edited(reply, edits),
             **terms,
         )
@@ -194,7 +195,7 @@ class Exactness(RuleBasedStateMachine):
         self.epochs[number] = max(0, self.epochs[number] + epoch_step)
         base = max(0, len(self.driver.peers[number].reply) + offset)
         ids = self.truths[number][base : base + num_right] + tuple(garbage)
-        self.driver.draft(number, Drafts(self.epochs[number], base, ids))
+        self.driver.draft(number, Draft(self.epochs[number], base, ids))
 
     @rule(pick=st.integers(0, 9), sure=st.integers(0, 3))
     def cancel(self, pick: int, sure: int) -> None:

@@ -9,7 +9,7 @@ import pytest
 from outrider.errors import InvalidRequestError, InvalidSamplingError
 from outrider.sampling.grammar import Grammar, GrammarKind
 from outrider.sampling.params import SamplingParams
-from services.inference.scheduler.types import Drafts
+from outrider.session.region import Draft
 from tests.inference.scheduler.driver import OPTIONS, Driver, reference, request
 
 GRAMMAR = Grammar(GrammarKind.REGEX, "(begin[A-F]{3}end ){2,4}Z")
@@ -38,7 +38,7 @@ def test_drafts_of_the_edge_that_are_forbidden_are_not_verified() -> None:
     peer = driver.open(request(sampling=SAMPLING))
     for number in range(len(truth)):
         base = len(peer.reply)
-        driver.draft(1, Drafts(number, base, (*truth[base : base + 1], POINT, POINT, POINT)))
+        driver.draft(1, Draft(number, base, (*truth[base : base + 1], POINT, POINT, POINT)))
         driver.tick()
         if peer.finished is not None:
             break

@@ -1,6 +1,6 @@
 """Whatever becomes of the edge's drafts, a session commits as if there were none, or sooner.
 
-Real scheduler, fake engine, virtual time. Drafts arrive while calls run, as they do in life.
+Real scheduler, fake engine, virtual time. Draft arrive while calls run, as they do in life.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import pytest
 
 from outrider.engines.fake import FakeOptions
 from outrider.sampling.params import SamplingParams
+from outrider.session.region import Draft
 from services.inference.scheduler.limits import SchedulerLimits
-from services.inference.scheduler.types import Drafts, OpenRequest
+from services.inference.scheduler.types import OpenRequest
 from tests.inference.scheduler.driver import PROMPT, Driver, reference
 
 FIXED_MS, ROW_MS = 10.0, 0.5
@@ -35,7 +36,7 @@ class Stream:
     epoch: int = 0
     _known: list[int] = field(default_factory=list)
 
-    def next(self, num_committed: int) -> Drafts | None:
+    def next(self, num_committed: int) -> Draft | None:
         """What arrives now, `num_committed` tokens being final."""
         self._known.append(num_committed)
         if len(self._known) <= self.delay:
@@ -47,7 +48,7 @@ class Stream:
             self.truth[n] if self.right(n, n - base) else 3 + (self.truth[n] + 1) % 60
             for n in places
         )
-        return Drafts(self.epoch, base, ids)
+        return Draft(self.epoch, base, ids)
 
 
 @dataclass

@@ -10,7 +10,7 @@ import pytest
 from outrider.engines.fake import FakeOptions
 from outrider.errors import InvalidRequestError
 from outrider.sampling.params import SamplingParams
-from outrider.session_types import Usage
+from outrider.session.types import Usage
 from outrider.speculation.learnt import BINDING_BYTES, KeptGroups
 from outrider.speculation.ngrams import unpack
 from services.inference.scheduler.limits import SchedulerLimits

@@ -13,7 +13,7 @@ from outrider.engines.base import LogitsRows
 from outrider.engines.fake import FakeOptions
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Sampler
-from outrider.session_types import Priority
+from outrider.session.types import Priority
 from services.inference.scheduler.batch import Batch
 from services.inference.scheduler.cost_model import CostModel
 from services.inference.scheduler.draft_sources import DraftSources, EdgeAcceptance

@@ -9,10 +9,11 @@ import pytest
 
 from outrider.engines.fake import FakeOptions
 from outrider.sampling.params import SamplingParams
-from outrider.session_types import Priority
+from outrider.session.region import Draft
+from outrider.session.types import Priority
 from services.inference.scheduler.limits import SchedulerLimits
 from services.inference.scheduler.session import SessionState
-from services.inference.scheduler.types import Drafts, OpenRequest
+from services.inference.scheduler.types import OpenRequest
 from tests.inference.scheduler.driver import Driver, reference
 from tests.inference.scheduler.workload import Arrivals, is_exact, poisson, quantile
 
@@ -100,7 +101,7 @@ def test_drafts_for_a_paused_session_are_kept() -> None:
     driver.tick()
     assert driver.scheduler.load().paused_sessions == 1
     text, base = reference(request, OPTIONS), len(peer.reply)
-    driver.draft(1000, Drafts(1, base, text[base : base + 4]))
+    driver.draft(1000, Draft(1, base, text[base : base + 4]))
     while len(peer.reply) == base:
         driver.tick()
     assert peer.commits[-1].epoch == 1 and peer.commits[-1].accepted >= 3
@@ -118,7 +119,7 @@ def test_drafts_for_a_preempted_session_are_kept() -> None:
     driver.tick()
     assert driver.scheduler.load().queued_sessions == 1
     text, base = reference(low, options), len(peer.reply)
-    driver.draft(1000, Drafts(1, base, text[base : base + 4]))
+    driver.draft(1000, Draft(1, base, text[base : base + 4]))
     while len(peer.reply) == base:
         driver.tick()
     assert high.finished is not None

@@ -16,9 +16,10 @@ from outrider.errors import (
     PromptTooLongError,
 )
 from outrider.sampling.params import SamplingParams
-from outrider.session_types import FinishReason, Priority
+from outrider.session.region import Draft
+from outrider.session.types import FinishReason, Priority
 from services.inference.scheduler.limits import SchedulerLimits
-from services.inference.scheduler.types import Drafts, OpenRequest
+from services.inference.scheduler.types import OpenRequest
 from tests.inference.scheduler.driver import PROMPT, Driver, reference
 
 LONG = SamplingParams(max_tokens=40, ignore_eos=True)
@@ -171,7 +172,7 @@ def test_a_deadline_ends_a_session_whose_call_is_under_way() -> None:
         (request(prompt=(3, 64)), InvalidRequestError),
         (request(prompt=(-1,)), InvalidRequestError),
         (request(resume=(64,)), InvalidRequestError),
-        (request(drafts=Drafts(0, 0, (64,))), InvalidRequestError),
+        (request(drafts=Draft(0, 0, (64,))), InvalidRequestError),
         (request(sampling=SamplingParams(max_tokens=2), resume=(7, 8, 9)), InvalidRequestError),
         (request(sampling=SamplingParams(logit_bias={99: 1.0})), InvalidSamplingError),
         (request(prompt=(3,) * 2048), PromptTooLongError),
@@ -195,7 +196,7 @@ def test_bad_drafts_are_refused() -> None:
     driver = Driver(OPTIONS)
     driver.open(request())
     with pytest.raises(InvalidRequestError, match="a draft has an id outside"):
-        driver.scheduler.draft(1, Drafts(0, 0, (64,)), driver.now)
+        driver.scheduler.draft(1, Draft(0, 0, (64,)), driver.now)
     driver.finish()
 
 

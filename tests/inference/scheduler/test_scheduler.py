@@ -14,10 +14,11 @@ from outrider.engines.fake import FakeOptions
 from outrider.errors import EngineError
 from outrider.sampling import whole_rows
 from outrider.sampling.params import SamplingParams
-from outrider.session_types import FinishReason, Priority
+from outrider.session.region import Draft
+from outrider.session.types import FinishReason, Priority
 from services.inference.scheduler.draft_sources import MAX_UNSEEN_TOKENS
 from services.inference.scheduler.limits import SchedulerLimits
-from services.inference.scheduler.types import ClassLoad, Drafts, OpenRequest
+from services.inference.scheduler.types import ClassLoad, OpenRequest
 from tests.inference.scheduler.driver import (
     LONG,
     OPTIONS,
@@ -101,7 +102,7 @@ def test_drafts_that_came_during_a_call_are_in_the_next_one() -> None:
         driver.tick()
     assert driver.scheduler._builder._plan is not None, "of a call like the last one"
     begin = len(peer.reply)
-    driver.draft(1, Drafts(0, begin, truth[begin : begin + 4]))
+    driver.draft(1, Draft(0, begin, truth[begin : begin + 4]))
     batch = driver.schedule()
     assert batch is not None and batch.scheduled[0].num_drafts > 1
     driver.run(batch)
@@ -251,7 +252,7 @@ def test_equal_prompts_that_arrive_together_share_their_chunks() -> None:
 def test_drafts_sent_with_the_prompt_are_verified_in_its_last_chunk() -> None:
     truth = reference(request(), OPTIONS)
     driver = Driver(OPTIONS)
-    peer = driver.open(request(drafts=Drafts(0, 0, truth[:2])))
+    peer = driver.open(request(drafts=Draft(0, 0, truth[:2])))
     driver.tick()
     assert (peer.commits[0].accepted, peer.commits[0].ids) == (2, truth[2:3])
 
@@ -262,7 +263,7 @@ def test_drafts_for_a_waiting_session_are_kept() -> None:
     driver.open(request(2, prompts(1)[0]))
     driver.tick()
     peer = driver.open(request())
-    driver.draft(1, Drafts(1, 0, truth[:3]))
+    driver.draft(1, Draft(1, 0, truth[:3]))
     driver.finish()
     assert (peer.commits[0].epoch, peer.commits[0].accepted) == (1, 3)
 
@@ -282,13 +283,13 @@ def test_a_correct_edge_is_never_echoed_and_a_wrong_one_costs_no_token() -> None
     truth = reference(request(), OPTIONS)
     driver = Driver(OPTIONS)
     peer = driver.open(request())
-    driver.draft(1, Drafts(0, 0, (*truth[:2], (truth[2] + 1) % 64)))
+    driver.draft(1, Draft(0, 0, (*truth[:2], (truth[2] + 1) % 64)))
     driver.tick()
     assert (peer.commits[0].accepted, peer.commits[0].ids) == (2, truth[2:3])
-    driver.draft(1, Drafts(0, 3, truth[3:6]))
+    driver.draft(1, Draft(0, 3, truth[3:6]))
     driver.tick()
     assert peer.commits[1].accepted == 0
-    driver.draft(1, Drafts(1, len(peer.reply), truth[len(peer.reply) :][:3]))
+    driver.draft(1, Draft(1, len(peer.reply), truth[len(peer.reply) :][:3]))
     driver.tick()
     assert (peer.commits[2].epoch, peer.commits[2].accepted) == (1, 3)
 
@@ -308,7 +309,7 @@ def test_drafts_stay_within_the_largest_call_beside_replies_and_prompts() -> Non
         for number, truth in truths.items():
             told = len(driver.peers[number].reply)
             if truth[told:]:
-                driver.draft(number, Drafts(turn, told, truth[told : told + 8]))
+                driver.draft(number, Draft(turn, told, truth[told : told + 8]))
         if turn == 8:
             driver.open(request(5, tuple(range(3, 60)) * 3))
         if not driver.tick():
@@ -322,7 +323,7 @@ def test_drafts_stay_within_the_largest_call_beside_replies_and_prompts() -> Non
 def test_drafts_beyond_the_lead_are_cut() -> None:
     truth = reference(request(), OPTIONS)
     driver = Driver(OPTIONS, SchedulerLimits(max_lead=2, max_draft_tokens=16))
-    peer = driver.open(request(drafts=Drafts(0, 0, truth[:10])))
+    peer = driver.open(request(drafts=Draft(0, 0, truth[:10])))
     driver.tick()
     assert peer.commits[0].accepted == 2
 
@@ -351,7 +352,7 @@ def test_a_long_prompt_is_taught_to_its_drafter_bit_by_bit_and_after_the_replies
 def test_unlikely_drafts_are_not_verified_when_rows_are_dear() -> None:
     options = FakeOptions(min_rows=1, fixed_ms=0.5, row_ms=20.0)
     driver = Driver(options, SchedulerLimits(fixed_ms=0.5, row_ms=20.0))
-    driver.open(request(drafts=Drafts(0, 0, (9,) * 20)))
+    driver.open(request(drafts=Draft(0, 0, (9,) * 20)))
     driver.finish()
     rows = [batch.num_tokens for batch in driver.batches if batch.slices]
     assert rows == [len(PROMPT)] + [1] * 39
@@ -387,7 +388,7 @@ def test_a_number_may_be_used_again_while_its_old_session_is_in_flight() -> None
 def test_cancelling_what_is_gone_does_nothing() -> None:
     driver = Driver(OPTIONS)
     assert driver.scheduler.cancel(5, driver.now) == []
-    driver.scheduler.draft(5, Drafts(0, 0, (1,)), driver.now)
+    driver.scheduler.draft(5, Draft(0, 0, (1,)), driver.now)
     assert not driver.scheduler.has_work
 
 
@@ -443,9 +444,9 @@ def test_edges_are_told_what_a_row_costs_behind_replies_not_in_prompts() -> None
             at = len(peer.reply)
             right = truth[at : at + len(peer.commits) % 5]
             if peer.finished is None and right:
-                driver.draft(number, Drafts(at + 1, at, tuple(right)))
-    assert peer.commits[-1].row_ms == pytest.approx(row_ms, rel=0.25)
-    interval_ms = peer.commits[-1].commit_interval_ms
+                driver.draft(number, Draft(at + 1, at, tuple(right)))
+    assert peer.last is not None and peer.last.row_ms == pytest.approx(row_ms, rel=0.25)
+    interval_ms = peer.last.interval_ms
     assert interval_ms == pytest.approx(fixed_ms + 2 * row_ms, rel=0.1), "without the drafts' rows"
 
 
@@ -487,7 +488,7 @@ def test_a_planned_call_is_dropped_when_drafts_or_sessions_come() -> None:
     for _ in range(3):
         driver.tick()
     at = len(peer.reply)
-    driver.draft(0, Drafts(1, at, truth[at : at + 3]))
+    driver.draft(0, Draft(1, at, truth[at : at + 3]))
     batch = driver.schedule()
     assert batch is not None and batch.scheduled[0].num_drafts > 0
     driver.run(batch)

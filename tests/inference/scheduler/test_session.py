@@ -11,10 +11,11 @@ from outrider.engines.base import LogitsRows
 from outrider.errors import InvalidRequestError
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Sampler
-from outrider.session_types import FinishReason
+from outrider.session.region import Commit, Draft
+from outrider.session.types import FinishReason
 from services.inference.scheduler.draft_sources import DraftSources, EdgeAcceptance, EdgeChain
 from services.inference.scheduler.session import TRANSITIONS, Session, SessionInput, SessionState
-from services.inference.scheduler.types import Committed, Drafts, OpenRequest
+from services.inference.scheduler.types import OpenRequest, SessionCommit
 from tests.inference.letters import STOP_ID, VOCABULARY_SIZE, new_reply
 
 WAYS = {
@@ -57,7 +58,7 @@ def commit(
     drafts: tuple[int, ...],
     now: float = 11.0,
     drafts_ms: float = 0.0,
-) -> Committed:
+) -> SessionCommit:
     return live.committed(
         live.verify(answer, drafts, len(drafts)),
         started_at=now - 0.5,
@@ -95,28 +96,29 @@ def test_the_end_is_final() -> None:
 def test_commits_what_the_drafts_got_right_and_one_more() -> None:
     live = session()
     live.admit(1, 0, 10.2)
-    live.sources.chain.receive(Drafts(0, 0, (7, 8, 9)), [])  # type: ignore[union-attr]
+    live.sources.chain.receive(Draft(0, 0, (7, 8, 9)), [])  # type: ignore[union-attr]
     event = commit(live, rows(7, 8, 30, 31), (7, 8, 9))
-    assert (event.base, event.accepted, event.ids, event.upto) == (0, 2, (30,), 3)
+    assert event.commit == Commit(0, 0, 2, (30,), accepted_ids=(7, 8))
+    assert event.commit.upto == 3
     assert live.ids[3:] == [7, 8, 30]
     assert (live.num_computed, live.num_uncomputed) == (5, 1)
     assert event.row_ms == 1.5
-    assert event.commit_interval_ms == pytest.approx(500.0)
+    assert event.interval_ms == pytest.approx(500.0)
 
 
 def test_a_draft_of_the_region_that_the_edge_has_too_is_not_echoed() -> None:
     live = session()
     live.admit(1, 0, 10.0)
-    live.sources.chain.receive(Drafts(0, 0, (7,)), [])  # type: ignore[union-attr]
+    live.sources.chain.receive(Draft(0, 0, (7,)), [])  # type: ignore[union-attr]
     event = commit(live, rows(7, 8), (7,))
-    assert (event.accepted, event.ids) == (1, (8,))
+    assert (event.commit.accepted, event.commit.ids) == (1, (8,))
 
 
 def test_a_reply_ends_at_its_stop_id_within_the_drafts() -> None:
     live = session()
     live.admit(1, 0, 10.0)
     event = commit(live, rows(7, STOP_ID, 9), (7, STOP_ID))
-    assert event.ids == (7, STOP_ID)
+    assert event.commit.ids == (7, STOP_ID)
     assert live.finished is FinishReason.STOP
     assert live.num_computed < len(live.ids)
 
@@ -126,7 +128,7 @@ def test_the_context_ends_a_reply() -> None:
     live.admit(1, 0, 10.0)
     assert live.max_drafts == 1
     event = commit(live, rows(7, 8, 9), (7, 8))
-    assert event.ids == (7, 8)
+    assert event.commit.ids == (7, 8)
     assert live.finished is FinishReason.LENGTH
 
 
@@ -136,7 +138,7 @@ def test_resumed_tokens_count_as_reply() -> None:
     assert live.max_drafts == 1
     live.admit(1, 0, 10.0)
     event = commit(live, rows(7, 8), (7,))
-    assert (event.base, event.upto) == (3, 5)
+    assert (event.commit.base, event.commit.upto) == (3, 5)
     assert live.finished is FinishReason.LENGTH
 
 
@@ -172,7 +174,7 @@ def test_lossy_tokens_are_named_by_their_number_in_the_reply() -> None:
     live.admit(1, 0, 10.0)
     event = commit(live, rows(7, 8, 9), (7, 33))
     assert live.ids[3:] == [20, 7, 33, 9]
-    assert event.lossy == (2,)
+    assert event.commit.lossy == (2,)
 
 
 def test_cached_tokens_are_those_of_the_prompt_before_the_first_commit() -> None:
@@ -208,14 +210,14 @@ def test_what_drafts_of_the_edge_add_is_no_part_of_the_interval() -> None:
     now = 10.0
     for at in range(0, 80, 2):
         now += 0.05
-        chain.receive(Drafts(at + 1, at, (7,)), live.ids, 3)
+        chain.receive(Draft(at + 1, at, (7,)), live.ids, 3)
         proposal = live.sources.propose(1)
         event = commit(live, rows(7, 8), proposal.ids, now=now, drafts_ms=20.0)
-    assert event.commit_interval_ms == pytest.approx(30.0, rel=0.01)
+    assert event.interval_ms == pytest.approx(30.0, rel=0.01)
     for _ in range(40):
         now += 0.05
         event = commit(live, rows(7), (), now=now, drafts_ms=20.0)
-    assert event.commit_interval_ms == pytest.approx(50.0, rel=0.02), "the region's own count"
+    assert event.interval_ms == pytest.approx(50.0, rel=0.02), "the region's own count"
 
 
 def test_the_interval_between_commits_is_smoothed() -> None:
@@ -225,4 +227,4 @@ def test_the_interval_between_commits_is_smoothed() -> None:
     for _ in range(40):
         now += 0.02
         event = commit(live, rows(7), (), now=now)
-    assert event.commit_interval_ms == pytest.approx(20.0, rel=0.01)
+    assert event.interval_ms == pytest.approx(20.0, rel=0.01)

@@ -14,9 +14,10 @@ import pytest
 from outrider.engines.fake import FakeOptions
 from outrider.errors import DeadlineError, OverloadedError
 from outrider.sampling.params import SamplingParams
-from outrider.session_types import FinishReason, Priority
+from outrider.session.region import Draft
+from outrider.session.types import FinishReason, Priority
 from services.inference.scheduler.limits import SchedulerLimits
-from services.inference.scheduler.types import Drafts, OpenRequest
+from services.inference.scheduler.types import OpenRequest
 from tests.inference.scheduler.driver import Driver, reference
 
 OPTIONS = FakeOptions(
@@ -67,7 +68,7 @@ class Soak:
             priority=rng.choice(list(Priority)),
             deadline=None if lasting_s is None else now + lasting_s,
             resume=resume,
-            drafts=Drafts(0, len(resume), text[len(resume) :][:3]),
+            drafts=Draft(0, len(resume), text[len(resume) :][:3]),
             region_drafts=rng.random() < 0.7,
             cache_salt=rng.choice([b"", b"", b"other"]),
         )
@@ -91,7 +92,7 @@ class Soak:
         base = max(0, reply + self.rng.randrange(-2, 3))
         ids = text[base : base + self.rng.randrange(6)]
         wrong = (self.rng.randrange(64),) if self.rng.random() < 0.3 else ()
-        self.driver.draft(number, Drafts(self.rng.randrange(4), base, (*ids, *wrong)))
+        self.driver.draft(number, Draft(self.rng.randrange(4), base, (*ids, *wrong)))
 
     def watch(self) -> None:
         load = self.driver.scheduler.load()

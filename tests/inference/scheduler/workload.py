@@ -9,7 +9,7 @@ from random import Random
 
 from outrider.engines.fake import FakeOptions
 from outrider.errors import DeadlineError, OverloadedError
-from services.inference.scheduler.types import Committed, Event, OpenRequest
+from services.inference.scheduler.types import Event, OpenRequest, SessionCommit
 from tests.inference.scheduler.driver import Driver, Peer, reference
 
 
@@ -42,7 +42,7 @@ class Arrivals(Driver):
     def take(self, events: Iterable[Event]) -> None:
         events = list(events)
         for event in events:
-            if isinstance(event, Committed):
+            if isinstance(event, SessionCommit):
                 self.commits_at.setdefault(event.session_id, []).append(self.now)
         super().take(events)
 

@@ -14,7 +14,7 @@ from outrider.sampling.params import SamplingParams
 from outrider.testing import eventually
 from outrider.v1 import inference_pb2
 from services.inference.runner import ModelTick
-from services.inference.scheduler.types import Committed
+from services.inference.scheduler.types import SessionCommit
 from tests.inference.harness import GatedEngine, opening, reference, running
 
 LONG = SamplingParams(max_tokens=30, ignore_eos=True)
@@ -40,7 +40,7 @@ async def test_what_one_engine_call_commits_is_one_message() -> None:
 
         def counted(tick: ModelTick) -> None:
             nonlocal num_calls
-            num_calls += any(isinstance(event, Committed) for event in tick.events)
+            num_calls += any(isinstance(event, SessionCommit) for event in tick.events)
             take(tick)
 
         it.replica.runner._on_tick = counted

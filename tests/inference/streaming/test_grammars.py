@@ -12,7 +12,7 @@ from outrider.codec.tokens import TokenCodec
 from outrider.sampling.constraint import Constraint
 from outrider.sampling.grammar import Grammar, GrammarKind
 from outrider.sampling.params import SamplingParams
-from outrider.session_types import FinishReason
+from outrider.session.types import FinishReason
 from outrider.testing import eventually
 from outrider.v1 import common_pb2, inference_pb2
 from outrider.wire import finish_reason_to_proto, token_block_to_proto

@@ -8,11 +8,12 @@ import pytest
 
 from outrider import errors
 from outrider.sampling.params import SamplingParams
+from outrider.session.region import Draft
 from outrider.testing import eventually
 from outrider.v1 import common_pb2
 from outrider.wire import token_block_from_proto, token_block_to_proto
 from services.inference.runner import ModelTick
-from services.inference.scheduler.types import Drafts, KvHits
+from services.inference.scheduler.types import KvHits
 from tests.inference.harness import CODER, GatedEngine, reference, running
 
 SAMPLING = SamplingParams(max_tokens=40, ignore_eos=True)
@@ -23,9 +24,9 @@ async def test_drafts_that_find_no_room_are_counted_and_cost_no_token(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     truth = reference(PROMPT, SAMPLING).ids
-    refused: list[Drafts] = []
+    refused: list[Draft] = []
 
-    def refuse(session: int, drafts: Drafts) -> bool:
+    def refuse(session: int, drafts: Draft) -> bool:
         refused.append(drafts)
         return False
 

@@ -6,15 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from outrider.codec.ranks import RankTable
-from outrider.codec.tokens import TokenCodec, TokenCoder
-from outrider.v1 import common_pb2, inference_pb2
-from outrider.wire import ids_of, token_block_from_proto
+from outrider.codec.tokens import TokenCoder
+from outrider.session.region import Commit
 from services.inference.prefix_store.exchange import TransferCounts
-from services.inference.scheduler.types import ClassLoad, Committed, KvHits, Load
+from services.inference.scheduler.types import ClassLoad, KvHits, Load, SessionCommit
 from services.inference.streaming import wire
 
 
@@ -104,11 +100,11 @@ def test_an_edge_is_told_of_a_pace_that_it_does_not_know() -> None:
     def news(
         interval_ms: float, row_ms: float = 1.0, level: int = 0, echo: wire.Echo = wire.NO_ECHO
     ) -> tuple[float, float, int, int, int] | None:
-        event = Committed(1, 0, 0, 0, (5,), interval_ms, row_ms)
+        event = SessionCommit(1, Commit(0, 0, 0, (5,)), interval_ms, row_ms)
         pace = told.news(event, load_at(level), contract, echo, 2.0)
         if pace is None:
             return None
-        times = round(pace.commit_interval_ms, 3), round(pace.row_ms, 3)
+        times = round(pace.interval_s * 1e3, 3), round(pace.row_s * 1e3, 3)
         return (*times, pace.max_lead, pace.overload_level, pace.echo)
 
     assert news(0.0) == (0.0, 1.0, 32, 0, 0), "the first commit says so in any case"
@@ -119,55 +115,3 @@ def test_an_edge_is_told_of_a_pace_that_it_does_not_know() -> None:
     assert news(42.5, row_ms=0.5, level=1) == (42.5, 0.5, 32, 1, 0)
     assert news(42.5, row_ms=0.5, level=1, echo=wire.Echo(7, 1.0)) == (42.5, 0.5, 32, 1, 7)
     assert news(42.5, row_ms=0.5, level=1) is None
-
-
-COMMIT_CODER = TokenCoder(b"digest", 40_000, RankTable(b"digest", 40_000, [7, 39_999, 300]))
-COMMIT_CONTRACT = wire.Contract("m", "r", "", b"", b"", 40_000, COMMIT_CODER, 100, "", 16, 32, 8)
-TOKENS = st.integers(0, 39_999)
-
-
-@given(
-    number=st.integers(1, 2**64 - 1),
-    epoch=st.integers(0, 300),
-    base=st.integers(0, 20_000),
-    accepted=st.lists(TOKENS, max_size=2),
-    ids=st.lists(TOKENS, min_size=1, max_size=3),
-    lossy=st.booleans(),
-    has_pace=st.booleans(),
-    codec=st.sampled_from(TokenCodec),
-)
-def test_a_commit_in_bytes_is_the_message(
-    number: int,
-    epoch: int,
-    base: int,
-    accepted: list[int],
-    ids: list[int],
-    lossy: bool,
-    has_pace: bool,
-    codec: TokenCodec,
-) -> None:
-    event = Committed(
-        *(5, epoch, base, len(accepted), tuple(ids), 20.0, 1.0),
-        lossy=(base,) if lossy else (),
-        accepted_ids=tuple(accepted),
-    )
-    pace = inference_pb2.Pace(row_ms=1.0) if has_pace else None
-    told = wire.session_bytes(number) + wire.commit_bytes(
-        event, pace, COMMIT_CONTRACT, codec, sends_accepted_ids=True
-    )
-    frame = inference_pb2.SessionDown.FromString(told)
-    assert frame.SerializeToString() == told, "as protobuf writes it, byte for byte"
-    commit = frame.commit
-    assert (frame.session, commit.epoch, commit.base, commit.upto) == (
-        *(number, epoch, base),
-        base + len(accepted) + len(ids),
-    )
-    assert commit.accepted == len(accepted)
-    assert ids_of(commit, COMMIT_CODER, max_count=3) == tuple(ids)
-    if accepted:
-        drafts = token_block_from_proto(common_pb2.TokenBlock.FromString(commit.accepted_ids))
-        told_drafts = COMMIT_CODER.decode(drafts, max_count=2, needs_checksum=False)
-        assert told_drafts == tuple(accepted)
-    details = inference_pb2.CommitDetails.FromString(commit.details)
-    assert details.HasField("pace") == has_pace
-    assert list(details.lossy) == [base] * lossy

@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 
 from outrider.errors import NoReplicaError, OverloadedError
-from outrider.session_types import Priority
+from outrider.session.types import Priority
 from services.router.admission.policy import QueuePriority
 from services.router.admission.session import AdmissionRequest, AdmittedSession
 from services.router.placement.types import Candidate, Decision, PlacementRequest, PredictedWait

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from outrider.errors import OutriderError, OverloadedError
-from outrider.session_types import Priority
+from outrider.session.types import Priority
 from services.router.admission.admission import Admission
 from services.router.admission.routing import Route
 from services.router.admission.session import AdmissionRequest

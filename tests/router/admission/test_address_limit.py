@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.session_types import Priority
+from outrider.session.types import Priority
 from services.router.admission.address_limit import MAX_REMEMBERED, PRESENCE_S, AddressLimit
 
 ADDRESSES = st.sampled_from([b"", b"a", b"b", b"c"])

@@ -13,7 +13,7 @@ from outrider.errors import (
     NoReplicaError,
     OverloadedError,
 )
-from outrider.session_types import Priority
+from outrider.session.types import Priority
 from services.router.admission.admission import Admission
 from services.router.admission.policy import AdmissionPolicy, LengthPolicy
 from services.router.admission.routing import Route

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.errors import ConfigError
-from outrider.session_types import Priority
+from outrider.session.types import Priority
 from services.router.admission.policy import AdmissionPolicy, LengthPolicy
 
 TOKENS = st.integers(0, 10**6)

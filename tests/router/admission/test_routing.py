@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from outrider.errors import NoReplicaError
 from outrider.peers.round_trip import RoundTrip
-from outrider.session_types import Priority
+from outrider.session.types import Priority
 from services.router.admission.policy import AdmissionPolicy, QueuePriority
 from services.router.admission.routing import LiveFleetView, Route, choose_route
 from services.router.placement.types import Candidate, Decision, PlacementRequest, PredictedWait

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from outrider.errors import ConfigError, InvalidRequestError, OverloadedError
-from outrider.session_types import Priority
+from outrider.session.types import Priority
 from services.router.admission import tenants as tenants_module
 from services.router.admission.tenants import TenantPolicy, Tenants
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.session_types import Priority
+from outrider.session.types import Priority
 from services.router.admission.admission import Admission
 from services.router.admission.policy import AdmissionPolicy
 from services.router.admission.session import AdmissionRequest

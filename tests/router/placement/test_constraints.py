@@ -17,7 +17,7 @@ from outrider.errors import (
     VocabularyMismatchError,
 )
 from outrider.peers.health import PeerState
-from outrider.session_types import Priority
+from outrider.session.types import Priority
 from services.router.fleet.replica import Replica, ReplicaLoad, ServedModel
 from services.router.placement.constraints import is_other_identity
 from services.router.placement.types import Decision, PlacementRequest

@@ -12,14 +12,9 @@ from random import Random
 from outrider.codec.tokens import TokenCodec, TokenCoder
 from outrider.engine_calls import SESSIONS_IN_CALL, Crash, EngineCall, request_key
 from outrider.errors import EngineError, OutriderError, UnavailableError
+from outrider.session.region_wire import ids_of, put_ids
 from outrider.v1 import common_pb2, inference_pb2
-from outrider.wire import (
-    error_from_proto,
-    ids_of,
-    put_ids,
-    token_block_from_proto,
-    token_block_to_proto,
-)
+from outrider.wire import error_from_proto, token_block_from_proto, token_block_to_proto
 from services.edge.session.continuity import ModelContinuity
 from services.router.admission.policy import AdmissionPolicy
 from services.router.admission.pricing import PriceTable

@@ -10,8 +10,9 @@ import pytest
 
 from outrider.codec.prompt_memory import as_bytes, prompt_name, prompt_scope, reply_name
 from outrider.codec.tokens import TokenCodec, TokenCoder
+from outrider.session.region_wire import put_ids
 from outrider.v1 import common_pb2, inference_pb2
-from outrider.wire import put_ids, token_block_from_proto, token_block_to_proto
+from outrider.wire import token_block_from_proto, token_block_to_proto
 from services.router.relay.frames import Up
 from tests.router.relay.mesh import DIGEST, Mesh, accepted, cancel, done, draft, opening, reasons
 

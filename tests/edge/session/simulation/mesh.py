@@ -14,22 +14,20 @@ from random import Random
 from outrider.engines.base import LogitsRows
 from outrider.engines.fake import FakeEngine
 from outrider.sampling.reply import ReplyText
-from outrider.session_types import FinishReason
+from outrider.session.client import Committed
+from outrider.session.region import Draft, Pace
+from outrider.session.types import FinishReason
 from services.edge.session.acceptance import Averages
 from services.edge.session.draft_chain import DraftLimits
 from services.edge.session.events import (
     Action,
     ChatAsked,
-    Commit,
     DraftsReady,
     Input,
     OpenRegion,
     PromptReady,
-    RegionCommit,
     RegionDone,
     RegionOpened,
-    ReplicaPace,
-    SendDraft,
     Tick,
 )
 from services.edge.session.machine import ChatSession, SessionPolicy
@@ -39,14 +37,7 @@ from services.inference.reference import generate
 from services.inference.scheduler.batch import Batch
 from services.inference.scheduler.limits import SchedulerLimits
 from services.inference.scheduler.scheduler import Scheduler
-from services.inference.scheduler.types import (
-    Committed,
-    Drafts,
-    Event,
-    Finished,
-    Opened,
-    OpenRequest,
-)
+from services.inference.scheduler.types import Event, Finished, Opened, OpenRequest, SessionCommit
 from tests.edge.session.simulation.circumstances import (
     PROMPT,
     SESSION,
@@ -69,7 +60,7 @@ class Outcome:
     ids: list[int] = field(default_factory=list)
     num_calls: int = 0
     modes: list[bool] = field(default_factory=list)
-    """Commit by commit, whether drafts went up."""
+    """SessionCommit by commit, whether drafts went up."""
 
     @property
     def token_s(self) -> float:
@@ -105,7 +96,7 @@ class Mesh:
         self._region_drafts = region_drafts
         self._is_computing = False
         self._echo = (0, 0.0)
-        self.drop: Callable[[SendDraft], SendDraft | None] = lambda frame: frame
+        self.drop: Callable[[Draft], Draft | None] = lambda frame: frame
         """What the link makes of a frame of drafts."""
         self.outcome = Outcome()
         self.actions: list[tuple[float, Action]] = []
@@ -165,11 +156,11 @@ class Mesh:
     def _perform(self, action: Action) -> None:
         if isinstance(action, OpenRegion):
             self._send("up", lambda: self._open(action))
-        elif isinstance(action, SendDraft):
+        elif isinstance(action, Draft):
             frame = self.drop(action)
             if frame is not None:
                 self._send("up", lambda: self._draft(frame))
-        elif isinstance(action, Commit):
+        elif isinstance(action, Committed):
             self.outcome.ids += action.ids
             self.outcome.arrivals.append((self.now, action.upto))
             assert self.chat.reply is not None
@@ -203,8 +194,8 @@ class Mesh:
         self._send("down", lambda: self.feed(opened))
         self._compute()
 
-    def _draft(self, frame: SendDraft) -> None:
-        drafts = Drafts(frame.epoch, frame.base, frame.ids, frame.continues)
+    def _draft(self, frame: Draft) -> None:
+        drafts = Draft(frame.epoch, frame.base, frame.ids, frame.continues)
         self.scheduler.draft(SESSION, drafts, self.now)
         self._echo = frame.echo, self.now
 
@@ -228,19 +219,17 @@ class Mesh:
 
     def _tell(self, event: Event) -> None:
         item: Input
-        if isinstance(event, Committed):
+        if isinstance(event, SessionCommit):
             (echo, came_at), self._echo = self._echo, (0, 0.0)
-            pace = ReplicaPace(
-                interval_s=event.commit_interval_ms / 1e3,
+            pace = Pace(
+                interval_s=event.interval_ms / 1e3,
                 row_s=event.row_ms / 1e3,
                 max_lead=self.limits.max_lead,
                 overload_level=self.scheduler.load().overload_level,
                 echo=echo,
                 ack_delay_s=self.now - came_at if echo else 0.0,
             )
-            item = RegionCommit(
-                event.epoch, event.base, event.accepted, event.ids, event.upto, pace
-            )
+            item = event.commit._replace(pace=pace)
         elif isinstance(event, Finished):
             item = RegionDone(FinishReason.LENGTH, event.upto)
         else:

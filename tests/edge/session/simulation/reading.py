@@ -9,7 +9,8 @@ from functools import partial
 from random import Random
 
 from outrider.sampling.reply import ReplyText
-from outrider.session_types import FinishReason, Speculation
+from outrider.session.region import Commit
+from outrider.session.types import FinishReason, Speculation
 from services.edge.session.acceptance import Averages
 from services.edge.session.display import DisplayPolicy
 from services.edge.session.draft_chain import DraftLimits
@@ -18,7 +19,6 @@ from services.edge.session.events import (
     DraftsReady,
     Input,
     PromptReady,
-    RegionCommit,
     RegionDone,
     RegionOpened,
     Tick,
@@ -80,7 +80,7 @@ class Reading:
         opened_at = self.at.rtt_s
         self._later(opened_at, partial(self._feed, RegionOpened(1, 0, "r", "r", DIGEST)))
         for number, token in enumerate(self._truth):
-            commit = RegionCommit(0, number, 0, (token,), number + 1)
+            commit = Commit(0, number, 0, (token,))
             self._later(opened_at + (number + 1) * self.at.call_s, partial(self._feed, commit))
         end = RegionDone(FinishReason.LENGTH, len(self._truth))
         self._later(opened_at + (len(self._truth) + 1) * self.at.call_s, partial(self._feed, end))

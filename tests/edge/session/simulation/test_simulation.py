@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from outrider.session.region import Draft
 from services.edge.session.acceptance import Averages
-from services.edge.session.events import SendDraft
 from services.edge.session.speedup_model import (
     SessionConditions,
     with_drafts_s,
@@ -130,7 +130,7 @@ def test_the_lead_moves_slowly_to_what_is_of_use() -> None:
     mesh = Mesh(at(0.0, 0.9))
     leads = list[int]()
 
-    def look(frame: SendDraft) -> SendDraft:
+    def look(frame: Draft) -> Draft:
         assert mesh.chat.reply is not None
         leads.append(mesh.chat.reply.controller.lead)
         return frame

@@ -1,0 +1,102 @@
+"""What a client is told of its chat: the same on the edge that says it and in the client that
+reads it (pure)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from outrider.errors import OutriderError
+from outrider.session.types import (
+    NO_SPECULATION,
+    FinishReason,
+    SpeculationStats,
+    Timings,
+    TokenLogprobs,
+    Usage,
+)
+
+if TYPE_CHECKING:
+    from outrider.reply_parsing.formats import ReplyFormat
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The edge took the chat on."""
+
+    request_id: str
+    model: str
+    prompt_tokens: int
+    edge: str = ""
+    """The edge's name; empty within it."""
+    resume_token: str = ""
+    """With it the same client, after a restart too, gets the reply: `Client.resume`. It serves
+    once; `Chat.resume_token` is the latest. Empty within the edge."""
+    reply_format: ReplyFormat | None = None
+    """Of a chat with tools: how its final text is read (outrider.reply_parsing)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Provisional:
+    """A guess at what comes next. The first `erase_to` code points of the provisional text shown
+    so far stay, the rest is replaced by `text`."""
+
+    base: int
+    """Committed tokens when the edge decided this."""
+    erase_to: int
+    text: str
+    stability: float
+    """Estimated probability that all provisional text shown will be committed, 0..1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retracted:
+    """The first `erase_to` code points of the provisional text stay, the rest was wrong."""
+
+    erase_to: int
+
+
+class Committed(NamedTuple):
+    """`text` is final. Provisional text that it confirms leaves the provisional front."""
+
+    text: str
+    ids: tuple[int, ...]
+    upto: int
+    """Number of final tokens."""
+    lossy: tuple[int, ...] = ()
+    """Numbers of tokens among `ids` that acceptance_threshold let through: the model's own choice
+    was another."""
+    model_identity: bytes | None = None
+    """Of the replica that computed these tokens, opaque; None: that of the event before."""
+    inexact: bool = False
+    """The replica that computed these computes differently from the one before, which was lost: the
+    reply is not what either of them would have written."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of the last of `ids`, if `num_logprobs` asked for them. Of tokens before those none are
+    known: another edge committed them, or a client that took the chat up again lacked too many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The reply is whole, or was cancelled. Always the last event."""
+
+    finish_reason: FinishReason
+    usage: Usage
+    replica_timings: Timings
+    edge_timings: Timings
+    upto: int
+    region: str
+    replica: str
+    speculation_stats: SpeculationStats = NO_SPECULATION
+    inexact: bool = False
+    """Whether an event of the reply was `inexact`."""
+    stop_string: str = ""
+    """The stop string of the request that ended the reply, as the edge's HTTP APIs say; empty: none
+    did, or the chat came by the native protocol."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The chat ended by an error, which the client raises instead of reading it."""
+
+    error: OutriderError
