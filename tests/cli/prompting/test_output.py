@@ -46,7 +46,7 @@ RESULT = ChatResult(
     ("changes", "said"),
     [
         (
-            {"lossy": (1,)},
+            {"usage": replace(RESULT.usage, lossy_tokens=1)},
             "2 tokens, 1 lossy, ended by itself · first text after 12 ms · "
             "first final text after 31 ms · 21 tokens/s\n",
         ),
