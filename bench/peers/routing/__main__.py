@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import bench.peers.routing
 from bench.harness import Run, parser, quantile, start
-from bench.peers import smg
+from bench.peers import dynamo, smg
 from bench.peers.lineup import rotated
 from bench.peers.routing import fleets
 from bench.peers.routing.fleets import NUM_REPLICAS, Client, Pace, serve
@@ -32,6 +32,9 @@ CONTENDERS: dict[str, Open] = {
     "smg, least_load": partial(fleets.gateway, policy="least_load"),
     "round robin": partial(fleets.balanced, least=False),
     "least outstanding": partial(fleets.balanced, least=True),
+    "dynamo, kv": partial(fleets.mocked, mode="kv"),
+    "dynamo, least-loaded": partial(fleets.mocked, mode="least-loaded"),
+    "dynamo, round-robin": partial(fleets.mocked, mode="round-robin"),
 }
 
 
@@ -49,10 +52,11 @@ Results: TypeAlias = dict[tuple[float, str], list[Served]]
 
 
 def _installed_routers() -> dict[str, Open]:
-    if smg.PEER.is_installed():
-        return CONTENDERS
-    print(f"{smg.PEER.name}: {smg.PEER.hint}", file=sys.stderr)
-    return {name: it for name, it in CONTENDERS.items() if not name.startswith(smg.PEER.name)}
+    missing = [peer.PEER for peer in (smg, dynamo) if not peer.PEER.is_installed()]
+    for peer in missing:
+        print(f"{peer.name}: {peer.hint}", file=sys.stderr)
+    absent = tuple(peer.name for peer in missing)
+    return {n: it for n, it in CONTENDERS.items() if not (absent and n.startswith(absent))}
 
 
 async def _compete(routers: dict[str, Open], arguments: argparse.Namespace) -> Results:
