@@ -31,7 +31,7 @@ from bench.embeddings.texts import KINDS, LONG, MIXED, SHORT, TINY, Texts, mean_
 from bench.harness import Run, median, parser, pooled, start
 from bench.harness.replica import EngineTime
 from bench.peers.lineup import record_settings, rotated
-from outrider.cli.local.serving import read_metrics
+from outrider.cli.local.admin_page import read_page
 from outrider.models.embedding_folder import EmbeddingFolder
 from outrider.telemetry import names
 from services.router.embedding.calls import MAX_CALLS
@@ -289,7 +289,7 @@ def _say(what: str) -> None:
 def _engine(running: Started) -> tuple[EngineTime, float, float]:
     """What the replica's engine took so far; tokens of padding, and of texts."""
     (row,) = running.mesh.services("inference")
-    page = read_metrics("127.0.0.1", row["admin_port"])
+    page = read_page("127.0.0.1", row["admin_port"])
     found: dict[str, float] = {}
     for line in page.splitlines():
         if not line.startswith("#"):

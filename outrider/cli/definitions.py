@@ -93,7 +93,7 @@ def add(
     else:
         print(
             f"{name} is defined in {file}; fetch it: outrider models pull {name}; "
-            f"serve it: outrider up --model {name}, or outrider mesh add {name}"
+            f"serve it: outrider up --model {name}"
         )
 
 

@@ -342,10 +342,10 @@ def _change(file: Path | None, state_dir: Path | None, edit: keys_file.Edit) -> 
 
 def _taken(host: str, admin_port: int) -> float:
     """The revision that an edge says it has; -1 if it does not answer."""
-    from outrider.cli.local.serving import read_metrics
+    from outrider.cli.local.admin_page import read_page
 
     try:
-        found = _REVISION.search(read_metrics(host, admin_port))
+        found = _REVISION.search(read_page(host, admin_port))
     except UnavailableError:
         return -1.0
     return float(found[1]) if found else -1.0

@@ -29,7 +29,6 @@ COMMANDS: Final = {
     "doctor": "outrider.cli.doctor:doctor",
     "check": "outrider.cli.check:check",
     "models": "outrider.cli.model_commands:app",
-    "mesh": "outrider.cli.local.mesh_models:app",
     "keys": "outrider.cli.keys:app",
     "config": "outrider.cli.config:app",
     "demo": "outrider.cli.demo.commands:app",

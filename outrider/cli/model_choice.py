@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -60,12 +60,9 @@ def choose(model: str, config: Path | None = None) -> ChosenModel:
     return ChosenModel(chosen.specs[0], chosen.definitions)
 
 
-def choose_all(
-    models: Sequence[str], config: Path | None = None, known: Iterable[ModelSpec] = ()
-) -> ChosenModels:
-    """The same for several. Definitions that are `known` win: those of a mesh that runs. Raises
-    ConfigError also for a model that is named twice."""
-    catalog = load_catalog(config).extended(known)
+def choose_all(models: Sequence[str], config: Path | None = None) -> ChosenModels:
+    """The same for several. Raises ConfigError also for a model that is named twice."""
+    catalog = load_catalog(config)
     specs: list[ModelSpec] = []
     for model in models:
         spec = _meant(model, catalog)
@@ -130,8 +127,8 @@ def served_name(model: str, edge_config: Path) -> str:
         if known.lookup(name).source == wanted:
             return str(name)
     raise UnknownModelError(
-        f"the mesh here serves {', '.join(served)}, not {model}; add it with: "
-        f"outrider mesh add {model}"
+        f"the mesh here serves {', '.join(served)}, not {model}; to serve it too, stop the mesh "
+        f"(outrider down) and start it with --model {model} beside the others"
     )
 
 

@@ -191,7 +191,7 @@ def test_keys_differ() -> None:
 
 
 def mesh_at(**row: Any) -> RunningMesh:
-    return RunningMesh(1, "127.0.0.1", [{"name": "edge", **row}], [{"name": "m"}], {})
+    return RunningMesh(1, "127.0.0.1", [{"name": "edge", **row}], [{"name": "m", "embeds": False}])
 
 
 def test_a_development_key_is_made_once_and_anew_when_it_is_not_good(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.cli.local import detached, mesh, settings
+from outrider.cli.local import mesh, settings
 from outrider.cli.local.mesh import ROLES, MeshOptions, ServedModel
 from outrider.cli.local.preparing import fetched
 from outrider.cli.model_choice import choose, choose_all, is_name, served_name
@@ -21,7 +21,7 @@ from outrider.errors import (
     UnknownModelError,
 )
 from outrider.models.catalog import DEFAULT_MODEL, lookup, read_config_file
-from outrider.models.definitions import ModelSpec, as_table
+from outrider.models.definitions import as_table
 from outrider.models.store import ModelStore
 from tests.cli.invoking import invoke
 from tests.models.test_folder import write_folder
@@ -139,7 +139,7 @@ def _edge_config(folder: Path, model: str) -> Path:
             **{it.name: as_table(it) for it in chosen.definitions},
         },
     )
-    options = detached.load(detached.dump(options))
+    options = mesh.load(mesh.dump(options))
     file = folder / "edge.toml"
     file.write_text(
         mesh.to_toml(mesh.edges(options, [7200], folder)[0], options.definitions), "utf-8"
@@ -164,7 +164,7 @@ def test_a_mesh_is_asked_by_names_only(weights: Path, tmp_path: Path) -> None:
     assert served_name(str(weights), file) == "some-model"
     assert served_name(f"file:{weights}", file) == "some-model"
     with pytest.raises(
-        UnknownModelError, match=r"serves first, some-model, not .*outrider mesh add"
+        UnknownModelError, match=r"serves first, some-model, not .*outrider down.*--model hf:o/r"
     ):
         served_name("hf:o/r@main#f.gguf", file)
     with pytest.raises(ConfigError, match="does not say what the mesh serves"):
@@ -208,9 +208,3 @@ def test_several_are_chosen_each_by_a_name_of_its_own(weights: Path, tmp_path: P
     for twice in ([str(weights), f"file:{weights}"], ["mine", "mine"], [str(weights)] * 2):
         with pytest.raises(ConfigError, match="named twice"):
             choose_all(twice)
-
-
-def test_what_a_mesh_knows_wins() -> None:
-    known = ModelSpec("mine", "file:/elsewhere.gguf")
-    assert choose_all(["mine"], known=[known]).specs == (known,)
-    assert lookup("mine") == known

@@ -29,7 +29,7 @@ from outrider.cli.local.state import (
 )
 from outrider.errors import UnavailableError
 
-MESH = RunningMesh(os.getpid(), "127.0.0.1", [{"name": "edge", "port": 4433}], [{"name": "m"}], {})
+MESH = RunningMesh(os.getpid(), "127.0.0.1", [{"name": "edge", "port": 4433}], [{"name": "m"}])
 _UP = ("up", "--engine", "fake", "--port", "0", "--http-port", "0")
 
 
@@ -64,6 +64,7 @@ def test_commands_that_are_printed_find_the_mesh_of_their_folder(
     with holding(other), pytest.raises(UnavailableError) as refused, holding(other):
         pass
     assert f"`outrider down --state-dir '{other}'`" in refused.value.message
+    assert f"`outrider up --model A --model B --state-dir '{other}'`" in refused.value.message
 
 
 def test_a_folder_holds_one_mesh(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ async def test_services_take_their_supervisors_end_for_one_wish_however_often_it
     mine = supervisor_of(tmp_path, [])
     monkeypatch.setattr(children, "start", start)
     with pytest.raises(OSError, match="no space"):
-        await mine.start_all([mesh.tokenizer(OPTIONS)], {})
+        await mine._start_all([mesh.tokenizer(OPTIONS)])
     assert started["env"][PARENT_VARIABLE]
     assert started["ends_with_parent"] is PARENT_ENDED
 
@@ -151,7 +151,7 @@ async def test_a_full_disk_ends_no_process_and_keeps_none_away_for_good(
     monkeypatch.setattr(mine, "_is_up", True)
     spec = mesh.tokenizer(OPTIONS)
     first, restarts = _Process(), Restarts(RestartPolicy(first_pause_s=0.0), 0.0)
-    child = Child(spec, {}, spec, first, Ports(1, 2), tmp_path / "log", restarts)  # type: ignore[arg-type]
+    child = Child(spec, first, Ports(1, 2), tmp_path / "log", restarts)  # type: ignore[arg-type]
     mine.children.append(child)
     child.keeper = asyncio.create_task(mine._keep(child))
     child.keeper.add_done_callback(mine._keeper_ended)

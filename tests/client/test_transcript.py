@@ -48,12 +48,6 @@ def test_commits_move_text_from_provisional_to_final() -> None:
     assert transcript.ids == [1, 2, 3]
 
 
-def test_tokens_let_through_are_remembered_by_their_number() -> None:
-    first = Committed("a b", (1, 2), 2, (1,))
-    transcript = after(first, Committed("c d", (3, 4), 4, (2, 3)))
-    assert transcript.lossy == [1, 2, 3]
-
-
 def test_the_model_of_the_last_token_is_remembered_and_that_it_changed() -> None:
     one, other = b"\x0a" * 32, b"\x0b" * 32
     first = Committed("a", (1,), 1, model_identity=one)
@@ -72,8 +66,6 @@ def test_the_model_of_the_last_token_is_remembered_and_that_it_changed() -> None
         (Provisional(0, 3, "x", 0.5),),
         (Provisional(0, 0, "abc", 0.5), Committed("abd", (1,), 1)),
         (Committed("a", (1,), 2),),
-        (Committed("a", (1,), 1), Committed("b", (2,), 2, (0,))),
-        (Committed("a", (1,), 1, (1,)),),
         (Provisional(0, 0, "abc", 0.5), done(0)),
         (done(1),),
         (done(0), Committed("a", (1,), 1)),
@@ -83,8 +75,6 @@ def test_the_model_of_the_last_token_is_remembered_and_that_it_changed() -> None
         "keep more than there is",
         "commit against provisional text",
         "miscounted tokens",
-        "an earlier token marked",
-        "a later token marked",
         "end with provisional text",
         "end with tokens missing",
         "event after the end",

@@ -1,4 +1,4 @@
-"""What end-to-end tests share: one mesh of real processes with the real model, and small models."""
+"""What end-to-end tests share: one mesh of real processes with real models, and small models."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from outrider.models.vocabulary import Vocabulary
 from tests.e2e.reference import Reference
 from tests.e2e.tiny_models import write_tiny
 
+EMBEDDING_MODEL = "all-minilm-l6-v2"
+
 
 @pytest.fixture(scope="session")
 def mesh() -> Iterator[LocalMesh]:
     # Few sizes of calls, so that it starts in seconds; they change no text.
     few = ("inference.max_fixed_rows=4", "inference.warm_up_rows=16")
-    with local_mesh(settings=few, http=True) as running:
+    with local_mesh(settings=few, http=True, more_models=[EMBEDDING_MODEL]) as running:
         yield running
 
 

@@ -1,12 +1,11 @@
 """Vectors from a mesh of real processes with the real model, by OpenAI's own client: while
-a replica is killed, and beside chats."""
+a replica is killed, and beside a model that chats."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -16,23 +15,20 @@ import pytest
 from bench.harness.local_mesh import LocalMesh, outrider
 from outrider.cli.local import development_key
 from outrider.cli.local.state import running_mesh
+from tests.e2e.conftest import EMBEDDING_MODEL as MODEL
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(300)]
 
-MODEL = "all-minilm-l6-v2"
 FILMS = ["The new movie is awesome", "The new movie is so great"]
 FEW_TEXTS = [f"sentence {number} of {'many ' * (number % 5)}short ones" for number in range(48)]
 
 
 @pytest.fixture(scope="module")
-def client(mesh: LocalMesh) -> Iterator[openai.OpenAI]:
-    """Of the shared mesh, which serves the model, a replica in each region, while this lasts."""
-    folder = str(mesh.state_dir)
-    outrider("mesh", "add", MODEL, "--threads", "1", "--state-dir", folder)
+def client(mesh: LocalMesh) -> openai.OpenAI:
+    """Of the shared mesh, which has a replica of the model in each region."""
     port = mesh.state.service("edge")["http_port"]
     key = development_key.read(mesh.state_dir)
-    yield openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=key, max_retries=0)
-    outrider("mesh", "remove", MODEL, "--state-dir", folder)
+    return openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=key, max_retries=0)
 
 
 def vectors_of(client: openai.OpenAI, texts: list[str]) -> list[bytes]:

@@ -1,5 +1,4 @@
-"""Two models in one mesh: each says what its reference says, while the other one joins, runs,
-crashes and leaves."""
+"""Two models in one mesh: each says what its reference says, while the other one crashes."""
 
 from __future__ import annotations
 
@@ -7,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from bench.harness.local_mesh import LocalMesh, local_mesh, outrider
-from outrider.cli.local.state import RunningMesh, running_mesh
+from outrider.cli.local.state import RunningMesh, running_mesh, supervisor_pid
 from outrider.client import Client, Interrupted, Message, ReconnectPolicy, connect
-from outrider.models.catalog import DEFAULT_MODEL
 from outrider.sampling.params import SamplingParams
 from outrider.testing import eventually
 from tests.e2e.tiny_models import SHAPE
@@ -105,28 +102,10 @@ class Chatting:
         await asyncio.gather(self._task, return_exceptions=True)
 
 
-async def command(mesh: LocalMesh, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """An `outrider` command on this mesh, while chats go on."""
-    state = ("--state-dir", str(mesh.state_dir))
-    return await asyncio.to_thread(outrider, *arguments, *state, check=False)
-
-
 def now(mesh: LocalMesh) -> RunningMesh:
     found = running_mesh(mesh.state_dir)
     assert found is not None
     return found
-
-
-def served(mesh: LocalMesh) -> list[str]:
-    return [model["name"] for model in now(mesh).models]
-
-
-def written(mesh: LocalMesh) -> dict[Path, bytes]:
-    """What the supervisor keeps for its processes besides their logs."""
-    folders = [mesh.state_dir / name for name in ("config", "run", "mesh-tls")]
-    files = [file for folder in folders for file in folder.iterdir()]
-    assert files
-    return {file: file.read_bytes() for file in files}
 
 
 async def kill(mesh: LocalMesh, names: Sequence[str]) -> None:
@@ -144,7 +123,7 @@ async def kill(mesh: LocalMesh, names: Sequence[str]) -> None:
     await eventually(are_back, timeout_s=90.0)
 
 
-async def test_a_model_joins_runs_crashes_and_leaves_and_the_other_does_not_notice(
+async def test_a_model_crashes_and_the_other_does_not_notice(
     tinies: tuple[Path, Path], truths: tuple[Truth, Truth]
 ) -> None:
     """Small models: that the real one says what it should is seen in `test_exactness`."""
@@ -153,84 +132,42 @@ async def test_a_model_joins_runs_crashes_and_leaves_and_the_other_does_not_noti
     # A chat that begins while the only replica of its model is down waits for it, as long as this:
     # by default 2 s, in which a busy machine starts no process.
     patient = (*FEW, "router.return_s=90")
-    with local_mesh(regions="here", settings=patient, model=own) as mesh:
+    with local_mesh(regions="here", settings=patient, model=own, more_models=[tiny]) as mesh:
+        names = [first.model, second.model]
+        assert [model["name"] for model in now(mesh).models] == names
+        services = {row["name"] for row in now(mesh).services}
+        assert services == {"edge", "router", "tokenizer", *(f"here-{it}-0" for it in names)}
         host, port = mesh.edge
         async with connect(host, port, ca=mesh.ca, reconnect=PATIENT) as client:
-            staying = Chatting(client, first)
-            await staying.some()
+            staying, other = Chatting(client, first), Chatting(client, second)
+            await asyncio.gather(staying.some(), other.some())
 
-            added = await command(mesh, "mesh", "add", tiny)
-            assert added.returncode == 0, added.stderr
-            assert "tiny-two is served" in added.stdout
-            staying.check()
-            assert served(mesh) == [first.model, second.model]
-            again = await command(mesh, "mesh", "add", tiny)
-            assert again.returncode == 1
-            assert "already, as tiny-two" in again.stderr
-
-            joined = Chatting(client, second)
-            await asyncio.gather(staying.some(), joined.some())
-            assert (staying.interruptions, joined.interruptions) == (0, 0)
-
-            (replica,) = [it for it in now(mesh).services if it.get("model") == second.model]
-            assert replica["name"] == "here-tiny-two-0"
-            await kill(mesh, [replica["name"]])
-            await asyncio.gather(staying.some(), joined.some())
+            await kill(mesh, [f"here-{second.model}-0"])
+            await asyncio.gather(staying.some(), other.some())
             assert staying.interruptions == 0, "a chat of the other model noticed"
 
             # Services that are started again know both.
             await kill(mesh, ["tokenizer", "router"])
             await kill(mesh, ["edge"])
-            await asyncio.gather(staying.some(), joined.some())
-            shown = await command(mesh, "status")
-            assert f"  {second.model}" in shown.stdout
-            await joined.stop()
-
-            default = await command(mesh, "mesh", "remove", first.model)
-            assert default.returncode == 1
-            assert "requests that name none" in default.stderr
-
-            last = asyncio.create_task(one(client, second, 0))
-            removed = await command(mesh, "mesh", "remove", second.model)
-            assert removed.returncode == 0, removed.stderr
-            assert await last == 0, "the last chat was interrupted"
-            assert served(mesh) == [first.model]
-            unknown = await command(mesh, "chat", "hi", "--model", second.model)
-            assert unknown.returncode == 1
-            assert first.model in unknown.stderr
-            await staying.some()
+            await asyncio.gather(staying.some(), other.some())
+            shown = outrider("status", "--state-dir", str(mesh.state_dir)).stdout
+            assert f"  {first.model} (default)" in shown and f"  {second.model}" in shown
             await staying.stop()
-        assert not [file for file in written(mesh) if "tiny-two" in file.name]
-        names = {row["name"] for row in now(mesh).services}
-        assert names == {"edge", "router", "tokenizer", f"here-{first.model}-0"}
+            await other.stop()
 
 
-async def test_a_mesh_begins_with_two_and_stays_as_it_was_if_a_third_cannot_be_served(
+def test_a_model_that_cannot_be_served_ends_the_start_and_all_that_was_started(
     tinies: tuple[Path, Path], tmp_path: Path
 ) -> None:
     broken = tmp_path / "broken.gguf"
     write(broken, SHAPE, weights(SHAPE))  # has no tokenizer
-    no_drafter = ("edge.drafter.model=none",)
-    more = [str(tinies[0])]
-    with local_mesh(regions="here", engine="fake", settings=no_drafter, more_models=more) as mesh:
-        both = [DEFAULT_MODEL.name, "tiny-one"]
-        services = {"edge", "router", "tokenizer", *(f"here-{name}-0" for name in both)}
-        assert served(mesh) == both
-        host, port = mesh.edge
-        async with connect(host, port, ca=mesh.ca) as client:
-            for name in both:
-                async with client.chat(
-                    [Message("user", PROMPTS[0])],
-                    model=name,
-                    sampling=SamplingParams(max_tokens=8),
-                ) as asked:
-                    result = await asked.result()
-                assert result.replica == f"here-{name}-0"
-        files = written(mesh)
-        failed = await command(mesh, "mesh", "add", str(broken))
-        assert failed.returncode == 1
-        assert "here-broken-0 ended with status 1 before it was ready" in failed.stderr
-        assert served(mesh) == both
-        assert {row["name"] for row in now(mesh).services} == services
-        assert written(mesh) == files
-        outrider("models", "rm", f"file:{broken}", check=False)
+    ports = ("--port", "0", "--http-port", "-1")
+    started = outrider(
+        *("up", "--detach", "--engine", "fake", "--regions", "here", *ports),
+        *("--model", str(tinies[0]), "--model", str(broken), "--state-dir", str(tmp_path)),
+        check=False,
+    )
+    assert started.returncode == 1
+    assert "here-broken-0 ended with status 1 before it was ready" in started.stderr
+    assert supervisor_pid(tmp_path) is None
+    outrider("models", "rm", f"file:{broken}", check=False)

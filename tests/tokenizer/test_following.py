@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from outrider import config_following
-from outrider.cli.local.serving import Asking
 from outrider.config_following import ConfigSource
 from outrider.errors import UnknownModelError, VocabularyUnavailableError
 from outrider.models.catalog import load_catalog, use
 from outrider.v1 import tokenizer_pb2
 from services.tokenizer.config import TokenizerConfig
 from tests.models.test_folder import TEMPLATE, write_folder
+from tests.service import refusal
 from tests.tokenizer.running import TokenizerUnderTest, running_tokenizer
 
 TEXT = "one two three " * 40
@@ -116,11 +116,7 @@ async def test_a_list_that_cannot_be_is_refused_and_all_goes_on(
     async with following_tokenizer(models, tmp_path / "store") as service:
         first = await digest(service, "a")
         models.write("a", "b", more="[models.c]\nsource = 3")
-        asking = Asking(tmp_path, "127.0.0.1")
-        async with asyncio.timeout(60):
-            while not (refused := await asking.refused(service.ports, models.file)):
-                await asyncio.sleep(0.02)
-        assert "models.c" in refused, "who wrote the file is told"
+        assert "models.c" in await refusal(service.ports, models.file), "who wrote it is told"
         assert not await digest(service, "b")
         models.write("a", "b")
         await becomes(service, "b", served=True)

@@ -38,14 +38,6 @@ def of_process(state_dir: Path, name: str) -> TlsConfig:
     return found if found.ca is not None and found.ca.exists() else TlsConfig()
 
 
-def withdraw(state_dir: Path, name: str) -> None:
-    """The process is no more; its certificate and key are removed."""
-    gone = settings(state_dir / _FOLDER, name)
-    for path in (gone.certificate, gone.private_key):
-        if path is not None:
-            path.unlink(missing_ok=True)
-
-
 def forget(state_dir: Path) -> None:
     """The mesh has no certificates."""
     remove(state_dir / _FOLDER)

@@ -84,6 +84,6 @@ def welcome(mesh: RunningMesh, state_dir: Path, key: str, *, is_new: bool) -> li
     lines = [f"API key, shown once, kept in {path}: {key}" if is_new else f"API key: in {path}"]
     if url := http_url(mesh):
         shown = key if is_new else f"$(cat {shlex.quote(str(path))})"
-        name = mesh.models[0]["name"]
-        lines.append(curl_line(url, shown, name, embeds=mesh.embeds(name)))
+        first = mesh.models[0]
+        lines.append(curl_line(url, shown, first["name"], embeds=first["embeds"]))
     return lines

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from outrider.config import toml_literal
@@ -38,7 +39,7 @@ OF_MODELS = (
     ("router", "default_model"),
     ("inference", "model"),
 )
-"""Settings that are made of the models and change with them: nothing else may say them."""
+"""Settings that are made of the models: nothing else may say them."""
 
 Values = Mapping[str, object]
 
@@ -51,8 +52,8 @@ class ServedModel:
     replicas_per_region: int = 1
     threads: int = 1
     """Engine threads of each replica."""
-    regions: tuple[str, ...] = ()
-    """Where its replicas stand; empty: in every region of the mesh."""
+    embeds: bool = False
+    """Whether it makes vectors, and no replies."""
 
     def __post_init__(self) -> None:
         definitions.check_model_name(self.name, "the mesh")
@@ -62,20 +63,6 @@ class ServedModel:
             )
         if not 0 < self.threads <= _MAX_THREADS:
             raise ConfigError(f"threads must be 1 to {_MAX_THREADS}, not {self.threads}")
-
-
-def served_model(row: object) -> ServedModel:
-    """What its fields as a JSON object mean. Raises ConfigError for anything else."""
-    if not isinstance(row, Mapping):
-        raise ConfigError(f"a model of a mesh is a table, not {str(row)[:100]}")
-    kinds: dict[str, type] = {"name": str, "replicas_per_region": int, "threads": int}
-    for key, value in row.items():
-        is_list = isinstance(value, list) and all(isinstance(it, str) for it in value)
-        if not (is_list if key == "regions" else type(value) is kinds.get(key)):
-            raise ConfigError(f"a model of a mesh has no {str(key)[:64]} {str(value)[:100]}")
-    if "name" not in row:
-        raise ConfigError("a model of a mesh has a name")
-    return ServedModel(**{**row, "regions": tuple(row.get("regions", ()))})
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +103,9 @@ class MeshOptions:
     """Whether the services talk to each other without certificates."""
 
     def __post_init__(self) -> None:
-        self._check_models()
+        names = [model.name for model in self.models]
+        if not 1 <= len(names) <= MAX_MODELS or len(set(names)) != len(names):
+            raise ConfigError(f"a mesh serves 1 to {MAX_MODELS} models, each named once")
         if not self.regions or len(set(self.regions)) != len(self.regions):
             raise ConfigError("a mesh needs at least one region, each named once")
         for region in self.regions:
@@ -169,26 +158,9 @@ class MeshOptions:
             ):
                 raise ConfigError(f"{role}.{key} follows from --model; name every model with it")
 
-    def _check_models(self) -> None:
-        names = [model.name for model in self.models]
-        if not 1 <= len(names) <= MAX_MODELS or len(set(names)) != len(names):
-            raise ConfigError(f"a mesh serves 1 to {MAX_MODELS} models, each named once")
-        for model in self.models:
-            if len(set(model.regions)) != len(model.regions):
-                raise ConfigError(f"each region of {model.name} is named once")
-            for region in set(model.regions) - set(self.regions):
-                raise ConfigError(
-                    f"the mesh has no region {region!r} for {model.name}; it has "
-                    f"{', '.join(self.regions)}"
-                )
-
-    def regions_of(self, model: ServedModel) -> tuple[str, ...]:
-        """Where its replicas stand."""
-        return model.regions or self.regions
-
     def num_replicas(self, model: ServedModel) -> int:
-        """In all its regions together."""
-        return len(self.regions_of(model)) * model.replicas_per_region
+        """In all regions together."""
+        return len(self.regions) * model.replicas_per_region
 
     @property
     def router_names(self) -> list[str]:
@@ -203,6 +175,19 @@ class MeshOptions:
     def settings_of(self, role: str) -> list[str]:
         """The KEY=VALUE settings of one role."""
         return [s.removeprefix(f"{role}.") for s in self.settings if s.startswith(f"{role}.")]
+
+
+def dump(options: MeshOptions) -> bytes:
+    """For `load`, in another process."""
+    return json.dumps(asdict(options), default=str).encode()
+
+
+def load(data: bytes) -> MeshOptions:
+    """What `dump` wrote."""
+    values = json.loads(data)
+    models = tuple(ServedModel(**row) for row in values.pop("models"))
+    lists = {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
+    return MeshOptions(models=models, **values | lists)
 
 
 def _numbered(role: str, count: int) -> list[str]:
@@ -220,24 +205,12 @@ class ProcessSpec:
 
 def replicas(options: MeshOptions) -> list[ProcessSpec]:
     """The inference replicas of every model in every region."""
-    specs: list[ProcessSpec] = []
-    for model in options.models:
-        specs += replicas_of(options, model, [spec.name for spec in specs])
-    return specs
-
-
-def replicas_of(
-    options: MeshOptions, model: ServedModel, taken: Collection[str]
-) -> list[ProcessSpec]:
-    """The inference replicas of one model, by names that are not `taken`."""
-    used = set(taken)
-    specs: list[ProcessSpec] = []
-    for region in options.regions_of(model):
+    specs: dict[str, ProcessSpec] = {}
+    for model, region in itertools.product(options.models, options.regions):
         for _ in range(model.replicas_per_region):
-            name = _replica_name(region, model.name, used)
-            used.add(name)
-            specs.append(_replica(options, model, region, name))
-    return specs
+            name = _replica_name(region, model.name, specs)
+            specs[name] = _replica(options, model, region, name)
+    return list(specs.values())
 
 
 def _replica_name(region: str, model: str, used: Collection[str]) -> str:

@@ -39,13 +39,10 @@ def check_memory(
     replicas: Iterable[tuple[ModelSpec, int]],
     settings: Table,
     drafts: Iterable[tuple[ModelSpec, str]] = (),
-    *,
-    with_services: bool = False,
 ) -> None:
     """Raises InsufficientMemoryError for replicas, so many of each model, that have no room here
-    together with the drafters of models, as `drafter_bytes` takes them, and, if they are to start
-    too, edge, router and tokenizers. `settings` are what every replica is told; they win over a
-    model's definition."""
+    together with the drafters of models, as `drafter_bytes` takes them, and edge, router and
+    tokenizers. `settings` are what every replica is told; they win over a model's definition."""
     # Imported here: the reader of model files takes a while.
     from outrider.cli.local.room import SERVICES_BYTES, drafter_bytes, replica_footprint
     from outrider.engines.footprint import Group, check_together
@@ -60,10 +57,8 @@ def check_memory(
         )
         for spec, count in replicas
     ]
-    others_bytes = sum(drafter_bytes(spec, choice, store) for spec, choice in drafts)
-    if with_services:
-        others_bytes += SERVICES_BYTES
-    check_together(groups, known_free_memory(), others_bytes)
+    drafts_bytes = sum(drafter_bytes(spec, choice, store) for spec, choice in drafts)
+    check_together(groups, known_free_memory(), drafts_bytes + SERVICES_BYTES)
 
 
 def check_ports(host: str, port: int, http_port: int | None, count: int) -> None:

@@ -16,7 +16,7 @@ import json
 import os
 import shlex
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,7 +25,6 @@ import typer
 
 from outrider.access.client_key import state_folder
 from outrider.errors import UnavailableError
-from outrider.models.catalog import SHIPPED
 
 _LOCK, _RECORD = "mesh.lock", "mesh.json"
 _PROBES_S = 1.0
@@ -46,13 +45,7 @@ class RunningMesh:
     host: str
     services: list[dict[str, Any]]
     models: list[dict[str, Any]]
-    """Those that are served, the default first."""
-    definitions: dict[str, Any]
-    """Of these and their drafts, where they are not shipped."""
-
-    def embeds(self, model: str) -> bool:
-        """Whether one of its models makes vectors, and no replies."""
-        return embeds(model, self.definitions)
+    """The fields of each `ServedModel`, the default first."""
 
     def service(self, name: str) -> dict[str, Any]:
         """The row of one service. Raises UnavailableError."""
@@ -60,13 +53,6 @@ class RunningMesh:
             if row["name"] == name:
                 return row
         raise UnavailableError(f"the mesh has no service named {name!r}")
-
-
-def embeds(model: str, definitions: Mapping[str, Mapping[str, Any]]) -> bool:
-    """The same of a model that is defined here, or shipped."""
-    if model in definitions:
-        return bool(definitions[model].get("embeds", False))
-    return model in SHIPPED.names and SHIPPED.lookup(model).embeds
 
 
 def default_state_dir() -> Path:
@@ -110,7 +96,9 @@ def _lock(descriptor: int, state_dir: Path) -> None:
 def already_up(state_dir: Path) -> UnavailableError:
     """Why no second mesh can run from a folder."""
     return UnavailableError(
-        f"a mesh is already up in {state_dir}; stop it with `{command_for('down', state_dir)}`"
+        f"a mesh is already up in {state_dir}; to change which models it serves, stop it with "
+        f"`{command_for('down', state_dir)}`, then start it with all of them: "
+        f"`{command_for('up --model A --model B', state_dir)}`"
     )
 
 

@@ -6,21 +6,19 @@ import asyncio
 import contextlib
 import os
 import secrets
-import signal
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from outrider import children
 from outrider.children import ChildProcess
-from outrider.cli.local import certificates, changes, mesh, settings
+from outrider.cli.local import certificates, mesh, settings
 from outrider.cli.local.certificates import Certificates
-from outrider.cli.local.changes import Definitions
 from outrider.cli.local.link import DelayedLink
 from outrider.cli.local.mesh import MeshOptions, ProcessSpec
 from outrider.cli.local.redis_server import LocalRedis, find_binary
@@ -59,10 +57,6 @@ class Child:
     """A process of the mesh."""
 
     spec: ProcessSpec
-    definitions: Definitions
-    """Of models, as its file has them."""
-    written: ProcessSpec
-    """All that its file has besides."""
     process: ChildProcess
     ports: Ports
     """Ports it was started with first; it keeps them, since other processes have them."""
@@ -85,7 +79,7 @@ class Supervisor:
         policy: RestartPolicy | None = None,
     ) -> None:
         self._policy = policy or RestartPolicy()
-        self.options = options
+        self._options = options
         self.state_dir = state_dir
         self.children: list[Child] = []
         self._starting: list[ChildProcess] = []
@@ -105,68 +99,64 @@ class Supervisor:
         """Start everything in order of dependence. Raises UnavailableError with the log's tail."""
         for folder in ("config", "logs", "run"):
             (self.state_dir / folder).mkdir(parents=True, exist_ok=True)
-        if self.options.plaintext:
+        if self._options.plaintext:
             certificates.forget(self.state_dir)
         else:
             self._certificates = Certificates(self.state_dir)
-        options = self.options
+        options = self._options
         if options.prefix_store:
             await self._start_redis()
         replicas = mesh.replicas(options)
-        started = await self.start_all([*replicas, mesh.tokenizer(options)], options.definitions)
+        started = await self._start_all([*replicas, mesh.tokenizer(options)])
         ports = {child.spec.name: child.ports.main for child in started}
         router_specs = mesh.routers(options, replicas, ports, ports["tokenizer"])
-        routers = await self.start_all(router_specs, options.definitions)
+        routers = await self._start_all(router_specs)
         router_ports = [await self._far_port(child.ports) for child in routers]
         first, *others = mesh.edges(options, router_ports, self.state_dir)
-        await self.start_all([first], options.definitions)
-        await self.start_all(others, options.definitions)
+        await self._start_all([first])
+        await self._start_all(others)
         self._is_up = True
-        self.publish()
+        self._publish()
 
     async def _start_redis(self) -> None:
         log = self.state_dir / "logs" / "prefix-store.log"
-        self.redis = LocalRedis(find_binary(), self.options.host, log)
+        self.redis = LocalRedis(find_binary(), self._options.host, log)
         await self.redis.start()
         self._say(f"{'prefix-store':<32} {'redis':<10} port {self.redis.port}")
 
     async def _far_port(self, ports: Ports) -> int:
         """Where edges reach the first port of a router, and behind it the others: the distance that
         was asked for away."""
-        if not self.options.rtt_ms:
+        if not self._options.rtt_ms:
             return ports.main
-        row = reserve_row(self.options.host, 0, ports.num_main)
+        row = reserve_row(self._options.host, 0, ports.num_main)
         for number, reserved in enumerate(row):
-            link = DelayedLink(self.options.host, ports.main + number, self.options.rtt_ms / 2e3)
+            link = DelayedLink(self._options.host, ports.main + number, self._options.rtt_ms / 2e3)
             self._links.append(link)
             await link.start(reserved)
         return int(row[0].getsockname()[1])
 
-    async def start_all(
-        self, specs: Sequence[ProcessSpec], definitions: Definitions
-    ) -> list[Child]:
-        """Processes that are ready then; from now on each is started again when it dies. All of
-        them or none: raises UnavailableError with the log's tail of one that did not start."""
-        tasks = [asyncio.create_task(self._start(spec, definitions)) for spec in specs]
+    async def _start_all(self, specs: Sequence[ProcessSpec]) -> list[Child]:
+        """Processes that are ready then; from now on each is started again when it dies. Raises
+        UnavailableError with the log's tail of one that did not start."""
+        tasks = [asyncio.create_task(self._start(spec)) for spec in specs]
         try:
             started = list(await asyncio.gather(*tasks))
         except BaseException:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await self.end({spec.name for spec in specs})
             raise
-        # Not in the order in which they became ready: a router's file that is written again has the
-        # same replicas at the same places.
+        # Not in the order in which they became ready: `outrider status` lists them like this.
         self.children = [child for child in self.children if child not in started] + started
         return started
 
-    async def _start(self, spec: ProcessSpec, definitions: Definitions) -> Child:
+    async def _start(self, spec: ProcessSpec) -> Child:
         completed = self._completed(spec, is_first=True)
-        completed = replace(completed, values=_with_ports(completed, self.options.host))
-        process, ports, log = await self._spawn(completed, definitions, is_first=True)
+        completed = replace(completed, values=_with_ports(completed, self._options.host))
+        process, ports, log = await self._spawn(completed, is_first=True)
         restarts = Restarts(self._policy, time.monotonic())
-        child = Child(spec, definitions, completed, process, ports, log, restarts)
+        child = Child(spec, process, ports, log, restarts)
         self.children.append(child)
         child.keeper = asyncio.create_task(self._keep(child))
         child.keeper.add_done_callback(self._keeper_ended)
@@ -174,47 +164,14 @@ class Supervisor:
         self._say(f"{spec.name:<32} {spec.role:<10} port {ports.main:<6} admin {ports.admin}{http}")
         return child
 
-    def rewrite(self, child: Child, wanted: ProcessSpec, definitions: Definitions) -> None:
-        """Write its file anew, with the live keys as they are `wanted`. It takes them while it
-        runs, and it is started with them when it dies."""
-        live = changes.live(wanted)
-        child.spec = replace(child.spec, values={**child.spec.values, **live})
-        child.written = replace(child.written, values={**child.written.values, **live})
-        child.definitions = definitions
-        write_private(self.config_file(child.spec.name), mesh.to_toml(child.written, definitions))
-        if child.is_up:
-            child.process.send_signal(signal.SIGHUP)  # it need not wait to look at the file
-
-    async def end(self, names: Collection[str]) -> None:
-        """Stop these processes; they are of the mesh no more, and what was written for them is
-        removed."""
-        leaving = [child for child in self.children if child.spec.name in names]
-        self.children = [child for child in self.children if child not in leaving]
-        keepers = [child.keeper for child in leaving if child.keeper is not None]
-        for keeper in keepers:
-            keeper.cancel()
-        await asyncio.gather(*keepers, return_exceptions=True)
-        await asyncio.gather(*(_end(child.process) for child in leaving))
-        for name in names:
-            self.config_file(name).unlink(missing_ok=True)
-            self._ready_file(name).unlink(missing_ok=True)
-            certificates.withdraw(self.state_dir, name)
-
-    def config_file(self, name: str) -> Path:
-        """Of a process."""
-        return self.state_dir / "config" / f"{name}.toml"
-
-    def _ready_file(self, name: str) -> Path:
-        return self.state_dir / "run" / f"{name}.json"
-
     async def _spawn(
-        self, completed: ProcessSpec, definitions: Definitions, *, is_first: bool
+        self, completed: ProcessSpec, *, is_first: bool
     ) -> tuple[ChildProcess, Ports, Path]:
         """A process that is ready, and its log, which goes on where it is not the first."""
         name = completed.name
-        config = self.config_file(name)
-        write_private(config, mesh.to_toml(completed, definitions))
-        ready_file = self._ready_file(name)
+        config = self.state_dir / "config" / f"{name}.toml"
+        write_private(config, mesh.to_toml(completed, self._options.definitions))
+        ready_file = self.state_dir / "run" / f"{name}.json"
         ready_file.unlink(missing_ok=True)
         log = self.state_dir / "logs" / f"{name}.log"
         with log.open("wb" if is_first else "ab") as sink:
@@ -247,8 +204,8 @@ class Supervisor:
         if self._certificates is not None:
             tls = self._certificates.issue(role, region, name=spec.name)
         told = mesh.merged(
-            self.options.tables.get(spec.role, {}),
-            settings.typed(spec.role, self.options.settings_of(spec.role)),
+            self._options.tables.get(spec.role, {}),
+            settings.typed(spec.role, self._options.settings_of(spec.role)),
         )
         if role is Role.EDGE:
             told.setdefault("cache_salt_key", self._salt_key)
@@ -270,7 +227,7 @@ class Supervisor:
                 while process.returncode is None:
                     ports = read_ports(ready_file)
                     if ports is not None:
-                        host = self.options.host
+                        host = self._options.host
                         admin_port = ports.admin
                         if await asyncio.to_thread(_is_ready, host, admin_port):
                             return ports
@@ -283,7 +240,7 @@ class Supervisor:
             f"{spec.name} ended with status {process.returncode} before it was ready:\n{tail(log)}"
         )
 
-    def publish(self) -> None:
+    def _publish(self) -> None:
         """Record what the mesh consists of, for who asks; nothing before all of it is up."""
         if not self._is_up:
             return
@@ -300,18 +257,12 @@ class Supervisor:
                 "last_end": None if child.last_end is None else asdict(child.last_end),
             }
             | ({"model": child.spec.values["model"]} if child.spec.role == "inference" else {})
-            | ({"rtt_ms": self.options.rtt_ms} if child.spec.role == "router" else {})
+            | ({"rtt_ms": self._options.rtt_ms} if child.spec.role == "router" else {})
             | ({"http_port": child.ports.http} if child.ports.http else {})
             for child in self.children
         ]
-        options = self.options
-        models = [asdict(model) for model in options.models]
-        used = {
-            name: options.definitions[name]
-            for name in changes.in_use(options)
-            if name in options.definitions
-        }
-        publish(self.state_dir, RunningMesh(os.getpid(), options.host, services, models, used))
+        models = [asdict(model) for model in self._options.models]
+        publish(self.state_dir, RunningMesh(os.getpid(), self._options.host, services, models))
 
     async def wait(self, stop: asyncio.Event) -> None:
         """Until `stop` is set; processes that die meanwhile are started again."""
@@ -362,8 +313,7 @@ class Supervisor:
         if child.ports.http:
             ports["http"] = {"port": child.ports.http}
         again = replace(child.spec, values=mesh.merged(child.spec.values, ports))
-        child.written = self._completed(again, is_first=False)
-        process, _, _ = await self._spawn(child.written, child.definitions, is_first=False)
+        process, _, _ = await self._spawn(self._completed(again, is_first=False), is_first=False)
         return process
 
     async def _pause(self, child: Child, why: str, *, was_ready: bool) -> None:
@@ -387,7 +337,7 @@ class Supervisor:
             self._record_again.cancel()
             self._record_again = None
         try:
-            self.publish()
+            self._publish()
         except OSError as error:
             self._tell(f"the mesh's record could not be written: {error}")
             loop = asyncio.get_running_loop()
@@ -440,7 +390,7 @@ def _with_ports(spec: ProcessSpec, host: str) -> mesh.Values:
 def _environ(role: str) -> dict[str, str]:
     """Of a service's process. Its config file has what the user's models file said when the model
     was named. Variables that name models are for services that are started alone: here they would
-    hide what the file says, and what it says when models are added."""
+    hide what the file says."""
     ours = {f"OUTRIDER_{owner}_{key}".upper() for owner, key in mesh.OF_MODELS}
     environ = {key: value for key, value in os.environ.items() if key not in ours}
     environ[MODELS_VARIABLE] = os.devnull

@@ -18,9 +18,8 @@ from typing import Annotated, TextIO
 import typer
 from rich.console import Console
 
-from outrider.cli.local import control, detached, development_key
+from outrider.cli.local import development_key
 from outrider.cli.local import settings as told
-from outrider.cli.local.changing import Changing
 from outrider.cli.local.mesh import (
     DEFAULT_REGIONS,
     MAX_PER_ROLE,
@@ -28,10 +27,10 @@ from outrider.cli.local.mesh import (
     ROLES,
     MeshOptions,
     ServedModel,
+    dump,
 )
 from outrider.cli.local.preparing import check_memory, check_ports, fair_share, fetched
 from outrider.cli.local.redis_server import find_binary
-from outrider.cli.local.serving import Asking
 from outrider.cli.local.state import (
     RunningMesh,
     StateDir,
@@ -163,8 +162,7 @@ def up(
     """Start a whole mesh on this machine: replicas in two regions, tokenizer, router and edge.
 
     Every service is a process of its own with a log under the state folder; one that dies is
-    started again. Ctrl-C stops all, a second Ctrl-C at once. While it runs, `outrider mesh add` and
-    `outrider mesh remove` change which models it serves.
+    started again. Ctrl-C stops all, a second Ctrl-C at once.
     Then: outrider chat "hello", or any client of the OpenAI API at http://127.0.0.1:8080/v1
     """
     folder = (state_dir or default_state_dir()).resolve()
@@ -174,7 +172,7 @@ def up(
     chosen = choose_all(model or [DEFAULT_MODEL.name], config)
     share = threads or fair_share(len(names) * replicas * len(chosen.specs))
     options = MeshOptions(
-        models=tuple(ServedModel(spec.name, replicas, share) for spec in chosen.specs),
+        models=tuple(ServedModel(it.name, replicas, share, it.embeds) for it in chosen.specs),
         regions=names,
         num_routers=routers,
         num_edges=edges,
@@ -260,7 +258,7 @@ def _prepared(options: MeshOptions, specs: Sequence[ModelSpec]) -> MeshOptions:
         counts = [options.num_replicas(model) for model in options.models]
         replicas = zip(specs, counts, strict=True)
         drafted = zip(specs, drafts, strict=True)
-        check_memory(replicas, _inference_settings(options), drafted, with_services=True)
+        check_memory(replicas, _inference_settings(options), drafted)
     return replace(options, definitions=definitions)
 
 
@@ -284,7 +282,7 @@ def _detach(options: MeshOptions, state_dir: Path) -> RunningMesh:
         )
     assert child.stdin is not None, "a pipe was asked for"
     with child.stdin as shape, contextlib.suppress(BrokenPipeError):
-        shape.write(detached.dump(options))
+        shape.write(dump(options))
     console = _console()
     with _taken_along(child):
         mesh = _wait_ready(child, state_dir, log, console)
@@ -313,7 +311,7 @@ def _pass_on(said: TextIO, console: Console) -> None:
 
 def _ready(mesh: RunningMesh, state_dir: Path) -> Iterator[str]:
     """What a user is told when all of a mesh is up."""
-    first = "embed TEXT" if mesh.embeds(mesh.models[0]["name"]) else "chat"
+    first = "embed TEXT" if mesh.models[0]["embeds"] else "chat"
     yield f"ready; logs in {state_dir / 'logs'}; try: {command_for(first, state_dir)}"
     for row in mesh.services:
         if row.get("http_port"):
@@ -381,13 +379,10 @@ async def _start_and_wait(
             await start
         return
     start.result()
-    folder = supervisor.state_dir
-    mesh = running_mesh(folder)
+    mesh = running_mesh(supervisor.state_dir)
     for line in welcome(mesh) if welcome is not None and mesh is not None else ():
         console.print(line)
-    changing = Changing(supervisor, Asking(folder, supervisor.options.host))
-    async with control.listening(folder, changing):
-        await supervisor.wait(stop)
+    await supervisor.wait(stop)
 
 
 def down(state_dir: StateDir = None) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from outrider import config_following
-from outrider.cli.local.serving import Asking
+from outrider.cli.local.admin_page import read_page
 from outrider.client import Message, SamplingParams, connect
 from outrider.config_following import ConfigSource
 from outrider.errors import ConfigError, UnknownModelError
@@ -22,7 +22,7 @@ from services.edge.config import EdgeConfig
 from services.edge.quic import certificate
 from tests.edge.integration.region import Region, serving
 from tests.edge.integration.trouble import said
-from tests.service import running_service
+from tests.service import refusal, running_service
 
 REPLY = (
     "Ça alors! The first train 🚂 leaves at 7:05, the second train 🚂 leaves at 7:35, "
@@ -70,12 +70,9 @@ async def test_a_file_that_is_refused_is_told_to_who_wrote_it(
         source = ConfigSource(EdgeConfig, "edge", file, flags | {"log_level": "critical"})
         async with running_service(serve, source.read().config, source=source) as bound:
             file.write_text('[edge]\nmodels = ["gpt-9"]\n')
-            asking = Asking(tmp_path, "127.0.0.1")
-            async with asyncio.timeout(30):
-                while not (refused := await asking.refused(bound, file)):
-                    await asyncio.sleep(0.02)
-            assert "gpt-9" in refused
-            assert await asking.serves("edge", bound, DEFAULT_MODEL.name) == 1
+            assert "gpt-9" in await refusal(bound, file)
+            served = f'outrider_edge_served_models{{model="{DEFAULT_MODEL.name}"}} 1'
+            assert served in await asyncio.to_thread(read_page, "127.0.0.1", bound.admin)
 
 
 async def test_an_unknown_model_is_no_edge(tmp_path: Path) -> None:

@@ -14,11 +14,11 @@ import grpc.aio
 import pytest
 
 from outrider import config_following
-from outrider.cli.local.serving import Asking
 from outrider.testing import eventually, leak_check
 from outrider.v1 import inference_pb2, router_pb2
 from tests.router.relay.mesh import accepted, commit, done, opening
 from tests.router.replica import Replica, RouterUnderTest, running_replicas, running_router, started
+from tests.service import refusal
 
 READY = router_pb2.REPLICA_STATE_READY
 DRAINING = router_pb2.REPLICA_STATE_DRAINING
@@ -108,18 +108,12 @@ async def test_an_added_replica_is_connected_and_a_removed_one_drains(
         await eventually(lambda: near.num_streams == 0)
 
 
-async def test_a_file_that_is_refused_is_told_to_who_wrote_it(
-    config_map: ConfigMap, tmp_path: Path
-) -> None:
+async def test_a_file_that_is_refused_is_told_to_who_wrote_it(config_map: ConfigMap) -> None:
     near = Replica("near")
     async with running_replicas(near), following_router(config_map, near) as router:
         await router.state_of("near", READY)
         config_map.publish(near, near)
-        asking = Asking(tmp_path, "127.0.0.1")
-        async with asyncio.timeout(30):
-            while not (refused := await asking.refused(router.ports, config_map.file)):
-                await asyncio.sleep(0.02)
-        assert "near" in refused
+        assert "near" in await refusal(router.ports, config_map.file)
         assert await names(router) == {"near"}
 
 
