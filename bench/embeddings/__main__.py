@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from bench.embeddings.load import Measured, System, Vectors, closed_loop
-from bench.embeddings.model import ModelForms, write_forms
+from bench.embeddings.model import write_folder
 from bench.embeddings.replicas import compare_engines, kill_replicas
 from bench.embeddings.systems import (
     NAIVE,
@@ -83,9 +83,9 @@ def main() -> int:
     run = start("embeddings", arguments)
     plan = PLANS["quick" if run.quick else run.plan]
     with tempfile.TemporaryDirectory() as home:
-        _say("writing the model's forms")
-        forms, model = write_forms(Path(home))
-        asyncio.run(_measure(run, plan, forms, model, arguments.threads, arguments.peers))
+        _say("writing the model")
+        folder, model = write_folder(Path(home))
+        asyncio.run(_measure(run, plan, folder, model, arguments.threads, arguments.peers))
     run.finish()
     return int(any(run.figures[name] for name in ("errors", "errors_packed", "lost_inputs")))
 
@@ -93,14 +93,14 @@ def main() -> int:
 async def _measure(
     run: Run,
     plan: Plan,
-    forms: ModelForms,
+    folder: Path,
     model: EmbeddingFolder,
     threads: int,
     peers: Sequence[str],
 ) -> None:
     texts = Texts(model.tokenizer())
     supplies = {kind: texts.make(kind, _NUM_TEXTS) for kind in KINDS}
-    async with started(forms, threads, peers, _say) as running:
+    async with started(folder, threads, peers, _say) as running:
         for kind, texts_of in supplies.items():
             run.setting("texts", **{kind: round(mean_tokens(model.tokenizer(), texts_of), 1)})
         _say("warming")
@@ -111,11 +111,11 @@ async def _measure(
         _ratios(run, found, running)
         record_settings(run, running.systems)
     # Others take processor time when they have nothing to do.
-    async with started(forms, threads, (), _say) as alone:
+    async with started(folder, threads, (), _say) as alone:
         _say("all at once")
         await _packed(run, plan, alone, texts.make(TINY, plan.packed))
     _say("one engine and two")
-    await compare_engines(run, forms, supplies[SHORT], plan.seconds)
+    await compare_engines(run, folder, supplies[SHORT], plan.seconds)
     _say("killing replicas")
     tiny = texts.make(TINY, _NUM_TEXTS)
     run.figures["lost_inputs"] = await kill_replicas(run, tiny, plan.kill_s)
@@ -139,10 +139,6 @@ async def _agreement(run: Run, running: Started, supplies: Mapping[str, Sequence
         vectors = await system.embed(texts)
         least = _least_cosine(vectors, expected)
         table.add(name, round(least, 6), f"{np.abs(vectors - expected).max():.1e}")
-        if name == OURS:
-            run.figures["cosine_min"] = round(least, 6)
-        if name == REPLICA_BF16:
-            run.figures["cosine_min_bf16"] = round(least, 6)
 
 
 def _least_cosine(one: Vectors, other: Vectors) -> float:
@@ -158,7 +154,6 @@ async def _all_loads(
     run: Run, plan: Plan, running: Started, supplies: Mapping[str, Sequence[str]]
 ) -> Loads:
     found: Loads = {}
-    before = _engine(running)
     chosen = [(kind, *load) for kind, of_kind in plan.loads.items() for load in of_kind]
     for turn, (kind, concurrency, inputs) in itertools.product(range(plan.rounds), chosen):
         _say(f"round {turn + 1}: {concurrency} x {inputs} texts of {kind}")
@@ -197,9 +192,6 @@ async def _all_loads(
         for one in rounds
     )
     await _busy(run, running, supplies, max(plan.seconds, 2.0))
-    after = _engine(running)
-    padding, tokens = (after[1] - before[1], after[2] - before[2])
-    run.figures["padding_share"] = round(padding / (padding + tokens), 4)
     return found
 
 
@@ -217,16 +209,14 @@ async def _busy(
     )
     for name in (OURS, REPLICA):
         await asyncio.sleep(_WRITTEN_S)
-        before = _engine(running)[0]
+        before = _engine(running)
         wall = await closed_loop(
             running.systems[name], supplies[SHORT], concurrency=64, inputs=1, seconds=seconds
         )
         await asyncio.sleep(_WRITTEN_S)
-        spent = _engine(running)[0].since(before)
+        spent = _engine(running).since(before)
         share = spent.busy_s / wall.seconds / running.num_engines
         table.add(name, f"{share:.1%}", f"{spent.busy_share:.1%}")
-        if name == OURS:
-            run.figures["busy_share"] = round(share, 4)
     table.note("64 requests of a text of 50 tokens at a time.")
 
 
@@ -243,26 +233,11 @@ def _ratios(run: Run, found: Loads, running: Started) -> None:
         *("system", "texts/s", "ours over it"),
     )
     ours = {kind: best[OURS, kind] for kind in KINDS}
-    peers: dict[str, dict[str, float]] = {}
     for kind in KINDS:
         for name in running.systems:
             ratio = ours[kind] / best[name, kind]
             table.add(kind, name, round(best[name, kind], 1), f"{ratio:.2f}")
-            if name in PEERS:
-                peers.setdefault(name, {})[kind] = round(ratio, 3)
-    run.figures["vs_naive"] = {
-        kind: round(best[REPLICA, kind] / best[NAIVE, kind], 3) for kind in KINDS
-    }
-    run.figures["vs_peers"] = peers
-    table.note(
-        "`vs_naive` of the last line is of our replica, which is asked over gRPC as the naive one "
-        "is; both compute in f32, as all peers do."
-    )
-    if REPLICA_BF16 in running.systems:
-        run.figures["vs_naive_bf16"] = {
-            kind: round(best[REPLICA_BF16, kind] / best[NAIVE, kind], 3) for kind in KINDS
-        }
-        table.note("`vs_naive_bf16` is of the replica in bf16 over the naive one in f32.")
+    table.note("All compute in f32, but for the replica whose name says another.")
 
 
 async def _packed(run: Run, plan: Plan, running: Started, texts: Sequence[str]) -> None:
@@ -286,24 +261,15 @@ def _say(what: str) -> None:
     print(f"embeddings {minutes}:{seconds:02}: {what}", file=sys.stderr, flush=True)
 
 
-def _engine(running: Started) -> tuple[EngineTime, float, float]:
-    """What the replica's engine took so far; tokens of padding, and of texts."""
+def _engine(running: Started) -> EngineTime:
+    """What the replica's engine took so far."""
     (row,) = running.mesh.services("inference")
-    page = read_page("127.0.0.1", row["admin_port"])
-    found: dict[str, float] = {}
-    for line in page.splitlines():
-        if not line.startswith("#"):
-            name, _, value = line.rpartition(" ")
-            found[name] = float(value)
-
-    def of(family: str, label: str) -> float:
-        return sum(v for k, v in found.items() if k.startswith(family) and f'="{label}"' in k)
-
-    engine = EngineTime(
-        0.0, 0.0, of(f"{names.ENGINE_TIME}_total", "busy"), of(f"{names.ENGINE_TIME}_total", "idle")
-    )
-    tokens = f"{names.EMBEDDING_TOKENS}_total"
-    return engine, of(tokens, "padding"), of(tokens, "text")
+    spent = {"busy": 0.0, "idle": 0.0}
+    for line in read_page("127.0.0.1", row["admin_port"]).splitlines():
+        for state in spent:
+            if line.startswith(f"{names.ENGINE_TIME}_total") and f'="{state}"' in line:
+                spent[state] += float(line.rpartition(" ")[2])
+    return EngineTime(0.0, 0.0, spent["busy"], spent["idle"])
 
 
 if __name__ == "__main__":

@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from bench.embeddings.load import Measured, Vectors, closed_loop
-from bench.embeddings.model import NAME, ModelForms
-from bench.harness import Run, median
+from bench.embeddings.model import NAME
+from bench.harness import Run
 from bench.harness.mesh import Service, mesh, replica_rows
 from bench.peers.lineup import rotated
 from outrider.codec.vectors import VectorFormat, unpacked
@@ -73,11 +74,11 @@ async def replica_system(address: str, settings: Mapping[str, Any]) -> AsyncIter
 
 
 @contextlib.asynccontextmanager
-async def replica(forms: ModelForms, **values: Any) -> AsyncIterator[GrpcSystem]:
+async def replica(folder: Path, **values: Any) -> AsyncIterator[GrpcSystem]:
     """One of its own with these settings of `[inference]`. Raises RuntimeError if it does not
     start."""
     # The catalogue's has 256 tokens.
-    models = {NAME: {"source": f"dir:{forms.folder}", "embeds": True}}
+    models = {NAME: {"source": f"dir:{folder}", "embeds": True}}
     async with mesh("embeddings") as made:
         own = {"replica": "one", "model": NAME, **values}
         service = made.service("replica", "inference", own, region="here", models=models)
@@ -86,12 +87,10 @@ async def replica(forms: ModelForms, **values: Any) -> AsyncIterator[GrpcSystem]
             yield system
 
 
-async def compare_engines(
-    run: Run, forms: ModelForms, texts: Sequence[str], seconds: float
-) -> None:
+async def compare_engines(run: Run, folder: Path, texts: Sequence[str], seconds: float) -> None:
     """Adds the table of one engine and two, of one thread each; they take turns."""
     found: dict[int, list[Measured]] = {1: [], 2: []}
-    async with replica(forms, threads=1) as one, replica(forms, threads=2) as two:
+    async with replica(folder, threads=1) as one, replica(folder, threads=2) as two:
         systems = {1: one, 2: two}
         for system in systems.values():
             await system.embed(texts[:8])
@@ -111,7 +110,6 @@ async def compare_engines(
         num_errors = sum(one.num_errors for one in rounds)
         table.add(count, len(rounds), table.median(rates), table.median(ratios), num_errors)
     table.note(f"{_CONCURRENCY} requests of a text of 50 tokens at a time. n: rounds.")
-    run.figures["engines_2_over_1"] = round(median(ratios), 3)
 
 
 async def kill_replicas(run: Run, texts: Sequence[str], seconds: float) -> int:
@@ -179,5 +177,3 @@ def _report_kills(run: Run, found: Measured, num_kills: int) -> None:
     table.note(f"{_KILLED_CONCURRENCY} requests of {_KILLED_INPUTS} texts of 8 tokens at a time.")
     for error, count in found.errors.most_common(3):
         table.note(f"{count} requests: {error}")
-    run.figures["replicas_killed"] = num_kills
-    run.figures["inputs_under_kills"] = found.num_texts

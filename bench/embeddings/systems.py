@@ -19,14 +19,13 @@ import grpc.aio
 import numpy as np
 
 from bench.embeddings.load import System, Vectors
-from bench.embeddings.model import MAX_TOKENS, NAME, ModelForms
+from bench.embeddings.model import NAME
 from bench.embeddings.naive import METHOD, Texts, vectors_of
 from bench.embeddings.replicas import replica, replica_system
 from bench.harness.http_client import HttpClient, until_serving
 from bench.harness.local_mesh import LocalMesh, local_mesh
 from bench.harness.processes import child, read_json, write_json
 from bench.judges.environments import environment, version_of
-from bench.peers import llamacpp
 from outrider.children import PipedProcess
 from outrider.cli.local import development_key
 from outrider.testing import free_tcp_port
@@ -37,18 +36,12 @@ REPLICA_BF16: Final = "outrider, a replica in bf16 (all others: f32)"
 NAIVE: Final = "naive: in turn, over gRPC"
 SENTENCE_TRANSFORMERS: Final = "sentence-transformers"
 INFINITY: Final = "infinity-emb over HTTP"
-OPENVINO: Final = "openvino_genai.TextEmbeddingPipeline"
-LLAMACPP: Final = "llama.cpp over HTTP"
-PEERS: Final = (SENTENCE_TRANSFORMERS, INFINITY, OPENVINO, LLAMACPP)
+PEERS: Final = (SENTENCE_TRANSFORMERS, INFINITY)
 _WORKERS: Final = Path(__file__).parent / "peers"
 _ST_PACKAGES: Final = ("sentence-transformers==6.2.0",)
 _INFINITY_PACKAGES: Final = ("infinity-emb[torch,server]==0.0.78",)
-_GENAI_PACKAGES: Final = (
-    *("openvino-genai==2026.4.1.0", "openvino-tokenizers==2026.4.1.0", "transformers==5.14.1"),
-)
 _START_S: Final = 180.0
 _MAX_MESSAGE_BYTES: Final = 64 << 20
-_SLOTS: Final = 16
 MESH_SETTINGS: Final = (
     # All that is measured comes from one client at one address.
     *("edge.http.max_connections=20000", "edge.quic.max_connections_per_address=20000"),
@@ -149,7 +142,7 @@ class NaiveSystem:
 
 @contextlib.asynccontextmanager
 async def started(
-    forms: ModelForms, threads: int, names: Sequence[str], say: Callable[[str], None]
+    folder: Path, threads: int, names: Sequence[str], say: Callable[[str], None]
 ) -> AsyncIterator[Started]:
     """Ours, the naive one, and the peers of these names that can be had; `say` is told of each."""
     systems: dict[str, System] = {}
@@ -157,7 +150,7 @@ async def started(
     async with contextlib.AsyncExitStack() as stack:
         mesh = stack.enter_context(
             local_mesh(
-                model=str(forms.folder),
+                model=str(folder),
                 regions="here",
                 threads=threads,
                 plaintext=True,
@@ -168,23 +161,21 @@ async def started(
         ours = {"threads": threads, "settings": ", ".join(MESH_SETTINGS)}
         port = mesh.state.service("edge")["http_port"]
         key = development_key.read(mesh.state_dir)
-        door = HttpSystem(port, "/v1/embeddings", forms.folder.name, ours, key=key)
+        door = HttpSystem(port, "/v1/embeddings", folder.name, ours, key=key)
         systems[OURS] = await stack.enter_async_context(door)
         (row,) = mesh.services("inference")
         opened = replica_system(f"127.0.0.1:{row['port']}", ours)
         systems[REPLICA] = await stack.enter_async_context(opened)
-        systems[NAIVE] = await stack.enter_async_context(_naive(forms, threads))
-        starts: dict[str, Callable[[ModelForms, int], AbstractAsyncContextManager[System]]] = {
+        systems[NAIVE] = await stack.enter_async_context(_naive(folder, threads))
+        starts: dict[str, Callable[[Path, int], AbstractAsyncContextManager[System]]] = {
             SENTENCE_TRANSFORMERS: _sentence_transformers,
             INFINITY: _infinity,
-            OPENVINO: _openvino,
-            LLAMACPP: _llamacpp,
             REPLICA_BF16: _bf16,
         }
         for name in (REPLICA_BF16, *names):
             say(f"starting {name}")
             try:
-                systems[name] = await stack.enter_async_context(starts[name](forms, threads))
+                systems[name] = await stack.enter_async_context(starts[name](folder, threads))
             except (CalledProcessError, RuntimeError, OSError, TimeoutError) as error:
                 missing[name] = f"{type(error).__name__}: {error}"
                 say(f"{name} takes no part: {missing[name]}")
@@ -192,16 +183,16 @@ async def started(
 
 
 @contextlib.asynccontextmanager
-async def _bf16(forms: ModelForms, threads: int) -> AsyncIterator[System]:
-    async with replica(forms, threads=threads, precision="bf16") as found:
+async def _bf16(folder: Path, threads: int) -> AsyncIterator[System]:
+    async with replica(folder, threads=threads, precision="bf16") as found:
         yield found
 
 
 @contextlib.asynccontextmanager
-async def _naive(forms: ModelForms, threads: int) -> AsyncIterator[System]:
+async def _naive(folder: Path, threads: int) -> AsyncIterator[System]:
     port = free_tcp_port()
     module = ("-m", "bench.embeddings.naive")
-    given = (str(forms.folder), str(port), str(threads))
+    given = (str(folder), str(port), str(threads))
     async with child(sys.executable, *module, *given) as process:
         settings = await read_json(process)
         # Not ours: its server takes no keepalive of ours for well meant.
@@ -220,28 +211,20 @@ async def _library(program: Path, script: str, *given: str) -> AsyncIterator[Sys
 
 
 @contextlib.asynccontextmanager
-async def _sentence_transformers(forms: ModelForms, threads: int) -> AsyncIterator[System]:
+async def _sentence_transformers(folder: Path, threads: int) -> AsyncIterator[System]:
     programs = await asyncio.to_thread(environment, "sentence-transformers", *_ST_PACKAGES)
     script = "sentence_transformers_worker.py"
-    async with _library(programs / "python", script, str(forms.folder), str(threads)) as found:
+    async with _library(programs / "python", script, str(folder), str(threads)) as found:
         yield found
 
 
 @contextlib.asynccontextmanager
-async def _openvino(forms: ModelForms, threads: int) -> AsyncIterator[System]:
-    programs = await asyncio.to_thread(environment, "openvino-genai", *_GENAI_PACKAGES)
-    script = "openvino_genai_worker.py"
-    async with _library(programs / "python", script, str(forms.ir), str(threads)) as found:
-        yield found
-
-
-@contextlib.asynccontextmanager
-async def _infinity(forms: ModelForms, threads: int) -> AsyncIterator[System]:
+async def _infinity(folder: Path, threads: int) -> AsyncIterator[System]:
     """With its own defaults; where it does not come up with them, without what compiles."""
     programs = await asyncio.to_thread(environment, "infinity", *_INFINITY_PACKAGES)
     async with contextlib.AsyncExitStack() as stack:
         for more in ((), ("--no-bettertransformer", "--no-compile")):
-            opened = _infinity_with(programs, forms, threads, *more)
+            opened = _infinity_with(programs, folder, threads, *more)
             with contextlib.suppress(RuntimeError):
                 system = await stack.enter_async_context(opened)
                 break
@@ -252,11 +235,11 @@ async def _infinity(forms: ModelForms, threads: int) -> AsyncIterator[System]:
 
 @contextlib.asynccontextmanager
 async def _infinity_with(
-    programs: Path, forms: ModelForms, threads: int, *more: str
+    programs: Path, folder: Path, threads: int, *more: str
 ) -> AsyncIterator[System]:
     port = free_tcp_port()
     flags = {
-        "--model-id": str(forms.folder),
+        "--model-id": str(folder),
         "--served-model-name": NAME,
         "--engine": "torch",
         "--device": "cpu",
@@ -271,26 +254,4 @@ async def _infinity_with(
     async with child(*command, silent=True, environ=environ) as process:
         await until_serving(process, port)
         async with HttpSystem(port, "/embeddings", NAME, settings) as system:
-            yield system
-
-
-@contextlib.asynccontextmanager
-async def _llamacpp(forms: ModelForms, threads: int) -> AsyncIterator[System]:
-    if not llamacpp.SERVER.is_file():
-        raise RuntimeError(llamacpp.PEER.hint)
-    flags = {
-        "--model": str(forms.gguf_file),
-        "--threads": threads,
-        "--threads-batch": threads,
-        "--pooling": "mean",
-        "--batch-size": _SLOTS * MAX_TOKENS,
-        "--ubatch-size": _SLOTS * MAX_TOKENS,
-        "--ctx-size": _SLOTS * MAX_TOKENS,
-        "--parallel": _SLOTS,
-        "--cache-ram": 0,
-    }
-    async with llamacpp.serving(flags, "--embeddings") as port:
-        told = {name.strip("-"): value for name, value in flags.items() if "model" not in name}
-        told = {**told, "version": llamacpp.VERSION, "weights": "F32"}
-        async with HttpSystem(port, "/v1/embeddings", NAME, told) as system:
             yield system

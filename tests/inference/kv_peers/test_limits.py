@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
 
-from outrider.errors import ConfigError, OverloadedError
+from outrider.errors import OverloadedError
 from outrider.telemetry.metrics import Metrics
 from services.inference.kv_peers.config import KvPeersConfig
 from services.inference.kv_peers.fetching import MAX_PEERS, KvPeers
@@ -37,46 +38,34 @@ def test_what_is_copied_for_one_host_is_bounded(block_bytes: int, expected: int)
     assert ServingLimits(config, block_bytes).turn_blocks == expected
 
 
-@pytest.mark.parametrize("name", ["timeout_ms", "max_streams", "max_held_bytes", "min_tokens"])
-def test_settings_that_cannot_be_right(name: str) -> None:
-    values: dict[str, Any] = {name: 0}
-    with pytest.raises(ConfigError, match=name):
-        KvPeersConfig(**values)
-    with pytest.raises(ConfigError, match="linger_s"):
-        KvPeersConfig(linger_s=-1.0)
+@asynccontextmanager
+async def peers_of(**settings: Any) -> AsyncIterator[KvPeers]:
+    metrics = Metrics("test")
+    peers = KvPeers(KvPeersConfig(**settings), b"i", b"v", 100, metrics)
+    yield peers
+    await peers.close()
+    metrics.close()
+
+
+async def asked(peers: KvPeers, address: str) -> None:
+    """Whoever is there has nothing."""
+    holder = KvHolder("r", "", address, 100)
+    assert [block async for block in peers.fetch(holder, [b"h" * 16])] == []
 
 
 async def test_connections_to_other_replicas_are_bounded() -> None:
-    metrics = Metrics("test")
-    peers = KvPeers(KvPeersConfig(timeout_ms=5000.0), b"i", b"v", 100, metrics)
-    for number in range(MAX_PEERS + 3):
-        # Nobody listens there.
-        holder = KvHolder("r", "", f"127.0.0.{number + 1}:1", 100)
-        assert [block async for block in peers.fetch(holder, [b"h" * 16])] == []
-    assert len(peers) == MAX_PEERS and peers.num_failures == MAX_PEERS + 3
-    await peers.close()
-    metrics.close()
+    async with peers_of(timeout_ms=5000.0) as peers:
+        for number in range(MAX_PEERS + 3):
+            await asked(peers, f"127.0.0.{number + 1}:1")  # nobody listens there
+        assert len(peers) == MAX_PEERS and peers.num_failures == MAX_PEERS + 3
 
 
 async def test_an_address_that_is_refused_takes_no_other_ones_place() -> None:
-    metrics = Metrics("test")
-    peers = KvPeers(KvPeersConfig(timeout_ms=5000.0), b"i", b"v", 100, metrics)
-    for number in range(MAX_PEERS):
-        holder = KvHolder("r", "", f"127.0.0.{number + 1}:1", 100)
-        assert [block async for block in peers.fetch(holder, [b"h" * 16])] == []
-    known = list(peers._peers)
-    holder = KvHolder("r", "", "192.0.2.1:7300", 100)
-    assert [block async for block in peers.fetch(holder, [b"h" * 16])] == []
-    assert list(peers._peers) == known
-    await peers.close()
-    metrics.close()
-
-
-async def test_addresses_beyond_this_machine_are_not_called_without_certificates() -> None:
-    metrics = Metrics("test")
-    peers = KvPeers(KvPeersConfig(), b"i", b"v", 100, metrics)
-    holder = KvHolder("r", "", "192.0.2.1:7300", 100)
-    assert [block async for block in peers.fetch(holder, [b"h" * 16])] == []
-    assert len(peers) == 0
-    await peers.close()
-    metrics.close()
+    """One beyond this machine, without certificates."""
+    async with peers_of(timeout_ms=5000.0) as peers:
+        for number in range(MAX_PEERS):
+            await asked(peers, f"127.0.0.{number + 1}:1")
+        known = list(peers._peers)
+        await asked(peers, "192.0.2.1:7300")
+        assert list(peers._peers) == known
+        assert peers.num_failures == MAX_PEERS, "it was not called"

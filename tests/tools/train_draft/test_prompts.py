@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.harness.prompts import Folder, load_prompts
+from bench.harness.prompts import Folder, load_prompts, written_texts
+from tools.train_draft import prompts
 from tools.train_draft.prompts import SPLITS, Split, draw_chat, parse, roughened, shipped_grammar
 
 
@@ -75,6 +76,18 @@ def test_no_training_prompt_is_held_out_or_a_benchmark_s() -> None:
     # Roughened prompts may meet: the hash speaks of the prompt before its typos.
     assert len(train & held_out) < 4
     assert train.isdisjoint(prompt.text for prompt in load_prompts(split="all"))
+
+
+def test_a_draw_that_is_a_benchmark_s_prompt_is_drawn_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    written = iter(load_prompts(split="test")[:3])
+    monkeypatch.setattr(
+        prompts,
+        "roughened",
+        lambda text, *_: next((prompt.text for prompt in written), text),
+    )
+    assert draw_chat("train", 0).messages[-1].content not in written_texts()
 
 
 def test_half_of_the_training_replies_are_greedy_and_most_are_short() -> None:
