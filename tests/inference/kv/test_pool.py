@@ -56,3 +56,17 @@ def test_a_session_has_one_table() -> None:
     pool.open(1, [1], b"")
     with pytest.raises(RuntimeError, match="already has a KV table"):
         pool.open(1, [1], b"")
+
+
+def test_equal_blocks_computed_twice_are_kept_once() -> None:
+    pool = KvPool(8, BLOCK)
+    ids = [1, 2, 3, 4, 5]
+    for session in (1, 2):
+        pool.open(session, ids, b"")
+        pool.grow(session, 5)
+    assert pool.num_free == 4
+    pool.commit(1, ids, 5)
+    pool.commit(2, ids, 5)
+    assert pool.num_free == 5
+    assert pool.blocks(1)[0] == pool.blocks(2)[0]
+    pool.check_invariants()

@@ -97,3 +97,9 @@ def test_what_was_of_use_is_evicted_later(tree: PrefixTree, allocator: BlockAllo
     tree.touch(first)
     tree.evict()
     assert [matched(tree, key) for key in ((1,), (2,), (3,))] == [1, 0, 1]
+
+
+def test_salts_share_nothing(tree: PrefixTree, allocator: BlockAllocator) -> None:
+    publish(tree, allocator, (1, 2), salt=b"a")
+    assert matched(tree, (1, 2), salt=b"a") == 1
+    assert matched(tree, (1, 2), salt=b"b") == 0
