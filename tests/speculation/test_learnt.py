@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.errors import ArtifactCorruptError, ConfigError
+from outrider.errors import ArtifactCorruptError
 from outrider.speculation.learnt import (
     LEAST_CONFIDENCE,
     MAX_ADMITTED,
@@ -19,7 +19,6 @@ from outrider.speculation.learnt import (
     NUM_ORDERS,
     KeptGroups,
     Learnt,
-    LearntConfig,
     binding_of,
     check,
     from_bytes,
@@ -248,9 +247,3 @@ def test_a_store_goes_on_where_it_stopped() -> None:
     assert one.draft_after((), 4).ids == tuple(reply[2:6])
     assert again.num_entries == again.of(b"a").num_counted > 0, "what was restored counts"
     assert again.of(b"b").successors(keys(reply[:4])) == []
-
-
-@pytest.mark.parametrize("bad", [{"max_bytes": -1}, {"save_interval_s": 0.0}])
-def test_settings_that_cannot_work_are_refused(bad: dict[str, float]) -> None:
-    with pytest.raises(ConfigError):
-        LearntConfig(**bad)  # type: ignore[arg-type]

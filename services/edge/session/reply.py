@@ -122,7 +122,7 @@ class ReplyFlow:
         """The final ones."""
         resume = request.resume
         self.model = ModelContinuity(resume.model_identity, has_tokens=resume.upto > 0)
-        self.display = Display(policy.display)
+        self.display = Display(policy.display, policy.drafts.first_tokens)
         self.controller = UploadController(
             policy.upload,
             averages,

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from outrider.bounds import check_bounds
 from outrider.config import load
 from outrider.engines.config import EngineConfig
 from outrider.engines.factory import create_engine
@@ -224,4 +225,4 @@ def test_settings_reach_the_engine(tmp_path: Path) -> None:
 )
 def test_absurd_settings_are_refused(field: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=field):
-        TensorRtLlmOptions(**{field: value})
+        check_bounds(TensorRtLlmOptions(**{field: value}))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -24,27 +23,6 @@ def info(**changes: int) -> EngineInfo:
         scratch_tokens=1,
     )
     return replace(base, **changes)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    "name", ["max_sessions", "max_batch_tokens", "prefill_chunk_tokens", "max_tick_ms", "row_ms"]
-)
-def test_a_bound_of_nothing_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=name):
-        SchedulerLimits(**{name: 0})
-
-
-@pytest.mark.parametrize("name", ["max_queue", "max_draft_tokens", "max_lead", "ageing_s"])
-def test_what_may_be_off_may_be_zero_but_not_negative(name: str) -> None:
-    SchedulerLimits(**{name: 0})
-    with pytest.raises(ConfigError, match=name):
-        SchedulerLimits(**{name: -1})
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_times_are_finite(value: float) -> None:
-    with pytest.raises(ConfigError, match="max_tick_ms"):
-        SchedulerLimits(max_tick_ms=value)
 
 
 def test_a_full_house_leaves_room_for_a_prefill() -> None:

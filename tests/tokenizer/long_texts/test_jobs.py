@@ -234,11 +234,3 @@ def test_too_many_jobs_are_refused() -> None:
         core.open()
     core.close(numbers[0])
     assert core.open() not in numbers
-
-
-@pytest.mark.parametrize(
-    "name", ["max_jobs", "window_parts", "worker_timeout_s", "hedge_delay_s", "max_worker_deaths"]
-)
-def test_absurd_limits_are_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=name):
-        DispatcherLimits(**{name: 0})
