@@ -23,7 +23,7 @@ from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import Vocabulary, load_vocabulary
 from outrider.sampling.params import SamplingParams
 from outrider.session.region_wire import ids_of, put_ids
-from outrider.v1 import common_pb2, inference_pb2
+from outrider.v1 import common_pb2, edge_pb2, inference_pb2
 from outrider.wire import token_block_from_proto, token_block_to_proto
 from services.edge.identity import UNIDENTIFIED
 from services.edge.session.events import ChatRequest, OpenRegion
@@ -79,8 +79,8 @@ def _packed() -> Form:
     """A message whose only content is a packed repeated uint32."""
     return Form(
         PACKED,
-        lambda ids: inference_pb2.CommitDetails(lossy=ids).SerializeToString(),
-        lambda data: list(inference_pb2.CommitDetails.FromString(data).lossy),
+        lambda ids: edge_pb2.CommitText(ids=ids).SerializeToString(),
+        lambda data: list(edge_pb2.CommitText.FromString(data).ids),
     )
 
 

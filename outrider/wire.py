@@ -278,6 +278,7 @@ def usage_to_proto(usage: Usage) -> common_pb2.Usage:
         accepted_tokens=usage.accepted_tokens,
         accepted_prediction_tokens=usage.accepted_prediction_tokens,
         rejected_prediction_tokens=usage.rejected_prediction_tokens,
+        lossy_tokens=usage.lossy_tokens,
     )
     set_cost(message, usage.cost)
     return message
@@ -293,6 +294,7 @@ def usage_from_proto(usage: common_pb2.Usage) -> Usage:
         accepted_tokens=usage.accepted_tokens,
         accepted_prediction_tokens=usage.accepted_prediction_tokens,
         rejected_prediction_tokens=usage.rejected_prediction_tokens,
+        lossy_tokens=usage.lossy_tokens,
         cost=cost_of(usage),
     )
 

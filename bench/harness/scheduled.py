@@ -94,7 +94,7 @@ def _enter(outcome: Outcome, event: Event) -> None:
         raise event.error
     if isinstance(event, SessionCommit):
         outcome.replies[event.session_id].extend(event.commit.ids)
-        outcome.num_lossy += len(event.commit.lossy)
+        outcome.num_lossy += event.commit.num_lossy
         outcome.num_commits += 1
     if isinstance(event, Finished):
         outcome.accepted += event.usage.accepted_prediction_tokens

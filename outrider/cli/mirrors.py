@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -13,18 +12,14 @@ import typer
 
 from outrider import process
 from outrider.cli.models import Json, Store, failures, held_artifact, open_store, progress_bar
-from outrider.errors import ConfigError
-from outrider.mirrors.config import MirrorConfig
 from outrider.mirrors.manifest import DEFAULT_SHARD_BYTES
 from outrider.mirrors.push import make_manifest
 from outrider.mirrors.push import push as push_model
 from outrider.mirrors.server import ModelServer, ServerConfig
-from outrider.models.store import ModelStore
 from outrider.telemetry.logs import configure_logging
 from outrider.tls import Role, Tls, TlsConfig
 
 MIB = 1 << 20
-MIRRORS_VARIABLE = "OUTRIDER_MODEL_MIRRORS"
 _SERVER = ServerConfig()
 Certificate = Annotated[Path | None, typer.Option(help="PEM certificate of this process.")]
 PrivateKey = Annotated[Path | None, typer.Option(help="PEM key of --certificate.")]
@@ -134,18 +129,3 @@ def serve(
             await stop.wait()
 
     process.run(run, server, ready_file=ready_file)
-
-
-def with_mirrors(
-    store: Path | None, sources: list[str], max_mb_s: float, connections: int, tls: TlsConfig
-) -> ModelStore:
-    """The store, which asks these mirrors, and then those of the environment. Raises
-    ConfigError."""
-    from outrider.mirrors.opening import open_mirrors
-
-    sources = [*sources, *os.environ.get(MIRRORS_VARIABLE, "").split()]
-    if max_mb_s and not sources:
-        raise ConfigError("--max-mb-s is for mirrors; name one with --from")
-    configure_logging("models", "warning")
-    config = MirrorConfig(tuple(sources), max_mb_s, connections)
-    return open_store(store, open_mirrors(config, Tls.open(tls)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,6 +42,7 @@ EXIT_CODES: dict[type[OutriderError], int] = {
     ArtifactCorruptError: 4,
     SourceError: 5,
 }
+MIRRORS_VARIABLE = "OUTRIDER_MODEL_MIRRORS"
 _MAX_LABEL = 24
 _SIZE_WIDTH = 12
 
@@ -118,14 +120,12 @@ def pull(
     as_json: Json = False,
 ) -> None:
     """Fetch models; what is there is verified, what is corrupt fetched again."""
-    from outrider.cli.mirrors import with_mirrors
-
     wanted = models or [DEFAULT_MODEL.name]
     if sha256 is not None and len(wanted) > 1:
         raise typer.BadParameter("give one MODEL with --sha256")
     with failures(as_json):
         tls = TlsConfig(certificate, private_key, ca, trust_domain, plaintext)
-        opened = with_mirrors(store, mirrors or [], max_mb_s, connections, tls)
+        opened = _with_mirrors(store, mirrors or [], max_mb_s, connections, tls)
         for model in wanted:
             source, pin = _resolve(model)
             with progress_bar(model, as_json) as report:
@@ -253,6 +253,24 @@ def open_store(store: Path | None, mirrors: ByDigest | None = None) -> ModelStor
     """The store that is meant."""
     root = store.expanduser() if store is not None else default_root()
     return ModelStore(root, mirrors=mirrors)
+
+
+def _with_mirrors(
+    store: Path | None, sources: list[str], max_mb_s: float, connections: int, tls: TlsConfig
+) -> ModelStore:
+    """The store, which asks these mirrors, and then those of the environment. Raises
+    ConfigError."""
+    from outrider.mirrors.config import MirrorConfig
+    from outrider.mirrors.opening import open_mirrors
+    from outrider.telemetry.logs import configure_logging
+    from outrider.tls import Tls
+
+    sources = [*sources, *os.environ.get(MIRRORS_VARIABLE, "").split()]
+    if max_mb_s and not sources:
+        raise ConfigError("--max-mb-s is for mirrors; name one with --from")
+    configure_logging("models", "warning")
+    config = MirrorConfig(tuple(sources), max_mb_s, connections)
+    return open_store(store, open_mirrors(config, Tls.open(tls)))
 
 
 def held_artifact(store: ModelStore, model: str) -> Artifact:

@@ -160,7 +160,6 @@ class Chat(AsyncIterator[Event]):
             region=done.region,
             replica=done.replica,
             speculation_stats=done.speculation_stats,
-            lossy=tuple(self._transcript.lossy),
             inexact=self._transcript.inexact,
             logprobs=self._logprobs(),
             content=read.content,

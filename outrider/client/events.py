@@ -105,8 +105,6 @@ class ChatResult:
     region: str
     replica: str
     speculation_stats: SpeculationStats = NO_SPECULATION
-    lossy: tuple[int, ...] = ()
-    """Numbers of tokens that acceptance_threshold let through; always empty without one."""
     inexact: bool = False
     """Whether replicas that compute differently wrote parts of it, one after the other; never
     unless the region's operator allows it."""

@@ -23,8 +23,6 @@ class Transcript:
         self.committed = ""
         self.provisional = ""
         self.ids: list[int] = []
-        self.lossy: list[int] = []
-        """Numbers of tokens that acceptance_threshold let through."""
         self.logprobs: list[TokenLogprobs | None] = []
         """Of each of `ids`; None where they are not known, or were not asked for."""
         self.model_identity = b""
@@ -82,11 +80,8 @@ class Transcript:
             )
         self.committed += event.text
         self.provisional = self.provisional[shared:]
-        if not all(len(self.ids) <= number < event.upto for number in event.lossy):
-            raise MalformedFrameError("the edge marks a token that this commit does not have")
         self._add_logprobs(event)
         self.ids.extend(event.ids)
-        self.lossy.extend(event.lossy)
         if event.model_identity is not None:
             self.model_identity = event.model_identity
         self.inexact = self.inexact or event.inexact

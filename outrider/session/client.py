@@ -63,9 +63,6 @@ class Committed(NamedTuple):
     ids: tuple[int, ...]
     upto: int
     """Number of final tokens."""
-    lossy: tuple[int, ...] = ()
-    """Numbers of tokens among `ids` that acceptance_threshold let through: the model's own choice
-    was another."""
     model_identity: bytes | None = None
     """Of the replica that computed these tokens, opaque; None: that of the event before."""
     inexact: bool = False

@@ -100,8 +100,6 @@ def _committed(event: Committed) -> edge_pb2.EdgeFrame:
     commit.text = event.text
     commit.ids.extend(event.ids)
     commit.upto = event.upto
-    if event.lossy:
-        commit.lossy.extend(event.lossy)
     if event.model_identity is not None:
         commit.model_identity = event.model_identity
     if event.inexact:
@@ -177,7 +175,6 @@ def _committed_from_proto(commit: edge_pb2.CommitText) -> Committed:
         commit.text,
         tuple(commit.ids),
         commit.upto,
-        tuple(commit.lossy),
         identity,
         commit.inexact,
         logprobs_from_proto(commit.logprobs, max_tokens=len(commit.ids)),

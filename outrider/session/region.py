@@ -51,8 +51,8 @@ class Commit(NamedTuple):
     ids: tuple[int, ...]
     pace: Pace | None = None
     """Only as an edge reads it. None: about what it was, or the replica does not say."""
-    lossy: tuple[int, ...] = ()
-    """Numbers of those tokens that only the acceptance threshold let through."""
+    num_lossy: int = 0
+    """How many of those tokens only the acceptance threshold let through."""
     logprobs: tuple[TokenLogprobs, ...] = ()
     """Of each of these tokens, accepted drafts too, if the session asked for them."""
     accepted_ids: tuple[int, ...] = ()

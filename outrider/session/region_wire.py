@@ -112,7 +112,7 @@ def commit_bytes(
     """As it follows the session's number in a SessionDown. Accepted drafts are counted; their ids
     are repeated on request only. Raises BadTokenBlockError for an id outside the vocabulary."""
     ids = commit.ids
-    if len(ids) == 1 and not (commit.accepted or pace or commit.lossy or commit.logprobs):
+    if len(ids) == 1 and not (commit.accepted or pace or commit.num_lossy or commit.logprobs):
         base, epoch = commit.base, commit.epoch
         frame = b"".join(
             (
@@ -146,10 +146,10 @@ def _commit(
         if sends_accepted_ids:
             block = replace(coder.encode(commit.accepted_ids, codec), checksum=None)
             frame.accepted_ids = token_block_to_proto(block).SerializeToString()
-    if pace is not None or commit.lossy or commit.logprobs:
+    if pace is not None or commit.num_lossy or commit.logprobs:
         frame.details = inference_pb2.CommitDetails(
             pace=None if pace is None else _pace_to_proto(pace),
-            lossy=commit.lossy,
+            lossy_tokens=commit.num_lossy,
             logprobs=logprobs_to_proto(commit.logprobs),
         ).SerializeToString()
     return frame
@@ -171,16 +171,15 @@ def commit_from_proto(frame: inference_pb2.Commit, coder: TokenCoder) -> Commit:
         details = inference_pb2.CommitDetails.FromString(data)
     except DecodeError as error:
         raise MalformedFrameError(f"the region's commit does not parse: {error}") from error
-    lossy = tuple(details.lossy)
-    if not all(base <= number < upto for number in lossy):
-        raise MalformedFrameError("a commit calls a token lossy that is not one of its own")
+    if details.lossy_tokens > upto - base:
+        raise MalformedFrameError("a commit calls more tokens lossy than it has")
     return Commit(
         frame.epoch,
         base,
         accepted,
         ids,
         _pace_from_proto(details.pace) if details.HasField("pace") else None,
-        lossy,
+        details.lossy_tokens,
         logprobs_from_proto(details.logprobs, max_tokens=MAX_COMMIT_TOKENS),
     )
 

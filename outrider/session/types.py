@@ -93,6 +93,9 @@ class Usage:
     """Accepted drafts that were copied from the request's prediction."""
     rejected_prediction_tokens: int = 0
     """Drafts copied from it that were verified and did not become part of the reply."""
+    lossy_tokens: int = 0
+    """Drafts that only the acceptance threshold let through: the model's own choice was another.
+    The edge counts them, over all replicas of the chat; always 0 without a threshold."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,8 @@ class Verification(NamedTuple):
     """Committed tokens in order: the accepted drafts, then at most one more."""
     accepted: int
     """How many of `ids`, from the first on, are drafts."""
-    lossy: tuple[int, ...]
-    """Indices into `ids` of drafts let through though the sampler chose another."""
+    num_lossy: int
+    """How many of those drafts were let through though the sampler chose another."""
     logprobs: tuple[TokenLogprobs, ...] = ()
     """Of each of `ids`, if the session wants them."""
 
@@ -58,18 +58,17 @@ def verify(
         chosen = choices[0] if choices else sampler.choose(logits_rows[0], position, columns)
         sampler.observe(chosen)
         reply_push(chosen)
-        return Verification((chosen,), 0, ())
+        return Verification((chosen,), 0, 0)
     ids: list[int] = []
-    lossy: list[int] = []
     logprobs: list[TokenLogprobs] = []
-    accepted = 0
+    accepted = num_lossy = 0
     for index, row in enumerate(logits_rows):
         draft = drafts[index] if index < num_drafts else None
         columns = None if ids_rows is None else ids_rows[index]
         known = index < len(choices)
         chosen = choices[index] if known else sampler.choose(row, position + index, columns)
         if draft is not None and draft != chosen and _tolerable(sampler, row, draft, columns):
-            lossy.append(index)
+            num_lossy += 1
             chosen = draft
         ids.append(chosen)
         accepted += chosen == draft
@@ -78,7 +77,7 @@ def verify(
         sampler.observe(chosen)
         if reply_push(chosen) or chosen != draft:
             break
-    return Verification(tuple(ids), accepted, tuple(lossy), tuple(logprobs))
+    return Verification(tuple(ids), accepted, num_lossy, tuple(logprobs))
 
 
 def _check_rows(num_rows: int, num_drafts: int) -> None:

@@ -29,8 +29,8 @@ class CachePolicy:
     max_entries: int = 16_384
     max_bytes: int = 64 << 20
     max_text_bytes: int = 64 << 10
-    """A longer text is not cached. System prompts and role tags recur, and system prompts may be
-    long; longer texts are mostly documents that are asked about once."""
+    """A text of more bytes in UTF-8 is not cached. System prompts and role tags recur, and system
+    prompts may be long; longer texts are mostly documents that are asked about once."""
 
 
 class SegmentCache:
@@ -59,7 +59,7 @@ class SegmentCache:
         key = scope, text
         size = _num_bytes(key, ids)
         policy = self._policy
-        if text.__sizeof__() > policy.max_text_bytes or size > policy.max_bytes:
+        if size > policy.max_bytes or _is_longer(text, policy.max_text_bytes):
             return
         before = self._ids.pop(key, None)
         if before is not None:
@@ -73,6 +73,13 @@ class SegmentCache:
         """Remove everything."""
         self._ids.clear()
         self.num_bytes = 0
+
+
+def _is_longer(text: str, max_bytes: int) -> bool:
+    """In UTF-8. What it takes in memory says less: one wide character makes all of them wide."""
+    if len(text) > max_bytes or text.isascii():
+        return len(text) > max_bytes
+    return len(text.encode(errors="surrogatepass")) > max_bytes
 
 
 def _num_bytes(key: _Key, ids: array[int]) -> int:

@@ -637,7 +637,6 @@ class CommitText(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     IDS_FIELD_NUMBER: _builtins.int
     UPTO_FIELD_NUMBER: _builtins.int
-    LOSSY_FIELD_NUMBER: _builtins.int
     MODEL_IDENTITY_FIELD_NUMBER: _builtins.int
     INEXACT_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
@@ -655,10 +654,6 @@ class CommitText(_message.Message):
     @_builtins.property
     def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
-    def lossy(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Numbers of tokens among `ids` that a lossy acceptance_threshold let through."""
-
-    @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprobs]:
         """Of the last of `ids`, so many as there are entries, if Sampling.num_logprobs asked for them. Of
         ids before these none are known: tokens of an earlier run elsewhere, or so long ago that they were
@@ -671,14 +666,13 @@ class CommitText(_message.Message):
         text: _builtins.str = ...,
         ids: _abc.Iterable[_builtins.int] | None = ...,
         upto: _builtins.int = ...,
-        lossy: _abc.Iterable[_builtins.int] | None = ...,
         model_identity: _builtins.bytes | None = ...,
         inexact: _builtins.bool = ...,
         logprobs: _abc.Iterable[_common_pb2.TokenLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_model_identity", b"_model_identity", "model_identity", b"model_identity"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_model_identity", b"_model_identity", "ids", b"ids", "inexact", b"inexact", "logprobs", b"logprobs", "lossy", b"lossy", "model_identity", b"model_identity", "text", b"text", "upto", b"upto"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_model_identity", b"_model_identity", "ids", b"ids", "inexact", b"inexact", "logprobs", b"logprobs", "model_identity", b"model_identity", "text", b"text", "upto", b"upto"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__model_identity: _TypeAlias = _typing.Literal["model_identity"]  # noqa: Y015
     _WhichOneofArgType__model_identity: _TypeAlias = _typing.Literal["_model_identity", b"_model_identity"]  # noqa: Y015

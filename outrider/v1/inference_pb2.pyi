@@ -709,15 +709,13 @@ class CommitDetails(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PACE_FIELD_NUMBER: _builtins.int
-    LOSSY_FIELD_NUMBER: _builtins.int
+    LOSSY_TOKENS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    lossy_tokens: _builtins.int
+    """How many of the tokens a lossy acceptance_threshold let through."""
     @_builtins.property
     def pace(self) -> Global___Pace:
         """Left out where the session takes no drafts of its edge, and where it is about what it was."""
-
-    @_builtins.property
-    def lossy(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Numbers of tokens let through by a lossy acceptance_threshold."""
 
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprobs]:
@@ -727,12 +725,12 @@ class CommitDetails(_message.Message):
         self,
         *,
         pace: Global___Pace | None = ...,
-        lossy: _abc.Iterable[_builtins.int] | None = ...,
+        lossy_tokens: _builtins.int = ...,
         logprobs: _abc.Iterable[_common_pb2.TokenLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["pace", b"pace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "lossy", b"lossy", "pace", b"pace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "lossy_tokens", b"lossy_tokens", "pace", b"pace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

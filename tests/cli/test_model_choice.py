@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.cli.local import detached, mesh, settings
+from outrider.cli.local import mesh, settings
 from outrider.cli.local.mesh import ROLES, MeshOptions, ServedModel
 from outrider.cli.local.preparing import fetched
 from outrider.cli.model_choice import choose, choose_all, is_name, served_name
@@ -139,7 +139,7 @@ def _edge_config(folder: Path, model: str) -> Path:
             **{it.name: as_table(it) for it in chosen.definitions},
         },
     )
-    options = detached.load(detached.dump(options))
+    options = mesh.load(mesh.dump(options))
     file = folder / "edge.toml"
     file.write_text(
         mesh.to_toml(mesh.edges(options, [7200], folder)[0], options.definitions), "utf-8"

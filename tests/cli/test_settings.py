@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.cli.local import detached, settings
+from outrider.cli.local import mesh, settings
 from outrider.cli.local.certificates import OPERATOR, Certificates, forget, of_process
 from outrider.cli.local.mesh import ROLES, MeshOptions, ProcessSpec, ServedModel, completed, to_toml
 from outrider.cli.local.state import default_state_dir, holding, make_private, write_private
@@ -88,7 +88,7 @@ def test_the_shape_of_a_mesh_goes_to_its_supervisor_unchanged() -> None:
         tables={"edge": {"display": {"threshold": 0.5}}},
         port=0,
     )
-    assert detached.load(detached.dump(options)) == options
+    assert mesh.load(mesh.dump(options)) == options
 
 
 def test_the_state_folder_is_its_users_alone(tmp_path: Path) -> None:

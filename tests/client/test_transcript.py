@@ -53,12 +53,6 @@ def test_a_commit_takes_its_part_of_the_provisional_text() -> None:
     assert transcript.text == "hello wor"
 
 
-def test_tokens_let_through_are_remembered_by_their_number() -> None:
-    first = Committed("a b", (1, 2), 2, (1,))
-    transcript = after(first, Committed("c d", (3, 4), 4, (2, 3)))
-    assert transcript.lossy == [1, 2, 3]
-
-
 def test_the_model_of_the_last_token_is_remembered_and_that_it_changed() -> None:
     one, other = b"\x0a" * 32, b"\x0b" * 32
     first = Committed("a", (1,), 1, model_identity=one)
@@ -81,8 +75,6 @@ def test_that_a_reply_was_inexact_is_said_at_its_end_too() -> None:
         (Provisional(0, 3, "x", 0.5),),
         (Provisional(0, 0, "abc", 0.5), Committed("abd", (1,), 1)),
         (Committed("a", (1,), 2),),
-        (Committed("a", (1,), 1), Committed("b", (2,), 2, (0,))),
-        (Committed("a", (1,), 1, (1,)),),
         (Provisional(0, 0, "abc", 0.5), done(0)),
         (done(1),),
         (done(0), Committed("a", (1,), 1)),
@@ -92,8 +84,6 @@ def test_that_a_reply_was_inexact_is_said_at_its_end_too() -> None:
         "keep more than there is",
         "commit against provisional text",
         "miscounted tokens",
-        "an earlier token marked",
-        "a later token marked",
         "end with provisional text",
         "end with tokens missing",
         "event after the end",

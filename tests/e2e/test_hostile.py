@@ -12,7 +12,7 @@ from bench.hostile.measuring import misses_of
 
 
 @pytest.mark.e2e
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1200)
 async def test_no_attack_breaks_anything_or_leaves_anything_behind() -> None:
     # Without the draft model, which would load meanwhile.
     settings = (*SETTINGS, "edge.drafter.model=none")

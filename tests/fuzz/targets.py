@@ -299,7 +299,7 @@ def _edge_frames() -> list[bytes]:
     frames = [
         edge_pb2.EdgeFrame(accepted=edge_pb2.ChatAccepted(request_id="r", resume_token="t")),
         edge_pb2.EdgeFrame(provisional=edge_pb2.ProvisionalText(base=1, text="a", stability=0.5)),
-        edge_pb2.EdgeFrame(commit=edge_pb2.CommitText(text="a", ids=[1], upto=1, lossy=[1])),
+        edge_pb2.EdgeFrame(commit=edge_pb2.CommitText(text="a", ids=[1], upto=1)),
         edge_pb2.EdgeFrame(done=edge_pb2.ChatDone(upto=1, region="us")),
         edge_pb2.EdgeFrame(error=common_pb2.ErrorDetail(reason="OVERLOADED", message="no")),
     ]
@@ -325,7 +325,7 @@ def _session_frames() -> list[inference_pb2.SessionUp]:
 
 
 def _region_frames() -> list[bytes]:
-    details = inference_pb2.CommitDetails(pace=inference_pb2.Pace(row_ms=1.0), lossy=[1])
+    details = inference_pb2.CommitDetails(pace=inference_pb2.Pace(row_ms=1.0), lossy_tokens=1)
     return [
         inference_pb2.SessionDown(session=1, **{kind: message}).SerializeToString()  # type: ignore[arg-type]
         for kind, message in (

@@ -281,21 +281,20 @@ async def test_health_and_metrics() -> None:
         )
 
 
-async def test_tokens_let_through_are_marked_and_counted() -> None:
+async def test_tokens_let_through_are_counted() -> None:
     async with running() as it:
         peer = it.peer()
         prompt = list(range(3, 40))  # repeats nothing, so that the replica has no guess of its own
         sampling = SamplingParams(max_tokens=30, ignore_eos=True, acceptance_threshold=1e-9)
         await peer.open(1, prompt, sampling, drafts=(0, [5, 6]))
         reply = await peer.finish(1)
-        marked = [number for commit in reply.commits for number in details_of(commit).lossy]
+        num_lossy = sum(details_of(commit).lossy_tokens for commit in reply.commits)
         truth = reference(prompt, SamplingParams(max_tokens=30, ignore_eos=True)).ids
         assert reply.ids[:2] == [5, 6]
-        assert reply.ids[0] == truth[0] or 0 in marked
-        assert marked
-        assert it.metrics.registry.get_sample_value("outrider_draft_lossy_tokens_total") == len(
-            marked
-        )
+        num_others = sum(a != b for a, b in zip(reply.ids[:2], truth[:2], strict=True))
+        assert 0 < num_lossy and num_others <= num_lossy
+        counted = it.metrics.registry.get_sample_value("outrider_draft_lossy_tokens_total")
+        assert counted == num_lossy
 
 
 async def test_commits_bring_log_probabilities_of_accepted_drafts_too() -> None:

@@ -110,7 +110,7 @@ def test_accepted_drafts_have_theirs_lossy_ones_too() -> None:
     assert [told.chosen.id for told in verdict.logprobs] == [8, 0, 8]
     lossy = SamplingParams(num_logprobs=1, acceptance_threshold=1e-6)
     verdict = verify(Sampler(lossy, 9, [1]), rows, None, [3, 0], 1, lambda token: False)
-    assert (verdict.ids, verdict.lossy) == ((3, 0, 8), (0,))
+    assert (verdict.ids, verdict.num_lossy) == ((3, 0, 8), 1)
     assert verdict.logprobs[0] == token_logprobs(ROW, 3, 1)
 
 

@@ -25,7 +25,7 @@ from outrider.v1 import edge_pb2
 
 LOGPROBS = (TokenLogprobs(ScoredToken(2, -0.5, b"\xc3"), (ScoredToken(9, 0.0, b" a"),)),)
 FORMAT = ReplyFormat(CallSyntax.MISTRAL, True, True, ("f", "g"), single_call=True)
-USAGE = Usage(1, 2, 3, 4, 5, Cost(6, "USD"))
+USAGE = Usage(1, 2, 3, 4, 5, Cost(6, "USD"), 7, 8, 9)
 STATS = SpeculationStats(shown_tokens=3, rtt_ms=2.5)
 
 
@@ -35,7 +35,6 @@ STATS = SpeculationStats(shown_tokens=3, rtt_ms=2.5)
         Provisional(1, 2, "\xe9", 0.5),
         Retracted(4),
         Committed("text", (1, 2), 2),
-        Committed("text", (1, 2), 2, (1,)),
         Committed("text", (1, 2), 2, model_identity=b"\x0a" * 32, inexact=True),
         Committed("text", (1, 2), 2, model_identity=b""),
         Committed("text", (1, 2), 2, logprobs=LOGPROBS),
@@ -68,7 +67,6 @@ def test_a_failure_is_raised() -> None:
         text=st.text(max_size=200),
         ids=st.lists(st.integers(0, 2**32 - 1), max_size=2).map(tuple),
         upto=st.integers(1, 2**32 - 1),
-        lossy=st.just(()),
         model_identity=st.none() | st.just(b"identity"),
         inexact=st.booleans(),
         logprobs=st.just(()),

@@ -44,7 +44,7 @@ def commits(draw: st.DrawFn) -> Commit:
         len(accepted_ids),
         ids,
         draw(st.none() | st.just(PACE)),
-        (base,) if ids and has_lossy else (),
+        int(bool(ids) and has_lossy),
         (LOGPROBS,) if has_logprobs else (),
         accepted_ids,
     )
@@ -150,8 +150,7 @@ def details(**fields: object) -> bytes:
         (inference_pb2.Commit(id=5, upto=2), "ends at 2"),
         (inference_pb2.Commit(base=3, accepted=2, upto=4), "ends at 4"),
         (inference_pb2.Commit(id=5, upto=1, details=b"\xff"), "does not parse"),
-        (inference_pb2.Commit(id=5, upto=1, details=details(lossy=[1])), "lossy"),
-        (inference_pb2.Commit(id=5, base=1, upto=2, details=details(lossy=[0])), "lossy"),
+        (inference_pb2.Commit(id=5, base=1, upto=2, details=details(lossy_tokens=2)), "lossy"),
         (
             inference_pb2.Commit(
                 id=5,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,11 +25,25 @@ def test_the_least_recently_used_go_first() -> None:
     assert cache.get("a") == ids(1) and cache.get("c") == ids(3)
 
 
-def test_texts_up_to_64_kb_are_kept_and_longer_ones_not() -> None:
+@pytest.mark.parametrize(
+    ("text", "is_kept"),
+    [
+        ("a" * 65_536, True),
+        ("a" * 65_537, False),
+        ("a" * 65_533 + "\u2019", True),
+        ("a" * 65_534 + "\u2019", False),
+        ("\U0001f600" + "a" * 65_532, True),
+        ("\U0001f600" * 16_384, True),
+        ("\U0001f600" * 16_385, False),
+        ("\ud800" + "a" * 65_534, False),
+    ],
+    ids=lambda value: f"{len(value)} characters" if isinstance(value, str) else None,
+)
+def test_texts_of_up_to_64_kb_in_utf8_are_kept(text: str, is_kept: bool) -> None:
     cache = SegmentCache(CachePolicy())
-    cache.put("a" * 65_000, ids(1))
-    cache.put("a" * 66_000, ids(1))
-    assert len(cache) == 1
+    cache.put(text, ids(1))
+    assert len(cache) == is_kept
+    assert cache.num_bytes >= is_kept * text.__sizeof__(), "what is held counts as memory"
 
 
 @given(st.lists(st.tuples(st.text(max_size=40), st.integers(0, 50))))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from outrider.config import toml_literal
@@ -156,6 +157,19 @@ class MeshOptions:
     def settings_of(self, role: str) -> list[str]:
         """The KEY=VALUE settings of one role."""
         return [s.removeprefix(f"{role}.") for s in self.settings if s.startswith(f"{role}.")]
+
+
+def dump(options: MeshOptions) -> bytes:
+    """For `load`, in another process."""
+    return json.dumps(asdict(options), default=str).encode()
+
+
+def load(data: bytes) -> MeshOptions:
+    """What `dump` wrote."""
+    values = json.loads(data)
+    models = tuple(ServedModel(**row) for row in values.pop("models"))
+    lists = {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
+    return MeshOptions(models=models, **values | lists)
 
 
 def _numbered(role: str, count: int) -> list[str]:

@@ -18,7 +18,7 @@ from typing import Annotated, TextIO
 import typer
 from rich.console import Console
 
-from outrider.cli.local import detached, development_key
+from outrider.cli.local import development_key
 from outrider.cli.local import settings as told
 from outrider.cli.local.mesh import (
     DEFAULT_REGIONS,
@@ -28,6 +28,7 @@ from outrider.cli.local.mesh import (
     ROLES,
     MeshOptions,
     ServedModel,
+    dump,
 )
 from outrider.cli.local.preparing import check_memory, check_ports, fair_share, fetched
 from outrider.cli.local.redis_server import find_binary
@@ -285,7 +286,7 @@ def _detach(options: MeshOptions, state_dir: Path) -> RunningMesh:
         )
     assert child.stdin is not None, "a pipe was asked for"
     with child.stdin as shape, contextlib.suppress(BrokenPipeError):
-        shape.write(detached.dump(options))
+        shape.write(dump(options))
     console = _console()
     with _taken_along(child):
         mesh = _wait_ready(child, state_dir, log, console)

@@ -130,7 +130,7 @@ def summary(result: ChatResult) -> str:
     stats, times = result.speculation_stats, result.timings
     early = f", {stats.shown_tokens} shown early" if stats.shown_tokens else ""
     erased = f", {stats.erased_tokens} corrected" if stats.erased_tokens else ""
-    lossy = f", {len(result.lossy)} lossy" if result.lossy else ""
+    lossy = f", {result.usage.lossy_tokens} lossy" if result.usage.lossy_tokens else ""
     parts = [
         f"{in_words(len(result.ids), 'token', 'tokens')}{early}{erased}{lossy}, "
         f"{_ENDS[result.finish_reason]}"
@@ -175,7 +175,6 @@ def as_object(prompt: str, result: ChatResult) -> dict[str, object]:
         "reasoning": result.reasoning,
         "tool_calls": [asdict(call) for call in result.tool_calls],
         "ids": list(result.ids),
-        "lossy": list(result.lossy),
         "inexact": result.inexact,
         "finish_reason": result.finish_reason,
         "usage": asdict(result.usage),

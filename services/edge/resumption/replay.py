@@ -8,7 +8,6 @@ the moment. The log is the buffer: a client that comes back is sent no more at a
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -63,14 +62,12 @@ class ReplayCursor:
         self.is_inexact = self.is_inexact or commit.inexact
         if not ids and not text:
             return None
-        lossy = tuple(number for number in commit.lossy if number >= self.upto)
         self.upto = max(self.upto, commit.upto)
         self.num_chars = max(self.num_chars, first_char + len(commit.text))
         missing = Committed(
             text,
             ids,
             self.upto,
-            lossy,
             model_identity=self.model_identity,
             inexact=self.is_inexact,
             logprobs=commit.logprobs[max(0, len(commit.logprobs) - len(ids)) :],
@@ -106,7 +103,6 @@ def in_frames(commit: Committed) -> Iterator[Committed]:
             "" if begin else commit.text,
             ids,
             end_id,
-            tuple(number for number in commit.lossy if first + begin <= number < end_id),
             model_identity=None if begin else commit.model_identity,
             inexact=commit.inexact and not begin,
             logprobs=logprobs[max(0, len(logprobs) - len(ids)) :],
@@ -129,7 +125,6 @@ class ReplayLog:
         self._ids = array("I")
         self._pieces: list[str] = []
         self._text_bytes = 0
-        self._lossy = array("I")
         self._logprobs = LogprobLog()
         self.model_identity: bytes | None = None
         """Of the replica that computed the last tokens."""
@@ -147,9 +142,8 @@ class ReplayLog:
     @property
     def num_bytes(self) -> int:
         """Estimated size in memory."""
-        num_numbers = len(self._ids) + len(self._lossy)
-        numbers_bytes = self._ids.itemsize * num_numbers
-        return _LOG_BYTES + numbers_bytes + self._text_bytes + self._logprobs.num_bytes
+        ids_bytes = self._ids.itemsize * len(self._ids)
+        return _LOG_BYTES + ids_bytes + self._text_bytes + self._logprobs.num_bytes
 
     def append(self, event: ClientEvent) -> None:
         """The chat told its client this."""
@@ -172,12 +166,10 @@ class ReplayLog:
             self._pieces = ["".join(self._pieces)]
         text = self._pieces[0] if self._pieces else ""
         end = first + len(ids)
-        begins, ends = bisect_left(self._lossy, first), bisect_left(self._lossy, end)
         return Committed(
             text[cursor.num_chars : cursor.num_chars + _MAX_READ_CHARS],
             ids,
             end,
-            tuple(self._lossy[begins:ends]),
             logprobs=self._logprobs.some(first - scored, len(ids)) if first >= scored else (),
         )
 
@@ -189,7 +181,6 @@ class ReplayLog:
             self._pieces = ["".join(self._pieces)]
         text = commit.text
         self._text_bytes += len(text) if text.isascii() else len(text.encode())
-        self._lossy.extend(commit.lossy)
         if commit.logprobs:
             self._logprobs.append(commit.logprobs)
         if commit.model_identity is not None:

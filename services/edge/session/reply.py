@@ -120,6 +120,8 @@ class ReplyFlow:
         self.chain.learn(prompt)
         self.ids = array("I")
         """The final ones."""
+        self.num_lossy = 0
+        """How many of them only the acceptance threshold let through."""
         resume = request.resume
         self.model = ModelContinuity(resume.model_identity, has_tokens=resume.upto > 0)
         self.display = Display(policy.display, policy.drafts.first_tokens)
@@ -204,6 +206,7 @@ class ReplyFlow:
         """What client and drafter are told. Raises MalformedFrameError for an impossible commit."""
         resolved = self.chain.commit(commit.epoch, commit.base, commit.accepted, commit.ids)
         self._learn(commit, resolved, now)
+        self.num_lossy += commit.num_lossy
         text = self._decoder.commit(resolved.ids)
         self.ids.extend(resolved.ids)
         ended = self._decoder.finished
@@ -217,7 +220,6 @@ class ReplyFlow:
             text,
             resolved.ids,
             commit.upto,
-            commit.lossy,
             origin.identity,
             origin.is_inexact,
             self._logprobs(commit, resolved.ids),

@@ -302,7 +302,7 @@ class Session:
             from_edge,
             ids[from_edge:],
             None,
-            tuple([base + index for index in verdict.lossy]) if verdict.lossy else (),
+            verdict.num_lossy,
             verdict.logprobs,
             ids[:from_edge],
         )

@@ -52,8 +52,8 @@ class SessionTelemetry:
             interval_ms = (now - self._last_at) * 1e3
             self._metrics.record_token_latency(interval_ms / num_tokens, self._model)
         self._last_at = now
-        if commit.lossy:
-            self._metrics.record_lossy(len(commit.lossy))
+        if commit.num_lossy:
+            self._metrics.record_lossy(commit.num_lossy)
 
     def finished(self, event: Finished) -> None:
         """The session ended by itself, by a cancel or by its deadline."""

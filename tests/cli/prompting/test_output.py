@@ -42,7 +42,8 @@ RESULT = ChatResult(
 
 
 def test_the_text_and_the_figures_go_apart(capsys: pytest.CaptureFixture[str]) -> None:
-    report("why?", replace(RESULT, lossy=(1,)), as_json=False, shown=False)
+    usage = replace(RESULT.usage, lossy_tokens=1)
+    report("why?", replace(RESULT, usage=usage), as_json=False, shown=False)
     out, err = capsys.readouterr()
     assert out == "blue\n"
     assert err == (

@@ -42,11 +42,10 @@ def commits_of(reply: Pieces, cuts: set[int]) -> list[Committed]:
     out = []
     for begin, end in pairwise(edges):
         part = reply[begin:end]
-        lossy = tuple(n for n in range(begin, end) if reply[n][0] % 3 == 0)
         text = "".join(text for _, text in part)
         ids = tuple(i for i, _ in part)
         logprobs = tuple(logprobs_of(begin + at, i) for at, i in enumerate(ids))
-        out.append(Committed(text, ids, end, lossy, logprobs=logprobs))
+        out.append(Committed(text, ids, end, logprobs=logprobs))
     return out
 
 
@@ -66,10 +65,10 @@ def replayed(log: ReplayLog, cursor: ReplayCursor) -> list[ClientEvent]:
     return [piece[0] for piece in iter(reader.next, None)]
 
 
-def received(events: list[ClientEvent]) -> tuple[str, list[int], list[int]]:
+def received(events: list[ClientEvent]) -> tuple[str, list[int]]:
     commits = [event for event in events if isinstance(event, Committed)]
     ids = [i for commit in commits for i in commit.ids]
-    return "".join(c.text for c in commits), ids, [n for c in commits for n in c.lossy]
+    return "".join(c.text for c in commits), ids
 
 
 @given(pieces, st.sets(st.integers(0, 30)), st.sets(st.integers(0, 30)), st.integers(0, 30))
@@ -79,7 +78,7 @@ def test_who_comes_back_gets_what_is_missing(
     """The first run and the one that goes on may commit in other steps."""
     first, second = commits_of(reply, cuts), commits_of(reply, other_cuts)
     had = list[ClientEvent](first[: lost_after % (len(first) + 1)])
-    text, ids, lossy = received(had)
+    text, ids = received(had)
     cursor = ReplayCursor(len(ids), len(text))
     log = ReplayLog()
     at = lost_after % (len(second) + 1)
@@ -90,11 +89,10 @@ def test_who_comes_back_gets_what_is_missing(
         clipped = cursor.clip(commit, log.num_chars)
         log.append(commit)
         told += [] if clipped is None else [clipped]
-    whole_text, whole_ids, whole_lossy = received(list[ClientEvent](first))
-    more_text, more_ids, more_lossy = received(told)
+    whole_text, whole_ids = received(list[ClientEvent](first))
+    more_text, more_ids = received(told)
     assert text + more_text == whole_text
     assert ids + more_ids == whole_ids
-    assert lossy + more_lossy == whole_lossy
     assert told_logprobs(had) + told_logprobs(told) == told_logprobs(list[ClientEvent](first))
     assert (cursor.upto, cursor.num_chars) == (log.upto, log.num_chars)
 
@@ -254,7 +252,7 @@ def test_a_long_replay_with_log_probabilities_comes_in_frames_of_bounded_size() 
     for number in range(300, 1300):
         top = wide if number < 340 else (ScoredToken(1, -1.0, b"w"),)
         told = TokenLogprobs(ScoredToken(number, -1.0, b"t"), top)
-        log.append(Committed("b", (number,), number + 1, (number,), logprobs=(told,)))
+        log.append(Committed("b", (number,), number + 1, logprobs=(told,)))
     events = replayed(log, ReplayCursor())
     sizes = [len(write(event)) for event in events]
     assert max(sizes) < DEFAULT_MAX_FRAME_BYTES / 2
@@ -263,11 +261,10 @@ def test_a_long_replay_with_log_probabilities_comes_in_frames_of_bounded_size() 
     assert commits[0].text == "a" * 300 + "b" * 1000
     transcript = Transcript()
     for one in commits:
-        transcript.apply(Committed(one.text, one.ids, one.upto, one.lossy, logprobs=one.logprobs))
+        transcript.apply(one)
     assert transcript.ids == list(range(1300))
     assert transcript.logprobs[:300] == [None] * 300
     assert [at.chosen.id for at in transcript.logprobs[300:] if at] == list(range(300, 1300))
-    assert transcript.lossy == list(range(300, 1300))
 
 
 def test_beyond_the_bound_the_oldest_log_probabilities_are_dropped() -> None:

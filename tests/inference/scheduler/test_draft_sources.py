@@ -281,7 +281,7 @@ def offered(made: DraftSources, ids: tuple[int, ...], committed: tuple[int, ...]
     """A round for which the edge had these ids; nothing of it is verified."""
     made.chain = chain(*ids)
     made.propose(4)
-    made.observe(0, Verification(committed, 0, ()))
+    made.observe(0, Verification(committed, 0, 0))
 
 
 def test_the_source_with_more_expected_tokens_drafts() -> None:
@@ -310,7 +310,7 @@ def test_a_call_without_a_proposal_says_nothing_of_the_edge() -> None:
     made = DraftSources(chain(), None, average)
     offered(made, (8, 9), (8,))
     rate = average.rate
-    made.observe(0, Verification((5,), 0, ()))
+    made.observe(0, Verification((5,), 0, 0))
     assert average.rate == rate, "what was offered before it was not for this place"
 
 
