@@ -22,7 +22,7 @@ FOLDER: Final = ROOT / "deploy" / "docker" / "requirements"
 EXTRAS: Final = {
     "edge": ("edge", "draft", "redis", "s3"),
     "router": ("router",),
-    "tokenizer": ("tokenizer", "fast-tokenizers", "redis", "s3"),
+    "tokenizer": ("tokenizer", "redis", "s3"),
     "inference": ("inference", "redis", "s3"),
 }
 """What each image holds."""

@@ -81,9 +81,9 @@ def test_every_package_of_an_extra_is_accounted_for() -> None:
     project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     own, *packages = extras["edge"]
-    assert own == "outrider[client,jwt]"
+    assert own == "outrider[client,jwt,fast-tokenizers]"
     assert {re.split(r"[<>=]", item)[0] for item in packages} == set(EXTRA_MODULES["edge"])
-    assert extras["router"] == extras["tokenizer"] == []
+    assert extras["router"] == [] and extras["tokenizer"] == ["outrider[fast-tokenizers]"]
     for extra, modules in EXTRA_MODULES.items():
         if extra == "edge":
             continue
