@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from bench.harness import Run, parser, start, time_us
 from bench.harness.prompts import load_prompts
-from outrider.codec import varint
 from outrider.codec.prompt_memory import PromptMemory
 from outrider.codec.shipped import shipped_table
 from outrider.codec.tokens import TokenCodec, TokenCoder
@@ -97,10 +96,6 @@ def _bytes_by_kind(run: Run, vocabulary: Vocabulary, forms: list[Form]) -> None:
         sizes = [sum(len(form.encode(ids)) for ids in encoded) / num_tokens for form in forms]
         text_size = sum(len(text.encode()) for text in texts) / num_tokens
         table.add(kind, len(texts), *sizes, text_size)
-        if kind == "all":
-            run.figures["bytes_per_token"] = dict(
-                zip([*names, "text"], [round(size, 3) for size in [*sizes, text_size]], strict=True)
-            )
 
 
 def _by_block_size(run: Run, vocabulary: Vocabulary, forms: list[Form], repeats: int) -> None:
@@ -164,19 +159,7 @@ def _commits(run: Run, vocabulary: Vocabulary, repeats: int) -> None:
                 run.samples(f"{way}, commit, {form.name}, {count} tokens", sample, unit="us")
             medians = (table.median(sample) for sample in times.values())
             table.add(count, form.name, size, size - head, *medians)
-    run.figures["commit_overhead_bytes"] = _overhead_bytes(vocabulary, set(ids))
     table.note(f"Times: n = {repeats}, each the mean of {_CALLS} calls, message included.")
-
-
-def _overhead_bytes(vocabulary: Vocabulary, ids: Iterable[int]) -> int:
-    """What carries a token of a commit that has no other, at most, without its payload."""
-    coder = TokenCoder(vocabulary.digest, vocabulary.size, shipped_table(vocabulary.tokens_digest))
-    codec, most = coder.supported[0], 0
-    for token in ids:
-        frame = inference_pb2.Commit()
-        put_ids(frame, coder, [token], codec)
-        most = max(most, frame.ByteSize() - len(varint.encode(coder.number(token, codec))))
-    return most
 
 
 def _chats(run: Run, vocabulary: Vocabulary) -> None:
@@ -190,7 +173,6 @@ def _chats(run: Run, vocabulary: Vocabulary) -> None:
         ids = vocabulary.encode(prompt.text)
         parted.append((ids[: len(ids) * 6 // 10], ids[len(ids) * 6 // 10 :]))
     num_tokens = sum(len(prompt) + len(reply) for prompt, reply in parted)
-    found: dict[str, float] = {}
     for name, steps in (("a token at a time", _plain), ("four drafts, two right", _drafted)):
         sizes = [
             sum(
@@ -202,8 +184,6 @@ def _chats(run: Run, vocabulary: Vocabulary) -> None:
         ]
         fewer = 1 - sizes[0] / sizes[1]
         table.add(name, len(parted), num_tokens, *sizes, f"{fewer:.1%}")
-        found[name] = round(fewer, 3)
-    run.figures["ids_vs_packed"] = found
 
 
 def _returning(run: Run, vocabulary: Vocabulary) -> None:
@@ -223,11 +203,6 @@ def _returning(run: Run, vocabulary: Vocabulary) -> None:
         both = up + (packed_down if name == PACKED else down)
         fewer = 1 - both / (packed_up + packed_down)
         table.add(name, up, both - up, both, f"{fewer:.1%} fewer")
-    run.figures["returning_chats"] = {
-        "prompts_whole": whole_up,
-        "prompts_new": ups["what is new"],
-        "both_vs_packed": round(1 - (ups["what is new"] + down) / (packed_up + packed_down), 3),
-    }
     table.note(
         f"{len(chats)} chats. A question and its reply are a fourth and three fourths of a text of "
         "the held-out prompts; each prompt is the one before, its reply, and a question. "

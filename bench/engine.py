@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bench.harness import Run, median, parser, start
+from bench.harness import Run, parser, start
 from outrider.engines.base import Engine, SequenceSlice
 from outrider.engines.config import EngineConfig
 from outrider.engines.factory import create_engine
@@ -98,34 +98,28 @@ def by_shape(run: Run, exact: Sessions, fast: Sessions, repeats: int) -> None:
     columns = ("sessions x rows", "n", "exact", "lowest", "exact = false", "lowest ", "ratio")
     title = "CPU time of one engine call by sessions and rows of each, ms: median and lowest"
     table = run.table(title, *columns)
-    medians = {}
     for shape in SHAPES:
         ours, other = samples[shape, True], samples[shape, False]
         name = f"{shape[0]} x {shape[1]}"
-        medians[name] = round(median(ours), 2)
         ratios = [a / b for a, b in zip(ours, other, strict=True)]
         exact_ms, other_ms, ratio = (table.median(s) for s in (ours, other, ratios))
         table.add(name, len(ours), exact_ms, min(ours), other_ms, min(other), ratio)
         run.samples(f"exact, {name}", ours, unit="ms")
         run.samples(f"exact = false, {name}", other, unit="ms")
-    run.figures["call_ms"] = medians
 
 
 def by_order(run: Run, ready: Sessions, repeats: int) -> None:
     """Calls whose size changes: the time of one call, by the size it had."""
     title = "CPU time of an engine call of one session whose number of rows changes, ms"
     table = run.table(title, "rows", "n", "median")
-    figures = {}
     for name, sizes in ORDERS.items():
         samples: list[float] = []
         for turn in range((repeats + 1) * 8):
             slices = ready.slices(1, sizes[turn % len(sizes)])
             ms = cpu_ms(ready.engine, slices)
             samples += [ms] if turn >= 8 else []
-        figures[name] = round(median(samples), 2)
         table.add(name, len(samples), table.median(samples))
         run.samples(name, samples, unit="ms")
-    run.figures["alternating_ms"] = figures
 
 
 def main() -> int:

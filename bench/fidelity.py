@@ -14,13 +14,13 @@ import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
 from bench.engine import CONTEXT, Sessions, cpu_ms
-from bench.harness import Figure, Run, median, parser, start
+from bench.harness import Run, parser, start
 from outrider.engines.base import Engine
 from outrider.engines.config import EngineConfig
 from outrider.engines.openvino.convert import ConvertedModel, convert, read_converted
@@ -170,7 +170,7 @@ def _sessions(engine: Engine) -> Sessions:
 
 
 def report(run: Run, found: Mapping[str, Measured]) -> None:
-    """Tables, samples and figures."""
+    """Tables and samples."""
     chosen = found[DEFAULT_LAYOUT]
     count, truth = chosen.served.num_positions, chosen.served.reference_perplexity
     served = f"as served ({chosen.precision})"
@@ -207,36 +207,11 @@ def report(run: Run, found: Mapping[str, Measured]) -> None:
         calls.add(label, len(one.times["1 row"]), *spans)
         for shape, samples in one.times.items():
             run.samples(f"{name}, {shape}", samples, unit="ms")
-    run.figures |= {
-        **_figures(chosen.served),
-        "f32_argmax_agreement": round(chosen.plain.argmax_agreement, 5),
-        "num_positions": count,
-        "precision": chosen.precision,
-        "layout": DEFAULT_LAYOUT,
-        "layouts": {name: _of_layout(one) for name, one in found.items()},
-    }
 
 
 def _closeness(found: Fidelity) -> tuple[str, str, float]:
     """Cells: perplexity over the reference's, KL, and percent of equal argmaxes."""
     return f"{found.ppl_ratio:.4f}", f"{found.kl:.5f}", 100 * found.argmax_agreement
-
-
-def _figures(found: Fidelity) -> dict[str, Figure]:
-    return {
-        "ppl_ratio": round(found.ppl_ratio, 5),
-        "kl": round(found.kl, 6),
-        "argmax_agreement": round(found.argmax_agreement, 5),
-    }
-
-
-def _of_layout(one: Measured) -> dict[str, Figure]:
-    return {
-        "num_bytes": one.num_bytes,
-        "served": {**asdict(one.served), **_figures(one.served)},
-        "f32": {**asdict(one.plain), **_figures(one.plain)},
-        "call_ms": {shape: round(median(samples), 2) for shape, samples in one.times.items()},
-    }
 
 
 def log_progress(what: str) -> None:

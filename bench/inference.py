@@ -5,12 +5,12 @@ with the threads and the chunk size that were found fastest for it here (`bench.
 our replicas size their chunks themselves): our replica with drafts off and on, exact and not;
 openvino_genai's ContinuousBatchingPipeline on the same IR, prefix caching on, without and with its
 prompt lookup; llama.cpp's server on the same GGUF and on its fastest quantisation, if it is
-installed; ik_llama.cpp on the latter with one chat, if it is installed too. Rounds are interleaved
-and ratios are those within a round: on a shared machine a short run next to another says more than
-a long one. A cell has one ratio for each round and kind of prompt. `--core` has five rounds of
-chats with 1, 8 and 32 sessions, greedy, and leaves the inexact replicas, llama.cpp's own drafts and
-ik_llama.cpp out. `--documents` asks about long prompts alone, at the numbers of sessions where they
-crowd each other, and of the exact replicas and the pipeline alone; it makes a record of its own.
+installed. Rounds are interleaved and ratios are those within a round: on a shared machine a short
+run next to another says more than a long one. A cell has one ratio for each round and kind of
+prompt. `--core` has five rounds of chats with 1, 8 and 32 sessions, greedy, and leaves the inexact
+replicas and llama.cpp's own drafts out. `--documents` asks about long prompts alone, at the numbers
+of sessions where they crowd each other, and of the exact replicas and the pipeline alone; it makes
+a record of its own.
 
 What is shared: all requests of a system come from one tenant, and the requests of a cell have
 one system message. No user message comes twice in a run, so a replica that drafts from earlier
@@ -24,28 +24,24 @@ import asyncio
 import contextlib
 import itertools
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bench import tuning
 from bench.harness import Cell as Shown
-from bench.harness import Run, median, parser, quantile, start
+from bench.harness import Run, parser, start
 from bench.harness.load import Request, System, Work, WorkResult
 from bench.harness.prompts import KINDS, PromptSupply
 from bench.harness.replica import Replica
 from bench.peers.lineup import (
-    IK_LLAMACPP,
     INEXACT,
     INEXACT_DRAFTS,
-    LLAMACPP_Q4_0,
-    LLAMACPP_Q4_1,
+    LLAMACPP,
     LLAMACPP_SPECULATION,
     NAMES,
     OPENVINO,
-    OPENVINO_LOOKUP,
     OURS,
     OURS_DRAFTS,
-    TO_INSTALL,
     record_settings,
     rotated,
     start_all,
@@ -113,19 +109,17 @@ def planned_rounds(arguments: argparse.Namespace) -> list[list[Cell]]:
 
 
 def system_names(arguments: argparse.Namespace) -> list[str]:
-    """The systems a run starts; a quick or a core one leaves the inexact replicas, llama.cpp's
-    own drafts and ik_llama.cpp out."""
+    """The systems a run starts; a quick or a core one leaves the inexact replicas and
+    llama.cpp's own drafts out."""
     if arguments.documents:
         return list(DOCUMENT_SYSTEMS)
     small = arguments.quick or arguments.core
-    left_out = (INEXACT, INEXACT_DRAFTS, *LLAMACPP_SPECULATION, IK_LLAMACPP)
+    left_out = (INEXACT, INEXACT_DRAFTS, *LLAMACPP_SPECULATION)
     return [n for n in NAMES if not (small and n in left_out)]
 
 
 def takes_part(name: str, cell: Cell) -> bool:
     """The inexact replicas are measured greedily alone: exactness costs the same at every T."""
-    if name == IK_LLAMACPP:
-        return not cell.temperature and cell.concurrency == 1
     return not (cell.temperature and name in (INEXACT, INEXACT_DRAFTS))
 
 
@@ -161,16 +155,6 @@ class Prompts:
 
 ABSENT = "not installed"
 _TTFT_COLUMNS = (("n, ", ""), ("", " p50"), ("", " p90"), ("", " p95"))
-COMPARISONS = (
-    ("vs_openvino_pipeline", OURS, OPENVINO),
-    ("vs_openvino_pipeline_spec", OURS_DRAFTS, OPENVINO),
-    ("vs_llamacpp_same", OURS_DRAFTS, LLAMACPP_Q4_1),
-    ("vs_llamacpp_best", OURS_DRAFTS, LLAMACPP_Q4_0),
-    ("spec_vs_openvino_prompt_lookup", OURS_DRAFTS, OPENVINO_LOOKUP),
-    ("inexact_vs_openvino_pipeline", INEXACT, OPENVINO),
-    ("inexact_vs_openvino_pipeline_spec", INEXACT_DRAFTS, OPENVINO),
-    ("drafts_on_vs_off", OURS_DRAFTS, OURS),
-)
 
 Round = tuple[int, Cell]
 """Number of the round, and what was measured in it."""
@@ -214,7 +198,7 @@ class Outcomes:
 
 
 def report(run: Run, outcomes: Outcomes) -> None:
-    """Fill the run's tables and figures."""
+    """Fill the run's tables."""
     for sampling in outcomes.values("sampling"):
         _ratios(run, outcomes, str(sampling))
     _drafts(run, outcomes)
@@ -226,7 +210,7 @@ def report(run: Run, outcomes: Outcomes) -> None:
 
 
 def _ratios(run: Run, outcomes: Outcomes, sampling: str) -> None:
-    """Ratios over all kinds of prompt; the figures have them by kind too."""
+    """Ratios over all kinds of prompt."""
     sessions = sorted({c.concurrency for _, c in outcomes.by_round if c.sampling == sampling})
     columns = [f"{concurrency} at once" for concurrency in sessions]
     title = (
@@ -238,26 +222,13 @@ def _ratios(run: Run, outcomes: Outcomes, sampling: str) -> None:
         ratios = [outcomes.ratios(name, OPENVINO, _at(sampling, c)) for c in sessions]
         if any(ratios):
             table.add(name, _count(ratios), *(table.median(sample) for sample in ratios))
-        elif name in outcomes.asked and name in TO_INSTALL and not outcomes.took_part(name):
+        elif name in outcomes.asked and name in LLAMACPP and not outcomes.took_part(name):
             table.add(name, 0, *(ABSENT for _ in sessions))
     table.note("n: ratios of each cell, one for every round and kind of prompt.")
-    suffix = _suffix(sampling)
-    kinds = [str(kind) for kind in outcomes.values("kind")]
-    for key, name, peer in COMPARISONS:
-        of = {str(c): outcomes.ratios(name, peer, _at(sampling, c)) for c in sessions}
-        _figures(run, key + suffix, of)
-        for kind, c in itertools.product(kinds, sessions):
-            of[f"{kind} {c}"] = outcomes.ratios(name, peer, _at(sampling, c, kind))
-        _by_kind(run, f"{key}{suffix}_by_kind", {k: v for k, v in of.items() if " " in k})
-
-
-def _suffix(sampling: str) -> str:
-    """Of the key of a figure."""
-    return "" if sampling == "greedy" else "_sampled"
 
 
 def _drafts(run: Run, outcomes: Outcomes) -> None:
-    """What drafts bring, on and off one after the other; `_ratios` has the figures."""
+    """What drafts bring, on and off one after the other."""
     sessions = sorted({cell.concurrency for _, cell in outcomes.by_round})
     columns = [f"{concurrency} at once" for concurrency in sessions]
     title = "Throughput with drafts on as a multiple of that with drafts off, by requests at once"
@@ -271,22 +242,6 @@ def _at(sampling: str, concurrency: int, kind: str | None = None) -> Callable[[C
     return lambda cell: (
         cell.sampling == sampling and cell.concurrency == concurrency and kind in (None, cell.kind)
     )
-
-
-def _figures(run: Run, key: str, ratios: Mapping[str, Sequence[float]]) -> None:
-    """Median, and lowest and highest, by concurrency; nothing for what did not take part."""
-    measured = {c: sample for c, sample in ratios.items() if sample}
-    if measured:
-        run.figures[key] = {c: round(median(sample), 3) for c, sample in measured.items()}
-        run.figures[f"{key}_range"] = {
-            c: [round(min(sample), 3), round(max(sample), 3)] for c, sample in measured.items()
-        }
-
-
-def _by_kind(run: Run, key: str, ratios: Mapping[str, Sequence[float]]) -> None:
-    measured = {name: round(median(sample), 3) for name, sample in ratios.items() if sample}
-    if measured:
-        run.figures[key] = measured
 
 
 def _count(samples: Sequence[Sequence[float]]) -> Shown:
@@ -328,13 +283,6 @@ def _first_tokens(run: Run, outcomes: Outcomes) -> None:
             cells += [table.quantile(sample, share) for share in (0.9, 0.95)]
             run.samples(f"TTFT, {kind}, {name}", sample, unit="ms")
         table.add(name, *cells)
-    pairs = list(zip(*(_ttft(outcomes, name, "chat") for name in (OURS, OPENVINO)), strict=True))
-    if pairs:
-        added = [ours - theirs for ours, theirs in pairs]
-        run.figures["added_ttft_ms"] = round(median(added), 2)
-        run.figures["added_ttft_ms_quartiles"] = [
-            round(quantile(added, q), 2) for q in (0.25, 0.75)
-        ]
 
 
 def _ttft(outcomes: Outcomes, name: str, kind: str) -> list[float]:
@@ -343,7 +291,7 @@ def _ttft(outcomes: Outcomes, name: str, kind: str) -> list[float]:
 
 
 def _overhead(run: Run, outcomes: Outcomes) -> None:
-    """Mean CPU time per tick in each cell; the figure is the median of those."""
+    """Mean CPU time per tick in each cell."""
     if not outcomes.overhead_ms:
         return
     title = "CPU time that the scheduler adds to an engine call, ms: 16 requests at once"
@@ -351,8 +299,6 @@ def _overhead(run: Run, outcomes: Outcomes) -> None:
     for (sampling, name), sample in outcomes.overhead_ms.items():
         table.add(sampling, name, len(sample), table.median(sample), min(sample), max(sample))
         run.samples(f"CPU time outside the engine, {sampling}, {name}", sample, unit="ms")
-        if name == OURS_DRAFTS:
-            run.figures[f"tick_overhead_ms{_suffix(sampling)}"] = round(median(sample), 3)
 
 
 def _busy_shares(run: Run, outcomes: Outcomes) -> None:
@@ -366,36 +312,19 @@ def _busy_shares(run: Run, outcomes: Outcomes) -> None:
     columns = [f"{count} at once" for count in sessions]
     table = run.table(title, "sampling", "system", "n", *columns)
     table.note("n: measurements of each cell. The rest is Python's: scheduling, sampling, frames.")
-    keys = {OURS: "busy_share", OURS_DRAFTS: "busy_share_spec"}
     for sampling, name in dict.fromkeys(key[:2] for key in outcomes.busy_shares):
         samples = [outcomes.busy_shares.get((sampling, name, count), []) for count in sessions]
         table.add(sampling, name, _count(samples), *(table.median(sample) for sample in samples))
         for count, sample in zip(sessions, samples, strict=True):
             where = f"{sampling}, {count} sessions, {name}"
             run.samples(f"busy share of the engine, {where}", sample, unit="1")
-        if name in keys:
-            of = {str(count): it for count, it in zip(sessions, samples, strict=True)}
-            _figures(run, keys[name] + _suffix(sampling), of)
 
 
 def _exactness(run: Run, outcomes: Outcomes) -> None:
-    """Equal replies of the exact replicas, drafts on and off; agreement with the peer."""
-    everything = [(cell, by_name) for (_, cell), by_name in outcomes.by_round.items()]
+    """Whether the exact replicas reply the same, drafts on and off."""
     run.figures["exact"] = all(
-        by_name[OURS].replies == by_name[OURS_DRAFTS].replies for _, by_name in everything
-    )
-    greedy = [by_name for cell, by_name in everything if not cell.temperature]
-    pairs = _pairs((by_name[OURS], by_name[OPENVINO]) for by_name in greedy)
-    same = [ours == theirs for ours, theirs in pairs]
-    if same:
-        run.figures["same_reply_as_pipeline"] = round(sum(same) / len(same), 3)
-
-
-def _pairs(
-    outcomes: Iterable[tuple[WorkResult, WorkResult]],
-) -> Iterable[tuple[tuple[int, ...], tuple[int, ...]]]:
-    return itertools.chain.from_iterable(
-        zip(ours.replies, theirs.replies, strict=True) for ours, theirs in outcomes
+        by_name[OURS].replies == by_name[OURS_DRAFTS].replies
+        for by_name in outcomes.by_round.values()
     )
 
 

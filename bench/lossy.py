@@ -1,6 +1,6 @@
 """What `acceptance_threshold` buys and what it changes.
 
-The held-out prompts, documents left out, at temperature 0.8 with a seed each, several at a
+The prompts of `bench/data/test` at temperature 0.8 with a seed each, several at a
 time, on one scheduler and engine in this process. (Greedily nothing would change: a draft of
 probability 0.5 or more is the model's choice.) `let through`: tokens that are not the model's own
 choice, marked as such. `changed`: tokens of the exact reply that the lossy one lacks (in order, by
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from difflib import SequenceMatcher
 
-from bench.harness import Run, median, parser, start
+from bench.harness import Run, parser, start
 from bench.harness.prompts import interleaved, load_prompts
 from bench.harness.scheduled import Outcome, answer
 from bench.peers.lineup import rotated
@@ -36,7 +36,7 @@ CONCURRENCY = 4
 def main() -> int:
     run = start("lossy", parser("lossy", __doc__ or "").parse_args())
     vocabulary = load_vocabulary(DEFAULT_MODEL, ModelStore(default_root()))
-    prompts = [p for p in interleaved(load_prompts()) if p.kind != "document"]
+    prompts = interleaved(load_prompts(split="test"))
     ids = [vocabulary.encode_chat([Message("user", p.text)]) for p in prompts]
     ids = ids[:20] if run.quick else ids
     engine = create_engine(EngineConfig(prepare_first=True))
@@ -72,36 +72,33 @@ def report(run: Run, rounds: Sequence[dict[float, Outcome]]) -> None:
     )
     table.note("n: replies, of all rounds. Speeds are medians over rounds.")
     for threshold in THRESHOLDS:
-        figures, name = _figures(rounds, threshold), f"{threshold:g}" if threshold else "exact"
+        name = f"{threshold:g}" if threshold else "exact"
         speeds, speedups = _speeds(rounds, threshold)
-        counts = list(figures.values())[2:]
         num_replies = sum(len(by_threshold[threshold].replies) for by_threshold in rounds)
-        table.add(name, num_replies, table.median(speeds), table.median(speedups), *counts)
+        shares = _shares(rounds, threshold)
+        table.add(name, num_replies, table.median(speeds), table.median(speedups), *shares)
         run.samples(f"tokens/s, {name}", speeds, unit="tokens/s")
         run.samples(f"speed-up, {name}", speedups, unit="ratio")
-        run.figures[f"{threshold:g}"] = {name: round(value, 4) for name, value in figures.items()}
 
 
-def _figures(rounds: Sequence[dict[float, Outcome]], threshold: float) -> dict[str, float]:
+def _shares(rounds: Sequence[dict[float, Outcome]], threshold: float) -> tuple[float, ...]:
+    """Tokens per step; percent of tokens let through and changed, and of replies changed."""
     done = [by_threshold[threshold] for by_threshold in rounds]
     exact = [by_threshold[0.0] for by_threshold in rounds]
-    speeds, speedups = _speeds(rounds, threshold)
     pairs = [
         pair
         for one, true in zip(done, exact, strict=True)
         for pair in zip(one.replies, true.replies, strict=True)
     ]
     num_tokens = sum(one.num_tokens for one in done)
-    return {
-        "tokens_per_s": median(speeds),
-        "speedup": median(speedups),
-        "tokens_per_step": num_tokens / sum(one.num_commits for one in done),
-        "let_through_percent": 100.0 * sum(one.num_lossy for one in done) / num_tokens,
-        "changed_percent": 100.0
+    return (
+        num_tokens / sum(one.num_commits for one in done),
+        100.0 * sum(one.num_lossy for one in done) / num_tokens,
+        100.0
         * sum(_num_changed(reply, true) for reply, true in pairs)
         / sum(one.num_tokens for one in exact),
-        "replies_changed_percent": 100.0 * sum(a != b for a, b in pairs) / len(pairs),
-    }
+        100.0 * sum(a != b for a, b in pairs) / len(pairs),
+    )
 
 
 def _speeds(

@@ -1,6 +1,6 @@
 """What a request's prediction ("predicted outputs") buys.
 
-The held-out prompts, documents left out, are answered one at a time on one scheduler and engine in
+The prompts of `bench/data/test` are answered one at a time on one scheduler and engine in
 this process: without a prediction, and with one that is the reply's text, that text with edits (in
 every stretch of 30 words one is replaced, one left out or two inserted), and the text of another
 prompt's reply. Predictions are texts, tokenized as an edge does. The replies have to be equal. Each
@@ -14,7 +14,7 @@ import random
 import sys
 from collections.abc import Sequence
 
-from bench.harness import Run, median, parser, start
+from bench.harness import Run, parser, start
 from bench.harness.prompts import interleaved, load_prompts
 from bench.harness.scheduled import Outcome, answer
 from bench.peers.lineup import rotated
@@ -47,7 +47,7 @@ def edited(text: str, rng: random.Random) -> str:
 def main() -> int:
     run = start("prediction", parser("prediction", __doc__ or "").parse_args())
     vocabulary = load_vocabulary(DEFAULT_MODEL, ModelStore(default_root()))
-    prompts = [p for p in interleaved(load_prompts()) if p.kind != "document"]
+    prompts = interleaved(load_prompts(split="test"))
     ids = [vocabulary.encode_chat([Message("user", p.text)]) for p in prompts]
     ids = ids[: 12 if run.quick else 40]
     engine = create_engine(EngineConfig(prepare_first=True))
@@ -124,14 +124,6 @@ def report(run: Run, blocks: Sequence[dict[str, Outcome]]) -> int:
         )
         run.samples(f"tokens/s, {kind}", speeds, unit="tokens/s")
         run.samples(f"speed-up, {kind}", ratios, unit="ratio")
-        run.figures[kind] = {
-            "tokens_per_s": round(median(speeds), 2),
-            "speedup": round(median(ratios), 3),
-            "tokens_per_call": round(per_call, 3),
-            "accepted": accepted,
-            "tried": tried,
-            "changed": changed,
-        }
     return num_changed
 
 

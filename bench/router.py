@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from statistics import fmean
 
-from bench.harness import Run, median, parser, quantile, start
+from bench.harness import Run, parser, start
 from bench.harness.local_mesh import LocalMesh, local_mesh
 from bench.harness.region_client import RegionClient
 from bench.harness.replica import coder_of
@@ -238,8 +238,6 @@ def decided(run: Run) -> None:
         "blocks",
         "bytes per block",
     )
-    means: dict[str, float] = {}
-    p99s: dict[str, float] = {}
     for size in QUICK if run.quick else SIZES:
         timings = measure(size, 200 if run.quick else 2000)
         for part, times in _parts(timings).items():
@@ -247,9 +245,6 @@ def decided(run: Run) -> None:
             table.add(str(size), part, len(times), fmean(times), p50, p99)
             run.samples(f"{part}, {size}", times, unit="ms")
         memory.add(str(size), timings.num_blocks, round(timings.bytes_per_block))
-        means[str(size)] = round(fmean(timings.decide), 4)
-        p99s[str(size)] = round(quantile(timings.decide, 0.99), 4)
-    run.figures["decision_ms_mean"], run.figures["decision_ms_p99"] = means, p99s
 
 
 def _parts(timings: DecisionTimings) -> dict[str, list[float]]:
@@ -275,7 +270,6 @@ def hopped(run: Run) -> None:
         tail = (table.quantile(times, share) for share in (0.95, 0.99))
         table.add(way, len(times), table.median(times), *tail)
         run.samples(f"hop, {way}", times, unit="ms")
-    run.figures["hop_ms_p50"] = round(median(added), 3)
 
 
 def main() -> int:

@@ -182,10 +182,6 @@ def report_shares(run: Run, shares: Mapping[tuple[int, bool], Sequence[float]]) 
     for on, drafts in ((False, "off"), (True, "on")):
         samples = [shares[sessions, on] for sessions in BUSY_SESSIONS]
         table.add(drafts, len(samples[0]), *(table.median(sample) for sample in samples))
-        run.figures[f"busy_share_drafts_{drafts}"] = {
-            str(sessions): round(median(sample), 4)
-            for sessions, sample in zip(BUSY_SESSIONS, samples, strict=True)
-        }
         for sessions, sample in zip(BUSY_SESSIONS, samples, strict=True):
             run.samples(f"busy share, {sessions} sessions, drafts {drafts}", sample, unit="1")
     table.note("n: runs; a run's share is over all its ticks in which most sessions decode.")

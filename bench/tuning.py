@@ -8,7 +8,7 @@ about 1,500 tokens that arrive among them. Two choices come of it:
 which `bench.arrivals` uses: of the setups that took at most a tenth longer, the one with the lowest
 p99 of the time between a chat's tokens. Our own replicas size their chunks themselves and are
 measured with one and two threads. The two quantisations of llama.cpp share the setup of the faster
-one, and its fork too, as do the OpenVINO pipeline with prompt lookup and without, and our replicas.
+one, as do the OpenVINO pipeline with prompt lookup and without, and our replicas.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from bench.harness.load import WHOLE_TOKENS, Setup, Work, WorkResult
 from bench.harness.provenance import machine_facts
 from bench.harness.record import load
 from bench.peers.lineup import (
-    IK_LLAMACPP,
     LLAMACPP_Q4_0,
     LLAMACPP_Q4_1,
     LLAMACPP_SPECULATION,
@@ -55,7 +54,7 @@ _PASSING = ("date", "loop_us", "memory_gib")
 LEADERS = {
     OPENVINO_LOOKUP: OPENVINO,
     LLAMACPP_Q4_1: LLAMACPP_Q4_0,
-    **dict.fromkeys((*LLAMACPP_SPECULATION, IK_LLAMACPP), LLAMACPP_Q4_0),
+    **dict.fromkeys(LLAMACPP_SPECULATION, LLAMACPP_Q4_0),
 }
 """Systems that use the setup of another one; the remaining ones of ours use that of OURS."""
 

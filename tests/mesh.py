@@ -218,15 +218,18 @@ def model_of(vocabulary: Vocabulary, engine: Engine, name: str = MODEL) -> Loade
 
 
 @asynccontextmanager
-async def running_replica(model: LoadedModel, **settings: Any) -> AsyncIterator[ReplicaUnderTest]:
+async def running_replica(
+    model: LoadedModel, *, is_started: bool = True, **settings: Any
+) -> AsyncIterator[ReplicaUnderTest]:
     """A replica of this model on a free port, which ends at once; `settings` are InferenceConfig's.
-    Raises what Replica and its start raise."""
+    Unless it `is_started`, the test starts it. Raises what Replica and its start raise."""
     metrics = Metrics("inference")
     defaults: dict[str, Any] = {"engine": "fake", "port": 0, "drain_s": 0.0}
     try:
         replica = Replica(InferenceConfig(**(defaults | settings)), model, metrics)
         try:
-            await replica.start()
+            if is_started:
+                await replica.start()
             yield ReplicaUnderTest(replica, metrics)
         finally:
             await replica.stop()

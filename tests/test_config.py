@@ -61,10 +61,6 @@ def _file(tmp_path: Path, text: str) -> Path:
     return path
 
 
-def test_defaults_when_nothing_is_given() -> None:
-    assert load(Sample, "sample", environ={}) == Sample()
-
-
 def test_precedence_is_defaults_file_environment_flags(tmp_path: Path) -> None:
     file = _file(tmp_path, '[sample]\nhost = "f"\nport = 1\nshare = 1\nverbose = true\n')
     environ = {"OUTRIDER_SAMPLE_PORT": "2", "OUTRIDER_SAMPLE_SHARE": "0.25", "OTHER": "x"}

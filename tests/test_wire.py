@@ -50,16 +50,6 @@ from outrider.wire import (
     usage_to_proto,
 )
 
-
-def test_round_trip_of_a_token_block() -> None:
-    coder = TokenCoder(b"d" * 32, 1000)
-    ids = [1, 2, 3, 999]
-    for codec in coder.supported:
-        wire = token_block_to_proto(coder.encode(ids, codec)).SerializeToString()
-        block = token_block_from_proto(common_pb2.TokenBlock.FromString(wire))
-        assert coder.decode(block, max_count=4) == tuple(ids)
-
-
 RANKED = TokenCoder(b"d" * 32, 300, RankTable(b"t" * 32, 300, [299, 7]))
 
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from bench.arrivals.requests import RequestFactory
-from bench.harness import Cell, Run, median, quantile
+from bench.harness import Cell, Run, median
 from bench.harness.load import System, Work, WorkResult, poisson
-from bench.peers.lineup import OPENVINO, OURS_DRAFTS, rotated
+from bench.peers.lineup import OPENVINO, rotated
 
 MAX_TOKENS = 48
 CAPACITY_SESSIONS = 16
@@ -92,7 +92,7 @@ def _rates(
 
 
 def report(run: Run, loads: Loads) -> None:
-    """The table of latencies, and the figures at the equal rate."""
+    """The table of latencies, and the capacities behind it."""
     columns = []
     for kind, tail in LATENCY_TAILS.items():
         columns += [f"n, {kind}", *(f"{kind} p{share:.0%}"[:-1] for share in (0.5, *tail))]
@@ -105,12 +105,5 @@ def report(run: Run, loads: Loads) -> None:
             cells += [len(sample), table.median(sample), *tail_cells]
             run.samples(f"{kind}, {load}, {name}", sample, unit="ms")
         table.add(load, name, rate, *cells)
-    run.figures["capacity_requests_per_s"] = {
-        name: round(rate, 2) for name, rate in loads.capacity.items()
-    }
-    ours, theirs = (loads.latency(EQUAL, name) for name in (OURS_DRAFTS, OPENVINO))
-    for key, mine, other, share in (
-        ("equal_rate_ttft_p95_ratio", ours[0], theirs[0], 0.95),
-        ("equal_rate_itl_p99_ratio", ours[1], theirs[1], 0.99),
-    ):
-        run.figures[key] = round(quantile(mine, share) / quantile(other, share), 3)
+    for name, found in loads.capacities.items():
+        run.samples(f"capacity, {name}", found, unit="requests/s")

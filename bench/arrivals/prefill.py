@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from bench.arrivals.requests import RequestFactory
 from bench.harness import TOO_FEW, Cell, Run, pooled, quantile
 from bench.harness.load import Request, System, Work, WorkResult
-from bench.peers.lineup import OURS_DRAFTS, rotated
+from bench.peers.lineup import rotated
 
 CHATS = 8
 CHAT_TOKENS = 1000
@@ -30,13 +30,8 @@ class Gaps:
     disturbed: list[list[float]] = field(default_factory=list)
     document_ttft_ms: list[float] = field(default_factory=list)
 
-    def ratios(self) -> list[float]:
-        """p99 with the documents over p99 without, by round."""
-        pairs = zip(self.disturbed, self.alone, strict=True)
-        return [quantile(with_, 0.99) / quantile(without, 0.99) for with_, without in pairs]
-
     def ratio(self) -> float:
-        """The same over all rounds together."""
+        """p99 with the documents over p99 without, over all rounds together."""
         disturbed, alone = (pooled(part) for part in (self.disturbed, self.alone))
         return quantile(disturbed, 0.99) / quantile(alone, 0.99)
 
@@ -91,9 +86,3 @@ def report(run: Run, gaps: Mapping[str, Gaps]) -> None:
         ttft_ms = of.document_ttft_ms
         table.add(name, *cells, ratio, len(ttft_ms), table.median(ttft_ms))
         run.samples(f"document TTFT, {name}", ttft_ms, unit="ms")
-    run.figures["itl_p99_ratio_under_prefill"] = round(gaps[OURS_DRAFTS].ratio(), 3)
-    rounds = gaps[OURS_DRAFTS].ratios()
-    run.figures["itl_p99_ratio_under_prefill_range"] = [round(f(rounds), 3) for f in (min, max)]
-    run.figures["itl_p99_ratio_under_prefill_by_system"] = {
-        name: round(of.ratio(), 3) for name, of in gaps.items()
-    }

@@ -18,7 +18,7 @@ from typing import Final
 
 from bench.cost.gateways import GATEWAYS, relay_us
 from bench.cost.measuring import NUM_WINDOWS, SETTINGS, Cost, Load, cost_mesh, idle, measure
-from bench.harness import Run, median, parser, quantile, start
+from bench.harness import Run, median, parser, start
 
 CHATS: Final = (1, 16, 64, 256, 1000)
 QUICK_CHATS: Final = (1, 16)
@@ -92,7 +92,6 @@ async def beside_the_engine(run: Run, chosen: Sequence[Load], seconds: float, un
     report(run, costs)
     table = run.table("Cores that a process uses without a chat", "edge", "router", "replica")
     table.add(*(without[role] for role in ("edge", "router", "replica")))
-    run.figures["idle_cores"] = {role: round(used, 4) for role, used in without.items()}
 
 
 def _not_measured(run: Run, what: str, error: Exception) -> None:
@@ -106,13 +105,12 @@ def _progress(cost: Cost) -> str:
 
 
 def report(run: Run, costs: Sequence[Cost]) -> None:
-    """Tables and figures."""
+    """Tables."""
     table = run.table(
         "Processor time of a committed token, us, by process, beside an engine that only waits",
         *("chats", "protocol", "client", "edge", "router", "edge + router", "replica: streams"),
         *("replica: scheduler", "tokens/s", "tokens per commit", "tick, ms", "cores busy"),
     )
-    by_load: dict[str, dict[str, dict[str, float]]] = {}
     for cost in costs:
         who = (cost.load.chats, cost.load.label)
         parts = [("client",), ("edge",), ("router",), ("edge", "router")]
@@ -125,18 +123,11 @@ def report(run: Run, costs: Sequence[Cost]) -> None:
         table.add(*who, *cells, *rates, cost.tick_ms, cost.busy_cores)
         for roles, times in samples.items():
             run.samples(f"{who[0]} chats, {who[1]}, {' + '.join(roles)}", times, unit="us")
-        each = {role: round(median(cost.us_per_token(role)), 1) for role in ROLES}
-        by_load.setdefault(cost.load.label, {})[str(cost.load.chats)] = each
         if cost.num_failed:
             run.setting("failed", **{f"{cost.load.chats}, {cost.load.label}": cost.error})
     table.note(f"Medians of {NUM_WINDOWS} windows of whole engine calls.")
-    for label, by_chats in by_load.items():
-        run.figures[f"us_per_token, {label}"] = by_chats
-    plain = by_load.get(Load(1).label, {})
-    run.figures["us_per_token"] = {
-        role: {chats: each[role] for chats, each in plain.items()} for role in ROLES
-    }
-    run.figures["aims_us_per_token_at_64_chats"] = dict(AIMS_US)
+    aims = ", ".join(f"{role} {us}" for role, us in AIMS_US.items())
+    table.note(f"Aims at {_MIDDLE} chats, native, no provisional text, us: {aims}.")
     beside = run.table(
         "Processor time to take a token to a client over HTTP, us: other routers relay an event of "
         "one token as SSE; of ours it is edge and router together",
@@ -155,7 +146,6 @@ _REPLICA: Final = (("streams",), ("scheduler",))
 async def others(run: Run, counts: Sequence[int], seconds: float, until: float) -> None:
     """Routers of others in the same units, and the same table."""
     (table,) = [it for it in run.tables if it.title.startswith("Processor time to take a token")]
-    figures: dict[str, dict[str, float]] = {}
     for gateway in GATEWAYS:
         if not gateway.peer.is_installed():
             print(f"{gateway.name}: {gateway.peer.hint}", file=sys.stderr)
@@ -173,8 +163,6 @@ async def others(run: Run, counts: Sequence[int], seconds: float, until: float) 
                 continue
             table.add(chats, gateway.name, table.median(taken), rate, tick)
             run.samples(f"{gateway.name}, {chats} chats", taken, unit="us")
-            figures.setdefault(gateway.name, {})[str(chats)] = round(median(taken), 1)
-    run.figures["others_us_per_token"] = figures
 
 
 async def many(run: Run, seconds: float) -> None:
@@ -195,9 +183,7 @@ async def many(run: Run, seconds: float) -> None:
     shares = [table.quantile(gaps, share) for share in (0.5, 0.95, 0.99)]
     rate = cost.total("num_tokens") / cost.total("seconds")
     table.add(load.label, len(gaps), *shares, rate, cost.busy_cores, cost.num_failed)
-    run.figures["many_chats_itl_p99_over_tick"] = round(quantile(gaps, 0.99), 2)
-    run.figures["many_chats_tokens_per_s"] = round(rate)
-    run.figures["aim_itl_p99_over_tick"] = AIM_ITL
+    table.note(f"Aim: a p99 of at most {AIM_ITL:g}.")
     run.samples("many chats, ITL over the tick", gaps, unit="ticks")
 
 

@@ -8,41 +8,25 @@ At every tick each stream gets one event of one token, as a batch of an engine b
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
-from typing import Any, Final
 
 import uvloop
 
-MODEL: Final = "paced"
-_INFO: Final = {"model_path": MODEL, "is_generation": True}
-_KNOWN: Final[dict[str, Any]] = {
-    "/health": {},
-    "/health_generate": {},
-    "/v1/models": {"object": "list", "data": [{"id": MODEL, "object": "model"}]},
-    "/get_model_info": _INFO,
-    "/model_info": _INFO,
-    "/get_server_info": {"model_id": MODEL},
-    "/server_info": {"model_id": MODEL},
-    "/version": {"version": "0"},
-}
-_HEAD: Final = (
-    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-)
+from bench.harness.http_server import EVENTS_HEAD, MODEL, event, serve
 
 
-def event(text: str) -> bytes:
-    """One token, as vLLM's server writes it; a chunk of its own."""
+def token(text: str) -> bytes:
+    """One, as vLLM's server writes it."""
     choice = {"index": 0, "delta": {"content": text}, "logprobs": None, "finish_reason": None}
-    body = {
-        "id": "chatcmpl-0123456789abcdef0123456789abcdef",
-        "object": "chat.completion.chunk",
-        "created": 1_700_000_000,
-        "model": MODEL,
-        "choices": [choice],
-    }
-    data = b"data: " + json.dumps(body).encode() + b"\n\n"
-    return b"%x\r\n%s\r\n" % (len(data), data)
+    return event(
+        {
+            "id": "chatcmpl-0123456789abcdef0123456789abcdef",
+            "object": "chat.completion.chunk",
+            "created": 1_700_000_000,
+            "model": MODEL,
+            "choices": [choice],
+        }
+    )
 
 
 class Backend:
@@ -51,7 +35,7 @@ class Backend:
     def __init__(self, tick_s: float) -> None:
         self._tick_s = tick_s
         self._streams: set[asyncio.StreamWriter] = set()
-        self._event = event(" token")
+        self._token = token(" token")
 
     async def run(self, port: int) -> None:
         """Until it is cancelled."""
@@ -63,33 +47,17 @@ class Backend:
                 at += self._tick_s
                 await asyncio.sleep(max(0.0, at - loop.time()))
                 for writer in self._streams:
-                    writer.write(self._event)
+                    writer.write(self._token)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            while head := await reader.readuntil(b"\r\n\r\n"):
-                line, *fields = head.decode("latin-1").split("\r\n")
-                headers = dict(field.lower().split(": ", 1) for field in fields if ": " in field)
-                await reader.readexactly(int(headers.get("content-length", 0)))
-                path = line.split(" ")[1].split("?")[0]
-                if path == "/v1/chat/completions":
-                    writer.write(_HEAD)
-                    self._streams.add(writer)
-                else:
-                    self._answer(path, writer)
-                await writer.drain()
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
+            await serve(reader, writer, "/v1/chat/completions", self._stream)
         finally:
             self._streams.discard(writer)
-            writer.close()
 
-    def _answer(self, path: str, writer: asyncio.StreamWriter) -> None:
-        status = "200 OK" if path in _KNOWN else "404 Not Found"
-        data = json.dumps(_KNOWN.get(path, {})).encode()
-        kind = "Content-Type: application/json"
-        head = f"HTTP/1.1 {status}\r\n{kind}\r\nContent-Length: {len(data)}\r\n\r\n"
-        writer.write(head.encode() + data)
+    async def _stream(self, _: bytes, writer: asyncio.StreamWriter) -> None:
+        writer.write(EVENTS_HEAD)
+        self._streams.add(writer)
 
 
 def main() -> None:

@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Final
 
-from bench.cost.backend import MODEL
 from bench.cost.load import Job
 from bench.cost.measuring import NUM_WINDOWS, clients, counted
 from bench.harness import processor_time
 from bench.harness.http_client import HttpClient
+from bench.harness.http_server import MODEL
 from bench.harness.processes import child, read_json
 from bench.peers import smg, vllm_router
 from bench.peers.installing import Peer

@@ -10,7 +10,6 @@ import asyncio
 from dataclasses import asdict, dataclass, field, replace
 
 from bench.faults.chats import (
-    REPLICA_KILL,
     ChatLoad,
     ChatTotals,
     ReferenceChat,
@@ -18,7 +17,7 @@ from bench.faults.chats import (
 )
 from bench.faults.fleet import MeshShape, running
 from bench.faults.injection import FaultInjector, FaultSeries
-from bench.harness import Cell, Run, Table, median, parser, start, told_quantile
+from bench.harness import Cell, Run, Table, parser, start
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +61,7 @@ async def run_faults(plan: Plan, references: list[ReferenceChat]) -> MeshResult:
 
 
 def report(run: Run, results: dict[str, MeshResult]) -> None:
-    """Tables and figures."""
+    """Tables, and what was lost."""
     texts = run.table(
         "Replies of all chats, compared with the reference's, while processes were killed and "
         "stopped",
@@ -93,7 +92,8 @@ def report(run: Run, results: dict[str, MeshResult]) -> None:
         if totals.once_hit:
             _split(run, parts, engine, totals)
     pauses.note("n: chats that were interrupted in the middle of their replies.")
-    _figures(run, results)
+    all_totals = [result.totals for result in results.values()]
+    run.figures["problems"] = [problem for it in all_totals if (problem := it.problem)]
 
 
 def _split(run: Run, table: Table, engine: str, totals: ChatTotals) -> None:
@@ -104,27 +104,6 @@ def _split(run: Run, table: Table, engine: str, totals: ChatTotals) -> None:
         cells += [table.median(times), table.quantile(times, 0.95)]
         run.samples(f"hit once, {engine}, {part}", times, unit="ms")
     table.add(engine, len(above), *cells)
-
-
-def _figures(run: Run, results: dict[str, MeshResult]) -> None:
-    all_totals = [result.totals for result in results.values()]
-    kills = [f for o in results.values() for f in o.faults if f.name == REPLICA_KILL]
-    pauses = [pause for faults in kills[:1] for pause in faults.pauses_ms]
-    above = all_totals[0].above_recompute_ms
-    run.figures |= {
-        "kills": sum(faults.count for faults in kills),
-        "lost": sum(totals.lost for totals in all_totals),
-        "doubled": sum(totals.doubled for totals in all_totals),
-        "inexact": sum(totals.inexact for totals in all_totals),
-        "failed": sum(len(totals.errors) for totals in all_totals),
-        "num_pauses": len(pauses),
-        "pause_ms_p50": round(median(pauses), 1),
-        "pause_ms_p99": told_quantile(pauses, 0.99),
-        "num_above_recompute": len(above),
-    }
-    if above:
-        run.figures["above_recompute_ms_p50"] = round(median(above), 1)
-        run.figures["above_recompute_ms_p99"] = told_quantile(above, 0.99)
 
 
 def plans(*, quick: bool, core: bool) -> dict[str, Plan]:
@@ -174,8 +153,7 @@ def main() -> int:
             print(f"FAILED {engine}: {error}")
     report(run, results)
     run.finish()
-    figures = run.figures
-    return int(any(figures[name] for name in ("lost", "doubled", "inexact", "failed")))
+    return int(bool(run.figures["problems"]))
 
 
 if __name__ == "__main__":

@@ -204,10 +204,10 @@ class Mesh:
             self._relay = await self._stack.enter_async_context(relay(self._relay_cores))
         return self._relay
 
-    async def relayed(self, name: str, service: Service, *, seed: int = 1) -> int:
+    async def relayed(self, name: str, service: Service) -> int:
         """The port of a new link to a service, called `name` in the relay."""
         kind: Literal["udp", "tcp"] = "udp" if service.role == Role.EDGE else "tcp"
-        return await (await self.relay()).add(name, kind, (HOST, service.port), seed)
+        return await (await self.relay()).add(name, kind, (HOST, service.port))
 
     def service(
         self,

@@ -1,9 +1,12 @@
 """The prompts of all benchmarks and of the exactness test: written ones, and any number of composed
 ones.
 
-Written prompts lie in two folders. Whatever chooses a threshold or a setting by looking at replies
-uses `bench/data/tuning`; whatever prints a figure uses `bench/data/held_out`. No split is kept from
-everybody: who chose the thresholds of what is shown early had figures of held-out prompts in sight.
+Written prompts lie in three folders. Whatever chooses a threshold or a setting by looking at
+replies uses `bench/data/tuning`. `bench/data/held_out` is for figures that no choice hangs on: who
+chose the thresholds of what is shown early had some of them in sight. Whatever claims a figure for
+prompts that nobody has seen uses `bench/data/test`: written after all of these choices, and frozen.
+A prompt belongs to it by lying there; it may not be changed, moved or looked at for a choice, and
+nothing that tunes or trains may read it (`tests/bench/harness/test_prompts.py`).
 
 A `PromptSupply` gives out each user message once: a run that asked the same twice would let a
 system that remembers earlier replies look fast. Chats and code begin with the prompts of
@@ -28,14 +31,15 @@ from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any, Literal, TypeAlias
 
-Split: TypeAlias = Literal["held_out", "tuning", "all"]
-Folder: TypeAlias = Literal["held_out", "tuning"]
+Split: TypeAlias = Literal["held_out", "tuning", "test", "all"]
+Folder: TypeAlias = Literal["held_out", "tuning", "test"]
 
 _DATA = Path(__file__).parents[1] / "data"
 _FOLDERS: dict[Split, tuple[Folder, ...]] = {
     "held_out": ("held_out",),
     "tuning": ("tuning",),
-    "all": ("held_out", "tuning"),
+    "test": ("test",),
+    "all": ("held_out", "tuning", "test"),
 }
 
 
@@ -44,7 +48,7 @@ class Prompt:
     """One user message."""
 
     id: str
-    """`class-NN`, unique in both folders and stable."""
+    """`class-NN`, unique in all folders and stable."""
     kind: str
     """chat_short, chat_long, code, languages, structured, math or document."""
     text: str
@@ -59,6 +63,11 @@ def load_prompts(*kinds: str, split: Split = "held_out") -> tuple[Prompt, ...]:
         for row in json.loads(path.read_text(encoding="utf-8"))
     ]
     return tuple(prompt for prompt in prompts if not kinds or prompt.kind in kinds)
+
+
+def written_texts() -> frozenset[str]:
+    """Of all folders, for whoever has to leave them out."""
+    return frozenset(prompt.text for prompt in load_prompts(split="all"))
 
 
 def interleaved(prompts: Sequence[Prompt]) -> tuple[Prompt, ...]:

@@ -27,7 +27,6 @@ SETTINGS = (
     "edge.quic.idle_timeout_s=3",
     "edge.resumption.window_s=3",
     *(f"edge.http.{name}_timeout_s=3" for name in ("idle", "body", "send")),
-    *(f"edge.http3.{name}_timeout_s=3" for name in ("header", "body", "write")),
     "inference.kv_bytes=268435456",
     "inference.prepare_first=true",
 )

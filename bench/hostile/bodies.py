@@ -1,5 +1,5 @@
-"""Bodies over HTTP that hurt whoever reads them: deep or huge JSON, schemas and grammars that
-explode. A valid key lets them in."""
+"""Bodies over HTTP that hurt whoever reads them: huge JSON, schemas and grammars that explode. A
+valid key lets them in."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from bench.hostile.http1 import CHAT, ask_each, bearer, post
+from bench.hostile.http1 import CHAT, ask_each, post
 from bench.hostile.target import Findings, Target
 
 _PATIENCE_S = 20.0
@@ -17,17 +17,6 @@ _PATIENCE_S = 20.0
 def _chat(**fields: Any) -> bytes:
     asked = {"messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 2, **fields}
     return json.dumps(asked).encode()
-
-
-def deep() -> list[bytes]:
-    """Arrays and objects within each other, in fields that are read, raw or unknown."""
-    made: list[bytes] = []
-    for depth in (50, 1000, 100_000):
-        for nest in ("[" * depth + "]" * depth, '{"a":' * depth + "1" + "}" * depth, "[" * depth):
-            fields = ("messages", "unknown", "tools", "logit_bias", "response_format")
-            made.append(nest.encode())
-            made += [_chat(**{it: "@"}).replace(b'"@"', nest.encode()) for it in fields]
-    return made
 
 
 def giant() -> list[bytes]:
@@ -78,5 +67,5 @@ class Bodies:
         self._made = made
 
     async def __call__(self, target: Target, seconds: float, findings: Findings) -> None:
-        cases = [post(CHAT, body, bearer(target)) for body in self._made()]
+        cases = [post(CHAT, body, target) for body in self._made()]
         await ask_each(target, seconds, findings, cases, timeout_s=_PATIENCE_S)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from bench.hostile import bodies, http1, http2, http3, native, quic_attacks
+from bench.hostile import bodies, http1, http2, native, quic_attacks
 from bench.hostile.quic_client import SOURCE as QUIC_SOURCE
 from bench.hostile.quic_client import Address, QuicAttackResult
 from bench.hostile.target import SOURCE, Findings, Target, certificate_of
@@ -79,23 +79,14 @@ ATTACKS: Final = (
     _quic(quic_attacks.slow_readers),
     _quic(quic_attacks.vanishing_clients),
     _quic(quic_attacks.many_chats),
-    Attack("malformed_streams", native.malformed_streams),
 )
 """On the native protocol's port."""
 HTTP_ATTACKS: Final = (
-    Attack("contradicting_lengths", http1.contradicting_lengths, "answered 400"),
     Attack("head_floods", http1.head_floods, "answered 431"),
     Attack("slow_heads", http1.slow_heads, "ended by the edge"),
     Attack("unread_replies", http1.unread_replies, "left unread"),
     Attack("h2_rapid_resets", http2.rapid_resets),
     Attack("h2_control_floods", http2.control_floods, "connections ended by the edge"),
-    Attack("h2_header_floods", http2.header_floods, "connections ended by the edge"),
-    Attack("h2_ambiguous_fields", http2.ambiguous_fields, "connections ended by the edge"),
-    Attack("h3_rapid_resets", http3.rapid_resets),
-    Attack("h3_garbage", http3.garbage, "connection ended"),
-    Attack("h3_header_floods", http3.header_floods),
-    Attack("h3_slow_bodies", http3.slow_bodies),
-    Attack("deep_json", bodies.Bodies(bodies.deep), "answered 400"),
     Attack("giant_bodies", bodies.Bodies(bodies.giant), "answered 4"),
     Attack("grammar_bombs", bodies.Bodies(bodies.grammars), "answered 400"),
 )

@@ -1,4 +1,4 @@
-"""What clients send on streams of the native protocol: ordinary chats, and what are none."""
+"""Ordinary clients of the native protocol: what they cost a bystander is the yardstick."""
 
 from __future__ import annotations
 
@@ -7,17 +7,14 @@ import random
 from typing import Final
 
 from bench.hostile.bystander import NUM_TOKENS
-from bench.hostile.quic_client import QuicAttackResult, chat_frame, connected, linger
-from bench.hostile.target import SOURCE, Findings, Target, certificate_of, turns
+from bench.hostile.target import Findings, Target, certificate_of, turns
 from outrider.client import connect
-from outrider.codec.frames import encode_frame
 from outrider.models.chat import Message
 from outrider.sampling.params import SamplingParams
 
 _WORDS: Final = ("light", "water", "stone", "green", "morning", "seven", "river", "paper")
 _PROMPT_WORDS: Final = 300
 """Each is one token of the default model's vocabulary."""
-_REFUSED: Final = (ConnectionError, TimeoutError, OSError)
 
 
 async def one_honest_client(target: Target, seconds: float, findings: Findings) -> None:
@@ -29,38 +26,6 @@ async def three_honest_clients(target: Target, seconds: float, findings: Finding
     """Three further clients that chat as the bystander does: with him as many as one address may
     have above the lowest class (`router.admission.max_above_low_per_address`)."""
     await asyncio.gather(*(_chat_on(target, seconds, findings, number) for number in range(1, 4)))
-
-
-async def malformed_streams(target: Target, seconds: float, findings: Findings) -> None:
-    """Lengths that lie, frames without a message, streams that end inside a frame, requests with
-    bits turned, noise."""
-    chance, good = random.Random(1), chat_frame("What is two plus two?", 2)
-    for _ in turns(seconds):
-        outcome = QuicAttackResult()
-        try:
-            async with connected(
-                target.address, certificate_of(target), outcome, source=SOURCE
-            ) as client:
-                for number in range(40):
-                    damaged = bytearray(good[2:])
-                    damaged[chance.randrange(len(damaged))] ^= 1 << chance.randrange(8)
-                    data = (
-                        chance.randbytes(chance.randint(1, 2000)),
-                        b"\xff\xff\xff\xff\x7f" + good,
-                        b"\x00" + good,
-                        good[: chance.randrange(1, len(good))],
-                        encode_frame(bytes(damaged)),
-                        b"\x80" * chance.randint(1, 12),
-                    )[chance.randrange(6)]
-                    client.quic.send_stream_data(4 * number, data, chance.random() < 0.7)
-                    findings.count("streams")
-                client.transmit()
-                await linger(client, 0.2)
-        except _REFUSED as error:
-            findings.count(f"refused: {type(error).__name__}")
-            await asyncio.sleep(0.1)
-        for reason, times in outcome.closed.items():
-            findings.count(f"closed: {reason}", times)
 
 
 def prompt(number: int) -> str:

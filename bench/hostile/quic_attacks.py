@@ -296,6 +296,11 @@ async def many_chats(
 # 0-RTT.
 
 
+def deaf(quic: HostileQuic) -> None:
+    """It never completes its handshake."""
+    quic.finishes = False
+
+
 async def ticket_of(address: Address, certificate: Path | None) -> tls.SessionTicket:
     """A ticket to come back with, from a connection that does nothing else."""
     async with connected(address, certificate, QuicAttackResult()) as client:
@@ -316,10 +321,6 @@ async def early_data_flood(
 ) -> QuicAttackResult:
     """One-byte STREAM frames in 0-RTT, in order, of a handshake that is never completed."""
     outcome, ticket = QuicAttackResult(), await ticket_of(address, certificate)
-
-    def deaf(quic: HostileQuic) -> None:
-        quic.finishes = False
-
     client = await begin(address, certificate, ticket=ticket, tune=deaf)
     frames = (
         stream_frame(4 * (at % num_streams), at // num_streams, b"\x80") for at in range(num_frames)

@@ -243,9 +243,9 @@ class HostileClient(QuicConnectionProtocol):
             self._transport.close()
 
 
-def configuration(certificate: Path | None, host: str, alpn: str = ALPN) -> QuicConfiguration:
+def configuration(certificate: Path | None, host: str) -> QuicConfiguration:
     """What an attacker's client is set up with."""
-    made = QuicConfiguration(is_client=True, alpn_protocols=[alpn], server_name=host)
+    made = QuicConfiguration(is_client=True, alpn_protocols=[ALPN], server_name=host)
     if certificate is None:
         made.verify_mode = ssl.CERT_NONE
     else:
@@ -261,19 +261,16 @@ async def begin(
     ticket: tls.SessionTicket | None = None,
     tune: Callable[[HostileQuic], None] | None = None,
     records: bool = False,
-    alpn: str = ALPN,
-    make: Callable[[HostileQuic], HostileClient] | None = None,
 ) -> HostileClient:
-    """Send a first flight from an own socket, at the address `source` if one is given. `make`: a
-    HostileClient that looks at what comes."""
-    settings = configuration(certificate, address[0], alpn)
+    """Send a first flight from an own socket, at the address `source` if one is given."""
+    settings = configuration(certificate, address[0])
     settings.session_ticket = ticket
     quic = HostileQuic(configuration=settings)
     if tune is not None:
         tune(quic)
     source = source or SOURCE.get()
     _, client = await asyncio.get_running_loop().create_datagram_endpoint(
-        lambda: (make or HostileClient)(quic),
+        lambda: HostileClient(quic),
         remote_addr=address,
         local_addr=None if source is None else (source, 0),
     )

@@ -96,10 +96,6 @@ def report(run: Run, found: Mapping[str, Compared]) -> None:
     )
     for name, it in found.items():
         table.add(name, it.num_pairs, it.num_sooner, f"{it.chance:.2g}")
-    run.figures["timing"] = {
-        name: {"pairs": it.num_pairs, "sooner": it.num_sooner, "chance": it.chance}
-        for name, it in found.items()
-    }
 
 
 async def _first_word_s(client: Client, prompt: str) -> float:

@@ -1,33 +1,27 @@
 """1, 8 and 32 streams at once over HTTP, beside llama.cpp's server on the same model and cores, in
 one run. What HTTP adds to the first token's time is in `bench.overhead`.
 
-The streams are asked for by a client of ours, which sees every token's time, and by aiperf, which
-is nobody's here (in full runs alone, or with `--aiperf`). llama.cpp takes part where it is
-installed: the same GGUF, and its fastest quantisation.
+llama.cpp takes part where it is installed: the same GGUF, and its fastest quantisation.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import os
-import subprocess
 import sys
 
 from bench import tuning
 from bench.harness import Run, parser, start
 from bench.harness.local_mesh import LocalMesh, local_mesh
 from bench.harness.prompts import PromptSupply
-from bench.http import aiperf, load
+from bench.http import load
 from bench.http.load import CONCURRENCIES, Server
 from bench.peers import llamacpp
 from bench.peers.lineup import LLAMACPP_Q4_0, LLAMACPP_Q4_1, record_settings
 from bench.peers.llamacpp import LlamaServer, llama_server
 from outrider.cli.local import development_key
 from outrider.models.catalog import DEFAULT_MODEL
-from outrider.models.store import ModelStore, default_root
-from outrider.models.vocabulary import load_vocabulary
 
 _READY = ("inference.prepare_first=true",)
 """Nothing compiles beside what is measured."""
@@ -64,7 +58,7 @@ async def peers(stack: contextlib.AsyncExitStack, run: Run) -> list[Server]:
     return [Server(name, "127.0.0.1", system.port) for name, system in servers.items()]
 
 
-async def beside_others(run: Run, num_rounds: int, per_stream: int, *, with_aiperf: bool) -> None:
+async def beside_others(run: Run, num_rounds: int, per_stream: int) -> None:
     """All systems are up; one is asked at a time."""
     threads = len(os.sched_getaffinity(0))
     supply = PromptSupply("chat")
@@ -79,36 +73,14 @@ async def beside_others(run: Run, num_rounds: int, per_stream: int, *, with_aipe
                 for streams in CONCURRENCIES
             ]
             load.report(run, await load.compete(servers, rounds))
-            if with_aiperf:
-                aiperf.report(run, await asyncio.to_thread(_by_aiperf, servers, per_stream))
-
-
-def _by_aiperf(servers: list[Server], per_stream: int) -> list[aiperf.Row]:
-    vocabulary = load_vocabulary(DEFAULT_MODEL, ModelStore(default_root()))
-    seeds = itertools.count(1)
-    rows: list[aiperf.Row] = []
-    try:
-        for streams in CONCURRENCIES:
-            num_chats = streams * per_stream if streams > 1 else 4 * per_stream
-            rows += [
-                aiperf.ask(server, vocabulary, num_chats, streams, next(seeds))
-                for server in servers
-            ]
-    except subprocess.CalledProcessError as error:
-        print(f"aiperf took no part: {error}", file=sys.stderr)
-    return rows
 
 
 def main() -> int:
-    flags = parser("http", __doc__ or "")
-    flags.add_argument("--aiperf", action="store_true", help="in a quick run too")
-    arguments = flags.parse_args()
-    run = start("http", arguments)
+    run = start("http", parser("http", __doc__ or "").parse_args())
     num_rounds, per_stream = (1, 1) if run.quick else (3, 4)
-    with_aiperf = arguments.aiperf or not run.quick
-    asyncio.run(beside_others(run, num_rounds, per_stream, with_aiperf=with_aiperf))
+    asyncio.run(beside_others(run, num_rounds, per_stream))
     run.finish()
-    return int(any(run.figures.get(name) for name in ("errors", "aiperf_errors")))
+    return int(bool(run.figures["errors"]))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from bench.harness import Run, median
+from bench.harness import Run
 from bench.harness.http_client import HttpClient
 from bench.harness.load import Answer, WorkResult, send
 from bench.harness.statistics import pooled
@@ -88,7 +88,7 @@ async def compete(
 
 
 def report(run: Run, outcomes: Outcomes) -> None:
-    """Table, samples and figures."""
+    """Table and samples; the figure is how many errors there were."""
     table = run.table(
         f"Chats of {MAX_TOKENS} tokens streamed over HTTP, the same model and cores: our own load",
         *("streams", "system", "errors", "n", "TTFT ms, p50", "TTFT ms, p95"),
@@ -115,5 +115,4 @@ def report(run: Run, outcomes: Outcomes) -> None:
         run.samples(f"{label}, TTFT", ttft, unit="ms")
         run.samples(f"{label}, ITL", gaps, unit="ms")
         run.samples(f"{label}, tokens/s", rates, unit="1/s")
-        run.figures[f"tokens_per_s, {label}"] = round(median(rates), 1)
     run.figures["errors"] = num_errors

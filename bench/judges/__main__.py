@@ -15,7 +15,7 @@ from typing import Final
 
 from bench.harness.larger_models import LARGER_MODELS, have
 from bench.harness.local_mesh import local_mesh
-from bench.judges import litellm, llm_comply, schemathesis
+from bench.judges import llm_comply, schemathesis
 from bench.judges.target import Target
 from outrider.cli.local import development_key
 from outrider.models.catalog import DEFAULT_MODEL
@@ -23,7 +23,6 @@ from outrider.models.catalog import DEFAULT_MODEL
 JUDGES: Final[dict[str, Callable[[Target], int]]] = {
     "llm_comply": llm_comply.judge,
     "schemathesis": schemathesis.judge,
-    "litellm": litellm.judge,
 }
 _CONTEXT_TOKENS: Final = {"llm_comply": 512, "schemathesis": 128}
 """Of a mesh that is started for judges that set no limit to replies: a small model may ramble up to

@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bench.harness import Run, median, parser, start
+from bench.harness import Run, parser, start
 from bench.harness.larger_models import CODER_05B, have_all
-from bench.kv import first_token, frames, restart
+from bench.kv import first_token, frames
 from bench.kv.first_token import Link
 from outrider.models.catalog import DEFAULT_MODEL, ModelSpec
 from outrider.models.store import ModelStore, default_root
@@ -26,8 +26,6 @@ class Size:
     num_of_larger: int
     """Prefixes of the larger model, likewise; 0: it is left out."""
     prompts: first_token.Size
-    num_starts: int
-    """Of a replica, for each of the things that it may have."""
 
 
 THREADS = 1
@@ -40,24 +38,21 @@ FULL = Size(
     num_prefixes=20,
     num_of_larger=7,
     prompts=first_token.Size(num_nearest=6, num_others=3, links=_LINKS),
-    num_starts=2,
 )
 CORE = Size(
     num_prefixes=7,
     num_of_larger=0,
     prompts=first_token.Size(num_nearest=3, num_others=1, links=_LINKS[:2]),
-    num_starts=1,
 )
 QUICK = Size(
     num_prefixes=1,
     num_of_larger=0,
     prompts=first_token.Size(num_nearest=1, num_others=1, links=_LINKS[:1]),
-    num_starts=1,
 )
 
 
 def main() -> int:
-    smaller = "one model, fewer prompts, two links, one start of each kind; a third of the time"
+    smaller = "one model, fewer prompts, two links; a third of the time"
     flags = parser("kv", __doc__ or "", core=smaller)
     arguments = flags.parse_args()
     run = start("kv", arguments)
@@ -68,14 +63,9 @@ def main() -> int:
     bf16, f32 = frames.measure(run, DEFAULT_MODEL, store, size.num_prefixes, progress)
     if size.num_of_larger:
         _of_larger(run, store, size.num_of_larger, progress)
-    run.figures["exact_vs_bf16"] = round(median(bf16.ratios), 3)
-    run.figures["decode_mb_s"] = round(median(bf16.decode_mb_s))
-    run.figures["decode_over_compute"] = round(median(bf16.decode_share), 4)
     run.setting("replica", threads=THREADS)
     asked = asyncio.run(first_token.measure(vocabulary, size.prompts, THREADS, progress))
     first_token.report(run, asked)
-    starts = asyncio.run(restart.measure(vocabulary, size.num_starts, THREADS, progress))
-    restart.report(run, starts)
     run.finish()
     num_frames = bf16.num_equal + f32.num_equal
     return int(num_frames != 2 * size.num_prefixes or not first_token.is_exact(asked))
@@ -84,7 +74,7 @@ def main() -> int:
 def _of_larger(run: Run, store: ModelStore, count: int, progress: Callable[[str], None]) -> None:
     """Frames of the KV of another model, where it can be had."""
     files, missing = have_all((CODER_05B,))
-    run.figures.update(missing)
+    run.setting("missing", **missing)
     for name, path in files.items():
         spec = ModelSpec(name, f"file:{path}", CODER_05B.sha256)
         frames.measure(run, spec, store, count, progress)

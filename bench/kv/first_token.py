@@ -17,10 +17,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from bench.harness import Run, median
+from bench.harness import Run
 from bench.harness.mesh import HOST
 from bench.harness.region_client import RegionClient, Reply
-from bench.harness.statistics import quantile
 from bench.kv.replicas import (
     BLOCK_TOKENS,
     MOVED,
@@ -40,8 +39,6 @@ SIZES = (600, 1500)
 WAYS = ("computed", "from the Redis", "from another replica", "cached in the process")
 NUM_RESUMED = 64
 """Tokens of a reply behind which it goes on elsewhere."""
-NAMES = dict(zip(WAYS, ("cold", "redis", "replica", "local"), strict=True))
-"""Of the ways, in the run's line of JSON."""
 
 
 class Link(NamedTuple):
@@ -131,8 +128,8 @@ async def measure(
                 await store.until_stored(num_blocks)
                 begun[prompt] = await replicas.ask(first, prompt, MOVED, sampling=longer)
                 progress(f"prompts stored: {len(begun)} of {how.num_nearest * len(SIZES)}")
-            near_redis = store.through(await link.add("redis", "tcp", (HOST, store.port), seed=1))
-            near_first = await link.add("first", "tcp", (HOST, service.port), seed=2)
+            near_redis = store.through(await link.add("redis", "tcp", (HOST, store.port)))
+            near_first = await link.add("first", "tcp", (HOST, service.port))
 
             def holder(num_tokens: int) -> inference_pb2.KvHolder:
                 where = f"{HOST}:{near_first}"
@@ -206,10 +203,7 @@ def report(run: Run, found: Measured) -> None:
         *(f"{way}: over computed" for way in WAYS[1:3]),
         *(f"{way}: tokens" for way in WAYS[1:3]),
     )
-    ratios: dict[str, float] = {}
     for (size, over), it in found.asked.items():
-        for way in WAYS[1:3]:
-            ratios[f"{size} tokens, {over}, {way}"] = round(median(it.over_computed(way)), 3)
         table.add(
             *(size, str(over), it.num_prompts),
             *(table.median(it.times_ms(way)) for way in WAYS),
@@ -218,17 +212,10 @@ def report(run: Run, found: Measured) -> None:
         )
         for way in WAYS:
             run.samples(f"{size} tokens, {over}, {way}", it.times_ms(way), unit="ms")
-    nearest = found.asked[SIZES[-1], next(iter(found.asked))[1]]
-    run.figures["ttft_ms"] = {
-        name: round(median(nearest.times_ms(way)), 1) for way, name in NAMES.items()
-    }
-    run.figures["over_computed"] = ratios
-    run.figures["never_slower"] = max(ratios.values())
     _report_pauses(run, found.pauses)
     num_asked = sum(it.num_prompts for it in found.asked.values())
     num_equal = sum(it.num_equal for it in found.asked.values())
-    run.figures["prompts_exact"] = f"{num_equal} of {num_asked}"
-    run.figures["exact"] = is_exact(found)
+    table.note(f"{num_equal} of {num_asked} prompts were answered alike in all ways.")
 
 
 def _report_pauses(run: Run, pauses: Pauses) -> None:
@@ -241,15 +228,7 @@ def _report_pauses(run: Run, pauses: Pauses) -> None:
         median_ms, p99_ms = table.median(times), table.quantile(times, 0.99)
         table.add(way, len(times), median_ms, p99_ms, max(times))
         run.samples(f"goes on, {way}", times, unit="ms")
-    run.figures["failover_pause_ms"] = {
-        NAMES[way]: {
-            "n": len(times),
-            "p50": round(quantile(times, 0.5), 1),
-            "p99": round(quantile(times, 0.99), 1),
-        }
-        for way, times in pauses.by_way.items()
-    }
-    run.figures["pauses_exact"] = f"{pauses.num_equal} of {pauses.num_replies}"
+    table.note(f"{pauses.num_equal} of {pauses.num_replies} replies went on as they had begun.")
 
 
 def is_exact(found: Measured) -> bool:

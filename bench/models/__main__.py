@@ -3,7 +3,8 @@
 Replicas are started as `outrider up` starts them, with a KV pool that is next to empty when memory
 is read. Their replies are compared with the reference's. Models larger than the default one come
 from the package index (bench.harness.larger_models); where they cannot be had, the table says so.
-`--quick` leaves out the largest one and some of the tiny ones.
+`--quick` leaves out the largest one. What tiny models of all types of ggml say is compared with
+numpy in `tests/fidelity`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from bench.harness.region_client import RegionClient
 from bench.harness.replica import coder_of
 from bench.models import subjects
 from bench.models.replicas import KV_BYTES, Memory, own_models, replica_process
-from bench.models.subjects import Subject, tiny_prompt
+from bench.models.subjects import Subject
 from outrider.engines.config import EngineConfig
 from outrider.engines.factory import create_engine
 from outrider.models.catalog import lookup
@@ -78,7 +79,7 @@ async def measure(subject: Subject, store: ModelStore, num_prompts: int) -> Meas
     async with replica_process(name, {"max_fixed_rows": 0}) as replica:
         cold_s, cold_peak_mb = replica.start_s, Memory.of(replica.pid).peak
     vocabulary = await asyncio.to_thread(load_vocabulary, subject.spec, store)
-    asks = asks_of(subject, vocabulary, num_prompts)
+    asks = asks_of(vocabulary, num_prompts)
     async with replica_process(name) as replica:
         copies = await own_models(replica)
         replies = await ask_replica(replica.address, vocabulary, asks)
@@ -97,15 +98,11 @@ async def measure(subject: Subject, store: ModelStore, num_prompts: int) -> Meas
     )
 
 
-def asks_of(subject: Subject, vocabulary: Vocabulary, num_prompts: int) -> list[Ask]:
+def asks_of(vocabulary: Vocabulary, num_prompts: int) -> list[Ask]:
     """Each prompt twice: greedy, and sampled with a seed."""
-    if subject.is_tiny:
-        prompts = [tiny_prompt(number) for number in range(num_prompts)]
-    else:
-        written = interleaved(load_prompts())
-        encoded = (vocabulary.encode_chat([Message("user", p.text)]) for p in written)
-        short = (ids for ids in encoded if len(ids) <= MAX_PROMPT_TOKENS)
-        prompts = list(islice(short, num_prompts))
+    written = interleaved(load_prompts())
+    encoded = (vocabulary.encode_chat([Message("user", p.text)]) for p in written)
+    prompts = list(islice((ids for ids in encoded if len(ids) <= MAX_PROMPT_TOKENS), num_prompts))
     how = (
         SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True),
         SamplingParams(
@@ -145,7 +142,7 @@ def references(
 
 
 def report(run: Run, found: Sequence[Measured], missing: Mapping[str, str]) -> None:
-    """Table and figures."""
+    """The table."""
     table = run.table(
         "A replica of each model: seconds until it serves, MB that its process holds without KV, "
         "replies that equal the reference's",
@@ -163,16 +160,6 @@ def report(run: Run, found: Sequence[Measured], missing: Mapping[str, str]) -> N
         )
     for text in missing.values():
         table.note(f"{text}.")
-    by_name = {one.subject.spec.name: one for one in found}
-    run.figures |= {
-        "exact": {name: one.exact for name, one in by_name.items()},
-        "rss_mb": {name: one.memory.peak for name, one in by_name.items()},
-        "ready_s": {
-            name: {"cold": round(one.cold_s, 1), "warm": round(one.warm_s, 1)}
-            for name, one in by_name.items()
-        },
-        "missing": dict(missing),
-    }
 
 
 async def _measure(run: Run, work: Path) -> bool:

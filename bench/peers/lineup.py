@@ -11,8 +11,7 @@ from typing import Final, Protocol, TypeVar
 from bench.harness import Run
 from bench.harness.load import Setup, System
 from bench.harness.replica import replica
-from bench.peers import dynamo, ik_llamacpp, llamacpp, smg, vllm_router
-from bench.peers.ik_llamacpp import ik_llama
+from bench.peers import llamacpp, smg, vllm_router
 from bench.peers.installing import Peer
 from bench.peers.llamacpp import llama_server
 from bench.peers.openvino_pipeline import pipeline
@@ -23,10 +22,7 @@ from outrider.models.vocabulary import Vocabulary
 
 T = TypeVar("T")
 
-PEERS: Final = {
-    peer.name: peer
-    for peer in (llamacpp.PEER, ik_llamacpp.PEER, smg.PEER, vllm_router.PEER, dynamo.PEER)
-}
+PEERS: Final = {peer.name: peer for peer in (llamacpp.PEER, smg.PEER, vllm_router.PEER)}
 """All that are to be installed. The OpenVINO pipeline comes with Outrider's own engine."""
 
 OURS = "outrider, drafts off"
@@ -43,9 +39,6 @@ LLAMACPP_SPECULATION = {
 }
 """With drafts of its own (its `--spec-type`): n-grams of all slots, and of the slot's own text."""
 LLAMACPP = (LLAMACPP_Q4_1, LLAMACPP_Q4_0, *LLAMACPP_SPECULATION)
-IK_LLAMACPP = "ik_llama.cpp Q4_0, one chat"
-"""Its package answers one request at a time, greedily."""
-TO_INSTALL = (*LLAMACPP, IK_LLAMACPP)
 NAMES = (
     OURS,
     OURS_DRAFTS,
@@ -53,7 +46,7 @@ NAMES = (
     INEXACT_DRAFTS,
     OPENVINO,
     OPENVINO_LOOKUP,
-    *TO_INSTALL,
+    *LLAMACPP,
 )
 
 LOOKUP_TOKENS = 4
@@ -76,9 +69,7 @@ async def start_all(
 
 
 def needed_by(name: str) -> tuple[Peer, ...]:
-    """What has to be installed for it. llama.cpp makes the model of its fork."""
-    if name == IK_LLAMACPP:
-        return (llamacpp.PEER, ik_llamacpp.PEER)
+    """What has to be installed for it."""
     return (llamacpp.PEER,) if name in LLAMACPP else ()
 
 
@@ -88,8 +79,6 @@ def started(name: str, vocabulary: Vocabulary, setup: Setup) -> AbstractAsyncCon
         model = converted(DEFAULT_MODEL, ModelStore(default_root())).directory
         lookup = LOOKUP_TOKENS if name == OPENVINO_LOOKUP else 0
         return pipeline(model, vocabulary, setup, lookup_tokens=lookup)
-    if name == IK_LLAMACPP:
-        return ik_llama(llamacpp.BEST_MODEL, vocabulary, setup)
     if name in LLAMACPP:
         model = llamacpp.same_model() if name == LLAMACPP_Q4_1 else llamacpp.BEST_MODEL
         return llama_server(model, setup, speculation=LLAMACPP_SPECULATION.get(name, "none"))

@@ -1,7 +1,7 @@
 """The relay's process: commands as JSON lines on its input, an answer to each on its output.
 
-    {"add": NAME, "kind": "udp" | "tcp", "target": [HOST, PORT], "seed": N}  -> {"port": PORT}
-    {"set": NAME, "up": {CONDITIONS}, "down": {CONDITIONS}}                  -> {}
+    {"add": NAME, "kind": "udp" | "tcp", "target": [HOST, PORT]}  -> {"port": PORT}
+    {"set": NAME, "up": {CONDITIONS}, "down": {CONDITIONS}}       -> {}
     {"traffic": null}  -> {"links": {NAME: [up, down]}, "cpu_s": CPU time of this process so far}
 
 It ends with its input.
@@ -34,7 +34,7 @@ class Relay:
         """Do what a command says. Raises KeyError and ValueError for one that makes no sense."""
         if "add" in command:
             host, port = command["target"]
-            link = _KINDS[command["kind"]]((host, port), command["seed"])
+            link = _KINDS[command["kind"]]((host, port))
             self._links[command["add"]] = link
             return {"port": await link.start()}
         if "set" in command:

@@ -30,11 +30,9 @@ class RelayControl:
     def __init__(self, process: PipedProcess) -> None:
         self._process = process
 
-    async def add(
-        self, name: str, kind: Literal["udp", "tcp"], target: tuple[str, int], seed: int
-    ) -> int:
+    async def add(self, name: str, kind: Literal["udp", "tcp"], target: tuple[str, int]) -> int:
         """A new link without delay; the local port that leads to `target`."""
-        answer = await self._ask({"add": name, "kind": kind, "target": target, "seed": seed})
+        answer = await self._ask({"add": name, "kind": kind, "target": target})
         return int(answer["port"])
 
     async def set(self, name: str, conditions: Conditions) -> None:

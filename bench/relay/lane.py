@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
@@ -24,18 +23,12 @@ class Conditions:
 
     delay_ms: float = 0.0
     """One way."""
-    jitter_ms: float = 0.0
-    """Added per packet, uniform in 0 .. jitter_ms."""
-    loss: float = 0.0
-    """Share of packets lost, independently; not for ordered lanes."""
     rate_mbit_s: float = 0.0
     """What it carries at most, 10^6 bits a second; packets wait for those before them. 0: any."""
 
     def __post_init__(self) -> None:
-        if min(self.delay_ms, self.jitter_ms, self.rate_mbit_s) < 0 or not 0 <= self.loss < 1:
-            raise ValueError(
-                f"{self} is no link: times and rates are not negative, loss is 0 to below 1"
-            )
+        if min(self.delay_ms, self.rate_mbit_s) < 0:
+            raise ValueError(f"{self} is no link: times and rates are not negative")
 
 
 @dataclass(slots=True)
@@ -46,8 +39,6 @@ class Traffic:
     """Datagrams, or reads from a TCP socket."""
     num_bytes: int = 0
     """Payload of UDP or TCP."""
-    lost: int = 0
-    """Datagrams lost on purpose."""
     dropped: int = 0
     """Datagrams for which the queue was full."""
     lateness: Counter[int] = field(default_factory=Counter)
@@ -61,7 +52,6 @@ class Traffic:
         """Count what went through another lane too."""
         self.packets += other.packets
         self.num_bytes += other.num_bytes
-        self.lost += other.lost
         self.dropped += other.dropped
         self.lateness += other.lateness
 
@@ -89,13 +79,11 @@ class Traffic:
 class Lane(Generic[T]):
     """Packets under way. `send` puts one in, `due` takes out what has arrived by `now`."""
 
-    def __init__(
-        self, seed: int, *, ordered: bool, max_bytes: int = 1 << 23, slack_s: float = 0.0
-    ) -> None:
-        """An `ordered` lane delivers in the order of sending and loses nothing: a byte stream.
-        Others may overtake one another under jitter, as datagrams do. A packet up to `slack_s`
-        before its time is taken out with the others."""
-        self._rng = random.Random(seed)
+    def __init__(self, *, ordered: bool, max_bytes: int = 1 << 23, slack_s: float = 0.0) -> None:
+        """An `ordered` lane delivers in the order of sending and drops nothing: a byte stream.
+        Others overtake one another where the delay falls, and are dropped where too many are under
+        way, as datagrams are. A packet up to `slack_s` before its time is taken out with the
+        others."""
         self._ordered = ordered
         self._max_bytes = max_bytes
         self._slack_s = slack_s
@@ -114,15 +102,10 @@ class Lane(Generic[T]):
         return self.queued_bytes >= self._max_bytes
 
     def send(self, packet: T, num_bytes: int, now: float) -> bool:
-        """Put a packet on its way at `now`, seconds; False if it was lost."""
+        """Put a packet on its way at `now`, seconds; False if it was dropped."""
         traffic, how = self.traffic, self.conditions
         traffic.packets += 1
         traffic.num_bytes += num_bytes
-        # Both are drawn for every packet: the losses of a seed are the same under any jitter.
-        unlucky, extra_ms = self._rng.random() < how.loss, self._rng.random() * how.jitter_ms
-        if not self._ordered and unlucky:
-            traffic.lost += 1
-            return False
         if not self._ordered and self.full:
             traffic.dropped += 1
             return False
@@ -130,7 +113,7 @@ class Lane(Generic[T]):
         if how.rate_mbit_s:
             left_at = max(now, self._free_at) + num_bytes * 8e-6 / how.rate_mbit_s
             self._free_at = left_at
-        due = left_at + (how.delay_ms + extra_ms) / 1000
+        due = left_at + how.delay_ms / 1000
         if self._ordered:
             due = self._last_due = max(due, self._last_due)
         self._num_sent += 1
@@ -165,8 +148,8 @@ _SLACK_S = 50e-6
 class Pump(Generic[T]):
     """Feeds a lane and empties it on time: one timer, armed for the next packet."""
 
-    def __init__(self, deliver: Callable[[T], None], *, seed: int, ordered: bool) -> None:
-        self.lane: Lane[T] = Lane(seed, ordered=ordered, slack_s=_SLACK_S)
+    def __init__(self, deliver: Callable[[T], None], *, ordered: bool) -> None:
+        self.lane: Lane[T] = Lane(ordered=ordered, slack_s=_SLACK_S)
         self._deliver = deliver
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None

@@ -16,9 +16,8 @@ _READ_BYTES = 1 << 16
 class TcpLink:
     """Listens; each connection gets one of its own to the server."""
 
-    def __init__(self, target: Address, seed: int) -> None:
+    def __init__(self, target: Address) -> None:
         self._target = target
-        self._seed = seed
         self._conditions = (Conditions(), Conditions())
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -31,10 +30,7 @@ class TcpLink:
         return int(self._server.sockets[0].getsockname()[1])
 
     def set(self, up: Conditions, down: Conditions) -> None:
-        """From the next bytes on, also of connections that are up. A loss is refused: the relay
-        sees no segments."""
-        if up.loss or down.loss:
-            raise ValueError("TCP loss cannot be emulated: the relay sees no segments")
+        """From the next bytes on, also of connections that are up."""
         self._conditions = up, down
         for connection in self._connections:
             connection.set(*self._conditions)
@@ -66,7 +62,7 @@ class TcpLink:
         except OSError:
             front[1].close()
             return
-        connection = _Connection(front, back, self._seed)
+        connection = _Connection(front, back)
         connection.set(*self._conditions)
         self._connections.add(connection)
         try:
@@ -84,14 +80,14 @@ def _add(total: tuple[Traffic, Traffic], connection: _Connection) -> None:
 class _Connection:
     """One client's connection and its continuation."""
 
-    def __init__(self, front: Halves, back: Halves, seed: int) -> None:
+    def __init__(self, front: Halves, back: Halves) -> None:
         self._front = front
         self._back = back
         self._drained = asyncio.Event()
-        self.up = self._pump(back[1], seed)
-        self.down = self._pump(front[1], seed + 1)
+        self.up = self._pump(back[1])
+        self.down = self._pump(front[1])
 
-    def _pump(self, writer: asyncio.StreamWriter, seed: int) -> Pump[bytes]:
+    def _pump(self, writer: asyncio.StreamWriter) -> Pump[bytes]:
         def deliver(data: bytes) -> None:
             self._drained.set()
             if writer.is_closing():
@@ -102,7 +98,7 @@ class _Connection:
                 with contextlib.suppress(OSError):  # the receiver may be gone by then
                     writer.write_eof()
 
-        return Pump(deliver, seed=seed, ordered=True)
+        return Pump(deliver, ordered=True)
 
     def set(self, up: Conditions, down: Conditions) -> None:
         self.up.lane.conditions, self.down.lane.conditions = up, down

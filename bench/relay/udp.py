@@ -16,14 +16,12 @@ _MAX_FLOWS = 256
 class UdpLink:
     """Listens for clients; each gets a socket of its own towards the server."""
 
-    def __init__(self, target: Address, seed: int) -> None:
+    def __init__(self, target: Address) -> None:
         self._target = target
         self._front: asyncio.DatagramTransport | None = None
         self._flows: OrderedDict[Address, asyncio.DatagramTransport] = OrderedDict()
-        self._up: Pump[tuple[bytes, Address]] = Pump(self._to_server, seed=seed, ordered=False)
-        self._down: Pump[tuple[bytes, Address]] = Pump(
-            self._to_client, seed=seed + 1, ordered=False
-        )
+        self._up: Pump[tuple[bytes, Address]] = Pump(self._to_server, ordered=False)
+        self._down: Pump[tuple[bytes, Address]] = Pump(self._to_client, ordered=False)
         self._opening: dict[Address, asyncio.Task[None]] = {}
 
     async def start(self) -> int:

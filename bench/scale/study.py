@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed  # noqa: TID251 - spawned
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from multiprocessing import get_context  # noqa: TID251 - spawn does not fork
 from typing import TypeAlias
 
@@ -22,7 +21,7 @@ from bench.scale import calls
 from bench.scale.demand import GROUPS_PER_REPLICA, Ask, Demand
 from bench.scale.fleet import Fleet, FleetResult, FleetSetup, MakeRouter
 from bench.scale.regions import REGIONS, Region
-from bench.scale.routers import LeastLoaded, MeshRouter, RoundRobin, Router
+from bench.scale.routers import MeshRouter, RoundRobin, Router
 
 OBJECTIVE_MS = 1000.0
 """The router's own default for sessions of the middle class (AdmissionPolicy)."""
@@ -180,16 +179,9 @@ def _regions(case: Case) -> Sequence[Region]:
     return REGIONS[:usual]
 
 
-def _floor(
-    kind: Callable[[str], Router], own: Region, regions: Sequence[Region], seed: int
-) -> Router:
-    return kind(own.name)
-
-
 _ROUTERS: dict[str, Callable[[Region, Sequence[Region], int], Router]] = {
     "outrider": MeshRouter,
-    "least loaded": partial(_floor, LeastLoaded),
-    "round robin": partial(_floor, RoundRobin),
+    "round robin": lambda own, regions, seed: RoundRobin(own.name),
 }
 
 

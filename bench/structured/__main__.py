@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.harness import Run, median, parser, start
+from bench.harness import Run, parser, start
 from bench.harness.local_mesh import LocalMesh, local_mesh
 from bench.structured.chats import (
     Round,
@@ -128,13 +128,12 @@ async def measure_all(all_tasks: Sequence[Task], truths: Sequence[Said]) -> list
 def report(
     run: Run, all_tasks: Sequence[Task], truths: Sequence[Said], found: Sequence[Measured]
 ) -> bool:
-    """Fill tables and figures; whether every reply is valid and the reference's."""
+    """Fill the table; whether every reply is valid and the reference's."""
     table = run.table(
         f"Replies by {len(all_tasks)} JSON schemas through a mesh",
         "drafts and load", "valid", "equal to the reference", "tokens", "tokens/s",
         "tokens/s of free text", "speed over free text", "tokens drafted, %",
     )  # fmt: skip
-    ratios: dict[str, float] = {}
     for one in found:
         name, count = one.way.name, one.num_replies
         speeds = [done.tokens_per_s for done in one.by_schema]
@@ -152,7 +151,6 @@ def report(
         )
         run.samples(f"tokens/s, {name}", speeds, unit="tokens/s")
         if one.free:
-            ratios[name] = round(median(one.ratios), 3)
             free = [done.tokens_per_s for done in one.free]
             run.samples(f"tokens/s of free text, {name}", free, unit="tokens/s")
             run.samples(f"speed over free text, {name}", one.ratios, unit="ratio")
@@ -165,13 +163,6 @@ def report(
             print(f"NOT VALID by the reference: {task.name}: {truth.text[:200]}", file=sys.stderr)
     valid = all(one.num_valid == one.num_replies for one in found) and all(whole)
     equal = all(one.num_equal == one.num_replies for one in found)
-    run.figures |= {
-        "schemas": len(all_tasks),
-        "all_valid": valid,
-        "all_equal": equal,
-        "moved": moved,
-        "speed_ratio": ratios,
-    }
     return valid and equal and moved > 0
 
 

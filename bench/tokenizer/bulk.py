@@ -30,12 +30,8 @@ def _ours(kind: str, workers: int) -> str:
     return f"outrider tokenize, {kind}, {workers} worker" + "s" * (workers > 1)
 
 
-_ONE: Final = _ours("long texts", 1)
-_TWO: Final = _ours("long texts", 2)
-
-
 def measure(run: Run, *, rounds: int, megabytes: int) -> None:
-    """Adds the table and the figures, of a corpus of that size."""
+    """Adds the table, of a corpus of that size."""
     # Beside the results, on a disk, and not where temporary files may be memory.
     with tempfile.TemporaryDirectory(dir=RESULTS) as folder:
         _measure(run, Corpus.written(Path(folder), megabytes << 20), rounds)
@@ -57,13 +53,6 @@ def _measure(run: Run, corpus: Corpus, rounds: int) -> None:
         table.add(name, table.median(rates), table.median([r[name] / r[_REFERENCE] for r in found]))
     for name, rate in _on_ray(corpus).items():
         table.add(name, rate, rate / median([r[_REFERENCE] for r in found]))
-    run.figures["bulk_vs_reference"] = round(median([r[_TWO] / r[_REFERENCE] for r in found]), 2)
-    best = [r[_TWO] / max(r[name] for name in _RIVALS) for r in found]
-    run.figures["bulk_vs_best_rival"] = round(median(best), 3)
-    run.figures["bulk_vs_best_rival_range"] = [round(min(best), 3), round(max(best), 3)]
-    halves = [r[_TWO] / (2 * r[_ONE]) for r in found]
-    run.figures["parallel_efficiency"] = round(median(halves), 3)
-    run.figures["parallel_efficiency_range"] = [round(min(halves), 3), round(max(halves), 3)]
 
 
 def _round(corpus: Corpus) -> dict[str, float]:

@@ -106,8 +106,6 @@ def measure_redis(run: Run, vocabulary: Vocabulary, backends: list[FallbackBacke
             known = _times(tokens, texts)
             assert store.stats.num_found and not store.stats.num_failures
             table.add(name, known, unknown, *(_encoding(b, texts) for b in backends))
-            if name == "64 KB":
-                run.figures["shared_64kb_us"] = round(known, 1)
         store.close()
 
 

@@ -7,7 +7,7 @@ from functools import partial
 from time import perf_counter_ns
 from typing import TypeVar
 
-from bench.harness import Run, median
+from bench.harness import Run
 from bench.tokenizer.texts import text_of
 from outrider.models.vocabulary import Vocabulary
 from outrider.tokenization.backends.base import REFERENCE, Reference
@@ -38,23 +38,17 @@ def measure(run: Run, vocabulary: Vocabulary) -> int:
         count = max(4, min(50 if run.quick else 500, (4 << 20) // num_bytes))
         texts = [text_of(num_bytes, 1000 * number + seed) for seed in range(count)]
         samples, expected = _timed(reference.encode, texts)
-        medians = [median(samples)]
         cells = [table.median(samples)]
         run.samples(f"{name}, {reference.name}", samples, unit="us")
         for backend in fast:
             samples, found = _timed(backend.encode, texts)
             num_wrong += sum(ids != right for ids, right in zip(found, expected, strict=True))
-            medians.append(median(samples))
             cells.append(table.median(samples))
             run.samples(f"{name}, {backend.name}", samples, unit="us")
         cached = _cached(vocabulary, texts)
         table.add(name, count, *cells, table.median(cached) if cached else "not kept")
         if cached:
             run.samples(f"{name}, cached", cached, unit="us")
-        if name == "2 KB":
-            run.figures["reference_2kb_ms"] = round(medians[0] / 1e3, 4)
-            run.figures["fast_2kb_ms"] = round(min(medians) / 1e3, 4)
-            run.figures["cached_2kb_us"] = round(median(cached), 2)
     return num_wrong
 
 

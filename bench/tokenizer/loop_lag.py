@@ -86,7 +86,7 @@ class Phase:
 
 
 def measure(run: Run, vocabulary: Vocabulary, backends: Sequence[FallbackBackend]) -> None:
-    """Adds the table and the figures of the backend in use."""
+    """Adds the table."""
     table = run.table(
         "Event loop lag and time to tokenize a chat of 20 tokens, ms: idle, and while prompts of "
         "100,000 tokens keep two threads busy",
@@ -112,11 +112,6 @@ def measure(run: Run, vocabulary: Vocabulary, backends: Sequence[FallbackBackend
                 speed,
             )
             table.add(backend.name, load, *cells)
-        run.figures["front_loop_lag_ms_p99"] = round(quantile(loaded.lag_ms, 0.99), 3)
-        run.figures["front_loop_lag_ms_max"] = round(max(loaded.lag_ms), 3)
-        run.figures["front_short_chat_p99_ratio"] = round(
-            quantile(loaded.chat_ms, 0.99) / quantile(unloaded.chat_ms, 0.99), 3
-        )
 
 
 async def _both(

@@ -59,7 +59,8 @@ PLANS = [
 
 
 def measure(run: Run, backends: Mapping[str, FallbackBackend], vocabulary: Vocabulary) -> int:
-    """Adds the table and figures; returns how many runs differed from the reference."""
+    """Adds the table; returns how many runs differed from the reference, and how many processes
+    outlived their service."""
     text = long_text(QUICK_BYTES if run.quick else TEXT_BYTES)
     expected = reference(vocabulary, text)
     size_mb = len(text.encode()) / 1e6
@@ -74,23 +75,16 @@ def measure(run: Run, backends: Mapping[str, FallbackBackend], vocabulary: Vocab
         "ids",
         "ids are the reference's",
     )
-    seconds: dict[tuple[str, int], float] = {}
     num_wrong = num_left = 0
     for name, workers, deaths in PLANS:
         served = ServedVocabulary.of(DEFAULT_MODEL.name, vocabulary, backends[name])
         made = asyncio.run(_one(served, text, workers, deaths=deaths))
         num_wrong += made.ids != expected
         num_left += made.num_left
-        if not deaths:
-            seconds[name, workers] = made.seconds
         cells = made.num_killed, made.seconds, size_mb / made.seconds, len(made.ids)
         table.add(backends[name].name, workers, *cells, str(made.ids == expected))
-    for name, key in ((REFERENCE, "reference"), (AUTO, "service")):
-        gain = seconds[name, 1] / (2 * seconds[name, 2])
-        run.figures[f"{key}_parallel_efficiency"] = round(gain, 3)
-    run.figures["service_differences"] = num_wrong
-    run.figures["processes_left"] = num_left
-    return num_wrong
+    table.note(f"Worker processes that outlived their service: {num_left}.")
+    return num_wrong + num_left
 
 
 def long_text(num_bytes: int) -> str:

@@ -1,7 +1,7 @@
 """Ways to speculate over a wide-area network, side by side.
 
-One machine, one model, one set of prompts and seeds: those of `bench/data/held_out`, on which no
-threshold was chosen. A relay in user space (`bench.relay`) holds every packet back by half a round
+One machine, one model, one set of prompts and seeds: those of `bench/data/test`, on which nothing
+was chosen. A relay in user space (`bench.relay`) holds every packet back by half a round
 trip each way, on two links: the client's last mile (10 ms), which every scheme pays, and the long
 way to the region (the RTT of the tables). Where client and gateway are far apart, their one link
 has both. Chats share no cache (`trust = "chat"`), so no scheme gains by what another one asked

@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean
 
-from bench.harness import TOO_FEW, Cell, Figure, Run, quantile
+from bench.harness import TOO_FEW, Cell, Run
 from bench.wan.plan import OURS, PLAIN, Scheme
 from bench.wan.results import (
     MIN_FOR_P50,
-    Estimate,
     Results,
     Selection,
     mean,
@@ -28,12 +27,7 @@ _TIMES: dict[str, tuple[Scheme, Callable[[Word], float]]] = {
     "staying_word_ms": (OURS, lambda word: word.staying_ms),
     "committed_word_ms": (OURS, lambda word: word.final_ms),
 }
-"""Times to the first word by their names in the figures: whose chats, and which time of them."""
-
-
-def suffix(temperature: float) -> str:
-    """Of the names of figures: greedy ones have none."""
-    return f"_t{temperature:g}" if temperature else ""
+"""Times to the first word: whose chats, and which time of them."""
 
 
 def how(temperature: float) -> str:
@@ -57,8 +51,6 @@ def first_word_tables(run: Run, results: Results, temperatures: Sequence[float])
             "p50",
             "Outrider: first word committed",
             "p50",
-            "shown: over plain",
-            "stays: over plain",
         )
         for rtt_ms in results.rtts_ms():
             where = Selection(rtt_ms, 1, temperature)
@@ -69,12 +61,9 @@ def first_word_tables(run: Run, results: Results, temperatures: Sequence[float])
             for name in _TIMES:
                 times_ms = _times_ms(name, results, where)
                 cells += [str(mean(times_ms)), _cell(quantile_over_chats(times_ms, 0.5))]
-            base = [plain.staying_ms for plain, _ in pairs]
-            shown = ratio([ours.shown_ms for _, ours in pairs], base)
-            staying = ratio([ours.staying_ms for _, ours in pairs], base)
-            table.add(int(rtt_ms), len(pairs), *cells, str(shown), str(staying))
+            table.add(int(rtt_ms), len(pairs), *cells)
         table.note(
-            "Means, and ratios of means, with 95 % intervals (chats drawn anew, bootstrap); p50: "
+            "Means with 95 % intervals (chats drawn anew, bootstrap); p50: "
             f"medians, from {MIN_FOR_P50} chats on. A word is on screen when its last letter is."
         )
 
@@ -116,40 +105,6 @@ def provisional_table(run: Run, results: Results) -> None:
     )
 
 
-def first_word_figures(results: Results) -> dict[str, Figure]:
-    """The figures by which provisional text is judged; those of sampled chats have a suffix."""
-    found: dict[str, Figure] = {}
-    for temperature in results.temperatures():
-        end = suffix(temperature)
-        wheres = [Selection(rtt_ms, 1, temperature) for rtt_ms in results.rtts_ms()]
-        wheres = [where for where in wheres if list(_pairs(results, where))]
-        if not wheres:
-            continue
-        for name in _TIMES:
-            found[name + end] = {
-                f"{where.rtt_ms:g}": _summary(_times_ms(name, results, where)) for where in wheres
-            }
-        for name, told in (
-            ("staying_over_plain", lambda word: word.staying_ms),
-            ("visible_over_plain", lambda word: word.shown_ms),
-        ):
-            found[name + end] = {
-                f"{where.rtt_ms:g}": _over_plain(results, where, told).rounded() for where in wheres
-            }
-        everywhere = results.samples(OURS, Selection(None, 1, temperature))
-        found["first_word_right" + end] = share_right(everywhere)
-        found["first_word_early" + end] = _share_early(everywhere)
-        found["taken_back" + end] = _share_taken_back(everywhere)
-        by_rtt = {f"{where.rtt_ms:g}": results.samples(OURS, where) for where in wheres}
-        for name, of in (
-            ("first_word_right_by_rtt", share_right),
-            ("first_word_early_by_rtt", _share_early),
-            ("taken_back_by_rtt", _share_taken_back),
-        ):
-            found[name + end] = {rtt: of(samples) for rtt, samples in by_rtt.items()}
-    return found
-
-
 def _conditions(results: Results) -> Iterator[tuple[Selection, list[Sample]]]:
     """Outrider's chats alone, by temperature and RTT, and with all RTTs together."""
     for temperature in results.temperatures():
@@ -187,24 +142,6 @@ def _times_ms(name: str, results: Results, where: Selection) -> list[float]:
     return [told(plain if scheme == PLAIN else ours) for plain, ours in _pairs(results, where)]
 
 
-def _over_plain(results: Results, where: Selection, told: Callable[[Word], float]) -> Estimate:
-    pairs = list(_pairs(results, where))
-    return ratio([told(ours) for _, ours in pairs], [plain.staying_ms for plain, _ in pairs])
-
-
-def _summary(times_ms: Sequence[float]) -> dict[str, Figure]:
-    estimate, p95 = mean(times_ms), quantile_over_chats(times_ms, 0.95)
-    _, low, high = estimate.rounded(1)
-    return {
-        "mean": round(estimate.value, 1),
-        "mean_low": low,
-        "mean_high": high,
-        "p50": round(quantile(times_ms, 0.5), 1),
-        "p95": None if p95 is None else round(p95, 1),
-        "n": len(times_ms),
-    }
-
-
 def _words(samples: Sequence[Sample]) -> list[Word]:
     return [sample.word for sample in samples if sample.word is not None]
 
@@ -220,17 +157,6 @@ def right_cell(by_prompt: Sequence[Sequence[Sample]]) -> str:
     chats = [chat for chats in by_prompt for chat in chats]
     num = sum(any(word.is_early for word in _words(chats)) for chats in by_prompt)
     return str(share(share_right(chats), num)) if num else TOO_FEW
-
-
-def _share_early(samples: Sequence[Sample]) -> float | None:
-    words = _words(samples)
-    return round(fmean(word.is_early for word in words), 4) if words else None
-
-
-def _share_taken_back(samples: Sequence[Sample]) -> float:
-    """Of provisional characters; 0 where there were none."""
-    shown = sum(sample.provisional_chars for sample in samples)
-    return round(sum(sample.erased_chars for sample in samples) / shown, 4) if shown else 0.0
 
 
 def _taken_back(by_prompt: Sequence[Sequence[Sample]]) -> str:

@@ -18,10 +18,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from bench.harness import TOO_FEW, Cell, Figure, Run, parser, start
+from bench.harness import TOO_FEW, Cell, Run, parser, start
 from bench.harness.prompts import interleaved, load_prompts
 from bench.peers.lineup import rotated
-from bench.wan.first_words import how, right_cell, share_right
+from bench.wan.first_words import how, right_cell
 from bench.wan.measure import connected
 from bench.wan.plan import CLIENT_RTT_MS, KINDS, OURS, PLAIN
 from bench.wan.results import mean, ratio, share
@@ -162,19 +162,9 @@ def _report(run: Run, settings: Sequence[str], chats: Chats) -> None:
             "first word that stays, ms",
             "stays: over plain",
         )
-        rows: dict[str, Figure] = {}
         for name in settings:
             cell = chats[name, temperature]
             table.add(name, len(cell), *_cells(cell, chats[_GATEWAY, temperature]))
-            words = [sample.word for sample in cell if sample.word is not None]
-            shown = sum(sample.provisional_chars for sample in cell)
-            rows[name] = {
-                "chats": len(cell),
-                "first_word_right": share_right(cell),
-                "taken_back": round(sum(s.erased_chars for s in cell) / shown, 4) if shown else 0.0,
-                "staying_word_ms": round(fmean(word.staying_ms for word in words), 1),
-            }
-        run.figures[how(temperature)] = rows
     run.finish()
 
 

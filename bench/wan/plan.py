@@ -135,9 +135,9 @@ class Size:
         return max(part.num_prompts for part in self.parts if turn < part.rounds)
 
     def prompts(self, turn: int) -> tuple[Prompt, ...]:
-        """Those of a round: where the last one's end, and from the first on again after all. To
-        none of them was anything fitted (`bench.harness.prompts`)."""
-        all_ = interleaved(load_prompts(*self.kinds, split="held_out"))
+        """Those of a round: where the last one's end, and from the first on again after all. On
+        none of them was anything chosen (`bench.harness.prompts`)."""
+        all_ = interleaved(load_prompts(*self.kinds, split="test"))
         first = sum(self.num_prompts(earlier) for earlier in range(turn))
         return tuple(all_[(first + n) % len(all_)] for n in range(self.num_prompts(turn)))
 

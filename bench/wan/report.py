@@ -1,11 +1,11 @@
-"""The tables and figures of a run, and what its record keeps beside them: samples and settings."""
+"""The tables of a run, and what its record keeps beside them: samples and settings."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from bench.harness import TOO_FEW, Cell, Figure, Run, mean_ratio, median, quantile, show
-from bench.wan.first_words import first_word_figures, first_word_tables, how, provisional_table
+from bench.harness import TOO_FEW, Cell, Run, show
+from bench.wan.first_words import first_word_tables, how, provisional_table
 from bench.wan.headline import headline
 from bench.wan.measure import Measured
 from bench.wan.plan import (
@@ -18,12 +18,11 @@ from bench.wan.plan import (
     Scheme,
     Size,
 )
-from bench.wan.results import Results, Selection, quantile_over_chats
+from bench.wan.results import Results, Selection
 from bench.wan.samples import Sample
 
 _ALONE = 1
-_OVER = {"over_plain": PLAIN, "over_region_suffix": REGION_SUFFIX,
-         "over_region_drafter": REGION_DRAFTER}  # fmt: skip
+_OVER = (PLAIN, REGION_SUFFIX, REGION_DRAFTER)
 """What our capacity is held against."""
 
 
@@ -32,7 +31,7 @@ def add_tables(run: Run, results: Results, measured: Measured, exact: Mapping[st
     greedy, *sampled = results.temperatures()
     headline(run, results, greedy)
     first_word_tables(run, results, [greedy])
-    _paces(run, results)
+    pace_tables(run, results)
     for temperature in sampled:
         headline(run, results, temperature)
     first_word_tables(run, results, sampled)
@@ -44,7 +43,7 @@ def add_tables(run: Run, results: Results, measured: Measured, exact: Mapping[st
     _relay(run, measured)
 
 
-def _paces(run: Run, results: Results) -> None:
+def pace_tables(run: Run, results: Results) -> None:
     """Final tokens against plain streaming, by RTT."""
     for sessions, temperature in results.loads():
         where = {r: Selection(r, sessions, temperature) for r in results.rtts_ms()}
@@ -88,14 +87,14 @@ def _capacity(run: Run, results: Results) -> None:
         "Committed tokens per second of the region's CPU time: Outrider as a multiple of the "
         "others, on the same chats"
     )
-    table = run.table(title, "chats at once", *(f"over {it.name[:3]}" for it in _OVER.values()))
+    table = run.table(title, "chats at once", *(f"over {it.name[:3]}" for it in _OVER))
     for sessions in results.session_counts():
         table.add(sessions, *(ratio or TOO_FEW for ratio in _capacities(results, sessions)))
 
 
 def _capacities(results: Results, sessions: int) -> list[float]:
     where = Selection(sessions=sessions)
-    return [results.capacity_ratio(OURS, over, where) for over in _OVER.values()]
+    return [results.capacity_ratio(OURS, over, where) for over in _OVER]
 
 
 def _costs(run: Run, results: Results, exact: Mapping[str, str]) -> None:
@@ -146,92 +145,6 @@ def _counts(ratios: Sequence[Sequence[float]]) -> str:
     return str(counts[0]) if len(set(counts)) == 1 else ", ".join(map(str, counts))
 
 
-def figures_of(results: Results, measured: Measured, exact: Mapping[str, str]) -> dict[str, Figure]:
-    """Everything a run is judged by."""
-    by_rtt: dict[str, dict[str, Figure]] = {}
-    for rtt_ms in results.rtts_ms():
-        for name, figure in (*_first(results, rtt_ms), *_pace(results, rtt_ms)):
-            by_rtt.setdefault(name, {})[f"{rtt_ms:g}"] = figure
-    sent = results.bytes_per_token(OURS)
-    return {
-        **first_word_figures(results),
-        **by_rtt,
-        "pace_ratio_by_scheme": {
-            scheme.name: {
-                f"{r:g}": round(median(ratios), 3)
-                for r in results.rtts_ms()
-                if (ratios := results.pace_ratios(scheme, results.alone(r)))
-            }
-            for scheme in results.schemes()
-        },
-        **_with_several_sessions(results),
-        "bytes_per_token_up": round(sent["up"], 2),
-        "bytes_per_token_down": round(sent["down"], 2),
-        "wire_bytes_per_token_up": round(sent["up wire"], 1),
-        "wire_bytes_per_token_down": round(sent["down wire"], 1),
-        "capacity_by_chats": {
-            str(sessions): {
-                name: round(ratio, 3)
-                for name, ratio in zip(_OVER, _capacities(results, sessions), strict=True)
-            }
-            for sessions in results.session_counts()
-        },
-        "exact": dict(exact),
-        "drafter": measured.drafter,
-        "rounds": measured.num_rounds,
-        "relay_added_ms_p50": round(measured.relay.lateness_ms(0.5), 2),
-        "relay_added_ms_p99": round(measured.relay.lateness_ms(0.99), 2),
-        "seconds": round(measured.seconds),
-    }
-
-
-def _first(results: Results, rtt_ms: float) -> Iterator[tuple[str, Figure]]:
-    """Times to the first text on screen and to the first final token, greedy: medians."""
-    where = results.alone(rtt_ms)
-    ours = results.samples(OURS, where)
-    for name, values in (
-        ("visible_ttft_ms", [sample.visible_ms for sample in ours]),
-        ("committed_ttft_ms", [sample.committed_ms for sample in ours]),
-        ("plain_ttft_ms", [sample.committed_ms for sample in results.samples(PLAIN, where)]),
-    ):
-        p95 = quantile_over_chats(values, 0.95)
-        yield name, round(median(values), 1)
-        yield f"{name}_p95", None if p95 is None else round(p95, 1)
-
-
-def _pace(results: Results, rtt_ms: float) -> Iterator[tuple[str, Figure]]:
-    """Ours over plain streaming, greedy, and sampled where that was asked."""
-    alone = results.alone(rtt_ms)
-    paces, whole = results.pace_ratios(OURS, alone), results.whole_ratios(OURS, alone)
-    yield "committed_pace_ratio", round(_middle(paces), 3)
-    yield "committed_pace_low", round(quantile(paces, 0.25) if paces else 0.0, 3)
-    yield "committed_pace_high", round(quantile(paces, 0.75) if paces else 0.0, 3)
-    yield "committed_pace_chats", len(paces)
-    yield "committed_whole_ratio", round(_middle(whole), 3)
-    for temperature in results.temperatures()[1:]:
-        sampled = results.pace_ratios(OURS, Selection(rtt_ms, 1, temperature))
-        if sampled:
-            yield f"committed_pace_ratio_t{temperature:g}", round(median(sampled), 3)
-
-
-def _with_several_sessions(results: Results) -> dict[str, Figure]:
-    """Of chats at once, all RTTs and temperatures together: ours over plain streaming, and over an
-    edge that sends no draft; geometric means with the ends of their 95 % intervals."""
-    found: dict[str, dict[str, Figure]] = {"crowd_pace_ratio": {}, "crowd_pace_of_sending": {}}
-    for sessions in results.session_counts():
-        where = Selection(sessions=sessions)
-        for name, over in zip(found, (PLAIN, NO_UPLOAD), strict=True):
-            ratios = results.pace_ratios(OURS, where, over)
-            if len(ratios) > 1 and sessions > 1:
-                found[name][str(sessions)] = [round(value, 3) for value in mean_ratio(ratios)]
-    return dict(found)
-
-
-def _middle(values: Sequence[float]) -> float:
-    """The median; 0 if every reply came at once."""
-    return median(values) if values else 0.0
-
-
 _TIMES: Mapping[str, Callable[[Sample], float | None]] = {
     "first text": lambda sample: sample.visible_ms,
     "first word shown": lambda sample: sample.word.shown_ms if sample.word else None,
@@ -277,11 +190,13 @@ def keep_settings(run: Run, size: Size, measured: Measured) -> None:
     asked = {prompt.id for turn in range(measured.num_rounds) for prompt in size.prompts(turn)}
     run.setting(
         "all",
-        prompts="bench/data/held_out",
+        prompts="bench/data/test",
         different_prompts=len(asked),
         max_tokens=size.max_tokens,
         client_rtt_ms=CLIENT_RTT_MS,
         drafter=measured.drafter,
+        rounds=measured.num_rounds,
+        seconds=round(measured.seconds),
     )
     for place in measured.placements:
         run.setting(place.process, cores=list(place.cores), model_threads=place.threads)

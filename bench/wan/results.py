@@ -7,7 +7,6 @@ intervals come from resampling chats (bootstrap, percentiles), or from the numbe
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -82,22 +81,12 @@ class Results:
         """Sessions at once and temperature, those measured, rising."""
         return sorted({(b.cell.sessions, b.cell.temperature) for b in self._batches.values()})
 
-    def alone(self, rtt_ms: float) -> Selection:
-        """One greedy chat at a time, which was asked at every RTT."""
-        return Selection(rtt_ms, 1, self.temperatures()[0])
-
     def pace_ratios(
         self, scheme: Scheme, where: Selection = EVERYTHING, over: Scheme = PLAIN
     ) -> list[float]:
         """Pace of final tokens over the other scheme's, chat by chat, where both had it; above 1
         is faster. Of chats at once, batch by batch: they share one fate."""
         return list(self._ratios(scheme, where, over, lambda sample: sample.token_ms))
-
-    def whole_ratios(
-        self, scheme: Scheme, where: Selection = EVERYTHING, over: Scheme = PLAIN
-    ) -> list[float]:
-        """The same for the time from the ask to the last token."""
-        return list(self._ratios(scheme, where, over, lambda sample: sample.whole_ms))
 
     def _ratios(
         self,
@@ -245,15 +234,3 @@ def share(part: float, num: int) -> Estimate:
 def quantile_over_chats(values: Sequence[float], at: float) -> float | None:
     """A quantile of one value a chat, where there are enough of them to tell it."""
     return told_quantile(values, at) if len(values) >= MIN_FOR_P50 else None
-
-
-def crossing(xs: Sequence[float], ratios: Sequence[float], level: float = 1.0) -> float:
-    """Where the ratio falls below `level`, between neighbours linearly; 0 if it begins there, the
-    last x if it never does. xs rise."""
-    if ratios[0] < level:
-        return 0.0
-    pairs = zip(xs, ratios, strict=True)
-    for (x, high), (next_x, low) in itertools.pairwise(pairs):
-        if low < level:
-            return x + (next_x - x) * (high - level) / (high - low)
-    return xs[-1]

@@ -180,7 +180,7 @@ class _Starter:
         self, name: str, region: Region, cores: Collection[int], more: Mapping[str, object]
     ) -> Edge:
         """An edge between a relayed link to the router and one to its clients."""
-        upstream = await self._mesh.relayed(f"{name} region", region.router, seed=21)
+        upstream = await self._mesh.relayed(f"{name} region", region.router)
         stem = name.replace(" ", "-").replace(",", "")
         state_dir = self._mesh.folder / stem
         values = {
@@ -199,7 +199,7 @@ class _Starter:
             settings=self._edge_settings,
         )
         await self._mesh.start(service)
-        port = await self._mesh.relayed(f"{name} client", service, seed=31)
+        port = await self._mesh.relayed(f"{name} client", service)
         drafter = await _settled(service)
         self.placed(f"{name} edge and its drafter", cores, int(drafter is DrafterState.READY))
         return Edge(service.pid, port, state_dir / "tls" / "cert.pem", drafter, region)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hmac
-import secrets
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,7 +25,6 @@ from outrider.access.api_keys import (
     is_allowed,
     narrowed,
     of_row,
-    scopes_of,
     to_row,
 )
 from outrider.errors import ConfigError, UnauthenticatedError
@@ -189,11 +187,3 @@ def test_rows_that_are_no_keys(change: dict[str, Any]) -> None:
     for row in rows:
         with pytest.raises(ConfigError):
             of_row(row)
-
-
-def test_scopes_are_known_ones() -> None:
-    assert scopes_of(["chat", "models"], "here") == {Scope.CHAT, Scope.MODELS}
-    for names in ([], ["chat", "Chat"], ["*"]):
-        with pytest.raises(ConfigError, match="here"):
-            scopes_of(names, "here")
-    assert len(secrets.token_bytes(SECRET_BYTES)) * 8 == 256

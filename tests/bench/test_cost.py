@@ -11,7 +11,7 @@ import time
 import numpy as np
 
 from bench.cost.__main__ import AIMS_US, ROLES, loads, meshes, report, tick_ms
-from bench.cost.backend import Backend, event
+from bench.cost.backend import Backend, token
 from bench.cost.load import is_error
 from bench.cost.measuring import Cost, Load, Window
 from bench.harness import Run, processor_time
@@ -99,13 +99,10 @@ def cost(load: Load, num_tokens: int = 1000) -> Cost:
     return Cost(load, 10.0, windows, (10.0, 11.0))
 
 
-def test_figures_are_by_role_and_chats() -> None:
+def test_rows_are_by_load_and_columns_by_role() -> None:
     run = Run("cost", quick=True, command="python -m bench.cost")
     made = [cost(Load(1)), cost(Load(64)), cost(Load(64, provisional=True)), cost(Load(64, "http"))]
     report(run, made)
-    assert run.figures["us_per_token"] == {
-        role: dict.fromkeys(("1", "64"), 50.0 if role == "edge" else 100.0) for role in ROLES
-    }
     table, beside = run.tables
     assert len(table.rows) == 4
     assert table.rows[0][2:6] == tuple(
@@ -144,7 +141,7 @@ def test_the_backend_streams_an_event_per_tick() -> None:
             serving.cancel()
 
     lines = asyncio.run(streamed())
-    assert [line for line in lines if line] == [event(" token").split(b"\r\n")[1].rstrip()] * 5
+    assert [line for line in lines if line] == [token(" token").split(b"\r\n")[1].rstrip()] * 5
 
 
 def test_a_reply_that_speaks_of_an_error_is_none() -> None:

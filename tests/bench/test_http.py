@@ -13,7 +13,7 @@ import pytest
 from bench.harness import Run
 from bench.harness.http_client import HttpClient
 from bench.harness.load import Answer, WorkResult
-from bench.http import aiperf, load
+from bench.http import load
 from bench.http.load import Server
 
 _HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -123,14 +123,3 @@ def test_errors_are_counted_and_told(capsys: pytest.CaptureFixture[str]) -> None
     assert run.figures["errors"] == 1
     assert run.tables[0].rows[0][:4] == (8, "us", 1, 1)
     assert "it broke" in capsys.readouterr().out
-
-
-def test_what_aiperf_does_not_tell_of_is_an_error() -> None:
-    told = {
-        "request_count": {"avg": 3.0},
-        "time_to_first_token": {"p50": 10.0, "p95": 20.0},
-        "inter_token_latency": {"p50": 2.0},
-        "output_token_throughput": {"avg": 30.0},
-    }
-    assert aiperf.row("us", 2, 4, told) == aiperf.Row("us", 2, 3, 1, (10.0, 20.0), 2.0, 30.0)
-    assert aiperf.row("us", 2, 4, {}).errors == 4

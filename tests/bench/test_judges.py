@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
-from bench.judges import litellm, llm_comply, schemathesis
+from bench.judges import llm_comply, schemathesis
 from bench.judges.report import Finding, Report, expecting, keep
 from bench.judges.target import Target
 from outrider.models.catalog import DEFAULT_MODEL
@@ -88,8 +87,3 @@ def test_operations_of_schemathesis() -> None:
         schemathesis.num_requests("not generated\n  90 generated, 90 passed\n")
         == "90 generated, 90 passed"
     )
-
-
-def test_what_libraries_print_is_no_finding() -> None:
-    row = {"what": "a reply", "result": "passed", "said": "so"}
-    assert litellm.findings(f"hello\n{json.dumps(row)}\n") == [Finding(**row)]

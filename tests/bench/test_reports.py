@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from bench import lossy, overhead, prefix, tick
+from bench import lossy, overhead, tick
 from bench.faults import __main__ as faults_bench
 from bench.faults.chats import REPLICA_KILL, ChatTotals
 from bench.faults.injection import FaultSeries
 from bench.harness import TOO_FEW, Run
-from bench.harness.region_client import Reply
 from bench.harness.scheduled import Outcome
 from bench.peers.routing import __main__ as routing
 from bench.peers.routing.workload import Served
@@ -23,17 +22,6 @@ def values(count: int) -> list[float]:
     return [10.0 + number for number in range(count)]
 
 
-def replies(count: int) -> list[Reply]:
-    made = [Reply(ids=[1], prompt_tokens=10, cached_tokens=5) for _ in range(count)]
-    for number, reply in enumerate(made):
-        reply.first_at = 0.001 * (10 + number)
-    return made
-
-
-def of_prefix(run: Run, count: int) -> None:
-    prefix.report(run, prefix.Samples(replies(count), replies(count)))
-
-
 def of_overhead(run: Run, count: int) -> None:
     samples = {
         overhead.DIRECT: values(count),
@@ -41,8 +29,9 @@ def of_overhead(run: Run, count: int) -> None:
         overhead.HTTP: [ms + 4 for ms in values(count)],
     }
     overhead.report(run, {"openvino": samples, "fake": samples})
-    assert run.figures["added_ttft_ms"] == 3.0
-    assert run.figures["http_added_ttft_ms_fake"] == 1.0
+    added = {row[:2]: row[3] for row in run.tables[0].rows}
+    assert str(added["openvino", overhead.ADDED]).startswith("3.00 ")
+    assert str(added["fake", overhead.ADDED_BY_HTTP]).startswith("1.00 ")
 
 
 def of_faults(run: Run, count: int) -> None:
@@ -74,7 +63,6 @@ def of_routing(run: Run, count: int) -> None:
 
 
 REPORTS: dict[str, Callable[[Run, int], None]] = {
-    "prefix": of_prefix,
     "overhead": of_overhead,
     "faults": of_faults,
     "tick": of_tick,

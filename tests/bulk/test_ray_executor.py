@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import importlib.util
-import json
-import struct
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -24,6 +18,7 @@ from outrider.errors import ConfigError
 from outrider.models.vocabulary import Vocabulary
 from outrider.tokenization.backends.base import REFERENCE
 from tests.bulk.making import contents, tokenize
+from tests.embedding_endpoint import running_endpoint
 from tests.models import corpus
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
@@ -55,48 +50,17 @@ def test_the_output_is_the_local_pools(vocabulary: Vocabulary, tmp_path: Path) -
     assert contents(tmp_path / "ray") == contents(tmp_path / "local")
 
 
-class _Embeddings(BaseHTTPRequestHandler):
-    """The vector of a text is its length, and its last byte."""
-
-    def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        rows = [struct.pack("<2f", len(text), text.encode()[-1]) for text in asked["input"]]
-        data = [
-            {"index": index, "embedding": base64.b64encode(row).decode()}
-            for index, row in enumerate(rows)
-        ]
-        usage = {"prompt_tokens": len(rows)}
-        body = json.dumps({"data": data, "usage": usage, "system_fingerprint": "fp_1"}).encode()
-        self.send_response(200)
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Nothing."""
-
-
-@pytest.fixture
-def endpoint() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Embeddings)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/v1"
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
 @pytest.mark.parametrize("executor", ["local", "ray"])
-def test_vectors_of_files_are_the_same(executor: str, endpoint: str, tmp_path: Path) -> None:
+def test_vectors_of_files_are_the_same(executor: str, tmp_path: Path) -> None:
     if executor == "ray" and not HAS_RAY:
         pytest.skip("Ray is not installed: pip install 'outrider[ray]'")
     file, out = tmp_path / "a.txt", tmp_path / "vectors.parquet"
     lines = [f"text {number} {'of many ' * 40}{number % 7}" for number in range(2000)]
     file.write_text("\n".join(lines))
-    command = [sys.executable, "-m", "outrider.cli.main", "embed", str(file), "--url", endpoint]
-    options = ["-o", str(out), "--executor", executor, "--workers", "2"]
-    done = subprocess.run([*command, *options], capture_output=True, timeout=110)
+    command = [sys.executable, "-m", "outrider.cli.main", "embed", str(file), "-o", str(out)]
+    with running_endpoint() as endpoint:
+        options = ["--url", endpoint.url, "--executor", executor, "--workers", "2"]
+        done = subprocess.run([*command, *options], capture_output=True, timeout=110)
     assert done.returncode == 0, done.stderr.decode()
     table = pq.read_table(out)
     assert table["id"].to_pylist() == list(range(2000))

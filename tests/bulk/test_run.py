@@ -13,7 +13,6 @@ import pytest
 
 from outrider.bulk import worker
 from outrider.bulk.folder import JOURNAL, MANIFEST, length_percentiles
-from outrider.bulk.plan.results import ShardResult
 from outrider.bulk.plan.shards import BulkSettings
 from outrider.bulk.run import RunProgress
 from outrider.errors import InvalidRequestError, OutriderError
@@ -178,10 +177,3 @@ def test_what_an_unfaithful_backend_wrote_is_discarded(
     assert list(tmp_path.glob("shard-*")) == []
     report = tokenize(vocabulary, files[1:], tmp_path, SMALL, resume=True)
     assert len(report.names) == report.total_shards
-
-
-def test_results_are_told_without_what_is_not_known_again() -> None:
-    one = ShardResult.from_json(
-        {"number": 1, "name": "n", "file_bytes": 2, "counts": {"rows": 3}, "problems": []}
-    )
-    assert one.counts.rows == 3 and one.backend_problem == ""

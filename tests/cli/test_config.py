@@ -57,11 +57,6 @@ def test_what_is_wrong_with_a_file_is_said(text: str, wrong: str, tmp_path: Path
         run("validate", str(file))
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot read"):
-        run("validate", str(tmp_path / "none.toml"))
-
-
 def test_the_environment_is_no_part_of_a_file(tmp_path: Path) -> None:
     file = tmp_path / "x.toml"
     file.write_text("[router]\nport = 7100\n")

@@ -10,7 +10,7 @@ from outrider.cli.drain import check
 from outrider.errors import DeadlineError, InvalidRequestError
 from outrider.v1 import router_pb2
 from tests.cli.invoking import invoke
-from tests.router.replica import Replica, RouterUnderTest, running_replicas, running_router
+from tests.router.replica import Replica, RouterUnderTest, routed
 
 
 def _row(name: str, state: str = "READY", model: str = "m") -> dict[str, str]:
@@ -40,7 +40,7 @@ async def _run(router: RouterUnderTest, *arguments: str) -> tuple[str, BaseExcep
 
 async def test_a_replica_is_drained_and_taken_back() -> None:
     near, far = Replica("near"), Replica("far", "eu")
-    async with running_replicas(near, far), running_router(near, far) as router:
+    async with routed(near, far) as router:
         for name in ("near", "far"):
             await router.state_of(name, router_pb2.REPLICA_STATE_READY)
         assert await _run(router, "near") == (
@@ -58,7 +58,7 @@ async def test_a_replica_is_drained_and_taken_back() -> None:
 
 async def test_it_waits_no_longer_than_it_is_told_for_sessions_that_are_left() -> None:
     near, far = Busy("near"), Replica("far", "eu")
-    async with running_replicas(near, far), running_router(near, far) as router:
+    async with routed(near, far) as router:
         for name in ("near", "far"):
             await router.state_of(name, router_pb2.REPLICA_STATE_READY)
         output, error = await _run(router, "near", "--timeout", "0")

@@ -14,7 +14,7 @@ from outrider.testing import free_tcp_port
 from outrider.v1 import router_pb2
 from tests.cli.invoking import invoke
 from tests.router.relay.mesh import opening
-from tests.router.replica import Replica, running_replicas, running_router
+from tests.router.replica import Replica, routed
 
 
 async def _asked(port: int, *flags: str) -> str:
@@ -26,7 +26,7 @@ async def _asked(port: int, *flags: str) -> str:
 
 async def test_why_sessions_went_where_they_went() -> None:
     near, far = Replica("near"), Replica("far", "eu")
-    async with running_replicas(near, far), running_router(near, far) as router:
+    async with routed(near, far) as router:
         for name in ("near", "far"):
             await router.state_of(name, router_pb2.REPLICA_STATE_READY)
         edge = router.edge()

@@ -92,15 +92,6 @@ def test_figures_in_json(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(figures["broken"]) >= 2
 
 
-def test_a_terminal_sees_how_far_it_is(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", "90")
-    serve(monkeypatch, noise=0)
-    verified = run(source)
-    assert "reference, layers" in verified.stderr
-    assert "engine, tokens" in verified.stderr
-
-
 def test_models_that_cannot_be_measured_say_why(tmp_path: Path, store: ModelStore) -> None:
     shape = Shape(architecture="mamba")
     path = write(tmp_path / "other.gguf", shape, weights(shape))

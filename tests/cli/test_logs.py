@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from outrider.cli.local.log_lines import readable
-from outrider.cli.local.logs import LogFile, by_time
+from outrider.cli.local.logs import LogFile
 from outrider.cli.local.state import holding
 from outrider.errors import InvalidRequestError, UnavailableError
 from tests.cli.invoking import invoke
@@ -110,14 +110,6 @@ def test_one_reads_as_many_last_lines_as_there_are(tmp_path: Path) -> None:
         file.skip_to_last(num_lines)
         assert file.read_lines(to_end=True) == shown
         file.close()
-
-
-def test_nothing_is_in_order_of_nothing() -> None:
-    assert by_time([]) == []
-    assert by_time([("edge", ["[1]", '{"timestamp": 5}'])]) == [
-        ("edge", "[1]"),
-        ("edge", '{"timestamp": 5}'),
-    ]
 
 
 def test_following_ends_with_the_mesh_and_shows_its_last_lines(tmp_path: Path) -> None:

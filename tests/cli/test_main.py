@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from importlib.metadata import version
 from typing import Annotated, Any, get_args, get_origin
 
 import pytest
@@ -74,8 +73,3 @@ def test_a_number_out_of_bounds_names_the_flag_and_the_bound(
     told = " ".join(done.output.replace("\u2502", " ").split())
     assert f"Invalid value for '{arguments[-2]}'" in told
     assert bound in told
-
-
-def test_the_version() -> None:
-    done = invoke(["--version"])
-    assert (done.exit_code, done.output) == (0, f"outrider {version('outrider')}\n")

@@ -59,11 +59,6 @@ def test_shapes_that_cannot_be(wrong: dict[str, Any], told: str) -> None:
         MeshOptions(ONE, **wrong)
 
 
-def test_two_regions_with_a_replica_each_by_default() -> None:
-    names = [spec.name for spec in mesh.replicas(MeshOptions(ONE))]
-    assert names == ["us-east-model-a-0", "eu-west-model-a-0"]
-
-
 def test_every_model_has_its_replicas_in_every_region() -> None:
     models = (ServedModel("a", 2), ServedModel("b.q8_0", threads=3))
     specs = mesh.replicas(MeshOptions(models))

@@ -95,17 +95,6 @@ def test_a_corrupt_model_is_named_and_has_status_4(source: str, store: ModelStor
     assert run("verify").exit_code == 0
 
 
-def test_refresh_takes_what_the_source_holds_now(
-    source: str, store: ModelStore, tmp_path: Path
-) -> None:
-    run("pull", source)
-    (tmp_path / "model").write_bytes(b"newer")
-    run("pull", source)
-    assert store.path(source).read_bytes() == b"weights"
-    run("pull", source, "--refresh")
-    assert store.path(source).read_bytes() == b"newer"
-
-
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
@@ -130,16 +119,6 @@ def test_a_failure_in_json() -> None:
     failed = run("pull", "file:/nonexistent", "--json")
     assert failed.exit_code == 5
     assert json.loads(failed.stdout)["error"] == "SOURCE"
-
-
-def test_other_bytes_than_asked_for(source: str) -> None:
-    assert run("pull", source, "--sha256", "0" * 64).exit_code == 4
-
-
-def test_an_empty_store_says_how_to_fill_it() -> None:
-    listed = run("list")
-    assert listed.exit_code == 0
-    assert "outrider models pull" in listed.stderr
 
 
 def test_a_terminal_sees_how_far_the_pull_is(source: str, monkeypatch: pytest.MonkeyPatch) -> None:

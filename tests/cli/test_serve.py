@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -115,10 +114,3 @@ def test_what_a_supervisor_starts_knows_that_it_has_a_parent(
     serve(Role.router, settings=["port=0", f"processes={num_processes}"])
     assert found == [is_told]
     assert PARENT_VARIABLE not in os.environ, "its own children are not told"
-
-
-@pytest.mark.parametrize("role", Role)
-def test_there_is_one_way_to_start_a_service(role: Role) -> None:
-    """Another one would read the same file and make something else of it."""
-    assert find_spec(f"services.{role.value}.app") is not None
-    assert find_spec(f"services.{role.value}.__main__") is None

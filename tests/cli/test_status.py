@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import sys
-import termios
 import time
-from contextlib import suppress
 from dataclasses import asdict
 
 import pytest
 
-from outrider.children import start, start_piped
+from outrider.children import start_piped
 from outrider.cli.local.status_view import lines
 from outrider.cli.local.supervisor import LastEnd, ending
 from outrider.errors import ConfigError, UnavailableError
@@ -182,35 +179,6 @@ def test_on_a_narrow_terminal_no_column_is_lost_and_no_line_too_long(max_chars: 
         assert head.split()[0] == "NAME" and all("here-0" in row for row in rows)
     if max_chars > max(map(len, whole[:-2])):
         assert shown == whole
-
-
-def _until_closed(terminal: int) -> bytes:
-    """What is written to it; then it is closed here too."""
-    found = b""
-    with suppress(OSError):  # EIO: nobody has the other end any more
-        while True:
-            found += os.read(terminal, 4096)
-    os.close(terminal)
-    return found
-
-
-async def test_the_width_of_the_terminal_is_kept() -> None:
-    near = Replica("near")
-    async with running_replicas(near), running_router(near) as router:
-        await router.state_of("near", router_pb2.REPLICA_STATE_READY)
-        terminal, inside = os.openpty()
-        termios.tcsetwinsize(terminal, (50, 60))
-        flags = ("--router", f"127.0.0.1:{router.ports.main}", "--plaintext")
-        process = start(
-            (sys.executable, "-m", "outrider.cli.main", "status", *flags),
-            stdout=inside,
-            env={name: value for name, value in os.environ.items() if name != "COLUMNS"},
-        )
-        os.close(inside)
-        shown = (await asyncio.to_thread(_until_closed, terminal)).decode().splitlines()
-        assert await process.wait() == 0
-    assert max(map(len, shown)) <= 60
-    assert any("ADDRESS" in line for line in shown)
 
 
 def test_services_are_shown_where_the_mesh_is_on_this_machine() -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import pty
 import signal
 import subprocess
 import sys
@@ -96,25 +94,3 @@ def test_what_is_wrong_is_told_at_the_end(vocabulary: Vocabulary, tmp_path: Path
         vocabulary.encode("one"),
         vocabulary.encode("three"),
     ]
-
-
-def test_a_terminal_sees_a_bar(file: Path, tmp_path: Path) -> None:
-    ours, theirs = pty.openpty()
-    small = tmp_path / "a.txt"
-    small.write_text("one two three")
-    process = subprocess.Popen(
-        command(small, tmp_path / "out"),
-        stdout=subprocess.DEVNULL,
-        stderr=theirs,
-        env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
-    )
-    os.close(theirs)
-    seen = b""
-    try:
-        while data := os.read(ours, 4096):
-            seen += data
-    except OSError:
-        pass  # the terminal's other side is closed
-    assert process.wait(30) == 0
-    assert b"1 of 1 shards" in seen and b"\x1b[" in seen
-    os.close(ours)

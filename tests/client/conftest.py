@@ -1,14 +1,7 @@
-"""The small vocabulary, made once."""
+"""The mesh of one edge that tests of the edge have, for its client."""
 
 from __future__ import annotations
 
-import pytest
+from tests.edge.conftest import client, mesh, words
 
-from outrider.models.vocabulary import Vocabulary
-from tests.edge.integration.region import small_vocabulary
-
-
-@pytest.fixture(scope="session")
-def words() -> Vocabulary:
-    """One token per byte."""
-    return small_vocabulary()
+__all__ = ["client", "mesh", "words"]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from outrider.client import Committed, Done, Message, SamplingParams, Timings
+from outrider.client import Client, Committed, Done, Message, SamplingParams, Timings
 from outrider.client import chat as client_chat
 from outrider.errors import (
     EmptyPromptError,
@@ -17,115 +16,96 @@ from outrider.errors import (
     PromptTooLongError,
     UnavailableError,
 )
-from outrider.models.vocabulary import Vocabulary
 from outrider.sampling.grammar import json_schema
 from outrider.testing import eventually
 from outrider.wire import sampling_from_proto
-from tests.edge.integration.running import running
-
-ASK = [Message("user", "hello")]
-REPLY = "hello to you and to all the others"
+from tests.edge.integration.running import REPLY, Running
+from tests.edge.integration.trouble import ASK, said
 
 
-async def test_the_result_needs_no_iteration(words: Vocabulary, tmp_path: Path) -> None:
-    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
-        async with client.chat(ASK) as chat:
-            result = await chat.result()
-            assert await chat.result() == result
-            assert [event async for event in chat] == []
-        assert result.text == REPLY
-        assert result.usage.completion_tokens == len(result.ids)
-        assert result.timings.tokens_per_s > 0
-        assert result.replica_timings == Timings(1.0, 20.0, 30.0, 400.0)
-        assert 0 < result.edge_timings.ttft_ms <= result.edge_timings.total_ms
+async def test_the_result_needs_no_iteration(client: Client) -> None:
+    async with client.chat(ASK) as chat:
+        result = await chat.result()
         assert await chat.result() == result
+        assert [event async for event in chat] == []
+    assert result.text == REPLY
+    assert result.usage.completion_tokens == len(result.ids)
+    assert result.timings.tokens_per_s > 0
+    assert result.replica_timings == Timings(1.0, 20.0, 30.0, 400.0)
+    assert 0 < result.edge_timings.ttft_ms <= result.edge_timings.total_ms
+    assert await chat.result() == result
 
 
-async def test_the_result_after_half_an_iteration(words: Vocabulary, tmp_path: Path) -> None:
-    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
-        async with client.chat(ASK) as chat:
-            async for event in chat:
-                if isinstance(event, Committed):
-                    break
-            assert (await chat.result()).text == REPLY
+async def test_the_result_after_half_an_iteration(client: Client) -> None:
+    async with client.chat(ASK) as chat:
+        async for event in chat:
+            if isinstance(event, Committed):
+                break
+        assert (await chat.result()).text == REPLY
 
 
 async def test_a_response_format_reaches_the_region_as_the_samplings_grammar(
-    words: Vocabulary, tmp_path: Path
+    mesh: Running, client: Client
 ) -> None:
     schema = {"type": "object", "properties": {"b": {}, "a": {}}}
     wanted = {"type": "json_schema", "json_schema": {"name": "it", "schema": schema}}
-    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
-        params = SamplingParams(max_tokens=500, seed=7)
-        async with client.chat(ASK, sampling=params, response_format=wanted) as chat:
-            assert (await chat.result()).text == REPLY
-        (opening,) = mesh.region.opened
-        arrived = sampling_from_proto(opening.sampling)
-        assert arrived == replace(params, grammar=json_schema(schema))
-        with pytest.raises(InvalidSamplingError, match="response_format"):
-            client.chat(ASK, response_format={"type": "yaml"})
+    params = SamplingParams(max_tokens=500, seed=7)
+    assert await said(client.chat(ASK, sampling=params, response_format=wanted)) == REPLY
+    (opening,) = mesh.region.opened
+    arrived = sampling_from_proto(opening.sampling)
+    assert arrived == replace(params, grammar=json_schema(schema))
+    with pytest.raises(InvalidSamplingError, match="response_format"):
+        client.chat(ASK, response_format={"type": "yaml"})
 
 
-async def test_an_error_is_raised_each_time_it_is_asked_for(
-    words: Vocabulary, tmp_path: Path
-) -> None:
-    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
-        async with client.chat([]) as chat:
-            with pytest.raises(EmptyPromptError):
-                await anext(chat)
-            with pytest.raises(EmptyPromptError):
-                await chat.result()
-
-
-async def test_a_chat_is_entered_once_before_anything_else(
-    words: Vocabulary, tmp_path: Path
-) -> None:
-    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
-        chat = client.chat(ASK)
-        with pytest.raises(InvalidRequestError, match="async with"):
+async def test_an_error_is_raised_each_time_it_is_asked_for(client: Client) -> None:
+    async with client.chat([]) as chat:
+        with pytest.raises(EmptyPromptError):
             await anext(chat)
-        with pytest.raises(InvalidRequestError, match="async with"):
+        with pytest.raises(EmptyPromptError):
             await chat.result()
-        async with chat:
-            with pytest.raises(InvalidRequestError, match="another"):
-                await chat.__aenter__()
-            assert (await chat.result()).text == REPLY
-        await mesh.settled()
 
 
-async def test_leaving_early_cancels(words: Vocabulary, tmp_path: Path) -> None:
-    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
-        mesh.region.stop_after = 3
-        async with client.chat(ASK) as chat:
-            await anext(chat)
-        with pytest.raises(UnavailableError, match="left"):
-            await chat.result()
-        await eventually(lambda: mesh.region.cancelled == ["the client is gone"])
-        await mesh.settled()
+async def test_a_chat_is_entered_once_before_anything_else(client: Client) -> None:
+    chat = client.chat(ASK)
+    with pytest.raises(InvalidRequestError, match="async with"):
+        await anext(chat)
+    with pytest.raises(InvalidRequestError, match="async with"):
+        await chat.result()
+    async with chat:
+        with pytest.raises(InvalidRequestError, match="another"):
+            await chat.__aenter__()
+        assert (await chat.result()).text == REPLY
 
 
-async def test_a_cancel_after_the_end_is_nothing(words: Vocabulary, tmp_path: Path) -> None:
-    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
-        async with client.chat(ASK) as chat:
-            await chat.result()
-            chat.cancel()
-        async with client.chat(ASK) as chat:
-            events = [event async for event in chat]
-        assert isinstance(events[-1], Done)
+async def test_leaving_early_cancels(mesh: Running, client: Client) -> None:
+    mesh.region.stop_after = 3
+    async with client.chat(ASK) as chat:
+        await anext(chat)
+    with pytest.raises(UnavailableError, match="left"):
+        await chat.result()
+    await eventually(lambda: mesh.region.cancelled == ["the client is gone"])
+
+
+async def test_a_cancel_after_the_end_is_nothing(client: Client) -> None:
+    async with client.chat(ASK) as chat:
+        await chat.result()
+        chat.cancel()
+    async with client.chat(ASK) as chat:
+        events = [event async for event in chat]
+    assert isinstance(events[-1], Done)
 
 
 async def test_events_nobody_reads_are_bounded(
-    words: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, mesh: Running, client: Client
 ) -> None:
     monkeypatch.setattr(client_chat, "MAX_UNREAD_EVENTS", 5)
-    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
-        mesh.region.block_tokens = 1
-        async with client.chat(ASK, provisional=False) as chat:
-            await eventually(lambda: chat._error is not None)
-            assert len(chat._events) == 5
-            with pytest.raises(OverloadedError):
-                await chat.result()
-        await mesh.settled()
+    mesh.region.block_tokens = 1
+    async with client.chat(ASK, provisional=False) as chat:
+        await eventually(lambda: chat._error is not None)
+        assert len(chat._events) == 5
+        with pytest.raises(OverloadedError):
+            await chat.result()
 
 
 @pytest.mark.parametrize(
@@ -138,16 +118,15 @@ async def test_events_nobody_reads_are_bounded(
     ],
 )
 async def test_what_no_frame_can_hold(
-    words: Vocabulary, tmp_path: Path, options: dict[str, object]
+    options: dict[str, object], mesh: Running, client: Client
 ) -> None:
-    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
-        with pytest.raises(InvalidRequestError):
-            async with client.chat(ASK, **options):  # type: ignore[arg-type]
-                raise AssertionError("sent")
-        with pytest.raises(InvalidRequestError):
-            async with client.chat([Message("user", "\ud800")]):
-                raise AssertionError("sent")
-        with pytest.raises(PromptTooLongError, match=r"2,000,\d+ bytes; an edge takes 1,048,576"):
-            async with client.chat([Message("user", "x" * 2_000_000)]):
-                raise AssertionError("sent")
-        assert mesh.region.opened == []
+    with pytest.raises(InvalidRequestError):
+        async with client.chat(ASK, **options):  # type: ignore[arg-type]
+            raise AssertionError("sent")
+    with pytest.raises(InvalidRequestError):
+        async with client.chat([Message("user", "\ud800")]):
+            raise AssertionError("sent")
+    with pytest.raises(PromptTooLongError, match=r"2,000,\d+ bytes; an edge takes 1,048,576"):
+        async with client.chat([Message("user", "x" * 2_000_000)]):
+            raise AssertionError("sent")
+    assert mesh.region.opened == []

@@ -11,14 +11,11 @@ import pytest
 from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import QuicConnection
 
-from outrider.client import Message, connect, failures, link
+from outrider.client import Client, connect, failures, link
 from outrider.errors import ConfigError, OutriderError, UnavailableError
-from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually, free_udp_port, leak_check
-from tests.edge.integration.running import Running, running
-
-ASK = [Message("user", "hello")]
-REPLY = "hello to you"
+from tests.edge.integration.running import REPLY, Running
+from tests.edge.integration.trouble import ASK, said
 
 
 async def ask(mesh: Running, host: str, **options: object) -> str:
@@ -26,23 +23,21 @@ async def ask(mesh: Running, host: str, **options: object) -> str:
         return (await chat.result()).text
 
 
-async def test_ways_to_name_an_edge(words: Vocabulary, tmp_path: Path) -> None:
-    async with running(words, tmp_path, REPLY) as mesh:
-        port = mesh.ports.main
-        assert await ask(mesh, f"quic://127.0.0.1:{port}", ca=mesh.ca) == REPLY
-        assert await ask(mesh, "localhost", port=port, ca=mesh.ca) == REPLY
-        assert await ask(mesh, "127.0.0.1", port=port, insecure=True) == REPLY
-        named = {"port": port, "ca": mesh.ca, "server_name": "localhost"}
-        assert await ask(mesh, "127.0.0.1", **named) == REPLY
+async def test_ways_to_name_an_edge(mesh: Running) -> None:
+    port = mesh.ports.main
+    assert await ask(mesh, f"quic://127.0.0.1:{port}", ca=mesh.ca) == REPLY
+    assert await ask(mesh, "localhost", port=port, ca=mesh.ca) == REPLY
+    assert await ask(mesh, "127.0.0.1", port=port, insecure=True) == REPLY
+    named = {"port": port, "ca": mesh.ca, "server_name": "localhost"}
+    assert await ask(mesh, "127.0.0.1", **named) == REPLY
 
 
 async def test_the_certificate_to_trust_may_be_named_as_in_a_shell(
-    words: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, mesh: Running
 ) -> None:
-    async with running(words, tmp_path, REPLY) as mesh:
-        monkeypatch.setenv("HOME", str(mesh.ca.parent))
-        named = {"port": mesh.ports.main, "ca": f"~/{mesh.ca.name}"}
-        assert await ask(mesh, "127.0.0.1", **named) == REPLY
+    monkeypatch.setenv("HOME", str(mesh.ca.parent))
+    named = {"port": mesh.ports.main, "ca": f"~/{mesh.ca.name}"}
+    assert await ask(mesh, "127.0.0.1", **named) == REPLY
 
 
 async def test_a_path_to_trust_is_a_path() -> None:
@@ -58,28 +53,23 @@ async def test_a_host_that_no_name_can_be_is_refused(host: str) -> None:
             raise AssertionError("connected")
 
 
-async def test_messages_may_be_mappings(words: Vocabulary, tmp_path: Path) -> None:
-    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
-        async with client.chat([{"role": "user", "content": "hello"}]) as chat:
-            assert (await chat.result()).text == REPLY
-        with pytest.raises(ConfigError, match="content"):
-            client.chat([{"role": "user"}])
-        for wrong in ("hello", b"hello", {"role": "user", "content": "hello"}, ASK[0], 5, None):
-            with pytest.raises(ConfigError, match="a conversation is a list of messages, such as"):
-                client.chat(wrong)  # type: ignore[arg-type]
+async def test_messages_may_be_mappings(client: Client) -> None:
+    assert await said(client.chat([{"role": "user", "content": "hello"}])) == REPLY
+    with pytest.raises(ConfigError, match="content"):
+        client.chat([{"role": "user"}])
+    for wrong in ("hello", b"hello", {"role": "user", "content": "hello"}, ASK[0], 5, None):
+        with pytest.raises(ConfigError, match="a conversation is a list of messages, such as"):
+            client.chat(wrong)  # type: ignore[arg-type]
 
 
-async def test_a_question_that_nobody_waits_for_is_given_up(
-    words: Vocabulary, tmp_path: Path
-) -> None:
-    async with running(words, tmp_path) as mesh, mesh.client() as client:
-        asking = asyncio.create_task(client.describe())
-        await asyncio.sleep(0)
-        assert client._link.connection._readers
-        asking.cancel()
-        await asyncio.gather(asking, return_exceptions=True)
-        assert not client._link.connection._readers, "the connection would be watched as if busy"
-        assert (await client.describe()).name == "edge"
+async def test_a_question_that_nobody_waits_for_is_given_up(client: Client) -> None:
+    asking = asyncio.create_task(client.describe())
+    await asyncio.sleep(0)
+    assert client._link.connection._readers
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    assert not client._link.connection._readers, "the connection would be watched as if busy"
+    assert (await client.describe()).name == "edge"
 
 
 async def failure(host: str, **options: object) -> OutriderError:
@@ -105,35 +95,32 @@ async def test_a_host_that_does_not_answer() -> None:
     assert "UDP" in error.message
 
 
-async def test_a_certificate_that_is_not_trusted(words: Vocabulary, tmp_path: Path) -> None:
-    async with running(words, tmp_path) as mesh:
-        error = await failure("127.0.0.1", port=mesh.ports.main)
-        assert isinstance(error, UnavailableError)
-        assert "`ca`" in error.message
+async def test_a_certificate_that_is_not_trusted(mesh: Running) -> None:
+    error = await failure("127.0.0.1", port=mesh.ports.main)
+    assert isinstance(error, UnavailableError)
+    assert "`ca`" in error.message
 
 
-async def test_a_certificate_for_another_name(words: Vocabulary, tmp_path: Path) -> None:
-    async with running(words, tmp_path) as mesh:
-        error = await failure(
-            "127.0.0.1", port=mesh.ports.main, ca=mesh.ca, server_name="other.example"
-        )
-        assert isinstance(error, UnavailableError)
-        assert "server_name" in error.message
+async def test_a_certificate_for_another_name(mesh: Running) -> None:
+    error = await failure(
+        "127.0.0.1", port=mesh.ports.main, ca=mesh.ca, server_name="other.example"
+    )
+    assert isinstance(error, UnavailableError)
+    assert "server_name" in error.message
 
 
 @pytest.mark.parametrize("alpn", ["outrider/2", "h3"])
 async def test_an_unknown_alpn_is_refused_by_the_handshake(
-    words: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alpn: str
+    monkeypatch: pytest.MonkeyPatch, alpn: str, mesh: Running
 ) -> None:
-    async with running(words, tmp_path) as mesh:
-        with monkeypatch.context() as patch:
-            patch.setattr(link, "ALPN", alpn)
-            patch.setattr(failures, "ALPN", alpn)
-            error = await failure("127.0.0.1", port=mesh.ports.main, ca=mesh.ca)
-        assert isinstance(error, UnavailableError)
-        assert f"does not speak {alpn}" in error.message
-        assert await ask(mesh, "127.0.0.1", port=mesh.ports.main, ca=mesh.ca)
-        assert mesh.edge.telemetry.num_chats == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(link, "ALPN", alpn)
+        patch.setattr(failures, "ALPN", alpn)
+        error = await failure("127.0.0.1", port=mesh.ports.main, ca=mesh.ca)
+    assert isinstance(error, UnavailableError)
+    assert f"does not speak {alpn}" in error.message
+    assert await ask(mesh, "127.0.0.1", port=mesh.ports.main, ca=mesh.ca)
+    assert mesh.edge.telemetry.num_chats == 0
 
 
 async def test_addresses_that_are_none(tmp_path: Path) -> None:
@@ -157,17 +144,16 @@ async def test_a_file_without_a_certificate(content: str, tmp_path: Path) -> Non
     assert "ca.pem holds no certificate" in error.message
 
 
-async def test_leaving_does_not_wait_for_the_drain(words: Vocabulary, tmp_path: Path) -> None:
-    async with running(words, tmp_path) as mesh:
-        async with mesh.client() as client:
-            connection = client._link.connection
-        # The drain takes three probe timeouts (RFC 9000, section 10.2); only then is it closed.
-        assert not connection._closed.is_set()
-        await eventually(lambda: mesh.edge.telemetry.num_connections == 0)
+async def test_leaving_does_not_wait_for_the_drain(mesh: Running) -> None:
+    async with mesh.client() as client:
+        connection = client._link.connection
+    # The drain takes three probe timeouts (RFC 9000, section 10.2); only then is it closed.
+    assert not connection._closed.is_set()
+    await eventually(lambda: mesh.edge.telemetry.num_connections == 0)
 
 
-async def test_a_lost_edge_fails_its_chats_and_new_ones(words: Vocabulary, tmp_path: Path) -> None:
-    async with running(words, tmp_path, REPLY) as mesh, mesh.client(reconnect=None) as client:
+async def test_a_lost_edge_fails_its_chats_and_new_ones(mesh: Running) -> None:
+    async with mesh.client(reconnect=None) as client:
         mesh.region.gate.clear()
         async with client.chat(ASK) as chat:
             await anext(chat)
@@ -180,15 +166,13 @@ async def test_a_lost_edge_fails_its_chats_and_new_ones(words: Vocabulary, tmp_p
 
 
 async def test_acknowledgements_wait_no_longer_than_the_edge_was_told(
-    words: Vocabulary, tmp_path: Path
+    mesh: Running, client: Client
 ) -> None:
     fresh = QuicConnection(configuration=QuicConfiguration())
     assert fresh._ack_delay == 0.001, "aioquic has another delay now: is ours still needed?"
-    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
-        async with client.chat(ASK) as chat:
-            assert (await chat.result()).text == REPLY
-        (connection,) = mesh.edge.listener.connections
-        assert client._link.connection._quic._ack_delay < connection._quic._loss.max_ack_delay
+    assert await said(client.chat(ASK)) == REPLY
+    (connection,) = mesh.edge.listener.connections
+    assert client._link.connection._quic._ack_delay < connection._quic._loss.max_ack_delay
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,10 +23,27 @@ def times(*texts: tuple[str, str]) -> tuple[float | None, float | None, float | 
     return first.shown_at, first.staying_at, first.final_at
 
 
-def test_without_provisional_text_all_three_are_the_time_it_was_committed() -> None:
-    assert times(("", ""), ("Ray", ""), ("Rayleigh", ""), ("Rayleigh was", "")) == (2.0, 2.0, 2.0)
-    assert times(("", ""), (" ", ""), (" The", "")) == (2.0, 2.0, 2.0)
-    assert times(("**", ""), ("**Rome", ""), ("**Rome**", "")) == (1.0, 1.0, 1.0)
+@pytest.mark.parametrize(
+    ("texts", "told"),
+    [
+        # Without provisional text all three are the time at which it was committed.
+        ((("", ""), ("Ray", ""), ("Rayleigh", ""), ("Rayleigh was", "")), (2.0, 2.0, 2.0)),
+        ((("", ""), (" ", ""), (" The", "")), (2.0, 2.0, 2.0)),
+        ((("**", ""), ("**Rome", ""), ("**Rome**", "")), (1.0, 1.0, 1.0)),
+        # Half a word is none; where there are no spaces, a character is one.
+        ((("", "hel"), ("hel", "lo"), ("hello", "")), (1.0, 1.0, 2.0)),
+        ((("", "猫が"), ("", "猫"), ("猫", ""), ("猫は", "")), (0.0, 0.0, 2.0)),
+        # What follows the first word does not matter.
+        ((("", "The cat"), ("", "The"), ("The", ""), ("The sky", "")), (0.0, 0.0, 2.0)),
+        # A reply without words.
+        ((("", ""), (" ", "")), (None, None, None)),
+        ((("", "..."), ("...", "")), (1.0, 0.0, 1.0)),
+    ],
+)
+def test_when_the_first_word_is_there(
+    texts: tuple[tuple[str, str], ...], told: tuple[float | None, ...]
+) -> None:
+    assert times(*texts) == told
 
 
 def test_a_word_shown_early_stays_from_when_it_was_shown() -> None:
@@ -53,18 +71,6 @@ def test_a_longer_word_is_another_word() -> None:
     assert (first.shown_at, first.shown_right) == (1.0, True), "it was not whole before"
 
 
-def test_half_a_word_is_none() -> None:
-    assert times(("", "hel"), ("hel", "lo"), ("hello", "")) == (1.0, 1.0, 2.0)
-
-
-def test_what_follows_the_first_word_does_not_matter() -> None:
-    assert times(("", "The cat"), ("", "The"), ("The", ""), ("The sky", "")) == (0.0, 0.0, 2.0)
-
-
-def test_where_words_have_no_spaces_between_them_a_character_is_one() -> None:
-    assert times(("", "猫が"), ("", "猫"), ("猫", ""), ("猫は", "")) == (0.0, 0.0, 2.0)
-
-
 def test_before_it_is_final_nothing_is_known() -> None:
     first = FirstWord()
     first.see("The", " sky", 1.0)
@@ -73,11 +79,6 @@ def test_before_it_is_final_nothing_is_known() -> None:
     assert before == (None, None, None), "a provisional character behind it ends no final word"
     first.see("The sk", "", 3.0)
     assert [first.shown_at, first.staying_at, first.final_at] == [1.0, 1.0, 1.0]
-
-
-def test_a_reply_without_words_has_no_times() -> None:
-    assert times(("", ""), (" ", "")) == (None, None, None)
-    assert times(("", "..."), ("...", "")) == (1.0, 0.0, 1.0)
 
 
 @given(st.lists(st.tuples(st.integers(0, 8), st.text("ab .猫", max_size=6)), max_size=12))

@@ -26,30 +26,10 @@ def in_state(state: LinkState) -> Liveness:
 
 # state: after silence (and what to do), after a sign of life, after a move of its own
 EXPECTED = {
-    LinkState.HEARD: (
-        LinkState.ASKED,
-        LinkAction.PING,
-        LinkState.HEARD,
-        LinkState.MOVED,
-    ),
-    LinkState.ASKED: (
-        LinkState.MOVED,
-        LinkAction.MIGRATE,
-        LinkState.HEARD,
-        LinkState.MOVED,
-    ),
-    LinkState.MOVED: (
-        LinkState.DEAD,
-        LinkAction.GIVE_UP,
-        LinkState.HEARD,
-        LinkState.MOVED,
-    ),
-    LinkState.DEAD: (
-        LinkState.DEAD,
-        LinkAction.WAIT,
-        LinkState.DEAD,
-        LinkState.DEAD,
-    ),
+    LinkState.HEARD: (LinkState.ASKED, LinkAction.PING, LinkState.HEARD, LinkState.MOVED),
+    LinkState.ASKED: (LinkState.MOVED, LinkAction.MIGRATE, LinkState.HEARD, LinkState.MOVED),
+    LinkState.MOVED: (LinkState.DEAD, LinkAction.GIVE_UP, LinkState.HEARD, LinkState.MOVED),
+    LinkState.DEAD: (LinkState.DEAD, LinkAction.WAIT, LinkState.DEAD, LinkState.DEAD),
 }
 
 

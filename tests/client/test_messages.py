@@ -24,6 +24,8 @@ def test_messages_and_dicts_are_welcome_side_by_side() -> None:
 def test_a_message_that_calls_a_tool_needs_no_content() -> None:
     (message,) = read_messages([{"role": "assistant", "content": None, "tool_calls": [CALL]}])
     assert message.content == "" and message.tool_calls == (ToolCall("1", "f", "{}"),)
+    answer = {"role": "tool", "content": "-3", "tool_call_id": "1"}
+    assert read_messages([answer]) == (Message("tool", "-3", tool_call_id="1"),)
 
 
 @pytest.mark.parametrize(

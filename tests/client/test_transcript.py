@@ -37,20 +37,15 @@ def test_provisional_text_is_replaced_from_a_code_point_on() -> None:
 
 
 def test_commits_move_text_from_provisional_to_final() -> None:
-    transcript = after(
-        Provisional(0, 0, "hello wor", 0.9), Committed("hello ", (1,), 1), Retracted(0)
-    )
+    transcript = after(Provisional(0, 0, "hello wor", 0.9), Committed("hello ", (1,), 1))
+    assert (transcript.committed, transcript.provisional) == ("hello ", "wor")
+    assert transcript.text == "hello wor"
+    transcript.apply(Retracted(0))
     assert (transcript.committed, transcript.provisional) == ("hello ", "")
     transcript.apply(Committed("there", (2, 3), 3))
     transcript.apply(done(3))
     assert transcript.text == "hello there"
     assert transcript.ids == [1, 2, 3]
-
-
-def test_a_commit_takes_its_part_of_the_provisional_text() -> None:
-    transcript = after(Provisional(0, 0, "hello wor", 0.9), Committed("hello ", (1,), 1))
-    assert (transcript.committed, transcript.provisional) == ("hello ", "wor")
-    assert transcript.text == "hello wor"
 
 
 def test_the_model_of_the_last_token_is_remembered_and_that_it_changed() -> None:
@@ -61,11 +56,7 @@ def test_the_model_of_the_last_token_is_remembered_and_that_it_changed() -> None
     transcript.apply(Committed("c", (3,), 3, model_identity=other, inexact=True))
     transcript.apply(Committed("d", (4,), 4))
     assert (transcript.model_identity, transcript.inexact) == (other, True)
-
-
-def test_that_a_reply_was_inexact_is_said_at_its_end_too() -> None:
-    transcript = after(Committed("a", (1,), 1), replace(done(1), inexact=True))
-    assert transcript.inexact
+    assert after(first, replace(done(1), inexact=True)).inexact, "it is said at its end too"
 
 
 @pytest.mark.parametrize(

@@ -34,14 +34,6 @@ def test_frames_survive_any_cut(payloads: list[bytes], data: st.DataObject) -> N
     assert decoder.at_boundary
 
 
-def test_every_split_into_two_and_into_single_bytes() -> None:
-    payloads = [b"a", b"b" * 127, b"c" * 128, b"d" * 300]
-    stream = b"".join(map(encode_frame, payloads))
-    for cut in range(len(stream) + 1):
-        assert feed_in_pieces(FrameDecoder(), stream, [cut]) == payloads
-    assert feed_in_pieces(FrameDecoder(), stream, list(range(len(stream)))) == payloads
-
-
 def test_at_boundary_only_between_frames() -> None:
     stream = encode_frame(b"x" * 200)
     for cut in range(1, len(stream)):

@@ -38,8 +38,3 @@ def test_the_examples_meet_each_other() -> None:
 @pytest.mark.parametrize("role", ROLES)
 def test_the_ports_of_the_examples_are_the_defaults(role: str) -> None:
     assert example(role).port == config_class(role)().port
-
-
-def test_an_edge_looks_for_a_router_where_one_listens() -> None:
-    port = config_class("router")().port
-    assert config_class("edge")().routers == (f"127.0.0.1:{port}",)

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tools.deploy_checks.gpu_image import pin_problems
-from tools.pin_gpu_image import asked, closure, lines
 from tools.pin_hashes import FOLDER, project_requirements
 
 
@@ -47,32 +46,3 @@ def test_the_committed_pins_fit(folder: Path) -> None:
 def test_a_pin_that_does_not_fit_is_found(folder: Path, pattern: str, new: str, words: str) -> None:
     problems = repin(folder, pattern, new)
     assert any(re.search(words, problem) for problem in problems), problems
-
-
-def test_what_the_image_asks_for_is_known_of_its_packages() -> None:
-    """The recorded list knows more than tensorrt-llm's own requirements."""
-    names = {line.split("# ")[1] for line in (FOLDER / "tensorrt-llm.txt").read_text().splitlines()}
-    assert "tensorrt-llm" in names
-    assert any(name.startswith("transformers ") for name in names)
-    direct = lines((FOLDER / "tensorrt-llm.in").read_text())
-    assert {"numpy<2", "transformers==4.57.3", "protobuf>=6.33.5"} <= set(direct)
-
-
-def test_requirements_are_followed_but_not_behind_what_is_left_out() -> None:
-    def package(name: str, *requires: str) -> dict[str, object]:
-        return {"metadata": {"name": name, "version": "1", "requires_dist": list(requires)}}
-
-    resolution = {
-        "a": package("a", "b>1", "n", 'c; extra == "more"', 'd; python_version < "3"'),
-        "b": package("b"),
-        "c": package("c", "B<9"),
-        "n": package("n", "hidden"),
-        "hidden": package("hidden"),
-        "t": package("t", "b<=7", "n"),
-    }
-    assert closure(["a"], resolution, frozenset({"n"})) == {"a", "b"}
-    assert closure(["a[more]"], resolution, frozenset({"n"})) == {"a", "b", "c"}
-    assert list(asked(["t", "b>=1"], resolution, {"a", "b"})) == [
-        ("b>=1", "tensorrt-llm"),
-        ("b<=7", "t 1"),
-    ]

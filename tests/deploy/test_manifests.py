@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -62,12 +61,6 @@ def test_files_are_clean() -> None:
     assert list(yaml_problems(DEPLOY)) == []
 
 
-def test_a_broken_overlay_is_reported(tmp_path: Path) -> None:
-    (tmp_path / "kustomization.yaml").write_text("resources: [absent.yaml]\n")
-    with pytest.raises(ValueError, match=r"absent\.yaml"):
-        kustomize.build(tmp_path)
-
-
 Change = Callable[[dict[str, dict[str, Any]]], None]
 
 
@@ -111,213 +104,163 @@ def set_limits(things: dict[str, dict[str, Any]], **settings: str) -> None:
 
 EDGE, ROUTER, TOKENIZER = "Deployment/edge", "Deployment/router", "Deployment/tokenizer"
 INFERENCE = "StatefulSet/inference"
-MISTAKES: list[tuple[str, Change]] = [
-    ("pods_are_not_root", lambda t: pod(t, EDGE)["securityContext"].pop("runAsNonRoot")),
-    ("pods_are_not_root", lambda t: pod(t, EDGE)["securityContext"].update(runAsUser=0)),
-    ("system_calls_are_filtered", lambda t: pod(t, EDGE)["securityContext"].pop("seccompProfile")),
-    (
-        "root_file_systems_are_read_only",
+MISTAKES: dict[str, list[Change]] = {
+    "pods_are_not_root": [
+        lambda t: pod(t, EDGE)["securityContext"].pop("runAsNonRoot"),
+        lambda t: pod(t, EDGE)["securityContext"].update(runAsUser=0),
+    ],
+    "system_calls_are_filtered": [
+        lambda t: pod(t, EDGE)["securityContext"].pop("seccompProfile"),
+    ],
+    "root_file_systems_are_read_only": [
         lambda t: pod(t, EDGE)["initContainers"][0].pop("securityContext"),
-    ),
-    (
-        "containers_have_no_privileges",
+    ],
+    "containers_have_no_privileges": [
         lambda t: container(t, EDGE)["securityContext"].update(capabilities={"drop": []}),
-    ),
-    (
-        "containers_have_no_privileges",
         lambda t: container(t, EDGE)["securityContext"].pop("allowPrivilegeEscalation"),
-    ),
-    ("hosts_are_left_alone", lambda t: pod(t, EDGE).update(hostNetwork=True)),
-    (
-        "hosts_are_left_alone",
+    ],
+    "hosts_are_left_alone": [
+        lambda t: pod(t, EDGE).update(hostNetwork=True),
         lambda t: pod(t, EDGE)["volumes"].append({"name": "h", "hostPath": {"path": "/"}}),
-    ),
-    ("hosts_are_left_alone", lambda t: container(t, EDGE)["ports"][0].update(hostPort=443)),
-    ("resources_are_bounded", lambda t: container(t, EDGE)["resources"]["limits"].pop("memory")),
-    ("pods_are_probed", lambda t: container(t, EDGE).pop("startupProbe")),
-    (
-        "pods_are_probed",
+        lambda t: container(t, EDGE)["ports"][0].update(hostPort=443),
+    ],
+    "resources_are_bounded": [
+        lambda t: container(t, EDGE)["resources"]["limits"].pop("memory"),
+    ],
+    "pods_are_probed": [
+        lambda t: container(t, EDGE).pop("startupProbe"),
         lambda t: container(t, ROUTER).update(readinessProbe={"tcpSocket": {"port": "grpc"}}),
-    ),
-    ("tokens_are_not_mounted", lambda t: pod(t, EDGE).pop("automountServiceAccountToken")),
-    ("tokens_are_not_mounted", lambda t: pod(t, EDGE).update(serviceAccountName="default")),
-    ("service_links_are_off", lambda t: pod(t, EDGE).pop("enableServiceLinks")),
-    ("images_are_pinned", lambda t: container(t, EDGE).update(image="host:5000/outrider-edge")),
-    ("images_are_pinned", lambda t: container(t, EDGE).update(image="outrider-edge:latest")),
-    ("pods_are_spread", lambda t: pod(t, EDGE)["topologySpreadConstraints"].pop()),
-    ("everything_is_in_the_namespace", lambda t: t["Service/edge"]["metadata"].pop("namespace")),
-    (
-        "everything_is_in_the_namespace",
+    ],
+    "tokens_are_not_mounted": [
+        lambda t: pod(t, EDGE).pop("automountServiceAccountToken"),
+        lambda t: pod(t, EDGE).update(serviceAccountName="default"),
+    ],
+    "service_links_are_off": [
+        lambda t: pod(t, EDGE).pop("enableServiceLinks"),
+    ],
+    "images_are_pinned": [
+        lambda t: container(t, EDGE).update(image="host:5000/outrider-edge"),
+        lambda t: container(t, EDGE).update(image="outrider-edge:latest"),
+    ],
+    "pods_are_spread": [
+        lambda t: pod(t, EDGE)["topologySpreadConstraints"].pop(),
+    ],
+    "everything_is_in_the_namespace": [
+        lambda t: t["Service/edge"]["metadata"].pop("namespace"),
         lambda t: t["Namespace/outrider"]["metadata"].pop("labels"),
-    ),
-    ("no_secrets_are_committed", lambda t: t["Service/edge"].update(kind="Secret")),
-    (
-        "nothing_passes_by_default",
+    ],
+    "no_secrets_are_committed": [
+        lambda t: t["Service/edge"].update(kind="Secret"),
+    ],
+    "nothing_passes_by_default": [
         lambda t: t["NetworkPolicy/default-deny"]["spec"].update(ingress=[{}]),
-    ),
-    (
-        "workloads_have_network_policies",
+    ],
+    "workloads_have_network_policies": [
         lambda t: t["NetworkPolicy/edge"]["spec"]["podSelector"].update(matchLabels={"a": "b"}),
-    ),
-    (
-        "workloads_have_network_policies",
         lambda t: t["NetworkPolicy/edge"]["spec"]["egress"][0].pop("ports"),
-    ),
-    (
-        "names_are_reached_not_the_world",
+    ],
+    "names_are_reached_not_the_world": [
         lambda t: t["NetworkPolicy/edge"]["spec"]["egress"][0].update(
             to=[{"ipBlock": {"cidr": "0.0.0.0/0"}}]
         ),
-    ),
-    (
-        "names_are_reached_not_the_world",
         lambda t: t["NetworkPolicy/edge"]["spec"]["egress"][0].pop("to"),
-    ),
-    (
-        "replicas_reach_one_another",
+    ],
+    "replicas_reach_one_another": [
         lambda t: t["NetworkPolicy/inference-between-regions"]["spec"].update(egress=[]),
-    ),
-    (
-        "replicas_reach_one_another",
         lambda t: t["NetworkPolicy/inference-between-regions"]["spec"]["ingress"][0]["from"].pop(),
-    ),
-    (
-        "replicas_reach_one_another",
         lambda t: t["NetworkPolicy/inference-between-regions"]["spec"]["egress"][0].update(
             ports=[{"port": 7100, "protocol": "TCP"}]
         ),
-    ),
-    ("workloads_survive_disruptions", lambda t: t[INFERENCE]["spec"].update(replicas=1)),
-    ("workloads_survive_disruptions", lambda t: t[EDGE]["spec"].update(replicas=3)),
-    (
-        "workloads_survive_disruptions",
+    ],
+    "workloads_survive_disruptions": [
+        lambda t: t[INFERENCE]["spec"].update(replicas=1),
+        lambda t: t[EDGE]["spec"].update(replicas=3),
         lambda t: t["PodDisruptionBudget/edge"]["spec"].update(maxUnavailable=0),
-    ),
-    (
-        "autoscalers_have_targets",
+    ],
+    "autoscalers_have_targets": [
         lambda t: t["HorizontalPodAutoscaler/edge"]["spec"]["scaleTargetRef"].update(name="e"),
-    ),
-    (
-        "autoscalers_have_targets",
         lambda t: t["HorizontalPodAutoscaler/edge"]["spec"].pop("behavior"),
-    ),
-    ("services_reach_pods", lambda t: t["Service/edge"]["spec"].update(selector={"a": "b"})),
-    (
-        "services_reach_pods",
+    ],
+    "services_reach_pods": [
+        lambda t: t["Service/edge"]["spec"].update(selector={"a": "b"}),
         lambda t: t["Service/router"]["spec"]["ports"][0].update(targetPort="htpp"),
-    ),
-    ("the_edge_speaks_quic", lambda t: t["Service/edge"]["spec"]["ports"][0].pop("protocol")),
-    (
-        "the_edge_speaks_quic",
+    ],
+    "the_edge_speaks_quic": [
+        lambda t: t["Service/edge"]["spec"]["ports"][0].pop("protocol"),
         lambda t: t["Service/edge"]["spec"].update(externalTrafficPolicy="Cluster"),
-    ),
-    ("grpc_services_are_headless", lambda t: t["Service/router"]["spec"].pop("clusterIP")),
-    ("configurations_load", lambda t: replace(config(t, "edge"), "drain_s", "drian_s")),
-    ("configurations_load", lambda t: replace(config(t, "edge"), "port = 4433", "port = 99999")),
-    ("configurations_load", lambda t: container(t, EDGE).update(args=[])),
-    (
-        "configurations_load",
+    ],
+    "grpc_services_are_headless": [
+        lambda t: t["Service/router"]["spec"].pop("clusterIP"),
+    ],
+    "configurations_load": [
+        lambda t: replace(config(t, "edge"), "drain_s", "drian_s"),
+        lambda t: replace(config(t, "edge"), "port = 4433", "port = 99999"),
+        lambda t: container(t, EDGE).update(args=[]),
         lambda t: container(t, EDGE)["env"].append(
             {"name": "OUTRIDER_EDGE_SERVICE_HOST", "value": "10.0.0.1"}
         ),
-    ),
-    (
-        "ports_are_those_configured",
+        lambda t: replace(config(t, "router"), 'ca = "', 'trust_domain = "'),
+    ],
+    "ports_are_those_configured": [
         lambda t: replace(config(t, "router"), "port = 7100", "port = 7101"),
-    ),
-    (
-        "ports_are_those_configured",
         lambda t: replace(config(t, "router"), '"0.0.0.0"', '"127.0.0.1"'),
-    ),
-    ("pods_have_time_to_drain", lambda t: pod(t, EDGE).update(terminationGracePeriodSeconds=39)),
-    ("pods_have_time_to_drain", lambda t: container(t, EDGE).pop("lifecycle")),
-    (
-        "routers_have_memory_for_what_they_keep",
+    ],
+    "pods_have_time_to_drain": [
+        lambda t: pod(t, EDGE).update(terminationGracePeriodSeconds=39),
+        lambda t: container(t, EDGE).pop("lifecycle"),
+    ],
+    "routers_have_memory_for_what_they_keep": [
         lambda t: container(t, ROUTER)["resources"]["limits"].update(memory="512Mi"),
-    ),
-    (  # 1.2 GB
-        "routers_have_memory_for_what_they_keep",
+        # 1.2 GB
         lambda t: container(t, ROUTER)["resources"]["limits"].update(memory=1200000000),
-    ),
-    (
-        "routers_have_memory_for_what_they_keep",
         lambda t: replace(config(t, "router"), "drain_s", "max_kept_bytes = 805306368\ndrain_s"),
-    ),
-    (
-        "routers_have_memory_for_what_they_keep",
         lambda t: replace(config(t, "router"), "drain_s", "processes = 3\ndrain_s"),
-    ),
-    (
-        "routers_find_their_replicas",
+    ],
+    "routers_find_their_replicas": [
         lambda t: replace(config(t, "router"), '"dns:inference:7300"', '"dns:router:7100"'),
-    ),
-    (
-        "services_are_found",
+    ],
+    "services_are_found": [
         lambda t: replace(config(t, "router"), '"dns:tokenizer:', '"dns:tokenisers:'),
-    ),
-    (
-        "services_are_found",
         lambda t: replace(config(t, "router"), '"dns:tokenizer:7200"', '"dns:tokenizer:7201"'),
-    ),
-    ("services_are_found", lambda t: t["Service/router"]["spec"].pop("clusterIP")),
-    ("services_have_certificates", lambda t: replace(config(t, "edge"), "mesh/ca", "meshes/ca")),
-    (
-        "services_have_certificates",
+        lambda t: t["Service/router"]["spec"].pop("clusterIP"),
+    ],
+    "services_have_certificates": [
+        lambda t: replace(config(t, "edge"), "mesh/ca", "meshes/ca"),
         lambda t: t["Certificate/inference-mesh"]["spec"].update(
             dnsNames=["inference.outrider.internal", "eu-west.inference.outrider.internal"]
         ),
-    ),
-    (
-        "services_have_certificates",
         lambda t: t["Certificate/router-mesh"]["spec"].update(usages=["server auth"]),
-    ),
-    ("services_have_certificates", lambda t: t["Issuer/mesh"]["metadata"].update(name="other")),
-    (
-        "configurations_load",
-        lambda t: replace(config(t, "router"), 'ca = "', 'trust_domain = "'),
-    ),
-    (
-        "models_are_known",
+        lambda t: t["Issuer/mesh"]["metadata"].update(name="other"),
+    ],
+    "models_are_known": [
         lambda t: container(t, EDGE)["env"].append(
             {"name": "OUTRIDER_EDGE_MODELS", "value": "gpt-9"}
         ),
-    ),
-    (  # pulled nowhere, and served by the edge alone
-        "models_are_known",
+        # pulled nowhere, and served by the edge alone
         lambda t: container(t, EDGE)["env"].append(
             {"name": "OUTRIDER_EDGE_MODELS", "value": f"{DEFAULT_MODEL.name},qwen3-0.6b"}
         ),
-    ),
-    (
-        "models_are_known",
         lambda t: container(t, ROUTER)["env"].append(
             {"name": "OUTRIDER_ROUTER_DEFAULT_MODEL", "value": "qwen3-0.6b"}
         ),
-    ),
-    (  # another model by the name of one that is shipped, at the edge alone
-        "models_are_known",
+        # another model by the name of one that is shipped, at the edge alone
         lambda t: define(config(t, "edge"), DEFAULT_MODEL.name),
-    ),
-    ("models_are_known", lambda t: set_models_file(t, EDGE, "/nowhere/models.toml")),
-    (  # a password that would be read on the way
-        "redis_addresses_are_taken",
+        lambda t: set_models_file(t, EDGE, "/nowhere/models.toml"),
+    ],
+    "redis_addresses_are_taken": [
+        # a password that would be read on the way
         lambda t: set_limits(t, URL="redis://redis.redis:6379/0", PASSWORD="secret"),
-    ),
-    (
-        "redis_addresses_are_taken",
         lambda t: set_limits(t, URL="rediss://redis.redis:6379/0", PASSWORD_FILE="/nowhere/it"),
-    ),
-]
+    ],
+}
 
 
-@pytest.mark.parametrize(
-    ("policy", "mistake"), MISTAKES, ids=[f"{p}-{i}" for i, (p, _) in enumerate(MISTAKES)]
-)
-def test_a_mistake_is_noticed(policy: str, mistake: Change) -> None:
-    objects = copy.deepcopy(built("us-east").objects)
-    mistake({f"{thing['kind']}/{thing['metadata']['name']}": dict_of(thing) for thing in objects})
-    problems = list(policy_problems(Manifests(objects)))
-    assert any(problem.startswith(f"{policy}: ") for problem in problems), problems
+@pytest.mark.parametrize("policy", MISTAKES)
+def test_each_mistake_is_noticed(policy: str) -> None:
+    for number, mistake in enumerate(MISTAKES[policy]):
+        problems = changed("us-east", mistake)
+        found = any(problem.startswith(f"{policy}: ") for problem in problems)
+        assert found, f"mistake {number}: {problems}"
 
 
 def dict_of(thing: Any) -> dict[str, Any]:
@@ -420,18 +363,4 @@ def test_replicas_reach_the_prefix_store_and_nobody_else_does() -> None:
 def test_every_policy_is_tried_with_a_mistake() -> None:
     """Those about GPUs are tried in test_gpu_manifests.py."""
     general = {it.__name__ for it in POLICIES if it.__module__ != gpu_policies.__name__}
-    assert {policy for policy, _ in MISTAKES} == general
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("runAsNonRoot: true", "runAsNonroot: true"),
-        ("minReplicas: 2", "minReplicas: two"),
-        ("kind: PodDisruptionBudget", "kind: PodDisruptionBudgett"),
-    ],
-)
-def test_the_schemas_are_strict(old: str, new: str) -> None:
-    text = kustomize.build(DEPLOY / "overlays" / "us-east")
-    assert old in text
-    assert list(schema_problems(Manifests.parse(text.replace(old, new, 1))))
+    assert MISTAKES.keys() == general

@@ -13,7 +13,6 @@ from outrider.config import load
 from outrider.errors import ConfigError, UnauthenticatedError, UnknownModelError
 from outrider.models.definitions import EngineDefaults, ModelCatalog, ModelSpec
 from outrider.peers.membership import Lookup
-from outrider.tokenization.rewriting import RewritingPolicy
 from services.edge.config import DEFAULT_CONTEXT_TOKENS, EdgeConfig, default_state_dir
 from services.edge.drafter.settings import DrafterConfig
 from services.edge.identity import Credential, TenantConfig
@@ -21,7 +20,7 @@ from services.edge.models.keys import EdgeModel, ModelKey
 from services.edge.models.table import LoadLimits
 from services.edge.quic.limits import ListenerLimits
 from services.edge.quotas import Count, Rate, RateLimit
-from services.edge.session.upload_control import UploadPolicy, Uploads
+from services.edge.session.upload_control import UploadPolicy
 from tests.api_keys import key_of, text_of
 
 
@@ -29,10 +28,6 @@ def test_defaults_listen_on_loopback() -> None:
     config = EdgeConfig()
     assert config.host == config.admin.host == "127.0.0.1"
     assert config.reply_policy().upload == UploadPolicy()
-
-
-def test_who_decides_on_uploads_can_be_set() -> None:
-    assert EdgeConfig(uploads="never").reply_policy().upload.uploads is Uploads.NEVER
 
 
 CATALOG = ModelCatalog(
@@ -97,20 +92,6 @@ def test_a_model_is_another_one_when_what_an_edge_makes_of_it_changes() -> None:
     assert len({key(spec), *others}) == len(others) + 1
 
 
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({"models": ("a", "a")}, "twice"),
-        ({"anonymous_models": ("b",) * 300}, "anonymous_models are 300, at most 256"),
-        ({"anonymous_models": ("",)}, "names of 1 to 128"),
-        ({"max_loaded_models": 0}, "max_loaded_models is 0: use 1 or more"),
-    ],
-)
-def test_models_that_cannot_be(settings: dict[str, Any], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        EdgeConfig(**settings)
-
-
 def test_how_models_are_loaded_is_a_table_of_its_own(tmp_path: Path) -> None:
     file = tmp_path / "outrider.toml"
     file.write_text("[edge]\n[edge.loading]\nmax_waiting = 3\n")
@@ -142,23 +123,19 @@ def test_tenants_are_an_array_of_tables(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
+        ({"models": ("a", "a")}, "twice"),
+        ({"anonymous_models": ("b",) * 300}, "anonymous_models are 300, at most 256"),
+        ({"anonymous_models": ("",)}, "names of 1 to 128"),
+        ({"max_loaded_models": 0}, "max_loaded_models is 0: use 1 or more"),
         ({"trust": "user"}, "a tenant's key"),
         ({"trust": "nobody"}, "chat, connection, user, tenant"),
         ({"max_priority": "top"}, "low, medium or high"),
         ({"tenants": (TenantConfig("t"), TenantConfig("t"))}, "named twice"),
     ],
 )
-def test_identities_that_cannot_be(settings: dict[str, Any], says: str) -> None:
+def test_models_and_identities_that_cannot_be(settings: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         EdgeConfig(**settings)
-
-
-def test_rewriting_is_a_table_of_its_own(tmp_path: Path) -> None:
-    file = tmp_path / "outrider.toml"
-    file.write_text('[edge]\nport = 1\n[edge.rewriting]\ntoo_long = "keep_turns"\n')
-    config = load(EdgeConfig, "edge", file=file, environ={})
-    assert config.rewriting == RewritingPolicy(too_long="keep_turns")
-    assert EdgeConfig().rewriting == RewritingPolicy()
 
 
 def test_routers_may_be_looked_up() -> None:

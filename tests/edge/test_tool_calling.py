@@ -125,6 +125,15 @@ def ids_of(vocabulary: Vocabulary, text: str) -> list[int]:
     ]
 
 
+over_families = pytest.mark.parametrize(
+    ("family", "call"),
+    [
+        ("hermes", '<tool_call>\n{"name": "g", "arguments": {"a": 1}}\n</tool_call>'),
+        ("llama3", '{"name": "g", "parameters": {"a": 1}}'),
+        ("mistral", '[TOOL_CALLS] [{"name": "g", "arguments": {"a": 1}}]'),
+        ("mistral_args", '[TOOL_CALLS]g[ARGS]{"a": 1}'),
+    ],
+)
 ANSWER = json_schema(
     {
         "type": "object",
@@ -136,15 +145,7 @@ ANSWER = json_schema(
 )
 
 
-@pytest.mark.parametrize(
-    ("family", "call"),
-    [
-        ("hermes", '<tool_call>\n{"name": "g", "arguments": {"a": 1}}\n</tool_call>'),
-        ("llama3", '{"name": "g", "parameters": {"a": 1}}'),
-        ("mistral", '[TOOL_CALLS] [{"name": "g", "arguments": {"a": 1}}]'),
-        ("mistral_args", '[TOOL_CALLS]g[ARGS]{"a": 1}'),
-    ],
-)
+@over_families
 def test_a_reply_calls_or_answers_by_the_schema_and_does_nothing_else(
     family: str, call: str
 ) -> None:
@@ -165,15 +166,7 @@ def test_a_reply_calls_or_answers_by_the_schema_and_does_nothing_else(
     assert (read.content, read.calls) == (answer, ())
 
 
-@pytest.mark.parametrize(
-    ("family", "call"),
-    [
-        ("hermes", '<tool_call>\n{"name": "g", "arguments": {"a": 1}}\n</tool_call>'),
-        ("llama3", '{"name": "g", "parameters": {"a": 1}}'),
-        ("mistral", '[TOOL_CALLS] [{"name": "g", "arguments": {"a": 1}}]'),
-        ("mistral_args", '[TOOL_CALLS]g[ARGS]{"a": 1}'),
-    ],
-)
+@over_families
 def test_the_grammar_lets_each_family_call_and_nothing_else(family: str, call: str) -> None:
     vocabulary = tool_templates.vocabulary_of(tool_templates.FAMILIES[family])
     served = ToolCalling.of(vocabulary, "").applied(asking(tool_choice="g"))

@@ -9,6 +9,7 @@ import gguf
 import numpy as np
 
 from outrider.models.gguf_file import open_gguf
+from tests.models.gguf_files import write_out
 
 LAYERS = (0, 10, 20, 29)
 _GEOMETRY = (
@@ -38,10 +39,7 @@ def make_draft(
     _add(writer, "output_norm.weight", tensors["output_norm.weight"], None)
     head = tensors["token_embd.weight"]
     _add(writer, "output.weight", head, head.data[np.asarray(head_ids)])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_out(writer)
     return out
 
 

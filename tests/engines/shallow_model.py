@@ -16,6 +16,7 @@ from outrider.models.catalog import DEFAULT_MODEL, ModelSpec
 from outrider.models.disk.files import file_sha256
 from outrider.models.gguf_file import open_gguf
 from outrider.models.store import ModelStore
+from tests.models.gguf_files import write_out
 
 NUM_LAYERS = 4
 
@@ -67,8 +68,5 @@ def write_shallow(source: Path, out: Path, num_layers: int) -> Path:
     for tensor in reader.tensors:
         if not tensor.name.startswith("blk.") or tensor.name.rsplit(".", 2)[0] in kept:
             writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_out(writer)
     return out

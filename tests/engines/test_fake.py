@@ -145,13 +145,6 @@ def test_virtual_time_counts_calls_and_tokens() -> None:
     assert engine.total_ms == 3 * 8.0 + 10 * 0.5
 
 
-def test_another_seed_is_another_model() -> None:
-    engines = [FakeEngine(FakeOptions(seed=seed)) for seed in (1, 2)]
-    rows = [all_rows(each, random_ids(each, 5), table(each, 5)) for each in engines]
-    assert (rows[0] != rows[1]).all(axis=1).all()
-    assert engines[0].info.fingerprint != engines[1].info.fingerprint
-
-
 def test_the_fingerprint_is_of_what_it_computes_and_of_nothing_else() -> None:
     def fingerprint(**options: Any) -> bytes:
         return FakeEngine(FakeOptions(**options)).info.fingerprint
@@ -168,18 +161,3 @@ def test_the_fingerprint_is_of_the_rows_that_a_sequence_gets() -> None:
     engine = FakeEngine(FakeOptions(seed=3))
     ids = probe_ids(engine.info.vocabulary_size, 16)
     assert engine.info.fingerprint == fingerprint_of(all_rows(engine, ids, table(engine, 16)))
-
-
-@pytest.mark.parametrize(
-    ("repetition", "low", "high"), [(0.0, 0.0, 0.1), (0.75, 0.6, 0.9), (1.0, 1.0, 1.0)]
-)
-def test_repetition_is_the_share_of_habitual_rows(
-    repetition: float, low: float, high: float
-) -> None:
-    engine = FakeEngine(FakeOptions(repetition=repetition))
-    ids = random_ids(engine, 400)
-    greedy = all_rows(engine, ids, table(engine, 400)).argmax(axis=1)
-    habits = all_rows(FakeEngine(FakeOptions(repetition=1.0)), ids, table(engine, 400)).argmax(
-        axis=1
-    )
-    assert low <= (greedy == habits).mean() <= high

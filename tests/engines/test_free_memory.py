@@ -30,7 +30,7 @@ class Host:
         self.write(folder / "memory.current", f"{usage}\n")
         self.write(folder / "memory.stat", f"anon 5\ninactive_file {inactive}\n")
 
-    def v1(self, group: str, limit: int, usage: int, inactive: int = 0) -> None:
+    def v1(self, group: str, limit: str, usage: int, inactive: int = 0) -> None:
         folder = self.cgroups / "memory" / group
         self.write(folder / "memory.limit_in_bytes", f"{limit}\n")
         self.write(folder / "memory.usage_in_bytes", f"{usage}\n")
@@ -41,48 +41,48 @@ class Host:
         return free_memory(self.proc, self.cgroups)
 
 
-def test_a_machine_without_limits(tmp_path: Path) -> None:
-    host = Host(tmp_path, "0::/user.slice\n")
-    assert host.measure() == FreeMemory(600 * 1024, "the machine's available memory")
+ALL, V1, V2 = "the machine's available memory", "the cgroup v1 limit", "the cgroup v2 limit"
+DOCKER = "5:cpu,cpuacct:/x\n4:memory:/docker/1234\n0::/\n"
 
 
-def test_the_limit_of_cgroup_v2(tmp_path: Path) -> None:
-    host = Host(tmp_path, "0::/a/b\n")
-    host.v2("a/b", "500000", 200_000, 50_000)
-    assert host.measure() == FreeMemory(350_000, "the cgroup v2 limit")
-
-
-def test_a_group_above_may_be_the_tightest(tmp_path: Path) -> None:
-    host = Host(tmp_path, "0::/a/b\n")
-    host.v2("a/b", "max", 200_000)
-    host.v2("a", "300000", 250_000)
-    assert host.measure().num_bytes == 50_000
-
-
-def test_a_container_sees_its_group_as_the_root(tmp_path: Path) -> None:
-    host = Host(tmp_path, "0::/\n")
-    host.v2("", "400000", 100_000)
-    assert host.measure().num_bytes == 300_000
-
-
-@pytest.mark.parametrize("group", ["docker/1234", ""])
-def test_the_limit_of_cgroup_v1(tmp_path: Path, group: str) -> None:
-    host = Host(tmp_path, "5:cpu,cpuacct:/x\n4:memory:/docker/1234\n0::/\n")
-    host.v1(group, 400_000, 300_000, 20_000)
-    assert host.measure() == FreeMemory(120_000, "the cgroup v1 limit")
-
-
-def test_the_numbers_that_mean_no_limit(tmp_path: Path) -> None:
-    host = Host(tmp_path, "4:memory:/\n0::/\n")
-    host.v1("", 9223372036854771712, 5)
-    host.v2("", "max", 5)
-    assert host.measure().num_bytes == 600 * 1024
-
-
-def test_a_group_over_its_limit_leaves_nothing(tmp_path: Path) -> None:
-    host = Host(tmp_path, "0::/\n")
-    host.v2("", "1000", 5000)
-    assert host.measure().num_bytes == 0
+@pytest.mark.parametrize(
+    ("cgroup", "groups", "num_bytes", "source"),
+    [
+        pytest.param("0::/user.slice\n", [], 600 * 1024, ALL, id="no limits"),
+        pytest.param("0::/a/b\n", [("v2", "a/b", "500000", 200_000, 50_000)], 350_000, V2, id="v2"),
+        pytest.param(
+            "0::/a/b\n",
+            [("v2", "a/b", "max", 200_000, 0), ("v2", "a", "300000", 250_000, 0)],
+            *(50_000, V2),
+            id="a group above is the tightest",
+        ),
+        pytest.param("0::/\n", [("v2", "", "400000", 100_000, 0)], 300_000, V2, id="a container"),
+        pytest.param(
+            DOCKER, [("v1", "docker/1234", "400000", 300_000, 20_000)], 120_000, V1, id="v1"
+        ),
+        pytest.param(
+            DOCKER, [("v1", "", "400000", 300_000, 20_000)], 120_000, V1, id="v1 in a container"
+        ),
+        pytest.param(
+            "4:memory:/\n0::/\n",
+            [("v1", "", "9223372036854771712", 5, 0), ("v2", "", "max", 5, 0)],
+            *(600 * 1024, ALL),
+            id="numbers that mean no limit",
+        ),
+        pytest.param("0::/\n", [("v2", "", "1000", 5000, 0)], 0, V2, id="over its limit"),
+    ],
+)
+def test_what_is_free_is_the_least_that_anybody_leaves(
+    cgroup: str,
+    groups: list[tuple[str, str, str, int, int]],
+    num_bytes: int,
+    source: str,
+    tmp_path: Path,
+) -> None:
+    host = Host(tmp_path, cgroup)
+    for version, *group in groups:
+        getattr(host, version)(*group)
+    assert host.measure() == FreeMemory(num_bytes, source)
 
 
 def test_where_nothing_is_known_the_operator_has_to_say(tmp_path: Path) -> None:

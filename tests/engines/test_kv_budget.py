@@ -54,16 +54,3 @@ def test_a_measured_pool_grows_to_what_one_sequence_needs() -> None:
 def test_a_pool_has_a_block() -> None:
     with pytest.raises(ConfigError, match="one block takes 1 blocks or 1048576 bytes"):
         blocks(Budget(num_bytes=MIB - 1))
-
-
-@pytest.mark.parametrize(
-    ("budget", "words"),
-    [
-        (Budget(share=0.5), "50% of 4096 MiB that a test leaves"),
-        (Budget(share=0.01), "64 MiB, more than 1% of 4096 MiB"),
-        (Budget(num_blocks=3), "num_blocks is set"),
-        (Budget(num_bytes=4 * MIB), "kv_bytes is 4194304"),
-    ],
-)
-def test_the_reason_is_for_the_log(budget: Budget, words: str) -> None:
-    assert words in budget.decide(SHAPE, lambda: FreeMemory(4096 * MIB, "a test")).reason

@@ -14,6 +14,7 @@ from outrider.engines.openvino.convert import converted
 from outrider.errors import UnsupportedModelError
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.store import ModelStore
+from tests.models.gguf_files import write_out
 
 
 def write(
@@ -32,10 +33,7 @@ def write(
     writer.add_tensor("output_norm.weight", np.zeros(64, np.float32))
     if not tied:
         writer.add_tensor("output.weight", np.zeros((3, 64), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_out(writer)
     return path
 
 

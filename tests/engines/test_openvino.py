@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from outrider.engines.base import Engine, SequenceSlice
+from outrider.engines.base import Engine
 from outrider.engines.config import EngineConfig, Precision
 from outrider.engines.cpu_features import cpu_flags
 from outrider.engines.openvino.engine import OpenVinoEngine
-from outrider.errors import ConfigError, EngineError
-from outrider.models.vocabulary import Vocabulary
+from outrider.errors import ConfigError
 from tests.engines.seam.contract import EngineContract
 from tests.engines.seam.driving import (
     all_rows,
@@ -63,14 +62,6 @@ class TestOpenVinoEngine(EngineContract):
 
 LAYER_BLOCK_BYTES = {"bf16": 24_576, "f32": 49_152}
 """Of 32 tokens in one layer with 3 heads of 64 keys and values."""
-
-
-def test_it_declares_what_it_needs(openvino_engine: OpenVinoEngine) -> None:
-    info = openvino_engine.info
-    assert (info.min_rows, info.scratch_tokens) == (1, 1)
-    assert (info.vocabulary_size, info.max_context_tokens) == (49152, 8192)
-    assert (info.block_tokens, info.num_blocks) == (32, 384)
-    assert info.block_bytes == LAYER_BLOCK_BYTES[info.precision] * 30
 
 
 def test_threads_do_not_change_a_bit(shallow: OpenVinoEngine, two_threads: OpenVinoEngine) -> None:
@@ -168,19 +159,6 @@ def test_a_long_prompt_in_chunks_equals_one_pass(shallow: OpenVinoEngine) -> Non
             assert_same(row, expected[past - 1520 : past - 1519])
 
 
-def test_it_writes_sense(openvino_engine: OpenVinoEngine, vocabulary: Vocabulary) -> None:
-    ids = vocabulary.encode("The capital of France is")
-    blocks = table(openvino_engine, len(ids) + 8)
-    prompt = np.array(ids, np.int32)
-    with opened(openvino_engine, prompt) as (sequence,):
-        rows = run(openvino_engine, sequence, prompt, 0, blocks, 1)
-        for past in range(len(ids), len(ids) + 3):
-            ids.append(int(rows[0].argmax()))
-            last = np.array(ids[-1:], np.int32)
-            rows = run(openvino_engine, sequence, last, past, blocks, 1)
-    assert "Paris" in b"".join(vocabulary.token_bytes(each) for each in ids).decode()
-
-
 def test_inexact_has_no_scratch_and_says_so(shallow_model: ShallowModel) -> None:
     exact = shallow_model.load(EngineConfig(num_blocks=8, max_fixed_rows=0))
     config = EngineConfig(num_blocks=8, exact=False, max_fixed_rows=2, prepare_first=True)
@@ -197,14 +175,6 @@ def test_inexact_has_no_scratch_and_says_so(shallow_model: ShallowModel) -> None
     assert np.isfinite(single).all()
     assert (single != expected).any()  # The reason for duplicating rows; see decision 0002.
     inexact.close()
-
-
-def test_a_pool_below_one_block_is_refused(shallow_model: ShallowModel) -> None:
-    config = EngineConfig(
-        kv_bytes=LAYER_BLOCK_BYTES["f32"] * NUM_LAYERS - 1, precision="f32", max_fixed_rows=0
-    )
-    with pytest.raises(ConfigError, match="one block takes 1 blocks or 196608 bytes"):
-        shallow_model.load(config)
 
 
 @pytest.mark.parametrize(
@@ -231,11 +201,3 @@ def test_a_pool_takes_its_share_of_what_is_free(shallow_model: ShallowModel) -> 
     assert info.num_blocks * info.block_bytes >= 3001 * info.block_bytes // info.block_tokens
     assert "1% of" in info.pool_reason
     engine.close()
-
-
-def test_eight_thousand_tokens_of_context_are_the_limit(openvino_engine: OpenVinoEngine) -> None:
-    ids = random_ids(openvino_engine, 2)
-    blocks = np.zeros(257, np.int32)
-    with opened(openvino_engine, ids) as (sequence,):
-        with pytest.raises(EngineError, match="context of 8192"):
-            openvino_engine.step([SequenceSlice(sequence, ids, 8191, blocks, 1)])

@@ -1,20 +1,31 @@
-"""Small random models in GGUF files, and what they say, one number at a time."""
+"""Small random models in GGUF files, and what they say."""
 
 from __future__ import annotations
 
-import cmath
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import gguf
 import numpy as np
 import numpy.typing as npt
 
-Floats: TypeAlias = npt.NDArray[np.float32]
+from tests.models.checkpoints import (
+    GEMMA3,
+    LLAMA,
+    QWEN2,
+    QWEN3,
+    WHOLE,
+    WINDOWED,
+    Floats,
+    Small,
+    logits_of,
+)
+from tests.models.gguf_files import write_out
+
 F32 = gguf.GGMLQuantizationType.F32
 _NORMS = ("attn_norm", "ffn_norm")
 
@@ -142,10 +153,7 @@ def write(
             writer.add_tensor(name, quantised(tensor, kind), raw_dtype=kind)
         else:
             writer.add_tensor(name, tensor)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_out(writer)
     return path
 
 
@@ -201,125 +209,66 @@ def _random_blocks(matrix: Floats, kind: gguf.GGMLQuantizationType) -> npt.NDArr
     return blocks.reshape(shape[0], -1)
 
 
-def naive_logits(
-    shape: Shape, tensors: Mapping[str, Floats], ids: Sequence[int]
-) -> list[list[float]]:
-    """[n][V]: position by position, pair by pair, in Python's own numbers."""
-    model = {name: tensor.tolist() for name, tensor in tensors.items()}
-    head = model.get("output.weight", model["token_embd.weight"])
-    keys: list[list[list[float]]] = [[] for _ in range(shape.layers)]
-    values: list[list[list[float]]] = [[] for _ in range(shape.layers)]
-    logits = []
-    for position, token in enumerate(ids):
-        state = model["token_embd.weight"][token]
-        if shape.architecture == "gemma3":
-            state = [value * math.sqrt(shape.width) for value in state]
-        for layer in range(shape.layers):
-            part = {n: model[f"blk.{layer}.{n}"] for n in _parts(model, layer)}
-            normed = _norm(state, part["attn_norm.weight"], shape.epsilon)
-            turn = _angle(shape, layer, position)
-            query = _turned(shape, _headwise(shape, part, "attn_q", normed), turn)
-            keys[layer].append(_turned(shape, _headwise(shape, part, "attn_k", normed), turn))
-            values[layer].append(_times(part, "attn_v", normed))
-            seen = slice(-shape.window if shape.has_window(layer) else None, None)
-            mixed = _attend(shape, query, keys[layer][seen], values[layer][seen])
-            mixed = _times(part, "attn_output", mixed)
-            state = _sum(state, _normed_again(shape, part, "post_attention_norm", mixed))
-            normed = _norm(state, part["ffn_norm.weight"], shape.epsilon)
-            gates = zip(
-                _times(part, "ffn_gate", normed), _times(part, "ffn_up", normed), strict=True
-            )
-            opened = _gelu if shape.architecture == "gemma3" else _silu
-            inner = [opened(gate) * up for gate, up in gates]
-            down = _times(part, "ffn_down", inner)
-            state = _sum(state, _normed_again(shape, part, "post_ffw_norm", down))
-        normed = _norm(state, model["output_norm.weight"], shape.epsilon)
-        logits.append([_dot(row, normed) for row in head])
-    return logits
+_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+"""Of tensors, as they are published, by their names in a file."""
+_NAMES_OF_GEMMA = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_ARCHITECTURES = {"llama": LLAMA, "qwen2": QWEN2, "qwen3": QWEN3, "gemma3": GEMMA3}
 
 
-def _parts(model: Mapping[str, Any], layer: int) -> list[str]:
-    prefix = f"blk.{layer}."
-    return [name.removeprefix(prefix) for name in model if name.startswith(prefix)]
+def naive_logits(shape: Shape, tensors: Mapping[str, Floats], ids: Sequence[int]) -> Floats:
+    """[n, V] of the tensors as they are published, computed by `tests.models.checkpoints`."""
+    is_gemma = shape.architecture == "gemma3"
+    names = _NAMES | (_NAMES_OF_GEMMA if is_gemma else {"ffn_norm": "post_attention_layernorm"})
+    published = dict[str, Floats]()
+    for name, tensor in tensors.items():
+        *place, part, kind = name.split(".")
+        prefix = f"model.layers.{place[1]}." if place else ""
+        if shape.architecture == "llama" and part in ("attn_q", "attn_k"):
+            tensor = _halves(shape, tensor)
+        if is_gemma and part.endswith("norm"):
+            tensor = tensor - np.float32(1)  # the file's have it added
+        published[f"{prefix}{names[part]}.{kind}"] = tensor
+    kinds = [WINDOWED if shape.has_window(layer) else WHOLE for layer in range(shape.layers)]
+    small = Small(
+        _ARCHITECTURES[shape.architecture],
+        vocabulary=shape.vocabulary,
+        width=shape.width,
+        heads=shape.heads,
+        kv_heads=shape.kv_heads,
+        head_size=shape.head_size,
+        layers=shape.layers,
+        base=shape.base,
+        epsilon=shape.epsilon,
+        tied="output.weight" not in tensors,
+        layer_types=tuple(kinds),
+        window=shape.window,
+        window_base=shape.window_base,
+        factor=shape.factor if is_gemma else 1.0,
+        scalar=shape.head_size,
+    )
+    scale = math.sqrt(shape.width) if is_gemma else 1.0
+    return logits_of(small, published, ids, embedding_scale=scale)
 
 
-def _attend(
-    shape: Shape, query: list[float], keys: list[list[float]], values: list[list[float]]
-) -> list[float]:
-    size, mixed = shape.head_size, list[float]()
-    for head in range(shape.heads):
-        mine = slice(head * size, (head + 1) * size)
-        shared = head // (shape.heads // shape.kv_heads)
-        theirs = slice(shared * size, (shared + 1) * size)
-        weights = [math.exp(_dot(query[mine], key[theirs]) / math.sqrt(size)) for key in keys]
-        total = sum(weights)
-        columns = zip(*(value[theirs] for value in values), strict=True)
-        mixed += [_dot(weights, list(column)) / total for column in columns]
-    return mixed
-
-
-def _headwise(shape: Shape, part: Mapping[str, Any], name: str, row: list[float]) -> list[float]:
-    """A product, each head of which is normed where there is a gain for that."""
-    product, gain = _times(part, name, row), part.get(f"{name}_norm.weight")
-    if gain is None:
-        return product
-    starts = range(0, len(product), shape.head_size)
-    heads = [product[start : start + shape.head_size] for start in starts]
-    return [value for head in heads for value in _norm(head, gain, shape.epsilon)]
-
-
-def _normed_again(
-    shape: Shape, part: Mapping[str, Any], name: str, row: list[float]
-) -> list[float]:
-    gain = part.get(f"{name}.weight")
-    return row if gain is None else _norm(row, gain, shape.epsilon)
-
-
-def _silu(gate: float) -> float:
-    return gate / (1 + math.exp(-gate))
-
-
-def _gelu(gate: float) -> float:
-    return gate / 2 * (1 + math.tanh(math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)))
-
-
-def _angle(shape: Shape, layer: int, position: int) -> Callable[[float], float]:
-    """Radians at a position, by a pair's share of the head."""
-    if shape.has_window(layer):
-        return lambda share: position * shape.window_base**-share
-    factor = shape.factor if shape.architecture == "gemma3" else 1.0
-    return lambda share: position / factor * shape.base**-share
-
-
-def _turned(shape: Shape, rows: list[float], turn: Callable[[float], float]) -> list[float]:
-    """Pairs as complex numbers, turned; neighbours for llama, halves of a head for others."""
-    turned, size = list(rows), shape.head_size
-    for start in range(0, len(rows), size):
-        for pair in range(size // 2):
-            angle = turn(2 * pair / size)
-            if shape.architecture == "llama":
-                first, second = start + 2 * pair, start + 2 * pair + 1
-            else:
-                first, second = start + pair, start + pair + size // 2
-            spun = complex(rows[first], rows[second]) * cmath.exp(1j * angle)
-            turned[first], turned[second] = spun.real, spun.imag
-    return turned
-
-
-def _times(part: Mapping[str, Any], name: str, row: list[float]) -> list[float]:
-    product = [_dot(weights, row) for weights in part[f"{name}.weight"]]
-    bias = part.get(f"{name}.bias")
-    return product if bias is None else _sum(product, bias)
-
-
-def _norm(row: list[float], gain: list[float], epsilon: float) -> list[float]:
-    scale = 1 / math.sqrt(_dot(row, row) / len(row) + epsilon)
-    return [value * scale * factor for value, factor in zip(row, gain, strict=True)]
-
-
-def _dot(left: list[float], right: list[float]) -> float:
-    return sum(a * b for a, b in zip(left, right, strict=True))
-
-
-def _sum(left: list[float], right: list[float]) -> list[float]:
-    return [a + b for a, b in zip(left, right, strict=True)]
+def _halves(shape: Shape, rows: Floats) -> Floats:
+    """Rows of heads whose pairs are neighbours, as rows of heads whose pairs are of both halves."""
+    pairs = rows.reshape(-1, shape.head_size // 2, 2, *rows.shape[1:])
+    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)

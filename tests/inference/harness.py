@@ -1,4 +1,5 @@
-"""A replica around FakeEngine on real sockets, and a peer that speaks raw session frames."""
+"""A replica around FakeEngine on real sockets, and a peer that speaks raw session frames: for tests
+of what lies below the router, which `tests.mesh` as a whole does not show."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from outrider.codec.tokens import TokenCodec, TokenCoder
+from outrider.codec.tokens import TokenCoder
 from outrider.engines.base import Engine, LogitsRows, OverlappedWork, SequenceSlice, no_work
 from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.errors import OutriderError
@@ -22,9 +23,9 @@ from outrider.testing import leak_check
 from outrider.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 from outrider.wire import error_from_proto, sampling_to_proto, token_block_to_proto
 from services.inference.app import LoadedModel, Replica
-from services.inference.config import InferenceConfig
 from services.inference.reference import ReferenceReply, generate
 from services.inference.static_prefixes.prefixes import StaticPrefix
+from tests.engines.hooked import HookedEngine
 from tests.inference.letters import (
     DIGEST,
     LETTER_TABLE,
@@ -32,6 +33,7 @@ from tests.inference.letters import (
     constraint_of,
     new_reply,
 )
+from tests.mesh import running_replica
 
 CODER = TokenCoder(DIGEST, VOCABULARY_SIZE)
 IDENTITY = b"\x0a" * 32
@@ -40,8 +42,8 @@ SALT = b"one trust group"
 _request_ids = itertools.count(1)
 
 
-class GatedEngine(FakeEngine):
-    """Steps only while the gate is open."""
+class GatedEngine(HookedEngine):
+    """Steps only while the gate is open; other work is done before."""
 
     def __init__(self, options: FakeOptions | None = None) -> None:
         super().__init__(options)
@@ -52,10 +54,18 @@ class GatedEngine(FakeEngine):
         self, slices: Sequence[SequenceSlice], overlapped_work: OverlappedWork = no_work
     ) -> list[LogitsRows]:
         overlapped_work()
+        return super().step(slices)
+
+    def before(self, slices: Sequence[SequenceSlice]) -> None:
+        if not self.is_held(slices):
+            return
         self.waiting.set()
         if not self.gate.wait(timeout=30):
             raise RuntimeError("nobody opened the gate")
-        return super().step(slices)
+
+    def is_held(self, slices: Sequence[SequenceSlice]) -> bool:
+        """Whether this call waits for the gate."""
+        return True
 
 
 def loaded(engine: Engine, prefixes: tuple[StaticPrefix, ...] = ()) -> LoadedModel:
@@ -92,6 +102,12 @@ class Reply:
     def num_accepted(self) -> int:
         return sum(commit.accepted for commit in self.commits)
 
+    @property
+    def cached_tokens(self) -> int:
+        """Of the prompt, as its end says."""
+        assert self.done is not None
+        return self.done.usage.cached_tokens
+
 
 def details_of(commit: inference_pb2.Commit) -> inference_pb2.CommitDetails:
     return inference_pb2.CommitDetails.FromString(commit.details)
@@ -100,8 +116,15 @@ def details_of(commit: inference_pb2.Commit) -> inference_pb2.CommitDetails:
 class Peer:
     """One Generate stream. Checks that every commit joins what is committed already."""
 
-    def __init__(self, stub: inference_pb2_grpc.InferenceServiceAsyncStub) -> None:
+    def __init__(
+        self,
+        stub: inference_pb2_grpc.InferenceServiceAsyncStub,
+        coder: TokenCoder = CODER,
+        digest: bytes = DIGEST,
+    ) -> None:
         self.call: Any = stub.Generate()
+        self._coder = coder
+        self._digest = digest
         self._frames: dict[int, deque[inference_pb2.SessionDown]] = defaultdict(deque)
         self._chains: dict[tuple[int, int], tuple[int, list[int]]] = {}
         self.replies: dict[int, Reply] = defaultdict(Reply)
@@ -119,7 +142,7 @@ class Peer:
         **fields: Any,
     ) -> None:
         """`drafts`: (epoch, ids from token 0 on). `fields` override those of OpenSession."""
-        frame = opening(prompt, sampling, **fields)
+        frame = opening(prompt, sampling, coder=self._coder, digest=self._digest, **fields)
         if drafts is not None:
             frame.draft.CopyFrom(self._draft(number, drafts[0], 0, drafts[1]))
         await self.send(inference_pb2.SessionUp(session=number, open=frame))
@@ -152,7 +175,7 @@ class Peer:
         first, chain = self._chains.setdefault((number, epoch), (base, []))
         chain[base - first :] = ids
         draft = inference_pb2.Draft(epoch=epoch, base=base)
-        put_ids(draft, CODER, ids, TokenCodec.VARINT)
+        put_ids(draft, self._coder, ids, self._coder.supported[0])
         return draft
 
     def _enter(self, frame: inference_pb2.SessionDown) -> None:
@@ -166,7 +189,7 @@ class Peer:
         elif kind == "done":
             reply.done = frame.done
             assert frame.done.upto == len(reply.ids)
-            assert frame.done.checksum == CODER.checksum(reply.ids)
+            assert frame.done.checksum == self._coder.checksum(reply.ids)
         elif kind == "error":
             reply.error = error_from_proto(frame.error)
         else:
@@ -179,7 +202,7 @@ class Peer:
             base, chain = self._chains[number, commit.epoch]
             start = commit.base - base
             reply.ids += chain[start : start + commit.accepted]
-        reply.ids += ids_of(commit, CODER, max_count=4096)
+        reply.ids += ids_of(commit, self._coder, max_count=4096)
         assert commit.upto == len(reply.ids)
         reply.commits.append(commit)
 
@@ -187,6 +210,9 @@ class Peer:
 def opening(
     prompt: Sequence[int],
     sampling: SamplingParams | common_pb2.Sampling | None = None,
+    *,
+    coder: TokenCoder = CODER,
+    digest: bytes = DIGEST,
     **fields: Any,
 ) -> inference_pb2.OpenSession:
     """A valid OpenSession, but for what `fields` say."""
@@ -195,36 +221,41 @@ def opening(
     values: dict[str, Any] = {
         "request_id": f"request-{next(_request_ids)}",
         "cache_salt": SALT,
-        "vocabulary_digest": DIGEST,
+        "vocabulary_digest": digest,
         "sampling": sampling,
-        "codecs": [common_pb2.TokenCodec.ValueType(TokenCodec.VARINT)],
+        "codecs": [common_pb2.TokenCodec.ValueType(codec) for codec in coder.supported],
     }
     if "messages" not in fields:
-        tail = token_block_to_proto(CODER.encode(prompt))
+        tail = token_block_to_proto(coder.encode(prompt))
         values["ids"] = inference_pb2.PromptDelta(tail=tail)
     return inference_pb2.OpenSession(**(values | fields))
 
 
 class Running:
-    """A started replica with a client."""
+    """A replica with a client."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        config: InferenceConfig,
-        static: tuple[StaticPrefix, ...] = (),
-    ) -> None:
+    def __init__(self, engine: Engine, replica: Replica, metrics: Metrics) -> None:
         self.crashed = False
         """Set by a test that kills the model thread: its scheduler died with sessions in hand."""
-        self.metrics = Metrics("test")
         self.engine = engine
-        self.replica = Replica(config, loaded(engine, static), self.metrics)
-        self.channel = make_channel(f"127.0.0.1:{self.replica.port}")
+        self.replica = replica
+        self.metrics = metrics
+        self.channel = make_channel(f"127.0.0.1:{replica.port}")
         self.stub: inference_pb2_grpc.InferenceServiceAsyncStub
         self.stub = inference_pb2_grpc.InferenceServiceStub(self.channel)
 
     def peer(self) -> Peer:
         return Peer(self.stub)
+
+    @property
+    def gated(self) -> GatedEngine:
+        """The engine, of a test that gave one with a gate."""
+        assert isinstance(self.engine, GatedEngine)
+        return self.engine
+
+    def value(self, name: str, **labels: str) -> float | None:
+        """A metric; None if there is none yet."""
+        return self.metrics.registry.get_sample_value(name, labels)
 
     @property
     def num_busy_blocks(self) -> int:
@@ -254,22 +285,20 @@ async def running(
     is_alone: bool = True,
     **settings: Any,
 ) -> AsyncIterator[Running]:
-    """A replica for a test, with a FakeEngine if none is given, and these static prefixes;
-    afterwards nothing of it may be left. Unless it `is_started`, the test starts it. Where it is
-    not alone in the test, tasks of others come and go."""
-    settings = {"port": 0, "drain_s": 0.0} | settings
-    config = InferenceConfig(engine="fake", **settings)
+    """`tests.mesh.running_replica` of the letters with a client, for tests that look into the
+    replica: with a FakeEngine if none is given, and these static prefixes; afterwards nothing of it
+    may be left. Unless it `is_started`, the test starts it. Where it is not alone in the test,
+    tasks of others come and go."""
+    engine = engine or FakeEngine()
+    model = loaded(engine, static)
     async with leak_check() if is_alone else nullcontext():
-        it = Running(engine or FakeEngine(), config, static)
-        try:
-            if is_started:
-                await it.replica.start()
-            yield it
-        finally:
-            await it.channel.close()
-            if isinstance(it.engine, GatedEngine):
-                it.engine.gate.set()
-            await it.replica.stop()
-            it.metrics.close()
+        async with running_replica(model, is_started=is_started, **settings) as made:
+            it = Running(engine, made.replica, made.metrics)
+            try:
+                yield it
+            finally:
+                await it.channel.close()
+                if isinstance(engine, GatedEngine):
+                    engine.gate.set()
         assert it.crashed or it.is_clean()
         it.replica.scheduler.check_invariants()

@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider import errors
 from outrider.codec.tokens import TokenCodec
-from outrider.engines.base import LogitsRows, OverlappedWork, SequenceSlice, no_work
+from outrider.engines.base import SequenceSlice
 from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.sampling.params import SamplingParams
 from outrider.testing import eventually
@@ -25,6 +25,7 @@ from services.inference.scheduler.limits import SchedulerLimits
 from services.inference.scheduler.types import KvHits
 from services.inference.service import GenerateStream
 from services.inference.streaming.sessions import SessionTable
+from tests.engines.hooked import HookedEngine
 from tests.inference.harness import (
     CODER,
     GatedEngine,
@@ -37,6 +38,12 @@ from tests.inference.harness import (
 )
 from tests.inference.letters import DIGEST, VOCABULARY_SIZE
 
+CHATS = {
+    "gen_ai_operation_name": "chat",
+    "gen_ai_provider_name": "outrider",
+    "gen_ai_request_model": "letters",
+}
+"""Labels of metrics."""
 PROMPTS = [[random.Random(n).randrange(3, 64) for _ in range(5 + 17 * n % 90)] for n in range(24)]
 
 
@@ -82,40 +89,11 @@ async def test_many_sessions_on_two_streams(limits: SchedulerLimits, min_rows: i
         await eventually(it.is_clean)
 
 
-@pytest.mark.parametrize("kind", ["right", "garbage", "mixed"])
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-async def test_edge_drafts_never_change_the_text(kind: str, temperature: float) -> None:
-    sampling = SamplingParams(temperature=temperature, seed=3, max_tokens=60, ignore_eos=True)
-    rng = random.Random(kind)
-    async with running(GatedEngine()) as it:
-        assert isinstance(it.engine, GatedEngine)
-        peer = it.peer()
-        truth = list(reference(PROMPTS[1], sampling).ids)
-        first = truth[:5] if kind != "garbage" else [7, 7, 7, 7]
-        await peer.open(1, PROMPTS[1], sampling, drafts=(1, first))
-        it.engine.gate.set()
-        epoch = 1
-        while (await peer.next(1)).WhichOneof("kind") != "done":
-            epoch += 1
-            base = len(peer.replies[1].ids)
-            right = kind == "right" or (kind == "mixed" and rng.random() < 0.5)
-            guess = truth[base : base + 6] if right else [rng.randrange(64) for _ in range(6)]
-            if guess:
-                await peer.draft(1, epoch, base, guess)
-        reply = peer.replies[1]
-        assert reply.ids == truth
-        if kind == "right":
-            assert reply.num_accepted >= 5
-
-
-class SlowEngine(FakeEngine):
+class SlowEngine(HookedEngine):
     """Whose calls take long enough for drafts to pay."""
 
-    def step(
-        self, slices: Sequence[SequenceSlice], overlapped_work: OverlappedWork = no_work
-    ) -> list[LogitsRows]:
+    def before(self, slices: Sequence[SequenceSlice]) -> None:
         time.sleep(0.005)
-        return super().step(slices, overlapped_work)
 
 
 @pytest.mark.parametrize(
@@ -134,18 +112,6 @@ async def test_speculation_modes(speculation: common_pb2.Speculation.ValueType) 
         usage = reply.done.usage
         assert (usage.draft_tokens > 0) == (speculation != common_pb2.SPECULATION_OFF)
         assert (reply.num_accepted > 0) == (speculation == common_pb2.SPECULATION_ON)
-
-
-async def test_a_resumed_session_goes_on_where_it_was() -> None:
-    sampling = SamplingParams(temperature=0.8, seed=11, max_tokens=50, ignore_eos=True)
-    truth = reference(PROMPTS[3], sampling).ids
-    async with running() as it:
-        peer = it.peer()
-        for number, cut in enumerate((1, 17, 49), start=1):
-            block = token_block_to_proto(CODER.encode(truth[:cut]))
-            peer.replies[number].ids = list(truth[:cut])
-            await peer.open(number, PROMPTS[3], sampling, resume=block)
-            assert tuple((await peer.finish(number)).ids) == truth
 
 
 async def test_the_opening_names_the_replica_and_reuses_prefixes() -> None:
@@ -209,7 +175,6 @@ async def test_get_model() -> None:
 
 async def test_watch_load_reports_changes() -> None:
     async with running(GatedEngine()) as it:
-        assert isinstance(it.engine, GatedEngine)
         peer = it.peer()
         watch = it.stub.WatchLoad(inference_pb2.WatchLoadRequest(min_interval_ms=1))
         first = await watch.read()
@@ -217,7 +182,7 @@ async def test_watch_load_reports_changes() -> None:
         assert first.running_sessions == 0
         assert first.kv_blocks_free == first.kv_blocks_total == 256
         await peer.open(1, PROMPTS[6])
-        it.engine.gate.set()
+        it.gated.gate.set()
         await peer.finish(1)
         seen = [first]
         while seen[-1].kv_blocks_free != 256 or len(seen) == 1:
@@ -245,14 +210,6 @@ async def test_what_is_no_news_comes_along_with_a_heartbeat() -> None:
         assert report.kv.pool_tokens == 60
 
 
-async def test_load_reports_are_a_heartbeat_where_one_is_asked_for() -> None:
-    async with running() as it:
-        request = inference_pb2.WatchLoadRequest(min_interval_ms=1, max_interval_ms=20)
-        watch = it.stub.WatchLoad(request)
-        reports = [await watch.read() for _ in range(4)]
-        assert reports[2] == reports[3], "nothing changed, and yet it is said again"
-
-
 async def test_health_and_metrics() -> None:
     async with running() as it:
         health = health_pb2_grpc.HealthStub(it.channel)
@@ -262,23 +219,15 @@ async def test_health_and_metrics() -> None:
         peer = it.peer()
         await peer.open(1, PROMPTS[7], SamplingParams(max_tokens=90, ignore_eos=True))
         await peer.finish(1)
-        value = it.metrics.registry.get_sample_value
-        labels = {
-            "gen_ai_operation_name": "chat",
-            "gen_ai_provider_name": "outrider",
-            "gen_ai_request_model": "letters",
-        }
-        assert value("outrider_ttft_seconds_count", labels) == 1
-        assert (value("outrider_token_latency_seconds_count", labels) or 0) > 1
-        assert (value("outrider_batch_utilization_ratio") or 0) == pytest.approx(1 / 16)
-        assert (value("outrider_tick_overhead_seconds_count") or 0) > 1
-        assert (value("outrider_tick_overhead_seconds_sum") or 0) > 0
+        assert it.value("outrider_ttft_seconds_count", **CHATS) == 1
+        assert (it.value("outrider_token_latency_seconds_count", **CHATS) or 0) > 1
+        assert (it.value("outrider_batch_utilization_ratio") or 0) == pytest.approx(1 / 16)
+        assert (it.value("outrider_tick_overhead_seconds_count") or 0) > 1
+        assert (it.value("outrider_tick_overhead_seconds_sum") or 0) > 0
         for state in ("busy", "idle"):
-            assert (value("outrider_engine_time_seconds_total", {"state": state}) or 0) > 0
-        assert 0 <= (value("outrider_draft_rejection_ratio") or 0) <= 1
-        assert (
-            value("gen_ai_client_token_usage_sum", labels | {"gen_ai_token_type": "output"}) == 90
-        )
+            assert (it.value("outrider_engine_time_seconds_total", state=state) or 0) > 0
+        assert 0 <= (it.value("outrider_draft_rejection_ratio") or 0) <= 1
+        assert it.value("gen_ai_client_token_usage_sum", **CHATS, gen_ai_token_type="output") == 90
 
 
 async def test_tokens_let_through_are_counted() -> None:
@@ -293,8 +242,7 @@ async def test_tokens_let_through_are_counted() -> None:
         assert reply.ids[:2] == [5, 6]
         num_others = sum(a != b for a, b in zip(reply.ids[:2], truth[:2], strict=True))
         assert 0 < num_lossy and num_others <= num_lossy
-        counted = it.metrics.registry.get_sample_value("outrider_draft_lossy_tokens_total")
-        assert counted == num_lossy
+        assert it.value("outrider_draft_lossy_tokens_total") == num_lossy
 
 
 async def test_commits_bring_log_probabilities_of_accepted_drafts_too() -> None:
@@ -335,10 +283,9 @@ async def test_the_share_of_reused_prompt_tokens_is_measured() -> None:
         for number in (1, 2):
             await peer.open(number, [5] * 50, SamplingParams(max_tokens=2))
             await peer.finish(number)
-        value = it.metrics.registry.get_sample_value
-        assert value("outrider_prefix_prompt_tokens_total") == 100
-        assert value("outrider_prefix_cached_tokens_total") == 48
-        assert value("outrider_prefix_hit_ratio") == pytest.approx(0.48, abs=0.01)
+        assert it.value("outrider_prefix_prompt_tokens_total") == 100
+        assert it.value("outrider_prefix_cached_tokens_total") == 48
+        assert it.value("outrider_prefix_hit_ratio") == pytest.approx(0.48, abs=0.01)
 
 
 async def test_what_was_generated_elsewhere_is_not_counted_again() -> None:
@@ -352,18 +299,12 @@ async def test_what_was_generated_elsewhere_is_not_counted_again() -> None:
         reply = await peer.finish(1)
         assert reply.done is not None
         assert reply.done.usage.completion_tokens == 40
-        value = it.metrics.registry.get_sample_value
-        labels = {
-            "gen_ai_operation_name": "chat",
-            "gen_ai_provider_name": "outrider",
-            "gen_ai_request_model": "letters",
-        }
-        output = labels | {"gen_ai_token_type": "output"}
-        assert value("gen_ai_client_token_usage_sum", output) == 10
-        assert value("outrider_ttft_seconds_count", labels) is None, (
+        output = it.value("gen_ai_client_token_usage_sum", **CHATS, gen_ai_token_type="output")
+        assert output == 10
+        assert it.value("outrider_ttft_seconds_count", **CHATS) is None, (
             "its first token was not this one"
         )
-        per_token = value("gen_ai_server_time_per_output_token_seconds_sum", labels)
+        per_token = it.value("gen_ai_server_time_per_output_token_seconds_sum", **CHATS)
         assert per_token is not None
         decode_s = (reply.done.timings.total_ms - reply.done.timings.ttft_ms) / 1e3
         assert per_token == pytest.approx(decode_s / 9)
@@ -381,7 +322,6 @@ async def test_a_peer_that_cancels_again_and_again_fills_no_memory(
 ) -> None:
     cancelled: list[int] = []
     async with running(GatedEngine()) as it:
-        assert isinstance(it.engine, GatedEngine)
         cancel_once = it.replica.runner.cancel
 
         def counted(session: int) -> None:
@@ -391,25 +331,21 @@ async def test_a_peer_that_cancels_again_and_again_fills_no_memory(
         monkeypatch.setattr(it.replica.runner, "cancel", counted)
         stream = _stream(it.replica.table)
         stream.receive(inference_pb2.SessionUp(session=1, open=opening([5], LONG)))
-        await eventually(it.engine.waiting.is_set)
+        await eventually(it.gated.waiting.is_set)
         cancel = inference_pb2.SessionUp(session=1, cancel=inference_pb2.CancelSession())
         for _ in range(1000):
             stream.receive(cancel)
         assert len(cancelled) == 1
-        it.engine.gate.set()
+        it.gated.gate.set()
         await eventually(lambda: len(it.replica.table) == 0)
 
 
 class Pausing(GatedEngine):
     """Shuts the gate behind its fourth step."""
 
-    def step(
-        self, slices: Sequence[SequenceSlice], overlapped_work: OverlappedWork = no_work
-    ) -> list[LogitsRows]:
-        rows = super().step(slices, overlapped_work)
+    def after(self, slices: Sequence[SequenceSlice]) -> None:
         if self.num_steps == 4:
             self.gate.clear()
-        return rows
 
 
 async def test_what_was_generated_for_a_peer_that_left_is_counted() -> None:
@@ -423,20 +359,14 @@ async def test_what_was_generated_for_a_peer_that_left_is_counted() -> None:
         assert len(it.replica.table._awaiting_usage) == 1
         engine.gate.set()
         await eventually(lambda: not it.replica.table._awaiting_usage)
-        labels = {
-            "gen_ai_operation_name": "chat",
-            "gen_ai_provider_name": "outrider",
-            "gen_ai_request_model": "letters",
-        }
-        value = it.metrics.registry.get_sample_value
         used = {
-            kind: value("gen_ai_client_token_usage_sum", labels | {"gen_ai_token_type": kind})
+            kind: it.value("gen_ai_client_token_usage_sum", **CHATS, gen_ai_token_type=kind)
             for kind in ("input", "output")
         }
         assert used["input"] == 1
         assert used["output"] is not None and 3 <= used["output"] < 200
-        ended = value(
-            "gen_ai_server_request_duration_seconds_count", labels | {"error_type": "CANCELLED"}
+        ended = it.value(
+            "gen_ai_server_request_duration_seconds_count", **CHATS, error_type="CANCELLED"
         )
         assert ended == 1
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,13 +79,3 @@ def changed(**values: Any) -> bytes:
 def test_what_cannot_be_a_manifest_is_refused(data: bytes) -> None:
     with pytest.raises(SourceError, match="push the model there again"):
         read_manifest(data, DIGEST)
-
-
-def test_a_manifest_is_plain_json() -> None:
-    assert json.loads(replace(GOOD, shards=()).to_json()) == {
-        "version": 1,
-        "sha256": DIGEST,
-        "num_bytes": GOOD.num_bytes,
-        "shard_bytes": MIN_SHARD_BYTES,
-        "shards": [],
-    }

@@ -41,7 +41,7 @@ class Small:
     epsilon: float = 1e-5
     tied: bool = True
     layer_types: tuple[str, ...] = ()
-    """Of Gemma 3, and what follows."""
+    """Of Gemma 3, and what follows; without it all layers see all."""
     window: int = 7
     window_base: float = 300.0
     factor: float = 1.0
@@ -187,51 +187,90 @@ def write_checkpoint(
 
 
 def logits_of(
-    small: Small, tensors: Mapping[str, Floats], ids: Sequence[int], frequencies: Any = None
+    small: Small,
+    tensors: Mapping[str, Floats],
+    ids: Sequence[int],
+    frequencies: Any = None,
+    embedding_scale: float = 1.0,
 ) -> Floats:
-    """[n, V] as the architecture's published code computes them; `frequencies` are radians a
-    position for each pair, None: the plain ones."""
-    size, count = small.head_size, len(ids)
-    if frequencies is None:
-        frequencies = small.base ** -(np.arange(0, size, 2) / size)
-    angles = np.concatenate([np.outer(np.arange(count), frequencies)] * 2, -1)
-    cosine, sine = np.cos(angles), np.sin(angles)
+    """[n, V] as the architecture's published code computes them; the rest is as in `states_of`."""
+    states = states_of(small, tensors, ids, frequencies, embedding_scale)
+    head = tensors["model.embed_tokens.weight" if small.tied else "lm_head.weight"]
+    return np.asarray(states @ head.T, np.float32)
 
-    def normed(rows: Any, name: str) -> Any:
+
+def states_of(
+    small: Small,
+    tensors: Mapping[str, Floats],
+    ids: Sequence[int],
+    frequencies: Any = None,
+    embedding_scale: float = 1.0,
+) -> npt.NDArray[np.float64]:
+    """[n, width] behind the last norm. `frequencies` are radians a position for each pair, None:
+    those of the layer; embeddings of Gemma 3 are scaled by the root of the width, a number of the
+    checkpoint's type."""
+    is_gemma = small.architecture == GEMMA3
+
+    def norm(rows: Any, name: str) -> Any:
         power = np.mean(rows**2, -1, keepdims=True)
-        return rows / np.sqrt(power + small.epsilon) * tensors[name]
+        gain = tensors[f"{name}.weight"].astype(np.float64) + is_gemma
+        return rows / np.sqrt(power + small.epsilon) * gain
 
-    def turned(rows: Any) -> Any:
+    state = tensors["model.embed_tokens.weight"][np.asarray(ids)].astype(np.float64)
+    state *= embedding_scale
+    for layer in range(small.layers):
+        here = f"model.layers.{layer}."
+        mixed = _attention(
+            small, tensors, layer, norm(state, f"{here}input_layernorm"), frequencies
+        )
+        if is_gemma:
+            mixed = norm(mixed, f"{here}post_attention_layernorm")
+        state = state + mixed
+        before = "pre_feedforward_layernorm" if is_gemma else "post_attention_layernorm"
+        seen = norm(state, f"{here}{before}")
+        gate = _times(tensors, f"{here}mlp.gate_proj", seen)
+        if is_gemma:
+            opened = gate / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)))
+        else:
+            opened = gate / (1 + np.exp(-gate))
+        inner = opened * _times(tensors, f"{here}mlp.up_proj", seen)
+        down = _times(tensors, f"{here}mlp.down_proj", inner)
+        state = state + (norm(down, f"{here}post_feedforward_layernorm") if is_gemma else down)
+    states: npt.NDArray[np.float64] = norm(state, "model.norm")
+    return states
+
+
+def _times(tensors: Mapping[str, Floats], name: str, rows: Any) -> Any:
+    bias = tensors.get(f"{name}.bias", np.zeros(1))
+    return rows @ tensors[f"{name}.weight"].astype(np.float64).T + bias
+
+
+def _attention(
+    small: Small, tensors: Mapping[str, Floats], layer: int, seen: Any, frequencies: Any
+) -> Any:
+    here, count, size = f"model.layers.{layer}.self_attn.", len(seen), small.head_size
+    is_gemma = small.architecture == GEMMA3
+    has_window = is_gemma and small.layer_types[layer] == WINDOWED
+    if frequencies is None:
+        base = small.window_base if has_window else small.base
+        frequencies = base ** -(np.arange(0, size, 2) / size) / (1 if has_window else small.factor)
+    angles = np.outer(np.arange(count), frequencies)
+    cosine, sine = np.tile(np.cos(angles), 2), np.tile(np.sin(angles), 2)
+
+    def heads(letter: str) -> Any:
+        rows = _times(tensors, f"{here}{letter}_proj", seen).reshape(count, -1, size).swapaxes(0, 1)
+        if letter == "v":
+            return rows
+        if small.architecture in (QWEN3, GEMMA3):
+            gain = tensors[f"{here}{letter}_norm.weight"].astype(np.float64) + is_gemma
+            rows = rows / np.sqrt(np.mean(rows**2, -1, keepdims=True) + small.epsilon) * gain
         first, second = np.split(rows, 2, -1)
         return rows * cosine + np.concatenate([-second, first], -1) * sine
 
-    state = tensors["model.embed_tokens.weight"][np.asarray(ids)].astype(np.float64)
-    for layer in range(small.layers):
-        prefix = f"model.layers.{layer}."
-
-        def times(rows: Any, name: str, prefix: str = prefix) -> Any:
-            bias = tensors.get(f"{prefix}{name}.bias", np.zeros(1))
-            return rows @ tensors[f"{prefix}{name}.weight"].T + bias
-
-        seen = normed(state, f"{prefix}input_layernorm.weight")
-        heads = {
-            letter: times(seen, f"self_attn.{letter}_proj").reshape(count, -1, size).swapaxes(0, 1)
-            for letter in "qkv"
-        }
-        for letter in "qk" if small.architecture == QWEN3 else "":
-            heads[letter] = normed(heads[letter], f"{prefix}self_attn.{letter}_norm.weight")
-        queries, keys = turned(heads["q"]), turned(heads["k"])
-        shared = small.heads // small.kv_heads
-        keys, values = np.repeat(keys, shared, 0), np.repeat(heads["v"], shared, 0)
-        scores = queries @ keys.swapaxes(1, 2) / math.sqrt(size)
-        scores += np.triu(np.full((count, count), -np.inf), 1)
-        scores = np.exp(scores - scores.max(-1, keepdims=True))
-        scores /= scores.sum(-1, keepdims=True)
-        mixed = (scores @ values).swapaxes(0, 1).reshape(count, -1)
-        state = state + times(mixed, "self_attn.o_proj")
-        seen = normed(state, f"{prefix}post_attention_layernorm.weight")
-        gate = times(seen, "mlp.gate_proj")
-        inner = gate / (1 + np.exp(-gate)) * times(seen, "mlp.up_proj")
-        state = state + times(inner, "mlp.down_proj")
-    head = tensors["model.embed_tokens.weight" if small.tied else "lm_head.weight"]
-    return np.asarray(normed(state, "model.norm.weight") @ head.T, np.float32)
+    keys, values = (np.repeat(heads(it), small.heads // small.kv_heads, 0) for it in "kv")
+    scores = heads("q") @ keys.swapaxes(1, 2) / math.sqrt(small.scalar if is_gemma else size)
+    distances = np.subtract.outer(np.arange(count), np.arange(count))
+    scores[:, (distances < 0) | (has_window & (distances >= small.window))] = -np.inf
+    scores = np.exp(scores - scores.max(-1, keepdims=True))
+    scores /= scores.sum(-1, keepdims=True)
+    return _times(tensors, f"{here}o_proj", (scores @ values).swapaxes(0, 1).reshape(count, -1))

@@ -132,7 +132,6 @@ def write_encoder(
 ) -> Tensors:
     """The folder; `changes` are of config.json. Returns its weights."""
     tensors = random_tensors(seed)
-    (folder / "1_Pooling").mkdir(parents=True)
     kinds = ["Transformer", "Pooling", *(["Normalize"] if normalizes else [])]
     files: dict[str, Any] = {
         "config.json": config(**changes),
@@ -142,10 +141,16 @@ def write_encoder(
     }
     if max_tokens is not None:
         files["sentence_bert_config.json"] = {"max_seq_length": max_tokens}
+    write_embedder(folder, files, tensors)
+    return tensors
+
+
+def write_embedder(folder: Path, files: Mapping[str, Any], tensors: Mapping[str, Floats]) -> None:
+    """A folder of sentence-transformers with these files of JSON and weights."""
+    (folder / "1_Pooling").mkdir(parents=True)
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content))
     (folder / "model.safetensors").write_bytes(packed(tensors))
-    return tensors
 
 
 def reference(

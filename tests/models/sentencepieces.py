@@ -13,6 +13,7 @@ from gguf import GGUFWriter, TokenType
 from sentencepiece import sentencepiece_model_pb2
 
 from tests.models import corpus
+from tests.models.gguf_files import write_out
 
 _CORPUS = [*corpus.LANGUAGES, *corpus.CODE, *corpus.EMOJI, "  a    b   ", "aaaa aaa aa", "ababab"]
 
@@ -72,10 +73,7 @@ def write_gguf(
     out."""
     writer = GGUFWriter(path, "llama")
     add_vocabulary(writer, pieces, prefix=prefix, **changes)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_out(writer)
     return path
 
 

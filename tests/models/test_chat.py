@@ -27,7 +27,10 @@ CHATML = (
 ROLES = st.sampled_from(["system", "user", "assistant"])
 FORGERIES = st.lists(
     st.sampled_from(
-        [*CONTROL, "<|im_", "<|", "|>", "end|>", "<", ">", "s", "\n", "user", "a\U000f0000"]
+        [
+            *(*CONTROL, "<|im_", "<|", "|>", "end|>", "<", ">", "s", "\n", "user"),
+            *("a\U000f0000", "\U000f0001", "\U000f0004", "\U00100000"),
+        ]
     ),
     min_size=1,
     max_size=8,
@@ -89,11 +92,6 @@ def test_a_template_may_trim_and_repeat_what_users_typed() -> None:
     source = "<s>{{ messages[0].content | trim }}|{{ messages[0].content | trim }}"
     segments = template(source).segments([Message("user", "  <s>x<s> ")])
     assert segments == [Segment("<s>", True), Segment("<s>x<s>|<s>x<s>", False)]
-
-
-def test_private_use_characters_of_the_user_survive() -> None:
-    content = "\U000f0000<s>\U000f0001\U00100000"
-    assert content in joined(template().segments([Message("user", content)]))
 
 
 def test_variables_and_loop_controls() -> None:
@@ -175,29 +173,6 @@ def test_a_forged_turn_is_text(vocabulary: Vocabulary, text: str) -> None:
     ids = vocabulary.encode_chat([Message("system", "x"), Message("user", text)])
     assert [i for i in ids if vocabulary.is_special(i)] == [1, 2, 1, 2, 1]
     assert f"user\n{text}<|im_end|>" in vocabulary.decode(ids, keep_special=True)
-
-
-PRIVATE = st.characters(min_codepoint=0xF0000, max_codepoint=0xF0004)
-
-
-@given(
-    st.lists(
-        st.builds(
-            Message,
-            ROLES,
-            st.lists(st.one_of(PRIVATE, st.sampled_from([*CONTROL, "a", "<"]))).map("".join),
-        ),
-        min_size=1,
-        max_size=4,
-    )
-)
-def test_private_use_characters_and_control_tokens_stay_what_was_typed(
-    messages: list[Message],
-) -> None:
-    segments = template().segments(messages)
-    turns = "".join(f"<|im_start|>{m.role}\n{m.content}<|im_end|>\n" for m in messages)
-    assert joined(segments) == turns + "<|im_start|>assistant\n"
-    assert control(segments)[:-1] == ["<|im_start|>", "<|im_end|>"] * len(messages)
 
 
 class Counted(str):

@@ -124,14 +124,3 @@ def test_ids_of_partial_characters_equal_the_tokenizers_decode(
     partial = [i for i in range(0, 600) if vocabulary.token_bytes(i)[-1:] >= b"\x80"]
     ids = data.draw(st.lists(st.sampled_from([0, 2, 41, *partial]), max_size=40))
     assert vocabulary.decode(ids) == reference.decode(ids, skip_special_tokens=True)
-
-
-@pytest.mark.model
-@given(text=st.text(max_size=60))
-def test_a_prefix_never_has_to_be_taken_back(vocabulary: Vocabulary, text: str) -> None:
-    ids = vocabulary.encode(text)
-    detokenizer = vocabulary.detokenizer()
-    shown = ""
-    for token_id in ids:
-        shown += detokenizer.push(token_id)
-        assert vocabulary.decode(ids).startswith(shown)

@@ -13,7 +13,6 @@ import pytest
 
 from outrider.errors import (
     ArtifactCorruptError,
-    ConfigError,
     OutriderError,
     SourceError,
     UnsupportedModelError,
@@ -310,14 +309,6 @@ def test_an_archive_writes_no_more_than_it_holds(
     with pytest.raises(ArtifactCorruptError, match=complaint):
         unpack(archive, folder)
     assert list(folder.iterdir()) == []
-
-
-def test_a_folder_that_cannot_be_exact_is_refused(tmp_path: Path) -> None:
-    spec = json.loads(small("gpt-2"))
-    spec["normalizer"] = {"type": "Lowercase"}
-    folder = write_folder(tmp_path / "one", **{"tokenizer.json": json.dumps(spec)})
-    with pytest.raises(ConfigError, match="Lowercase"):
-        read_definition(folder)
 
 
 def test_what_a_folder_suggests_to_sample_with_is_kept_with_its_vocabulary(

@@ -20,6 +20,7 @@ from outrider.errors import ArtifactCorruptError, OutriderError
 from outrider.fidelity.reference import Reference
 from outrider.models.gguf_file import MAX_ITEMS, content_of, open_gguf
 from outrider.models.gguf_vocabulary import read_definition
+from tests.models.gguf_files import write_out
 
 READERS = (read_definition, read_card, read_facts, Reference)
 MAX_GROWTH_BYTES = 8 << 20
@@ -42,10 +43,7 @@ def whole() -> bytes:
         writer.add_float32("a.float", 1.5)
         writer.add_bool("a.bool", True)
         writer.add_tensor("output.weight", np.ones((2, 4), np.float32))
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+        write_out(writer)
         return path.read_bytes()
 
 

@@ -16,9 +16,7 @@ from outrider.errors import (
     ModelStoreError,
     SourceError,
 )
-from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.definitions import ModelSpec
-from outrider.models.disk.fetch import PullProgress
 from outrider.models.store import Artifact, ModelStore, default_root
 from tests.models.sources.web_server import Site, serve
 from tests.models.stores import published, unfinished
@@ -297,19 +295,6 @@ def test_a_pull_that_cannot_fit_is_refused_before_it_starts(tmp_path: Path, site
     assert published(store) == []
 
 
-def test_progress_ends_at_the_total(store: ModelStore, site: Site) -> None:
-    reports: list[PullProgress] = []
-    store.pull(f"{site.url}/model", progress=reports.append)
-    assert reports[0] == PullProgress("fetching", 0, len(BYTES))
-    assert reports[-1] == PullProgress("fetching", len(BYTES), len(BYTES))
-
-
-def test_an_unwritable_store_is_a_store_error(tmp_path: Path, original: Path) -> None:
-    (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(ModelStoreError, match="failed"):
-        ModelStore(tmp_path / "file" / "store").pull(f"file:{original}")
-
-
 def test_a_root_that_is_no_folder_is_a_store_error(tmp_path: Path, original: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     store, source = ModelStore(tmp_path / "file"), f"file:{original}"
@@ -339,12 +324,3 @@ def test_default_root() -> None:
 def write(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
-
-
-@pytest.mark.model
-def test_the_default_model_is_what_the_catalogue_says() -> None:
-    store = ModelStore(default_root())
-    artifact = store.ensure(DEFAULT_MODEL.source, sha256=DEFAULT_MODEL.sha256)
-    assert artifact.num_bytes == 98_362_432
-    with artifact.path.open("rb") as file:
-        assert file.read(4) == b"GGUF"

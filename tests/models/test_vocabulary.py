@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
 
 from outrider.codec.shipped import shipped_table
 from outrider.errors import ArtifactCorruptError, ConfigError, InvalidRequestError
@@ -123,12 +122,6 @@ def test_pickling_keeps_everything(vocabulary: Vocabulary) -> None:
     assert again.digest == vocabulary.digest
     assert again.stop_ids == vocabulary.stop_ids
     assert again.encode_chat(chat) == vocabulary.encode_chat(chat)
-
-
-def test_the_tokenizer_json_is_whole(vocabulary: Vocabulary) -> None:
-    plain = Tokenizer.from_str(vocabulary.tokenizer_json)
-    for text in corpus.ORDINARY:
-        assert plain.encode(text, add_special_tokens=False).ids == vocabulary.encode(text)
 
 
 @pytest.mark.parametrize("token_id", [-1, 49_152])

@@ -65,11 +65,6 @@ async def asked_again(server: NameServer) -> None:
     await eventually(lambda: len(server.asked) > 4)
 
 
-async def test_every_port_of_a_target_is_a_peer() -> None:
-    async with running_name_server() as server, looking(server, "10.0.0.1:7100-7102") as (_, notes):
-        assert sorted(notes.there) == ["10.0.0.1:7100", "10.0.0.1:7101", "10.0.0.1:7102"]
-
-
 async def test_peers_join_leave_and_return() -> None:
     async with leak_check(), running_name_server() as server:
         server.records["x.test", "A"] = ["10.0.0.1", "10.0.0.2"]
@@ -100,11 +95,3 @@ async def test_name_servers_that_fail_or_find_nothing_cost_no_peer() -> None:
             notes.lost.add("10.0.0.1:7")
             discovery.tick()
             assert notes.leaving == {"10.0.0.1:7"}, "neither found nor reached"
-
-
-async def test_a_name_that_comes_later_is_found() -> None:
-    async with leak_check(), running_name_server() as server:
-        async with looking(server, "dns:x.test:7") as (_, notes):
-            assert notes.there == {}
-            server.records["x.test", "A"] = ["10.0.0.1"]
-            await eventually(lambda: set(notes.there) == {"10.0.0.1:7"})

@@ -136,12 +136,6 @@ def test_who_is_condemned_is_ready_only_after_a_good_trial(
 BREAKER = QuarantinePolicy(max_failures=3, window_s=10.0, first_s=2.0, max_s=9.0)
 
 
-def test_failures_count_within_the_window_alone() -> None:
-    quarantine = Quarantine(BREAKER)
-    assert [quarantine.fail(at) for at in (0.0, 5.0, 10.5)] == [False, False, False]
-    assert quarantine.fail(15.0)  # 5, 10.5, 15
-
-
 def test_every_pause_in_a_row_is_twice_the_one_before_up_to_a_limit() -> None:
     quarantine = Quarantine(BREAKER)
     pauses = []

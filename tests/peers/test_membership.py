@@ -28,12 +28,6 @@ def lost(address: str) -> bool:
     return True
 
 
-def test_new_addresses_join_once() -> None:
-    known = Membership(10.0)
-    assert known.answered("t", ["b", "a", "b"], 0.0) == MembershipChange(joined=("a", "b"))
-    assert not known.answered("t", ["a", "b"], 5.0)
-
-
 def test_who_is_missing_for_a_while_leaves_and_who_blinks_does_not() -> None:
     known = Membership(10.0)
     known.answered("t", ["a", "b"], 0.0)

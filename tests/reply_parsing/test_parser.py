@@ -239,12 +239,6 @@ def test_reasoning_stands_apart(
     assert (reply.reasoning, reply.content) == (reasoning, content)
 
 
-def test_a_call_behind_reasoning_knows_where_it_stands() -> None:
-    text = '<think>\nHm.\n</think>\n\nOk <tool_call>{"name": "now", "arguments": {"a": !}}'
-    reply = read_reply(text, THINKING, SEED)
-    assert reply.content == 'Ok <tool_call>{"name": "now", "arguments": {"a": !}}'
-
-
 def test_of_one_call_at_a_time_the_others_are_not_told() -> None:
     text, content, (first, _) = WRITTEN[HERMES][0]
     only = ReplyFormat(CallSyntax.HERMES, tool_names=TOOLS, single_call=True)

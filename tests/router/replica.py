@@ -14,7 +14,7 @@ from outrider.config_following import ConfigSource
 from outrider.errors import OutriderError
 from outrider.process import Ports
 from outrider.rpc import HealthControl, add_health, bind, make_channel, make_server
-from outrider.testing import free_tcp_port
+from outrider.testing import free_tcp_port, leak_check
 from outrider.tls import PLAINTEXT, Role, Tls
 from outrider.v1 import common_pb2, inference_pb2, inference_pb2_grpc, router_pb2, router_pb2_grpc
 from services.router.app import serve
@@ -238,6 +238,14 @@ async def running_replicas(*replicas: Replica) -> AsyncIterator[None]:
     finally:
         for replica in replicas:
             await replica.kill()
+
+
+@asynccontextmanager
+async def routed(*replicas: Replica, **settings: Any) -> AsyncIterator[RouterUnderTest]:
+    """These replicas and a router before them; nothing of them is left at the end."""
+    async with leak_check(), running_replicas(*replicas):
+        async with running_router(*replicas, **settings) as router:
+            yield router
 
 
 async def started(edge: Edge, replica: Replica, number: int = 1) -> int:

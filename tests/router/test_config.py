@@ -110,34 +110,6 @@ def test_silence_is_longer_than_the_pause_between_two_reports() -> None:
         RouterConfig(silence_s=1.0, heartbeat_ms=1000)
 
 
-ADMISSION = """
-[router.admission]
-slo_ttft_high_ms = 250
-max_waiting = 10
-
-[router.autoscale]
-min_replicas = 2
-
-[[router.tenants]]
-name = "*"
-tier = "economy"
-
-[[router.tenants]]
-name = "acme"
-tokens_per_minute = 1000
-"""
-
-
-def test_admission_tenants_and_autoscale_have_tables_of_their_own(tmp_path: Path) -> None:
-    file = tmp_path / "outrider.toml"
-    file.write_text(ADMISSION)
-    config = load(RouterConfig, "router", file=file, environ={})
-    assert config.admission.slo_ttft_high_ms == 250.0
-    assert config.admission.max_waiting == 10
-    assert config.autoscale.min_replicas == 2
-    assert [tenant.tier for tenant in config.tenants] == ["economy", "premium"]
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -8,24 +8,24 @@ from dataclasses import replace
 
 import pytest
 
-from outrider.errors import OverloadedError, UnknownModelError
+from outrider.errors import OverloadedError
 from outrider.peers.health import PeerState
 from outrider.session.types import Priority
 from services.router.admission.admission import Admission
 from services.router.admission.policy import AdmissionPolicy
 from services.router.admission.queue import MIN_SAMPLES
-from services.router.admission.routing import LiveFleetView, Route
+from services.router.admission.routing import Route
 from services.router.autoscale.advisor import AutoscaleAdvisor, FleetKey, fleet_usage
 from services.router.autoscale.policy import AutoscalePolicy
 from services.router.config import ReplicaConfig
 from services.router.fleet.model_fleets import Load, RegionFleet, model_fleets
 from services.router.fleet.registry import Registry
-from services.router.fleet.replica import Replica, ServedModel
+from services.router.fleet.replica import ServedModel
 from services.router.placement.types import Decision, PlacementRequest
 from services.router.prefix_index.prompt import TokenIdReader
 from services.router.upstream.kv_events import KvEventSubscriber
 from tests.router.admission.fakes import FakeFleetView, Region, asking
-from tests.router.placement.fleet import ASK, DIGEST, LOAD, MODEL, Town, replica
+from tests.router.placement.fleet import DIGEST, LOAD, MODEL, Town, replica
 
 TWIN = replace(MODEL, name="twin")
 """Another model of the same vocabulary."""
@@ -34,13 +34,6 @@ PROMPT = list(range(640))
 
 
 # --- placement and prefixes ---
-
-
-def test_sessions_go_to_replicas_of_their_model_alone() -> None:
-    town = Town(replica("far", rtt_ms=90.0), replica("near", model=TWIN))
-
-    assert town.send() == "far"
-    assert town.send(replace(ASK, model="twin")) == "near"
 
 
 def test_what_one_model_has_cached_is_not_predicted_for_another_of_its_vocabulary() -> None:
@@ -72,13 +65,6 @@ def test_what_was_sent_to_one_model_is_not_expected_of_the_next_at_its_replica()
     assert town.decide(twin).chosen.cached_tokens == 0
 
 
-def test_an_unknown_model_is_told_what_there_is() -> None:
-    town = Town(replica("a"), replica("b", model=TWIN))
-
-    with pytest.raises(UnknownModelError, match="use one of m, twin"):
-        town.decide(replace(ASK, model="nobody"))
-
-
 # --- admission ---
 
 
@@ -101,25 +87,6 @@ class TwoModels:
         return self.views[request.model].quote(request, region, now)
 
 
-def test_a_model_without_room_holds_up_nobody_who_asks_for_another() -> None:
-    admission = Admission(AdmissionPolicy(max_waiting=8))
-    fleet = TwoModels(m=Region(is_full=True), twin=Region())
-    for session in range(6):  # one more for each lower class
-        assert admission.open(asking(session, Priority.HIGH), fleet, 0.0) is None
-    with pytest.raises(OverloadedError, match="6 sessions wait already for model m"):
-        admission.open(asking(6, Priority.HIGH), fleet, 0.0)
-
-    # At once, where there is room.
-    assert admission.open(asking(20, Priority.LOW, model="twin"), fleet, 0.0) is not None
-
-    # In its own queue, where there is none, and before the others once there is.
-    fleet.views["twin"].fleet["us"].is_full = True
-    assert admission.open(asking(21, Priority.LOW, model="twin"), fleet, 0.0) is None
-    assert admission.num_waiting_by_model() == {"m": 6, "twin": 1}
-    fleet.views["twin"].fleet["us"].is_full = False
-    assert [it.session_id for it in admission.dequeue(fleet, 1.0)] == [21]
-
-
 def test_waits_are_predicted_by_model() -> None:
     admission = Admission(AdmissionPolicy(max_wait_medium_s=20.0))
     fleet = TwoModels(m=Region(is_full=True), twin=Region(is_full=True))
@@ -135,28 +102,6 @@ def test_waits_are_predicted_by_model() -> None:
     with pytest.raises(OverloadedError, match="would pass before a replica had room"):
         admission.open(asking(100), fleet, now)
     assert admission.open(asking(101, model="twin"), fleet, now) is None
-
-
-def test_home_and_hope_are_of_the_model() -> None:
-    def found(name: str, region: str, model: ServedModel, state: PeerState) -> Replica:
-        return replica(name, region=region, model=model, state=state)
-
-    def decide(request: PlacementRequest, now: float) -> Decision:
-        raise NotImplementedError
-
-    view = LiveFleetView(decide, "us-east", return_s=2.0)
-    view.refresh(
-        [
-            found("a", "us-east", MODEL, PeerState.SUSPECT),
-            found("b", "eu-west", TWIN, PeerState.READY),
-        ],
-        now=0.0,
-    )
-
-    assert view.home(ASK) == "us-east"
-    assert view.home(replace(ASK, model="twin")) == "eu-west"
-    assert view.may_return(ASK)
-    assert not view.may_return(replace(ASK, model="twin"))
 
 
 # --- fleet and advice ---

@@ -5,55 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import grpc.aio
 import pytest
 
 from outrider.rpc import bind, make_channel, make_server
-from outrider.v1 import router_pb2, router_pb2_grpc
+from outrider.testing import eventually
+from outrider.v1 import inference_pb2, inference_pb2_grpc
+from tests.rpc.echo import Echo
 
 NOTICED_S = 10.0
 """Keepalive time and timeout together."""
-
-
-class _Echo(router_pb2_grpc.RouterServiceServicer):
-    def __init__(self) -> None:
-        self.ended = asyncio.Event()
-
-    async def Route(
-        self, request_iterator: Any, context: Any
-    ) -> AsyncIterator[router_pb2.RouteResponse]:
-        try:
-            async for _ in request_iterator:
-                yield router_pb2.RouteResponse()
-        finally:
-            self.ended.set()
-
-    async def GetRouter(
-        self, request: router_pb2.GetRouterRequest, context: Any
-    ) -> router_pb2.GetRouterResponse:
-        return router_pb2.GetRouterResponse(region="test-region", serving=True)
-
-    async def ListReplicas(
-        self, request: router_pb2.ListReplicasRequest, context: Any
-    ) -> router_pb2.ListReplicasResponse:
-        return router_pb2.ListReplicasResponse()
-
-    async def ListModels(
-        self, request: router_pb2.ListModelsRequest, context: Any
-    ) -> router_pb2.ListModelsResponse:
-        return router_pb2.ListModelsResponse()
-
-    async def DrainReplica(
-        self, request: router_pb2.DrainReplicaRequest, context: Any
-    ) -> router_pb2.DrainReplicaResponse:
-        return router_pb2.DrainReplicaResponse()
-
-    async def Explain(
-        self, request: router_pb2.ExplainRequest, context: Any
-    ) -> router_pb2.ExplainResponse:
-        return router_pb2.ExplainResponse()
 
 
 class _Relay:
@@ -89,9 +51,9 @@ class _Relay:
 
 
 @asynccontextmanager
-async def _relayed(echo: _Echo) -> AsyncIterator[tuple[_Relay, grpc.aio.Channel]]:
+async def _relayed(echo: Echo) -> AsyncIterator[tuple[_Relay, grpc.aio.Channel]]:
     server = make_server()
-    router_pb2_grpc.add_RouterServiceServicer_to_server(echo, server)
+    inference_pb2_grpc.add_InferenceServiceServicer_to_server(echo, server)
     relay = _Relay(bind(server, "127.0.0.1", 0))
     await server.start()
     listener = await asyncio.start_server(relay.connected, "127.0.0.1", 0)
@@ -104,15 +66,15 @@ async def _relayed(echo: _Echo) -> AsyncIterator[tuple[_Relay, grpc.aio.Channel]
 
 
 async def test_both_sides_notice_that_the_other_hangs() -> None:
-    echo, loop = _Echo(), asyncio.get_running_loop()
+    echo, loop = Echo(), asyncio.get_running_loop()
     async with _relayed(echo) as (relay, channel), asyncio.timeout(NOTICED_S * 2):
-        call = router_pb2_grpc.RouterServiceStub(channel).Route()
-        await call.write(router_pb2.RouteRequest())
+        call = inference_pb2_grpc.InferenceServiceStub(channel).Generate()
+        await call.write(inference_pb2.GenerateRequest(frames=[inference_pb2.SessionUp(session=1)]))
         await call.read()
         relay.cut()
         began = loop.time()
         with pytest.raises(grpc.aio.AioRpcError) as lost:
             await call.read()
         assert lost.value.code() is grpc.StatusCode.UNAVAILABLE
-        await echo.ended.wait()
+        await eventually(lambda: echo.live_streams == 0)
         assert loop.time() - began < NOTICED_S * 1.2

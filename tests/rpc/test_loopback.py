@@ -19,65 +19,17 @@ from outrider.rpc import (
     add_health,
     bind,
     from_rpc_error,
-    incoming,
     make_channel,
     make_server,
-    status_code,
     trace_metadata,
 )
 from outrider.telemetry import tracing
-from outrider.testing import eventually, free_tcp_port, leak_check
+from outrider.testing import eventually, leak_check
 from outrider.v1 import inference_pb2, inference_pb2_grpc
-from outrider.v1.inference_pb2_grpc import InferenceServiceServicer
+from tests.rpc.echo import Echo
 
 SERVICE = "outrider.v1.InferenceService"
 PARENT = ("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "vendor=1")
-
-
-class Echo(InferenceServiceServicer):
-    """Sends frames back; remembers what it saw; fails when told to."""
-
-    def __init__(self) -> None:
-        self.traces: list[tuple[str, str]] = []
-        self.error: Exception | None = None
-        self.live_streams = 0
-
-    async def Drain(
-        self, request: inference_pb2.DrainRequest, context: Any
-    ) -> inference_pb2.DrainResponse:
-        return inference_pb2.DrainResponse()
-
-    async def GetModel(
-        self, request: inference_pb2.GetModelRequest, context: Any
-    ) -> inference_pb2.GetModelResponse:
-        self.traces.append(tracing.current_context())
-        if self.error is not None:
-            raise self.error
-        return inference_pb2.GetModelResponse(model="m")
-
-    async def Generate(
-        self, request_iterator: Any, context: Any
-    ) -> AsyncIterator[inference_pb2.GenerateResponse]:
-        self.traces.append(tracing.current_context())
-        self.live_streams += 1
-        try:
-            async for request in incoming(request_iterator):
-                if self.error is not None:
-                    raise self.error
-                down = inference_pb2.SessionDown(session=request.frames[0].session)
-                yield inference_pb2.GenerateResponse(frames=[down])
-        finally:
-            self.live_streams -= 1
-
-    async def WatchLoad(
-        self, request: inference_pb2.WatchLoadRequest, context: Any
-    ) -> AsyncIterator[inference_pb2.WatchLoadResponse]:
-        yield inference_pb2.WatchLoadResponse(max_sessions=1)
-
-    async def WatchKv(
-        self, request: inference_pb2.WatchKvRequest, context: Any
-    ) -> AsyncIterator[inference_pb2.WatchKvResponse]:
-        yield inference_pb2.WatchKvResponse()
 
 
 class Loopback:
@@ -186,16 +138,6 @@ def test_a_bare_status_becomes_the_nearest_error(
     assert back.message == "why"
 
 
-async def test_nobody_listening_is_unavailable() -> None:
-    async with make_channel(f"127.0.0.1:{free_tcp_port()}") as channel:
-        stub = inference_pb2_grpc.InferenceServiceStub(channel)
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stub.GetModel(inference_pb2.GetModelRequest())
-    error = from_rpc_error(caught.value)
-    assert type(error) is errors.UnavailableError
-    assert status_code(error) is grpc.StatusCode.UNAVAILABLE
-
-
 async def test_a_taken_port_is_a_config_error(loopback: Loopback) -> None:
     with pytest.raises(errors.ConfigError, match="is the port taken"):
         bind(make_server(), "127.0.0.1", loopback.port)
@@ -241,14 +183,6 @@ async def test_a_cancelled_stream_ends_the_handler(
     with pytest.raises(asyncio.CancelledError):
         await call.read()
     await eventually(lambda: loopback.echo.live_streams == 0)
-
-
-async def test_a_cancelled_unary_call_propagates_to_the_caller(loopback: Loopback) -> None:
-    call = loopback.stub.GetModel(inference_pb2.GetModelRequest())
-    call.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await call
-    await loopback.stub.GetModel(inference_pb2.GetModelRequest())
 
 
 async def test_health_follows_the_switch(loopback: Loopback) -> None:

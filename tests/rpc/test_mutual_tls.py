@@ -9,7 +9,6 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import grpc
 import grpc.aio
@@ -36,6 +35,7 @@ from outrider.tls import PeerIdentity, Role, Tls, TlsConfig
 from outrider.tls.certificates import utc_now
 from outrider.tls.development import DevelopmentCa, write
 from outrider.v1 import inference_pb2, inference_pb2_grpc
+from tests.rpc.echo import Echo
 
 POLL_S = 0.02
 REPLICA = PeerIdentity(Role.INFERENCE, "us", "a")
@@ -45,35 +45,6 @@ REFUSED = (UnavailableError, DeadlineError)
 """What a client sees of a handshake that fails."""
 ROUTER = PeerIdentity(Role.ROUTER, "us")
 _Call = grpc.aio.StreamStreamCall[inference_pb2.GenerateRequest, inference_pb2.GenerateResponse]
-
-
-class Echo(inference_pb2_grpc.InferenceServiceServicer):
-    async def Drain(
-        self, request: inference_pb2.DrainRequest, context: Any
-    ) -> inference_pb2.DrainResponse:
-        return inference_pb2.DrainResponse()
-
-    async def GetModel(
-        self, request: inference_pb2.GetModelRequest, context: Any
-    ) -> inference_pb2.GetModelResponse:
-        return inference_pb2.GetModelResponse(model="m")
-
-    async def Generate(
-        self, request_iterator: Any, context: Any
-    ) -> AsyncIterator[inference_pb2.GenerateResponse]:
-        async for request in request_iterator:
-            down = inference_pb2.SessionDown(session=request.frames[0].session)
-            yield inference_pb2.GenerateResponse(frames=[down])
-
-    async def WatchLoad(
-        self, request: inference_pb2.WatchLoadRequest, context: Any
-    ) -> AsyncIterator[inference_pb2.WatchLoadResponse]:
-        yield inference_pb2.WatchLoadResponse()
-
-    async def WatchKv(
-        self, request: inference_pb2.WatchKvRequest, context: Any
-    ) -> AsyncIterator[inference_pb2.WatchKvResponse]:
-        yield inference_pb2.WatchKvResponse()
 
 
 class Bed:
@@ -174,10 +145,6 @@ async def bed(tmp_path: Path) -> AsyncIterator[Bed]:
         await it.start()
         yield it
         await it.close()
-
-
-async def test_a_known_role_is_answered(bed: Bed) -> None:
-    assert await bed.model(bed.open("router", ROUTER)) == "m"
 
 
 async def test_a_wrong_role_is_refused(bed: Bed) -> None:

@@ -11,15 +11,6 @@ from outrider.rpc import Outbox
 from outrider.testing import leak_check
 
 
-async def test_order_and_end() -> None:
-    outbox: Outbox[int] = Outbox()
-    for number in range(5):
-        outbox.put_nowait(number)
-    outbox.close()
-    assert [item async for item in outbox] == [0, 1, 2, 3, 4]
-    assert outbox.closed
-
-
 async def test_a_full_outbox_refuses_and_keeps_what_it_has() -> None:
     outbox: Outbox[int] = Outbox(max_items=2)
     outbox.put_nowait(1)
@@ -109,18 +100,6 @@ def test_offers_are_refused_without_an_error() -> None:
     assert not outbox.is_overrun
 
 
-async def test_the_consumer_wakes_up() -> None:
-    outbox: Outbox[int] = Outbox(4, 0)
-    async with leak_check():
-        taking = asyncio.create_task(_drain(outbox))
-        await asyncio.sleep(0)
-        outbox.offer(5)
-        await asyncio.sleep(0)
-        assert len(outbox) == 0
-        outbox.close()
-        assert await taking == [5]
-
-
 async def test_the_reserve_is_for_items_that_end_sessions() -> None:
     outbox: Outbox[int] = Outbox(2, 1)
     assert outbox.offer(1)
@@ -142,8 +121,3 @@ async def test_a_peer_that_exhausts_the_reserve_is_given_up() -> None:
     assert outbox.is_overrun
     assert len(outbox) == 0
     assert [item async for item in outbox] == []
-
-
-def test_capacity_must_be_positive() -> None:
-    with pytest.raises(ValueError, match="at least one"):
-        Outbox(max_items=0)

@@ -172,13 +172,6 @@ def test_gumbel_is_finite_at_both_ends() -> None:
     assert high == pytest.approx(53 * math.log(2), abs=1e-9)
 
 
-@given(words=st.lists(U64, min_size=1, max_size=40))
-def test_gumbel_is_elementwise(words: list[int]) -> None:
-    together = gumbel(np.array(words, dtype=np.uint64)).tolist()
-    alone = [float(gumbel(np.array([word], dtype=np.uint64))[0]) for word in words]
-    assert together == alone
-
-
 def test_truncated_noise_stays_below_the_maximum() -> None:
     words = np.array([0, 1 << 63, MASK], dtype=np.uint64)
     for maximum in (-3.6, 0.0, 36.7):

@@ -56,13 +56,6 @@ def test_probabilities_of_a_whole_row_add_up_to_one() -> None:
     assert [token.id for token in top] == np.argsort(-row, kind="stable")[:20].tolist()
 
 
-def test_equal_scores_are_told_by_id_and_a_short_row_whole() -> None:
-    row = np.array([1.0, 2.0, 2.0, 2.0, 1.0], np.float32)
-    assert [token.id for token in token_logprobs(row, 4, 2).top] == [1, 2]
-    assert [token.id for token in token_logprobs(row, 4, 4).top] == [1, 2, 3, 0]
-    assert [token.id for token in token_logprobs(row, 4, 20).top] == [1, 2, 3, 0, 4]
-
-
 @given(ROWS, st.integers(0, 999), st.integers(0, MAX_LOGPROBS))
 def test_candidates_bring_log_probabilities_in_any_order(
     row: list[float], seed: int, count: int

@@ -1,6 +1,7 @@
 """Where a reply ends, and which text it has."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -66,11 +67,63 @@ def run(reply: ReplyText, ids: Iterable[int]) -> list[str]:
     return texts
 
 
-def test_eos_ends_and_counts_and_has_no_text() -> None:
-    reply = ReplyText(SamplingParams(), {EOS}, Bytes())
-    assert "".join(run(reply, [*ids_of("hi"), EOS])) == "hi"
-    assert (reply.finished, reply.num_tokens) == ("stop", 3)
+@pytest.mark.parametrize(
+    ("params", "ids", "texts", "finished"),
+    [
+        pytest.param({}, [*ids_of("hi"), EOS, 66], ["h", "i", ""], "stop", id="an end token"),
+        pytest.param({"max_tokens": 2}, ids_of("abc"), ["a", "b"], "length", id="max_tokens"),
+        pytest.param(
+            {"max_tokens": 2}, ids_of("日"), ["", "\ufffd"], "length", id="inside a character"
+        ),
+        pytest.param(
+            {"max_tokens": 2}, [*ids_of("a"), EOS], ["a", ""], "stop", id="an end at max_tokens"
+        ),
+        pytest.param(
+            {"max_tokens": 3, "stop": ("bc",)},
+            *(ids_of("abc"), ["a", "", ""], "stop"),
+            id="a stop string at max_tokens",
+        ),
+        pytest.param(
+            {"stop": ("END",)}, [*ids_of("EN"), EOS], ["", "", "EN"], "stop", id="held, then over"
+        ),
+        pytest.param(
+            {"stop": ("END",), "max_tokens": 2},
+            *(ids_of("END"), ["", "EN"], "length"),
+            id="held, then max_tokens",
+        ),
+        # "aab" is held for the longer one when the shorter one inside it completes.
+        pytest.param(
+            {"stop": ("aabcd", "bc")},
+            *(ids_of("aabcx"), ["", "", "", "aa"], "stop"),
+            id="in the middle of held text",
+        ),
+        pytest.param(
+            {"stop": ("。终",)},
+            *(ids_of("好。终了"), ["", "", "好", *[""] * 6], "stop"),
+            id="across tokens and characters",
+        ),
+    ],
+)
+def test_where_a_reply_ends_and_what_each_token_releases(
+    params: dict[str, Any], ids: list[int], texts: list[str], finished: str
+) -> None:
+    reply = ReplyText(SamplingParams(**params), {EOS}, Bytes())
+    assert run(reply, ids) == texts
+    assert (reply.finished, reply.num_tokens) == (finished, len(texts))
     assert reply.flush() == ""
+
+
+def test_ignore_eos_goes_on_but_not_past_own_stop_ids() -> None:
+    params = SamplingParams(ignore_eos=True, stop_ids=(2,))
+    reply = ReplyText(params, {1}, Pieces(["<eos>", "<two>", "c"]))
+    assert run(reply, [3, 1, 3, 2]) == ["c", "<eos>", "c", ""]
+    assert (reply.finished, reply.num_tokens) == ("stop", 4)
+
+
+def test_a_token_that_goes_on_past_the_stop() -> None:
+    reply = ReplyText(SamplingParams(stop=("\n\n",)), {EOS}, Pieces(["one\n", "\ntwo"]))
+    assert run(reply, [1, 2]) == ["one", ""]
+    assert reply.finished == "stop"
 
 
 @given(
@@ -114,36 +167,6 @@ def test_many_tokens_at_once_release_what_each_of_them_does(
         assert (all_.finished, all_.num_tokens) == (one.finished, one.num_tokens)
 
 
-def test_ignore_eos_goes_on_but_not_past_own_stop_ids() -> None:
-    params = SamplingParams(ignore_eos=True, stop_ids=(2,))
-    reply = ReplyText(params, {1}, Pieces(["<eos>", "<two>", "c"]))
-    assert run(reply, [3, 1, 3, 2]) == ["c", "<eos>", "c", ""]
-    assert (reply.finished, reply.num_tokens) == ("stop", 4)
-
-
-def test_max_tokens_ends_with_length() -> None:
-    reply = ReplyText(SamplingParams(max_tokens=2), {EOS}, Bytes())
-    assert run(reply, ids_of("abc")) == ["a", "b"]
-    assert (reply.finished, reply.num_tokens) == ("length", 2)
-
-
-def test_max_tokens_inside_a_character_shows_the_replacement() -> None:
-    reply = ReplyText(SamplingParams(max_tokens=2), {EOS}, Bytes())
-    assert "".join(run(reply, ids_of("日"))) == "�"
-
-
-def test_an_end_token_at_max_tokens_is_a_stop() -> None:
-    reply = ReplyText(SamplingParams(max_tokens=2), {EOS}, Bytes())
-    run(reply, [*ids_of("a"), EOS])
-    assert reply.finished == "stop"
-
-
-def test_a_stop_string_completed_at_max_tokens_is_a_stop() -> None:
-    reply = ReplyText(SamplingParams(max_tokens=3, stop=("bc",)), {EOS}, Bytes())
-    assert "".join(run(reply, ids_of("abc"))) == "a"
-    assert reply.finished == "stop"
-
-
 @pytest.mark.parametrize(
     ("text", "stop_string"), [("xab", "ab"), ("xb", "b"), ("xcab", "cab"), ("xa", "")]
 )
@@ -157,33 +180,6 @@ def test_text_that_may_begin_a_stop_is_held_and_released() -> None:
     reply = ReplyText(SamplingParams(stop=("END",)), {EOS}, Bytes())
     assert run(reply, ids_of("xENxEN")) == ["x", "", "", "ENx", "", ""]
     assert reply.flush() == "EN"
-
-
-def test_held_text_is_released_at_the_end_of_the_reply() -> None:
-    reply = ReplyText(SamplingParams(stop=("END",)), {EOS}, Bytes())
-    assert run(reply, [*ids_of("EN"), EOS]) == ["", "", "EN"]
-    limited = ReplyText(SamplingParams(stop=("END",), max_tokens=2), {EOS}, Bytes())
-    assert run(limited, ids_of("END")) == ["", "EN"]
-    assert limited.finished == "length"
-
-
-def test_a_stop_in_the_middle_of_held_text() -> None:
-    """ "aab" is held for the longer stop when the shorter one inside it completes."""
-    reply = ReplyText(SamplingParams(stop=("aabcd", "bc")), {EOS}, Bytes())
-    assert run(reply, ids_of("aabcx")) == ["", "", "", "aa"]
-    assert (reply.finished, reply.num_tokens) == ("stop", 4)
-
-
-def test_a_stop_across_tokens_and_multi_byte_characters() -> None:
-    reply = ReplyText(SamplingParams(stop=("。终",)), {EOS}, Bytes())
-    assert "".join(run(reply, ids_of("你好。终了"))) == "你好"
-    assert reply.num_tokens == len("你好。终".encode())
-
-
-def test_a_token_that_goes_on_past_the_stop() -> None:
-    reply = ReplyText(SamplingParams(stop=("\n\n",)), {EOS}, Pieces(["one\n", "\ntwo"]))
-    assert run(reply, [1, 2]) == ["one", ""]
-    assert reply.finished == "stop"
 
 
 def test_flush_after_the_end_gives_nothing_twice() -> None:

@@ -81,10 +81,6 @@ def test_noise_of_several_rows_is_that_of_each(
     assert together.tolist() == np.concatenate(alone).tolist()
 
 
-def test_nothing_is_chosen_from_nothing() -> None:
-    assert choose([]) == []
-
-
 @pytest.mark.parametrize(
     "params",
     [

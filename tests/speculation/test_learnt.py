@@ -179,13 +179,6 @@ def test_copies_are_bounded_in_bytes_and_groups_in_number() -> None:
     assert kept.restore(latest) is not NOTHING
 
 
-def test_nothing_is_kept_where_that_is_switched_off() -> None:
-    kept, statistics = KeptGroups(BINDING, SIZE, 0), Counted()
-    statistics.versions[b"a"] = 1
-    kept.admit(b"a")
-    assert save(kept, statistics) == [] and len(kept) == 0
-
-
 def test_names_of_copies_do_not_show_the_groups() -> None:
     names = {name_of(group, BINDING) for group in (b"a", b"b")}
     assert len(names) == 2 and all(len(name) == 32 for name in names)

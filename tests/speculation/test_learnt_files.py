@@ -126,22 +126,6 @@ def test_folders_of_models_that_are_gone_are_removed_later(tmp_path: Path) -> No
     assert not gone.exists() and empty.exists()
 
 
-def test_the_bound_is_looked_after_once_a_sixteenth_of_it_was_written(tmp_path: Path) -> None:
-    most = 64
-    keeper = opened(tmp_path, LearntConfig(max_bytes=most * 4096))
-    keeper.save([(b"first", learnt(1, 1))])
-    for number in range(most):  # another process's
-        path = tmp_path / "other" / f"{number}.learnt"
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(b"x")
-        os.utime(path, (number, number))
-    for number in range(most // 16 - 1):
-        keeper.save([(bytes([number]), learnt(1, 1))])
-    assert len(files(tmp_path)) == most + most // 16
-    keeper.save([(b"last", learnt(1, 1))])
-    assert len(files(tmp_path)) == most
-
-
 WRITER = """
 import sys
 from pathlib import Path

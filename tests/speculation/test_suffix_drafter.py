@@ -2,11 +2,9 @@
 
 from collections.abc import Sequence
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.errors import ConfigError
 from outrider.speculation.suffix_automaton import SuffixAutomaton
 from outrider.speculation.suffix_drafter import DraftTokens, SuffixDrafter
 
@@ -137,12 +135,6 @@ def test_memory_is_bounded_and_the_recent_half_is_known(text: list[int], half: i
         assert known == text[at - len(known) : at]
 
 
-def test_a_loop_is_drafted_past_its_own_end() -> None:
-    drafter = SuffixDrafter()
-    drafter.extend([1, 2, 3, 1, 2, 3, 1])
-    assert drafter.draft_after((), 7).ids == (2, 3, 1, 2, 3, 1, 2)
-
-
 def test_the_latest_occurrence_wins() -> None:
     drafter = SuffixDrafter()
     drafter.extend([1, 2, 5, 1, 2, 6, 1, 2, 7, 1, 2])
@@ -157,16 +149,3 @@ def test_survival_follows_what_was_observed() -> None:
         breaks.extend([1, 2, 1000 + fresh])
     assert repeats.draft_after((), 4).survival[3] > 0.6
     assert sum(breaks.draft_after([1, 2], 1).survival) < 0.1
-
-
-def test_an_unknown_token_gives_no_draft() -> None:
-    drafter = SuffixDrafter()
-    drafter.extend([1, 2, 3])
-    assert drafter.draft_after((), 4) == DraftTokens()
-    assert drafter.draft_after([9], 4) == DraftTokens()
-    assert SuffixDrafter().draft_after((), 4) == DraftTokens()
-
-
-def test_a_context_too_small_is_refused() -> None:
-    with pytest.raises(ConfigError):
-        SuffixDrafter(max_context=1)

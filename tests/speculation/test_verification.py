@@ -98,23 +98,6 @@ def greedy(**extra: Any) -> Sampler:
     return Sampler(SamplingParams(**extra), VOCABULARY, PROMPT)
 
 
-@pytest.mark.parametrize(
-    ("drafts", "winners", "expected"),
-    [
-        ([], [4], Verification((4,), 0, 0)),
-        ([4], [4, 5], Verification((4, 5), 1, 0)),
-        ([4], [5, 6], Verification((5,), 0, 0)),
-        ([4, 5, 6], [4, 5, 6, 7], Verification((4, 5, 6, 7), 3, 0)),
-        ([4, 5, 6], [4, 8, 6, 7], Verification((4, 8), 1, 0)),
-        ([4, 5, 99], [4, 5, 6, 7], Verification((4, 5, 6), 2, 0)),
-    ],
-)
-def test_equality_down_the_rows(
-    drafts: list[int], winners: list[int], expected: Verification
-) -> None:
-    assert verify(greedy(), one_hot(*winners), None, drafts, 3, never) == expected
-
-
 def test_every_row_has_the_noise_of_its_own_position() -> None:
     params = SamplingParams(temperature=1.5, seed=11)
     drafts = plain(params, 8)
@@ -135,31 +118,10 @@ def test_choices_that_are_known_are_not_made_again(
     assert known == Verification((7,), 0, 0)
 
 
-@pytest.mark.parametrize("ending", [0, 1, 2, 3])
-def test_a_reply_that_ends_inside_the_drafts(ending: int) -> None:
-    pushed: list[int] = []
-
-    def push(token: int) -> bool:
-        pushed.append(token)
-        return len(pushed) == ending + 1
-
-    verdict = verify(greedy(), one_hot(4, 5, 6, 7), None, [4, 5, 6], 3, push)
-    assert verdict.ids == (4, 5, 6, 7)[: ending + 1] == tuple(pushed)
-    assert verdict.accepted == min(ending + 1, 3)
-
-
 def test_candidate_lists_name_the_columns() -> None:
     ids = np.array([[8, 2], [5, 1]], dtype=np.int32)
     rows = np.array([[1.0, 3.0], [4.0, 0.0]], dtype=np.float32)
     assert verify(greedy(), rows, ids, [2], 3, never) == Verification((2, 5), 1, 0)
-
-
-def test_penalties_see_the_drafts_before_them() -> None:
-    """The second 4 is penalised because the first was committed in the same round."""
-    rows = np.zeros((3, VOCABULARY), dtype=np.float32)
-    rows[:, 4], rows[:, 5] = 1.0, 0.5
-    sampler = greedy(frequency_penalty=0.8)
-    assert verify(sampler, rows, None, [4, 4], 3, never) == Verification((4, 5), 1, 0)
 
 
 def test_lossy_mode_lets_likely_drafts_through_and_marks_them() -> None:
@@ -220,7 +182,3 @@ def test_the_common_beginning_is_as_long_as_can_be(left: list[int], right: list[
     count = common_prefix_length(left, right)
     assert left[:count] == right[:count]
     assert left[: count + 1] != right[: count + 1] or count == min(len(left), len(right))
-
-
-def test_characters_agree_like_ids() -> None:
-    assert common_prefix_length("the cat", "the cap") == 6

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from prometheus_client.exposition import generate_latest
 
 from outrider.telemetry.families import Family
@@ -65,21 +63,6 @@ def test_verifications_drive_the_rejection_rate() -> None:
     assert metrics.registry.get_sample_value("outrider_draft_proposed_tokens_total") == 4
     assert metrics.registry.get_sample_value("outrider_draft_accepted_tokens_total") == 1
     metrics.close()
-
-
-def test_lossy_tokens_are_counted() -> None:
-    metrics = Metrics("inference")
-    metrics.record_lossy(3)
-    metrics.record_lossy(1)
-    assert metrics.registry.get_sample_value("outrider_draft_lossy_tokens_total") == 4
-    metrics.close()
-
-
-@given(st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 5000)), max_size=50))
-def test_a_share_is_a_share(counts: list[tuple[int, int]]) -> None:
-    window = ShareWindow(horizon=2000)
-    for num_tokens, num_with in counts:
-        assert 0.0 <= window.add(num_tokens, min(num_tokens, num_with)) <= 1.0 + 1e-9
 
 
 def test_a_share_forgets() -> None:

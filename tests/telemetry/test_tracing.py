@@ -54,14 +54,6 @@ def test_a_malformed_parent_starts_a_new_trace(
     assert _only(exporter).parent is None
 
 
-def test_nested_spans_share_the_trace(exporter: InMemorySpanExporter) -> None:
-    with tracing.span("outer"), tracing.span("inner"):
-        pass
-    inner, outer = exporter.get_finished_spans()
-    assert inner.parent == outer.context
-    assert tracing.current_context() == ("", "")
-
-
 def test_errors_are_named_but_not_quoted(exporter: InMemorySpanExporter) -> None:
     with pytest.raises(DeadlineError), tracing.span("work"):
         raise DeadlineError("secret words of a user")

@@ -11,7 +11,6 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from structlog.testing import capture_logs
 
-from outrider.errors import ConfigError
 from outrider.tls import Role, Tls, TlsConfig, certificates
 from tests.tls.issuing import Issuer
 
@@ -52,13 +51,6 @@ def renew(config: TlsConfig, folder: Path) -> None:
     renewed = Issuer(folder).config(Role.ROUTER)
     for name in ("certificate", "private_key", "ca"):
         shutil.copyfile(getattr(renewed, name), getattr(config, name))
-
-
-def test_a_key_that_is_not_known_is_said(tmp_path: Path) -> None:
-    config = Issuer(tmp_path).config(Role.ROUTER)
-    unreadable(config)
-    with pytest.raises(ConfigError, match="and its key and CA"):
-        Tls.open(config)
 
 
 async def test_an_unreadable_certificate_is_logged_and_the_next_one_is_loaded(

@@ -161,15 +161,3 @@ def test_special_tokens_of_the_vocabulary_survive(
     text = "".join(rng.choice([*names, "a1 b", " x\n", *ATOMS]) for _ in range(2000))
     parts = cut(reference.rule, pieces_of(text, rng, 30), 1)
     assert reference.ids(parts) == reference.ids([text])
-
-
-@pytest.mark.parametrize("by", ["characters", "lines"])
-def test_the_naive_cut_fails(reference: Reference, by: str) -> None:
-    """What this is for: neither a fixed length nor a line's end is a safe place."""
-    rng = random.Random(7)
-    wrong = 0
-    for _ in range(200):
-        text = long_text(rng, 8)
-        parts = [text[:60], text[60:]] if by == "characters" else text.splitlines(keepends=True)
-        wrong += reference.ids(parts) != reference.ids([text])
-    assert wrong > 20

@@ -78,9 +78,3 @@ def test_a_place_at_the_limit_is_found() -> None:
     assert cutter.feed("x" * 95 + " y") == []
     (part,) = cutter.feed(" z z")
     assert part == "x" * 95
-
-
-@pytest.mark.parametrize(("target_chars", "max_chars"), [(0, 5), (5, 5), (-1, 3)])
-def test_absurd_lengths_are_refused(target_chars: int, max_chars: int) -> None:
-    with pytest.raises(ValueError, match="characters"):
-        Cutter(SPACES, target_chars=target_chars, max_chars=max_chars)

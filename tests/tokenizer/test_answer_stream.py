@@ -81,13 +81,6 @@ async def test_leaving_early_cancels_what_is_under_way() -> None:
         await eventually(lambda: sorted(script.cancelled) == [0, 1, 2])
 
 
-async def test_a_stream_without_requests_ends() -> None:
-    script = Script()
-    async with leak_check():
-        answers = AnswerStream(script.requests(0), script.answer, max_in_flight=1).answers()
-        assert [answer async for answer in answers] == []
-
-
 async def test_a_failing_request_stream_fails_the_answers() -> None:
     async def broken() -> AsyncIterator[int]:
         yield 1

@@ -120,19 +120,6 @@ async def test_one_that_is_being_loaded_is_never_taken(store: Store) -> None:
     assert await use(models, "b") == digest_of("b")
 
 
-async def test_a_failed_load_costs_those_alone_who_ask_for_that_model(store: Store) -> None:
-    store.errors["b"] = ModelStoreError("the hub does not answer")
-    models = ServedModels(store, "ab", VocabularyLimits(2, retry_s=3600.0))
-
-    for _ in range(2):
-        with pytest.raises(
-            VocabularyUnavailableError, match=r"model b cannot be loaded.*hub does not answer"
-        ):
-            await use(models, "b")
-        assert await use(models, "a") == digest_of("a")
-    assert store.loads == ["b", "a"], "a failure counts for a while"
-
-
 async def test_who_is_cancelled_leaves_nothing_in_use(store: Store) -> None:
     store.gates["a"] = threading.Event()
     models = ServedModels(store, "ab", VocabularyLimits(1, max_wait_s=30.0))

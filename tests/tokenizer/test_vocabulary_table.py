@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from outrider.errors import OutriderError, OverloadedError, VocabularyMismatchError
+from outrider.errors import OutriderError, VocabularyMismatchError
 from services.tokenizer.vocabulary_table import (
     Grant,
     Load,
@@ -243,13 +243,6 @@ def test_the_one_used_least_recently_gives_way() -> None:
     assert told(table.ask("a", b"", "x", 0.0)) == "x gets a1"
     assert table.release(A1) == []
     assert told(table.ask("c", b"", "y", 0.0)) == "unload b2, load c3"
-
-
-def test_a_full_tokenizer_says_what_to_do() -> None:
-    table = table_in(State.IN_USE)
-    (refused,) = table.ask("b", b"", "x", 0.0)
-    assert isinstance(refused, Refuse) and isinstance(refused.error, OverloadedError)
-    assert "max_loaded_vocabularies" in refused.error.message and refused.error.retry_delay_ms
 
 
 def test_a_failed_load_is_tried_again_after_a_while() -> None:

@@ -4,7 +4,8 @@
 - `held_out`: other prompts of the same kinds. A hash of its text says to which of the two a prompt
   belongs, so no number of draws brings one into both;
 - `unlike`: kinds that no training prompt has;
-- `bench_held_out`, `bench_tuning`: the benchmarks' prompts, written by hand and never trained on;
+- `bench_held_out`, `bench_tuning`: the benchmarks' prompts, written by hand. What is drawn is never
+  one of theirs, nor one of `bench/data/test`, which has no split here;
 - `calibration`: more of `held_out` and `unlike`.
 
 Prompts come from a small generative grammar (`grammar/`), in which names stand for alternatives
@@ -26,7 +27,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
-from bench.harness.prompts import Folder, interleaved, load_prompts
+from bench.harness.prompts import Folder, interleaved, load_prompts, written_texts
 from outrider.models.chat import Message
 
 Split: TypeAlias = Literal[
@@ -102,8 +103,16 @@ def _prompt(grammar: Grammar, split: Split, rng: random.Random) -> tuple[str, st
         kind = rng.choices(list(kinds), list(kinds.values()))[0]
         text = grammar.draw(kind, rng)
         # Before it is roughened: a typo does not make another prompt of it.
-        if split == "unlike" or _is_held_out(text) == (split == "held_out"):
-            return kind, roughened(text, grammar, rng)
+        if split != "unlike" and _is_held_out(text) != (split == "held_out"):
+            continue
+        text = roughened(text, grammar, rng)
+        if text not in _written():
+            return kind, text
+
+
+@cache
+def _written() -> frozenset[str]:
+    return written_texts()
 
 
 def _is_held_out(text: str) -> bool:

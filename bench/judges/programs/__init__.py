@@ -1,2 +1,2 @@
-"""Programs of users, run by an interpreter of an environment of their own: nothing of this project
-is imported in them but `trying`."""
+"""Programs that an interpreter of a judge's own environment runs: nothing of this project is
+imported in them."""

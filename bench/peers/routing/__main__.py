@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import bench.peers.routing
 from bench.harness import Run, parser, quantile, start
-from bench.peers import dynamo, smg
+from bench.peers import smg
 from bench.peers.lineup import rotated
 from bench.peers.routing import fleets
 from bench.peers.routing.fleets import NUM_REPLICAS, Client, Pace, serve
@@ -32,9 +32,6 @@ CONTENDERS: dict[str, Open] = {
     "smg, least_load": partial(fleets.gateway, policy="least_load"),
     "round robin": partial(fleets.balanced, least=False),
     "least outstanding": partial(fleets.balanced, least=True),
-    "dynamo, kv": partial(fleets.mocked, mode="kv"),
-    "dynamo, least-loaded": partial(fleets.mocked, mode="least-loaded"),
-    "dynamo, round-robin": partial(fleets.mocked, mode="round-robin"),
 }
 
 
@@ -52,11 +49,10 @@ Results: TypeAlias = dict[tuple[float, str], list[Served]]
 
 
 def _installed_routers() -> dict[str, Open]:
-    missing = [peer.PEER for peer in (smg, dynamo) if not peer.PEER.is_installed()]
-    for peer in missing:
-        print(f"{peer.name}: {peer.hint}", file=sys.stderr)
-    absent = tuple(peer.name for peer in missing)
-    return {n: it for n, it in CONTENDERS.items() if not (absent and n.startswith(absent))}
+    if smg.PEER.is_installed():
+        return CONTENDERS
+    print(f"{smg.PEER.name}: {smg.PEER.hint}", file=sys.stderr)
+    return {name: it for name, it in CONTENDERS.items() if not name.startswith(smg.PEER.name)}
 
 
 async def _compete(routers: dict[str, Open], arguments: argparse.Namespace) -> Results:
@@ -88,7 +84,6 @@ def report(run: Run, results: Results) -> None:
         "prompts in groups with a shared prefix"
     )
     table = run.table(title, *columns, "p50 over ours", "p90 over ours")
-    figures: dict[str, dict[str, float]] = {"ttft_p50_vs": {}, "ttft_p90_vs": {}, "hit_rate": {}}
     for (rate, name), served in results.items():
         ttft_ms = _ttft_ms(served)
         p50, p90 = (quantile(ttft_ms, share) for share in (0.5, 0.9))
@@ -99,10 +94,6 @@ def report(run: Run, results: Results) -> None:
         cells = (len(ttft_ms), table.median(ttft_ms), *tail, round(hit, 3))
         table.add(rate, name, *cells, p50 / ours[0], p90 / ours[1])
         run.samples(f"TTFT, {name}, {rate:g}/s", ttft_ms, unit="ms")
-        found = {"ttft_p50_vs": ours[0] / p50, "ttft_p90_vs": ours[1] / p90, "hit_rate": hit}
-        for figure, value in found.items():
-            figures[figure][f"{name}, {rate:g}/s"] = round(value, 3)
-    run.figures |= {**figures, "requests": len(next(iter(results.values())))}
 
 
 def _ttft_ms(served: list[Served]) -> list[float]:

@@ -12,14 +12,15 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from bench.harness.http_client import HttpClient
+from bench.harness.http_server import MODEL
 from bench.harness.load import Answer, send
 from bench.harness.mesh import Mesh, Service, mesh, replica_rows, until_placing
 from bench.harness.paced_replica import program
 from bench.harness.processes import child, read_json
 from bench.harness.region_client import RegionClient, opening_frame
 from bench.harness.replica import coder_of
-from bench.peers import dynamo, smg
-from bench.peers.routing.workload import MAX_TOKENS, MODEL, Ask, Served, as_text
+from bench.peers import smg
+from bench.peers.routing.workload import MAX_TOKENS, Ask, Served, as_text
 from outrider.children import PipedProcess
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.store import ModelStore, default_root
@@ -155,28 +156,11 @@ async def gateway(pace: Pace, policy: str) -> AsyncIterator[Client]:
             port = free_tcp_port()
             command = smg.command(port, [f"http://127.0.0.1:{it}" for it in ports], policy)
             async with child(*command, silent=True) as process:
-                await _serving(port, "z", process)
+                await _serving(port, process)
                 yield lambda ask, answer: _complete(port, as_text(ask.prompt), answer)
 
 
-@contextlib.asynccontextmanager
-async def mocked(pace: Pace, mode: str) -> AsyncIterator[Client]:
-    """Dynamo's frontend in front of its mockers."""
-    port = free_tcp_port()
-    opened = dynamo.mocked(
-        *(port, MODEL, mode),
-        num_workers=NUM_REPLICAS,
-        num_blocks=_NUM_BLOCKS,
-        block_tokens=_BLOCK_TOKENS,
-        fixed_ms=pace.fixed_ms,
-        row_ms=pace.row_ms,
-    )
-    async with opened as processes:
-        await _serving(port, [7], *processes)
-        yield lambda ask, answer: _complete(port, [1000 + id for id in ask.prompt], answer)
-
-
-async def _complete(port: int, prompt: object, answer: Answer, max_tokens: int = MAX_TOKENS) -> int:
+async def _complete(port: int, prompt: str, answer: Answer, max_tokens: int = MAX_TOKENS) -> int:
     """A completion of an OpenAI-compatible server, over a connection of its own; the cached tokens
     of the prompt."""
     body = {
@@ -199,18 +183,17 @@ async def _complete(port: int, prompt: object, answer: Answer, max_tokens: int =
     return int(details.get("cached_tokens") or 0)
 
 
-async def _serving(port: int, prompt: object, *processes: PipedProcess) -> None:
+async def _serving(port: int, process: PipedProcess) -> None:
     """Return once a completion comes to an end; its prompt is nobody's beginning. Raises
     RuntimeError, TimeoutError."""
     until = time.monotonic() + _START_S
     while True:
         try:
-            await _complete(port, prompt, Answer(), 1)
+            await _complete(port, "z", Answer(), 1)
             return
         except (OSError, EOFError, ValueError, RuntimeError) as error:
             if time.monotonic() > until:
                 raise TimeoutError("nothing was answered") from error
-        for process in processes:
-            if process.returncode is not None:
-                raise RuntimeError(f"a process ended with exit status {process.returncode}")
+        if process.returncode is not None:
+            raise RuntimeError(f"it ended with exit status {process.returncode}")
         await asyncio.sleep(0.25)

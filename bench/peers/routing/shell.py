@@ -10,26 +10,17 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from typing import Any, Final
+from typing import Any
 
+from bench.harness.http_server import EVENTS_HEAD, MODEL, chunk, event, serve
 from bench.harness.region_client import RegionClient, opening_frame
 from bench.harness.replica import coder_of
-from bench.peers.routing.workload import MODEL, as_ids
+from bench.peers.routing.workload import as_ids
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.store import ModelStore, default_root
 from outrider.models.vocabulary import load_vocabulary
 from outrider.sampling.params import SamplingParams
 from outrider.v1 import common_pb2
-
-_INFO: Final = {"model_path": MODEL, "is_generation": True}
-_KNOWN: Final[dict[str, Any]] = {
-    "/health": {},
-    "/v1/models": {"object": "list", "data": [{"id": MODEL, "object": "model"}]},
-    "/get_model_info": _INFO,
-    "/model_info": _INFO,
-    "/get_server_info": {"model_id": MODEL},
-    "/server_info": {"model_id": MODEL},
-}
 
 
 class Shell:
@@ -41,31 +32,19 @@ class Shell:
         self._client = client
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Requests of one connection, one after the other (RFC 9112)."""
-        try:
-            while head := await reader.readuntil(b"\r\n\r\n"):
-                line, *fields = head.decode("latin-1").split("\r\n")
-                headers = dict(field.lower().split(": ", 1) for field in fields if ": " in field)
-                body = await reader.readexactly(int(headers.get("content-length", 0)))
-                path = line.split(" ")[1].split("?")[0]
-                if path == "/v1/completions":
-                    await self._complete(json.loads(body), writer)
-                else:
-                    _answer(path, writer)
-                await writer.drain()
-        except (asyncio.IncompleteReadError, ConnectionError):
-            writer.close()
+        """One connection."""
+        await serve(reader, writer, "/v1/completions", self._complete)
 
-    async def _complete(self, request: dict[str, Any], writer: asyncio.StreamWriter) -> None:
-        kind = b"Content-Type: text/event-stream\r\nTransfer-Encoding: chunked"
-        writer.write(b"HTTP/1.1 200 OK\r\n" + kind + b"\r\n\r\n")
+    async def _complete(self, body: bytes, writer: asyncio.StreamWriter) -> None:
+        request: dict[str, Any] = json.loads(body)
+        writer.write(EVENTS_HEAD)
         sampling = SamplingParams(max_tokens=request["max_tokens"], ignore_eos=True)
         opening = opening_frame(self._coder, as_ids(request["prompt"]), sampling, self._digest)
         opening.speculation = common_pb2.SPECULATION_OFF
         async with self._client.open(opening) as talk:
             while not (frame := await talk.receive()).HasField("done"):
                 if frame.HasField("commit"):
-                    _event(writer, "A" * (frame.commit.upto - frame.commit.base))
+                    writer.write(_event("A" * (frame.commit.upto - frame.commit.base)))
         usage = frame.done.usage
         counts = {
             "prompt_tokens": usage.prompt_tokens,
@@ -73,27 +52,13 @@ class Shell:
             "total_tokens": usage.prompt_tokens + usage.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
         }
-        _event(writer, "", finish_reason="length", usage=counts)
-        _chunk(writer, b"data: [DONE]\n\n")
-        writer.write(b"0\r\n\r\n")
+        writer.write(_event("", finish_reason="length", usage=counts))
+        writer.write(chunk(b"data: [DONE]\n\n") + chunk(b""))
 
 
-def _answer(path: str, writer: asyncio.StreamWriter) -> None:
-    status = "200 OK" if path in _KNOWN else "404 Not Found"
-    data = json.dumps(_KNOWN.get(path, {})).encode()
-    kind = "Content-Type: application/json"
-    head = f"HTTP/1.1 {status}\r\n{kind}\r\nContent-Length: {len(data)}\r\n\r\n"
-    writer.write(head.encode() + data)
-
-
-def _event(writer: asyncio.StreamWriter, text: str, finish_reason: str = "", **more: Any) -> None:
+def _event(text: str, finish_reason: str = "", **more: Any) -> bytes:
     choice = {"index": 0, "text": text, "finish_reason": finish_reason or None}
-    event = {"object": "text_completion", "model": MODEL, "choices": [choice], **more}
-    _chunk(writer, b"data: " + json.dumps(event).encode() + b"\n\n")
-
-
-def _chunk(writer: asyncio.StreamWriter, data: bytes) -> None:
-    writer.write(b"%x\r\n%s\r\n" % (len(data), data))
+    return event({"object": "text_completion", "model": MODEL, "choices": [choice], **more})
 
 
 async def _serve(port: int, address: str) -> None:

@@ -8,8 +8,6 @@ from typing import Final
 
 from bench.harness.load import poisson
 
-MODEL: Final = "paced"
-"""What the others call the model."""
 NUM_GROUPS: Final = 150
 GROUP_SIZE: Final = 5
 SHARED_TOKENS: Final = 480

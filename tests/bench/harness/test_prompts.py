@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import hashlib
+import itertools
 import json
 from collections import Counter
 
@@ -14,41 +17,71 @@ from bench.harness.prompts import (
     as_prompt_file,
     interleaved,
     load_prompts,
+    written_texts,
 )
+from bench.harness.provenance import ROOT
 from outrider.models.vocabulary import Vocabulary
 
 WRITTEN_KINDS = {"chat_short", "chat_long", "code", "languages", "structured", "math", "document"}
 
 
-@pytest.mark.parametrize("split", ["held_out", "tuning"])
+SPLITS: tuple[Split, ...] = ("held_out", "tuning", "test")
+TUNING_PROGRAMS = ("bench/tuning.py", "bench/wan/frontier.py", "tools/train_draft/*.py")
+FROZEN = "1dfc13ca0a2fed6b171dea1e9637cde07f7cdf1a3bcf007649f6c3f2657ddc60"
+"""Of the texts of `bench/data/test`, in their order."""
+
+
+@pytest.mark.parametrize("split", SPLITS)
 def test_each_folder_has_enough_of_every_kind(split: Split) -> None:
     counts = Counter(prompt.kind for prompt in load_prompts(split=split))
-    assert set(counts) == WRITTEN_KINDS
+    assert set(counts) == WRITTEN_KINDS - ({"document"} if split == "test" else set())
     assert counts.total() >= 60
     assert min(counts.values()) >= 6
 
 
-def test_ids_and_texts_are_unique_in_both_folders() -> None:
+def test_ids_and_texts_are_unique_in_all_folders() -> None:
     prompts = load_prompts(split="all")
     assert len({prompt.id for prompt in prompts}) == len(prompts)
     assert len({prompt.text for prompt in prompts}) == len(prompts)
     assert all(prompt.id.startswith(prompt.kind) for prompt in prompts)
 
 
-def test_all_is_both_folders_and_a_figure_s_default_is_held_out() -> None:
-    held_out, tuning = load_prompts(), load_prompts(split="tuning")
-    assert held_out == load_prompts(split="held_out")
-    assert set(load_prompts(split="all")) == {*held_out, *tuning}
-    assert set(held_out).isdisjoint(tuning)
+def test_all_is_every_folder_and_they_are_disjoint() -> None:
+    folders = [load_prompts(split=split) for split in SPLITS]
+    assert load_prompts() == folders[0], "unless one says which"
+    assert load_prompts(split="all") == tuple(itertools.chain(*folders))
+    assert len(written_texts()) == sum(map(len, folders))
 
 
-def test_no_held_out_prompt_shares_its_wording_with_a_tuning_prompt() -> None:
+def test_the_test_split_is_frozen() -> None:
+    texts = [prompt.text for prompt in load_prompts(split="test")]
+    assert hashlib.sha256("\0".join(texts).encode()).hexdigest() == FROZEN
+
+
+def test_nothing_that_tunes_or_trains_reads_the_test_split() -> None:
+    programs = [path for pattern in TUNING_PROGRAMS for path in ROOT.glob(pattern)]
+    assert len(programs) > len(TUNING_PROGRAMS)
+    for path in programs:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.keyword) and node.arg == "split":
+                value = getattr(node.value, "value", None)
+                assert value not in ("test", "all"), f"{path} reads it"
+    unseen = {prompt.text for prompt in load_prompts(split="test")}
+    assert unseen.isdisjoint(text for kind in KINDS for text in PromptSupply(kind).take(700))
+
+
+def test_no_prompt_shares_its_wording_with_one_of_another_folder() -> None:
     def runs(text: str) -> set[tuple[str, ...]]:
         words = text.lower().split()
         return {tuple(words[at : at + 8]) for at in range(len(words) - 7)}
 
-    tuned = set().union(*(runs(prompt.text) for prompt in load_prompts(split="tuning")))
-    assert [p.id for p in load_prompts() if runs(p.text) & tuned] == []
+    worded = [
+        (prompt, runs(prompt.text), split)
+        for split in SPLITS
+        for prompt in load_prompts(split=split)
+    ]
+    pairs = itertools.combinations(worded, 2)
+    assert [(a.id, b.id) for (a, one, x), (b, other, y) in pairs if x != y and one & other] == []
 
 
 def test_scripts_of_the_world_are_there() -> None:

@@ -121,4 +121,4 @@ def test_the_core_parts_take_at_most_an_hour() -> None:
 def test_unlisted_benches_are_called_after_their_record() -> None:
     assert bench_of("new").command(core=True, quick=True) == ("bench.new", "--core", "--quick")
     assert bench_of("wan_pair").command() == ("bench.wan", "--pair")
-    assert bench_of("prefix").command(core=True) == ("bench.prefix",)
+    assert bench_of("fidelity").command(core=True) == ("bench.fidelity",)

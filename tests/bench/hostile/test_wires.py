@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from hpack import Decoder
 
 from bench.hostile.http1 import ask
-from bench.hostile.http2 import field, integer, section
+from bench.hostile.http2 import section
 from bench.hostile.target import Findings, Target, crowd, turns
 
 
@@ -30,26 +30,18 @@ async def server(answer: bytes) -> AsyncIterator[Target]:
 
 
 async def test_answers_are_read_whole_and_told_apart() -> None:
-    both = (
-        b"HTTP/1.1 100 \r\n\r\nHTTP/1.1 400 \r\nX-Request-Id: a\r\nContent-Length: 2\r\n\r\nno"
-        b"HTTP/1.1 200 \r\nx-request-id: b\r\nTransfer-Encoding: chunked\r\n\r\n"
-        b"3\r\nyes\r\n0\r\n\r\n"
-    )
+    last = b"HTTP/1.1 100 \r\n\r\nHTTP/1.1 400 \r\nContent-Length: 2\r\n\r\nno"
     findings = Findings()
-    async with server(both) as target:
-        assert await ask(target, b"x", findings, last_id="b") == ["a", "b"]
-        assert findings.done == {"answered 400": 1, "answered 200": 1}
-        await ask(target, b"x", findings, last_id="c")
-    assert findings.done["closed after the answer"] == 1
+    for data in (last, b"HTTP/1.1 200 \r\nContent-Length: 9\r\n\r\nno"):
+        async with server(data) as target:
+            await ask(target, b"x", findings, 5.0)
+    assert findings.done == {"answered 400": 1, "closed without an answer": 1}
 
 
-def test_header_sections_of_http2_are_written_as_others_read_them() -> None:
-    fields = ((b":path", b"/x"), (b"a", b"y" * 300), (b"b", b""))
-    assert tuple(Decoder().decode(section(*fields), raw=True)) == fields
-    # The examples of RFC 7541, section C.1.
-    assert (integer(10, 5), integer(1337, 5), integer(42, 8)) == (b"\n", b"\x1f\x9a\n", b"*")
-    again = field(b"x", b"y", indexed=True) + b"\xbe"
-    assert list(Decoder().decode(again, raw=True)) == [(b"x", b"y")] * 2
+def test_header_sections_of_http2_are_read_as_they_are_meant() -> None:
+    fields = dict(Decoder().decode(section("POST", "/x", authorization="y" * 300), raw=True))
+    assert fields[b":method"] == b"POST" and fields[b":path"] == b"/x"
+    assert fields[b"authorization"] == b"y" * 300
 
 
 async def test_a_crowd_sends_each_number_once_until_the_time_is_over() -> None:

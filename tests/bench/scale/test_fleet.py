@@ -11,7 +11,7 @@ from bench.scale.calls import CallTimes
 from bench.scale.demand import GROUPS_PER_REPLICA, Ask, Demand, Shape
 from bench.scale.fleet import Fleet, FleetResult, FleetSetup
 from bench.scale.regions import REGIONS, Region
-from bench.scale.routers import LeastLoaded, MeshRouter, RoundRobin, Router
+from bench.scale.routers import MeshRouter, RoundRobin, Router
 
 TIMES = CallTimes({rows: [8.0 + 0.8 * rows] * 10 for rows in (2, 256)}, 0.05)
 SHORT = Shape(shared_tokens=96, own_tokens=32, reply_tokens=6)
@@ -25,17 +25,13 @@ def in_turn(own: Region, regions: Sequence[Region], seed: int) -> Router:
     return RoundRobin(own.name)
 
 
-def least(own: Region, regions: Sequence[Region], seed: int) -> Router:
-    return LeastLoaded(own.name)
-
-
 def demand(setting: FleetSetup, rate: float, seconds: float = 8.0) -> Iterator[Ask]:
     num_groups = GROUPS_PER_REPLICA * setting.num_replicas
     how = {"num_groups": num_groups, "seed": setting.seed, "shape": SHORT, "warm_s": 1.0}
     return Demand(setting.regions, rate, seconds, **how).asks()  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("router", [ours, in_turn, least])
+@pytest.mark.parametrize("router", [ours, in_turn])
 def test_every_request_ends_though_replicas_die(router: object) -> None:
     setting = FleetSetup(REGIONS[:3], 6, mtbf_s=8.0, repair_s=1.0)
     outcome = Fleet(setting, TIMES, router).run(demand(setting, 40.0))  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.harness import Run
+from bench.harness import TOO_FEW, Run
 from bench.harness.prompts import load_prompts
 from bench.harness.readme import regenerated
 from bench.relay.lane import Traffic
@@ -28,8 +28,8 @@ from bench.wan.plan import (
     Scheme,
     Size,
 )
-from bench.wan.report import add_tables, figures_of, keep_samples, keep_settings
-from bench.wan.results import Results, Selection, crossing
+from bench.wan.report import add_tables, keep_samples, keep_settings
+from bench.wan.results import Results, Selection
 from bench.wan.samples import Batch, CpuSpent, Reader, Sample, Word
 from outrider.client import Committed, Provisional, Retracted
 
@@ -129,7 +129,6 @@ def test_schemes_are_compared_chat_by_chat() -> None:
     far = Selection(100.0, 1)
     assert results.pace_ratios(OURS, far) == pytest.approx([1.25])
     assert results.pace_ratios(OURS, Selection(sessions=4)) == pytest.approx([1.25] * 2)
-    assert results.whole_ratios(OURS, far) == pytest.approx([350 / 310])
     assert results.capacity_ratio(OURS, REGION_DRAFTER, Selection(100.0, 4)) == 2.0
     assert results.capacity_ratio(OURS, REGION_DRAFTER, Selection(50.0)) == 0.0
     assert results.cpu_ms_per_token(OURS, Selection(0.0, 4)) == pytest.approx((1000 / 44, 500 / 44))
@@ -146,43 +145,28 @@ def test_exact_replies_are_counted() -> None:
     assert results.num_exact(OURS, truth) == (8, 10)
 
 
-def test_a_run_is_reported_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_reported_whole(tmp_path: Path) -> None:
     results, measured = Results(batches()), Measured(seconds=10.0, relay_cpu_s=1.0)
     measured.relay.left(0.5)
     exact = {scheme.name: "10 of 10" for scheme in SCHEMES}
     run = Run("wan", quick=False, command="python -m bench.wan")
     add_tables(run, results, measured, exact)
-    run.figures.update(figures_of(results, measured, exact))
     run.finish(tmp_path)
-    figures = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert figures["visible_ttft_ms"] == {"0": 12.0, "100": 12.0}
-    assert figures["plain_ttft_ms"] == {"0": 50.0, "100": 150.0}
-    assert figures["committed_pace_ratio"] == {"0": 1.25, "100": 1.25}
-    assert figures["crowd_pace_ratio"] == {"4": [1.25] * 3}
-    assert figures["crowd_pace_of_sending"] == {"4": [1.25] * 3}
-    word = {"mean": 150.0, "mean_low": None, "mean_high": None, "p50": 150.0, "p95": None, "n": 1}
-    assert figures["plain_word_ms"]["100"] == figures["staying_word_ms"]["100"] == word
-    assert figures["visible_word_ms"]["100"]["mean"] == 12.0
-    assert figures["staying_over_plain"]["0"] == [1.0, None, None]
-    assert (figures["first_word_right"], figures["first_word_early"]) == (0.0, 1.0)
-    assert figures["first_word_right_by_rtt"] == {"0": 0.0, "100": 0.0}
-    assert figures["taken_back"] == 0.2
-    assert figures["capacity_by_chats"]["4"]["over_region_drafter"] == 2.0
-    assert (figures["bytes_per_token_up"], figures["bytes_per_token_down"]) == (1.0, 2.0)
-    assert figures["exact"] == exact
     record = json.loads((tmp_path / "wan.json").read_text(encoding="utf-8"))
     paces = next(t for t in record["tables"] if t["title"].startswith("Pace of committed tokens"))
     rows = {row[0]: row[1:] for row in paces["rows"]}
     assert rows[OURS.name][2].startswith("1.25")
-
-
-@given(st.lists(st.floats(0.1, 3), min_size=1, max_size=6))
-def test_a_crossing_lies_within_what_was_measured(ratios: list[float]) -> None:
-    xs = [10.0 * n for n in range(len(ratios))]
-    at = crossing(xs, ratios)
-    assert 0 <= at <= xs[-1]
-    if min(ratios) >= 1:
-        assert at == xs[-1]
+    words = next(t for t in run.tables if t.title.startswith("Time from asking"))
+    assert words.rows[-1][:4] == (100, 1, "150", TOO_FEW)
+    assert words.rows[-1][4] == "12.0", "the first word shown, right or wrong"
+    shown = next(t for t in run.tables if t.title.startswith("Text that Outrider showed"))
+    assert str(shown.rows[0][3]).startswith("1.00 (") and str(shown.rows[0][4]).startswith("0 (")
+    assert shown.rows[0][5] == "0.200", "taken back"
+    spent = next(t for t in run.tables if t.title.startswith("Committed tokens per second"))
+    assert spent.rows[-1][0] == 4 and spent.rows[-1][3] == 2.0
+    costs = next(t for t in run.tables if t.title.startswith("CPU time per committed token"))
+    (of_ours,) = [row for row in costs.rows if row[0] == OURS.name]
+    assert of_ours[3:5] == (1.0, 2.0) and of_ours[-1] == "10 of 10"
 
 
 @pytest.mark.parametrize("size", [FULL, CORE, QUICK], ids=["full", "core", "quick"])
@@ -192,13 +176,13 @@ def test_there_are_prompts_for_every_round(size: Size) -> None:
     assert all(len(set(ids)) == len(ids) == size.num_prompts(n) for n, ids in enumerate(rounds))
     counts = Counter(itertools.chain.from_iterable(rounds))
     assert max(counts.values()) - min(counts.values()) <= 1
-    assert len(counts) == min(counts.total(), len(load_prompts(*KINDS, split="held_out")))
+    assert len(counts) == min(counts.total(), len(load_prompts(*KINDS, split="test")))
 
 
 def test_the_core_has_sixty_different_greedy_chats_a_cell() -> None:
     asked = [prompt.id for turn in range(CORE.rounds) for prompt in CORE.prompts(turn)]
     assert len(set(asked)) == 60
-    assert not {prompt.id for prompt in load_prompts(split="tuning")} & set(asked)
+    assert set(asked) <= {prompt.id for prompt in load_prompts(split="test")}
     greedy = next(part for part in CORE.parts if part.temperature == 0)
     sampled = next(part for part in CORE.parts if part.temperature > 0)
     assert CORE.rounds * greedy.chats[OURS] == 60 and greedy.rtts_ms == (0.0, 50.0, 100.0, 250.0)
@@ -238,7 +222,6 @@ def test_whatever_is_planned_can_be_reported(size: Size, at_once: bool, tmp_path
     exact = {scheme.name: "all" for scheme in SCHEMES}
     run = Run("wan", quick=False, command="python -m bench.wan")
     add_tables(run, results, measured, exact)
-    run.figures.update(figures_of(results, measured, exact))
     keep_samples(run, results)
     keep_settings(run, size, measured)
     run.finish(tmp_path)

@@ -11,14 +11,12 @@ import pytest
 from bench.harness import Run
 from bench.harness.readme import regenerated
 from bench.wan.measure import Measured
-from bench.wan.pair import DRAFT, TARGET, definitions
-from bench.wan.pair_analysis import (
+from bench.wan.pair import (
+    DRAFT,
+    TARGET,
     acceptance,
     add_pair_tables,
-    break_even_ms,
-    keep_pair,
-    pace_quartiles,
-    pair_figures,
+    definitions,
     unequal_replies,
     uploading_share,
 )
@@ -35,7 +33,8 @@ from bench.wan.plan import (
     Scheme,
     Size,
 )
-from bench.wan.results import Results, Selection
+from bench.wan.report import keep_samples, keep_settings
+from bench.wan.results import Results
 from bench.wan.samples import Batch, Sample
 from outrider.models.definitions import Place, read_definitions
 from outrider.session.types import SpeculationStats
@@ -105,21 +104,6 @@ def test_a_round_asks_each_scheme_once_per_prompt_and_distance() -> None:
     assert PAIR.rtts_ms == (0.0, 20.0, 50.0, 100.0, 150.0, 250.0)
 
 
-def test_paces_are_over_plain_streaming_on_the_same_chats() -> None:
-    results = results_of()
-    near = pace_quartiles(results, OURS, 0.0)
-    assert near is not None
-    assert near == pytest.approx((1.75, 1.625, 1.875))
-    assert pace_quartiles(results, REGION_DRAFTER, 20.0) is None, "not asked there"
-
-
-def test_the_break_even_lies_between_the_distances_around_it() -> None:
-    results = results_of()
-    assert break_even_ms(results, ALWAYS) == pytest.approx(250 * 0.55 / 0.6, abs=1)
-    assert break_even_ms(results, COPIES) == 250.0, "as fast everywhere"
-    assert break_even_ms(results_of(PAIR_QUICK), REGION_SUFFIX) is None, "asked at one distance"
-
-
 def test_a_reply_that_differs_is_named() -> None:
     assert unequal_replies(results_of()) == []
     batches = [batch for scheme in PAIR.schemes for batch in results_of().batches(scheme)]
@@ -140,17 +124,13 @@ def test_shares_are_of_all_chats_together() -> None:
 def test_the_tables_and_the_record_say_what_was_found(tmp_path: Path) -> None:
     results, measured = results_of(), Measured(drafter="ready", num_rounds=1)
     run = Run("wan_pair", False, "python -m bench.wan --pair")
-    keep_pair(run, results, definitions(Path("/t.gguf"), Path("/d.gguf")), measured)
+    keep_samples(run, results)
+    keep_settings(run, PAIR, measured)
     add_pair_tables(run, results)
-    run.figures.update(pair_figures(results, measured, []))
     run.finish(tmp_path)
     page = regenerated("<!-- bench:wan_pair -->\n<!-- /bench:wan_pair -->\n", tmp_path)
-    assert "| (f) Outrider | 6, 6, 6, 6, 6, 6 | 1.75 (" in page
+    assert "| (f) Outrider | 6 | 1.7" in page
     assert "(c) region runs the drafter" in page
-    figures = run.figures
-    num = sum(len(results.samples(s, Selection())) for s in results.schemes())
-    assert figures["exact"] == f"{num} of {num}"
-    assert "/t.gguf" not in (tmp_path / "wan_pair.json").read_text(), "nobody's paths are kept"
 
 
 def test_services_are_told_of_both_models() -> None:

@@ -76,11 +76,3 @@ def test_what_a_worker_had_goes_first_and_in_order() -> None:
     assert [assignments.take(0), assignments.take(0)] == [Shard(0, (), 1), Shard(1, (), 1)]
     assert assignments.died(0) is None
     assert assignments.take(1) == Shard(0, (), 1)
-
-
-def test_the_last_shards_go_one_by_one() -> None:
-    assignments = Assignments([Shard(number, (), 1) for number in range(5)], 2)
-    assert [assignments.take(0), assignments.take(0)] == [Shard(0, (), 1), Shard(1, (), 1)]
-    assert [assignments.take(1), assignments.take(1)] == [Shard(2, (), 1), None]
-    assert assignments.done(1) == Shard(2, (), 1)
-    assert [assignments.take(1), assignments.take(1)] == [Shard(3, (), 1), None]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.bulk.plan import journal
-from outrider.bulk.plan.results import ShardResult, TextCounts, TextProblem, total
+from outrider.bulk.plan.results import ShardResult, TextCounts, TextProblem
 from outrider.bulk.plan.shards import BulkSettings
 from outrider.errors import ConfigError, InvalidRequestError
 from tests.bulk.making import source
@@ -80,16 +80,6 @@ def test_everything_that_decides_on_the_output_is_in_the_fingerprint() -> None:
         journal.fingerprint(files, BulkSettings(), b"v", "x"),
     ]
     assert same not in others and len(set(others)) == 4
-
-
-@given(RESULTS)
-def test_counts_add_up(results: list[ShardResult]) -> None:
-    assert total(results).tokens == sum(result.counts.tokens for result in results)
-
-
-def test_problems_say_where() -> None:
-    assert str(TextProblem("a.txt", "is no UTF-8")) == "a.txt: is no UTF-8"
-    assert str(TextProblem("a.jsonl", "is no JSON", 3)) == "a.jsonl, record 3: is no JSON"
 
 
 @pytest.mark.parametrize(

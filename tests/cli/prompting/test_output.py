@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -41,24 +42,41 @@ RESULT = ChatResult(
 )
 
 
-def test_the_text_and_the_figures_go_apart(capsys: pytest.CaptureFixture[str]) -> None:
-    usage = replace(RESULT.usage, lossy_tokens=1)
-    report("why?", replace(RESULT, usage=usage), as_json=False, shown=False)
-    out, err = capsys.readouterr()
-    assert out == "blue\n"
-    assert err == (
-        "2 tokens, 1 lossy, ended by itself · first text after 12 ms · "
-        "first final text after 31 ms · 21 tokens/s\n"
-    )
-
-
-def test_what_is_final_when_it_is_first_seen_has_one_time(
-    capsys: pytest.CaptureFixture[str],
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"usage": replace(RESULT.usage, lossy_tokens=1)},
+            "2 tokens, 1 lossy, ended by itself · first text after 12 ms · "
+            "first final text after 31 ms · 21 tokens/s\n",
+        ),
+        (  # final when it is first seen
+            {"timings": ClientTimings(95.0, 30.6, 30.6, 120.0, 21.0)},
+            "2 tokens, ended by itself · first final text after 31 ms · 21 tokens/s\n",
+        ),
+        (
+            {"speculation_stats": SpeculationStats(shown_tokens=7, erased_tokens=2)},
+            "2 tokens, 7 shown early, 2 corrected, ended by itself · first text after 12 ms · "
+            "first final text after 31 ms · 21 tokens/s\n",
+        ),
+        (  # stopped before its first token
+            {
+                "text": "",
+                "ids": (),
+                "finish_reason": FinishReason.CANCELLED,
+                "timings": ClientTimings(None, None, None, 80.0, 0.0),
+            },
+            "0 tokens, cancelled\n",
+        ),
+    ],
+)
+def test_the_text_and_the_figures_go_apart(
+    changes: dict[str, Any], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    late = replace(RESULT, timings=ClientTimings(95.0, 30.6, 30.6, 120.0, 21.0))
-    report("why?", late, as_json=False, shown=False)
-    times = capsys.readouterr().err.split(" · ", 1)[1]
-    assert times == "first final text after 31 ms · 21 tokens/s\n"
+    report("why?", replace(RESULT, **changes), as_json=False, shown=False)
+    out, err = capsys.readouterr()
+    assert out == changes.get("text", "blue") + "\n"
+    assert err == said
 
 
 def test_that_a_reply_is_inexact_is_said_in_a_line_of_its_own(
@@ -98,12 +116,6 @@ def test_an_outage_is_told_once_and_is_over_with_final_text(
     assert view.transcript.text == "so far"
 
 
-def test_what_was_shown_early_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    stats = SpeculationStats(shown_tokens=7, erased_tokens=2)
-    report("why?", replace(RESULT, speculation_stats=stats), as_json=False, shown=True)
-    assert "2 tokens, 7 shown early, 2 corrected, ended by itself ·" in capsys.readouterr().err
-
-
 def test_what_it_costs_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     usage = replace(RESULT.usage, cost=Cost(420_000, "USD"))
     report("why?", replace(RESULT, usage=usage), as_json=False, shown=True)
@@ -112,17 +124,6 @@ def test_what_it_costs_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     told = json.loads(capsys.readouterr().out)["usage"]
     assert told["cost"] == {"amount_nanos": 420_000, "currency": "USD"}
     assert told["prompt_tokens"] == 3
-
-
-def test_a_reply_stopped_before_its_first_token_has_no_times(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    nothing = ClientTimings(None, None, None, 80.0, 0.0)
-    stopped = replace(
-        RESULT, text="", ids=(), finish_reason=FinishReason.CANCELLED, timings=nothing
-    )
-    report("why?", stopped, as_json=False, shown=True)
-    assert capsys.readouterr().err == "0 tokens, cancelled\n"
 
 
 def test_json_tells_the_timings_of_client_edge_and_replica(

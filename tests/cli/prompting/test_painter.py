@@ -23,16 +23,6 @@ def test_screen_shows_the_last_state(states: list[tuple[str, str]], width: int) 
     assert screen.text(dim=True) == provisional.replace("\n", "")
 
 
-def test_provisional_text_that_wrapped_is_erased_whole() -> None:
-    painter, screen = Painter(10), Screen(10)
-    screen.write(painter.paint("abc", "x" * 40))
-    assert len(screen.rows) > 3
-    screen.write(painter.paint("d", ""))
-    assert screen.text(dim=False) == "abcd"
-    assert screen.text(dim=True) == ""
-    assert (screen.row, screen.column) == (0, 4)
-
-
 def test_control_characters_are_shown_not_obeyed() -> None:
     painted = Painter(80).paint("a\x1b[2Jb\x07", "")
     assert "\x1b" not in painted

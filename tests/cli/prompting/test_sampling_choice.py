@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.cli.prompting.sampling_choice import choose_sampling, in_words
+from outrider.cli.prompting.sampling_choice import choose_sampling
 from outrider.client import ModelInfo
 from outrider.models.suggested_sampling import OUTRIDERS_OWN, SuggestedSampling
 from outrider.sampling.params import SamplingParams
@@ -41,11 +41,3 @@ def test_only_the_shape_of_the_noise_changes() -> None:
     asked = SamplingParams(seed=7, max_tokens=9, stop=("x",))
     got = choose_sampling("", MODELS).applied_to(asked)
     assert got == SamplingParams(temperature=0.2, top_p=0.9, seed=7, max_tokens=9, stop=("x",))
-
-
-def test_values_in_words() -> None:
-    assert in_words(SamplingParams(seed=5)) == "greedy"
-    sampled = SamplingParams(temperature=0.7, top_k=20, min_p=0.1, repetition_penalty=1.1, seed=3)
-    assert in_words(sampled) == (
-        "temperature 0.7, top_p 1, top_k 20, min_p 0.1, repetition_penalty 1.1, seed 3"
-    )

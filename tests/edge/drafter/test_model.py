@@ -23,6 +23,7 @@ from services.edge.drafter.settings import DrafterConfig
 from services.edge.session.display import DisplayPolicy
 from services.edge.session.draft_chain import DraftLimits
 from tests.edge.integration.running import Running, running
+from tests.edge.integration.trouble import said
 from tests.engines.draft_making import make_draft
 
 REPLY = (
@@ -64,8 +65,7 @@ async def drafting(
 
 
 async def text(client: Client, **options: Any) -> str:
-    async with client.chat(ASK, provisional=True, **options) as chat:
-        return (await chat.result()).text
+    return await said(client.chat(ASK, provisional=True, **options))
 
 
 async def held_chat(mesh: Running, client: Client) -> asyncio.Task[str]:
@@ -211,8 +211,7 @@ async def test_a_stranger_is_neither_shown_nor_drafted_what_another_was_told(
         async with mesh.client() as owner, mesh.client() as stranger:
             for question in ("Write to Miriam.", "Again.", "Once more, please."):
                 mesh.region.reply = (*vocabulary.encode(letter), min(vocabulary.stop_ids))
-                async with owner.chat([Message("user", question)]) as chat:
-                    assert (await chat.result()).text == letter
+                assert await said(owner.chat([Message("user", question)])) == letter
             seen = await shown_and_sent(mesh, stranger, "What is two plus two?", "It is four.")
             assert seen.strip()
             assert not {"Dear", "Miriam", "blood", "positive"} & set(seen.replace(",", " ").split())

@@ -52,6 +52,11 @@ def chat_of(*texts: str) -> list[ClientEvent]:
     return [Accepted("r1", "small", 5), *commits, done(len(texts))]
 
 
+def ending(*texts: str, **usage: Any) -> list[ClientEvent]:
+    """What a chat tells that commits these texts and has used so much."""
+    return [*chat_of(*texts)[:-1], done(len(texts), **usage)]
+
+
 def told(reply: PlannedReply, *chats: list[ClientEvent]) -> bytes:
     """All that a client is sent, if each of its chats tells these events in turn."""
     sent = b""
@@ -68,6 +73,12 @@ def events_of(stream: bytes) -> list[dict[str, str]]:
         lines = [line.partition(": ") for line in block.split("\n")]
         found.append({name or "comment": value for name, _, value in lines})
     return found
+
+
+def data_of(stream: bytes) -> list[Any]:
+    """What the events of a stream say, but for the word that ends some."""
+    events = events_of(stream) if stream else []
+    return [json.loads(it["data"]) for it in events if it["data"] != "[DONE]"]
 
 
 def objects_of(stream: bytes) -> list[dict[str, Any]]:

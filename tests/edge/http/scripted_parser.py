@@ -4,6 +4,7 @@ calls. The real ones are tested where they are."""
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from outrider.reply_parsing.events import (
     ArgumentsDelta,
@@ -14,6 +15,9 @@ from outrider.reply_parsing.events import (
     ToolCallEnded,
 )
 from outrider.session.client import Accepted
+from services.edge.http.sse import Position
+from services.edge.http.translation import PartWriter, Shape
+from tests.edge.http.asking import ending
 
 _PIECE = re.compile(r"\((?P<thought>[^)]*)\)|\[(?P<name>\w+)\](?P<arguments>.*?)(?P<end>\[/\]|$)")
 
@@ -53,3 +57,16 @@ class BracketParser:
         if at < len(self._text):
             events.append(ContentDelta(self._text[at:]))
         return events
+
+
+def with_calls(shape: Shape, *, streamed: bool) -> PartWriter:
+    """Writes replies that this parser reads."""
+    return PartWriter(
+        shape, Position(), is_streamed=streamed, has_ids=False, new_parser=BracketParser
+    )
+
+
+def written(writer: PartWriter, *texts: str, **usage: Any) -> bytes:
+    """All that is sent of a reply of these texts."""
+    sent = b"".join(writer.take(0, event) for event in ending(*texts, **usage))
+    return sent + writer.whole()

@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import strategies as st
 from msgspec import Raw
 
 from outrider.errors import (
@@ -24,25 +23,31 @@ from outrider.errors import (
 from outrider.models.chat import Message
 from outrider.models.tools import ToolCall
 from outrider.sampling.grammar import Grammar, GrammarKind
-from outrider.session.client import Accepted, Committed, Provisional, Retracted
+from outrider.session.client import Accepted, Provisional
 from outrider.session.types import FinishReason, Priority, Speculation
 from services.edge.http.anthropic_messages import (
     API,
     InputMessage,
-    OutputConfig,
     Tool,
     ToolChoice,
     messages_of,
-    response_format_of,
     tool_choice_of,
     tool_definitions,
 )
 from services.edge.http.anthropic_reply import PING, MessageShape
-from services.edge.http.sse import Position
 from services.edge.http.translation import PartWriter
-from services.edge.session.events import ClientEvent
-from tests.edge.http.asking import USER, chat_of, done, events_of, planned, refusal, told
-from tests.edge.http.scripted_parser import BracketParser
+from tests.edge.http.asking import (
+    USER,
+    chat_of,
+    data_of,
+    done,
+    ending,
+    events_of,
+    planned,
+    refusal,
+    told,
+)
+from tests.edge.http.scripted_parser import with_calls, written
 from tests.edge.http.specifications import anthropic_faults
 
 
@@ -103,6 +108,7 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
 TOOL_USE = {"type": "tool_use", "id": "t1", "name": "look", "input": {"at": 1}}
 LARGE = {str(number): 0 for number in range(40_000)}
 """To read some four times as much would hold the event loop for a quarter of a second."""
+NOBODYS_RESULT = {"type": "tool_result", "content": "x"}
 TOOL_RESULT = {"type": "tool_result", "tool_use_id": "t1", "content": "seen"}
 
 
@@ -120,7 +126,9 @@ TOOL_RESULT = {"type": "tool_result", "tool_use_id": "t1", "content": "seen"}
         ({"messages": [USER, {"role": "assistant", "content": "so"}]}, "assistant's"),
         ({"messages": []}, "no text"),
         ({"messages": [{"role": "user", "content": 5}]}, "].content: Expected"),
+        ({"messages": [{"role": "user", "content": [NOBODYS_RESULT]}]}, "tool_use_id"),
         ({"system": [IMAGE]}, "system.0"),
+        ({"output_config": {"format": {"type": "yaml"}}}, "output_config"),
         ({"output_config": {"format": {"type": "json_schema"}}}, "output_config"),
         ({"thinking": {"type": "perhaps"}}, "thinking"),
         ({"max_tokens": None}, "max_tokens"),
@@ -213,11 +221,6 @@ def test_what_is_very_large_is_refused(fields: dict[str, Any]) -> None:
     assert error.http_status == 400 and "at most" in error.message
 
 
-def test_a_result_says_whose_it_is() -> None:
-    with pytest.raises(InvalidRequestError, match="tool_use_id"):
-        converted({"role": "user", "content": [{"type": "tool_result", "content": "x"}]})
-
-
 def test_tools_and_choices_are_said_as_the_core_says_them() -> None:
     schema = Raw(b'{"type":"object","properties":{}}')
     assert tool_definitions([Tool(name="f", description="d", input_schema=schema)]) == [
@@ -233,17 +236,6 @@ def test_tools_and_choices_are_said_as_the_core_says_them() -> None:
     for wrong in (ToolChoice(type="tool"), ToolChoice(type="some")):
         with pytest.raises(InvalidRequestError, match="tool_choice"):
             tool_choice_of(wrong)
-
-
-def test_a_schema_is_asked_for_as_in_chat_completions() -> None:
-    asked_for = OutputConfig(format=Raw(b'{"type": "json_schema", "schema": {"type": "object"}}'))
-    assert response_format_of(asked_for) == {
-        "type": "json_schema",
-        "json_schema": {"schema": {"type": "object"}},
-    }
-    assert response_format_of(None) == response_format_of(OutputConfig()) == {"type": "text"}
-    with pytest.raises(InvalidRequestError, match="output_config"):
-        response_format_of(OutputConfig(format=Raw(b'{"type": "yaml"}')))
 
 
 def test_tools_their_calls_and_results_and_a_schema_arrive() -> None:
@@ -302,22 +294,14 @@ STOP = (
 )
 
 
-def ending(*texts: str, **usage: Any) -> list[ClientEvent]:
-    return [*chat_of(*texts)[:-1], done(len(texts), **usage)]
+def with_shape(*, streamed: bool, shows_thinking: bool = True) -> PartWriter:
+    return with_calls(MessageShape(7, shows_thinking=shows_thinking), streamed=streamed)
 
 
 def test_a_stream_byte_for_byte() -> None:
     reply = planned(API, body(stream=True))
     stream = told(reply, ending("He", "llo", cached_tokens=3))
     assert stream == START + BLOCK + DELTA % b"He" + DELTA % b"llo" + STOP
-
-
-def test_the_head_waits_for_the_first_commit_and_each_is_sent_when_it_comes() -> None:
-    writer = planned(API, body(stream=True)).writer
-    assert writer.take(0, Accepted("r1", "small", 5)) == b""
-    assert writer.take(0, Committed("", (1,), 1)) == START
-    assert writer.take(0, Committed("now", (2,), 2)) == BLOCK + DELTA % b"now"
-    assert writer.take(0, Committed("", (3,), 3)) == b"", "its text is held back"
 
 
 def test_a_message_that_is_not_streamed_is_as_the_api_has_it() -> None:
@@ -363,27 +347,8 @@ def test_every_end_has_a_word_of_that_api(
     assert late == ("deadline" if reason is FinishReason.DEADLINE else None)
 
 
-def with_calls(*, streamed: bool, shows_thinking: bool = True) -> PartWriter:
-    return PartWriter(
-        MessageShape(7, shows_thinking=shows_thinking),
-        Position(),
-        is_streamed=streamed,
-        has_ids=False,
-        new_parser=BracketParser,
-    )
-
-
-def written(writer: PartWriter, *texts: str, **usage: Any) -> bytes:
-    sent = b"".join(writer.take(0, event) for event in ending(*texts, **usage))
-    return sent + writer.whole()
-
-
-def data_of(stream: bytes) -> list[dict[str, Any]]:
-    return [json.loads(it["data"]) for it in events_of(stream)]
-
-
 def test_calls_are_blocks_whose_arguments_stream() -> None:
-    stream = written(with_calls(streamed=True), "(hm)Well", '[look]{"at": 1}[/]')
+    stream = written(with_shape(streamed=True), "(hm)Well", '[look]{"at": 1}[/]')
     events = [it for it in data_of(stream) if "index" in it]
     assert [it["index"] for it in events] == [0, 0, 0, 1, 1, 1, 2, 2, 2, 2]
     begun = [it["content_block"] for it in events if it["type"] == "content_block_start"]
@@ -410,7 +375,7 @@ def test_calls_are_blocks_whose_arguments_stream() -> None:
 
 
 def test_a_message_with_calls_is_as_the_api_has_it() -> None:
-    whole = json.loads(written(with_calls(streamed=False), '(hm)Well[look]{"at": 1}[/][stop][/]'))
+    whole = json.loads(written(with_shape(streamed=False), '(hm)Well[look]{"at": 1}[/][stop][/]'))
     assert anthropic_faults(whole, "Message") == []
     thought, text, look, stop = whole["content"]
     assert (thought["thinking"], text["text"]) == ("hm", "Well")
@@ -420,38 +385,24 @@ def test_a_message_with_calls_is_as_the_api_has_it() -> None:
 
 
 def test_thoughts_are_left_out_for_who_wants_none() -> None:
-    writer = with_calls(streamed=False, shows_thinking=False)
+    writer = with_shape(streamed=False, shows_thinking=False)
     whole = json.loads(written(writer, "(hm)[look]{}[/]"))
     assert [it["type"] for it in whole["content"]] == ["tool_use"]
-    stream = written(with_calls(streamed=True, shows_thinking=False), "(hm)[look]{}[/]")
+    stream = written(with_shape(streamed=True, shows_thinking=False), "(hm)[look]{}[/]")
     assert {it["index"] for it in data_of(stream) if "index" in it} == {0}
 
 
 def test_a_call_that_was_cut_off_is_text() -> None:
-    whole = json.loads(written(with_calls(streamed=False), 'Well[look]{"at"'))
+    whole = json.loads(written(with_shape(streamed=False), 'Well[look]{"at"'))
     assert [it["type"] for it in whole["content"]] == ["text", "text"]
     assert whole["content"][1]["text"] == '[look]{"at"'
     assert whole["stop_reason"] == "end_turn"
 
 
-def test_provisional_text_is_of_an_event_type_of_its_own_and_never_of_calls() -> None:
-    reply = planned(API, body(stream=True, stream_options={"provisional": True}))
-    assert reply.chats[0].provisional
-    reply.writer.take(0, Accepted("r1", "small", 5))
-    stream = reply.writer.take(0, Provisional(0, 0, "maybe", 0.9))
-    stream += reply.writer.take(0, Retracted(2))
-    assert [it["event"] for it in events_of(stream)] == ["outrider.provisional"] * 2
-    writer = with_calls(streamed=True)
+def test_provisional_text_is_never_of_calls() -> None:
+    writer = with_shape(streamed=True)
     writer.take(0, Accepted("r1", "small", 5))
     assert writer.take(0, Provisional(0, 0, "[look", 0.9)) == b""
-
-
-TEXTS = st.lists(st.text("ab", max_size=4), min_size=1, max_size=6)
-
-
-def text_of(stream: bytes) -> str:
-    deltas = [it["delta"] for it in data_of(stream) if "delta" in it] if stream else []
-    return "".join(it.get("text", "") for it in deltas)
 
 
 # Errors.
@@ -480,13 +431,3 @@ def test_errors_are_in_that_apis_shape(error: OutriderError, kind: str) -> None:
     }
     if kind != "request_too_large":  # which is documented, and missing from the schema
         assert anthropic_faults(made, "ErrorResponse") == []
-
-
-def test_a_stream_that_fails_says_so() -> None:
-    writer = planned(API, body(stream=True)).writer
-    for event in chat_of("a")[:-1]:
-        writer.take(0, event)
-    assert writer.failed(EngineError("the engine failed")) == (
-        b'event: error\ndata: {"type":"error","error":{"type":"api_error",'
-        b'"message":"the engine failed"},"request_id":null}\n\n'
-    )

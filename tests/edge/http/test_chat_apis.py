@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.errors import EngineError, OutriderError
-from outrider.session.client import Accepted, Committed
+from outrider.session.client import Accepted, Committed, Provisional, Retracted
 from services.edge.http import anthropic_messages, openai_chat, openai_completions, responses
 from services.edge.http.api import ChatApi
-from tests.edge.http.asking import USER, asked, chat_of, events_of, planned, refusal, told
+from tests.edge.http.asking import USER, asked, chat_of, data_of, events_of, planned, refusal, told
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +105,6 @@ ALL: Final = {"chat": CHAT, "completion": COMPLETION, "message": MESSAGE, "respo
 over_all = pytest.mark.parametrize("it", ALL.values(), ids=ALL)
 
 
-def data_of(stream: bytes) -> list[Any]:
-    """What the events of a stream say."""
-    events = events_of(stream) if stream else []
-    return [json.loads(it["data"]) for it in events if it["data"] != "[DONE]"]
-
-
 # Requests.
 
 
@@ -173,13 +167,17 @@ def test_bodies_that_are_no_requests_are_refused(it: Shape, data: bytes) -> None
 
 @over_all
 def test_a_request_with_a_key_is_the_same_request_again(it: Shape) -> None:
-    keyed = {"idempotency_key": "k"}
-    (first,) = planned(it.api, it.body, **keyed).chats
-    (again,) = planned(it.api, it.body | {"stream": True, "deadline_ms": 5}, **keyed).chats
-    (other,) = planned(it.api, it.body | {"top_p": 0.5}, **keyed).chats
-    assert (first.request_id, first.digest) == (again.request_id, again.digest)
-    assert first.sampling.seed == again.sampling.seed
-    assert first.digest != other.digest
+    body, keyed = it.body | ({"n": 2} if it in (CHAT, COMPLETION) else {}), {"idempotency_key": "k"}
+    streamed = {"stream": True, "stream_options": {"provisional": True}, "deadline_ms": 5}
+    first, again, other = (
+        planned(it.api, body | changes, **keyed).chats for changes in ({}, streamed, {"top_p": 0.5})
+    )
+    same = [
+        [(one.request_id, one.digest, one.sampling.seed) for one in chats]
+        for chats in (first, again)
+    ]
+    assert same[0] == same[1] and len({one.request_id for one in first}) == len(first)
+    assert first[0].digest != other[0].digest
     assert refusal(it.api, it.body, idempotency_key="\n").http_status == 400
 
 
@@ -211,6 +209,18 @@ def test_a_stream_that_fails_says_so(it: Shape) -> None:
     (failed,) = data_of(writer.failed(EngineError("the engine failed")))
     error = (failed.get("response") or failed)["error"]
     assert error["message"] == "the engine failed"
+
+
+@over_all
+def test_provisional_text_is_of_an_event_type_of_its_own(it: Shape) -> None:
+    reply = planned(it.api, it.body | {"stream": True, "stream_options": {"provisional": True}})
+    assert reply.chats[0].provisional and not planned(it.api, it.body).chats[0].provisional
+    reply.writer.take(0, Accepted("r1", "small", 5))
+    stream = reply.writer.take(0, Provisional(0, 0, "maybe", 0.9))
+    stream += reply.writer.take(0, Retracted(2))
+    assert [event["event"] for event in events_of(stream)] == ["outrider.provisional"] * 2
+    told = {"index": 0, "erase_to": 0, "text": "maybe", "stability": 0.9}
+    assert data_of(stream)[0] == told
 
 
 TEXTS: Final = st.lists(st.text("ab", max_size=4), min_size=1, max_size=6)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from outrider.models.chat import Message
-from outrider.session.client import Accepted, Committed, Provisional, Retracted
+from outrider.session.client import Accepted, Committed
 from outrider.session.types import FinishReason, Priority, Speculation
 from services.edge.http import openai_errors
 from services.edge.http.openai_chat import API
@@ -173,21 +173,6 @@ def test_choices_are_chats_with_seeds_of_their_own() -> None:
     assert len({chat.request_id for chat in chats}) == 3
 
 
-def test_a_request_with_a_key_is_the_same_request_again() -> None:
-    first = planned(API, body(n=2), idempotency_key="k").chats
-    again = planned(
-        API,
-        body(n=2, stream=True, stream_options={"provisional": True}, deadline_ms=5),
-        idempotency_key="k",
-    ).chats
-    other = planned(API, body(n=2, top_p=0.5), idempotency_key="k").chats
-    assert [it.request_id for it in first] == [it.request_id for it in again]
-    assert [it.digest for it in first] == [it.digest for it in again]
-    assert [it.sampling.seed for it in first] == [it.sampling.seed for it in again]
-    assert first[0].digest != other[0].digest
-    assert refusal(API, body(), idempotency_key="\n").http_status == 400
-
-
 def test_a_stream_goes_on_after_what_the_client_has() -> None:
     reply = planned(API, body(stream=True, n=2), idempotency_key="k", last_event_id="1-2,0-0")
     assert [(it.resume.upto, it.resume.num_chars) for it in reply.chats] == [(1, 2), (0, 0)]
@@ -272,18 +257,3 @@ def test_every_end_has_a_word_of_that_api(reason: FinishReason, word: str) -> No
     assert whole["choices"][0]["finish_reason"] == word
     is_late = reason is FinishReason.DEADLINE
     assert ("finish_reason" in whole["choices"][0]["outrider"]) == is_late
-
-
-def test_provisional_text_is_of_an_event_type_of_its_own() -> None:
-    reply = planned(API, body(stream=True, stream_options={"provisional": True}))
-    assert reply.chats[0].provisional
-    stream = reply.writer.take(0, Provisional(0, 0, "maybe", 0.9))
-    stream += reply.writer.take(0, Retracted(2))
-    assert [it["event"] for it in events_of(stream)] == ["outrider.provisional"] * 2
-    assert json.loads(events_of(stream)[0]["data"]) == {
-        "index": 0,
-        "erase_to": 0,
-        "text": "maybe",
-        "stability": 0.9,
-    }
-    assert not planned(API, body()).chats[0].provisional

@@ -83,11 +83,6 @@ def test_a_schema_becomes_a_grammar_whose_properties_keep_their_order() -> None:
     assert chat(response_format={"type": "text"}).chats[0].sampling.grammar is None
 
 
-def test_a_schema_and_tools_go_together() -> None:
-    (planned_chat,) = chat(tools=[TOOL], response_format={"type": "json_object"}).chats
-    assert planned_chat.tools and planned_chat.sampling.grammar == JSON_OBJECT
-
-
 def test_a_schema_that_is_longer_than_any_may_be_is_refused_before_it_is_read() -> None:
     """To read two megabytes of small values would hold the event loop for a quarter of a second."""
     schema = {"x": dict.fromkeys(map(str, range(40_000)), 0)}
@@ -143,9 +138,6 @@ def test_a_chat_tells_each_tokens_log_probability() -> None:
         {"token": "h", "logprob": 0.0, "bytes": [104]},
         {"token": "x", "logprob": -0.25, "bytes": [120]},
     ]
-    streamed = objects_of(told(chat(logprobs=True, stream=True), scored_chat()))
-    pieces = [it["choices"][0]["logprobs"] for it in streamed]
-    assert [entry for it in pieces if it for entry in it["content"]] == content
     assert json.loads(told(chat(), [*scored_chat()[:1], done(0)]))["choices"][0]["logprobs"] is None
 
 

@@ -49,21 +49,6 @@ def test_events_are_told_one_by_one() -> None:
         assert {"ProvisionalText", route.error.__name__} < names <= set(schemas)
 
 
-def test_operations_have_names_of_their_own() -> None:
-    names = [it["operationId"] for path in DOCUMENT["paths"].values() for it in path.values()]
-    assert len(set(names)) == len(names) == len(ALL_ROUTES)
-
-
-def test_it_names_what_a_chat_may_ask_for_and_be_told() -> None:
-    schemas = DOCUMENT["components"]["schemas"]
-    asked, told = schemas["ChatCompletionRequest"]["properties"], schemas["Delta"]["properties"]
-    wanted = {"tools", "tool_choice", "response_format", "logprobs", "top_logprobs", "prediction"}
-    assert wanted <= set(asked)
-    assert {"content", "reasoning_content", "tool_calls"} <= set(told)
-    assert "tool_calls" in schemas["ReplyMessage"]["properties"]
-    assert "text_offset" in schemas["CompletionLogprobs"]["properties"]
-
-
 def test_it_names_the_headers_that_tell_of_limits() -> None:
     state = RateState(1, 1, 0.0)
     for path, words in (

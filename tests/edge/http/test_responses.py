@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import strategies as st
 from msgspec import Raw
 
 from outrider.errors import EngineError, InvalidRequestError, OutriderError, OverloadedError
@@ -28,11 +27,19 @@ from services.edge.http.responses_input import (
     tool_definitions,
 )
 from services.edge.http.responses_reply import MAX_ECHO_BYTES, ResponseShape
-from services.edge.http.sse import Position
-from services.edge.http.translation import PartWriter
 from services.edge.session.events import ClientEvent
-from tests.edge.http.asking import USER, chat_of, done, events_of, planned, refusal, told
-from tests.edge.http.scripted_parser import BracketParser
+from tests.edge.http.asking import (
+    USER,
+    chat_of,
+    data_of,
+    done,
+    ending,
+    events_of,
+    planned,
+    refusal,
+    told,
+)
+from tests.edge.http.scripted_parser import with_calls, written
 from tests.edge.http.specifications import event_faults, responses_faults
 
 RESPONSE = "ResponseResource"
@@ -44,10 +51,6 @@ def body(**fields: Any) -> dict[str, Any]:
 
 def converted(*items: dict[str, Any], instructions: str | None = None) -> tuple[Message, ...]:
     return messages_of(instructions, msgspec.convert(list(items), list[InputItem]))
-
-
-def data_of(stream: bytes) -> list[dict[str, Any]]:
-    return [json.loads(it["data"]) for it in events_of(stream)] if stream else []
 
 
 # Requests.
@@ -262,10 +265,6 @@ def test_a_client_that_comes_back_is_told_what_it_lacks_of_them() -> None:
         assert [one["bytes"] for one in text["logprobs"]] == TOKENS
 
 
-def ending(*texts: str, **usage: Any) -> list[ClientEvent]:
-    return [*chat_of(*texts)[:-1], done(len(texts), **usage)]
-
-
 def test_a_response_that_is_not_streamed_is_as_the_api_has_it() -> None:
     asked_for = body(metadata={"a": "b"}, temperature=0, instructions="be kind", store=True)
     whole = json.loads(told(planned(API, asked_for), ending("He", "llo", cached_tokens=3)))
@@ -342,23 +341,14 @@ def test_long_instructions_come_with_the_last_event_alone() -> None:
     ]
 
 
-def with_calls(*, streamed: bool) -> PartWriter:
-    frame = _frame(msgspec.convert(body(), ResponsesRequest), 1_700_000_000)
-    return PartWriter(
-        ResponseShape(7, frame),
-        Position(),
-        is_streamed=streamed,
-        has_ids=False,
-        new_parser=BracketParser,
-    )
-
-
-def written(writer: PartWriter, *texts: str) -> bytes:
-    return b"".join(writer.take(0, event) for event in ending(*texts)) + writer.whole()
+def response_shape() -> ResponseShape:
+    return ResponseShape(7, _frame(msgspec.convert(body(), ResponsesRequest), 1_700_000_000))
 
 
 def test_calls_are_items_whose_arguments_stream() -> None:
-    events = data_of(written(with_calls(streamed=True), '(hm)Well[look]{"at": 1}[/]'))
+    events = data_of(
+        written(with_calls(response_shape(), streamed=True), '(hm)Well[look]{"at": 1}[/]')
+    )
     items = [it["item"] for it in events if it["type"] == "response.output_item.done"]
     assert [it["type"] for it in items] == ["reasoning", "message", "function_call"]
     assert items[2] == {
@@ -384,13 +374,14 @@ def test_calls_are_items_whose_arguments_stream() -> None:
 
 
 def test_a_response_with_calls_is_as_the_api_has_it() -> None:
-    whole = json.loads(written(with_calls(streamed=False), '(hm)Well[look]{"at": 1}[/][look]{"at'))
+    whole = json.loads(
+        written(
+            with_calls(response_shape(), streamed=False), '(hm)Well[look]{"at": 1}[/][look]{"at'
+        )
+    )
     assert responses_faults(whole, RESPONSE) == []
     assert [it["status"] for it in whole["output"]] == ["completed"] * 3 + ["incomplete"]
     assert whole["output"][3]["arguments"] == '{"at'
-
-
-TEXTS = st.lists(st.text("ab", max_size=4), min_size=1, max_size=6)
 
 
 # Errors.

@@ -15,8 +15,7 @@ from services.edge.http3.limits import Http3Limits
 from services.edge.http3.messages import Message
 from services.edge.http3.server import Application, Receive, Send
 from tests.edge.http3.client import H3Client, h3_client
-from tests.edge.integration.running import Running, running
-from tests.edge.integration.trouble import REPLY
+from tests.edge.integration.running import REPLY, Running, running
 
 
 class Lab:

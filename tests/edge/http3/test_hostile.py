@@ -8,18 +8,16 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 
 import pytest
 from aioquic.buffer import encode_uint_var
 from aioquic.h3.connection import FrameType, encode_frame
 
-from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
 from services.edge.quic import memory
 from services.edge.quotas import Count
 from tests.edge.http3.client import H3Client, request_headers
-from tests.edge.http3.lab import Lab, client_of, serving
+from tests.edge.http3.lab import Lab, client_of
 from tests.edge.integration.running import Running
 from tests.edge.integration.trouble import bystander
 
@@ -113,69 +111,59 @@ ATTACKS: dict[str, Attack] = {
 
 
 @pytest.mark.parametrize("case", ATTACKS)
+@pytest.mark.edge(
+    quic={"idle_timeout_s": 2.0},
+    header_timeout_s=1.0,
+    body_timeout_s=1.0,
+    write_timeout_s=1.0,
+    cancel_grace_s=0.5,
+)
 async def test_an_attack_holds_little_and_leaves_nothing(
-    words: Vocabulary, tmp_path: Path, case: str
+    case: str, lab: Lab, mesh: Running
 ) -> None:
-    lab = Lab()
-    limits = {
-        "header_timeout_s": 1.0,
-        "body_timeout_s": 1.0,
-        "write_timeout_s": 1.0,
-        "cancel_grace_s": 0.5,
-    }
-    quic = {"idle_timeout_s": 2.0}
-    async with serving(words, tmp_path, lab, quic=quic, **limits) as mesh:
-        listener, most = mesh.edge.listener, [0, 0]
-        service = listener.services["h3"]
+    listener, most = mesh.edge.listener, [0, 0]
+    service = listener.services["h3"]
 
-        async def watch() -> None:
-            while True:
-                most[0] = max(most[0], listener.shared._received.num_bytes)
-                most[1] = max(most[1], service.num_requests)  # type: ignore[attr-defined]
-                await asyncio.sleep(0.001)
+    async def watch() -> None:
+        while True:
+            most[0] = max(most[0], listener.shared._received.num_bytes)
+            most[1] = max(most[1], service.num_requests)  # type: ignore[attr-defined]
+            await asyncio.sleep(0.001)
 
-        watching = asyncio.create_task(watch())
-        async with mesh.client() as native, bystander(mesh, native):
-            await ATTACKS[case](mesh, lab)
-        watching.cancel()
-        assert most[0] <= 8 << 20 and most[1] <= 64
-        await mesh.settled()
-        await asyncio.wait_for(service.idle(), 30)
-        await eventually(lambda: not listener.connections)
-        assert listener.shared._received.num_bytes == listener.shared.early_data.num_bytes == 0
-        assert not listener.shared._addresses and listener.shared.num_connections == 0
-        for count in Count:
-            assert listener.shared.quotas.held(HERE, count) == 0
+    watching = asyncio.create_task(watch())
+    async with mesh.client() as native, bystander(mesh, native):
+        await ATTACKS[case](mesh, lab)
+    watching.cancel()
+    assert most[0] <= 8 << 20 and most[1] <= 64
+    await mesh.settled()
+    await asyncio.wait_for(service.idle(), 30)
+    await eventually(lambda: not listener.connections)
+    assert listener.shared._received.num_bytes == listener.shared.early_data.num_bytes == 0
+    assert not listener.shared._addresses and listener.shared.num_connections == 0
+    for count in Count:
+        assert listener.shared.quotas.held(HERE, count) == 0
+    async with client_of(mesh) as client:
+        assert (await client.get("/hello")).body == b"hello"
+
+
+async def test_memory_is_flat_under_many_requests(mesh: Running) -> None:
+    async def rounds(num: int) -> None:
         async with client_of(mesh) as client:
-            assert (await client.get("/hello")).body == b"hello"
+            for _ in range(num):
+                body = os.urandom(2000)
+                asked = [client.ask("POST", "/echo", body) for _ in range(8)]
+                assert [(await it.whole()).body for it in asked] == [body] * 8
+                client.responses.clear()
+
+    await rounds(30)
+    before = memory.resident_bytes()
+    await rounds(120)
+    assert memory.resident_bytes() - before < 6 << 20
 
 
-async def test_memory_is_flat_under_many_requests(words: Vocabulary, tmp_path: Path) -> None:
-    async with serving(words, tmp_path, Lab()) as mesh:
-
-        async def rounds(num: int) -> None:
-            async with client_of(mesh) as client:
-                for _ in range(num):
-                    body = os.urandom(2000)
-                    asked = [client.ask("POST", "/echo", body) for _ in range(8)]
-                    assert [(await it.whole()).body for it in asked] == [body] * 8
-                    client.responses.clear()
-
-        await rounds(30)
-        before = memory.resident_bytes()
-        await rounds(120)
-        assert memory.resident_bytes() - before < 6 << 20
-
-
-async def test_all_requests_of_all_connections_are_bounded(
-    words: Vocabulary, tmp_path: Path
-) -> None:
-    lab = Lab()
-    async with (
-        serving(words, tmp_path, lab, max_requests=5) as mesh,
-        client_of(mesh) as first,
-        client_of(mesh) as second,
-    ):
+@pytest.mark.edge(max_requests=5)
+async def test_all_requests_of_all_connections_are_bounded(lab: Lab, mesh: Running) -> None:
+    async with client_of(mesh) as first, client_of(mesh) as second:
         held = [first.ask("GET", "/held") for _ in range(3)]
         held += [second.ask("GET", "/held") for _ in range(2)]
         await eventually(lambda: len(lab.began) == 5)
@@ -185,14 +173,14 @@ async def test_all_requests_of_all_connections_are_bounded(
         assert (await second.get("/hello")).status == 200
 
 
-async def test_streams_of_one_address_are_counted(words: Vocabulary, tmp_path: Path) -> None:
-    lab = Lab()
-    quic = {"max_streams_per_address": 2}
-    async with serving(words, tmp_path, lab, quic=quic) as mesh, client_of(mesh) as client:
-        held = [client.ask("GET", "/held") for _ in range(2)]
-        await eventually(lambda: len(lab.began) == 2)
-        assert (await client.get("/hello")).reset_code is not None
-        lab.gate.set()
-        assert [(await it.whole()).status for it in held] == [200] * 2
-        await eventually(lambda: mesh.edge.listener.shared.quotas.held(HERE, Count.STREAMS) == 0)
-        assert (await client.get("/hello")).status == 200
+@pytest.mark.edge(quic={"max_streams_per_address": 2})
+async def test_streams_of_one_address_are_counted(
+    lab: Lab, mesh: Running, client: H3Client
+) -> None:
+    held = [client.ask("GET", "/held") for _ in range(2)]
+    await eventually(lambda: len(lab.began) == 2)
+    assert (await client.get("/hello")).reset_code is not None
+    lab.gate.set()
+    assert [(await it.whole()).status for it in held] == [200] * 2
+    await eventually(lambda: mesh.edge.listener.shared.quotas.held(HERE, Count.STREAMS) == 0)
+    assert (await client.get("/hello")).status == 200

@@ -172,19 +172,10 @@ def test_the_end_of_the_connection_tells_all(make: Make) -> None:
     assert pair.host.num_held == 0 and pair.budget.num_bytes == 0
 
 
-MALFORMED: dict[str, list[tuple[bytes, bytes]]] = {
-    "upper case": [(b"Accept", b"*/*")],
-    "connection-specific": [(b"connection", b"close")],
-    "content-length": [(b"content-length", b"x")],
-    "unknown pseudo header": [(b":status", b"200")],
-}
-
-
-@pytest.mark.parametrize("case", MALFORMED)
-def test_a_malformed_request_ends_its_stream_alone(make: Make, case: str) -> None:
+def test_a_malformed_request_ends_its_stream_alone(make: Make) -> None:
     pair = make()
     other = pair.ask()
-    response = pair.ask(headers=MALFORMED[case])
+    response = pair.ask(headers=[(b"connection", b"close")])
     assert response.reset_code == ErrorCode.H3_MESSAGE_ERROR and response.sections == []
     assert len(pair.host.begun) == 1
     pair.answer(pair.host.begun[0], b"unharmed")

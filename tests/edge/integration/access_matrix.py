@@ -24,8 +24,7 @@ from tests.api_keys import key_of, text_of
 from tests.edge.access.issuer import AUDIENCE, ISSUER, jwk, key_set, token
 from tests.edge.http3.client import h3_client
 from tests.edge.integration.http_client import serving_http
-from tests.edge.integration.running import Running
-from tests.edge.integration.trouble import REPLY
+from tests.edge.integration.running import REPLY, Running
 
 FOREVER: Final = 4e9
 """Seconds since 1970: no test outlives it."""

@@ -18,7 +18,7 @@ from services.edge.access.config import AccessConfig
 from services.edge.http.config import HttpConfig
 from services.edge.identity import TenantConfig
 from tests.api_keys import key_of, text_of
-from tests.edge.integration.running import Running, running
+from tests.edge.integration.running import REPLY, Running, running
 
 KEY = text_of("acme")
 USER = {"role": "user", "content": "hello"}
@@ -30,7 +30,7 @@ TENANTS = (TenantConfig("acme"), TenantConfig("bolt"))
 
 @asynccontextmanager
 async def serving_http(
-    words: Vocabulary, folder: Path, reply: str = "a reply of some length", **config: Any
+    words: Vocabulary, folder: Path, reply: str = REPLY, **config: Any
 ) -> AsyncIterator[Running]:
     """A mesh whose edge serves HTTP, for two tenants and for clients without a key."""
     http = config.pop("http", HttpConfig(port=0))

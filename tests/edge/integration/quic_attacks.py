@@ -8,11 +8,10 @@ import random
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from bench.hostile.quic_attacks import FrameFlood, ticket_of
+from bench.hostile.quic_attacks import FrameFlood, deaf, ticket_of
 from bench.hostile.quic_client import (
     BURST_DATAGRAMS,
     Address,
-    HostileQuic,
     QuicAttackResult,
     begin,
     chat_frame,
@@ -89,13 +88,20 @@ crypto_fragments = FrameFlood(
 
 
 async def ping_flood(
-    address: Address, certificate: Path | None, *, num_packets: int = 5000, hold_s: float = 0.2
+    address: Address,
+    certificate: Path | None,
+    *,
+    num_packets: int = 5000,
+    num_skipped: int = 0,
+    hold_s: float = 0.2,
 ) -> QuicAttackResult:
-    """PINGs in packets of their own, and no acknowledgement of any answer."""
+    """PINGs in packets of their own, and no acknowledgement of any answer. Before each packet so
+    many numbers are left out, for as many ranges to acknowledge as packets."""
     outcome = QuicAttackResult()
     async with connected(address, certificate, outcome) as client:
         client.quic.acknowledges = False
         for number in range(num_packets):
+            client.quic.skip_packet_numbers(num_skipped)
             await client.send([b"\x01\x00\x00\x00"])
             outcome.num_sent += 1
             if number % BURST_DATAGRAMS == 0:
@@ -123,23 +129,6 @@ retired_connection_ids = FrameFlood(
     20_000,
     lambda _, count: (b"\x19" + varint(1 + at) for at in range(count)),
 )
-
-
-async def packet_number_gaps(
-    address: Address, certificate: Path | None, *, num_packets: int = 5000, hold_s: float = 0.2
-) -> QuicAttackResult:
-    """Every second packet number is left out: as many ranges to acknowledge as packets."""
-    outcome = QuicAttackResult()
-    async with connected(address, certificate, outcome) as client:
-        client.quic.acknowledges = False
-        for _ in range(num_packets):
-            client.quic.skip_packet_numbers(1)
-            await client.send([b"\x01\x00\x00\x00"])
-            outcome.num_sent += 1
-            if outcome.num_sent % BURST_DATAGRAMS == 0:
-                await asyncio.sleep(0)
-        await linger(client, hold_s)
-    return outcome
 
 
 empty_stream_frames = FrameFlood(
@@ -233,10 +222,6 @@ async def half_open_handshakes(
     hold_s: float = 0.5,
 ) -> QuicAttackResult:
     """True first flights, each from a socket of its own, that never hear the answer."""
-
-    def deaf(quic: HostileQuic) -> None:
-        quic.finishes = False
-
     outcome, clients = QuicAttackResult(), []
     for number in range(num_handshakes):
         source = sources[number % len(sources)]

@@ -8,14 +8,19 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually, leak_check
 from outrider.tls import PLAINTEXT, Role, Tls, TlsConfig
+from services.edge.http.listener import HttpListener
 from services.edge.quic.limits import ListenerLimits
 from tests.api_keys import write_keys
 from tests.edge.integration.region import Region, serving
 from tests.mesh import EdgeUnderTest, edge_config, loading
 
+REPLY = "a reply of some length"
+"""What regions say that are told nothing else."""
 _POLL_S = 0.05
 """Certificates are looked at so often."""
 
@@ -26,6 +31,12 @@ class Running(EdgeUnderTest):
     def __init__(self, region: Region, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.region = region
+
+    @property
+    def http(self) -> HttpListener:
+        """The edge's, of one that serves HTTP."""
+        assert self.edge.http is not None
+        return self.edge.http
 
     async def settled(self) -> None:
         """Return when no chat and no session is left on any side; fail if that does not happen."""
@@ -38,9 +49,15 @@ class Running(EdgeUnderTest):
         )
 
 
+def settings_of(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """What the markers `edge` of a test tell, the nearest last."""
+    markers = [*request.node.iter_markers("edge")]
+    return {name: it for marker in reversed(markers) for name, it in marker.kwargs.items()}
+
+
 @asynccontextmanager
 async def running(
-    vocabulary: Vocabulary, state_dir: Path, reply: str = "Hello there, hello there!", **config: Any
+    vocabulary: Vocabulary, state_dir: Path, reply: str = REPLY, **config: Any
 ) -> AsyncIterator[Running]:
     """Region and edge; checks that nothing is left over when they stop. `region_tls` among the
     settings is what the region proves itself with; `catalog`, `load` and `application` are as
@@ -65,6 +82,7 @@ async def running(
             await mesh.start()
             await eventually(lambda: bool(region.calls))
             yield mesh
+            await mesh.settled()
             await eventually(lambda: mesh.edge.telemetry.num_connections == 0)
         finally:
             await mesh.stop()

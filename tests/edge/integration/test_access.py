@@ -29,8 +29,8 @@ from services.edge.access.limits import Limited
 from services.edge.identity import Credential, TenantConfig
 from tests.api_keys import key_of, text_of, write_keys
 from tests.edge.access.issuer import AUDIENCE, ISSUER, jwk, key_set, token
-from tests.edge.integration.running import Running, running
-from tests.edge.integration.trouble import REPLY, cut, start, whole
+from tests.edge.integration.running import REPLY, Running, running
+from tests.edge.integration.trouble import cut, said, start, whole
 from tests.redis_server import RedisServer, redis_server
 
 ASK = [Message("user", "Who may come in?")]
@@ -39,8 +39,7 @@ FOREVER = 4e9
 
 
 async def told(client: Client, **options: Any) -> str:
-    async with client.chat(ASK, **options) as chat:
-        return (await chat.result()).text
+    return await said(client.chat(ASK, **options))
 
 
 async def refused(mesh: Running, key: str, **options: Any) -> OutriderError:
@@ -50,130 +49,127 @@ async def refused(mesh: Running, key: str, **options: Any) -> OutriderError:
     return error.value
 
 
+@pytest.mark.edge(anonymous=False)
 async def test_a_key_counts_as_soon_as_it_is_made_and_no_longer_than_it_is_good(
-    words: Vocabulary, tmp_path: Path
+    tmp_path: Path, mesh: Running
 ) -> None:
     file = tmp_path / "keys.json"
-    async with running(words, tmp_path, REPLY, anonymous=False) as mesh:
-        async with mesh.client(key=text_of("new")) as client:
-            with pytest.raises(UnauthenticatedError, match="not known"):
-                await told(client)
-            write_keys(file, key_of("new"), revision=2)
-            await eventually(lambda: mesh.sample("outrider_edge_keys_revision") == 2)
-            assert await told(client)
-            mesh.region.hold(2)
-            chat = await start(client)
-            write_keys(file, key_of("new", revoked=1.0), revision=3)
-            with pytest.raises(UnauthenticatedError, match="was revoked"):
-                await whole(chat)
-            await mesh.settled()
-            mesh.region.gate.set()
-            with pytest.raises(UnauthenticatedError, match="was revoked"):
-                await told(client)
-            async with client.resume(chat.resume_token) as again:
-                with pytest.raises(UnauthenticatedError):
-                    await again.result()
+    async with mesh.client(key=text_of("new")) as client:
+        with pytest.raises(UnauthenticatedError, match="not known"):
+            await told(client)
+        write_keys(file, key_of("new"), revision=2)
+        await eventually(lambda: mesh.sample("outrider_edge_keys_revision") == 2)
+        assert await told(client)
+        mesh.region.hold(2)
+        chat = await start(client)
+        write_keys(file, key_of("new", revoked=1.0), revision=3)
+        with pytest.raises(UnauthenticatedError, match="was revoked"):
+            await whole(chat)
         await mesh.settled()
+        mesh.region.gate.set()
+        with pytest.raises(UnauthenticatedError, match="was revoked"):
+            await told(client)
+        async with client.resume(chat.resume_token) as again:
+            with pytest.raises(UnauthenticatedError):
+                await again.result()
 
 
-async def test_a_key_is_good_for_what_it_was_made_for(words: Vocabulary, tmp_path: Path) -> None:
-    keys = (
+@pytest.mark.edge(
+    anonymous=False,
+    keys=(
         key_of("low", "acme", max_priority=Priority.LOW),
         key_of("eu", "eu"),
         key_of("nowhere", "nowhere"),
-    )
-    tenants = (
+    ),
+    tenants=(
         TenantConfig("acme", max_priority="high"),
         TenantConfig("eu", regions=("eu-west", "eu-north")),
         TenantConfig("nowhere", regions=()),
-    )
-    async with running(words, tmp_path, REPLY, anonymous=False, keys=keys, tenants=tenants) as mesh:
-        error = await refused(mesh, text_of("low"), priority="medium")
-        assert isinstance(error, PermissionDeniedError) and "up to priority low" in error.message
-        assert isinstance(await refused(mesh, text_of("nowhere")), PermissionDeniedError)
-        error = await refused(mesh, text_of("eu"), residency=("us-east",))
-        assert isinstance(error, PermissionDeniedError) and "eu-west, eu-north" in error.message
-        assert not mesh.region.opened
-        async with mesh.client(key=text_of("eu")) as client:
-            await told(client)
-            await told(client, residency=("us-east", "eu-north"))
-            typing = client.typing()
-            for number in range(1, 6):
-                typing.update("Which trains leave first, and which are the fastest? " * number)
-            await eventually(lambda: len(mesh.region.opened) > 2)
-            asked = [list(it.residency) for it in mesh.region.opened]
-            assert asked[:2] == [["eu-west", "eu-north"], ["eu-north"]]
-            assert all(it == ["eu-west", "eu-north"] for it in asked[2:]), "typed text too"
-        await mesh.settled()
+    ),
+)
+async def test_a_key_is_good_for_what_it_was_made_for(mesh: Running) -> None:
+    error = await refused(mesh, text_of("low"), priority="medium")
+    assert isinstance(error, PermissionDeniedError) and "up to priority low" in error.message
+    assert isinstance(await refused(mesh, text_of("nowhere")), PermissionDeniedError)
+    error = await refused(mesh, text_of("eu"), residency=("us-east",))
+    assert isinstance(error, PermissionDeniedError) and "eu-west, eu-north" in error.message
+    assert not mesh.region.opened
+    async with mesh.client(key=text_of("eu")) as client:
+        await told(client)
+        await told(client, residency=("us-east", "eu-north"))
+        typing = client.typing()
+        for number in range(1, 6):
+            typing.update("Which trains leave first, and which are the fastest? " * number)
+        await eventually(lambda: len(mesh.region.opened) > 2)
+        asked = [list(it.residency) for it in mesh.region.opened]
+        assert asked[:2] == [["eu-west", "eu-north"], ["eu-north"]]
+        assert all(it == ["eu-west", "eu-north"] for it in asked[2:]), "typed text too"
 
 
+@pytest.mark.edge(anonymous=False, keys=(key_of("acme"),))
 async def test_the_key_of_a_mesh_here_goes_to_its_only_edge(
-    words: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mesh: Running
 ) -> None:
     state = tmp_path / "state"
     state.mkdir()
     monkeypatch.setenv("OUTRIDER_STATE_DIR", str(state))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "none"))
     monkeypatch.delenv("OUTRIDER_API_KEY", raising=False)
-    async with running(words, tmp_path, REPLY, anonymous=False, keys=(key_of("acme"),)) as mesh:
-        port = mesh.ports.main
-        services = [{"name": "edge", "port": port}]
-        (state / "mesh.json").write_text(json.dumps({"services": services}))
-        (state / "development.key").write_text(text_of("acme"))
-        async with connect("127.0.0.1", port, ca=mesh.ca) as client:
-            assert await told(client)
-        elsewhere = ("quic://127.0.0.1:9",)
-        async with connect("127.0.0.1", port, ca=mesh.ca, others=elsewhere) as client:
-            with pytest.raises(UnauthenticatedError, match="send one"):
-                await told(client)
-        await mesh.settled()
+    port = mesh.ports.main
+    services = [{"name": "edge", "port": port}]
+    (state / "mesh.json").write_text(json.dumps({"services": services}))
+    (state / "development.key").write_text(text_of("acme"))
+    async with connect("127.0.0.1", port, ca=mesh.ca) as client:
+        assert await told(client)
+    elsewhere = ("quic://127.0.0.1:9",)
+    async with connect("127.0.0.1", port, ca=mesh.ca, others=elsewhere) as client:
+        with pytest.raises(UnauthenticatedError, match="send one"):
+            await told(client)
 
 
-async def test_a_key_resumes_no_chat_with_a_model_that_it_is_not_for(
-    words: Vocabulary, tmp_path: Path
-) -> None:
-    keys = (key_of("acme"), key_of("narrow", "acme", models=("elsewhere",)))
-    async with running(words, tmp_path, REPLY, anonymous=False, keys=keys) as mesh:
-        async with (
-            mesh.client(key=text_of("acme")) as wide,
-            mesh.client(key=text_of("narrow")) as narrow,
-        ):
-            chat = await start(wide)
-            await whole(chat)
-            async with narrow.resume(chat.resume_token) as again:
-                with pytest.raises(UnknownModelError):
-                    await again.result()
-            async with wide.resume(chat.resume_token) as mine:
-                assert (await mine.result()).text, "its token is still good"
-        await mesh.settled()
+@pytest.mark.edge(
+    anonymous=False, keys=(key_of("acme"), key_of("narrow", "acme", models=("elsewhere",)))
+)
+async def test_a_key_resumes_no_chat_with_a_model_that_it_is_not_for(mesh: Running) -> None:
+    async with (
+        mesh.client(key=text_of("acme")) as wide,
+        mesh.client(key=text_of("narrow")) as narrow,
+    ):
+        chat = await start(wide)
+        await whole(chat)
+        async with narrow.resume(chat.resume_token) as again:
+            with pytest.raises(UnknownModelError):
+                await again.result()
+        assert await said(wide.resume(chat.resume_token)), "its token is still good"
 
 
+@pytest.mark.edge(
+    anonymous=False,
+    tenants=(TenantConfig("acme", input_tokens_per_minute=10_000),),
+    cache_salt_key="key",
+    keys=(key_of("acme"),),
+)
 async def test_what_a_client_brings_of_a_reply_counts_as_input(
-    words: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, mesh: Running
 ) -> None:
-    tenants = (TenantConfig("acme", input_tokens_per_minute=10_000),)
-    options = {"tenants": tenants, "cache_salt_key": "key", "keys": (key_of("acme"),)}
-    async with running(words, tmp_path, REPLY, anonymous=False, **options) as mesh:
+    def num_used() -> int:
+        identity = mesh.edge._identities.of(Credential(text_of("acme")), b"c" * 16, b"d" * 16)
+        return 10_000 - mesh.edge._limiter.states(identity)[Limited.INPUT].remaining
 
-        def num_used() -> int:
-            identity = mesh.edge._identities.of(Credential(text_of("acme")), b"c" * 16, b"d" * 16)
-            return 10_000 - mesh.edge._limiter.states(identity)[Limited.INPUT].remaining
-
-        async with mesh.client(key=text_of("acme")) as client:
-            mesh.region.hold(6)
-            chat = await start(client)
-            num_prompt = mesh.region.opened[0].ids.tail.count
-            # Nothing fills again, however long this takes.
-            now = time.monotonic()
-            monkeypatch.setattr("services.edge.app.Limiter", lambda clock: Limiter(lambda: now))
-            await mesh.restart()
-            mesh.region.gate.set()
-            cut(client)
-            await whole(chat)
-            num_brought = mesh.region.opened[1].resume.count
-            assert num_brought > 0
-            assert num_used() == num_prompt + num_brought
-        await mesh.settled()
+    async with mesh.client(key=text_of("acme")) as client:
+        mesh.region.hold(6)
+        chat = await start(client)
+        num_prompt = mesh.region.opened[0].ids.tail.count
+        # Nothing fills again, however long this takes.
+        now = time.monotonic()
+        monkeypatch.setattr("services.edge.app.Limiter", lambda clock: Limiter(lambda: now))
+        await mesh.restart()
+        mesh.region.gate.set()
+        cut(client)
+        await whole(chat)
+        num_brought = mesh.region.opened[1].resume.count
+        assert num_brought > 0
+        assert num_used() == num_prompt + num_brought
 
 
 async def test_a_token_of_an_issuer_is_a_credential(words: Vocabulary, tmp_path: Path) -> None:
@@ -203,7 +199,6 @@ async def test_a_token_of_an_issuer_is_a_credential(words: Vocabulary, tmp_path:
                 await told(client)
         assert issuer.verifier.num_verified == 1, "one signature, however many chats"
         assert mesh.region.opened[0].tenant == "acme"
-        await mesh.settled()
 
 
 @pytest.fixture
@@ -269,8 +264,7 @@ async def test_limits_are_held(
             async with mesh.client(key=text_of("short")) as client:
                 long = [Message("user", "far too long for it " * 50)]
                 with pytest.raises(RateLimitedError, match="shorten it"):
-                    async with client.chat(long) as chat:
-                        await chat.result()
+                    await said(client.chat(long))
             assert len(mesh.region.opened) == ran, "no region has computed anything"
 
         async with mesh.client(key=text_of("one")) as client:
@@ -289,4 +283,3 @@ async def test_limits_are_held(
 
             while not await is_in():
                 await asyncio.sleep(0.02)
-        await mesh.settled()

@@ -37,8 +37,8 @@ from tests.edge.integration.access_matrix import (
     closed_edge,
     without,
 )
-from tests.edge.integration.running import Running
-from tests.edge.integration.trouble import REPLY, RawStream, raw, start, whole
+from tests.edge.integration.running import REPLY, Running
+from tests.edge.integration.trouble import RawStream, raw, start, whole
 
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 _NOWHERE = ("/", "/metrics", "/health", "/ready", "/nothing/here", "/v1/models_", "/openapi.json/")
@@ -270,7 +270,6 @@ async def test_a_good_credential_is_for_the_first_frames_of_its_scope(
                 stream = RawStream(connection, frame)
                 connection.send(stream.stream_id, frame * 4)
                 await eventually(lambda: len(mesh.region.opened) > ran)
-        await mesh.settled()
 
 
 async def check_frames_refused_of_model(mesh: Running, credential: str) -> None:
@@ -311,4 +310,3 @@ async def test_no_frame_goes_on_with_a_chat_of_another_tenant(
             assert first.cache_salt != second.cache_salt and first.request_id != second.request_id
             async with mine.resume(chat.resume_token) as again:
                 assert (await again.result()).text == REPLY
-        await mesh.settled()

@@ -21,6 +21,7 @@ from services.edge.app import serve
 from services.edge.config import EdgeConfig
 from services.edge.quic import certificate
 from tests.edge.integration.region import Region, serving
+from tests.edge.integration.trouble import said
 from tests.service import refusal, running_service
 
 REPLY = (
@@ -50,8 +51,10 @@ async def test_a_whole_life(vocabulary: Vocabulary, tmp_path: Path) -> None:
             for provisional in (True, False):
                 sampling = SamplingParams(max_tokens=500)
                 ask = [Message("user", "When do trains leave?")]
-                async with client.chat(ask, sampling=sampling, provisional=provisional) as chat:
-                    assert (await chat.result()).text == REPLY
+                assert (
+                    await said(client.chat(ask, sampling=sampling, provisional=provisional))
+                    == REPLY
+                )
     assert not (tmp_path / "unused").exists()
 
 

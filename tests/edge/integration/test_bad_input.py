@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +13,9 @@ import pytest
 from outrider import errors
 from outrider.client import Client, Message, SamplingParams
 from outrider.client.chat import Chat
+from outrider.client.connection import ClientConnection
 from outrider.codec.frames import encode_frame
 from outrider.errors import OutriderError
-from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
 from outrider.v1 import edge_pb2
 from services.edge.chat import Chat as EdgeChat
@@ -24,14 +23,12 @@ from services.edge.quic.streams import _FRAME_OBJECT_BYTES, EdgeStream, PendingR
 from services.edge.quotas import Count
 from services.edge.resumption.table import ResumeLimits
 from services.edge.time_slicing import TimeSlicer
-from tests.edge.integration.running import running
+from tests.edge.integration.running import Running
 from tests.edge.integration.trouble import (
     ASK,
-    REPLY,
     RawStream,
     bystander,
     chat_frame,
-    raw,
     start,
     uncollected,
 )
@@ -69,24 +66,21 @@ REFUSED: dict[str, tuple[Refused, type[OutriderError]]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.edge(max_context_tokens=500)
 async def test_what_cannot_be_served_is_refused_without_the_region(
-    words: Vocabulary, tmp_path: Path, case: str
+    case: str, mesh: Running, client: Client
 ) -> None:
     ask, error = REFUSED[case]
-    async with (
-        running(words, tmp_path, REPLY, max_context_tokens=500) as mesh,
-        mesh.client() as client,
-    ):
-        async with bystander(mesh, client):
-            with pytest.raises(error) as caught:
-                async with ask(client) as chat:
-                    await chat.result()
-            assert type(caught.value) is error
-        assert len(mesh.region.opened) == 1, "only the bystander"
-        await mesh.settled()
-        counted = mesh.sample("outrider_edge_refused_total", reason=error.reason)
-        counted += mesh.of_model("outrider_edge_chats_total", outcome=error.reason)
-        assert counted == 1, "before it was a chat, or as one"
+    async with bystander(mesh, client):
+        with pytest.raises(error) as caught:
+            async with ask(client) as chat:
+                await chat.result()
+        assert type(caught.value) is error
+    assert len(mesh.region.opened) == 1, "only the bystander"
+    await mesh.settled()
+    counted = mesh.sample("outrider_edge_refused_total", reason=error.reason)
+    counted += mesh.of_model("outrider_edge_chats_total", outcome=error.reason)
+    assert counted == 1, "before it was a chat, or as one"
 
 
 def resuming(**point: Any) -> bytes:
@@ -128,23 +122,18 @@ BYTES: dict[str, tuple[bytes, type[OutriderError]]] = {
 
 
 @pytest.mark.parametrize("case", BYTES)
+@pytest.mark.edge(max_frame_bytes=10_000)
 async def test_bad_bytes_end_their_stream_only(
-    words: Vocabulary, tmp_path: Path, case: str
+    case: str, mesh: Running, client: Client, connection: ClientConnection
 ) -> None:
     data, error = BYTES[case]
-    async with (
-        running(words, tmp_path, REPLY, max_frame_bytes=10_000) as mesh,
-        mesh.client() as client,
-        raw(mesh) as connection,
-    ):
-        async with bystander(mesh, client):
-            stream = RawStream(connection, data)
-            assert type(await stream.error()) is error
-        # The connection is still good for another chat.
-        again = RawStream(connection, chat_frame())
-        await asyncio.wait_for(again.ended.wait(), 30)
-        assert again.frames[-1].WhichOneof("kind") == "done"
-        await mesh.settled()
+    async with bystander(mesh, client):
+        stream = RawStream(connection, data)
+        assert type(await stream.error()) is error
+    # The connection is still good for another chat.
+    again = RawStream(connection, chat_frame())
+    await asyncio.wait_for(again.ended.wait(), 30)
+    assert again.frames[-1].WhichOneof("kind") == "done"
 
 
 @pytest.mark.parametrize(
@@ -153,64 +142,54 @@ async def test_bad_bytes_end_their_stream_only(
     ids=["no request", "half a frame"],
 )
 async def test_a_stream_that_ends_too_early(
-    words: Vocabulary, tmp_path: Path, data: bytes, error: str
+    data: bytes, error: str, connection: ClientConnection
 ) -> None:
-    async with running(words, tmp_path, REPLY) as mesh, raw(mesh) as connection:
-        stream = RawStream(connection, data)
-        connection._quic.send_stream_data(stream.stream_id, b"", end_stream=True)
-        connection.transmit()
-        failure = await stream.error()
-        assert isinstance(failure, errors.MalformedFrameError)
-        assert error in failure.message
-        await mesh.settled()
+    stream = RawStream(connection, data)
+    connection._quic.send_stream_data(stream.stream_id, b"", end_stream=True)
+    connection.transmit()
+    failure = await stream.error()
+    assert isinstance(failure, errors.MalformedFrameError)
+    assert error in failure.message
 
 
 async def test_a_client_may_close_its_direction_after_the_request(
-    words: Vocabulary, tmp_path: Path
+    connection: ClientConnection,
 ) -> None:
-    async with running(words, tmp_path, REPLY) as mesh, raw(mesh) as connection:
-        stream = RawStream(connection, chat_frame())
-        connection._quic.send_stream_data(stream.stream_id, b"", end_stream=True)
-        connection.transmit()
-        await asyncio.wait_for(stream.ended.wait(), 30)
-        assert stream.frames[-1].WhichOneof("kind") == "done"
-        await mesh.settled()
+    stream = RawStream(connection, chat_frame())
+    connection._quic.send_stream_data(stream.stream_id, b"", end_stream=True)
+    connection.transmit()
+    await asyncio.wait_for(stream.ended.wait(), 30)
+    assert stream.frames[-1].WhichOneof("kind") == "done"
 
 
-async def test_a_unidirectional_stream_cannot_be_opened(words: Vocabulary, tmp_path: Path) -> None:
-    async with running(words, tmp_path, REPLY) as mesh, raw(mesh) as connection:
-        stream_id = connection._quic.get_next_available_stream_id(is_unidirectional=True)
-        connection._quic.send_stream_data(stream_id, b"hello")
-        stream = RawStream(connection, chat_frame())
-        await asyncio.wait_for(stream.ended.wait(), 30)
-        assert stream.frames[-1].WhichOneof("kind") == "done"
-        await mesh.settled()
+async def test_a_unidirectional_stream_cannot_be_opened(connection: ClientConnection) -> None:
+    stream_id = connection._quic.get_next_available_stream_id(is_unidirectional=True)
+    connection._quic.send_stream_data(stream_id, b"hello")
+    stream = RawStream(connection, chat_frame())
+    await asyncio.wait_for(stream.ended.wait(), 30)
+    assert stream.frames[-1].WhichOneof("kind") == "done"
 
 
+@pytest.mark.edge(request_timeout_s=2.0)
 async def test_streams_without_a_whole_frame_are_no_chats(
-    words: Vocabulary, tmp_path: Path
+    mesh: Running, connection: ClientConnection
 ) -> None:
     """They hold their first bytes and a place among their address's streams until they are too
     late."""
-    async with (
-        running(words, tmp_path, REPLY, request_timeout_s=2.0) as mesh,
-        raw(mesh) as connection,
-    ):
-        streams = [RawStream(connection, b"\x20abc") for _ in range(20)]
-        connection.transmit()
-        quotas, listener = mesh.edge.listener.shared.quotas, mesh.edge.listener
-        await eventually(lambda: quotas.held(HERE, Count.STREAMS) == 20)
-        assert mesh.edge.telemetry.num_chats == 0
-        assert listener.shared._received.num_bytes == 20 * len(b"abc")
-        for stream in streams:
-            error = await stream.error()
-            assert isinstance(error, errors.DeadlineError)
-        await eventually(lambda: quotas.held(HERE, Count.STREAMS) == 0)
-        assert listener.shared._received.num_bytes == 0
-        again = RawStream(connection, chat_frame())
-        await asyncio.wait_for(again.ended.wait(), 30)
-        assert again.frames[-1].WhichOneof("kind") == "done"
-        await mesh.settled()
+    streams = [RawStream(connection, b"\x20abc") for _ in range(20)]
+    connection.transmit()
+    quotas, listener = mesh.edge.listener.shared.quotas, mesh.edge.listener
+    await eventually(lambda: quotas.held(HERE, Count.STREAMS) == 20)
+    assert mesh.edge.telemetry.num_chats == 0
+    assert listener.shared._received.num_bytes == 20 * len(b"abc")
+    for stream in streams:
+        error = await stream.error()
+        assert isinstance(error, errors.DeadlineError)
+    await eventually(lambda: quotas.held(HERE, Count.STREAMS) == 0)
+    assert listener.shared._received.num_bytes == 0
+    again = RawStream(connection, chat_frame())
+    await asyncio.wait_for(again.ended.wait(), 30)
+    assert again.frames[-1].WhichOneof("kind") == "done"
 
 
 @contextmanager
@@ -224,53 +203,48 @@ def nobodys_turn(slicer: TimeSlicer) -> Iterator[None]:
 
 
 async def test_requests_that_wait_for_their_turn_are_counted_and_begin_in_order(
-    words: Vocabulary, tmp_path: Path
+    mesh: Running, connection: ClientConnection
 ) -> None:
-    async with running(words, tmp_path, REPLY) as mesh, raw(mesh) as connection:
-        slicer, listener = mesh.edge.listener.context.time_slicer, mesh.edge.listener
-        with nobodys_turn(slicer):
-            frame = chat_frame()
-            streams = [RawStream(connection, frame) for _ in range(4)]
-            connection.transmit()
-            payload_bytes = len(frame) - 1 + _FRAME_OBJECT_BYTES
-            await eventually(lambda: listener.shared._received.num_bytes == 4 * payload_bytes)
-            assert mesh.edge.telemetry.num_chats == 0 and len(slicer) == 5
-            connection._quic.reset_stream(streams[0].stream_id, 0)
-            connection.transmit()
-            await eventually(lambda: listener.shared._received.num_bytes == 3 * payload_bytes)
-        for stream in streams[1:]:
-            await asyncio.wait_for(stream.ended.wait(), 30)
-            assert stream.frames[-1].WhichOneof("kind") == "done"
-        assert listener.shared._received.num_bytes == 0 and len(mesh.region.opened) == 3
-        await mesh.settled()
+    slicer, listener = mesh.edge.listener.context.time_slicer, mesh.edge.listener
+    with nobodys_turn(slicer):
+        frame = chat_frame()
+        streams = [RawStream(connection, frame) for _ in range(4)]
+        connection.transmit()
+        payload_bytes = len(frame) - 1 + _FRAME_OBJECT_BYTES
+        await eventually(lambda: listener.shared._received.num_bytes == 4 * payload_bytes)
+        assert mesh.edge.telemetry.num_chats == 0 and len(slicer) == 5
+        connection._quic.reset_stream(streams[0].stream_id, 0)
+        connection.transmit()
+        await eventually(lambda: listener.shared._received.num_bytes == 3 * payload_bytes)
+    for stream in streams[1:]:
+        await asyncio.wait_for(stream.ended.wait(), 30)
+        assert stream.frames[-1].WhichOneof("kind") == "done"
+    assert listener.shared._received.num_bytes == 0 and len(mesh.region.opened) == 3
 
 
 async def test_too_many_frames_that_waited_with_their_request_end_its_chat(
-    words: Vocabulary, tmp_path: Path
+    mesh: Running, connection: ClientConnection
 ) -> None:
-    async with running(words, tmp_path, REPLY) as mesh, raw(mesh) as connection:
-        received = mesh.edge.listener.shared._received
-        with nobodys_turn(mesh.edge.listener.context.time_slicer):
-            stream = RawStream(connection, chat_frame() + ACKNOWLEDGE * 65)
-            await eventually(lambda: received.num_bytes > 65 * _FRAME_OBJECT_BYTES)
-        assert isinstance(await stream.error(), errors.MalformedFrameError)
-        await mesh.settled()
-        assert mesh.edge.telemetry.num_chats == 0
+    received = mesh.edge.listener.shared._received
+    with nobodys_turn(mesh.edge.listener.context.time_slicer):
+        stream = RawStream(connection, chat_frame() + ACKNOWLEDGE * 65)
+        await eventually(lambda: received.num_bytes > 65 * _FRAME_OBJECT_BYTES)
+    assert isinstance(await stream.error(), errors.MalformedFrameError)
+    await mesh.settled()
+    assert mesh.edge.telemetry.num_chats == 0
 
 
-async def test_a_chat_is_freed_when_it_ends(words: Vocabulary, tmp_path: Path) -> None:
+@pytest.mark.edge(resumption=ResumeLimits(window_s=0.0))
+async def test_a_chat_is_freed_when_it_ends(
+    mesh: Running, client: Client, connection: ClientConnection
+) -> None:
     """However it ends."""
-    async with (
-        running(words, tmp_path, REPLY, resumption=ResumeLimits(window_s=0.0)) as mesh,
-        mesh.client() as client,
-        raw(mesh) as connection,
-    ):
-        with uncollected(EdgeStream, EdgeChat, PendingRequest) as alive:
-            for data in (chat_frame(), chat_frame(temperature=-1.0), b"\x03abc", b"\x00"):
-                stream = RawStream(connection, data)
-                await asyncio.wait_for(stream.ended.wait(), 30)
-            mesh.region.stop_after = 2
-            chat = await start(client)
-            await chat.__aexit__(None, None, None)
-            await mesh.settled()
-            await eventually(lambda: not alive)
+    with uncollected(EdgeStream, EdgeChat, PendingRequest) as alive:
+        for data in (chat_frame(), chat_frame(temperature=-1.0), b"\x03abc", b"\x00"):
+            stream = RawStream(connection, data)
+            await asyncio.wait_for(stream.ended.wait(), 30)
+        mesh.region.stop_after = 2
+        chat = await start(client)
+        await chat.__aexit__(None, None, None)
+        await mesh.settled()
+        await eventually(lambda: not alive)

@@ -16,8 +16,8 @@ from outrider.testing import eventually
 from outrider.tls import Role, Tls, TlsConfig
 from services.edge.quic import certificate
 from services.edge.quic.listener import Listener
-from tests.edge.integration.running import running
-from tests.edge.integration.trouble import ASK, REPLY, start
+from tests.edge.integration.running import REPLY, running
+from tests.edge.integration.trouble import ASK, start
 from tests.tls.issuing import Issuer
 
 NUM_CHATS = 100

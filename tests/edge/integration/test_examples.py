@@ -15,8 +15,7 @@ from outrider.client import Committed, Done, Message, connect_blocking
 from outrider.errors import ConfigError, OutriderError, UnauthenticatedError, UnavailableError
 from outrider.models.vocabulary import Vocabulary
 from tests.api_keys import key_of, text_of
-from tests.edge.integration.running import Running, running
-from tests.edge.integration.trouble import REPLY
+from tests.edge.integration.running import REPLY, Running, running
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 ASK = [Message("user", "hello")]
@@ -37,14 +36,12 @@ async def run(mesh: Running, example: str, key: str) -> tuple[int, str, str]:
 
 
 @pytest.mark.parametrize("example", ["chat.py", "chat_blocking.py"])
-async def test_examples_run(example: str, words: Vocabulary, tmp_path: Path) -> None:
-    keys = (key_of("acme"),)
-    async with running(words, tmp_path, REPLY, anonymous=False, keys=keys) as mesh:
-        status, out, error = await run(mesh, example, text_of("acme"))
-        assert (status, out) == (0, REPLY), error
-        status, out, error = await run(mesh, example, text_of("nobody's"))
-        assert status and not out and "not known here" in error
-        await mesh.settled()
+@pytest.mark.edge(anonymous=False, keys=(key_of("acme"),))
+async def test_examples_run(example: str, mesh: Running) -> None:
+    status, out, error = await run(mesh, example, text_of("acme"))
+    assert (status, out) == (0, REPLY), error
+    status, out, error = await run(mesh, example, text_of("nobody's"))
+    assert status and not out and "not known here" in error
 
 
 async def test_a_program_without_a_loop(words: Vocabulary, tmp_path: Path) -> None:
@@ -80,5 +77,4 @@ async def test_a_program_without_a_loop(words: Vocabulary, tmp_path: Path) -> No
 
     async with running(words, tmp_path, REPLY, anonymous=False, keys=keys) as mesh:
         await asyncio.to_thread(program, mesh.ports.main, mesh.ca)
-        await mesh.settled()
     assert not [it for it in threading.enumerate() if it.name == "outrider-client"]

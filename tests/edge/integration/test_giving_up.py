@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import pytest
 
-from outrider.client import ReconnectPolicy
+from outrider.client import Client, ReconnectPolicy
 from outrider.errors import CancelledError, DeadlineError, OutriderError, UnavailableError
-from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
-from tests.edge.integration.running import running
-from tests.edge.integration.trouble import ASK, REPLY, cut, start
+from tests.edge.integration.running import Running
+from tests.edge.integration.trouble import ASK, cut, start
 
 
 @pytest.mark.parametrize("why", ["recovery", "deadline", "cancel"])
 async def test_a_chat_without_an_edge_is_given_up_in_time(
-    why: str, words: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    why: str, monkeypatch: pytest.MonkeyPatch, mesh: Running
 ) -> None:
     monkeypatch.setattr("outrider.client.chat._CANCEL_LIMIT_S", 0.2)
     give_up_s = 0.5 if why == "recovery" else 60.0
     policy = ReconnectPolicy(give_up_after_s=give_up_s, attempt_timeout_s=0.2)
     errors = {"recovery": UnavailableError, "deadline": DeadlineError, "cancel": CancelledError}
-    async with running(words, tmp_path, REPLY) as mesh, mesh.client(reconnect=policy) as client:
+    async with mesh.client(reconnect=policy) as client:
         mesh.region.gate.clear()
         chat = client.chat(ASK, deadline_ms=1500 if why == "deadline" else 0)
         await chat.__aenter__()
@@ -41,44 +39,41 @@ async def test_a_chat_without_an_edge_is_given_up_in_time(
 
 
 async def test_a_client_that_is_closed_while_it_connects_ends_its_chats(
-    words: Vocabulary, tmp_path: Path
+    mesh: Running, client: Client
 ) -> None:
-    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
-        mesh.region.stop_after = 4
-        chat = await start(client)
-        reading = asyncio.create_task(chat.result())
-        await mesh.edge.stop()
-        cut(client)
-        await eventually(lambda: client._link._redialling is not None)
-        await asyncio.sleep(0)  # the chat waits for it
-        client._link.close()
-        with pytest.raises(UnavailableError, match="closed"):
-            await asyncio.wait_for(reading, 30)
+    mesh.region.stop_after = 4
+    chat = await start(client)
+    reading = asyncio.create_task(chat.result())
+    await mesh.edge.stop()
+    cut(client)
+    await eventually(lambda: client._link._redialling is not None)
+    await asyncio.sleep(0)  # the chat waits for it
+    client._link.close()
+    with pytest.raises(UnavailableError, match="closed"):
+        await asyncio.wait_for(reading, 30)
 
 
 async def test_a_defect_ends_the_chat_that_meets_it(
-    words: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, mesh: Running, client: Client
 ) -> None:
     def fails(*arguments: object, **options: object) -> None:
         raise ZeroDivisionError
 
-    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
-        mesh.region.stop_after = 4
-        chat = await start(client)
-        monkeypatch.setattr("outrider.client.link.dial", fails)
-        cut(client)
-        with pytest.raises(OutriderError, match="ZeroDivisionError"):
-            await asyncio.wait_for(chat.result(), 30)
+    mesh.region.stop_after = 4
+    chat = await start(client)
+    monkeypatch.setattr("outrider.client.link.dial", fails)
+    cut(client)
+    with pytest.raises(OutriderError, match="ZeroDivisionError"):
+        await asyncio.wait_for(chat.result(), 30)
+    await mesh.edge.stop()  # which keeps the chat for a client that may come back
 
 
 async def test_a_cancel_while_the_chat_is_cut_off_is_heard_later(
-    words: Vocabulary, tmp_path: Path
+    mesh: Running, client: Client
 ) -> None:
-    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
-        mesh.region.stop_after = 4
-        chat = await start(client)
-        cut(client)
-        chat.cancel()
-        assert (await chat.result()).finish_reason == "cancelled"
-        await eventually(lambda: mesh.region.cancelled == ["the client cancelled"])
-        await mesh.settled()
+    mesh.region.stop_after = 4
+    chat = await start(client)
+    cut(client)
+    chat.cancel()
+    assert (await chat.result()).finish_reason == "cancelled"
+    await eventually(lambda: mesh.region.cancelled == ["the client cancelled"])

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from httpx2 import AsyncClient
 
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
@@ -24,83 +25,83 @@ from tests.edge.integration.http_client import (
     plain,
     serving_http,
 )
+from tests.edge.integration.running import Running
 from tests.models import tool_templates
 from tests.redis_server import RedisServer, redis_server
+
+pytestmark = pytest.mark.edge(http=HttpConfig(port=0))
+
 
 _ANSWERS = "outrider_edge_http_answers_total"
 
 
-async def test_every_error_is_in_that_apis_shape(words: Vocabulary, tmp_path: Path) -> None:
-    http = HttpConfig(port=0, max_body_bytes=1000)
-    async with serving_http(words, tmp_path, http=http) as mesh, plain(mesh) as client:
-        cases = [
-            (404, client.get("/nothing")),
-            (404, client.get("/v1/models/")),
-            (405, client.get("/v1/chat/completions")),
-            (405, client.delete("/v1/models")),
-            (400, client.post("/v1/chat/completions", json={})),
-            (415, client.post("/v1/chat/completions", content=b"{}")),
-            (415, client.post("/tokenize", data={"a": "b"})),
-            (413, client.post("/v1/chat/completions", json=CHAT | {"user": "x" * 2000})),
-        ]
-        for status, request in cases:
-            answer = await request
-            assert answer.status_code == status
-            error = answer.json()["error"]
-            assert error["message"] and error["type"] and error["code"]
-            assert answer.headers["x-request-id"]
-            assert answer.headers["cache-control"] == "no-store"
-        allowed = await client.get("/v1/chat/completions")
-        assert allowed.headers["allow"] == "POST"
-        allowed = await client.delete("/v1/models/small")
-        assert allowed.headers["allow"] == "GET, HEAD"
-        assert (await client.head("/v1/models/small")).status_code == 200
-        named = await client.get("/v1/models", headers={"x-request-id": "mine"})
-        assert named.headers["x-request-id"] == "mine"
-        for route, code in (
-            ("none", "404"),
-            ("/v1/models/{model:path}", "404"),
-            ("/v1/models", "200"),
-            ("/v1/chat/completions", "413"),
-        ):
-            counted = partial(mesh.sample, _ANSWERS, route=route, status=code)
-            await eventually(lambda counted=counted: counted() == 1)  # type: ignore[misc]
-        assert mesh.region.opened == []
+@pytest.mark.edge(http=HttpConfig(port=0, max_body_bytes=1000))
+async def test_every_error_is_in_that_apis_shape(mesh: Running, caller: AsyncClient) -> None:
+    cases = [
+        (404, caller.get("/nothing")),
+        (404, caller.get("/v1/models/")),
+        (405, caller.get("/v1/chat/completions")),
+        (405, caller.delete("/v1/models")),
+        (400, caller.post("/v1/chat/completions", json={})),
+        (415, caller.post("/v1/chat/completions", content=b"{}")),
+        (415, caller.post("/tokenize", data={"a": "b"})),
+        (413, caller.post("/v1/chat/completions", json=CHAT | {"user": "x" * 2000})),
+    ]
+    for status, request in cases:
+        answer = await request
+        assert answer.status_code == status
+        error = answer.json()["error"]
+        assert error["message"] and error["type"] and error["code"]
+        assert answer.headers["x-request-id"]
+        assert answer.headers["cache-control"] == "no-store"
+    allowed = await caller.get("/v1/chat/completions")
+    assert allowed.headers["allow"] == "POST"
+    allowed = await caller.delete("/v1/models/small")
+    assert allowed.headers["allow"] == "GET, HEAD"
+    assert (await caller.head("/v1/models/small")).status_code == 200
+    named = await caller.get("/v1/models", headers={"x-request-id": "mine"})
+    assert named.headers["x-request-id"] == "mine"
+    for route, code in (
+        ("none", "404"),
+        ("/v1/models/{model:path}", "404"),
+        ("/v1/models", "200"),
+        ("/v1/chat/completions", "413"),
+    ):
+        counted = partial(mesh.sample, _ANSWERS, route=route, status=code)
+        await eventually(lambda counted=counted: counted() == 1)  # type: ignore[misc]
+    assert mesh.region.opened == []
 
 
-async def test_a_body_may_take_only_so_long_and_be_only_so_large(
-    words: Vocabulary, tmp_path: Path
-) -> None:
-    http = HttpConfig(port=0, body_timeout_s=0.2, max_body_bytes=1000, max_header_bytes=2000)
-    async with serving_http(words, tmp_path, http=http) as mesh:
-        head = {
-            "Host": "edge",
-            "Authorization": f"Bearer {KEY}",
-            "Content-Type": "application/json",
-        }
-        slow = await RawRequest.connected(mesh)
-        slow.send("POST /tokenize HTTP/1.1", head | {"Content-Length": "10"}, b"{")
-        assert (await slow.until(b"\r\n")).startswith(b"HTTP/1.1 408")
-        chunked = await RawRequest.connected(mesh)
-        body = b"400\r\n" + b"x" * 1024 + b"\r\n"
-        chunked.send("POST /tokenize HTTP/1.1", head | {"Transfer-Encoding": "chunked"}, body)
-        assert (await chunked.until(b"\r\n")).startswith(b"HTTP/1.1 413")
-        headers = await RawRequest.connected(mesh)
-        headers.send("GET /v1/models HTTP/1.1", head | {"X-Long": "x" * 5000})
-        assert (await headers.until(b"\r\n")).startswith(b"HTTP/1.1 431")
-        for request in (slow, chunked, headers):
-            request.close()
-        assert mesh.edge.http is not None
-        await eventually(lambda: mesh.edge.http is not None and not mesh.edge.http.num_connections)
+@pytest.mark.edge(
+    http=HttpConfig(port=0, body_timeout_s=0.2, max_body_bytes=1000, max_header_bytes=2000)
+)
+async def test_a_body_may_take_only_so_long_and_be_only_so_large(mesh: Running) -> None:
+    head = {
+        "Host": "edge",
+        "Authorization": f"Bearer {KEY}",
+        "Content-Type": "application/json",
+    }
+    slow = await RawRequest.connected(mesh)
+    slow.send("POST /tokenize HTTP/1.1", head | {"Content-Length": "10"}, b"{")
+    assert (await slow.until(b"\r\n")).startswith(b"HTTP/1.1 408")
+    chunked = await RawRequest.connected(mesh)
+    body = b"400\r\n" + b"x" * 1024 + b"\r\n"
+    chunked.send("POST /tokenize HTTP/1.1", head | {"Transfer-Encoding": "chunked"}, body)
+    assert (await chunked.until(b"\r\n")).startswith(b"HTTP/1.1 413")
+    headers = await RawRequest.connected(mesh)
+    headers.send("GET /v1/models HTTP/1.1", head | {"X-Long": "x" * 5000})
+    assert (await headers.until(b"\r\n")).startswith(b"HTTP/1.1 431")
+    for request in (slow, chunked, headers):
+        request.close()
+    await eventually(lambda: not mesh.http.num_connections)
 
 
-async def test_a_head_may_take_only_so_long(words: Vocabulary, tmp_path: Path) -> None:
-    http = HttpConfig(port=0, idle_timeout_s=0.2)
-    async with serving_http(words, tmp_path, http=http) as mesh:
-        slow = await RawRequest.connected(mesh)
-        slow.writer.write(b"GET /v1/models HTTP/1.1\r\nHost: e")
-        assert await slow.rest() == b""
-        slow.close()
+@pytest.mark.edge(http=HttpConfig(port=0, idle_timeout_s=0.2))
+async def test_a_head_may_take_only_so_long(mesh: Running) -> None:
+    slow = await RawRequest.connected(mesh)
+    slow.writer.write(b"GET /v1/models HTTP/1.1\r\nHost: e")
+    assert await slow.rest() == b""
+    slow.close()
 
 
 @pytest.mark.parametrize(
@@ -117,47 +118,43 @@ async def test_a_head_may_take_only_so_long(words: Vocabulary, tmp_path: Path) -
     ],
 )
 async def test_what_is_no_http_ends_its_connection_alone(
-    words: Vocabulary, tmp_path: Path, request_bytes: bytes
+    request_bytes: bytes, mesh: Running, caller: AsyncClient
 ) -> None:
-    async with serving_http(words, tmp_path) as mesh, plain(mesh) as client:
-        odd = await RawRequest.connected(mesh)
-        odd.writer.write(request_bytes)
-        answer = await odd.some()
-        assert b"HTTP/1.1 500" not in answer
-        odd.close()
-        assert (await client.get("/v1/models")).status_code == 200
+    odd = await RawRequest.connected(mesh)
+    odd.writer.write(request_bytes)
+    answer = await odd.some()
+    assert b"HTTP/1.1 500" not in answer
+    odd.close()
+    assert (await caller.get("/v1/models")).status_code == 200
 
 
 async def test_a_defect_is_answered_and_harms_nobody_else(
-    words: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, caller: AsyncClient
 ) -> None:
-    async with serving_http(words, tmp_path) as mesh, plain(mesh) as client:
-        with monkeypatch.context() as patch:
-            patch.setattr("services.edge.http.openai_models._listed", lambda exchange: 1 // 0)
-            answer = await client.get("/v1/models")
-        assert answer.status_code == 500
-        assert "ZeroDivisionError" in answer.json()["error"]["message"]
-        assert (await client.get("/v1/models")).status_code == 200
+    with monkeypatch.context() as patch:
+        patch.setattr("services.edge.http.openai_models._listed", lambda exchange: 1 // 0)
+        answer = await caller.get("/v1/models")
+    assert answer.status_code == 500
+    assert "ZeroDivisionError" in answer.json()["error"]["message"]
+    assert (await caller.get("/v1/models")).status_code == 200
 
 
-async def test_tokens_and_texts(words: Vocabulary, tmp_path: Path) -> None:
-    async with serving_http(words, tmp_path) as mesh, plain(mesh) as client:
-        text = "<|im_start|>user\nhällo<|im_end|>"
-        answer = await client.post("/tokenize", json={"prompt": text, "return_token_strs": True})
-        found = answer.json()
-        assert found["count"] == len(found["tokens"]) == len(found["token_strs"])
-        assert found["token_strs"][0] == "<|im_start|>"
-        assert found["max_model_len"] == mesh.model.offer.max_context_tokens
-        back = await client.post("/detokenize", json={"tokens": found["tokens"]})
-        assert back.json() == {"prompt": text}
-        chat = await client.post("/tokenize", json={"messages": CHAT["messages"]})
-        rendered = await client.post("/detokenize", json={"tokens": chat.json()["tokens"]})
-        assert rendered.json()["prompt"].endswith("<|im_start|>assistant\n")
-        for bad in ({}, {"prompt": "a", "messages": []}, {"prompt": "x" * 100_000}):
-            assert (await client.post("/tokenize", json=bad)).status_code == 400
-        for tokens in ([10**6], [-1], "x"):
-            assert (await client.post("/detokenize", json={"tokens": tokens})).status_code == 400
-        await mesh.settled()
+async def test_tokens_and_texts(mesh: Running, caller: AsyncClient) -> None:
+    text = "<|im_start|>user\nhällo<|im_end|>"
+    answer = await caller.post("/tokenize", json={"prompt": text, "return_token_strs": True})
+    found = answer.json()
+    assert found["count"] == len(found["tokens"]) == len(found["token_strs"])
+    assert found["token_strs"][0] == "<|im_start|>"
+    assert found["max_model_len"] == mesh.model.offer.max_context_tokens
+    back = await caller.post("/detokenize", json={"tokens": found["tokens"]})
+    assert back.json() == {"prompt": text}
+    chat = await caller.post("/tokenize", json={"messages": CHAT["messages"]})
+    rendered = await caller.post("/detokenize", json={"tokens": chat.json()["tokens"]})
+    assert rendered.json()["prompt"].endswith("<|im_start|>assistant\n")
+    for bad in ({}, {"prompt": "a", "messages": []}, {"prompt": "x" * 100_000}):
+        assert (await caller.post("/tokenize", json=bad)).status_code == 400
+    for tokens in ([10**6], [-1], "x"):
+        assert (await caller.post("/detokenize", json={"tokens": tokens})).status_code == 400
 
 
 async def test_tokens_of_a_chat_with_tools(tmp_path: Path) -> None:

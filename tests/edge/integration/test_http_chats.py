@@ -7,10 +7,10 @@ import asyncio
 import json
 import ssl
 from pathlib import Path
-from typing import Any
 
 import openai
 import pytest
+from httpx2 import AsyncClient
 
 from outrider.errors import OverloadedError
 from outrider.models.vocabulary import Vocabulary
@@ -29,28 +29,25 @@ from tests.edge.integration.chat_routes import (
     over_chat_routes,
 )
 from tests.edge.integration.http_client import KEY, RawRequest, official, plain, serving_http
+from tests.edge.integration.running import REPLY, Running
 
-REPLY = "a reply of some length"
+pytestmark = pytest.mark.edge(http=HttpConfig(port=0))
 
 
 @over_chat_routes
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_apis_own_client_reads_the_reply(
-    words: Vocabulary, tmp_path: Path, route: ChatRoute, stream: bool
+    route: ChatRoute, stream: bool, mesh: Running
 ) -> None:
-    async with serving_http(words, tmp_path, REPLY) as mesh:
-        told = await route.official(mesh, stream)
-        assert (told.text, told.num_tokens, told.end) == (REPLY, len(REPLY) + 1, route.end)
-        assert (told.num_pieces > 1) is stream
-        assert len(mesh.region.opened) == 1, "to count tokens opens nothing"
-        await mesh.settled()
+    told = await route.official(mesh, stream)
+    assert (told.text, told.num_tokens, told.end) == (REPLY, len(REPLY) + 1, route.end)
+    assert (told.num_pieces > 1) is stream
+    assert len(mesh.region.opened) == 1, "to count tokens opens nothing"
 
 
 @pytest.mark.parametrize("door", DOORS)
-async def test_the_reply_is_the_same_by_every_door(
-    words: Vocabulary, tmp_path: Path, door: str
-) -> None:
-    async with serving_http(words, tmp_path, REPLY) as mesh, DOORS[door](mesh) as ask:
+async def test_the_reply_is_the_same_by_every_door(door: str, mesh: Running) -> None:
+    async with DOORS[door](mesh) as ask:
         for route in (CHAT, COMPLETION, MESSAGE, RESPONSE):
             whole = await ask("POST", route.path, route.body, as_bearer(KEY))
             assert route.text(json.loads(whole.body)) == REPLY
@@ -58,117 +55,104 @@ async def test_the_reply_is_the_same_by_every_door(
             assert stream.headers["content-type"].startswith("text/event-stream")
             assert route.text_of(stream.body) == REPLY
             assert stream.body.endswith(b"data: [DONE]\n\n") is (route in (CHAT, COMPLETION))
+
+
+@pytest.mark.edge(http=HttpConfig(port=0, tls="on"))
+async def test_over_http2_and_tls(mesh: Running) -> None:
+    trusted = ssl.create_default_context(cafile=str(mesh.ca))
+    async with plain(mesh, verify=trusted, http2=True, http1=False) as client:
+        many = [client.post(CHAT.path, json=CHAT.body) for _ in range(8)]
+        for answer in await asyncio.gather(*many):
+            assert answer.http_version == "HTTP/2"
+            assert answer.headers["alt-svc"].startswith(f'h3=":{mesh.ports.main}"')
+            assert CHAT.text(answer.json()) == REPLY
         await mesh.settled()
 
 
-async def test_over_http2_and_tls(words: Vocabulary, tmp_path: Path) -> None:
-    http = HttpConfig(port=0, tls="on")
-    async with serving_http(words, tmp_path, REPLY, http=http) as mesh:
-        trusted = ssl.create_default_context(cafile=str(mesh.ca))
-        async with plain(mesh, verify=trusted, http2=True, http1=False) as client:
-            many = [client.post(CHAT.path, json=CHAT.body) for _ in range(8)]
-            for answer in await asyncio.gather(*many):
-                assert answer.http_version == "HTTP/2"
-                assert answer.headers["alt-svc"].startswith(f'h3=":{mesh.ports.main}"')
-                assert CHAT.text(answer.json()) == REPLY
-            await mesh.settled()
+async def test_what_is_asked_for_reaches_the_region(
+    words: Vocabulary, mesh: Running, caller: AsyncClient
+) -> None:
+    body = {**CHAT.body, "seed": 5, "max_completion_tokens": 99}
+    prediction = {"type": "content", "content": REPLY}
+    answer = await caller.post(CHAT.path, json=body | {"prediction": prediction})
+    assert answer.json()["choices"][0]["outrider"]["seed"] == 5
+    (opened,) = mesh.region.opened
+    assert (opened.sampling.seed, opened.sampling.max_tokens) == (5, 99)
+    assert opened.prediction.count == len(words.encode(REPLY))
 
 
-async def test_what_is_asked_for_reaches_the_region(words: Vocabulary, tmp_path: Path) -> None:
-    async with serving_http(words, tmp_path, REPLY) as mesh, plain(mesh) as client:
-        body = {**CHAT.body, "seed": 5, "max_completion_tokens": 99}
-        prediction = {"type": "content", "content": REPLY}
-        answer = await client.post(CHAT.path, json=body | {"prediction": prediction})
-        assert answer.json()["choices"][0]["outrider"]["seed"] == 5
-        (opened,) = mesh.region.opened
-        assert (opened.sampling.seed, opened.sampling.max_tokens) == (5, 99)
-        assert opened.prediction.count == len(words.encode(REPLY))
-        await mesh.settled()
-
-
-async def test_completions_go_on_a_prompt_as_it_is(words: Vocabulary, tmp_path: Path) -> None:
+async def test_completions_go_on_a_prompt_as_it_is(
+    words: Vocabulary, mesh: Running, caller: AsyncClient
+) -> None:
     ids: list[int] = []
     for segment in words.raw_segments(COMPLETION.body["prompt"]):
         is_control = segment.is_control
         ids += [words.control_id(segment.text)] if is_control else words.encode(segment.text)
-    async with serving_http(words, tmp_path, REPLY) as mesh, plain(mesh) as client:
-        for prompt in (COMPLETION.body["prompt"], ids):
-            await client.post(COMPLETION.path, json={**COMPLETION.body, "prompt": prompt})
-        prompts = {mesh.region.prompt(it) for it in mesh.region.opened}
-        assert prompts == {tuple(ids)}, "text and ids are one prompt"
-        beyond = await client.post(COMPLETION.path, json={**COMPLETION.body, "prompt": [10**6]})
-        assert beyond.status_code == 400
-        assert "outside the vocabulary" in beyond.json()["error"]["message"]
-        await mesh.settled()
+    for prompt in (COMPLETION.body["prompt"], ids):
+        await caller.post(COMPLETION.path, json={**COMPLETION.body, "prompt": prompt})
+    prompts = {mesh.region.prompt(it) for it in mesh.region.opened}
+    assert prompts == {tuple(ids)}, "text and ids are one prompt"
+    beyond = await caller.post(COMPLETION.path, json={**COMPLETION.body, "prompt": [10**6]})
+    assert beyond.status_code == 400
+    assert "outside the vocabulary" in beyond.json()["error"]["message"]
 
 
-async def test_a_response_is_gone_on_with_by_sending_it_again(
-    words: Vocabulary, tmp_path: Path
-) -> None:
-    async with serving_http(words, tmp_path, REPLY) as mesh, plain(mesh) as client:
-        said = (await client.post(RESPONSE.path, json=RESPONSE.body)).json()["output"]
-        again = await client.post(
-            RESPONSE.path, json={"model": "small", "input": [USER, *said, USER]}
-        )
-        assert again.json()["status"] == "completed"
-        await mesh.settled()
+async def test_a_response_is_gone_on_with_by_sending_it_again(caller: AsyncClient) -> None:
+    said = (await caller.post(RESPONSE.path, json=RESPONSE.body)).json()["output"]
+    again = await caller.post(RESPONSE.path, json={"model": "small", "input": [USER, *said, USER]})
+    assert again.json()["status"] == "completed"
 
 
 @over_chat_routes
 async def test_the_first_tokens_come_before_the_others_are_made(
-    words: Vocabulary, tmp_path: Path, route: ChatRoute
+    route: ChatRoute, mesh: Running, caller: AsyncClient
 ) -> None:
-    async with serving_http(words, tmp_path, REPLY) as mesh, plain(mesh) as client:
-        mesh.region.hold(3)
-        had = b""
-        async with client.stream("POST", route.path, json=route.streamed) as answer:
-            async for piece in answer.aiter_bytes():
-                had += piece
-                if route.text_of(had) == REPLY[:3]:
-                    mesh.region.gate.set()
-        assert route.text_of(had) == REPLY
+    mesh.region.hold(3)
+    had = b""
+    async with caller.stream("POST", route.path, json=route.streamed) as answer:
+        async for piece in answer.aiter_bytes():
+            had += piece
+            if route.text_of(had) == REPLY[:3]:
+                mesh.region.gate.set()
+    assert route.text_of(had) == REPLY
 
 
 @pytest.mark.parametrize("route", [CHAT, COMPLETION], ids=str)
 async def test_choices_come_interleaved_and_each_is_whole(
-    words: Vocabulary, tmp_path: Path, route: ChatRoute
+    route: ChatRoute, mesh: Running, caller: AsyncClient
 ) -> None:
-    async with serving_http(words, tmp_path, REPLY) as mesh, plain(mesh) as client:
-        stream = await client.post(route.path, json=route.streamed | {"n": 3})
-        texts = ["", "", ""]
-        events = [json.loads(it["data"]) for it in events_of(stream.content)[:-1]]
-        for event in events:
-            texts[event["choices"][0]["index"]] += route.delta(event)
-        assert texts == [REPLY] * 3
-        assert len({it.sampling.seed for it in mesh.region.opened}) == 3
-        whole = (await client.post(route.path, json={**route.body, "n": 2})).json()
-        assert [route.text({"choices": [it]}) for it in whole["choices"]] == [REPLY] * 2
-        await mesh.settled()
+    stream = await caller.post(route.path, json=route.streamed | {"n": 3})
+    texts = ["", "", ""]
+    events = [json.loads(it["data"]) for it in events_of(stream.content)[:-1]]
+    for event in events:
+        texts[event["choices"][0]["index"]] += route.delta(event)
+    assert texts == [REPLY] * 3
+    assert len({it.sampling.seed for it in mesh.region.opened}) == 3
+    whole = (await caller.post(route.path, json={**route.body, "n": 2})).json()
+    assert [route.text({"choices": [it]}) for it in whole["choices"]] == [REPLY] * 2
 
 
 @pytest.mark.parametrize("route", [CHAT, COMPLETION, MESSAGE], ids=str)
 async def test_stop_strings_end_the_text(
-    words: Vocabulary, tmp_path: Path, route: ChatRoute
+    words: Vocabulary, route: ChatRoute, mesh: Running, caller: AsyncClient
 ) -> None:
-    async with serving_http(words, tmp_path, REPLY) as mesh, plain(mesh) as client:
-        mesh.region.reply = tuple(words.encode("a reply of"))  # a replica ends there
-        asked = {**route.body, route.stop: ["nothing", "of"]}
-        answer = (await client.post(route.path, json=asked)).json()
-        (opened,) = mesh.region.opened
-        assert list(opened.sampling.stop) == ["nothing", "of"]
-        assert route.text(answer) == "a reply "
-        stream = await client.post(route.path, json=asked | {"stream": True})
-        assert route.text_of(stream.content) == "a reply "
-        if route is MESSAGE:
-            ended = ("stop_sequence", "of")
-            assert (answer["stop_reason"], answer["stop_sequence"]) == ended
-            assert b'"stop_reason":"stop_sequence","stop_sequence":"of"' in stream.content
-        await mesh.settled()
+    mesh.region.reply = tuple(words.encode("a reply of"))  # a replica ends there
+    asked = {**route.body, route.stop: ["nothing", "of"]}
+    answer = (await caller.post(route.path, json=asked)).json()
+    (opened,) = mesh.region.opened
+    assert list(opened.sampling.stop) == ["nothing", "of"]
+    assert route.text(answer) == "a reply "
+    stream = await caller.post(route.path, json=asked | {"stream": True})
+    assert route.text_of(stream.content) == "a reply "
+    if route is MESSAGE:
+        ended = ("stop_sequence", "of")
+        assert (answer["stop_reason"], answer["stop_sequence"]) == ended
+        assert b'"stop_reason":"stop_sequence","stop_sequence":"of"' in stream.content
 
 
-async def test_models_are_those_that_the_key_may_use(words: Vocabulary, tmp_path: Path) -> None:
-    models: dict[str, Any] = {"models": ("small", "org/large"), "anonymous_models": ("small",)}
-    async with serving_http(words, tmp_path, **models) as mesh, official(mesh) as client:
+@pytest.mark.edge(models=("small", "org/large"), anonymous_models=("small",))
+async def test_models_are_those_that_the_key_may_use(mesh: Running) -> None:
+    async with official(mesh) as client:
         listed = await client.models.list()
         assert [it.id for it in listed.data] == ["small", "org/large"]
         model = await client.models.retrieve("org/large")
@@ -190,36 +174,33 @@ async def test_models_are_those_that_the_key_may_use(words: Vocabulary, tmp_path
 @over_chat_routes
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_failure_before_the_first_token_has_a_status_of_its_own(
-    words: Vocabulary, tmp_path: Path, route: ChatRoute, stream: bool
+    route: ChatRoute, stream: bool, mesh: Running, caller: AsyncClient
 ) -> None:
-    async with serving_http(words, tmp_path, REPLY) as mesh, plain(mesh) as client:
-        mesh.region.error = OverloadedError("the queue is full", retry_delay_ms=1500)
-        answer = await client.post(route.path, json={**route.body, "stream": stream})
-        assert answer.status_code == 429
-        headers = answer.headers
-        assert (headers["retry-after"], headers["retry-after-ms"]) == ("2", "1500")
-        assert headers["x-request-id"]
-        assert answer.json()["error"]["type"] == "rate_limit_error"
-        await mesh.settled()
+    mesh.region.error = OverloadedError("the queue is full", retry_delay_ms=1500)
+    answer = await caller.post(route.path, json={**route.body, "stream": stream})
+    assert answer.status_code == 429
+    headers = answer.headers
+    assert (headers["retry-after"], headers["retry-after-ms"]) == ("2", "1500")
+    assert headers["x-request-id"]
+    assert answer.json()["error"]["type"] == "rate_limit_error"
 
 
 @over_chat_routes
+@pytest.mark.edge(reopen_s=0.2)
 async def test_a_failure_after_that_ends_the_stream_with_an_error(
-    words: Vocabulary, tmp_path: Path, route: ChatRoute
+    route: ChatRoute, mesh: Running, caller: AsyncClient
 ) -> None:
-    async with serving_http(words, tmp_path, REPLY, reopen_s=0.2) as mesh, plain(mesh) as client:
-        mesh.region.stop_after = 4
-        had, is_cut = b"", False
-        async with client.stream("POST", route.path, json=route.streamed) as answer:
-            async for piece in answer.aiter_bytes():
-                had += piece
-                if not is_cut and route.text_of(had):
-                    is_cut = True
-                    await mesh.edge.upstream.stop()
-        said = [json.loads(it["data"]) for it in events_of(had) if it["data"] != "[DONE]"]
-        assert route.failure(said[-1])
-        assert not any(map(route.failure, said[:-1]))
-        await mesh.settled()
+    mesh.region.stop_after = 4
+    had, is_cut = b"", False
+    async with caller.stream("POST", route.path, json=route.streamed) as answer:
+        async for piece in answer.aiter_bytes():
+            had += piece
+            if not is_cut and route.text_of(had):
+                is_cut = True
+                await mesh.edge.upstream.stop()
+    said = [json.loads(it["data"]) for it in events_of(had) if it["data"] != "[DONE]"]
+    assert route.failure(said[-1])
+    assert not any(map(route.failure, said[:-1]))
 
 
 @over_chat_routes
@@ -258,61 +239,57 @@ async def test_a_tenant_is_told_what_is_left_of_its_limits(
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("stop_after", [0, 4])
 async def test_a_client_that_leaves_cancels_its_chats(
-    words: Vocabulary, tmp_path: Path, route: ChatRoute, stream: bool, stop_after: int
+    route: ChatRoute, stream: bool, stop_after: int, mesh: Running
 ) -> None:
     count = 2 if route.has_choices else 1
-    async with serving_http(words, tmp_path, REPLY) as mesh:
-        mesh.region.stop_after = stop_after
-        body = {**route.body, "stream": stream} | ({"n": count} if route.has_choices else {})
-        request = await RawRequest.post(mesh, route.path, body)
-        await eventually(lambda: len(mesh.region.live) == count)
-        if stream and stop_after:
-            await request.until(b"data: ")
-        request.close()
-        await eventually(lambda: mesh.region.cancelled == ["the client is gone"] * count)
-        await mesh.settled()
+    mesh.region.stop_after = stop_after
+    body = {**route.body, "stream": stream} | ({"n": count} if route.has_choices else {})
+    request = await RawRequest.post(mesh, route.path, body)
+    await eventually(lambda: len(mesh.region.live) == count)
+    if stream and stop_after:
+        await request.until(b"data: ")
+    request.close()
+    await eventually(lambda: mesh.region.cancelled == ["the client is gone"] * count)
 
 
 @over_chat_routes
 async def test_a_stream_with_a_key_goes_on_where_it_was_cut(
-    words: Vocabulary, tmp_path: Path, route: ChatRoute
+    route: ChatRoute, mesh: Running, caller: AsyncClient
 ) -> None:
-    async with serving_http(words, tmp_path, REPLY) as mesh, plain(mesh) as client:
-        mesh.region.hold(6)
-        headers = {"Idempotency-Key": "k"}
-        had = b""
-        async with client.stream("POST", route.path, json=route.streamed, headers=headers) as cut:
-            async for piece in cut.aiter_bytes():
-                had += piece
-                if route.text_of(had) == REPLY[:6]:
-                    break
-        await eventually(lambda: mesh.sample("outrider_edge_detached_chats") == 1)
-        mesh.region.gate.set()
-        last = [it["id"] for it in events_of(had) if "id" in it][-1]
-        rest = await client.post(
-            route.path, json=route.streamed, headers=headers | {"Last-Event-ID": last}
-        )
-        assert route.text_of(rest.content) == REPLY[6:]
-        whole = await client.post(route.path, json=route.body, headers=headers)
-        assert route.text(whole.json()) == REPLY
-        other = {**route.body, "temperature": 0}
-        assert (await client.post(route.path, json=other, headers=headers)).status_code == 422
-        assert mesh.region.cancelled == []
-        assert len(mesh.region.opened) == 1
+    mesh.region.hold(6)
+    headers = {"Idempotency-Key": "k"}
+    had = b""
+    async with caller.stream("POST", route.path, json=route.streamed, headers=headers) as cut:
+        async for piece in cut.aiter_bytes():
+            had += piece
+            if route.text_of(had) == REPLY[:6]:
+                break
+    await eventually(lambda: mesh.sample("outrider_edge_detached_chats") == 1)
+    mesh.region.gate.set()
+    last = [it["id"] for it in events_of(had) if "id" in it][-1]
+    rest = await caller.post(
+        route.path, json=route.streamed, headers=headers | {"Last-Event-ID": last}
+    )
+    assert route.text_of(rest.content) == REPLY[6:]
+    whole = await caller.post(route.path, json=route.body, headers=headers)
+    assert route.text(whole.json()) == REPLY
+    other = {**route.body, "temperature": 0}
+    assert (await caller.post(route.path, json=other, headers=headers)).status_code == 422
+    assert mesh.region.cancelled == []
+    assert len(mesh.region.opened) == 1
 
 
 @pytest.mark.parametrize("route", [CHAT, MESSAGE], ids=str)
+@pytest.mark.edge(http=HttpConfig(port=0, comment_s=0.05))
 async def test_a_silent_stream_is_kept_alive(
-    words: Vocabulary, tmp_path: Path, route: ChatRoute
+    route: ChatRoute, mesh: Running, caller: AsyncClient
 ) -> None:
     sign = b"event: ping" if route is MESSAGE else b"\n\n: "
-    http = HttpConfig(port=0, comment_s=0.05)
-    async with serving_http(words, tmp_path, REPLY, http=http) as mesh, plain(mesh) as client:
-        mesh.region.hold(3)
-        had = b""
-        async with client.stream("POST", route.path, json=route.streamed) as answer:
-            async for piece in answer.aiter_bytes():
-                had += piece
-                if sign in had:
-                    mesh.region.gate.set()
-        assert route.text_of(had) == REPLY
+    mesh.region.hold(3)
+    had = b""
+    async with caller.stream("POST", route.path, json=route.streamed) as answer:
+        async for piece in answer.aiter_bytes():
+            had += piece
+            if sign in had:
+                mesh.region.gate.set()
+    assert route.text_of(had) == REPLY

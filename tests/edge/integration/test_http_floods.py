@@ -22,6 +22,9 @@ from services.edge.http.listener import HttpListener
 from tests.edge.integration.http_client import CHAT, KEY, RawRequest, plain, serving_http
 from tests.edge.integration.running import Running
 
+pytestmark = pytest.mark.edge(http=HttpConfig(port=0))
+
+
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PING, GOAWAY = 0, 1, 2, 3, 4, 6, 7
 ENHANCE_YOUR_CALM, FRAME_SIZE_ERROR = 0xB, 0x6
 _TIMEOUT_S = 30
@@ -133,38 +136,34 @@ async def test_who_comes_back_after_each_flood_may_send_less_each_time(
 
 
 async def test_a_chat_that_is_reset_in_the_packet_that_asks_for_it_is_not_begun(
-    words: Vocabulary, tmp_path: Path
+    mesh: Running,
 ) -> None:
     """CVE-2023-44487: no region is to compute for a flood of such."""
-    async with serving_http(words, tmp_path) as mesh:
-        wire = H2Connection()
-        wire.initiate_connection()
-        wire.data_to_send()  # Flooder has sent it
-        fields = {":method": "POST", ":path": "/v1/chat/completions", ":scheme": "http"}
-        fields |= {":authority": "e", "x-api-key": KEY, "content-type": "application/json"}
-        flooder = await Flooder.connected(mesh)
-        for stream in range(1, 41, 2):
-            wire.send_headers(stream, list(fields.items()))
-            wire.send_data(stream, json.dumps(CHAT).encode(), end_stream=True)
-            wire.reset_stream(stream)
-            flooder.writer.write(wire.data_to_send())
-            await flooder.writer.drain()
-        answers = "outrider_edge_http_answers_total"
-        labels = {"route": "/v1/chat/completions", "status": "499"}
-        await eventually(lambda: mesh.sample(answers, **labels) == 20)
-        assert mesh.region.opened == []
-        flooder.writer.close()
-        await mesh.settled()
+    wire = H2Connection()
+    wire.initiate_connection()
+    wire.data_to_send()  # Flooder has sent it
+    fields = {":method": "POST", ":path": "/v1/chat/completions", ":scheme": "http"}
+    fields |= {":authority": "e", "x-api-key": KEY, "content-type": "application/json"}
+    flooder = await Flooder.connected(mesh)
+    for stream in range(1, 41, 2):
+        wire.send_headers(stream, list(fields.items()))
+        wire.send_data(stream, json.dumps(CHAT).encode(), end_stream=True)
+        wire.reset_stream(stream)
+        flooder.writer.write(wire.data_to_send())
+        await flooder.writer.drain()
+    answers = "outrider_edge_http_answers_total"
+    labels = {"route": "/v1/chat/completions", "status": "499"}
+    await eventually(lambda: mesh.sample(answers, **labels) == 20)
+    begun = mesh.of_model("outrider_edge_chats_total", outcome="CANCELLED")
+    assert mesh.region.opened == [] and begun == 0 == mesh.edge.telemetry.num_chats
+    flooder.writer.close()
 
 
 @pytest.mark.parametrize("kind", [DATA, HEADERS, PING, 0x99])
-async def test_a_frame_of_16_megabytes_is_refused_before_it_comes(
-    kind: int, words: Vocabulary, tmp_path: Path
-) -> None:
-    async with serving_http(words, tmp_path) as mesh:
-        flooder = await Flooder.connected(mesh)
-        flooder.writer.write(b"\xff\xff\xff" + frame(kind, stream=1)[3:])
-        assert goaway(await flooder.frames()) == FRAME_SIZE_ERROR
+async def test_a_frame_of_16_megabytes_is_refused_before_it_comes(kind: int, mesh: Running) -> None:
+    flooder = await Flooder.connected(mesh)
+    flooder.writer.write(b"\xff\xff\xff" + frame(kind, stream=1)[3:])
+    assert goaway(await flooder.frames()) == FRAME_SIZE_ERROR
 
 
 def refused(mesh: Running, reason: str) -> float:
@@ -214,16 +213,13 @@ async def test_a_defect_is_told_with_its_traceback_once_and_ends_its_connection_
 
 
 @pytest.mark.parametrize("before", [b"", _ANSWERED])
-async def test_what_only_resembles_the_preface_is_not_http2(
-    before: bytes, words: Vocabulary, tmp_path: Path
-) -> None:
-    async with serving_http(words, tmp_path) as mesh:
-        preface = PREFACE if before else b"PRI * HTTP/2.0\n\nSM\r\n\r\n"
-        request = await RawRequest.connected(mesh)
-        request.writer.write(before + preface + frame(SETTINGS) + FLOODS["ping"])
-        answer = await request.rest()
-        assert frame(SETTINGS, flags=1) not in answer
-        assert (b'"object":"list"' in answer) is bool(before)
+async def test_what_only_resembles_the_preface_is_not_http2(before: bytes, mesh: Running) -> None:
+    preface = PREFACE if before else b"PRI * HTTP/2.0\n\nSM\r\n\r\n"
+    request = await RawRequest.connected(mesh)
+    request.writer.write(before + preface + frame(SETTINGS) + FLOODS["ping"])
+    answer = await request.rest()
+    assert frame(SETTINGS, flags=1) not in answer
+    assert (b'"object":"list"' in answer) is bool(before)
 
 
 @pytest.mark.parametrize("tls", ["off", "on"])

@@ -24,6 +24,9 @@ from services.edge.http.config import HttpConfig
 from tests.edge.integration.http_client import RawRequest, plain, serving_http
 from tests.edge.integration.running import Running
 
+pytestmark = pytest.mark.edge(http=HttpConfig(port=0))
+
+
 _TIMEOUT_S = 30
 _HELD = "/held"
 _LEFT = "/left"
@@ -61,8 +64,7 @@ async def holding(
     words: Vocabulary, folder: Path, **config: Any
 ) -> AsyncIterator[tuple[Running, HeldApp]]:
     async with serving_http(words, folder, **config) as mesh:
-        assert mesh.edge.http is not None
-        mesh.edge.http.app = held = HeldApp(mesh.edge.http.app)
+        mesh.http.app = held = HeldApp(mesh.http.app)
         try:
             yield mesh, held
         finally:
@@ -129,8 +131,7 @@ def stopping(mesh: Running) -> asyncio.Task[None]:
 
 
 def is_stopping(mesh: Running) -> bool:
-    assert mesh.edge.http is not None
-    return mesh.edge.http._context.terminated.is_set()
+    return mesh.http._context.terminated.is_set()
 
 
 async def test_requests_under_way_are_answered_when_their_connection_takes_no_more(
@@ -152,14 +153,9 @@ async def test_requests_under_way_are_answered_when_their_connection_takes_no_mo
         assert client.seen_of(GoAwayFrame) == [goaway]
 
 
-async def test_a_client_that_asks_one_by_one_notices_nothing_of_the_limit(
-    words: Vocabulary, tmp_path: Path
-) -> None:
-    http = HttpConfig(port=0, max_requests_per_connection=2)
-    async with (
-        serving_http(words, tmp_path, http=http) as mesh,
-        plain(mesh, http2=True, http1=False) as client,
-    ):
+@pytest.mark.edge(http=HttpConfig(port=0, max_requests_per_connection=2))
+async def test_a_client_that_asks_one_by_one_notices_nothing_of_the_limit(mesh: Running) -> None:
+    async with plain(mesh, http2=True, http1=False) as client:
         for _ in range(5):
             answer = await client.get("/openapi.json")
             assert (answer.status_code, answer.http_version) == (200, "HTTP/2")
@@ -239,8 +235,7 @@ async def test_an_edge_with_nothing_under_way_stops_at_once(
             assert (await client.get("/openapi.json")).status_code == 200
         await RawRequest.connected(mesh)  # over TLS: its handshake has not begun
         (await RawRequest.connected(mesh)).writer.write(b"GET / HTTP/1.1\r\nHost: e\r\n")
-        assert mesh.edge.http is not None
-        edge = mesh.edge.http
+        edge = mesh.http
         await eventually(lambda: edge.num_connections == 4)
         async with asyncio.timeout(_TIMEOUT_S):
             await mesh.edge.stop()
@@ -266,8 +261,7 @@ async def test_a_client_that_vanishes_with_a_full_window_holds_no_place(
 ) -> None:
     http = HttpConfig(port=0, send_timeout_s=600.0)
     async with holding(words, tmp_path, http=http) as (mesh, _):
-        assert mesh.edge.http is not None
-        edge = mesh.edge.http
+        edge = mesh.http
         client = await Frames.connected(mesh, INITIAL_WINDOW_SIZE=10)
         client.ask(1, path="/openapi.json")
         await client.until(HeadersFrame)

@@ -6,39 +6,40 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
 from services.edge.http.config import HttpConfig
 from services.edge.http3.limits import Http3Limits
 from tests.edge.http3.client import h3_client
 from tests.edge.integration.http_client import CHAT, KEY, serving_http
+from tests.edge.integration.running import REPLY, Running
 
-REPLY = "a reply of some length"
+pytestmark = pytest.mark.edge(http=HttpConfig(port=0))
+
+
 H3_HEADERS = [
     (b"authorization", b"Bearer " + KEY.encode()),
     (b"content-type", b"application/json"),
 ]
 
 
-async def test_an_edge_that_stops_tells_those_that_wait_over_http3(
-    words: Vocabulary, tmp_path: Path
-) -> None:
-    async with serving_http(words, tmp_path, REPLY) as mesh:
-        mesh.region.stop_after = 4
-        async with h3_client(mesh.ports.main, mesh.ca) as client:
-            streamed, waiting = (
-                client.ask("POST", "/v1/chat/completions", json.dumps(body).encode(), H3_HEADERS)
-                for body in (CHAT | {"stream": True}, CHAT)
-            )
-            await streamed.until(lambda: b'"content":"a' in streamed.body)
-            await eventually(lambda: len(mesh.region.live) == 2)
-            await mesh.edge.stop()
-            assert b"shutting down" in (await streamed.whole()).body
-            assert streamed.reset_code is None
-            refused = await waiting.whole()
-            assert refused.status == 503
-            assert json.loads(refused.body)["error"]["code"] == "draining"
-        await mesh.settled()
+async def test_an_edge_that_stops_tells_those_that_wait_over_http3(mesh: Running) -> None:
+    mesh.region.stop_after = 4
+    async with h3_client(mesh.ports.main, mesh.ca) as client:
+        streamed, waiting = (
+            client.ask("POST", "/v1/chat/completions", json.dumps(body).encode(), H3_HEADERS)
+            for body in (CHAT | {"stream": True}, CHAT)
+        )
+        await streamed.until(lambda: b'"content":"a' in streamed.body)
+        await eventually(lambda: len(mesh.region.live) == 2)
+        await mesh.edge.stop()
+        assert b"shutting down" in (await streamed.whole()).body
+        assert streamed.reset_code is None
+        refused = await waiting.whole()
+        assert refused.status == 503
+        assert json.loads(refused.body)["error"]["code"] == "draining"
 
 
 async def test_what_http3_refuses_by_itself_looks_like_all_refusals(
@@ -60,16 +61,15 @@ async def test_what_http3_refuses_by_itself_looks_like_all_refusals(
     assert said["type"] == "error" and said["request_id"] == full.headers[b"request-id"].decode()
 
 
-async def test_a_body_has_the_same_limit_over_http3(words: Vocabulary, tmp_path: Path) -> None:
-    http = HttpConfig(port=0, max_body_bytes=1000)
-    async with serving_http(words, tmp_path, REPLY, http=http) as mesh:
-        long = json.dumps(CHAT | {"user": "x" * 300_000}).encode()
-        stated = (b"content-length", b"%d" % len(long))
-        async with h3_client(mesh.ports.main, mesh.ca) as client:
-            for more in ([], [stated]):
-                headers = [*H3_HEADERS, *more]
-                answer = await client.ask("POST", "/v1/chat/completions", long, headers).whole()
-                assert answer.status == 413
-                assert "larger than 1000 bytes" in json.loads(answer.body)["error"]["message"]
-                assert answer.headers[b"x-request-id"]
-        assert mesh.region.opened == []
+@pytest.mark.edge(http=HttpConfig(port=0, max_body_bytes=1000))
+async def test_a_body_has_the_same_limit_over_http3(mesh: Running) -> None:
+    long = json.dumps(CHAT | {"user": "x" * 300_000}).encode()
+    stated = (b"content-length", b"%d" % len(long))
+    async with h3_client(mesh.ports.main, mesh.ca) as client:
+        for more in ([], [stated]):
+            headers = [*H3_HEADERS, *more]
+            answer = await client.ask("POST", "/v1/chat/completions", long, headers).whole()
+            assert answer.status == 413
+            assert "larger than 1000 bytes" in json.loads(answer.body)["error"]["message"]
+            assert answer.headers[b"x-request-id"]
+    assert mesh.region.opened == []

@@ -1,5 +1,4 @@
-"""What chats over HTTP have besides text, by every route that has it: tools, schemas, and log
-probabilities."""
+"""What chats over HTTP have besides text, by every route that has it: tools and schemas."""
 
 from __future__ import annotations
 
@@ -7,22 +6,23 @@ import json
 from pathlib import Path
 from typing import Any
 
-from outrider.models.vocabulary import Vocabulary
+import pytest
+from httpx2 import AsyncClient
+
+from services.edge.http.config import HttpConfig
 from tests.edge.http.asking import events_of
 from tests.edge.integration.chat_routes import (
-    CHAT,
-    COMPLETION,
     PARAMETERS,
-    RESPONSE,
     ChatRoute,
     data_of,
     over_tool_routes,
 )
 from tests.edge.integration.http_client import plain, serving_http
+from tests.edge.integration.running import REPLY, Running
 from tests.edge.integration.test_tools import ARGUMENTS, REPLIES
 from tests.models import tool_templates
 
-REPLY = "a reply of some length"
+pytestmark = pytest.mark.edge(http=HttpConfig(port=0))
 
 
 @over_tool_routes
@@ -103,48 +103,11 @@ async def test_schemas_reach_the_region_with_and_without_tools(
 
 @over_tool_routes
 async def test_a_model_that_calls_no_tools_says_so(
-    words: Vocabulary, tmp_path: Path, route: ChatRoute
+    route: ChatRoute, mesh: Running, caller: AsyncClient
 ) -> None:
     assert route.tools is not None
-    async with serving_http(words, tmp_path, REPLY) as mesh, plain(mesh) as client:
-        for path in filter(None, (route.path, route.tools.count_path)):
-            refused = await client.post(path, json={**route.body, **route.tools.fields})
-            assert refused.status_code == 400
-            assert "shows no tools" in refused.json()["error"]["message"]
-        assert mesh.region.opened == []
-
-
-async def test_log_probabilities_come_with_their_tokens(words: Vocabulary, tmp_path: Path) -> None:
-    async with serving_http(words, tmp_path, REPLY) as mesh, plain(mesh) as client:
-        asked = {**CHAT.body, "logprobs": True, "top_logprobs": 3}
-        told = (await client.post(CHAT.path, json=asked)).json()["choices"][0]["logprobs"]
-        assert "".join(it["token"] for it in told["content"]) == REPLY
-        assert all(len(it["top_logprobs"]) == 3 for it in told["content"])
-        stream = await client.post(CHAT.path, json=asked | {"stream": True})
-        pieces = [it["choices"][0]["logprobs"] for it in data_of(stream.content)]
-        assert [it for piece in pieces if piece for it in piece["content"]] == told["content"]
-        text = await client.post(COMPLETION.path, json={**COMPLETION.body, "logprobs": 2})
-        lists = text.json()["choices"][0]["logprobs"]
-        assert "".join(lists["tokens"]) == REPLY
-        assert lists["text_offset"][:3] == [0, 1, 2]
-        await mesh.settled()
-
-
-async def test_responses_tell_log_probabilities_with_their_text(
-    words: Vocabulary, tmp_path: Path
-) -> None:
-    include = {"include": ["message.output_text.logprobs"], "top_logprobs": 3}
-    asked = {**RESPONSE.body, **include}
-    async with serving_http(words, tmp_path, REPLY) as mesh, plain(mesh) as client:
-        whole = (await client.post(RESPONSE.path, json=asked)).json()
-        (part,) = whole["output"][0]["content"]
-        assert "".join(it["token"] for it in part["logprobs"]) == REPLY
-        assert all(len(it["top_logprobs"]) == 3 for it in part["logprobs"])
-        stream = await client.post(RESPONSE.path, json=asked | {"stream": True})
-        told = []
-        for event in data_of(stream.content):
-            if text := RESPONSE.delta(event):
-                assert "".join(it["token"] for it in event["logprobs"]) == text
-                told += event["logprobs"]
-        assert [it for it in told if it["token"]] == [it for it in part["logprobs"] if it["token"]]
-        await mesh.settled()
+    for path in filter(None, (route.path, route.tools.count_path)):
+        refused = await caller.post(path, json={**route.body, **route.tools.fields})
+        assert refused.status_code == 400
+        assert "shows no tools" in refused.json()["error"]["message"]
+    assert mesh.region.opened == []

@@ -13,6 +13,7 @@ from services.edge.identity import TenantConfig
 from services.edge.models.kept_learning import KeptLearning
 from tests.api_keys import key_of, text_of
 from tests.edge.integration.running import Running, running
+from tests.edge.integration.trouble import said
 
 TENANTS = (
     TenantConfig("acme"),
@@ -28,8 +29,7 @@ async def chats(mesh: Running, key: str, count: int = 4) -> list[bool]:
     told = []
     async with mesh.client(key=key, client_secret=b"s" * 16) as client:
         for number in range(count):
-            async with client.chat([Message("user", f"question {number}")]) as chat:
-                await chat.result()
+            await said(client.chat([Message("user", f"question {number}")]))
             told.append(mesh.region.opened[-1].group_lasts)
     await mesh.settled()
     return told

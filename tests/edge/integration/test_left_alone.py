@@ -2,95 +2,82 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from outrider.client import Accepted, SamplingParams
+from outrider.client import Accepted, Client, SamplingParams
 from outrider.client.protocol import CloseCode
 from outrider.errors import UnknownChatError, UnknownModelError
-from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
 from services.edge.resumption.table import ResumeLimits
-from tests.edge.integration.running import running
-from tests.edge.integration.trouble import ASK, REPLY, cut, start, whole
+from tests.edge.integration.running import Running
+from tests.edge.integration.trouble import ASK, cut, said, start, whole
 
 LONG = SamplingParams(max_tokens=5000)
 
 
-async def test_nobody_comes_back(words: Vocabulary, tmp_path: Path) -> None:
-    async with running(words, tmp_path, REPLY, resumption=ResumeLimits(window_s=1.0)) as mesh:
-        mesh.region.stop_after = 4
-        async with mesh.client(reconnect=None) as client:
+@pytest.mark.edge(resumption=ResumeLimits(window_s=1.0))
+async def test_nobody_comes_back(mesh: Running) -> None:
+    mesh.region.stop_after = 4
+    async with mesh.client(reconnect=None) as client:
+        await start(client)
+        client._link.connection.shut(CloseCode.COMING_BACK)
+        await eventually(lambda: mesh.sample("outrider_edge_detached_chats") == 1)
+        assert mesh.region.cancelled == [], "it goes on for a while"
+    await eventually(lambda: mesh.region.cancelled == ["the client is gone"])
+    await mesh.settled()
+    assert mesh.sample("outrider_edge_detached_chats") == 0
+
+
+@pytest.mark.edge(resumption=ResumeLimits(window_s=0.0))
+async def test_an_edge_that_keeps_nothing_cancels_at_once(mesh: Running) -> None:
+    mesh.region.stop_after = 4
+    async with mesh.client(reconnect=None) as client:
+        await start(client)
+        client._link.connection.shut(CloseCode.COMING_BACK)
+    await eventually(lambda: mesh.region.cancelled == ["the client is gone"])
+
+
+@pytest.mark.edge(resumption=ResumeLimits(max_detached=2))
+async def test_only_so_many_go_on_alone(mesh: Running) -> None:
+    mesh.region.stop_after = 4
+    async with mesh.client(reconnect=None) as client:
+        for _ in range(3):
             await start(client)
-            client._link.connection.shut(CloseCode.COMING_BACK)
-            await eventually(lambda: mesh.sample("outrider_edge_detached_chats") == 1)
-            assert mesh.region.cancelled == [], "it goes on for a while"
+        client._link.connection.shut(CloseCode.COMING_BACK)
         await eventually(lambda: mesh.region.cancelled == ["the client is gone"])
-        await mesh.settled()
-        assert mesh.sample("outrider_edge_detached_chats") == 0
+        await eventually(lambda: mesh.edge.telemetry.num_chats == 2)
+    await mesh.edge.stop()
 
 
-async def test_an_edge_that_keeps_nothing_cancels_at_once(
-    words: Vocabulary, tmp_path: Path
-) -> None:
-    async with running(words, tmp_path, REPLY, resumption=ResumeLimits(window_s=0.0)) as mesh:
-        mesh.region.stop_after = 4
-        async with mesh.client(reconnect=None) as client:
-            await start(client)
-            client._link.connection.shut(CloseCode.COMING_BACK)
-        await eventually(lambda: mesh.region.cancelled == ["the client is gone"])
-        await mesh.settled()
+async def test_a_client_takes_a_chat_up_by_its_latest_token_after_a_restart(mesh: Running) -> None:
+    mesh.region.hold(6)
+    async with mesh.client(reconnect=None) as client:
+        chat = client.chat(ASK)
+        await chat.__aenter__()
+        accepted = await anext(chat)
+        assert isinstance(accepted, Accepted)
+        client._link.connection.shut(CloseCode.COMING_BACK)
+    async with mesh.client(client_secret=client.secret) as later:
+        async with later.resume(accepted.resume_token) as resumed:
+            table = mesh.edge.listener.context.resumable._table
+            await eventually(lambda: resumed.resume_token not in ("", accepted.resume_token))
+            await eventually(lambda: len(table._by_token) == 1)  # it has acknowledged
+            mesh.region.gate.set()
+            await whole(resumed)
+        async with later.resume(resumed.resume_token) as again:
+            await whole(again)
+        for used_up in (accepted.resume_token, "no such token"):
+            with pytest.raises(UnknownChatError, match="whole request"):
+                await said(later.resume(used_up))
+    assert len(mesh.region.opened) == 1
 
 
-async def test_only_so_many_go_on_alone(words: Vocabulary, tmp_path: Path) -> None:
-    async with running(words, tmp_path, REPLY, resumption=ResumeLimits(max_detached=2)) as mesh:
-        mesh.region.stop_after = 4
-        async with mesh.client(reconnect=None) as client:
-            for _ in range(3):
-                await start(client)
-            client._link.connection.shut(CloseCode.COMING_BACK)
-            await eventually(lambda: mesh.region.cancelled == ["the client is gone"])
-            await eventually(lambda: mesh.edge.telemetry.num_chats == 2)
-        await mesh.edge.stop()
-        await mesh.settled()
-
-
-async def test_a_client_takes_a_chat_up_by_its_latest_token_after_a_restart(
-    words: Vocabulary, tmp_path: Path
-) -> None:
-    async with running(words, tmp_path, REPLY) as mesh:
-        mesh.region.hold(6)
-        async with mesh.client(reconnect=None) as client:
-            chat = client.chat(ASK)
-            await chat.__aenter__()
-            accepted = await anext(chat)
-            assert isinstance(accepted, Accepted)
-            client._link.connection.shut(CloseCode.COMING_BACK)
-        async with mesh.client(client_secret=client.secret) as later:
-            async with later.resume(accepted.resume_token) as resumed:
-                table = mesh.edge.listener.context.resumable._table
-                await eventually(lambda: resumed.resume_token not in ("", accepted.resume_token))
-                await eventually(lambda: len(table._by_token) == 1)  # it has acknowledged
-                mesh.region.gate.set()
-                await whole(resumed)
-            async with later.resume(resumed.resume_token) as again:
-                await whole(again)
-            for used_up in (accepted.resume_token, "no such token"):
-                with pytest.raises(UnknownChatError, match="whole request"):
-                    async with later.resume(used_up) as nothing:
-                        await nothing.result()
-        assert len(mesh.region.opened) == 1
-
-
-async def test_another_model_does_not_go_on_with_a_reply(words: Vocabulary, tmp_path: Path) -> None:
-    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
-        mesh.region.hold(6)
-        chat = await start(client)
-        await mesh.restart(model="another")
-        cut(client)
-        with pytest.raises(UnknownModelError, match="small"):
-            await chat.result()
-        mesh.region.gate.set()
-        assert len(mesh.region.opened) == 1
-        await mesh.settled()
+async def test_another_model_does_not_go_on_with_a_reply(mesh: Running, client: Client) -> None:
+    mesh.region.hold(6)
+    chat = await start(client)
+    await mesh.restart(model="another")
+    cut(client)
+    with pytest.raises(UnknownModelError, match="small"):
+        await chat.result()
+    mesh.region.gate.set()
+    assert len(mesh.region.opened) == 1

@@ -14,7 +14,7 @@ from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import QuicConnection
 
 from outrider import errors
-from outrider.client import SamplingParams
+from outrider.client import Client, SamplingParams
 from outrider.client.connection import ClientConnection
 from outrider.errors import OutriderError
 from outrider.models.vocabulary import Vocabulary
@@ -24,22 +24,20 @@ from outrider.v1 import common_pb2, inference_pb2
 from services.edge.chat import Chat
 from services.edge.quic.streams import EdgeStream
 from services.edge.session.events import CancelAsked
-from tests.edge.integration.running import Running, running
-from tests.edge.integration.trouble import ASK, REPLY, RawStream, bystander, chat_frame, raw, start
+from tests.edge.integration.running import REPLY, Running, running
+from tests.edge.integration.trouble import ASK, RawStream, bystander, chat_frame, raw, said, start
 
 
 async def test_a_client_gone_mid_stream_is_cancelled_upstream(
-    words: Vocabulary, tmp_path: Path
+    mesh: Running, client: Client
 ) -> None:
-    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
-        mesh.region.stop_after = 4
-        async with mesh.client() as leaving:
-            await start(leaving)
-        await eventually(lambda: mesh.region.cancelled == ["the client is gone"])
-        await mesh.settled()
-        mesh.region.stop_after = None
-        async with client.chat(ASK) as chat:
-            assert (await chat.result()).text == REPLY
+    mesh.region.stop_after = 4
+    async with mesh.client() as leaving:
+        await start(leaving)
+    await eventually(lambda: mesh.region.cancelled == ["the client is gone"])
+    await mesh.settled()
+    mesh.region.stop_after = None
+    assert await said(client.chat(ASK)) == REPLY
 
 
 @pytest.mark.parametrize("give_up", [QuicConnection.reset_stream, QuicConnection.stop_stream])
@@ -82,13 +80,11 @@ class StalledQuic(QuicConnection):
         """Grants nothing."""
 
 
+@pytest.mark.edge(reply="x" * 3000, max_unsent_bytes=2000)
 async def test_a_client_that_does_not_read_loses_the_chat(
-    words: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, mesh: Running
 ) -> None:
-    async with (
-        running(words, tmp_path, "x" * 3000, max_unsent_bytes=2000) as mesh,
-        AsyncExitStack() as stack,
-    ):
+    async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(mesh.client())
         monkeypatch.setattr("outrider.client.link.QuicConnection", StalledQuic)
         connection = await stack.enter_async_context(raw(mesh))
@@ -99,20 +95,15 @@ async def test_a_client_that_does_not_read_loses_the_chat(
         await eventually(lambda: mesh.region.cancelled == ["OVERLOADED"])
         # All of a shorter reply may be under way before a client that reads says so.
         mesh.region.reply = mesh.region.reply[-401:]
-        async with client.chat(ASK, sampling=SamplingParams(max_tokens=5000)) as chat:
-            assert (await chat.result()).text == "x" * 400
-        await mesh.settled()
+        assert await said(client.chat(ASK, sampling=SamplingParams(max_tokens=5000))) == "x" * 400
 
 
-async def test_a_region_that_refuses(words: Vocabulary, tmp_path: Path) -> None:
-    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
-        async with bystander(mesh, client):
-            mesh.region.error = errors.NoReplicaError("none is ready", retry_delay_ms=70)
-            with pytest.raises(errors.NoReplicaError, match="none is ready") as caught:
-                async with client.chat(ASK) as chat:
-                    await chat.result()
-            assert caught.value.retry_delay_ms == 70
-        await mesh.settled()
+async def test_a_region_that_refuses(mesh: Running, client: Client) -> None:
+    async with bystander(mesh, client):
+        mesh.region.error = errors.NoReplicaError("none is ready", retry_delay_ms=70)
+        with pytest.raises(errors.NoReplicaError, match="none is ready") as caught:
+            await said(client.chat(ASK))
+        assert caught.value.retry_delay_ms == 70
 
 
 def bad_checksum(frame: inference_pb2.SessionDown) -> None:
@@ -150,20 +141,14 @@ def wrong_reason(frame: inference_pb2.SessionDown) -> None:
     ids=lambda value: value.__name__,
 )
 async def test_a_region_that_breaks_the_protocol(
-    words: Vocabulary,
-    tmp_path: Path,
-    mangle: Callable[[inference_pb2.SessionDown], None],
+    mangle: Callable[[inference_pb2.SessionDown], None], mesh: Running, client: Client
 ) -> None:
     """Of which the client is not to blame."""
-    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
-        mesh.region.mangle = mangle
-        with pytest.raises(errors.PeerFaultError):
-            async with client.chat(ASK) as chat:
-                await chat.result()
-        mesh.region.mangle = lambda frame: None
-        async with client.chat(ASK) as chat:
-            assert (await chat.result()).text == REPLY
-        await mesh.settled()
+    mesh.region.mangle = mangle
+    with pytest.raises(errors.PeerFaultError):
+        await said(client.chat(ASK))
+    mesh.region.mangle = lambda frame: None
+    assert await said(client.chat(ASK)) == REPLY
 
 
 async def test_chats_whose_router_stays_away_end_in_time(words: Vocabulary, tmp_path: Path) -> None:
@@ -179,69 +164,56 @@ async def test_chats_whose_router_stays_away_end_in_time(words: Vocabulary, tmp_
 
 
 async def test_a_defect_of_the_edge_ends_one_chat_only(
-    words: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, mesh: Running, client: Client
 ) -> None:
-    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
-        async with bystander(mesh, client):
-            with monkeypatch.context() as patch:
-                patch.setattr(CachingEncoder, "begin", lambda *_, **__: 1 // 0)
-                with pytest.raises(OutriderError, match="ZeroDivisionError"):
-                    async with client.chat(ASK) as chat:
-                        await chat.result()
-        await mesh.settled()
+    async with bystander(mesh, client):
+        with monkeypatch.context() as patch:
+            patch.setattr(CachingEncoder, "begin", lambda *_, **__: 1 // 0)
+            with pytest.raises(OutriderError, match="ZeroDivisionError"):
+                await said(client.chat(ASK))
 
 
 async def test_a_defect_in_the_last_frame_leaves_nothing_behind(
-    words: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, mesh: Running, client: Client
 ) -> None:
-    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
-        with monkeypatch.context() as patch:
-            patch.setattr("outrider.session.client_wire._done_to_proto", lambda done: 1 // 0)
-            with pytest.raises(OutriderError, match="ZeroDivisionError"):
-                async with client.chat(ASK) as chat:
-                    await chat.result()
-        await mesh.settled()
-        async with client.chat(ASK) as chat:
-            assert (await chat.result()).text == REPLY
+    with monkeypatch.context() as patch:
+        patch.setattr("outrider.session.client_wire._done_to_proto", lambda done: 1 // 0)
+        with pytest.raises(OutriderError, match="ZeroDivisionError"):
+            await said(client.chat(ASK))
+    await mesh.settled()
+    assert await said(client.chat(ASK)) == REPLY
 
 
+@pytest.mark.edge(reopen_s=0.3)
 async def test_a_defect_beside_the_chats_costs_the_stream_not_the_router(
-    words: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, mesh: Running, client: Client
 ) -> None:
-    async with running(words, tmp_path, REPLY, reopen_s=0.3) as mesh, mesh.client() as client:
-        with monkeypatch.context() as patch:
-            patch.setattr(Chat, "region_frame", lambda self, frame: 1 // 0)
-            with pytest.raises(errors.UnavailableError):
-                async with client.chat(ASK) as chat:
-                    await chat.result()
-        await eventually(lambda: mesh.edge.upstream.ready)
-        async with client.chat(ASK) as chat:
-            assert (await chat.result()).text == REPLY
-        await mesh.settled()
+    with monkeypatch.context() as patch:
+        patch.setattr(Chat, "region_frame", lambda self, frame: 1 // 0)
+        with pytest.raises(errors.UnavailableError):
+            await said(client.chat(ASK))
+    await eventually(lambda: mesh.edge.upstream.ready)
+    assert await said(client.chat(ASK)) == REPLY
 
 
+@pytest.mark.edge(max_queued_frames=4)
 async def test_a_cancel_gets_past_a_full_queue_and_drafts_are_dropped(
-    words: Vocabulary, tmp_path: Path
+    mesh: Running, client: Client
 ) -> None:
-    async with (
-        running(words, tmp_path, REPLY, max_queued_frames=4) as mesh,
-        mesh.client() as client,
-    ):
-        mesh.region.stop_after = 4
-        chat = await start(client)
-        await eventually(lambda: mesh.num_region_sessions == 1)
-        (link,) = mesh.edge.upstream.links
-        outbox = link._outbox
-        assert outbox is not None
-        await eventually(lambda: not len(outbox))
-        # Without a pause nothing is written: the queue fills up as for a router that does not read.
-        foreign = [link.draft(1000, inference_pb2.SessionUp()) for _ in range(6)]
-        assert foreign == [True] * 4 + [False] * 2
-        (stream,) = _streams(mesh)
-        stream.handler.feed(CancelAsked())
-        await eventually(lambda: mesh.region.cancelled == ["the client cancelled"])
-        assert (await chat.result()).finish_reason == "cancelled"
-        await mesh.settled()
+    mesh.region.stop_after = 4
+    chat = await start(client)
+    await eventually(lambda: mesh.num_region_sessions == 1)
+    (link,) = mesh.edge.upstream.links
+    outbox = link._outbox
+    assert outbox is not None
+    await eventually(lambda: not len(outbox))
+    # Without a pause nothing is written: the queue fills up as for a router that does not read.
+    foreign = [link.draft(1000, inference_pb2.SessionUp()) for _ in range(6)]
+    assert foreign == [True] * 4 + [False] * 2
+    (stream,) = _streams(mesh)
+    stream.handler.feed(CancelAsked())
+    await eventually(lambda: mesh.region.cancelled == ["the client cancelled"])
+    assert (await chat.result()).finish_reason == "cancelled"
 
 
 def _streams(mesh: Running) -> list[EdgeStream]:

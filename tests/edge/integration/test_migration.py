@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -13,13 +12,12 @@ from outrider.client import Client, Committed, Event, Interrupted, Resumed
 from outrider.client.chat import Chat
 from outrider.client.liveness import LivenessLimits
 from outrider.errors import UnavailableError
-from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
 from services.edge.quic.connection import EdgeConnection
 from services.edge.quic.server import Routes
-from tests.edge.integration.nat import nat
-from tests.edge.integration.running import Running, running
-from tests.edge.integration.trouble import ASK, REPLY
+from tests.edge.integration.nat import Nat
+from tests.edge.integration.running import REPLY, Running
+from tests.edge.integration.trouble import ASK
 
 HELD_AT = 6
 
@@ -60,14 +58,8 @@ def peer_port(mesh: Running) -> int:
     return int(connection._quic._network_paths[0].addr[1])
 
 
-async def test_a_chat_survives_a_nat_that_forgets_its_binding(
-    words: Vocabulary, tmp_path: Path
-) -> None:
-    async with (
-        running(words, tmp_path, REPLY) as mesh,
-        nat(mesh) as relay,
-        mesh.client(relay.port) as client,
-    ):
+async def test_a_chat_survives_a_nat_that_forgets_its_binding(mesh: Running, relay: Nat) -> None:
+    async with mesh.client(relay.port) as client:
         chat, events = await halfway(mesh, client)
         before = peer_port(mesh)
         await relay.rebind()
@@ -80,7 +72,7 @@ async def test_a_chat_survives_a_nat_that_forgets_its_binding(
 
 
 async def test_every_id_that_a_client_has_leads_to_its_connection(
-    words: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, mesh: Running
 ) -> None:
     """From the moment it is sent: the client's next datagram may use it, if it moves."""
     all_sent, unknown, transmit = set[bytes](), set[bytes](), EdgeConnection.transmit
@@ -93,67 +85,57 @@ async def test_every_id_that_a_client_has_leads_to_its_connection(
             all_sent.update(sent)
             unknown.update(sent - routes._cids)
 
-    async with running(words, tmp_path, REPLY) as mesh:
-        monkeypatch.setattr(EdgeConnection, "transmit", transmitted)
-        async with mesh.client() as client:
-            chat, events = await halfway(mesh, client)
-            for _ in range(3):
-                await client.migrate()
-                await eventually(lambda: not client._link.connection._quic._retire_connection_ids)
-            await finish(mesh, chat, events)
-        assert len(all_sent) > 8 and not unknown
-
-
-async def test_a_move_that_the_loss_overtakes_leaves_no_socket(
-    words: Vocabulary, tmp_path: Path
-) -> None:
-    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
-        connection = client._link.connection
-        open_socket, opened = connection._open_socket, list[asyncio.DatagramTransport]()
-
-        async def lost_meanwhile() -> asyncio.DatagramTransport:
-            opened.append(await open_socket())
-            connection._lose(UnavailableError("cut by the test"))
-            return opened[0]
-
-        connection._open_socket = lost_meanwhile  # type: ignore[method-assign]
-        with pytest.raises(UnavailableError, match="cut by the test"):
+    monkeypatch.setattr(EdgeConnection, "transmit", transmitted)
+    async with mesh.client() as client:
+        chat, events = await halfway(mesh, client)
+        for _ in range(3):
             await client.migrate()
-        assert opened[0].is_closing()
-        assert not connection._transport.is_closing()  # type: ignore[union-attr]
-
-
-async def test_a_chat_survives_a_move_to_another_socket(words: Vocabulary, tmp_path: Path) -> None:
-    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
-        chat, events = await halfway(mesh, client)
-        (served,) = mesh.edge.listener.connections
-        port, cid = peer_port(mesh), client._link.connection._quic._peer_cid.cid
-        await client.migrate()
-        await client.migrate()
-        assert client._link.connection._quic._peer_cid.cid != cid, "RFC 9000, section 9.5"
-        await eventually(lambda: peer_port(mesh) != port)
+            await eventually(lambda: not client._link.connection._quic._retire_connection_ids)
         await finish(mesh, chat, events)
-        assert mesh.edge.listener.connections == {served}
-        await eventually(lambda: served._quic._network_paths[0].is_validated)
+    assert len(all_sent) > 8 and not unknown
 
 
-async def test_a_socket_that_fails_is_replaced(words: Vocabulary, tmp_path: Path) -> None:
-    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
-        chat, events = await halfway(mesh, client)
-        connection = client._link.connection
-        error = OSError(errno.ENETUNREACH, "the network is gone")
-        connection.socket_failed(connection._transport, error)
-        await eventually(lambda: connection.num_migrations == 1)
-        await finish(mesh, chat, events)
-        assert connection.lost is None
+async def test_a_move_that_the_loss_overtakes_leaves_no_socket(client: Client) -> None:
+    connection = client._link.connection
+    open_socket, opened = connection._open_socket, list[asyncio.DatagramTransport]()
+
+    async def lost_meanwhile() -> asyncio.DatagramTransport:
+        opened.append(await open_socket())
+        connection._lose(UnavailableError("cut by the test"))
+        return opened[0]
+
+    connection._open_socket = lost_meanwhile  # type: ignore[method-assign]
+    with pytest.raises(UnavailableError, match="cut by the test"):
+        await client.migrate()
+    assert opened[0].is_closing()
+    assert not connection._transport.is_closing()  # type: ignore[union-attr]
 
 
-async def test_silence_leads_to_another_socket(words: Vocabulary, tmp_path: Path) -> None:
-    async with (
-        running(words, tmp_path, REPLY) as mesh,
-        nat(mesh) as relay,
-        mesh.client(relay.port) as client,
-    ):
+async def test_a_chat_survives_a_move_to_another_socket(mesh: Running, client: Client) -> None:
+    chat, events = await halfway(mesh, client)
+    (served,) = mesh.edge.listener.connections
+    port, cid = peer_port(mesh), client._link.connection._quic._peer_cid.cid
+    await client.migrate()
+    await client.migrate()
+    assert client._link.connection._quic._peer_cid.cid != cid, "RFC 9000, section 9.5"
+    await eventually(lambda: peer_port(mesh) != port)
+    await finish(mesh, chat, events)
+    assert mesh.edge.listener.connections == {served}
+    await eventually(lambda: served._quic._network_paths[0].is_validated)
+
+
+async def test_a_socket_that_fails_is_replaced(mesh: Running, client: Client) -> None:
+    chat, events = await halfway(mesh, client)
+    connection = client._link.connection
+    error = OSError(errno.ENETUNREACH, "the network is gone")
+    connection.socket_failed(connection._transport, error)
+    await eventually(lambda: connection.num_migrations == 1)
+    await finish(mesh, chat, events)
+    assert connection.lost is None
+
+
+async def test_silence_leads_to_another_socket(mesh: Running, relay: Nat) -> None:
+    async with mesh.client(relay.port) as client:
         chat, events = await halfway(mesh, client)
         assert relay.clients is not None
         relay.deaf_to.add(relay.clients)  # the old network drops everything
@@ -162,14 +144,9 @@ async def test_silence_leads_to_another_socket(words: Vocabulary, tmp_path: Path
         assert not any(isinstance(event, Interrupted) for event in events)
 
 
-async def test_silence_on_every_way_leads_to_another_connection(
-    words: Vocabulary, tmp_path: Path
-) -> None:
-    async with (
-        running(words, tmp_path, REPLY, idle_timeout_s=1.5) as mesh,
-        nat(mesh) as relay,
-        mesh.client(relay.port) as client,
-    ):
+@pytest.mark.edge(idle_timeout_s=1.5)
+async def test_silence_on_every_way_leads_to_another_connection(mesh: Running, relay: Nat) -> None:
+    async with mesh.client(relay.port) as client:
         chat, events = await halfway(mesh, client)
         relay.is_cut = True
         mesh.region.gate.set()  # the reply is made while nobody can hear it
@@ -182,11 +159,8 @@ async def test_silence_on_every_way_leads_to_another_connection(
         assert mesh.sample("outrider_edge_resumed_chats_total", how="replayed") == 1
 
 
-async def test_no_move_before_the_handshake_nor_after_the_end(
-    words: Vocabulary, tmp_path: Path
-) -> None:
-    async with running(words, tmp_path, REPLY) as mesh:
-        async with mesh.client() as client:
-            connection = client._link.connection
-        with pytest.raises(UnavailableError):
-            await connection.migrate()
+async def test_no_move_before_the_handshake_nor_after_the_end(mesh: Running) -> None:
+    async with mesh.client() as client:
+        connection = client._link.connection
+    with pytest.raises(UnavailableError):
+        await connection.migrate()

@@ -39,8 +39,8 @@ from services.edge.identity import TenantConfig
 from services.edge.models.table import LoadLimits
 from tests.api_keys import key_of, text_of
 from tests.edge.integration.region import Region, small_vocabulary
-from tests.edge.integration.running import Running, running
-from tests.edge.integration.trouble import ASK, REPLY, cut
+from tests.edge.integration.running import REPLY, Running, running, settings_of
+from tests.edge.integration.trouble import ASK, cut, said
 from tests.mesh import EdgeUnderTest, catalog_of, edge_config
 from tests.typed_text import type_until
 
@@ -91,6 +91,22 @@ async def serving(
                 gate.set()
 
 
+@pytest.fixture
+def loader() -> Loader:
+    """Of the edge under test."""
+    return Loader()
+
+
+@pytest.fixture
+async def mesh(
+    request: pytest.FixtureRequest, loader: Loader, tmp_path: Path
+) -> AsyncIterator[Running]:
+    """The edge, with the settings of `serving` that the marker `edge` tells."""
+    async with serving(loader, tmp_path, **settings_of(request)) as mesh:
+        yield mesh
+        await settled(mesh)
+
+
 def regions(mesh: Running) -> list[Region]:
     return [mesh.region, *mesh.region.others.values()]
 
@@ -101,8 +117,7 @@ async def settled(mesh: Running) -> None:
 
 
 async def text(client: Client, model: str = "", **options: Any) -> str:
-    async with client.chat(ASK, model=model, **options) as chat:
-        return (await chat.result()).text
+    return await said(client.chat(ASK, model=model, **options))
 
 
 async def held(mesh: Running, client: Client, model: str) -> tuple[Chat, asyncio.Task[Any]]:
@@ -132,91 +147,83 @@ def drafter_is_off(mesh: Running, model: str) -> float | None:
     return mesh.metrics.registry.get_sample_value("outrider_edge_drafter_state", labels)
 
 
-async def test_each_model_has_a_vocabulary_of_its_own(tmp_path: Path) -> None:
-    loader = Loader()
+async def test_each_model_has_a_vocabulary_of_its_own(
+    loader: Loader, mesh: Running, client: Client
+) -> None:
     a, b = (loader.vocabularies[name].digest for name in "ab")
     assert a != b
-    async with serving(loader, tmp_path) as mesh, mesh.client() as client:
-        assert loader.loads == ["a"], "before the edge is ready"
-        models = (await client.describe()).models
-        assert models == (ModelInfo("a", a, 8192), ModelInfo("b", b"", 8192))
-        assert [await text(client, name) for name in ("b", "a", "")] == [
-            *(REPLIES["b"], REPLIES["a"], REPLIES["a"])
-        ]
-        assert loader.loads == ["a", "b"]
-        assert (await client.describe()).models[1] == ModelInfo("b", b, 8192)
-        opened = mesh.region.others["b"].opened
-        assert [opening.vocabulary_digest for opening in opened] == [b]
-        with pytest.raises(UnknownModelError, match="'c' here; there is a, b"):
-            await text(client, "c")
-        with pytest.raises(InvalidSamplingError, match="outside the vocabulary"):
-            await text(client, "b", sampling=SamplingParams(stop_ids=(9999,)))
-        assert mesh.of_model("outrider_edge_chats_total", "b", outcome="OK") == 1
-        assert mesh.of_model("outrider_edge_chats_total", "a", outcome="OK") == 2
-        assert mesh.sample("outrider_edge_loaded_models") == 2
-        await settled(mesh)
+    assert loader.loads == ["a"], "before the edge is ready"
+    models = (await client.describe()).models
+    assert models == (ModelInfo("a", a, 8192), ModelInfo("b", b"", 8192))
+    assert [await text(client, name) for name in ("b", "a", "")] == [
+        *(REPLIES["b"], REPLIES["a"], REPLIES["a"])
+    ]
+    assert loader.loads == ["a", "b"]
+    assert (await client.describe()).models[1] == ModelInfo("b", b, 8192)
+    opened = mesh.region.others["b"].opened
+    assert [opening.vocabulary_digest for opening in opened] == [b]
+    with pytest.raises(UnknownModelError, match="'c' here; there is a, b"):
+        await text(client, "c")
+    with pytest.raises(InvalidSamplingError, match="outside the vocabulary"):
+        await text(client, "b", sampling=SamplingParams(stop_ids=(9999,)))
+    assert mesh.of_model("outrider_edge_chats_total", "b", outcome="OK") == 1
+    assert mesh.of_model("outrider_edge_chats_total", "a", outcome="OK") == 2
+    assert mesh.sample("outrider_edge_loaded_models") == 2
 
 
-async def test_a_model_gives_way_and_is_loaded_again(tmp_path: Path) -> None:
-    loader = Loader()
-    async with (
-        serving(loader, tmp_path, "abc", max_loaded_models=2) as mesh,
-        mesh.client() as client,
-    ):
-        for name in ("b", "c", "b", "a"):
-            assert await text(client, name) == REPLIES[name]
-        assert loader.loads == ["a", "b", "c", "a"]
-        await eventually(lambda: names(mesh) == {"a", "b"})
-        assert mesh.of_model("outrider_edge_model_evictions_total", "a") == 1
-        assert mesh.of_model("outrider_edge_model_evictions_total", "c") == 1
-        assert mesh.of_model("outrider_edge_model_loads_total", "a") == 2
-        assert [drafter_is_off(mesh, name) for name in "abc"] == [1, 1, None], "c has no drafter"
-        await settled(mesh)
+@pytest.mark.edge(models="abc", max_loaded_models=2)
+async def test_a_model_gives_way_and_is_loaded_again(
+    loader: Loader, mesh: Running, client: Client
+) -> None:
+    for name in ("b", "c", "b", "a"):
+        assert await text(client, name) == REPLIES[name]
+    assert loader.loads == ["a", "b", "c", "a"]
+    await eventually(lambda: names(mesh) == {"a", "b"})
+    assert mesh.of_model("outrider_edge_model_evictions_total", "a") == 1
+    assert mesh.of_model("outrider_edge_model_evictions_total", "c") == 1
+    assert mesh.of_model("outrider_edge_model_loads_total", "a") == 2
+    assert [drafter_is_off(mesh, name) for name in "abc"] == [1, 1, None], "c has no drafter"
 
 
-async def test_a_model_with_a_chat_does_not_give_way(tmp_path: Path) -> None:
-    loader = Loader()
-    async with serving(loader, tmp_path, max_loaded_models=1) as mesh, mesh.client() as client:
-        _, first = await held(mesh, client, "a")
-        second = asyncio.create_task(text(client, "b"))
-        await eventually(lambda: mesh.edge.models.num_waiting == 1)
-        assert (await client.describe()).name == "edge"
-        assert loader.loads == ["a"] and not second.done()
-        mesh.region.gate.set()
-        assert [await first, await second] == [REPLIES["a"], REPLIES["b"]]
-        await settled(mesh)
+@pytest.mark.edge(max_loaded_models=1)
+async def test_a_model_with_a_chat_does_not_give_way(
+    loader: Loader, mesh: Running, client: Client
+) -> None:
+    _, first = await held(mesh, client, "a")
+    second = asyncio.create_task(text(client, "b"))
+    await eventually(lambda: mesh.edge.models.num_waiting == 1)
+    assert (await client.describe()).name == "edge"
+    assert loader.loads == ["a"] and not second.done()
+    mesh.region.gate.set()
+    assert [await first, await second] == [REPLIES["a"], REPLIES["b"]]
 
 
-async def test_many_chats_for_one_model_cause_one_load(tmp_path: Path) -> None:
-    loader = Loader()
+async def test_many_chats_for_one_model_cause_one_load(
+    loader: Loader, mesh: Running, client: Client
+) -> None:
     loader.gates["b"].clear()
-    async with serving(loader, tmp_path) as mesh, mesh.client() as client:
-        chats = [asyncio.create_task(text(client, "b", idempotency_key=key)) for key in "0123456"]
-        again = asyncio.create_task(text(client, "b", idempotency_key="0"))
-        await eventually(lambda: mesh.edge.models.num_waiting == 8)
-        assert mesh.sample("outrider_edge_waiting_chats") == 8
-        assert mesh.sample("outrider_edge_open_chats") == 8
-        assert await text(client, "a") == REPLIES["a"], "nobody else waits"
-        loader.gates["b"].set()
-        told = await asyncio.gather(*chats, again, return_exceptions=True)
-        texts = [it for it in told if isinstance(it, str)]
-        assert texts == [REPLIES["b"]] * 7
-        (taken_over,) = (it for it in told if not isinstance(it, str))
-        assert isinstance(taken_over, DuplicateSessionError), "its reply went to the other stream"
-        assert loader.loads == ["a", "b"]
-        assert len(mesh.region.others["b"].opened) == 7, "a request that comes twice runs once"
-        await settled(mesh)
+    chats = [asyncio.create_task(text(client, "b", idempotency_key=key)) for key in "0123456"]
+    again = asyncio.create_task(text(client, "b", idempotency_key="0"))
+    await eventually(lambda: mesh.edge.models.num_waiting == 8)
+    assert mesh.sample("outrider_edge_waiting_chats") == 8
+    assert mesh.sample("outrider_edge_open_chats") == 8
+    assert await text(client, "a") == REPLIES["a"], "nobody else waits"
+    loader.gates["b"].set()
+    told = await asyncio.gather(*chats, again, return_exceptions=True)
+    texts = [it for it in told if isinstance(it, str)]
+    assert texts == [REPLIES["b"]] * 7
+    (taken_over,) = (it for it in told if not isinstance(it, str))
+    assert isinstance(taken_over, DuplicateSessionError), "its reply went to the other stream"
+    assert loader.loads == ["a", "b"]
+    assert len(mesh.region.others["b"].opened) == 7, "a request that comes twice runs once"
 
 
-async def test_waiting_chats_are_cancelled_count_and_time_out(tmp_path: Path) -> None:
-    loader = Loader()
+@pytest.mark.edge(loading=replace(AT_ONCE, max_waiting=3), max_chats_per_client=2)
+async def test_waiting_chats_are_cancelled_count_and_time_out(
+    loader: Loader, mesh: Running, client: Client
+) -> None:
     loader.gates["b"].clear()
-    limits = replace(AT_ONCE, max_waiting=3)
-    async with (
-        serving(loader, tmp_path, loading=limits, max_chats_per_client=2) as mesh,
-        mesh.client() as client,
-        mesh.client() as other,
-    ):
+    async with mesh.client() as other:
         chat = client.chat(ASK, model="b")
         async with chat:
             async with client.chat(ASK, model="b"):
@@ -244,13 +251,11 @@ async def test_waiting_chats_are_cancelled_count_and_time_out(tmp_path: Path) ->
         loader.gates["b"].set()
         await eventually(lambda: "b" in names(mesh))
         assert not mesh.region.others["b"].opened
-        await settled(mesh)
 
 
-async def test_an_edge_that_stops_ends_the_wait(tmp_path: Path) -> None:
-    loader = Loader()
+async def test_an_edge_that_stops_ends_the_wait(loader: Loader, mesh: Running) -> None:
     loader.gates["b"].clear()
-    async with serving(loader, tmp_path) as mesh, mesh.client(reconnect=None) as client:
+    async with mesh.client(reconnect=None) as client:
         async with client.chat(ASK, model="b") as chat:
             await eventually(lambda: mesh.edge.models.num_waiting == 1)
             stopping = asyncio.create_task(mesh.edge.stop())
@@ -260,20 +265,19 @@ async def test_an_edge_that_stops_ends_the_wait(tmp_path: Path) -> None:
             await stopping
 
 
-async def test_a_failed_load_is_told_and_tried_again(tmp_path: Path) -> None:
-    loader = Loader()
+async def test_a_failed_load_is_told_and_tried_again(
+    loader: Loader, mesh: Running, client: Client
+) -> None:
     loader.errors["b"] = ArtifactMissingError("/secret/place/b.gguf is not there")
-    async with serving(loader, tmp_path) as mesh, mesh.client() as client:
-        for _ in range(2):
-            with pytest.raises(UnavailableError, match="the model b cannot be loaded") as refused:
-                await text(client, "b")
-            assert "secret" not in refused.value.message
-        assert mesh.of_model("outrider_edge_failed_model_loads_total", "b") == 2
-        assert mesh.edge.models._start_error is None, "its traceback holds what was loaded"
-        del loader.errors["b"]
-        assert await text(client, "b") == REPLIES["b"]
-        assert loader.loads == ["a", "b", "b", "b"]
-        await settled(mesh)
+    for _ in range(2):
+        with pytest.raises(UnavailableError, match="the model b cannot be loaded") as refused:
+            await text(client, "b")
+        assert "secret" not in refused.value.message
+    assert mesh.of_model("outrider_edge_failed_model_loads_total", "b") == 2
+    assert mesh.edge.models._start_error is None, "its traceback holds what was loaded"
+    del loader.errors["b"]
+    assert await text(client, "b") == REPLIES["b"]
+    assert loader.loads == ["a", "b", "b", "b"]
 
 
 async def test_an_edge_without_its_first_model_does_not_start(tmp_path: Path) -> None:
@@ -299,71 +303,60 @@ async def test_a_start_that_is_given_up_ends_with_its_load(tmp_path: Path) -> No
         await stopping
 
 
-async def test_a_model_is_removed_while_a_chat_runs(tmp_path: Path) -> None:
-    loader = Loader()
-    async with serving(loader, tmp_path) as mesh, mesh.client() as client:
-        _, running_chat = await held(mesh, client, "b")
-        mesh.edge.set_models(replace(mesh.edge._config, models=("a",)), catalog_of(*REPLIES))
-        with pytest.raises(UnknownModelError, match=r"there is a$"):
-            await text(client, "b")
-        assert [model.name for model in (await client.describe()).models] == ["a"]
-        assert names(mesh) == {"a", "b"}
-        cut(client)
-        mesh.region.others["b"].gate.set()
-        assert await running_chat == REPLIES["b"], "it came back to its own model"
-        # The reply that is kept for clients that come back needs no model.
-        await eventually(lambda: names(mesh) == {"a"})
-        await settled(mesh)
+async def test_a_model_is_removed_while_a_chat_runs(mesh: Running, client: Client) -> None:
+    _, running_chat = await held(mesh, client, "b")
+    mesh.edge.set_models(replace(mesh.edge._config, models=("a",)), catalog_of(*REPLIES))
+    with pytest.raises(UnknownModelError, match=r"there is a$"):
+        await text(client, "b")
+    assert [model.name for model in (await client.describe()).models] == ["a"]
+    assert names(mesh) == {"a", "b"}
+    cut(client)
+    mesh.region.others["b"].gate.set()
+    assert await running_chat == REPLIES["b"], "it came back to its own model"
+    # The reply that is kept for clients that come back needs no model.
+    await eventually(lambda: names(mesh) == {"a"})
 
 
-async def test_a_model_is_added_and_becomes_the_default(tmp_path: Path) -> None:
-    loader = Loader()
-    async with serving(loader, tmp_path, "a") as mesh, mesh.client() as client:
-        chat, running_chat = await held(mesh, client, "")
-        mesh.edge.set_models(replace(mesh.edge._config, models=("c", "a")), catalog_of(*REPLIES))
-        cut(client)
-        mesh.region.gate.set()
-        assert await running_chat == REPLIES["a"], "a chat goes on with its own model"
-        assert await text(client) == REPLIES["c"]
-        async with client.resume(chat.resume_token) as resumed:
-            assert (await resumed.result()).text == REPLIES["a"]
-        with pytest.raises(KeyReusedError):
-            for model in ("a", "c"):
-                await text(client, model, idempotency_key="k")
-        await settled(mesh)
+@pytest.mark.edge(models="a")
+async def test_a_model_is_added_and_becomes_the_default(mesh: Running, client: Client) -> None:
+    chat, running_chat = await held(mesh, client, "")
+    mesh.edge.set_models(replace(mesh.edge._config, models=("c", "a")), catalog_of(*REPLIES))
+    cut(client)
+    mesh.region.gate.set()
+    assert await running_chat == REPLIES["a"], "a chat goes on with its own model"
+    assert await text(client) == REPLIES["c"]
+    assert await said(client.resume(chat.resume_token)) == REPLIES["a"]
+    with pytest.raises(KeyReusedError):
+        for model in ("a", "c"):
+            await text(client, model, idempotency_key="k")
 
 
-async def test_a_definition_that_changed_is_for_new_chats(tmp_path: Path) -> None:
-    loader = Loader()
-    async with serving(loader, tmp_path, "ab") as mesh, mesh.client() as client:
-        _, running_chat = await held(mesh, client, "b")
-        old = loader.vocabularies["b"]
-        loader.vocabularies["b"] = new = small_vocabulary(200)
-        changed = [replace(it, source=it.source + "2") for it in catalog_of("b")]
-        first = mesh.region.others["b"]
-        mesh.region.others["b"] = Region(new, REPLIES["b"])
-        mesh.edge.set_models(mesh.edge._config, catalog_of(*REPLIES).extended(changed))
-        assert await text(client, "b") == REPLIES["b"]
-        assert mesh.region.others["b"].opened[0].vocabulary_digest == new.digest != old.digest
-        assert loader.loads == ["a", "b", "b"]
-        assert len(mesh.edge.models._loaded) == 3
-        first.gate.set()
-        assert await running_chat == REPLIES["b"]
-        await eventually(lambda: len(mesh.edge.models._loaded) == 2)
-        assert drafter_is_off(mesh, "b") == 1, "of the new definition"
-        models = (await client.describe()).models
-        assert models[1].vocabulary_digest == new.digest
-        await settled(mesh)
+@pytest.mark.edge(models="ab")
+async def test_a_definition_that_changed_is_for_new_chats(
+    loader: Loader, mesh: Running, client: Client
+) -> None:
+    _, running_chat = await held(mesh, client, "b")
+    old = loader.vocabularies["b"]
+    loader.vocabularies["b"] = new = small_vocabulary(200)
+    changed = [replace(it, source=it.source + "2") for it in catalog_of("b")]
+    first = mesh.region.others["b"]
+    mesh.region.others["b"] = Region(new, REPLIES["b"])
+    mesh.edge.set_models(mesh.edge._config, catalog_of(*REPLIES).extended(changed))
+    assert await text(client, "b") == REPLIES["b"]
+    assert mesh.region.others["b"].opened[0].vocabulary_digest == new.digest != old.digest
+    assert loader.loads == ["a", "b", "b"]
+    assert len(mesh.edge.models._loaded) == 3
+    first.gate.set()
+    assert await running_chat == REPLIES["b"]
+    await eventually(lambda: len(mesh.edge.models._loaded) == 2)
+    assert drafter_is_off(mesh, "b") == 1, "of the new definition"
+    models = (await client.describe()).models
+    assert models[1].vocabulary_digest == new.digest
 
 
-async def test_models_are_for_those_who_may_use_them(tmp_path: Path) -> None:
-    loader = Loader()
-    access = {"tenants": TENANTS, "keys": KEYS, "anonymous_models": ("a", "c")}
-    async with (
-        serving(loader, tmp_path, "abc", **access) as mesh,
-        mesh.client() as anybody,
-        mesh.client(key=text_of("acme")) as acme,
-    ):
+@pytest.mark.edge(models="abc", tenants=TENANTS, keys=KEYS, anonymous_models=("a", "c"))
+async def test_models_are_for_those_who_may_use_them(mesh: Running) -> None:
+    async with mesh.client() as anybody, mesh.client(key=text_of("acme")) as acme:
         assert await text(acme) == REPLIES["b"], "the first that it may use"
         assert await text(anybody) == REPLIES["a"]
         for client, served in ((acme, "b"), (anybody, "a, c")):
@@ -386,47 +379,40 @@ async def test_models_are_for_those_who_may_use_them(tmp_path: Path) -> None:
             with pytest.raises(UnknownModelError, match="no model here for this client"):
                 await text(client)
         assert (await anybody.describe()).models == ()
-        await settled(mesh)
 
 
-async def test_what_is_typed_is_for_a_model_that_is_loaded(tmp_path: Path) -> None:
-    loader = Loader()
+async def test_what_is_typed_is_for_a_model_that_is_loaded(
+    loader: Loader, mesh: Running, client: Client
+) -> None:
     typed = "Which of these trains leaves first, and which of them is the fastest?"
-
-    async with serving(loader, tmp_path) as mesh, mesh.client() as client:
-        region = mesh.region.others["b"]
-        early = client.typing(model="b")
-        early.update(typed[:-8])
-        early.update(typed)
-        assert await text(client, "a") == REPLIES["a"]
-        assert loader.loads == ["a"], "nothing is loaded for what may never be sent"
-        assert await text(client, "b") == REPLIES["b"]
-        await type_until(lambda: len(region.opened) > 1, client.typing(model="b"), typed)
-        assert region.opened[1].model == "b" and region.opened[1].sampling.max_tokens == 1
-        assert mesh.of_model("outrider_edge_prefilled_tokens_total", "b") > 0
-        async with client.chat([Message("user", typed)], model="b") as chat:
-            assert (await chat.result()).text == REPLIES["b"]
-        await settled(mesh)
+    region = mesh.region.others["b"]
+    early = client.typing(model="b")
+    early.update(typed[:-8])
+    early.update(typed)
+    assert await text(client, "a") == REPLIES["a"]
+    assert loader.loads == ["a"], "nothing is loaded for what may never be sent"
+    assert await text(client, "b") == REPLIES["b"]
+    await type_until(lambda: len(region.opened) > 1, client.typing(model="b"), typed)
+    assert region.opened[1].model == "b" and region.opened[1].sampling.max_tokens == 1
+    assert mesh.of_model("outrider_edge_prefilled_tokens_total", "b") > 0
+    assert await said(client.chat([Message("user", typed)], model="b")) == REPLIES["b"]
 
 
-async def test_what_is_learned_stays_with_its_model(tmp_path: Path) -> None:
-    loader = Loader()
-    async with serving(loader, tmp_path) as mesh, mesh.client() as client:
-        for name in "ab":
-            assert await text(client, name) == REPLIES[name]
-        (a, b) = mesh.edge.models._loaded.values()
-        assert a.encoder is not b.encoder and a.encoder.size[0] > 0
-        assert b.encoder.size == a.encoder.size, "the text was encoded anew for the other model"
-        assert a.tools.averages(b"group") is a.tools.averages(b"group")
-        assert a.tools.averages(b"group") is not b.tools.averages(b"group")
-        assert a.drafter is not b.drafter
-        texts = "outrider_tokenization_cache_texts_total"
-        before = mesh.sample(texts, content="user")
-        assert before > 0
-        mesh.edge.set_models(replace(mesh.edge._config, models=("a",)), catalog_of(*REPLIES))
-        await eventually(lambda: names(mesh) == {"a"})
-        assert mesh.sample(texts, content="user") == before, "counters never fall"
-        await settled(mesh)
+async def test_what_is_learned_stays_with_its_model(mesh: Running, client: Client) -> None:
+    for name in "ab":
+        assert await text(client, name) == REPLIES[name]
+    (a, b) = mesh.edge.models._loaded.values()
+    assert a.encoder is not b.encoder and a.encoder.size[0] > 0
+    assert b.encoder.size == a.encoder.size, "the text was encoded anew for the other model"
+    assert a.tools.averages(b"group") is a.tools.averages(b"group")
+    assert a.tools.averages(b"group") is not b.tools.averages(b"group")
+    assert a.drafter is not b.drafter
+    texts = "outrider_tokenization_cache_texts_total"
+    before = mesh.sample(texts, content="user")
+    assert before > 0
+    mesh.edge.set_models(replace(mesh.edge._config, models=("a",)), catalog_of(*REPLIES))
+    await eventually(lambda: names(mesh) == {"a"})
+    assert mesh.sample(texts, content="user") == before, "counters never fall"
 
 
 async def test_the_configuration_file_is_followed(tmp_path: Path) -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from outrider.client import Client, Message, SamplingParams
 from outrider.models.vocabulary import Vocabulary
-from tests.edge.integration.running import running
+from tests.edge.integration.running import Running, running
+from tests.edge.integration.trouble import said
 from tests.mesh import MODEL, Mesh, running_mesh
 
 TOKENS = "outrider_router_prompt_delta_tokens"
@@ -33,8 +36,12 @@ async def turns(
     for turn in range(num_turns):
         messages.append(Message("user", f"{turn} and then?"))
         sampling = SamplingParams(max_tokens=max_tokens, seed=turn)
-        async with client.chat(messages, model=MODEL, sampling=sampling, thin=thin) as chat:
-            messages.append(Message("assistant", (await chat.result()).text))
+        messages.append(
+            Message(
+                "assistant",
+                await said(client.chat(messages, model=MODEL, sampling=sampling, thin=thin)),
+            )
+        )
     return [message.content for message in messages if message.role == "assistant"]
 
 
@@ -53,14 +60,13 @@ async def test_a_conversation_sends_each_part_of_it_once(words: Vocabulary, tmp_
         assert found[TOKENS] > 4 * len(words.encode(LONG))
 
 
-async def test_a_router_that_forgot_is_sent_the_whole(words: Vocabulary, tmp_path: Path) -> None:
-    async with running(words, tmp_path, "Once there was a mill.") as mesh, mesh.client() as client:
-        replies = await turns(client, 3)
-        assert replies == ["Once there was a mill."] * 3
-        assert mesh.region.num_asked == 2
-        prompts = [mesh.region.prompt(opening) for opening in mesh.region.opened]
-        assert prompts[2][: len(prompts[0])] == prompts[0]
-        await mesh.settled()
+@pytest.mark.edge(reply="Once there was a mill.")
+async def test_a_router_that_forgot_is_sent_the_whole(mesh: Running, client: Client) -> None:
+    replies = await turns(client, 3)
+    assert replies == ["Once there was a mill."] * 3
+    assert mesh.region.num_asked == 2
+    prompts = [mesh.region.prompt(opening) for opening in mesh.region.opened]
+    assert prompts[2][: len(prompts[0])] == prompts[0]
 
 
 async def test_strangers_and_edges_that_may_not_send_whole_prompts(
@@ -71,7 +77,6 @@ async def test_strangers_and_edges_that_may_not_send_whole_prompts(
             async with mesh.client() as client:
                 await turns(client, 1)
         assert mesh.region.num_asked == 0
-        await mesh.settled()
     for setting in ({"trust": "chat"}, {"prompt_memory_bytes": 0}):
         async with (
             running(words, tmp_path, "Once.", **setting) as mesh,

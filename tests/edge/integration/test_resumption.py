@@ -29,10 +29,11 @@ from outrider.codec.frames import encode_frame
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
 from outrider.v1 import edge_pb2
-from tests.edge.integration.running import Running, running
-from tests.edge.integration.trouble import ASK, REPLY, RawStream, cut, raw, start, whole
+from tests.edge.integration.running import REPLY, Running, running
+from tests.edge.integration.trouble import ASK, RawStream, cut, raw, said, start, whole
 from tests.mesh import EdgeUnderTest
 
+MAX_UNSENT_BYTES = 64 << 10
 LONG = SamplingParams(max_tokens=5000, num_logprobs=2)
 
 
@@ -53,7 +54,7 @@ def counted_tokens(mesh: Running) -> list[float]:
 
 
 async def test_a_chat_whose_request_filled_a_frame_goes_on_by_its_token(
-    words: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, mesh: Running, client: Client
 ) -> None:
     sizes: list[int] = []
     made = wire.request_frame
@@ -64,178 +65,161 @@ async def test_a_chat_whose_request_filled_a_frame_goes_on_by_its_token(
         return frame
 
     monkeypatch.setattr(wire, "request_frame", noted)
-    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
-        mesh.region.hold(6)
-        chat = client.chat([Message("user", "hello there " * 100)])
-        await chat.__aenter__()
-        while not chat._transcript.ids:
-            await anext(chat)
-        sent_bytes = sizes[-1]
-        monkeypatch.setattr(wire, "DEFAULT_MAX_FRAME_BYTES", sent_bytes)
-        cut(client)
-        await eventually(
-            lambda: mesh.sample("outrider_edge_resumed_chats_total", how="attached") > 0
-        )
-        mesh.region.gate.set()
-        await whole(chat)
-        assert sizes[-1] < sent_bytes
-        assert len(mesh.region.opened) == 1
-        await mesh.settled()
+    mesh.region.hold(6)
+    chat = client.chat([Message("user", "hello there " * 100)])
+    await chat.__aenter__()
+    while not chat._transcript.ids:
+        await anext(chat)
+    sent_bytes = sizes[-1]
+    monkeypatch.setattr(wire, "DEFAULT_MAX_FRAME_BYTES", sent_bytes)
+    cut(client)
+    await eventually(lambda: mesh.sample("outrider_edge_resumed_chats_total", how="attached") > 0)
+    mesh.region.gate.set()
+    await whole(chat)
+    assert sizes[-1] < sent_bytes
+    assert len(mesh.region.opened) == 1
 
 
 @pytest.mark.parametrize("provisional", [True, False])
 async def test_a_lost_connection_is_replaced_and_the_chat_goes_on(
-    provisional: bool, words: Vocabulary, tmp_path: Path
+    provisional: bool, mesh: Running, client: Client
 ) -> None:
-    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
-        mesh.region.hold(6)
-        chat = await start(client, provisional=provisional)
-        began = time.monotonic()
-        cut(client)
-        await eventually(
-            lambda: mesh.sample("outrider_edge_resumed_chats_total", how="attached") > 0
-        )
-        mesh.region.gate.set()
-        events = await whole(chat)
-        assert kinds(events).count(Interrupted) == kinds(events).count(Resumed) == 1
-        (resumed,) = (event for event in events if isinstance(event, Resumed))
-        assert resumed.edge == "edge"
-        assert 0 < resumed.pause_ms < (time.monotonic() - began) * 1e3
-        assert len(mesh.region.opened) == 1, "the edge had kept the chat going"
-        assert mesh.region.cancelled == []
-        await mesh.settled()
+    mesh.region.hold(6)
+    chat = await start(client, provisional=provisional)
+    began = time.monotonic()
+    cut(client)
+    await eventually(lambda: mesh.sample("outrider_edge_resumed_chats_total", how="attached") > 0)
+    mesh.region.gate.set()
+    events = await whole(chat)
+    assert kinds(events).count(Interrupted) == kinds(events).count(Resumed) == 1
+    (resumed,) = (event for event in events if isinstance(event, Resumed))
+    assert resumed.edge == "edge"
+    assert 0 < resumed.pause_ms < (time.monotonic() - began) * 1e3
+    assert len(mesh.region.opened) == 1, "the edge had kept the chat going"
+    assert mesh.region.cancelled == []
 
 
 async def test_a_connection_lost_as_soon_as_it_is_there_is_one_more_try(
-    words: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, mesh: Running, client: Client
 ) -> None:
-    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
-        mesh.region.hold(6)
-        chat = await start(client)
-        usable, handed_out = client._link.usable, []
+    mesh.region.hold(6)
+    chat = await start(client)
+    usable, handed_out = client._link.usable, []
 
-        async def lost_meanwhile() -> ClientConnection:
-            handed_out.append(await usable())
-            if len(handed_out) == 1:
-                cut(client)
-            return handed_out[-1]
+    async def lost_meanwhile() -> ClientConnection:
+        handed_out.append(await usable())
+        if len(handed_out) == 1:
+            cut(client)
+        return handed_out[-1]
 
-        monkeypatch.setattr(client._link, "usable", lost_meanwhile)
-        cut(client)
-        await eventually(lambda: len(handed_out) == 2)
-        mesh.region.gate.set()
-        events = await whole(chat)
-        assert kinds(events).count(Interrupted) == kinds(events).count(Resumed) == 1
-        assert len(mesh.region.opened) == 1
-        await mesh.settled()
+    monkeypatch.setattr(client._link, "usable", lost_meanwhile)
+    cut(client)
+    await eventually(lambda: len(handed_out) == 2)
+    mesh.region.gate.set()
+    events = await whole(chat)
+    assert kinds(events).count(Interrupted) == kinds(events).count(Resumed) == 1
+    assert len(mesh.region.opened) == 1
 
 
 async def test_a_chat_cut_off_before_the_edge_answered_runs_once(
-    words: Vocabulary, tmp_path: Path
+    mesh: Running, client: Client
 ) -> None:
-    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
-        async with client.chat(ASK) as chat:
-            cut(client)
-            events = await whole(chat)
-        assert kinds(events).count(Accepted) == 1
-        assert kinds(events)[-1] is Done
-        assert len(mesh.region.opened) == 1
-        await mesh.settled()
+    async with client.chat(ASK) as chat:
+        cut(client)
+        events = await whole(chat)
+    assert kinds(events).count(Accepted) == 1
+    assert kinds(events)[-1] is Done
+    assert len(mesh.region.opened) == 1
 
 
 async def test_a_reply_that_ended_while_nobody_listened_is_told_again(
-    words: Vocabulary, tmp_path: Path
+    mesh: Running, client: Client
 ) -> None:
-    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
-        mesh.region.hold(6)
-        chat = await start(client)
-        connection = client._link.connection
-        connection._transport.close()  # type: ignore[union-attr]  # it hears no more
-        mesh.region.gate.set()
-        await eventually(lambda: bool(mesh.region.finished))
-        cut(client)
-        await whole(chat)
-        assert mesh.sample("outrider_edge_resumed_chats_total", how="replayed") == 1
-        assert len(mesh.region.opened) == 1
-        for served in mesh.edge.listener.connections:
-            served.close()  # the silent one
+    mesh.region.hold(6)
+    chat = await start(client)
+    connection = client._link.connection
+    connection._transport.close()  # type: ignore[union-attr]  # it hears no more
+    mesh.region.gate.set()
+    await eventually(lambda: bool(mesh.region.finished))
+    cut(client)
+    await whole(chat)
+    assert mesh.sample("outrider_edge_resumed_chats_total", how="replayed") == 1
+    assert len(mesh.region.opened) == 1
+    for served in mesh.edge.listener.connections:
+        served.close()  # the silent one
 
 
+@pytest.mark.edge(reply=REPLY * 30, max_unsent_bytes=MAX_UNSENT_BYTES)
 async def test_a_chat_that_its_client_was_away_from_for_long_is_caught_up_with(
-    words: Vocabulary, tmp_path: Path
+    mesh: Running,
 ) -> None:
     """More came meanwhile than a client may leave unread. While it runs, and once it has ended."""
-    reply, limit = REPLY * 30, 64 << 10
+    reply = REPLY * 30
     asked = edge_pb2.ChatRequest(idempotency_key="k")
     asked.messages.add(role="user", content="hello")
     asked.credential.client_secret = b"s" * 16
     asked.sampling.num_logprobs = 20
     asked.sampling.max_tokens = 5000
     ask = encode_frame(edge_pb2.ClientFrame(chat=asked).SerializeToString())
-    async with running(words, tmp_path, reply, max_unsent_bytes=limit) as mesh:
-        mesh.region.hold(6)
-        async with raw(mesh) as connection:
-            first = RawStream(connection, ask)
-            await eventually(partial(_has_begun, first))
-            connection.shut(CloseCode.COMING_BACK)
-        await eventually(lambda: mesh.sample("outrider_edge_detached_chats") == 1)
-        mesh.region.hold_at = len(reply) - 100
-        mesh.region.gate.set()
-        mesh.region.gate.clear()
-        (session,) = mesh.region.live.values()
-        await eventually(lambda: session.committed >= mesh.region.hold_at)
-        async with raw(mesh) as connection:
-            for _ in range(2):
-                again = RawStream(connection, ask)
-                await eventually(partial(_has_begun, again))
-                mesh.region.gate.set()
-                await asyncio.wait_for(again.ended.wait(), 30)
-                assert again.frames[-1].WhichOneof("kind") == "done"
-                assert "".join(it.commit.text for it in again.frames) == reply
-                assert sum(len(it.commit.logprobs) for it in again.frames) == len(reply) + 1
-                assert sum(it.ByteSize() for it in again.frames) > 2 * limit
-        assert len(mesh.region.opened) == 1
-        await mesh.settled()
+    mesh.region.hold(6)
+    async with raw(mesh) as connection:
+        first = RawStream(connection, ask)
+        await eventually(partial(_has_begun, first))
+        connection.shut(CloseCode.COMING_BACK)
+    await eventually(lambda: mesh.sample("outrider_edge_detached_chats") == 1)
+    mesh.region.hold_at = len(reply) - 100
+    mesh.region.gate.set()
+    mesh.region.gate.clear()
+    (session,) = mesh.region.live.values()
+    await eventually(lambda: session.committed >= mesh.region.hold_at)
+    async with raw(mesh) as connection:
+        for _ in range(2):
+            again = RawStream(connection, ask)
+            await eventually(partial(_has_begun, again))
+            mesh.region.gate.set()
+            await asyncio.wait_for(again.ended.wait(), 30)
+            assert again.frames[-1].WhichOneof("kind") == "done"
+            assert "".join(it.commit.text for it in again.frames) == reply
+            assert sum(len(it.commit.logprobs) for it in again.frames) == len(reply) + 1
+            assert sum(it.ByteSize() for it in again.frames) > 2 * MAX_UNSENT_BYTES
+    assert len(mesh.region.opened) == 1
 
 
 def _has_begun(stream: RawStream) -> bool:
     return len(stream.frames) > 1
 
 
+@pytest.mark.edge(cache_salt_key="key")  # the next edge knows whose chat it is
 async def test_an_edge_that_restarts_runs_on_from_what_the_client_has(
-    words: Vocabulary, tmp_path: Path
+    mesh: Running, client: Client
 ) -> None:
-    settings = {"cache_salt_key": "key"}  # the next edge knows whose chat it is
-    async with running(words, tmp_path, REPLY, **settings) as mesh, mesh.client() as client:
-        mesh.region.hold(6)
-        chat = await start(client)
-        await mesh.restart()
-        had = len(chat._transcript.ids)
-        before = counted_tokens(mesh)
-        mesh.region.gate.set()
-        cut(client)
-        events = await whole(chat)
-        assert kinds(events).count(Interrupted) == kinds(events).count(Resumed) == 1
-        first, second = mesh.region.opened
-        assert first.request_id == second.request_id
-        assert second.resume.count == had > 0, "nothing is computed twice"
-        await mesh.settled()
-        new = len(chat._transcript.ids) - had
-        assert counted_tokens(mesh) == [count + new for count in before], "nor counted twice"
+    mesh.region.hold(6)
+    chat = await start(client)
+    await mesh.restart()
+    had = len(chat._transcript.ids)
+    before = counted_tokens(mesh)
+    mesh.region.gate.set()
+    cut(client)
+    events = await whole(chat)
+    assert kinds(events).count(Interrupted) == kinds(events).count(Resumed) == 1
+    first, second = mesh.region.opened
+    assert first.request_id == second.request_id
+    assert second.resume.count == had > 0, "nothing is computed twice"
+    await mesh.settled()
+    new = len(chat._transcript.ids) - had
+    assert counted_tokens(mesh) == [count + new for count in before], "nor counted twice"
 
 
 async def test_an_edge_that_is_stopped_in_order_hands_its_chats_on(
-    words: Vocabulary, tmp_path: Path
+    mesh: Running, client: Client
 ) -> None:
-    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
-        mesh.region.gate.clear()
-        async with client.chat(ASK) as chat:
-            assert isinstance(await anext(chat), Accepted)
-            await mesh.restart(in_order=True)
-            mesh.region.gate.set()
-            events = await whole(chat)
-        assert kinds(events).count(Interrupted) == kinds(events).count(Resumed) == 1
-        await mesh.settled()
+    mesh.region.gate.clear()
+    async with client.chat(ASK) as chat:
+        assert isinstance(await anext(chat), Accepted)
+        await mesh.restart(in_order=True)
+        mesh.region.gate.set()
+        events = await whole(chat)
+    assert kinds(events).count(Interrupted) == kinds(events).count(Resumed) == 1
 
 
 async def test_a_chat_goes_to_another_edge_while_its_own_finishes_what_it_has(
@@ -263,60 +247,50 @@ async def test_a_chat_goes_to_another_edge_while_its_own_finishes_what_it_has(
 
 
 async def test_a_router_that_is_lost_mid_reply_is_the_edges_affair(
-    words: Vocabulary, tmp_path: Path
+    mesh: Running, client: Client
 ) -> None:
-    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
+    mesh.region.hold(6)
+    chat = await start(client)
+    mesh.region.break_streams()
+    mesh.region.gate.set()
+    events = await whole(chat)
+    assert Interrupted not in kinds(events)
+    assert mesh.region.opened[-1].resume.count >= 3
+
+
+async def test_another_edge_goes_on_with_a_chat_it_never_saw(mesh: Running) -> None:
+    dying = EdgeUnderTest(mesh.config, mesh.load)
+    await dying.start()
+    others = (f"quic://127.0.0.1:{mesh.ports.main}",)
+    async with mesh.client(dying.ports.main, others=others) as client:
         mesh.region.hold(6)
         chat = await start(client)
-        mesh.region.break_streams()
+        dying.fall_silent()
+        await dying.stop()
         mesh.region.gate.set()
         events = await whole(chat)
-        assert Interrupted not in kinds(events)
+        assert kinds(events).count(Interrupted) == kinds(events).count(Resumed) == 1
         assert mesh.region.opened[-1].resume.count >= 3
-        await mesh.settled()
-
-
-async def test_another_edge_goes_on_with_a_chat_it_never_saw(
-    words: Vocabulary, tmp_path: Path
-) -> None:
-    async with running(words, tmp_path, REPLY) as mesh:
-        dying = EdgeUnderTest(mesh.config, mesh.load)
-        await dying.start()
-        others = (f"quic://127.0.0.1:{mesh.ports.main}",)
-        async with mesh.client(dying.ports.main, others=others) as client:
-            mesh.region.hold(6)
-            chat = await start(client)
-            dying.fall_silent()
-            await dying.stop()
-            mesh.region.gate.set()
-            events = await whole(chat)
-            assert kinds(events).count(Interrupted) == kinds(events).count(Resumed) == 1
-            assert mesh.region.opened[-1].resume.count >= 3
-            async with client.chat(ASK) as again:
-                assert (await again.result()).text == REPLY
-        await mesh.settled()
+        assert await said(client.chat(ASK)) == REPLY
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_random_cuts_never_change_the_text(
-    seed: int, words: Vocabulary, tmp_path: Path
-) -> None:
+@pytest.mark.edge(reply=REPLY * 12)
+async def test_random_cuts_never_change_the_text(seed: int, mesh: Running, client: Client) -> None:
     """Cuts of the connection, restarts of the edge, losses of the router, at random events."""
     rng, reply = random.Random(seed), REPLY * 12
-    async with running(words, tmp_path, reply) as mesh, mesh.client() as client:
-        mesh.region.block_tokens = 1
-        done = False
-        async with client.chat(ASK, sampling=LONG, provisional=bool(seed % 2)) as chat:
-            async for event in chat:
-                done = isinstance(event, Done)
-                if chat._transcript.ids and rng.random() < 0.03:
-                    await trouble(rng, mesh, client)
-        assert done
-        result = await chat.result()
-        assert result.text == reply
-        known = [at.chosen.id for at in result.logprobs if at is not None]
-        assert known == list(result.ids), "the client lacks none of what it saw"
-        await mesh.settled()
+    mesh.region.block_tokens = 1
+    done = False
+    async with client.chat(ASK, sampling=LONG, provisional=bool(seed % 2)) as chat:
+        async for event in chat:
+            done = isinstance(event, Done)
+            if chat._transcript.ids and rng.random() < 0.03:
+                await trouble(rng, mesh, client)
+    assert done
+    result = await chat.result()
+    assert result.text == reply
+    known = [at.chosen.id for at in result.logprobs if at is not None]
+    assert known == list(result.ids), "the client lacks none of what it saw"
 
 
 async def trouble(rng: random.Random, mesh: Running, client: Client) -> None:

@@ -13,14 +13,14 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from structlog.types import EventDict
 
 from outrider import errors
-from outrider.client import Committed, Message, Provisional
+from outrider.client import Client, Committed, Message, Provisional
 from outrider.codec.frames import encode_frame
 from outrider.models.vocabulary import Vocabulary
 from outrider.telemetry import names, tracing
 from outrider.testing import eventually
 from outrider.v1 import common_pb2, inference_pb2
-from tests.edge.integration.running import Running, running
-from tests.edge.integration.trouble import ASK, REPLY, RawStream, raw
+from tests.edge.integration.running import REPLY, Running, running
+from tests.edge.integration.trouble import ASK, RawStream, raw, said
 
 
 @pytest.fixture
@@ -40,44 +40,37 @@ async def get(mesh: Running, path: str) -> str:
     return answer
 
 
-async def test_metrics_of_good_and_bad_chats(words: Vocabulary, tmp_path: Path) -> None:
-    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
-        async with client.chat(ASK) as chat:
-            result = await chat.result()
-        stats = result.speculation_stats
-        with pytest.raises(errors.EmptyPromptError):
-            async with client.chat([]) as refused:
-                await refused.result()
-        mesh.region.error = errors.NoReplicaError("none")
-        with pytest.raises(errors.NoReplicaError):
-            async with client.chat(ASK) as failed:
-                await failed.result()
-        await mesh.settled()
-        page = await get(mesh, "/metrics")
-        lines = dict(line.rsplit(" ", 1) for line in page.splitlines() if line.startswith("o"))
-        assert float(lines['outrider_edge_chats_total{model="small",outcome="OK"}']) == 1
-        assert float(lines['outrider_edge_chats_total{model="small",outcome="NO_REPLICA"}']) == 1
-        assert float(lines['outrider_edge_tokens_total{model="small"}']) == len(result.ids)
-        assert float(lines['outrider_edge_committed_chats_total{model="small"}']) == 1
-        assert float(lines["outrider_edge_open_chats"]) == 0
-        assert float(lines['outrider_edge_mode_chats_total{mode="edge_drafts",model="small"}']) == 2
-        assert (
-            float(lines['outrider_edge_drafts_total{fate="drafted",model="small"}'])
-            >= stats.sent_tokens
-        )
-        assert float(lines['outrider_edge_commits_total{model="small",uploads="on"}']) >= 1
-        assert float(lines['outrider_edge_shown_tokens_total{model="small"}']) == stats.shown_tokens
-        assert (
-            float(lines['outrider_edge_erased_tokens_total{model="small"}']) == stats.erased_tokens
-        )
-        assert (
-            float(lines['outrider_edge_erased_chars_total{model="small"}']) == result.erased_chars
-        )
-        assert float(lines['outrider_edge_shown_chars_total{model="small"}']) >= result.erased_chars
-        rtt_ms = float(lines['outrider_edge_region_rtt_seconds{model="small"}']) * 1e3
-        assert rtt_ms == pytest.approx(stats.rtt_ms, rel=1e-3)
-        assert rtt_ms > 0
-        assert "outrider_ttft_seconds_count" in page
+async def test_metrics_of_good_and_bad_chats(mesh: Running, client: Client) -> None:
+    async with client.chat(ASK) as chat:
+        result = await chat.result()
+    stats = result.speculation_stats
+    with pytest.raises(errors.EmptyPromptError):
+        await said(client.chat([]))
+    mesh.region.error = errors.NoReplicaError("none")
+    with pytest.raises(errors.NoReplicaError):
+        await said(client.chat(ASK))
+    await mesh.settled()
+    page = await get(mesh, "/metrics")
+    lines = dict(line.rsplit(" ", 1) for line in page.splitlines() if line.startswith("o"))
+    assert float(lines['outrider_edge_chats_total{model="small",outcome="OK"}']) == 1
+    assert float(lines['outrider_edge_chats_total{model="small",outcome="NO_REPLICA"}']) == 1
+    assert float(lines['outrider_edge_tokens_total{model="small"}']) == len(result.ids)
+    assert float(lines['outrider_edge_committed_chats_total{model="small"}']) == 1
+    assert float(lines["outrider_edge_open_chats"]) == 0
+    assert float(lines['outrider_edge_mode_chats_total{mode="edge_drafts",model="small"}']) == 2
+    assert (
+        float(lines['outrider_edge_drafts_total{fate="drafted",model="small"}'])
+        >= stats.sent_tokens
+    )
+    assert float(lines['outrider_edge_commits_total{model="small",uploads="on"}']) >= 1
+    assert float(lines['outrider_edge_shown_tokens_total{model="small"}']) == stats.shown_tokens
+    assert float(lines['outrider_edge_erased_tokens_total{model="small"}']) == stats.erased_tokens
+    assert float(lines['outrider_edge_erased_chars_total{model="small"}']) == result.erased_chars
+    assert float(lines['outrider_edge_shown_chars_total{model="small"}']) >= result.erased_chars
+    rtt_ms = float(lines['outrider_edge_region_rtt_seconds{model="small"}']) * 1e3
+    assert rtt_ms == pytest.approx(stats.rtt_ms, rel=1e-3)
+    assert rtt_ms > 0
+    assert "outrider_ttft_seconds_count" in page
 
 
 @pytest.mark.parametrize("how", ["CANCELLED by word", "CANCELLED by leaving", "DEADLINE"])
@@ -127,32 +120,30 @@ async def test_a_refusal_at_the_border_counts(
     assert told[0] == {"UNKNOWN_MODEL": 1}
 
 
-async def test_text_shown_before_it_is_final_is_timed(words: Vocabulary, tmp_path: Path) -> None:
-    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
-        # What was said before is drafted, and shown while the region is held.
-        asked = time.monotonic()
-        mesh.region.gate.clear()
-        async with client.chat([ASK[0], Message("assistant", REPLY), ASK[0]]) as chat:
-            async for event in chat:
-                if isinstance(event, Provisional):
-                    mesh.region.gate.set()
-            assert (await chat.result()).text == REPLY
-        await mesh.settled()
-        assert mesh.region.gate.is_set(), "something was shown early"
-        took_ms = (time.monotonic() - asked) * 1e3
-        early_ms = mesh.of_model("outrider_edge_provisional_ttft_seconds_total") * 1e3
-        final_ms = mesh.of_model("outrider_edge_committed_ttft_seconds_total") * 1e3
-        assert 0 < early_ms < final_ms < took_ms
-        assert mesh.of_model("outrider_edge_provisional_chats_total") == 1
-        assert mesh.of_model("outrider_edge_committed_chats_total") == 1
+async def test_text_shown_before_it_is_final_is_timed(mesh: Running, client: Client) -> None:
+    # What was said before is drafted, and shown while the region is held.
+    asked = time.monotonic()
+    mesh.region.gate.clear()
+    async with client.chat([ASK[0], Message("assistant", REPLY), ASK[0]]) as chat:
+        async for event in chat:
+            if isinstance(event, Provisional):
+                mesh.region.gate.set()
+        assert (await chat.result()).text == REPLY
+    await mesh.settled()
+    assert mesh.region.gate.is_set(), "something was shown early"
+    took_ms = (time.monotonic() - asked) * 1e3
+    early_ms = mesh.of_model("outrider_edge_provisional_ttft_seconds_total") * 1e3
+    final_ms = mesh.of_model("outrider_edge_committed_ttft_seconds_total") * 1e3
+    assert 0 < early_ms < final_ms < took_ms
+    assert mesh.of_model("outrider_edge_provisional_chats_total") == 1
+    assert mesh.of_model("outrider_edge_committed_chats_total") == 1
 
 
-async def test_ready_says_why_not(words: Vocabulary, tmp_path: Path) -> None:
-    async with running(words, tmp_path, REPLY) as mesh:
-        assert "200 OK" in await get(mesh, "/ready")
-        mesh.region.break_streams()
-        await eventually(lambda: not mesh.edge.upstream.ready)
-        assert "no router can be reached" in await get(mesh, "/ready")
+async def test_ready_says_why_not(mesh: Running) -> None:
+    assert "200 OK" in await get(mesh, "/ready")
+    mesh.region.break_streams()
+    await eventually(lambda: not mesh.edge.upstream.ready)
+    assert "no router can be reached" in await get(mesh, "/ready")
 
 
 @pytest.mark.parametrize("is_trusted", [True, False])
@@ -161,8 +152,7 @@ async def test_one_trace_from_client_to_region_where_the_client_is_trusted_with_
 ) -> None:
     secret, settings = "a secret that no trace may hold", {"trust_trace": is_trusted}
     async with running(words, tmp_path, REPLY, **settings) as mesh, mesh.client() as client:
-        async with client.chat([Message("user", secret)]) as chat:
-            await chat.result()
+        await said(client.chat([Message("user", secret)]))
         await mesh.settled()
         traceparent = mesh.region.opened[0].trace.traceparent
     found = {span.name: span for span in spans.get_finished_spans()}

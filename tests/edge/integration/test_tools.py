@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from outrider.client import (
     Accepted,
     ArgumentsDelta,
+    Client,
     Committed,
     ContentDelta,
     Message,
@@ -22,7 +22,8 @@ from outrider.errors import InvalidRequestError
 from outrider.models.tools import tool_text
 from outrider.models.vocabulary import Vocabulary
 from outrider.wire import message_from_proto
-from tests.edge.integration.running import running
+from tests.edge.integration.running import Running, running
+from tests.edge.integration.trouble import said
 from tests.models import tool_templates
 
 ASK = [Message("user", "Is it cold?")]
@@ -105,27 +106,9 @@ async def test_a_chat_goes_on_behind_its_calls(tmp_path: Path) -> None:
             result = await chat.result()
         (call,) = result.tool_calls
         told = [*ASK, result.message, Message("tool", "-3", tool_call_id=call.id)]
-        as_mappings = [
-            {"role": "user", "content": "Is it cold?"},
-            {
-                "role": "assistant",
-                "content": "I look.",
-                "tool_calls": [
-                    {
-                        "id": call.id,
-                        "type": "function",
-                        "function": {"name": call.name, "arguments": call.arguments},
-                    }
-                ],
-            },
-            {"role": "tool", "content": "-3", "tool_call_id": call.id},
-        ]
-        both: list[list[Any]] = [told, as_mappings]
-        for messages in both:
-            async with client.chat(messages, tools=[WEATHER], thin=True) as chat:
-                await chat.result()
-            opened = mesh.region.opened[-1].messages
-            assert [message_from_proto(it) for it in opened.messages] == told
+        await said(client.chat(told, tools=[WEATHER], thin=True))
+        opened = mesh.region.opened[-1].messages
+        assert [message_from_proto(it) for it in opened.messages] == told
         await mesh.settled()
 
 
@@ -164,15 +147,13 @@ async def test_plain_chats_are_as_they_were(tmp_path: Path) -> None:
         await mesh.settled()
 
 
-async def test_a_model_without_tools_refuses_them(words: Vocabulary, tmp_path: Path) -> None:
-    async with running(words, tmp_path) as mesh, mesh.client() as client:
-        for thin in (False, True):
-            async with client.chat(ASK, tools=[WEATHER], thin=thin) as chat:
-                with pytest.raises(InvalidRequestError, match="shows no tools"):
-                    await chat.result()
-        said = [*ASK, Message("assistant", "", (ToolCall("a", "f"),))]
-        async with client.chat(said) as chat:
-            with pytest.raises(InvalidRequestError, match="shows no tool calls"):
+async def test_a_model_without_tools_refuses_them(mesh: Running, client: Client) -> None:
+    for thin in (False, True):
+        async with client.chat(ASK, tools=[WEATHER], thin=thin) as chat:
+            with pytest.raises(InvalidRequestError, match="shows no tools"):
                 await chat.result()
-        assert not mesh.region.opened
-        await mesh.settled()
+    said = [*ASK, Message("assistant", "", (ToolCall("a", "f"),))]
+    async with client.chat(said) as chat:
+        with pytest.raises(InvalidRequestError, match="shows no tool calls"):
+            await chat.result()
+    assert not mesh.region.opened

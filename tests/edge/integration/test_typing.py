@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 
 from outrider.client import Client, Message
+from outrider.client.connection import ClientConnection
 from outrider.client.wire import typed_frame
 from outrider.models.vocabulary import Vocabulary
 from outrider.testing import eventually
 from outrider.v1 import common_pb2, inference_pb2
 from services.edge import typeahead
 from services.edge.wire.client import TypedText, read_typed_text
-from tests.edge.integration.running import Running, running
-from tests.edge.integration.trouble import REPLY, RawStream, raw
+from tests.edge.integration.running import REPLY, Running, running
+from tests.edge.integration.trouble import RawStream, said
 from tests.typed_text import type_until
 
 TEXT = "Which of these trains leaves first, and which of them is the fastest?"
@@ -33,27 +34,24 @@ def prompt(mesh: Running, opening: inference_pb2.OpenSession) -> str:
     return b"".join(mesh.region.vocabulary.token_bytes(token) for token in ids).decode()
 
 
-async def test_what_is_typed_is_computed_ahead(words: Vocabulary, tmp_path: Path) -> None:
-    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
-        await type_text(client, lambda: len(mesh.region.opened) > 0)
-        async with client.chat([Message("system", "Be brief."), Message("user", TEXT)]) as chat:
-            assert (await chat.result()).text == REPLY
-        *ahead, real = mesh.region.opened
-        assert ahead
-        for opening in ahead:
-            assert opening.sampling.max_tokens == 1
-            assert opening.priority == common_pb2.PRIORITY_LOW
-            assert opening.speculation == common_pb2.SPECULATION_OFF
-            assert prompt(mesh, real).startswith(prompt(mesh, opening))
-        assert real.sampling.max_tokens > 1
-        lengths = [len(prompt(mesh, opening)) for opening in ahead]
-        assert lengths == sorted(lengths)
-        assert mesh.of_model("outrider_edge_prefilled_tokens_total") > 0
-        await mesh.settled()
+async def test_what_is_typed_is_computed_ahead(mesh: Running, client: Client) -> None:
+    await type_text(client, lambda: len(mesh.region.opened) > 0)
+    assert await said(client.chat([Message("system", "Be brief."), Message("user", TEXT)])) == REPLY
+    *ahead, real = mesh.region.opened
+    assert ahead
+    for opening in ahead:
+        assert opening.sampling.max_tokens == 1
+        assert opening.priority == common_pb2.PRIORITY_LOW
+        assert opening.speculation == common_pb2.SPECULATION_OFF
+        assert prompt(mesh, real).startswith(prompt(mesh, opening))
+    assert real.sampling.max_tokens > 1
+    lengths = [len(prompt(mesh, opening)) for opening in ahead]
+    assert lengths == sorted(lengths)
+    assert mesh.of_model("outrider_edge_prefilled_tokens_total") > 0
 
 
 async def test_of_texts_that_come_together_the_last_one_is_read(
-    words: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, connection: ClientConnection
 ) -> None:
     read: list[bytes] = []
 
@@ -62,50 +60,43 @@ async def test_of_texts_that_come_together_the_last_one_is_read(
         return read_typed_text(payload, *args)
 
     monkeypatch.setattr(typeahead, "read_typed_text", noted)
-    async with running(words, tmp_path, REPLY) as mesh, raw(mesh) as connection:
-        texts = [typed_frame((), TEXT[: 1 + number % len(TEXT)]) for number in range(690)]
-        stream = RawStream(connection, texts[0])
-        for text in (*texts[1:], typed_frame((), TEXT)):
-            connection._quic.send_stream_data(stream.stream_id, text)
-        connection.transmit()
-        await eventually(lambda: bool(read) and TEXT.encode() in read[-1])
-        assert len(read) < 100, "one in a turn of the loop, and the first"
+    texts = [typed_frame((), TEXT[: 1 + number % len(TEXT)]) for number in range(690)]
+    stream = RawStream(connection, texts[0])
+    for text in (*texts[1:], typed_frame((), TEXT)):
+        connection._quic.send_stream_data(stream.stream_id, text)
+    connection.transmit()
+    await eventually(lambda: bool(read) and TEXT.encode() in read[-1])
+    assert len(read) < 100, "one in a turn of the loop, and the first"
 
 
-async def test_the_chat_cancels_what_is_still_computed(words: Vocabulary, tmp_path: Path) -> None:
-    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
-        mesh.region.gate.clear()  # the region is slow
-        await type_text(client, lambda: len(mesh.region.opened) == 1)
-        chat = client.chat([Message("user", TEXT)])
-        async with chat:
-            await eventually(lambda: len(mesh.region.cancelled) == 1)
-            mesh.region.gate.set()
-            assert (await chat.result()).text == REPLY
-        await mesh.settled()
+async def test_the_chat_cancels_what_is_still_computed(mesh: Running, client: Client) -> None:
+    mesh.region.gate.clear()  # the region is slow
+    await type_text(client, lambda: len(mesh.region.opened) == 1)
+    chat = client.chat([Message("user", TEXT)])
+    async with chat:
+        await eventually(lambda: len(mesh.region.cancelled) == 1)
+        mesh.region.gate.set()
+        assert (await chat.result()).text == REPLY
 
 
 async def test_an_earlier_chat_that_is_cancelled_meanwhile_does_not_end_it(
-    words: Vocabulary, tmp_path: Path
+    mesh: Running, client: Client
 ) -> None:
-    async with running(words, tmp_path, REPLY) as mesh, mesh.client() as client:
-        mesh.region.gate.clear()
-        async with client.chat([Message("user", "hello")]) as earlier:
-            await eventually(lambda: len(mesh.region.opened) == 1)
-            await type_text(client, lambda: len(mesh.region.opened) == 2)
-            earlier.cancel()
-            assert (await earlier.result()).finish_reason == "cancelled"
-        await eventually(lambda: mesh.region.cancelled == ["the client cancelled"])
-        mesh.region.gate.set()
-        await mesh.settled()
+    mesh.region.gate.clear()
+    async with client.chat([Message("user", "hello")]) as earlier:
+        await eventually(lambda: len(mesh.region.opened) == 1)
+        await type_text(client, lambda: len(mesh.region.opened) == 2)
+        earlier.cancel()
+        assert (await earlier.result()).finish_reason == "cancelled"
+    await eventually(lambda: mesh.region.cancelled == ["the client cancelled"])
+    mesh.region.gate.set()
 
 
-async def test_a_user_who_leaves_ends_it(words: Vocabulary, tmp_path: Path) -> None:
-    async with running(words, tmp_path, REPLY) as mesh:
-        mesh.region.gate.clear()
-        async with mesh.client() as client:
-            await type_text(client, lambda: len(mesh.region.opened) == 1)
-        await eventually(lambda: len(mesh.region.cancelled) == 1)
-        await mesh.settled()
+async def test_a_user_who_leaves_ends_it(mesh: Running) -> None:
+    mesh.region.gate.clear()
+    async with mesh.client() as client:
+        await type_text(client, lambda: len(mesh.region.opened) == 1)
+    await eventually(lambda: len(mesh.region.cancelled) == 1)
 
 
 async def test_an_edge_that_does_not_prefill_says_nothing(
@@ -114,18 +105,16 @@ async def test_an_edge_that_does_not_prefill_says_nothing(
     for settings in ({"min_prefill_tokens": 0}, {"trust": "chat"}):
         async with running(words, tmp_path, REPLY, **settings) as mesh, mesh.client() as client:
             await type_text(client)
-            async with client.chat([Message("user", TEXT)]) as chat:
-                assert (await chat.result()).text == REPLY
+            assert await said(client.chat([Message("user", TEXT)])) == REPLY
             assert len(mesh.region.opened) == 1
 
 
-async def test_without_a_connection_typing_is_nothing(words: Vocabulary, tmp_path: Path) -> None:
-    async with running(words, tmp_path, REPLY) as mesh:
-        async with mesh.client(reconnect=None) as client:
-            typing = client.typing()
-        typing.update("hello")
-        typing.close()
-        assert mesh.region.opened == []
+async def test_without_a_connection_typing_is_nothing(mesh: Running) -> None:
+    async with mesh.client(reconnect=None) as client:
+        typing = client.typing()
+    typing.update("hello")
+    typing.close()
+    assert mesh.region.opened == []
 
 
 @pytest.mark.parametrize(
@@ -141,7 +130,9 @@ async def test_who_types_more_than_his_share_gets_no_head_start(
     async with running(words, tmp_path, REPLY, **settings) as mesh, mesh.client() as client:
         name = "outrider_edge_refused_total"
         await type_text(client, lambda: mesh.sample(name, reason=reason) >= 1)
-        async with client.chat([Message("system", "Be brief."), Message("user", TEXT)]) as chat:
-            assert (await chat.result()).text == REPLY, "nobody is told"
+        assert (
+            await said(client.chat([Message("system", "Be brief."), Message("user", TEXT)]))
+            == REPLY
+        ), "nobody is told"
         assert len(mesh.region.opened) <= most_ahead + 1
         await mesh.settled()

@@ -19,10 +19,9 @@ from outrider.codec.frames import FrameDecoder, encode_frame
 from outrider.errors import OutriderError, UnavailableError
 from outrider.v1 import edge_pb2
 from outrider.wire import error_from_proto
-from tests.edge.integration.running import Running
+from tests.edge.integration.running import REPLY, Running
 
 ASK = [Message("user", "hello")]
-REPLY = "a reply of some length"
 
 
 def chat_frame(**sampling: Any) -> bytes:
@@ -82,6 +81,12 @@ async def bystander(mesh: Running, client: Client) -> AsyncIterator[None]:
 def cut(client: Client) -> None:
     """The connection is no more, and neither side was told why."""
     client._link.connection._lose(UnavailableError("cut by the test"))
+
+
+async def said(chat: Chat) -> str:
+    """The whole text of a chat that nobody does anything else with."""
+    async with chat:
+        return (await chat.result()).text
 
 
 async def start(client: Client, **options: Any) -> Chat:

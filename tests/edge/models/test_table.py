@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -338,21 +335,3 @@ class Machine(RuleBasedStateMachine):
 
 TestAnyOrder = Machine.TestCase
 TestAnyOrder.settings = settings(deadline=None, max_examples=150, stateful_step_count=40)
-
-
-@pytest.mark.parametrize("max_loaded", [1, 3])
-def test_no_more_are_loaded_than_may_be(max_loaded: int) -> None:
-    limits = replace(LIMITS, min_loaded_s=0.0)
-    table = table_of("abcdefgh", max_loaded, limits)
-    loaded: set[ModelKey] = set()
-    for number, name in enumerate("abcdefgh" * 3):
-        for action in table.ask(name, "x", number):
-            if isinstance(action, Unload):
-                loaded.remove(action.key)
-                table.closed(action.key, number)
-            if isinstance(action, Load):
-                loaded.add(action.key)
-                table.loaded(action.key, number)
-        table.release(key(name), number)
-        table.check_invariants()
-        assert len(loaded) == min(number + 1, max_loaded)

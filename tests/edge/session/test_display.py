@@ -181,36 +181,25 @@ def test_growth_appends_only() -> None:
     )
 
 
-def test_a_confirming_commit_takes_from_the_front() -> None:
+@pytest.mark.parametrize(
+    ("text", "diverged", "retract", "left"),
+    [
+        (" the", False, None, " cat."),
+        (" the cat. And", False, None, ""),
+        (" the dog", True, Retracted(5), ""),
+        (" the dog", False, Retracted(5), ""),  # what is shown may be of drafts that are no more
+        (" the", True, Retracted(4), ""),
+    ],
+)
+def test_a_commit_confirms_or_retracts(
+    text: str, diverged: bool, retract: Retracted | None, left: str
+) -> None:
     display = plain()
     display.show(draft_text((" the", 0.9), (" cat", 0.8), (".", 0.7)), 0.0)
-    assert display.confirm(" the", False, 1.0) is None
-    assert display.shown == " cat."
-    assert display.confirm(" cat. And", False, 1.0) is None
-    assert display.shown == ""
-
-
-def test_a_contradicting_commit_retracts_what_is_wrong_first() -> None:
-    display = plain()
-    display.show(draft_text((" the", 0.9), (" cat", 0.8), (".", 0.7)), 0.0)
-    assert display.confirm(" the dog", True, 1.0) == Retracted(5)
-    assert display.shown == ""
-    assert (display.erased_chars, display.num_retractions) == (4, 1)
-
-
-def test_text_against_what_is_shown_retracts_it_whatever_the_drafts_are_now() -> None:
-    """What is shown may be of drafts that a chain does not have any more."""
-    display = plain()
-    display.show(draft_text((" the", 0.9), (" cat", 0.8), (".", 0.7)), 0.0)
-    assert display.confirm(" the dog", False, 1.0) == Retracted(5)
-    assert display.shown == ""
-
-
-def test_a_divergence_behind_the_commit_retracts_the_rest() -> None:
-    display = plain()
-    display.show(draft_text((" the", 0.9), (" cat", 0.8), (".", 0.7)), 0.0)
-    assert display.confirm(" the", True, 1.0) == Retracted(4)
-    assert display.shown == ""
+    assert display.confirm(text, diverged, 1.0) == retract
+    assert display.shown == left
+    if retract is not None:
+        assert (display.erased_chars, display.num_retractions) == (9 - retract.erase_to, 1)
 
 
 def test_after_a_rewrite_nothing_new_is_shown_for_a_while() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from services.edge.session.draft_sources import PATIENCE_TOKENS, CombinedDrafter, Guess
 from services.edge.session.events import DrafterReport
 from tests.edge.session.toolkit import ScriptedDrafter
@@ -76,40 +78,32 @@ def test_what_is_heard_counts() -> None:
     assert guess.took_s == 0.006 and not guess.ended
 
 
-def test_it_goes_on_behind_a_chain_that_agrees() -> None:
-    drafter = combined(10)
+SURE = (21, 22)
+"""With a report only sure guesses of the own drafter are taken."""
+
+
+@pytest.mark.parametrize(
+    ("final", "late", "tentative", "ids"),
+    [
+        ((10,), (), (11, 12), (13, 14)),  # behind a chain that agrees
+        ((10,), (11, 12), (), (13, 14)),  # late, and right
+        ((10,), (11, 99), (), SURE),  # late, and wrong
+        ((), (), (), SURE),  # ahead of what is final
+        ((10,), (), (11, 12, 13, 14), SURE),  # where it ends
+    ],
+)
+def test_what_of_a_chain_counts(
+    final: tuple[int, ...], late: tuple[int, ...], tentative: tuple[int, ...], ids: tuple[int, ...]
+) -> None:
+    drafter = combined(*final)
+    drafter.extend(late)
     drafter.take_report(REPORT)
-    guess = drafter.draft_after((11, 12), 8)
-    assert guess.ids == (13, 14)
-    assert guess.survival == (0.4 / 0.6, 0.2 / 0.6)
-
-
-def test_a_late_chain_counts_if_it_was_right() -> None:
-    drafter = combined(10)
-    drafter.extend((11, 12))
-    drafter.take_report(REPORT)
-    assert drafter.draft_after((), 8).ids == (13, 14)
-
-
-def test_a_late_chain_that_was_wrong_is_dropped() -> None:
-    drafter = combined(10)
-    drafter.extend((11, 99))
-    drafter.take_report(REPORT)
-    # With a report only sure guesses of the own drafter are taken.
-    guess = drafter.draft_after((), 8)
-    assert guess.ids == (21, 22) and not guess.ended
-
-
-def test_a_chain_ahead_of_what_is_final_is_dropped() -> None:
-    drafter = combined()
-    drafter.take_report(REPORT)
-    assert drafter.draft_after((), 8).ids == (21, 22)
-
-
-def test_where_it_ends_only_sure_guesses_follow() -> None:
-    drafter = combined(10)
-    drafter.take_report(REPORT)
-    assert drafter.draft_after((11, 12, 13, 14), 8).ids == (21, 22)
+    guess = drafter.draft_after(tentative, 8)
+    assert guess.ids == ids
+    if tentative == (11, 12):
+        assert guess.survival == (0.4 / 0.6, 0.2 / 0.6)
+    if late == (11, 99):
+        assert not guess.ended
 
 
 def test_a_silent_one_is_not_waited_for() -> None:

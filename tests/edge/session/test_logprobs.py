@@ -27,7 +27,7 @@ from tests.edge.session.toolkit import (
     LOST,
     OPENED,
     PROMPT,
-    ScriptedDrafter,
+    drafting,
     request,
     session,
 )
@@ -38,9 +38,7 @@ def told(token: int, *others: int) -> TokenLogprobs:
 
 
 def streaming(num_logprobs: int, resume: ResumePoint | None = None) -> ChatSession:
-    drafter = ScriptedDrafter([1, 2, 3, EOS])
-    drafter.prompt_tokens = len(PROMPT)
-    chat = session(drafter)
+    chat = session(drafting(1, 2, 3, EOS))
     asked = request(sampling=SamplingParams(num_logprobs=num_logprobs))
     chat.handle(ChatAsked(replace(asked, resume=resume or ResumePoint())), 0.0)
     chat.handle(PromptReady(PROMPT), 0.0)

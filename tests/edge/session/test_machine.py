@@ -45,6 +45,7 @@ from tests.edge.session.toolkit import (
     OPENED,
     PROMPT,
     ScriptedDrafter,
+    drafting,
     in_state,
     request,
     session,
@@ -148,9 +149,7 @@ def test_it_knows_why_there_is_no_whole_reply(item: Input, reason: str | None) -
 
 
 def test_a_whole_chat() -> None:
-    drafter = ScriptedDrafter([1, 2, 3, EOS])
-    drafter.prompt_tokens = len(PROMPT)
-    chat = session(drafter)
+    chat = session(drafting(1, 2, 3, EOS))
     asked = request()
     assert chat.handle(ChatAsked(asked), 1.0) == [Tokenize(asked.messages)]
     assert chat.handle(PromptReady(PROMPT), 1.01) == [
@@ -190,9 +189,7 @@ def test_the_prompt_goes_up_before_any_draft_is_made() -> None:
 
 
 def test_a_wrong_draft_is_taken_back_and_a_new_epoch_begins() -> None:
-    drafter = ScriptedDrafter([1, 2, 3, 4, 5, 6])
-    drafter.prompt_tokens = len(PROMPT)
-    chat = in_state(SessionState.STREAMING, drafter)
+    chat = in_state(SessionState.STREAMING, drafting(1, 2, 3, 4, 5, 6))
     chat.handle(Tick(), 0.001)
     retract, commit = chat.handle(Commit(0, 0, 1, (5,)), 0.1)
     assert retract == Retracted(5)
@@ -204,9 +201,7 @@ def test_a_wrong_draft_is_taken_back_and_a_new_epoch_begins() -> None:
 
 
 def test_commits_in_quick_succession_are_answered_by_one_draft_frame() -> None:
-    drafter = ScriptedDrafter([1, 2, 3, 4, 5, 6, 7, 8, 9])
-    drafter.prompt_tokens = len(PROMPT)
-    chat = in_state(SessionState.STREAMING, drafter)
+    chat = in_state(SessionState.STREAMING, drafting(1, 2, 3, 4, 5, 6, 7, 8, 9))
     chat.handle(Commit(0, 0, 0, (1,)), 0.1)
     chat.handle(Commit(0, 1, 0, (2,)), 0.1004)
     assert chat.next_deadline() == 0.001, "the drafts from the prompt are due since the opening"
@@ -215,9 +210,7 @@ def test_commits_in_quick_succession_are_answered_by_one_draft_frame() -> None:
 
 
 def test_drafts_that_could_not_be_sent_are_sent_again() -> None:
-    drafter = ScriptedDrafter([1, 2, 3, 4])
-    drafter.prompt_tokens = len(PROMPT)
-    chat = in_state(SessionState.STREAMING, drafter)
+    chat = in_state(SessionState.STREAMING, drafting(1, 2, 3, 4))
     (frame,) = [a for a in chat.handle(Tick(), 0.001) if isinstance(a, Draft)]
     assert chat.handle(DraftDropped(frame), 0.001) == []
     chat.handle(DraftsReady(), 0.002)
@@ -238,8 +231,7 @@ def test_drafts_that_could_not_be_sent_are_sent_again() -> None:
 def test_who_gets_the_drafts(
     speculation: Speculation, provisional: bool, sends: bool, shows: bool
 ) -> None:
-    drafter = ScriptedDrafter([1, 2, 3, 4])
-    drafter.prompt_tokens = len(PROMPT)
+    drafter = drafting(1, 2, 3, 4)
     chat = session(drafter)
     asked = request(speculation=speculation, provisional=provisional)
     chat.handle(ChatAsked(asked), 0.0)
@@ -260,9 +252,7 @@ def test_who_gets_the_drafts(
 def test_what_is_held_back_comes_with_the_end_of_a_whole_reply_alone(
     reason: FinishReason, text: str
 ) -> None:
-    drafter = ScriptedDrafter([1, 2, 3, 4])
-    drafter.prompt_tokens = len(PROMPT)
-    chat = session(drafter)
+    chat = session(drafting(1, 2, 3, 4))
     chat.handle(ChatAsked(request(sampling=SamplingParams(stop=("STOP",)))), 0.0)
     chat.handle(PromptReady(PROMPT), 0.0)
     chat.handle(OPENED, 0.0)
@@ -281,9 +271,7 @@ def test_a_thin_chat_is_tokenized_by_the_region() -> None:
 
 
 def test_a_cancelled_chat_ends_with_what_is_final() -> None:
-    drafter = ScriptedDrafter([1, 2, 3, 4])
-    drafter.prompt_tokens = len(PROMPT)
-    chat = session(drafter)
+    chat = session(drafting(1, 2, 3, 4))
     chat.handle(ChatAsked(request(sampling=SamplingParams(stop=("STOP",)))), 0.0)
     chat.handle(PromptReady(PROMPT), 0.0)
     chat.handle(OPENED, 0.0)

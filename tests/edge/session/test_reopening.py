@@ -37,7 +37,7 @@ from tests.edge.session.toolkit import (
     LOST,
     OPENED,
     PROMPT,
-    ScriptedDrafter,
+    drafting,
     in_state,
     request,
     session,
@@ -123,9 +123,7 @@ def test_the_pauses_double_and_the_tries_end() -> None:
 
 
 def test_drafts_made_between_two_regions_go_to_the_next_one() -> None:
-    drafter = ScriptedDrafter([1, 2, 3, 4, 1, 2, 3, 4])
-    drafter.prompt_tokens = len(PROMPT)
-    chat = in_state(SessionState.STREAMING, drafter)
+    chat = in_state(SessionState.STREAMING, drafting(1, 2, 3, 4, 1, 2, 3, 4))
     sent = [it for it in chat.handle(Tick(), 0.1) if isinstance(it, Draft)]
     chat.handle(Commit(0, 0, 1, (2,)), 0.2)
     full = RegionFailed(OverloadedError("full", retry_delay_ms=500))
@@ -202,9 +200,7 @@ def test_a_thin_chat_is_accepted_once() -> None:
 
 
 def test_drafts_go_to_the_next_region_in_another_epoch_and_stay_shown() -> None:
-    drafter = ScriptedDrafter([1, 2, 3, EOS])
-    drafter.prompt_tokens = len(PROMPT)
-    chat = in_state(SessionState.STREAMING, drafter)
+    chat = in_state(SessionState.STREAMING, drafting(1, 2, 3, EOS))
     sent, shown = chat.handle(Tick(), 0.001)
     assert sent == Draft(0, 0, (1, 2, 3, EOS))
     assert isinstance(shown, Provisional)
@@ -217,9 +213,7 @@ def test_drafts_go_to_the_next_region_in_another_epoch_and_stay_shown() -> None:
 
 
 def test_a_session_that_moved_begins_another_epoch() -> None:
-    drafter = ScriptedDrafter([1, 2, 3, EOS])
-    drafter.prompt_tokens = len(PROMPT)
-    chat = in_state(SessionState.STREAMING, drafter)
+    chat = in_state(SessionState.STREAMING, drafting(1, 2, 3, EOS))
     chat.handle(Tick(), 0.001)
     assert chat.handle(RegionMoved("replica-2", "us-west", 0), 0.5) == []
     chat.handle(Commit(0, 0, 0, (1,)), 0.6)
@@ -234,9 +228,7 @@ def test_a_session_that_moved_begins_another_epoch() -> None:
 
 
 def test_an_epoch_begun_since_a_session_moved_goes_on() -> None:
-    drafter = ScriptedDrafter([2, 2, 3, EOS])
-    drafter.prompt_tokens = len(PROMPT)
-    chat = in_state(SessionState.STREAMING, drafter)
+    chat = in_state(SessionState.STREAMING, drafting(2, 2, 3, EOS))
     chat.handle(Tick(), 0.001)
     chat.handle(Commit(0, 0, 0, (1,)), 0.1)
     sent = [a for a in chat.handle(Tick(), 0.2) if isinstance(a, Draft)]

@@ -27,7 +27,7 @@ from tests.edge.session.toolkit import (
     IDENTITY,
     OPENED,
     PROMPT,
-    ScriptedDrafter,
+    drafting,
     in_state,
     request,
     session,
@@ -39,9 +39,7 @@ def _first_commit(chat: ChatSession) -> float | None:
 
 
 def test_a_reply_goes_on_after_ids_of_an_earlier_run() -> None:
-    drafter = ScriptedDrafter([1, 2, 3, 4, 5, EOS])
-    drafter.prompt_tokens = len(PROMPT)
-    chat = session(drafter)
+    chat = session(drafting(1, 2, 3, 4, 5, EOS))
     asked = replace(request(), resume=ResumePoint("", 2, 8, (1, 2), IDENTITY))
     chat.handle(ChatAsked(asked), 0.0)
     assert chat.handle(PromptReady(PROMPT), 0.0) == [
@@ -80,9 +78,7 @@ def test_a_reply_that_had_ended_cannot_go_on() -> None:
 
 
 def test_a_reply_that_an_earlier_run_had_whole_is_drafted_no_further() -> None:
-    drafter = ScriptedDrafter([1, EOS, 5, 6, 7])
-    drafter.prompt_tokens = len(PROMPT)
-    chat = session(drafter)
+    chat = session(drafting(1, EOS, 5, 6, 7))
     asked = replace(request(), resume=ResumePoint(upto=2, num_chars=4, ids=(1, EOS)))
     chat.handle(ChatAsked(asked), 0.0)
     assert chat.handle(PromptReady(PROMPT), 0.0)[-1] == Committed(" the", (1, EOS), 2)
@@ -94,9 +90,7 @@ def test_a_reply_that_an_earlier_run_had_whole_is_drafted_no_further() -> None:
 
 @pytest.mark.parametrize("provisional", [True, False])
 def test_another_audience_begins_with_nothing_shown(provisional: bool) -> None:
-    drafter = ScriptedDrafter([1, 2, 3])
-    drafter.prompt_tokens = len(PROMPT)
-    chat = in_state(SessionState.STREAMING, drafter)
+    chat = in_state(SessionState.STREAMING, drafting(1, 2, 3))
     shown = [a for a in chat.handle(Tick(), 0.001) if isinstance(a, Provisional)]
     assert [s.text for s in shown] == [" the cat"]
     assert chat.handle(ClientChanged(False), 0.01) == []

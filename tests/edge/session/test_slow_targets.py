@@ -78,6 +78,7 @@ def test_a_distance_that_grows_costs_nothing_and_one_that_shrinks_pays_again() -
     ours = mesh.run()
     alone = Mesh(where, upload=NEVER).run()
     assert alone.token_s / ours.token_s >= 1.1
+    assert True in ours.modes and False in ours.modes
     assert mesh.chat.reply is not None
     controller = mesh.chat.reply.controller
     assert controller.round_trip.num_path_changes >= 1

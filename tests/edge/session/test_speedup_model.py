@@ -16,7 +16,6 @@ from services.edge.session.speedup_model import (
     without_drafts_s,
     worthwhile_drafts,
 )
-from tests.edge.session.break_even import break_even_rtt_s
 
 SIMULATED_MS: dict[tuple[float, float, float], tuple[float, ...]] = {
     # acceptance, ms per draft, ms per call: ms per token at RTT 20, 50, 100 and 250 ms
@@ -53,21 +52,14 @@ def test_it_says_what_a_simulation_found(row: tuple[float, float, float]) -> Non
     assert said == pytest.approx(SIMULATED_MS[row], rel=0.08)
 
 
-def test_the_break_even_is_where_the_gain_is_what_was_asked_for() -> None:
-    at = known(0, 5, 30)
-    rtt_s = break_even_rtt_s(at, even(0.8), least_gain=0.1)
-    assert 0.1 < rtt_s < 0.25
-    inside, outside = replace(at, rtt_s=rtt_s * 0.9), replace(at, rtt_s=rtt_s * 1.2)
-    assert with_drafts_s(inside, even(0.8)) < 0.9 * without_drafts_s(at)
-    assert with_drafts_s(outside, even(0.8)) > 0.9 * without_drafts_s(at)
-    assert break_even_rtt_s(at, even(0.0)) == 0.0
-    assert break_even_rtt_s(known(0, 40, 30), even(0.3)) == 0.0
+def test_the_gain_grows_with_the_call_and_falls_with_the_distance_and_the_regions_own_drafts() -> (
+    None
+):
+    def gain(rtt_ms: float, call_ms: float = 30, **more: Any) -> float:
+        at = known(rtt_ms, 5, call_ms, **more)
+        return 1 - with_drafts_s(at, even(0.8)) / without_drafts_s(at)
 
-
-def test_it_grows_with_the_call_and_falls_with_the_regions_own_drafts() -> None:
-    base = break_even_rtt_s(known(0, 5, 30), even(0.8))
-    assert break_even_rtt_s(known(0, 5, 60), even(0.8)) > base
-    assert break_even_rtt_s(known(0, 5, 30, own_tokens=2.0), even(0.8)) < base
+    assert gain(50, 60) > gain(50) > gain(100) > gain(100, own_tokens=2.0)
 
 
 def test_rows_that_cost_a_share_of_the_call_each_are_for_likely_drafts() -> None:

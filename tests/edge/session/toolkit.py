@@ -42,11 +42,14 @@ OPENED = RegionOpened(3, 0, "replica-1", "us-east", DIGEST, model_identity=IDENT
 class ScriptedDrafter:
     """Guesses that the reply goes on as `script` says, each token with the same confidence."""
 
-    def __init__(self, script: Sequence[int] = (), confidence: float = 0.95) -> None:
+    def __init__(
+        self, script: Sequence[int] = (), confidence: float = 0.95, *, prompt_tokens: int = 0
+    ) -> None:
+        """The script begins behind so many tokens."""
         self.script = list(script)
         self.confidence = confidence
         self.learnt: list[int] = []
-        self.prompt_tokens = 0
+        self.prompt_tokens = prompt_tokens
 
     def extend(self, ids: Sequence[int]) -> None:
         self.learnt.extend(ids)
@@ -56,6 +59,11 @@ class ScriptedDrafter:
         ids = tuple(self.script[at : at + max_tokens])
         survival = tuple(self.confidence ** (n + 1) for n in range(len(ids)))
         return Guess(ids, survival, ("script",) * len(ids))
+
+
+def drafting(*script: int) -> ScriptedDrafter:
+    """What guesses that the reply to PROMPT goes on so."""
+    return ScriptedDrafter(script, prompt_tokens=len(PROMPT))
 
 
 def new_reply(params: SamplingParams) -> ReplyText:

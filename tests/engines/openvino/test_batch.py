@@ -36,23 +36,6 @@ def test_a_prefill_and_a_decode_row_side_by_side() -> None:
     }
 
 
-def test_only_the_single_row_is_duplicated_and_only_for_attention() -> None:
-    parts = [_round(3, 0, 0), _round(1, 40, 1, blocks=3)]
-    plain = lay_out(parts, duplicates=False)
-    inputs = lay_out(parts, duplicates=True)
-    changed = {
-        name: array.tolist()
-        for name, array in inputs.items()
-        if name not in plain or array.tolist() != plain[name].tolist()
-    }
-    assert changed == {
-        "attention_rows": [0, 1, 2, 3, 3],
-        "kept_rows": [0, 1, 2, 3],
-        "subsequence_begins": [0, 3, 5],
-        "max_context_len": 42,
-    }
-
-
 @given(st.lists(slices(), min_size=1, max_size=8))
 def test_every_sequence_enters_attention_with_two_rows_and_leaves_with_its_own(
     parts: list[SequenceSlice],

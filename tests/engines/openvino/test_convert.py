@@ -17,10 +17,11 @@ from outrider.engines.openvino.convert import (
     read_facts,
 )
 from outrider.engines.openvino.layouts import DEFAULT_LAYOUT
-from outrider.errors import ArtifactCorruptError, UnsupportedModelError
+from outrider.errors import UnsupportedModelError
 from outrider.models.catalog import DEFAULT_MODEL
 from outrider.models.store import ModelStore
 from tests.fidelity.models import Shape, weights, write
+from tests.models.gguf_files import write_out
 
 
 @pytest.mark.model
@@ -38,39 +39,19 @@ def test_the_second_load_uses_what_the_first_one_built(model_store: ModelStore) 
     assert first.directory.name == derived_name(DEFAULT_LAYOUT)
 
 
-def test_the_name_tells_versions_apart() -> None:
-    name = derived_name("i8-rows")
-    assert name.startswith("ir-v3-i8-rows-openvino-20")
-    assert "openvino-genai-20" in name
-
-
 def _gguf(path: Path, *, tokens: int) -> Path:
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(77)
     if tokens:
         writer.add_token_list([f"t{index}" for index in range(tokens)])
     writer.add_tensor("token_embd.weight", np.zeros((4, 4), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_out(writer)
     return path
-
-
-def test_facts_come_from_the_metadata(tmp_path: Path) -> None:
-    assert read_facts(_gguf(tmp_path / "m.gguf", tokens=9)) == ModelFacts(9, 77)
 
 
 def test_missing_facts_are_named(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match=r"tokenizer\.ggml\.tokens"):
         read_facts(_gguf(tmp_path / "m.gguf", tokens=0))
-
-
-def test_a_file_that_is_no_model_is_refused(tmp_path: Path) -> None:
-    source = tmp_path / "m.gguf"
-    source.write_bytes(b"nothing of the kind" * 100)
-    with pytest.raises(ArtifactCorruptError, match="GGUF"):
-        read_facts(source)
 
 
 def test_a_failing_conversion_says_why_and_leaves_nothing(tmp_path: Path) -> None:

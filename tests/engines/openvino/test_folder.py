@@ -24,11 +24,9 @@ from outrider.engines.openvino.layouts import DEFAULT_LAYOUT
 from outrider.errors import EngineError, UnsupportedModelError
 from outrider.fidelity.comparing import engine_rows
 from outrider.models.catalog import ModelSpec
-from outrider.models.chat import Message
 from outrider.models.store import ModelStore
 from outrider.models.vocabulary import Vocabulary, load_vocabulary
 from tests.engines.openvino.test_formats import CONFIG, IDS, SHAPE, VOCABULARY, tensors_of
-from tests.engines.shallow_model import ShallowModel
 from tests.fidelity.models import write
 
 
@@ -62,24 +60,6 @@ def test_a_folder_gives_the_rows_of_the_file(
     served = converted(spec, store)
     np.testing.assert_array_equal(rows_of(served), rows_of(model))
     assert load_vocabulary(spec, store).digest == vocabulary.digest
-
-
-@pytest.mark.model
-def test_a_real_model_in_a_folder_serves_the_same_text(
-    shallow_model: ShallowModel, vocabulary: Vocabulary, tmp_path: Path
-) -> None:
-    model = shallow_model.converted
-    store = ModelStore(tmp_path / "store")
-    spec = spec_of(write_folder(tmp_path / "folder", model, vocabulary), store)
-    other = load_vocabulary(spec, store)
-    assert other.digest == vocabulary.digest
-    chat = [Message("user", "Name three rivers.")]
-    assert other.encode_chat(chat) == vocabulary.encode_chat(chat)
-    ids = np.array(vocabulary.encode_chat(chat), np.int32)
-    served = converted(spec, store)
-    theirs, ours = rows_of(served, ids), rows_of(model, ids)
-    np.testing.assert_array_equal(theirs, ours)
-    assert other.decode(theirs.argmax(-1).tolist()) == vocabulary.decode(ours.argmax(-1).tolist())
 
 
 Change = Callable[[Path], object]

@@ -23,7 +23,8 @@ from outrider.errors import UnsupportedModelError
 from outrider.fidelity import reference
 from outrider.fidelity.comparing import engine_rows
 from outrider.fidelity.reference import Reference
-from tests.fidelity.models import Floats, Shape, weights, write
+from tests.fidelity.models import Shape, weights, write
+from tests.models.checkpoints import Floats
 from tests.models.sentencepieces import add_vocabulary, trained
 
 SHAPE = Shape(vocabulary=96, width=256, heads=4, kv_heads=2, inner=256, base=10_000.0)
@@ -132,29 +133,6 @@ def test_scaled_frequencies_are_those_of_the_file(architecture: str, tmp_path: P
     factors = np.linspace(1, 8, SHAPE.head_size // 2).astype(np.float32)
     tensors = tensors_of(architecture) | {"rope_freqs.weight": factors}
     source = write(tmp_path / "m.gguf", shape, tensors, vocabulary=VOCABULARY)
-    assert difference(source, tmp_path / "out") < MAX_DIFFERENCE
-
-
-def test_heads_of_another_size_than_the_widths_share(tmp_path: Path) -> None:
-    shape = replace(SHAPE, width=192, heads=4, kv_heads=2)  # heads of 64, not of 48
-    narrow = weights(replace(SHAPE, heads=4, kv_heads=2), scale=SCALE)
-    tensors = {
-        name: np.ascontiguousarray(tensor[:, :192]) if tensor.ndim == 2 else tensor[:192]
-        for name, tensor in narrow.items()
-    }
-    for layer in range(shape.layers):
-        prefix = f"blk.{layer}."
-        out, down = narrow[f"{prefix}attn_output.weight"], narrow[f"{prefix}ffn_down.weight"]
-        tensors[f"{prefix}attn_output.weight"] = np.ascontiguousarray(out[:192])
-        tensors[f"{prefix}ffn_down.weight"] = np.ascontiguousarray(down[:192])
-
-    def add_sizes(writer: gguf.GGUFWriter) -> None:
-        writer.add_key_length(64)
-        writer.add_value_length(64)
-
-    source = write(
-        tmp_path / "m.gguf", shape, tensors, vocabulary=VOCABULARY, add_tokenizer=add_sizes
-    )
     assert difference(source, tmp_path / "out") < MAX_DIFFERENCE
 
 

@@ -27,17 +27,19 @@ from outrider.models.gguf_file import open_gguf
 from tests.engines.openvino.test_checkpoints import SIZE, TOKENIZER
 from tests.engines.openvino.test_checkpoints import difference as folder_difference
 from tests.engines.openvino.test_formats import CONFIG, MAX_DIFFERENCE, SCALE, SHAPE, VOCABULARY
-from tests.fidelity.models import Floats, weights, write
+from tests.fidelity.models import weights, write
 from tests.models.checkpoints import (
     GEMMA3,
     WHOLE,
     WINDOWED,
+    Floats,
     Small,
+    logits_of,
     random_tensors,
     stored,
     write_checkpoint,
 )
-from tests.models.gemma_checkpoints import gemma_logits_of
+from tests.models.gguf_files import write_out
 
 GEMMA = replace(SHAPE, architecture="gemma3", layers=3, window_base=1_000.0)
 IDS = np.random.default_rng(5).integers(0, SHAPE.vocabulary, 200).astype(np.int32)
@@ -165,9 +167,7 @@ def test_what_a_file_leaves_out_is_as_llama_cpp_has_it(tmp_path: Path) -> None:
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_rope_freq_base(1e6)
     writer.add_sliding_window(512)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
+    write_out(writer)
     found = read_gemma(open_gguf(path))
     windowed, whole = GemmaLayer(512, 1e4, 1.0), GemmaLayer(0, 1e6, 1.0)
     assert found.layers == (windowed,) * 5 + (whole, windowed)
@@ -186,7 +186,7 @@ def test_a_checkpoint_computes_what_upstreams_code_does(
     tensors = random_tensors(small)
     folder = write_checkpoint(tmp_path / "m", small, tensors, TOKENIZER, dtype=dtype)
     ids = np.random.default_rng(3).integers(0, SHAPE.vocabulary, 40).tolist()
-    expected = gemma_logits_of(small, stored(tensors, dtype), ids, scale)
+    expected = logits_of(small, stored(tensors, dtype), ids, embedding_scale=scale)
     assert folder_difference(folder, tmp_path, expected) < MAX_DIFFERENCE
 
 
@@ -245,8 +245,6 @@ def test_a_pattern_that_does_not_fit_the_layers_is_refused(
     writer.add_head_count(4)
     writer.add_sliding_window(512)
     writer.add_array("gemma3.attention.sliding_window_pattern", list(sees))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
+    write_out(writer)
     with pytest.raises(UnsupportedModelError, match="does not fit its 3 layers"):
         read_gemma(open_gguf(path))

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,14 +13,6 @@ from gguf import GGMLQuantizationType, dequantize, quantize
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from outrider.engines.config import EngineConfig
-from outrider.engines.openvino.convert import (
-    ConvertedModel,
-    ModelFacts,
-    run_converter,
-    save_graph,
-)
-from outrider.engines.openvino.engine import OpenVinoEngine
 from outrider.engines.openvino.layouts import (
     AS_CONVERTED,
     DEFAULT_LAYOUT,
@@ -33,14 +22,8 @@ from outrider.engines.openvino.layouts import (
     lay_out_weights,
     layout_of,
 )
-from outrider.engines.openvino.repacking import RepackedModel
 from outrider.engines.openvino.weights import CompressedWeights, read_weights, stored_values
 from outrider.errors import ConfigError
-from outrider.fidelity.comparing import Expected, compare, expected
-from outrider.fidelity.reference import Reference
-from outrider.fidelity.texts import shipped
-from outrider.models.vocabulary import Vocabulary
-from tests.engines.shallow_model import ShallowModel
 
 COARSE = LAYOUT_OF_BITS[4]
 """For drafts alone."""
@@ -158,58 +141,3 @@ def test_as_converted_other_zero_points_stay() -> None:
     lay_out_weights(model, layout_of(AS_CONVERTED), None)
     assert _weights(model).zero_points is not None
     np.testing.assert_array_equal(_values(_weights(model)), before)
-
-
-class _Converted(NamedTuple):
-    """What the layouts of a model have in common."""
-
-    work: Path
-    repacked: RepackedModel | None
-    reference: Reference
-    documents: list[Expected]
-
-
-@pytest.fixture(scope="module")
-def real_weights(shallow_model: ShallowModel, vocabulary: Vocabulary) -> Iterator[_Converted]:
-    source = shallow_model.file
-    reference = Reference(source)
-    texts = [text.encode(vocabulary)[:80] for text in shipped()[:3]]
-    with TemporaryDirectory() as folder:
-        work = Path(folder)
-        repacked = run_converter(source, work, repack=True)
-        yield _Converted(work, repacked, reference, expected(reference, texts, lambda _: None))
-
-
-@pytest.mark.model
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", PACKING)
-def test_every_layout_says_what_the_file_says(
-    name: str, real_weights: _Converted, tmp_path: Path
-) -> None:
-    save_graph(real_weights.work, tmp_path, layout_of(name), real_weights.repacked)
-    config = EngineConfig(
-        num_blocks=8, max_fixed_rows=0, precision="f32", dynamic_quantization=False
-    )
-    model = ConvertedModel(tmp_path, ModelFacts(49152, 8192, name))
-    engine = OpenVinoEngine(model, config)
-    found = compare(engine, real_weights.reference, real_weights.documents)
-    engine.close()
-    # Of weights alone, without what rounding inputs adds.
-    assert found.kl <= 0.01
-    assert found.argmax_agreement >= 0.9
-    assert 0.97 <= found.ppl_ratio <= 1.03
-
-
-@pytest.mark.model
-@pytest.mark.timeout(300)
-def test_four_bits_still_say_much_of_what_the_file_says(
-    real_weights: _Converted, tmp_path: Path
-) -> None:
-    """As a draft does, which need not be right; of so small a model."""
-    errors = save_graph(real_weights.work, tmp_path, layout_of(COARSE), real_weights.repacked)
-    assert 0.03 < max(error.relative for error in errors.values()) < 0.2
-    config = EngineConfig(num_blocks=8, max_fixed_rows=0, exact=False)
-    engine = OpenVinoEngine(ConvertedModel(tmp_path, ModelFacts(49152, 8192, COARSE)), config)
-    found = compare(engine, real_weights.reference, real_weights.documents)
-    engine.close()
-    assert found.argmax_agreement >= 0.6

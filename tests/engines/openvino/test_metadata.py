@@ -14,6 +14,7 @@ from outrider.engines.openvino.metadata import count_of, number_of
 from outrider.engines.openvino.rotary import read_factors
 from outrider.errors import UnsupportedModelError
 from outrider.models.gguf_file import open_gguf
+from tests.models.gguf_files import write_out
 
 SIZES: dict[str, Any] = {
     "attention.head_count": 4,
@@ -41,10 +42,7 @@ def reader_of(path: Path, **changes: Any) -> gguf.GGUFReader:
             case list():
                 writer.add_array(key, value)
     writer.add_tensor("rope_freqs.weight", np.ones(32, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_out(writer)
     return open_gguf(path)
 
 

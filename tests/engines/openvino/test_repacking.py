@@ -13,6 +13,7 @@ from gguf import GGUFReader, dequantize, quantize
 
 from outrider.engines.openvino.repacking import RepackedModel
 from outrider.errors import UnsupportedModelError
+from tests.models.gguf_files import write_out
 
 COLUMNS = 64
 ROWS = 6
@@ -34,10 +35,7 @@ def _write(path: Path) -> Path:
         writer.add_tensor(f"{kind.name}.weight", quantize(matrix, kind), raw_dtype=kind)
     writer.add_tensor("norm.weight", np.arange(COLUMNS, dtype=np.float32))
     writer.add_tensor("odd.weight", np.ones((4, 5), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_out(writer)
     return path
 
 

@@ -160,10 +160,6 @@ def test_a_damaged_tokenizer_is_refused(tmp_path: Path) -> None:
         check(write_checkpoint(tmp_path, "{", vocab_size=64))
 
 
-def test_other_engines_read_no_checkpoint() -> None:
-    check_vocabulary(EngineConfig(engine="fake"), SERVED)
-
-
 def test_a_replica_refuses_another_models_checkpoint_before_it_loads_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

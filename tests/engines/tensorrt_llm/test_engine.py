@@ -18,40 +18,29 @@ from tests.engines.tensorrt_llm.fake_llm import CHECKPOINT, VOCABULARY, make_eng
 from tests.engines.tensorrt_llm.fake_types import TokenRangeRetentionConfig
 
 
+@pytest.fixture(params=[0, 40], ids=["all ids", "padding"])
+def num_ids(request: pytest.FixtureRequest) -> int:
+    """Of 40 ids the other 24 that the model scores are padding: most rows have some in front."""
+    count: int = request.param
+    return count
+
+
 class TestTensorRtLlmEngine(EngineContract):
     """On the stand-in every row is exact; no GPU's is."""
 
     exact = False
 
     @pytest.fixture
-    def engine(self) -> Engine:
-        return make_engine()[0]
+    def engine(self, num_ids: int) -> Engine:
+        return make_engine(num_ids)[0]
 
     @pytest.fixture
-    def other(self) -> Engine:
-        return make_engine()[0]
+    def other(self, num_ids: int) -> Engine:
+        return make_engine(num_ids)[0]
 
     @pytest.fixture
-    def spare(self) -> Engine:
-        return make_engine()[0]
-
-
-class TestWithPadding(EngineContract):
-    """24 of the 64 ids that the model scores are padding: most rows have some in front."""
-
-    exact = False
-
-    @pytest.fixture
-    def engine(self) -> Engine:
-        return make_engine(40)[0]
-
-    @pytest.fixture
-    def other(self) -> Engine:
-        return make_engine(40)[0]
-
-    @pytest.fixture
-    def spare(self) -> Engine:
-        return make_engine(40)[0]
+    def spare(self, num_ids: int) -> Engine:
+        return make_engine(num_ids)[0]
 
 
 @pytest.mark.parametrize("num_candidates", [1, 5, 40])

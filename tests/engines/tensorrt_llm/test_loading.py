@@ -9,22 +9,17 @@ from typing import Any
 
 import pytest
 
-from outrider.bounds import check_bounds
-from outrider.config import load
 from outrider.engines.config import EngineConfig
 from outrider.engines.factory import create_engine
-from outrider.engines.tensorrt_llm.checkpoint import Checkpoint
 from outrider.engines.tensorrt_llm.config import TensorRtLlmOptions
 from outrider.engines.tensorrt_llm.engine import TensorRtLlmEngine
 from outrider.engines.tensorrt_llm.loading import (
     engine_info,
     llm_arguments,
     make_llm,
-    memory_bytes,
     start_engine,
 )
 from outrider.errors import ConfigError, EngineError
-from services.inference.config import InferenceConfig
 from tests.engines.tensorrt_llm.checkpoint_files import write_checkpoint
 from tests.engines.tensorrt_llm.fake_llm import API, CHECKPOINT, LLM, VOCABULARY, RequestOutput
 from tests.engines.tensorrt_llm.fake_types import GPU_BLOCKS, CompletionOutput
@@ -179,15 +174,6 @@ def test_a_runtime_that_does_not_start_is_an_engine_error() -> None:
         make_llm(api, config(), engine_info(config(), CHECKPOINT))
 
 
-def test_the_memory_of_an_iteration_with_rows_is_told() -> None:
-    checkpoint = Checkpoint(128_256, 128_256, 8192, 131_072)
-    settings = replace(config(max_num_tokens=8192), vocabulary_size=100_000)
-    info = engine_info(settings, checkpoint)
-    told = memory_bytes(settings.trtllm, checkpoint, info)
-    assert told["iteration_logits_bytes"] == 8192 * 128_256 * 6
-    assert told["kv_bytes"] == 100 * 32 * 131_072
-
-
 def test_without_the_package_a_replica_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,34 +181,3 @@ def test_without_the_package_a_replica_says_so(
     monkeypatch.setattr("outrider.engines.tensorrt_llm.loading.find_package", lambda: None)
     with pytest.raises(ConfigError, match="needs an NVIDIA GPU"):
         create_engine(config(model_dir=write_checkpoint(tmp_path)))
-
-
-def test_settings_reach_the_engine(tmp_path: Path) -> None:
-    environ = {
-        "OUTRIDER_INFERENCE_ENGINE": "tensorrt-llm",
-        "OUTRIDER_INFERENCE_TRTLLM_MODEL_DIR": str(tmp_path),
-        "OUTRIDER_INFERENCE_TRTLLM_NUM_CANDIDATES": "40",
-        "OUTRIDER_INFERENCE_TRTLLM_TRUNCATE_SAMPLING": "true",
-        "OUTRIDER_INFERENCE_TRTLLM_LOGITS_BYTES": "1000000",
-    }
-    options = load(InferenceConfig, "inference", environ=environ).engine_config().trtllm
-    assert options.model_dir == tmp_path
-    assert (options.num_candidates, options.truncate_sampling) == (40, True)
-    assert options.logits_bytes == 1_000_000
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("num_candidates", 0),
-        ("tensor_parallel_size", 0),
-        ("logits_bytes", 0),
-        ("host_cache_bytes", -1),
-        ("prefill_graph_tokens", (0,)),
-        ("prefill_graph_tokens", (8, 4097)),
-        ("request_timeout_s", float("nan")),
-    ],
-)
-def test_absurd_settings_are_refused(field: str, value: Any) -> None:
-    with pytest.raises(ConfigError, match=field):
-        check_bounds(TensorRtLlmOptions(**{field: value}))

@@ -117,17 +117,6 @@ def test_a_text_the_runtime_has_seen_costs_hardly_more_requests(sampling: Sampli
     assert max(counts[1:]) <= len(expected) + replica.engine.num_short_answers + 4
 
 
-def test_a_cancelled_session_leaves_nothing_in_flight() -> None:
-    replica = Replica()
-    replica.open(OpenRequest(1, tuple(range(3, 23)) * 5, _GREEDY))
-    replica.tick()
-    assert len(replica.llm.in_flight) == 1, "the prefill's first chunk"
-    replica.take(replica.scheduler.cancel(1, replica.now))
-    replica.finish()
-    assert replica.llm.requests[0].aborted
-    assert not replica.llm.in_flight
-
-
 def test_salts_reach_the_runtime() -> None:
     replica = Replica()
     replica.open(OpenRequest(1, (3, 4, 5), _GREEDY, cache_salt=b"\x01tenant"))
@@ -135,28 +124,12 @@ def test_salts_reach_the_runtime() -> None:
     assert {request.salt for request in replica.llm.requests} == {b"\x01tenant".hex()}
 
 
-@pytest.mark.parametrize(
-    ("sampling", "words"),
-    [
-        (SamplingParams(temperature=0.8), "set top_k to 1..20"),
-        (SamplingParams(temperature=0.8, top_p=0.5), "set top_k to 1..20"),
-        (SamplingParams(temperature=0.8, top_k=21), "set top_k to 1..20"),
-        (SamplingParams(acceptance_threshold=0.5), "set top_k to 1..20"),
-        (SamplingParams(repetition_penalty=1.1), "penalties and logit_bias"),
-        (SamplingParams(presence_penalty=0.5), "penalties and logit_bias"),
-        (SamplingParams(frequency_penalty=-0.5), "penalties and logit_bias"),
-        (SamplingParams(logit_bias={5: 1.0}), "penalties and logit_bias"),
-    ],
-    ids=str,
-)
-def test_what_the_candidates_cannot_decide_is_refused(sampling: SamplingParams, words: str) -> None:
-    with pytest.raises(InvalidSamplingError, match=words):
-        Replica().open(OpenRequest(1, (3, 4), sampling))
-
-
-def test_refusals_of_a_missing_top_k_can_be_turned_off() -> None:
-    replica = Replica(truncate_sampling=True)
+def test_what_the_candidates_cannot_decide_is_refused_unless_that_is_turned_off() -> None:
+    """`tests/engines/test_candidates.py` has every case."""
     open_ended = SamplingParams(temperature=0.8, seed=3, max_tokens=20)
+    with pytest.raises(InvalidSamplingError, match=r"set top_k to 1\.\.20"):
+        Replica().open(OpenRequest(1, (3, 4), open_ended))
+    replica = Replica(truncate_sampling=True)
     replica.open(OpenRequest(1, (3, 4), open_ended))
     replica.finish()
     bounded = SamplingParams(temperature=0.8, seed=3, max_tokens=20, top_k=20)

@@ -110,25 +110,6 @@ def test_a_backlog_that_starves_leaves_higher_classes_three_calls_of_four(tokeni
     assert all(any(served[at : at + 2]) for at in range(15))
 
 
-def test_a_text_above_the_budget_is_computed_alone() -> None:
-    queue = filled((100, MEDIUM, 0.0), (100, MEDIUM, 0.0))
-    assert list(batches(queue, 0.0)) == [(0,), (1,)]
-
-
-def test_texts_wait_while_the_token_buffer_is_full() -> None:
-    queue = EmbeddingQueue(LIMITS)
-    for key in range(8):
-        queue.add(key, 40, MEDIUM, None, 0.0)
-    taken = []
-    while (key := queue.next_text(0.0)) is not None:  # type: ignore[assignment]
-        taken.append(key)
-        queue.tokenized(key, ids_of(20))
-    assert taken == [0, 1, 2, 3]
-    assert queue.num_buffered_tokens == 80
-    assert queue.next_batch(0.0) is not None
-    assert queue.next_text(0.0) == 4
-
-
 def test_what_is_held_is_bounded() -> None:
     queue = EmbeddingQueue(LIMITS)
     with pytest.raises(FrameTooLargeError):

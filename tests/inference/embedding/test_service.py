@@ -493,17 +493,6 @@ async def test_a_drained_replica_takes_nothing_new(model: LoadedEmbedder) -> Non
         assert len((await embedded(channel, ["a"]))[0]) == 1
 
 
-async def test_texts_of_many_requests_have_the_same_bytes(model: LoadedEmbedder) -> None:
-    async with running(model, waits=True) as (replica, engine, channel):
-        asking = [asyncio.create_task(embedded(channel, ["the cat"] * 4)) for _ in range(8)]
-        await eventually(lambda: replica.pipeline.load.num_inputs == 32)
-        engine.may_go.set()
-        for found, _ in await asyncio.gather(*asking):
-            assert len({it.tobytes() for it in found.values() if isinstance(it, np.ndarray)}) == 1
-        counts = replica.pipeline.counts
-        assert (counts.vectors, counts.tokens, counts.padding) == (32, 128, 128)
-
-
 def test_the_fake_engine_makes_no_vectors(tmp_path: Path) -> None:
     config = replace(configured(tmp_path), engine="fake")
     with pytest.raises(ConfigError, match="no vectors"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -22,15 +21,12 @@ from outrider.models.vocabulary import Vocabulary
 from outrider.rpc import make_channel
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.reply import ReplyText
-from outrider.session.region_wire import ids_of
 from outrider.telemetry.metrics import Metrics
-from outrider.v1 import common_pb2, inference_pb2, inference_pb2_grpc
-from outrider.wire import sampling_to_proto, token_block_to_proto
+from outrider.v1 import common_pb2, inference_pb2_grpc
+from outrider.wire import token_block_to_proto
 from services.inference.app import LoadedModel, Replica, replies_in
-from services.inference.config import InferenceConfig
-from tests.inference.harness import SALT
-
-_request_ids = itertools.count(1)
+from tests.inference.harness import Peer, Reply
+from tests.mesh import running_replica
 
 
 class Borrowed:
@@ -99,16 +95,15 @@ async def replica(
     engine: Engine, vocabulary: Vocabulary, **settings: Any
 ) -> AsyncIterator[tuple[Replica, Metrics, inference_pb2_grpc.InferenceServiceAsyncStub]]:
     """A replica around one engine, and how to ask it."""
-    metrics = Metrics("test")
-    config = InferenceConfig(port=0, drain_s=0.0, **settings)
-    running = Replica(config, loaded(engine, vocabulary), metrics)
-    await running.start()
-    try:
-        async with make_channel(f"127.0.0.1:{running.port}") as channel:
-            yield running, metrics, inference_pb2_grpc.InferenceServiceStub(channel)
-    finally:
-        await running.stop()
-        metrics.close()
+    async with (
+        running_replica(loaded(engine, vocabulary), **settings) as made,
+        make_channel(made.address) as channel,
+    ):
+        yield made.replica, made.metrics, inference_pb2_grpc.InferenceServiceStub(channel)
+
+
+def peer_of(stub: inference_pb2_grpc.InferenceServiceAsyncStub, vocabulary: Vocabulary) -> Peer:
+    return Peer(stub, coder_of(vocabulary), vocabulary.digest)
 
 
 async def ask(
@@ -116,30 +111,18 @@ async def ask(
     vocabulary: Vocabulary,
     prompt: Sequence[int],
     sampling: SamplingParams,
+    *,
+    resumed: Sequence[int] = (),
     **fields: Any,
-) -> tuple[list[int], int]:
-    """Ids of a reply without drafts, on a stream of its own, and how many tokens of KV were reused;
-    `fields` are more of OpenSession."""
-    coder = coder_of(vocabulary)
-    opening = inference_pb2.OpenSession(
-        request_id=f"request-{next(_request_ids)}",
-        cache_salt=SALT,
-        vocabulary_digest=vocabulary.digest,
-        ids=inference_pb2.PromptDelta(tail=token_block_to_proto(coder.encode(prompt))),
-        sampling=sampling_to_proto(sampling),
-        speculation=common_pb2.SPECULATION_OFF,
-        codecs=[common_pb2.TokenCodec.ValueType(codec) for codec in coder.supported],
-        **fields,
-    )
-    call: Any = stub.Generate()
-    up = inference_pb2.SessionUp(session=1, open=opening)
-    await call.write(inference_pb2.GenerateRequest(frames=[up]))
-    ids: list[int] = []
-    while True:
-        for frame in (await call.read()).frames:
-            assert not frame.HasField("error"), frame
-            if frame.HasField("commit"):
-                ids += ids_of(frame.commit, coder, max_count=4096)
-            if frame.HasField("done"):
-                call.cancel()
-                return ids, frame.done.usage.cached_tokens
+) -> Reply:
+    """A reply without drafts, on a stream of its own, behind what is `resumed`; `fields` are more
+    of OpenSession."""
+    peer = peer_of(stub, vocabulary)
+    if resumed:
+        fields["resume"] = token_block_to_proto(coder_of(vocabulary).encode(resumed))
+        peer.replies[1].ids = list(resumed)
+    await peer.open(1, prompt, sampling, speculation=common_pb2.SPECULATION_OFF, **fields)
+    reply = await peer.finish(1)
+    peer.call.cancel()
+    assert reply.error is None
+    return reply

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, closing
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import grpc.aio
@@ -21,7 +22,7 @@ from outrider.rpc import bind, from_rpc_error, make_channel, make_server
 from outrider.sampling.params import SamplingParams
 from outrider.telemetry.metrics import Metrics
 from outrider.testing import eventually
-from outrider.v1 import common_pb2, inference_pb2, inference_pb2_grpc, kv_pb2, kv_pb2_grpc
+from outrider.v1 import common_pb2, inference_pb2, kv_pb2, kv_pb2_grpc
 from outrider.wire import token_block_to_proto
 from services.inference.config import PrefixStoreConfig
 from services.inference.kv_peers.config import KvPeersConfig
@@ -74,12 +75,11 @@ def holder(port: int, num_tokens: int = len(PROMPT)) -> inference_pb2.KvHolder:
 
 
 def counted(it: Running, result: str) -> float:
-    value = it.metrics.registry.get_sample_value
-    return value("outrider_kv_peer_blocks_total", {"result": result}) or 0.0
+    return it.value("outrider_kv_peer_blocks_total", result=result) or 0.0
 
 
 def failures(it: Running) -> float:
-    return it.metrics.registry.get_sample_value("outrider_kv_peer_failures_total") or 0.0
+    return it.value("outrider_kv_peer_failures_total") or 0.0
 
 
 def is_settled(it: Running) -> bool:
@@ -119,26 +119,20 @@ async def ask_anew(
         return reply, report, failures(it)
 
 
-def cached(reply: Reply) -> int:
-    assert reply.done is not None
-    return reply.done.usage.cached_tokens
-
-
 async def test_it_comes_from_the_replica_that_has_it() -> None:
     async with running(**settings()) as other:
         await ask(other)
         reply, report, num_failed = await ask_anew(
             other.replica.port, lambda it: is_settled(it) and counted(it, "loaded") > NUM_BLOCKS / 2
         )
-        assert NUM_BLOCKS / 2 < cached(reply) / BLOCK <= NUM_BLOCKS
+        assert NUM_BLOCKS / 2 < reply.cached_tokens / BLOCK <= NUM_BLOCKS
         kv = report.kv
-        assert (kv.peer_tokens, kv.store_tokens, kv.pool_tokens) == (cached(reply), 0, 0)
+        assert (kv.peer_tokens, kv.store_tokens, kv.pool_tokens) == (reply.cached_tokens, 0, 0)
         assert kv.peer_bytes > 0 == kv.peer_failures == num_failed
         assert report.peer_block_ms > 0.0 < report.peer_first_ms
         await eventually(lambda: other.replica.kv_service.num_streams == 0)  # type: ignore[union-attr]
-        assert counted(other, "served") >= cached(reply) / BLOCK
-        value = other.metrics.registry.get_sample_value
-        sent = value("outrider_kv_transferred_bytes_total", {"direction": "serve"})
+        assert counted(other, "served") >= reply.cached_tokens / BLOCK
+        sent = other.value("outrider_kv_transferred_bytes_total", direction="serve")
         assert sent == other.replica.kv_service.num_bytes >= kv.peer_bytes  # type: ignore[union-attr]
 
 
@@ -155,7 +149,7 @@ async def test_what_finds_too_much_waiting_for_the_engine_is_computed() -> None:
         reply = await peer.finish(1)
         peer.call.cancel()
         assert reply.error is None and reply.ids == IDS
-        assert cached(reply) == counted(it, "loaded") == 0
+        assert reply.cached_tokens == counted(it, "loaded") == 0
         assert it.replica.prefixes is not None and not it.replica.prefixes._fetching
 
 
@@ -191,7 +185,7 @@ async def test_groups_get_nothing_of_each_other(fields: dict[str, bytes]) -> Non
     async with running(**settings()) as other:
         await ask(other)
         reply, report, _ = await ask_anew(other.replica.port, is_settled, **fields)
-        assert cached(reply) == report.kv.peer_tokens == report.kv.peer_bytes == 0
+        assert reply.cached_tokens == report.kv.peer_tokens == report.kv.peer_bytes == 0
         assert counted(other, "served") == 0
 
 
@@ -200,7 +194,7 @@ async def test_too_little_is_not_asked_for() -> None:
         await ask(other)
         near = holder(other.replica.port, BLOCK - 1)
         reply, _, _ = await ask_anew(other.replica.port, is_settled, kv_holder=near)
-        assert cached(reply) == 0 == counted(other, "served")
+        assert reply.cached_tokens == 0 == counted(other, "served")
 
 
 @pytest.mark.parametrize(
@@ -241,14 +235,10 @@ class Stepwise(GatedEngine):
         self.num_left = num_steps
         self.gate.set()
 
-    def step(
-        self, slices: Sequence[SequenceSlice], overlapped_work: OverlappedWork = no_work
-    ) -> list[LogitsRows]:
-        rows = super().step(slices, overlapped_work)
+    def after(self, slices: Sequence[SequenceSlice]) -> None:
         self.num_left -= 1
         if not self.num_left:
             self.gate.clear()
-        return rows
 
 
 class Gated(Borrowed):
@@ -272,7 +262,6 @@ async def test_text_is_exact_behind_kv_of_a_real_engine(
     shallow_model: ShallowModel, vocabulary: Vocabulary
 ) -> None:
     """One replica has the prompt and the reply's beginning, the other one goes on."""
-    coder = real_engine.coder_of(vocabulary)
     how = EngineConfig(num_blocks=32, max_fixed_rows=0)
     with closing(shallow_model.load(how)) as first, closing(shallow_model.load(how)) as second:
         size = first.info.block_tokens
@@ -281,22 +270,17 @@ async def test_text_is_exact_behind_kv_of_a_real_engine(
         texts = real_engine.texts_of(vocabulary)
         expected = list(generate(first, prompt, sampling, texts).ids)
 
-        async def ask_it(
-            stub: inference_pb2_grpc.InferenceServiceAsyncStub, **fields: Any
-        ) -> tuple[list[int], int]:
-            return await real_engine.ask(stub, vocabulary, prompt, sampling, **fields)
-
+        ask_it = partial(real_engine.ask, vocabulary=vocabulary, prompt=prompt, sampling=sampling)
         gated = Gated(second)
         async with (
             real_engine.replica(Borrowed(first), vocabulary, **settings()) as (other, _, asked),
             real_engine.replica(gated, vocabulary, **settings()) as (it, _, anew),
         ):
-            assert (await ask_it(asked))[0] == expected
-            resumed = expected[:size]
+            assert (await ask_it(asked)).ids == expected
             asking = asyncio.create_task(
                 ask_it(
                     anew,
-                    resume=token_block_to_proto(coder.encode(resumed)),
+                    resumed=expected[:size],
                     model_identity=first.info.fingerprint,
                     kv_holder=holder(other.port, len(prompt) + size),
                 )
@@ -306,9 +290,9 @@ async def test_text_is_exact_behind_kv_of_a_real_engine(
             served = other.kv_service
             await eventually(lambda: served.num_bytes > 0 and not transfers.num_transfers)
             gated.gate.set()
-            ids, num_cached = await asking
-        assert resumed + ids == expected
-        assert num_cached >= 3 * size, "it came in time"
+            reply = await asking
+        assert reply.ids == expected
+        assert reply.cached_tokens >= 3 * size, "it came in time"
 
 
 class BadPeer(kv_pb2_grpc.KvTransferServiceServicer):
@@ -372,7 +356,7 @@ async def test_a_bad_replica_costs_nothing_but_its_kv(how: str) -> None:
         where = 1 if how == "gone" else port
         over = lambda it: is_settled(it) and failures(it) == 1  # noqa: E731
         reply, report, _ = await ask_anew(where, over, {"kv_peers": peers})
-        assert cached(reply) == report.kv.peer_tokens == 0 and report.kv.peer_failures == 1
+        assert reply.cached_tokens == report.kv.peer_tokens == 0 and report.kv.peer_failures == 1
         assert bad.num_asked == (how != "gone")
 
 
@@ -413,14 +397,13 @@ async def test_what_a_replica_does_not_have_comes_from_the_store() -> None:
         async with running(**settings(prefix_store=store)) as other:
             for _ in range(2):
                 await ask(other, group_lasts=True)
-            labels = {"result": "saved"}
-            value = other.metrics.registry.get_sample_value
-            await eventually(lambda: value("outrider_kv_store_blocks_total", labels) == NUM_BLOCKS)
+            saved = partial(other.value, "outrider_kv_store_blocks_total", result="saved")
+            await eventually(lambda: saved() == NUM_BLOCKS)
         async with bad_peer("dies") as (_, port):
             reply, report, _ = await ask_anew(
                 port, lambda it: is_settled(it), {"prefix_store": store}, group_lasts=True
             )
-        assert report.kv.store_tokens == cached(reply) > 0 == report.kv.peer_tokens
+        assert report.kv.store_tokens == reply.cached_tokens > 0 == report.kv.peer_tokens
 
 
 async def test_a_replica_that_stops_answers_as_long_as_it_is_asked() -> None:

@@ -11,7 +11,6 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
-from structlog.testing import capture_logs
 
 from outrider.engines.config import EngineConfig
 from outrider.engines.fake import FakeEngine, FakeOptions
@@ -23,7 +22,6 @@ from outrider.telemetry.config import AdminConfig
 from outrider.testing import eventually, free_tcp_port, leak_check
 from services.inference import app
 from services.inference.config import InferenceConfig
-from services.inference.loading import LoadProgress
 from tests.inference.harness import loaded
 
 
@@ -101,20 +99,6 @@ def _ready(port: int) -> Any:
     except HTTPError as error:
         with error:
             return json.loads(error.read())
-
-
-def test_how_far_a_fetch_is_stands_in_the_log_now_and_then() -> None:
-    progress = LoadProgress()
-    assert str(progress) == "loading the model"
-    with capture_logs() as lines:
-        for done in range(101):
-            progress(PullProgress("fetching", done, 100))
-        progress(PullProgress("verifying", 100, 100))
-    assert [line["done_bytes"] for line in lines] == [*range(0, 101, 10), 100]
-    progress(PullProgress("waiting", 0, None))
-    assert str(progress) == "waiting for another process that fetches the model"
-    progress(PullProgress("fetching", 5, None))
-    assert str(progress) == "fetching the model 5 bytes"
 
 
 def test_an_engine_that_cannot_be_warmed_up_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:

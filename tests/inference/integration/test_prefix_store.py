@@ -49,15 +49,13 @@ def settings(server: RedisServer, **changes: Any) -> dict[str, Any]:
 
 def counted(it: Running, result: str) -> float:
     """Blocks of which this became."""
-    labels = {"result": result}
-    return it.metrics.registry.get_sample_value("outrider_kv_store_blocks_total", labels) or 0.0
+    return it.value("outrider_kv_store_blocks_total", result=result) or 0.0
 
 
 def by_tier(it: Running) -> dict[str, float]:
     """Prompt tokens of sessions that have ended, by where their KV came from."""
-    value = it.metrics.registry.get_sample_value
     tiers = ("device", "peer", "redis", "computed")
-    return {tier: value("outrider_kv_tokens_total", {"tier": tier}) or 0.0 for tier in tiers}
+    return {tier: it.value("outrider_kv_tokens_total", tier=tier) or 0.0 for tier in tiers}
 
 
 def is_settled(it: Running) -> bool:
@@ -73,9 +71,8 @@ def is_loaded(it: Running) -> bool:
 
 def moved(it: Running, direction: str) -> tuple[float, float]:
     """Bytes that went this way, and the number of times."""
-    value, labels = it.metrics.registry.get_sample_value, {"direction": direction}
-    num_bytes = value("outrider_kv_transferred_bytes_total", labels) or 0.0
-    return num_bytes, value("outrider_kv_transfer_seconds_count", labels) or 0.0
+    num_bytes = it.value("outrider_kv_transferred_bytes_total", direction=direction) or 0.0
+    return num_bytes, it.value("outrider_kv_transfer_seconds_count", direction=direction) or 0.0
 
 
 async def ask(it: Running, **fields: Any) -> Reply:
@@ -118,25 +115,20 @@ async def ask_anew(
         assert by_tier(it) == {
             "device": 0,
             "peer": 0,
-            "redis": cached(reply),
-            "computed": len(PROMPT) - cached(reply),
+            "redis": reply.cached_tokens,
+            "computed": len(PROMPT) - reply.cached_tokens,
         }
         if told is not None:
             report = load_response(it.replica.scheduler.load(), it.replica.table.transfers)
             told.append(report)
-            value = it.metrics.registry.get_sample_value("outrider_kv_store_failures_total")
-            assert (value or 0.0) == report.kv.store_failures
+            failures = it.value("outrider_kv_store_failures_total") or 0.0
+            assert failures == report.kv.store_failures
         assert (moved(it, "load")[0] > 0) == bool(counted(it, "loaded") + counted(it, "refused"))
         return reply
 
 
 def names_in(client: redis.Redis) -> set[bytes]:
     return set(cast("list[bytes]", client.keys()))
-
-
-def cached(reply: Reply) -> int:
-    assert reply.done is not None
-    return reply.done.usage.cached_tokens
 
 
 async def test_what_two_sessions_begin_with_outlives_the_replica(
@@ -146,10 +138,10 @@ async def test_what_two_sessions_begin_with_outlives_the_replica(
     assert empty.dbsize() == NUM_BLOCKS
     told: list[inference_pb2.WatchLoadResponse] = []
     reply = await ask_anew(server, is_loaded, told)
-    assert NUM_BLOCKS / 2 < cached(reply) / BLOCK < NUM_BLOCKS
+    assert NUM_BLOCKS / 2 < reply.cached_tokens / BLOCK < NUM_BLOCKS
     kv = told[0].kv
     assert (kv.prompt_tokens, kv.pool_tokens) == (len(PROMPT), 0)
-    assert kv.store_tokens == cached(reply) and kv.sync_bytes > 0 == kv.store_failures
+    assert kv.store_tokens == reply.cached_tokens and kv.sync_bytes > 0 == kv.store_failures
 
 
 async def test_what_one_session_alone_has_is_not_stored(
@@ -169,7 +161,7 @@ async def test_groups_find_nothing_of_each_other(server: RedisServer, empty: red
     other = await ask_anew(
         server, lambda it: counted(it, "missing") == NUM_BLOCKS, cache_salt=b"another group"
     )
-    assert cached(other) == 0
+    assert other.cached_tokens == 0
     assert names_in(empty) == names
     async with running(**settings(server)) as it:
         await ask(it, cache_salt=b"another group")
@@ -217,20 +209,20 @@ async def test_what_lies_is_not_believed_and_replaced_by_who_finds_it_out(
         engine.gate.set()
         reply = await peer.finish(1)
         peer.call.cancel()
-        assert reply.ids == list(reference(PROMPT, SAMPLING).ids) and cached(reply) == 0
+        assert reply.ids == list(reference(PROMPT, SAMPLING).ids) and reply.cached_tokens == 0
         assert counted(it, "saved") == 0, "one prompt alone had it"
         await ask(it)
         await eventually(lambda: counted(it, "saved") == num_lies and is_settled(it))
         assert it.replica.prefixes is not None and not len(it.replica.prefixes._unusable)
     reply = await ask_anew(server, is_loaded)
-    assert cached(reply) > NUM_BLOCKS / 2 * BLOCK
+    assert reply.cached_tokens > NUM_BLOCKS / 2 * BLOCK
 
 
 async def test_gaps_are_computed(server: RedisServer, empty: redis.Redis) -> None:
     await fill(server)
     empty.delete(*sorted(names_in(empty))[::2])
     reply = await ask_anew(server, lambda it: counted(it, "loaded") > 0 and is_settled(it))
-    assert 0 < cached(reply) <= NUM_BLOCKS // 2 * BLOCK
+    assert 0 < reply.cached_tokens <= NUM_BLOCKS // 2 * BLOCK
 
 
 async def test_a_store_that_is_gone_costs_nothing_but_its_prefixes() -> None:
@@ -239,7 +231,7 @@ async def test_a_store_that_is_gone_costs_nothing_but_its_prefixes() -> None:
         server.kill()
         told: list[inference_pb2.WatchLoadResponse] = []
         reply = await ask_anew(server, lambda it: counted(it, "missing") == NUM_BLOCKS, told=told)
-        assert cached(reply) == 0
+        assert reply.cached_tokens == 0
         assert told[0].kv.store_failures > 0 and told[0].kv.store_tokens == 0
 
 

@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import random
-import urllib.request
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from outrider.models.chat import Message
 from outrider.models.vocabulary import Vocabulary
-from outrider.process import Ports
-from outrider.rpc import make_channel
 from outrider.sampling.params import SamplingParams
-from outrider.session.region_wire import ids_of, put_ids
-from outrider.session.types import TokenLogprobs
-from outrider.telemetry.metrics import Metrics
 from outrider.testing import leak_check
-from outrider.v1 import common_pb2, inference_pb2, inference_pb2_grpc
-from outrider.wire import logprobs_from_proto, sampling_to_proto, token_block_to_proto
-from services.inference.app import LoadedModel, Replica, serve
-from services.inference.config import InferenceConfig
+from outrider.v1 import common_pb2
+from outrider.wire import (
+    logprobs_from_proto,
+    token_block_to_proto,
+)
+from services.inference.app import LoadedModel
 from services.inference.reference import ReferenceReply, generate
 from services.inference.scheduler.limits import SchedulerLimits
-from tests.inference.integration.real_engine import Borrowed, coder_of, loaded, texts_of
+from tests.inference.harness import details_of
+from tests.inference.integration.real_engine import (
+    Borrowed,
+    coder_of,
+    loaded,
+    peer_of,
+    replica,
+    texts_of,
+)
 
 if TYPE_CHECKING:
     from outrider.engines.openvino.engine import OpenVinoEngine
@@ -53,78 +53,6 @@ def _sampling(number: int) -> SamplingParams:
     return SamplingParams(
         temperature=temperature, seed=number, max_tokens=20, num_logprobs=num_logprobs
     )
-
-
-def _opening(
-    vocabulary: Vocabulary, prompt: list[int], sampling: SamplingParams, number: int
-) -> inference_pb2.OpenSession:
-    coder = coder_of(vocabulary)
-    return inference_pb2.OpenSession(
-        request_id=str(number),
-        vocabulary_digest=vocabulary.digest,
-        ids=inference_pb2.PromptDelta(tail=token_block_to_proto(coder.encode(prompt))),
-        sampling=sampling_to_proto(sampling),
-        codecs=[common_pb2.TokenCodec.ValueType(codec) for codec in coder.supported],
-    )
-
-
-class Conversation:
-    """All sessions at once on one stream; with `garbage`, every commit gets wrong drafts."""
-
-    def __init__(
-        self,
-        stub: inference_pb2_grpc.InferenceServiceAsyncStub,
-        vocabulary: Vocabulary,
-        garbage: random.Random | None = None,
-    ) -> None:
-        self._coder = coder_of(vocabulary)
-        self._garbage = garbage
-        self._call = stub.Generate()
-        self._epoch = 0
-        self._ids: dict[int, list[int]] = {}
-        self.logprobs: dict[int, list[TokenLogprobs]] = {}
-
-    async def run(self, openings: list[inference_pb2.OpenSession]) -> list[tuple[int, ...]]:
-        for number, opening in enumerate(openings, start=1):
-            self._ids[number] = []
-            self.logprobs[number] = []
-            await self._send(inference_pb2.SessionUp(session=number, open=opening))
-        left = len(openings)
-        while left:
-            response = await self._call.read()
-            assert isinstance(response, inference_pb2.GenerateResponse)
-            for frame in response.frames:
-                kind = frame.WhichOneof("kind")
-                assert kind != "error", frame.error.message
-                left -= kind == "done"
-                if kind == "commit":
-                    await self._commit(frame.session, frame.commit)
-        await self._call.done_writing()
-        return [tuple(tokens) for tokens in self._ids.values()]
-
-    async def _commit(self, number: int, commit: inference_pb2.Commit) -> None:
-        assert commit.accepted == 0
-        self._ids[number] += ids_of(commit, self._coder, max_count=64)
-        details = inference_pb2.CommitDetails.FromString(commit.details)
-        self.logprobs[number] += logprobs_from_proto(details.logprobs, max_tokens=64)
-        if self._garbage is None:
-            return
-        self._epoch += 1
-        guess = [self._garbage.choice(RESERVED) for _ in range(5)]
-        draft = inference_pb2.Draft(epoch=self._epoch, base=commit.upto)
-        put_ids(draft, self._coder, guess, self._coder.supported[0])
-        await self._send(inference_pb2.SessionUp(session=number, draft=draft))
-
-    async def _send(self, frame: inference_pb2.SessionUp) -> None:
-        await self._call.write(inference_pb2.GenerateRequest(frames=[frame]))
-
-
-@asynccontextmanager
-async def _connected(port: int) -> AsyncIterator[inference_pb2_grpc.InferenceServiceAsyncStub]:
-    async with make_channel(f"127.0.0.1:{port}") as channel:
-        stub: inference_pb2_grpc.InferenceServiceAsyncStub
-        stub = inference_pb2_grpc.InferenceServiceStub(channel)
-        yield stub
 
 
 @pytest.fixture(scope="module")
@@ -158,52 +86,40 @@ async def test_concurrent_sessions_equal_the_reference(
     drafts: str,
     chunk_tokens: int,
 ) -> None:
-    pairs = enumerate(prompts)
-    openings = [_opening(vocabulary, prompt, _sampling(n), n) for n, prompt in pairs]
-    for frame in openings if drafts == "off" else ():
-        frame.speculation = common_pb2.SPECULATION_OFF
-    for frame, reply in zip(openings, truth, strict=True) if drafts == "predicted" else ():
-        edited = [*reply.ids[:6], 99, *reply.ids[8:]]
-        frame.prediction.CopyFrom(token_block_to_proto(coder_of(vocabulary).encode(edited)))
-    garbage = random.Random(1) if drafts == "garbage" else None
-    config = InferenceConfig(
-        scheduler=SchedulerLimits(prefill_chunk_tokens=chunk_tokens), port=0, drain_s=0.0
-    )
-    metrics = Metrics("test")
-    replica = Replica(config, model, metrics)
+    coder = coder_of(vocabulary)
+    garbage = random.Random(1)
+    limits = SchedulerLimits(prefill_chunk_tokens=chunk_tokens)
     async with leak_check():
-        await replica.start()
-        async with _connected(replica.port) as stub:
-            conversation = Conversation(stub, vocabulary, garbage)
-            seen = await conversation.run(openings)
-        await replica.stop()
-    metrics.close()
-    assert seen == [reply.ids for reply in truth]
-    told = [tuple(logprobs) for logprobs in conversation.logprobs.values()]
-    assert told == [reply.logprobs for reply in truth], "bit for bit"
-    assert replica.scheduler.load().kv_blocks_free == model.engine.info.num_blocks
-
-
-async def test_serve_loads_says_ready_and_stops(vocabulary: Vocabulary) -> None:
-    ports: asyncio.Future[Ports] = asyncio.get_running_loop().create_future()
-    stop = asyncio.Event()
-    config = InferenceConfig(engine="fake", port=0, replica="r1", drain_s=0.0)
-    async with leak_check():
-        serving = asyncio.create_task(serve(config, ready=ports.set_result, stop=stop))
-        bound = await ports
-
-        def get(path: str) -> bytes:
-            with urllib.request.urlopen(f"http://127.0.0.1:{bound.admin}{path}") as answer:
-                return bytes(answer.read())
-
-        assert json.loads(await asyncio.to_thread(get, "/ready"))["ready"]
-        async with _connected(bound.main) as stub:
-            model = await stub.GetModel(inference_pb2.GetModelRequest())
-            assert model.model == "smollm2-135m-instruct"
-            assert model.vocabulary_digest == vocabulary.digest
-            opening = _opening(vocabulary, [5, 6], SamplingParams(max_tokens=3), 1)
-            (seen,) = await Conversation(stub, vocabulary).run([opening])
-            assert len(seen) == 3
-        assert b"outrider_ttft_seconds_bucket" in await asyncio.to_thread(get, "/metrics")
-        stop.set()
-        await serving
+        async with replica(model.engine, vocabulary, scheduler=limits) as (made, _, stub):
+            peer = peer_of(stub, vocabulary)
+            for number, (prompt, reply) in enumerate(zip(prompts, truth, strict=True), start=1):
+                fields: dict[str, Any] = {}
+                if drafts == "off":
+                    fields["speculation"] = common_pb2.SPECULATION_OFF
+                if drafts == "predicted":
+                    edited = [*reply.ids[:6], 99, *reply.ids[8:]]
+                    fields["prediction"] = token_block_to_proto(coder.encode(edited))
+                await peer.open(number, prompt, _sampling(number - 1), **fields)
+            live, epoch = list(range(1, len(prompts) + 1)), 0
+            while live:
+                for number in tuple(live):
+                    kind = (await peer.next(number)).WhichOneof("kind")
+                    assert kind != "error", peer.replies[number].error
+                    if kind == "done":
+                        live.remove(number)
+                    elif kind == "commit" and drafts == "garbage":
+                        epoch += 1
+                        guess = [garbage.choice(RESERVED) for _ in range(5)]
+                        await peer.draft(number, epoch, len(peer.replies[number].ids), guess)
+            await peer.call.done_writing()
+    for number, expected in enumerate(truth, start=1):
+        found = peer.replies[number]
+        assert tuple(found.ids) == expected.ids
+        assert found.num_accepted == 0, "nothing that the edge sent was right"
+        told = [
+            at
+            for commit in found.commits
+            for at in logprobs_from_proto(details_of(commit).logprobs, max_tokens=64)
+        ]
+        assert tuple(told) == expected.logprobs, "bit for bit"
+    assert made.scheduler.load().kv_blocks_free == model.engine.info.num_blocks

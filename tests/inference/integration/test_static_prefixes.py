@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
-from outrider.engines.base import LogitsRows, OverlappedWork, SequenceSlice, no_work
-from outrider.engines.fake import FakeEngine, FakeOptions
+from outrider.engines.base import SequenceSlice
+from outrider.engines.fake import FakeOptions
 from outrider.errors import EngineError
 from outrider.sampling.params import SamplingParams
 from outrider.testing import eventually
 from services.inference.config import PrefixStoreConfig
 from services.inference.scheduler.limits import SchedulerLimits
 from services.inference.static_prefixes.prefixes import StaticPrefix
+from tests.engines.hooked import HookedEngine
 from tests.inference.harness import GatedEngine, Reply, Running, reference, running
 from tests.redis_server import redis_server
 
@@ -36,25 +37,20 @@ async def ask(it: Running, prompt: Sequence[int], tenant: str = "", salt: bytes 
     return reply
 
 
-def cached(reply: Reply) -> int:
-    assert reply.done is not None
-    return reply.done.usage.cached_tokens
-
-
 async def test_the_first_chats_of_all_groups_find_it() -> None:
     async with running(static=(EVERYBODYS, ACMES)) as it:
         for number in range(4):
             reply = await ask(it, [*IDS, 30, 31, number], salt=b"group %d" % number)
-            assert cached(reply) == NUM_TOKENS
+            assert reply.cached_tokens == NUM_TOKENS
         assert it.num_busy_blocks == it.num_pinned_blocks == 2 * 7
 
 
 async def test_only_named_tenants_find_theirs() -> None:
     async with running(static=(EVERYBODYS, ACMES)) as it:
         prompt = [*ACMES.ids, 30, 31]
-        assert cached(await ask(it, prompt, "initech", salt=b"a")) == 0
-        assert cached(await ask(it, prompt, "acme", salt=b"b")) == NUM_TOKENS
-        assert cached(await ask(it, prompt, "", salt=b"c")) == 0
+        assert (await ask(it, prompt, "initech", salt=b"a")).cached_tokens == 0
+        assert (await ask(it, prompt, "acme", salt=b"b")).cached_tokens == NUM_TOKENS
+        assert (await ask(it, prompt, "", salt=b"c")).cached_tokens == 0
 
 
 async def test_no_objective_holds_for_it() -> None:
@@ -74,14 +70,12 @@ async def test_it_is_not_ready_before() -> None:
 
 async def _run_until_ready(engine: GatedEngine) -> int:
     async with running(engine, static=(EVERYBODYS,)) as it:
-        return cached(await ask(it, [*IDS, 30, 31]))
+        return (await ask(it, [*IDS, 30, 31])).cached_tokens
 
 
 async def test_a_replica_that_cannot_compute_it_does_not_start() -> None:
-    class Broken(FakeEngine):
-        def step(
-            self, slices: Sequence[SequenceSlice], overlapped_work: OverlappedWork = no_work
-        ) -> list[LogitsRows]:
+    class Broken(HookedEngine):
+        def before(self, slices: Sequence[SequenceSlice]) -> None:
             raise EngineError("no memory")
 
     with pytest.raises(EngineError, match="prefix all could not be computed: no memory"):
@@ -104,9 +98,8 @@ async def test_it_is_loaded_from_the_store_by_the_next_replica() -> None:
             await eventually(lambda: _blocks(it, "loaded") >= 3)
             engine.gate.set()
             await starting
-            assert cached(await ask(it, [*IDS, 30, 31])) == NUM_TOKENS
+            assert (await ask(it, [*IDS, 30, 31])).cached_tokens == NUM_TOKENS
 
 
 def _blocks(it: Running, result: str) -> float:
-    labels = {"result": result}
-    return it.metrics.registry.get_sample_value("outrider_kv_store_blocks_total", labels) or 0.0
+    return it.value("outrider_kv_store_blocks_total", result=result) or 0.0

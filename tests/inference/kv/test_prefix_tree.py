@@ -42,29 +42,6 @@ def matched(tree: PrefixTree, *keys: Key, salt: bytes = b"") -> int:
     return tree.match((salt,), iter(keys))[1]
 
 
-def test_matches_the_longest_published_prefix(tree: PrefixTree, allocator: BlockAllocator) -> None:
-    publish(tree, allocator, (1, 2), (3, 4), (5, 6))
-    assert matched(tree, (1, 2), (3, 4), (9, 9)) == 2
-    assert matched(tree, (3, 4)) == 0
-    assert matched(tree) == 0
-
-
-def test_salts_share_nothing(tree: PrefixTree, allocator: BlockAllocator) -> None:
-    publish(tree, allocator, (1, 2), salt=b"a")
-    assert matched(tree, (1, 2), salt=b"a") == 1
-    assert matched(tree, (1, 2), salt=b"b") == 0
-
-
-def test_a_used_block_is_not_idle(tree: PrefixTree, allocator: BlockAllocator) -> None:
-    path = publish(tree, allocator, (1,), (2,))
-    again = publish(tree, allocator, (1,))
-    tree.leave(path)
-    tree.check_invariants()
-    assert tree.num_idle == 1
-    tree.leave(again)
-    assert tree.num_idle == 2
-
-
 def test_evicts_leaves_least_recently_used_first(
     tree: PrefixTree, allocator: BlockAllocator
 ) -> None:

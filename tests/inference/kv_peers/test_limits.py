@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -36,37 +38,34 @@ def test_what_is_copied_for_one_host_is_bounded(block_bytes: int, expected: int)
     assert ServingLimits(config, block_bytes).turn_blocks == expected
 
 
-async def test_connections_to_other_replicas_are_bounded() -> None:
+@asynccontextmanager
+async def peers_of(**settings: Any) -> AsyncIterator[KvPeers]:
     metrics = Metrics("test")
-    peers = KvPeers(KvPeersConfig(timeout_ms=5000.0), b"i", b"v", 100, metrics)
-    for number in range(MAX_PEERS + 3):
-        # Nobody listens there.
-        holder = KvHolder("r", "", f"127.0.0.{number + 1}:1", 100)
-        assert [block async for block in peers.fetch(holder, [b"h" * 16])] == []
-    assert len(peers) == MAX_PEERS and peers.num_failures == MAX_PEERS + 3
+    peers = KvPeers(KvPeersConfig(**settings), b"i", b"v", 100, metrics)
+    yield peers
     await peers.close()
     metrics.close()
+
+
+async def asked(peers: KvPeers, address: str) -> None:
+    """Whoever is there has nothing."""
+    holder = KvHolder("r", "", address, 100)
+    assert [block async for block in peers.fetch(holder, [b"h" * 16])] == []
+
+
+async def test_connections_to_other_replicas_are_bounded() -> None:
+    async with peers_of(timeout_ms=5000.0) as peers:
+        for number in range(MAX_PEERS + 3):
+            await asked(peers, f"127.0.0.{number + 1}:1")  # nobody listens there
+        assert len(peers) == MAX_PEERS and peers.num_failures == MAX_PEERS + 3
 
 
 async def test_an_address_that_is_refused_takes_no_other_ones_place() -> None:
-    metrics = Metrics("test")
-    peers = KvPeers(KvPeersConfig(timeout_ms=5000.0), b"i", b"v", 100, metrics)
-    for number in range(MAX_PEERS):
-        holder = KvHolder("r", "", f"127.0.0.{number + 1}:1", 100)
-        assert [block async for block in peers.fetch(holder, [b"h" * 16])] == []
-    known = list(peers._peers)
-    holder = KvHolder("r", "", "192.0.2.1:7300", 100)
-    assert [block async for block in peers.fetch(holder, [b"h" * 16])] == []
-    assert list(peers._peers) == known
-    await peers.close()
-    metrics.close()
-
-
-async def test_addresses_beyond_this_machine_are_not_called_without_certificates() -> None:
-    metrics = Metrics("test")
-    peers = KvPeers(KvPeersConfig(), b"i", b"v", 100, metrics)
-    holder = KvHolder("r", "", "192.0.2.1:7300", 100)
-    assert [block async for block in peers.fetch(holder, [b"h" * 16])] == []
-    assert len(peers) == 0
-    await peers.close()
-    metrics.close()
+    """One beyond this machine, without certificates."""
+    async with peers_of(timeout_ms=5000.0) as peers:
+        for number in range(MAX_PEERS):
+            await asked(peers, f"127.0.0.{number + 1}:1")
+        known = list(peers._peers)
+        await asked(peers, "192.0.2.1:7300")
+        assert list(peers._peers) == known
+        assert peers.num_failures == MAX_PEERS, "it was not called"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 from outrider.engines.fake import FakeEngine
 from outrider.sampling.params import SamplingParams
@@ -104,24 +105,30 @@ class Cached(Nothing):
         return [(index, BLOCK) for index in indices] if self.has_room else []
 
 
+def exchange_of(store: Any, model: Any, metrics: Metrics, **settings: Any) -> PrefixExchange:
+    """Of prompts up to ten blocks."""
+    assert INFO.kv_layout is not None
+    return PrefixExchange(
+        store,
+        Sealer("k" * 32, b"identity"),
+        KvIdentity(INFO.kv_layout, INFO.fingerprint, b"v" * 32),
+        model,
+        metrics,
+        min_tokens=INFO.block_tokens,
+        max_tokens=10 * INFO.block_tokens,
+        **settings,
+    )
+
+
 class Chats:
     """Sessions with one prompt of 8 blocks, one after the other."""
 
     def __init__(self, store: Store) -> None:
-        assert INFO.kv_layout is not None
         self.ids = tuple(range(1, 8 * INFO.block_tokens + 1))
         self.model = Cached()
         self.metrics = Metrics("test")
-        self.exchange = PrefixExchange(
-            store,
-            Sealer("k" * 32, b"identity"),
-            KvIdentity(INFO.kv_layout, INFO.fingerprint, b"v" * 32),
-            self.model,
-            self.metrics,
-            min_tokens=INFO.block_tokens,
-            max_tokens=len(self.ids),
-            ttl_s=1000.0,
-            clock=lambda: store.now,
+        self.exchange = exchange_of(
+            store, self.model, self.metrics, ttl_s=1000.0, clock=lambda: store.now
         )
         self._last_session = 0
 
@@ -228,17 +235,8 @@ async def test_a_store_that_was_slow_is_asked_again() -> None:
 
 
 async def test_what_other_replicas_have_is_saved_the_first_time() -> None:
-    assert INFO.kv_layout is not None
     store, metrics = StuckStore(), Metrics("test")
-    exchange = PrefixExchange(
-        store,
-        Sealer("k" * 32, b"identity"),
-        KvIdentity(INFO.kv_layout, INFO.fingerprint, b"v" * 32),
-        Nothing(),
-        metrics,
-        min_tokens=INFO.block_tokens,
-        max_tokens=10 * INFO.block_tokens,
-    )
+    exchange = exchange_of(store, Nothing(), metrics)
     ids = tuple(range(1, 4 * INFO.block_tokens + 1))
     for number, shared, is_saved in ((1, INFO.block_tokens - 1, False), (2, len(ids) // 2, True)):
         request = OpenRequest(
@@ -257,17 +255,8 @@ async def test_what_other_replicas_have_is_saved_the_first_time() -> None:
 
 
 async def test_prompts_beyond_those_that_are_loaded_or_saved_are_left_alone() -> None:
-    assert INFO.kv_layout is not None
     store, metrics = StuckStore(), Metrics("test")
-    exchange = PrefixExchange(
-        store,
-        Sealer("k" * 32, b"identity"),
-        KvIdentity(INFO.kv_layout, INFO.fingerprint, b"v" * 32),
-        Nothing(),
-        metrics,
-        min_tokens=INFO.block_tokens,
-        max_tokens=10 * INFO.block_tokens,
-    )
+    exchange = exchange_of(store, Nothing(), metrics)
     prompts = [
         tuple((session + n) % 50 + 1 for n in range(8 * INFO.block_tokens))
         for session in range(_MAX_SAVES + 4)

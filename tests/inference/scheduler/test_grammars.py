@@ -81,9 +81,3 @@ def test_what_is_not_of_the_grammar_is_not_resumed() -> None:
     with pytest.raises(InvalidRequestError, match="grammar"):
         driver.open(request(sampling=SAMPLING, resume=(POINT,)))
     driver.finish()
-
-
-def test_a_grammar_nobody_compiled_is_refused() -> None:
-    driver = Driver(OPTIONS)
-    with pytest.raises(InvalidSamplingError, match="compiled"):
-        driver.scheduler.open(request(sampling=SAMPLING), driver.now)

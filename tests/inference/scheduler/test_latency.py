@@ -75,20 +75,6 @@ def test_many_prompts_are_not_computed_in_small_chunks() -> None:
     assert max(ttfts_ms) <= 1.6 * at_full_speed_ms
 
 
-def test_prompts_that_come_together_are_over_together() -> None:
-    """The first to reply is as new as those in line behind it: all of them waited."""
-    document = replace(DOCUMENT, sampling=replace(DOCUMENT.sampling, max_tokens=64))
-    prompts = [
-        (100.0, replace(document, session_id=number, prompt=(number, *DOCUMENT.prompt[:400])))
-        for number in range(3, 9)
-    ]
-    driver = Arrivals(OPTIONS, LIMITS)
-    driver.play(prompts)
-    at_full_speed_ms = 6 * 401 * 0.6 + 6 * 401 / 256 * 9.0
-    ttfts_ms = driver.ttfts_ms([request.session_id for _, request in prompts])
-    assert max(ttfts_ms) <= 1.3 * at_full_speed_ms
-
-
 def test_an_engine_slower_than_the_latency_budget_still_computes_prompts() -> None:
     options = replace(OPTIONS, fixed_ms=60.0, row_ms=0.2)
     driver = Arrivals(options, replace(LIMITS, fixed_ms=60.0, row_ms=0.2))

@@ -8,7 +8,6 @@ from itertools import pairwise, product
 import pytest
 
 from outrider.engines.fake import FakeOptions
-from outrider.errors import InvalidRequestError
 from outrider.sampling.params import SamplingParams
 from outrider.session.types import Usage
 from outrider.speculation.learnt import BINDING_BYTES, KeptGroups
@@ -108,9 +107,3 @@ def test_what_is_predicted_is_learnt_by_nobody() -> None:
     learnt = {(last, unpack(value)[0]) for last, value in taught.tables[0].items()}
     assert learnt
     assert learnt <= set(pairwise((*PROMPT, *truth)))
-
-
-def test_ids_outside_the_vocabulary_are_refused() -> None:
-    driver = Driver(OPTIONS)
-    with pytest.raises(InvalidRequestError, match="the prediction"):
-        driver.open(request(prediction=(64,)))

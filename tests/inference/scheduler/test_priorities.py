@@ -179,44 +179,6 @@ def test_endless_high_prompts_do_not_starve_low_replies_nor_low_prompts() -> Non
     assert is_exact(driver.peers[1000], LOW, OPTIONS)
 
 
-def test_low_gets_a_place_by_ageing_however_many_high_ones_come() -> None:
-    limits = replace(LIMITS, max_sessions=1, ageing_s=1.0, max_queue=1000)
-    driver = Driver(OPTIONS, limits)
-    driver.open(HIGH)
-    low, number = driver.open(LOW), 2
-    begin = driver.now
-    while low.finished is None:
-        if number < 3 + 3 * (driver.now - begin):
-            driver.open(replace(HIGH, session_id=number, prompt=(3 + number % 60, *PROMPT)))
-            number += 1
-        driver.tick()
-    # 2 s until it outranks the newest HIGH, those who came before that, and its own work.
-    assert driver.now - begin < 2.0 + 7 * 0.35 + 1.0
-    driver.finish()
-
-
-def test_calls_of_low_sessions_are_short_while_high_ones_keep_coming() -> None:
-    driver = Driver(OPTIONS, LIMITS)
-    driver.open(HIGH)
-    driver.finish()
-    for number in range(1000, 1016):
-        prompt, sampling = (number % 50, 7, *PROMPT), replace(LOW.sampling, max_tokens=150)
-        driver.open(replace(LOW, session_id=number, prompt=prompt, sampling=sampling))
-    calls = len(driver.batches)
-    while any(len(driver.peers[number].reply) < 1 for number in range(1000, 1016)):
-        driver.tick()
-        assert driver.engine.step_ms <= LIMITS.low_tick_ms + 4.0
-    turns = [
-        sum(p.session.session_id == 1000 for p in batch.scheduled)
-        for batch in driver.batches[calls:]
-    ]
-    assert sum(turns) > 0
-    driver.now += 61.0
-    driver.tick()
-    assert len(driver.batches[-1].scheduled) == driver.scheduler.load().running_sessions > 11
-    driver.finish()
-
-
 @pytest.mark.parametrize("state", [SessionState.DECODING, SessionState.PREFILLING])
 def test_cancelling_a_session_that_makes_way_frees_everything(state: SessionState) -> None:
     driver = Driver(OPTIONS, replace(LIMITS, prefill_chunk_tokens=20))

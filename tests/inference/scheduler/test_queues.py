@@ -87,19 +87,6 @@ def test_a_pool_that_is_too_small_for_all_serves_all(scratch_tokens: int) -> Non
         assert tuple(driver.peers[each.session_id].reply) == reference(each, options)
 
 
-def test_the_oldest_keeps_its_memory() -> None:
-    options = FakeOptions(min_rows=2, block_tokens=4, num_blocks=20)
-    driver = Driver(options)
-    for number in range(5):
-        driver.open(request(number, (3 + number, *PROMPT[:9])))
-    driver.finish()
-    first = driver.batches[0].opened[0].sequence
-    closings = [sequence for batch in driver.batches for sequence in batch.closed]
-    total_ms = [peer.finished.timings.total_ms for peer in driver.peers.values() if peer.finished]
-    assert total_ms == sorted(total_ms)
-    assert closings.index(first) > 0
-
-
 def test_the_last_gives_up_its_memory_first() -> None:
     driver = Driver(FakeOptions(min_rows=2, block_tokens=4, num_blocks=20))
     for number in range(3):
@@ -151,20 +138,6 @@ def test_a_deadline_ends_a_session_wherever_it_stands(num_ticks: int) -> None:
     assert other.finished is not None and other.finished.reason is FinishReason.LENGTH
 
 
-def test_a_deadline_ends_a_session_whose_call_is_under_way() -> None:
-    driver = Driver(OPTIONS)
-    peer = driver.open(request(1, deadline=driver.now + 5.0))
-    while not peer.reply:
-        driver.tick()
-    batch = driver.schedule()
-    assert batch is not None
-    driver.now += 5.0
-    driver.take(driver.scheduler.expire(driver.now))
-    assert peer.finished is not None and peer.finished.reason is FinishReason.DEADLINE
-    driver.run(batch)
-    driver.finish()
-
-
 @pytest.mark.parametrize(
     ("bad", "error"),
     [
@@ -173,6 +146,7 @@ def test_a_deadline_ends_a_session_whose_call_is_under_way() -> None:
         (request(prompt=(-1,)), InvalidRequestError),
         (request(resume=(64,)), InvalidRequestError),
         (request(drafts=Draft(0, 0, (64,))), InvalidRequestError),
+        (request(prediction=(64,)), InvalidRequestError),
         (request(sampling=SamplingParams(max_tokens=2), resume=(7, 8, 9)), InvalidRequestError),
         (request(sampling=SamplingParams(logit_bias={99: 1.0})), InvalidSamplingError),
         (request(prompt=(3,) * 2048), PromptTooLongError),

@@ -94,22 +94,6 @@ def test_sessions_whose_tokens_noise_alone_decides_are_chosen_together(
         assert tuple(driver.peers[one.session_id].reply) == reference(one, options)
 
 
-def test_drafts_that_came_during_a_call_are_in_the_next_one() -> None:
-    options = replace(OPTIONS, min_rows=1)
-    driver, truth = Driver(options), reference(request(), options)
-    peer = driver.open(request())
-    while len(peer.reply) < 4:
-        driver.tick()
-    assert driver.scheduler._builder._plan is not None, "of a call like the last one"
-    begin = len(peer.reply)
-    driver.draft(1, Draft(0, begin, truth[begin : begin + 4]))
-    batch = driver.schedule()
-    assert batch is not None and batch.scheduled[0].num_drafts > 1
-    driver.run(batch)
-    driver.finish()
-    assert tuple(peer.reply) == truth
-
-
 @pytest.mark.parametrize("penalty", [{"repetition_penalty": 1.2}, {"frequency_penalty": 2.0}])
 def test_resuming_goes_on_as_if_nothing_had_happened(penalty: dict[str, float]) -> None:
     plain = SamplingParams(max_tokens=30, temperature=0.9, seed=3, ignore_eos=True)
@@ -268,17 +252,6 @@ def test_drafts_for_a_waiting_session_are_kept() -> None:
     assert (peer.commits[0].epoch, peer.commits[0].accepted) == (1, 3)
 
 
-def test_the_replica_drafts_for_itself_while_no_edge_draft_is_ahead() -> None:
-    options = FakeOptions(min_rows=2, repetition=1.0, fixed_ms=8.0, row_ms=0.1)
-    calls = {}
-    for region in (False, True):
-        driver = Driver(options)
-        driver.open(request(region_drafts=region))
-        driver.finish()
-        calls[region] = len(driver.batches)
-    assert calls[True] < 0.6 * calls[False]
-
-
 def test_a_correct_edge_is_never_echoed_and_a_wrong_one_costs_no_token() -> None:
     truth = reference(request(), OPTIONS)
     driver = Driver(OPTIONS)
@@ -320,14 +293,6 @@ def test_drafts_stay_within_the_largest_call_beside_replies_and_prompts() -> Non
     assert all(tuple(driver.peers[n].reply) == truth for n, truth in truths.items())
 
 
-def test_drafts_beyond_the_lead_are_cut() -> None:
-    truth = reference(request(), OPTIONS)
-    driver = Driver(OPTIONS, SchedulerLimits(max_lead=2, max_draft_tokens=16))
-    peer = driver.open(request(drafts=Draft(0, 0, truth[:10])))
-    driver.tick()
-    assert peer.commits[0].accepted == 2
-
-
 def test_a_long_prompt_is_taught_to_its_drafter_bit_by_bit_and_after_the_replies() -> None:
     prompt = tuple(3 + n % 50 for n in range(1500))
     options = FakeOptions(block_tokens=4, num_blocks=2048, repetition=1.0)
@@ -347,15 +312,6 @@ def test_a_long_prompt_is_taught_to_its_drafter_bit_by_bit_and_after_the_replies
     assert max(before - after for before, after in pairwise(untaught)) <= 512
     assert untaught[1] > MAX_UNSEEN_TOKENS >= untaught[-1]
     driver.finish()
-
-
-def test_unlikely_drafts_are_not_verified_when_rows_are_dear() -> None:
-    options = FakeOptions(min_rows=1, fixed_ms=0.5, row_ms=20.0)
-    driver = Driver(options, SchedulerLimits(fixed_ms=0.5, row_ms=20.0))
-    driver.open(request(drafts=Draft(0, 0, (9,) * 20)))
-    driver.finish()
-    rows = [batch.num_tokens for batch in driver.batches if batch.slices]
-    assert rows == [len(PROMPT)] + [1] * 39
 
 
 def test_a_cancelled_session_keeps_its_blocks_until_the_call_returns() -> None:
@@ -469,16 +425,6 @@ def test_what_is_committed_is_told_while_the_next_call_computes_and_before_an_en
     for number in (0, 2):
         truth = reference(request(0, prompts(3)[number]), OPTIONS)
         assert tuple(peers[number].reply) == truth
-
-
-def test_a_planned_call_has_the_blocks_that_another_published_meanwhile() -> None:
-    """Two sessions say the same: the second one's blocks are replaced as they become full."""
-    driver = Driver(OPTIONS)
-    asked = [request(number, region_drafts=False, edge_drafts=False) for number in range(2)]
-    peers = [driver.open(one) for one in asked]
-    driver.finish()
-    for peer in peers:
-        assert tuple(peer.reply) == reference(asked[0], OPTIONS)
 
 
 def test_a_planned_call_is_dropped_when_drafts_or_sessions_come() -> None:

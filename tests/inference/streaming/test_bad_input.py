@@ -9,12 +9,11 @@ import grpc.aio
 import pytest
 
 from outrider import errors
-from outrider.codec.tokens import Block
 from outrider.rpc import from_rpc_error
 from outrider.sampling.params import SamplingParams
 from outrider.testing import eventually
 from outrider.v1 import common_pb2, inference_pb2
-from outrider.wire import token_block_from_proto, token_block_to_proto
+from outrider.wire import token_block_to_proto
 from services.inference.scheduler.limits import SchedulerLimits
 from services.inference.streaming.wire import MAX_PREDICTION_TOKENS
 from tests.inference.harness import CODER, GatedEngine, Peer, opening, reference, running
@@ -140,8 +139,7 @@ async def test_a_bad_opening_ends_its_session_alone(name: str) -> None:
         if fields.get("ids", ()) is None:
             frame.ClearField("ids")
         await peer.send(inference_pb2.SessionUp(session=2, open=frame))
-        assert isinstance(it.engine, GatedEngine)
-        it.engine.gate.set()
+        it.gated.gate.set()
         failed = await peer.finish(2)
         assert type(failed.error) is kind
         assert message in failed.error.message
@@ -211,14 +209,13 @@ async def test_frames_out_of_place(frame: inference_pb2.SessionUp, message: str)
 
 async def test_a_bad_draft_ends_its_session() -> None:
     async with running(GatedEngine()) as it:
-        assert isinstance(it.engine, GatedEngine)
         peer = it.peer()
         await peer.open(1, [5], LONG)
         await peer.open(2, [6], LONG)
         draft = inference_pb2.Draft(ids=b"\xff")
         await peer.send(inference_pb2.SessionUp(session=1, draft=draft))
         assert type((await peer.finish(1)).error) is errors.BadTokenBlockError
-        it.engine.gate.set()
+        it.gated.gate.set()
         assert tuple((await peer.finish(2)).ids) == reference([6], LONG).ids
 
 
@@ -246,7 +243,6 @@ async def test_a_broken_frame_ends_the_stream_and_no_other(
     act: Callable[[Peer], Any], kind: type[errors.OutriderError]
 ) -> None:
     async with running(GatedEngine(), max_message_bytes=65_536) as it:
-        assert isinstance(it.engine, GatedEngine)
         broken, healthy = it.peer(), it.peer()
         await broken.open(1, [5], LONG)
         await healthy.open(1, [6], LONG)
@@ -256,7 +252,7 @@ async def test_a_broken_frame_ends_the_stream_and_no_other(
             await broken.finish(1)
         assert type(from_rpc_error(caught.value)) is kind
         await eventually(lambda: len(it.replica.table) == 1)
-        it.engine.gate.set()
+        it.gated.gate.set()
         assert tuple((await healthy.finish(1)).ids) == reference([6], LONG).ids
         await healthy.call.done_writing()
         await eventually(it.is_clean)
@@ -265,23 +261,17 @@ async def test_a_broken_frame_ends_the_stream_and_no_other(
 async def test_sessions_per_stream_and_in_the_queue_are_bounded() -> None:
     limits = SchedulerLimits(max_sessions=1, max_queue=1)
     async with running(GatedEngine(), scheduler=limits, max_stream_sessions=3) as it:
-        assert isinstance(it.engine, GatedEngine)
         peer = it.peer()
         await peer.open(1, [5])
-        await eventually(it.engine.waiting.is_set)
+        await eventually(it.gated.waiting.is_set)
         for number in range(2, 6):
             await peer.open(number, [4 + number])
         full = (await peer.finish(4)).error
         assert type(full) is errors.OverloadedError
         assert "another stream" in full.message
-        it.engine.gate.set()
+        it.gated.gate.set()
         replies = [await peer.finish(number) for number in (1, 2, 3, 5)]
         refused = [reply.error for reply in replies if reply.error is not None]
         assert {type(error) for error in refused} == {errors.OverloadedError}
         assert all(error.retry_delay_ms > 0 for error in refused)
         assert replies[0].done is not None
-
-
-def test_block_of_an_unknown_codec_survives_the_wire() -> None:
-    block = Block(codec=9, count=1, checksum=0, payload=b"\x01")
-    assert token_block_from_proto(token_block_to_proto(block)) == block

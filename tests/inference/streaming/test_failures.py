@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from outrider import errors
-from outrider.engines.base import LogitsRows, OverlappedWork, SequenceSlice, no_work
+from outrider.engines.base import SequenceSlice
 from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.process import Ports
 from outrider.rpc import from_rpc_error, make_channel
@@ -25,29 +25,22 @@ from services.inference import app
 from services.inference.app import SERVICE
 from services.inference.config import InferenceConfig
 from services.inference.runner import MAX_FAILURES
-from tests.inference.harness import GatedEngine, Peer, Running, loaded, reference, running
+from tests.engines.hooked import HookedEngine
+from tests.inference.harness import GatedEngine, Peer, loaded, reference, running
 
 LONG = SamplingParams(max_tokens=1500, ignore_eos=True)
 SHORT = SamplingParams(max_tokens=30, ignore_eos=True)
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
-class Breaking(FakeEngine):
+class Breaking(HookedEngine):
     """Raises `error` from step() while it is set."""
 
     error: Exception | None = None
 
-    def step(
-        self, slices: Sequence[SequenceSlice], overlapped_work: OverlappedWork = no_work
-    ) -> list[LogitsRows]:
+    def before(self, slices: Sequence[SequenceSlice]) -> None:
         if self.error is not None:
             raise self.error
-        return super().step(slices, overlapped_work)
-
-
-def _gated(it: Running) -> GatedEngine:
-    assert isinstance(it.engine, GatedEngine)
-    return it.engine
 
 
 async def test_a_peer_that_leaves_frees_everything_at_once() -> None:
@@ -72,11 +65,11 @@ async def test_a_peer_that_dies_frees_everything_while_the_engine_runs() -> None
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
         peer = Peer(stub)
         await peer.open(1, [5], LONG)
-        await eventually(_gated(it).waiting.is_set)
+        await eventually(it.gated.waiting.is_set)
         await channel.close()
         await eventually(lambda: it.replica.service.num_streams == 0)
         assert len(it.replica.table) == 0
-        _gated(it).gate.set()
+        it.gated.gate.set()
         await eventually(it.is_clean)
 
 
@@ -102,9 +95,9 @@ async def test_a_deadline_ends_the_session() -> None:
         peer = it.peer()
         await peer.open(1, [5], LONG, deadline_ms=20)
         await peer.open(2, [6], SHORT, deadline_ms=600_000)
-        await eventually(_gated(it).waiting.is_set)
+        await eventually(it.gated.waiting.is_set)
         await asyncio.sleep(0.03)  # the deadline itself, on the real clock
-        _gated(it).gate.set()
+        it.gated.gate.set()
         reply = await peer.finish(1)
         assert reply.done is not None
         assert reply.done.finish_reason == common_pb2.FINISH_REASON_DEADLINE
@@ -206,7 +199,7 @@ async def test_stopping_lets_sessions_finish() -> None:
         peer = it.peer()
         watch = it.stub.WatchLoad(inference_pb2.WatchLoadRequest(min_interval_ms=1))
         await peer.open(1, [5], SHORT)
-        await eventually(_gated(it).waiting.is_set)
+        await eventually(it.gated.waiting.is_set)
         stopping = asyncio.create_task(it.replica.stop())
         await eventually(lambda: it.replica.table.draining)
         await peer.open(2, [6])
@@ -216,7 +209,7 @@ async def test_stopping_lets_sessions_finish() -> None:
         while not (await _report(watch)).draining:
             await asyncio.sleep(0.02)
         assert it.replica.readiness() == (False, "shutting down")
-        _gated(it).gate.set()
+        it.gated.gate.set()
         assert tuple((await peer.finish(1)).ids) == reference([5], SHORT).ids
         assert await peer.call.read() is grpc.aio.EOF
         await stopping
@@ -227,7 +220,7 @@ async def test_a_drained_replica_keeps_its_sessions_and_takes_no_others_until_to
         peer = it.peer()
         watch = it.stub.WatchLoad(inference_pb2.WatchLoadRequest(min_interval_ms=1))
         await peer.open(1, [5], SHORT)
-        await eventually(_gated(it).waiting.is_set)
+        await eventually(it.gated.waiting.is_set)
         await it.stub.Drain(inference_pb2.DrainRequest())
         await peer.open(2, [6])
         refused = (await peer.finish(2)).error
@@ -236,7 +229,7 @@ async def test_a_drained_replica_keeps_its_sessions_and_takes_no_others_until_to
         while not (await _report(watch)).draining:
             await asyncio.sleep(0.02)
         assert it.replica.readiness()[0], "it is not stopping"
-        _gated(it).gate.set()
+        it.gated.gate.set()
         assert tuple((await peer.finish(1)).ids) == reference([5], SHORT).ids
         await it.stub.Drain(inference_pb2.DrainRequest(undo=True))
         while (await _report(watch)).draining:
@@ -249,12 +242,12 @@ async def test_stopping_ends_what_does_not_finish_in_time() -> None:
     async with running(GatedEngine(), drain_s=0.05) as it:
         peer = it.peer()
         await peer.open(1, [5], SHORT)
-        await eventually(_gated(it).waiting.is_set)
+        await eventually(it.gated.waiting.is_set)
         stopping = asyncio.create_task(it.replica.stop())
         failed = await peer.finish(1)
         assert type(failed.error) is errors.UnavailableError
         assert await peer.call.read() is grpc.aio.EOF
-        _gated(it).gate.set()
+        it.gated.gate.set()
         await stopping
 
 

@@ -14,21 +14,20 @@ SAMPLING = SamplingParams(max_tokens=6, ignore_eos=True)
 
 async def test_numbers_come_back_once_with_the_time_they_were_held() -> None:
     async with running(GatedEngine()) as it:
-        assert isinstance(it.engine, GatedEngine)
         peer = it.peer()
         frame, began = opening([5, 6], SAMPLING, echo=9), time.monotonic()
         await peer.send(inference_pb2.SessionUp(session=1, open=frame))
         opened = (await peer.next(1)).opened
         assert (opened.echo, opened.max_drafts) == (9, 8)
         assert 0 < opened.ack_delay_ms <= (time.monotonic() - began) * 1e3
-        await eventually(it.engine.waiting.is_set)
+        await eventually(it.gated.waiting.is_set)
         for number in (11, 12):
             draft = inference_pb2.Draft(epoch=number, base=50, echo=number)
             await peer.send(inference_pb2.SessionUp(session=1, draft=draft))
         await eventually(
             lambda: next(iter(it.replica.table._live.values())).commit_echo.number == 12
         )
-        it.engine.gate.set()
+        it.gated.gate.set()
         reply = await peer.finish(1)
         echoes = [details_of(commit).pace.echo for commit in reply.commits]
         assert echoes[0] == 12, "the newest one, as that is the one whose answer this is"

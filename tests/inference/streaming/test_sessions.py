@@ -36,8 +36,7 @@ async def test_drafts_that_find_no_room_are_counted_and_cost_no_token(
         await peer.open(1, PROMPT, SAMPLING)
         await peer.draft(1, 0, 0, truth[:4])
         assert tuple((await peer.finish(1)).ids) == truth
-        dropped = it.metrics.registry.get_sample_value("outrider_draft_dropped_frames_total")
-        assert dropped == len(refused) == 1
+        assert it.value("outrider_draft_dropped_frames_total") == len(refused) == 1
 
 
 LONG = SamplingParams(max_tokens=200, ignore_eos=True)
@@ -45,14 +44,13 @@ LONG = SamplingParams(max_tokens=200, ignore_eos=True)
 
 async def test_another_request_of_a_live_id_is_refused_and_free_again_afterwards() -> None:
     async with running(GatedEngine()) as it:
-        assert isinstance(it.engine, GatedEngine)
         first, second = it.peer(), it.peer()
         await first.open(1, [5], request_id="same")
         await eventually(lambda: len(it.replica.table) == 1)
         await second.open(1, [6], request_id="same")
         refused = await second.finish(1)
         assert type(refused.error) is errors.DuplicateSessionError
-        it.engine.gate.set()
+        it.gated.gate.set()
         assert (await first.finish(1)).done is not None
         await second.open(2, [6], request_id="same")
         assert (await second.finish(2)).done is not None
@@ -60,7 +58,6 @@ async def test_another_request_of_a_live_id_is_refused_and_free_again_afterwards
 
 async def test_the_same_request_opened_again_takes_the_place_of_the_earlier_run() -> None:
     async with running(GatedEngine()) as it:
-        assert isinstance(it.engine, GatedEngine)
         first, second = it.peer(), it.peer()
         await first.open(1, [5], LONG, request_id="same")
         await eventually(lambda: len(it.replica.table) == 1)
@@ -70,7 +67,7 @@ async def test_the_same_request_opened_again_takes_the_place_of_the_earlier_run(
         await second.open(1, [5], LONG, request_id="same", resume=resume, resumed=resumed)
         ended = await first.finish(1)
         assert type(ended.error) is errors.DuplicateSessionError
-        it.engine.gate.set()
+        it.gated.gate.set()
         assert tuple((await second.finish(1)).ids) == reference([5], LONG).ids
         await eventually(lambda: not len(it.replica.table))
         assert not it.replica.table._running
@@ -78,11 +75,10 @@ async def test_the_same_request_opened_again_takes_the_place_of_the_earlier_run(
 
 async def test_accepted_drafts_are_told_to_who_asks() -> None:
     async with running(GatedEngine()) as it:
-        assert isinstance(it.engine, GatedEngine)
         truth, peer = reference([5], LONG).ids, it.peer()
         await peer.open(1, [5], LONG, drafts=(1, truth[:4]), echo_accepted=True)
         await peer.open(2, [5], LONG, drafts=(1, truth[:4]))
-        it.engine.gate.set()
+        it.gated.gate.set()
         asked, unasked = await peer.finish(1), await peer.finish(2)
         assert asked.num_accepted and unasked.num_accepted
         for commit in asked.commits:
@@ -95,7 +91,6 @@ async def test_accepted_drafts_are_told_to_who_asks() -> None:
 
 async def test_a_request_id_is_its_tenants_own_and_free_once_it_is_cancelled() -> None:
     async with running(GatedEngine()) as it:
-        assert isinstance(it.engine, GatedEngine)
         peer = it.peer()
         await peer.open(1, [5], LONG, request_id="same", tenant="a")
         await peer.open(2, [5], request_id="same", tenant="b")
@@ -103,7 +98,7 @@ async def test_a_request_id_is_its_tenants_own_and_free_once_it_is_cancelled() -
         await peer.cancel(1)
         await peer.open(3, [5], request_id="same", tenant="a")
         await eventually(lambda: len(it.replica.table) == 3)
-        it.engine.gate.set()
+        it.gated.gate.set()
         cancelled, *others = [(await peer.finish(number)).done for number in (1, 2, 3)]
         assert cancelled is not None
         assert cancelled.finish_reason == common_pb2.FINISH_REASON_CANCELLED
@@ -113,14 +108,13 @@ async def test_a_request_id_is_its_tenants_own_and_free_once_it_is_cancelled() -
 
 async def test_a_session_number_is_used_once() -> None:
     async with running(GatedEngine()) as it:
-        assert isinstance(it.engine, GatedEngine)
         peer = it.peer()
         await peer.open(1, [5], LONG)
         await peer.open(2, [6], LONG)
         await peer.open(1, [7], LONG)
         failed = await peer.finish(1)
         assert type(failed.error) is errors.DuplicateSessionError
-        it.engine.gate.set()
+        it.gated.gate.set()
         assert tuple((await peer.finish(2)).ids) == reference([6], LONG).ids
         peer.replies.pop(2)
         await peer.open(2, [6], LONG)
@@ -141,8 +135,7 @@ async def test_prompt_tokens_are_counted_once_though_what_is_loaded_is_known_fir
             KvHits(300, 188, 96, 32),  # another one, with 60 of the pool
         ):
             it.replica.table.on_tick(ModelTick((), replace(load, kv_hits=hits), 0))
-        value = it.metrics.registry.get_sample_value
         assert [
-            value("outrider_kv_tokens_total", {"tier": tier})
+            it.value("outrider_kv_tokens_total", tier=tier)
             for tier in ("device", "peer", "redis", "computed")
         ] == [92, 32, 64, 112]

@@ -46,10 +46,6 @@ def test_it_is_built_once(store: ModelStore, artifact: Artifact) -> None:
     assert store.derived(artifact, "ir-1", lambda _: pytest.fail("built twice")) == folder
 
 
-def test_names_are_kept_apart(store: ModelStore, artifact: Artifact) -> None:
-    assert store.derived(artifact, "a", build) != store.derived(artifact, "b", build)
-
-
 def test_threads_build_once(store: ModelStore, artifact: Artifact) -> None:
     builds: list[Path] = []
     together = threading.Barrier(4)

@@ -20,7 +20,7 @@ from outrider.models.store import ModelStore
 from outrider.models.vocabulary import load_vocabulary
 from tests.models.checkpoints import LLAMA, Small, random_tensors, write_checkpoint
 from tests.models.sources.hub_server import COMMITS, Hub, hub_of, serve_hub
-from tests.models.test_folder import nothing_stored, write_folder
+from tests.models.test_folder import write_folder
 from tests.models.test_tokenizer_json import small as small_tokenizer
 
 SOURCE = "hf:org/name@main"
@@ -272,9 +272,3 @@ def test_a_hub_that_lies_leaves_other_models_alone(
         store.ensure(SOURCE)
     assert store.load(other.source) == other
     assert store.list() == (other,)
-
-
-def test_a_pinned_digest_holds(hub: Hub, store: ModelStore) -> None:
-    with pytest.raises(ArtifactCorruptError, match="the pin says"):
-        store.ensure(SOURCE, sha256="0" * 64)
-    assert nothing_stored(store)

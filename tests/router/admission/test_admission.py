@@ -62,15 +62,6 @@ def woken(
     return found
 
 
-def test_with_room_a_session_goes_on_at_once() -> None:
-    admission = gate()
-    route = admission.open(asking(1), FakeFleetView(), 0.0)
-    assert route is not None and route.decision.replica == "us-0"
-    assert list(admission.stats.take().waits_ms) == [(MEDIUM, "m", 0.0)]
-    admission.close(1, 50, 1.0)
-    assert len(admission) == 0
-
-
 def test_without_room_it_waits_and_goes_on_when_there_is() -> None:
     admission = gate()
     assert admission.open(asking(1), full(), 0.0) is None
@@ -296,18 +287,6 @@ def test_without_any_replica_there_is_nothing_to_wait_for() -> None:
     assert turn.session_id == 1 and isinstance(turn.outcome, NoReplicaError)
     admission.close(1, 0, 1.0)
     assert len(admission) == 0
-
-
-def test_spilling_over_is_counted_and_ends_when_home_has_room_again() -> None:
-    admission = gate()
-    fleet_view = FakeFleetView({"us": Region(is_full=True), "eu": Region(rtt_ms=90.0)})
-    route = admission.open(asking(1), fleet_view, 0.0)
-    assert route is not None and (route.home, route.decision.region) == ("us", "eu")
-    assert admission.stats.take().spilled == {("us", "eu", "full"): 1}
-    fleet_view.fleet["us"].is_full = False
-    route = admission.open(asking(2), fleet_view, 0.0)
-    assert route is not None and route.decision.region == "us" and not route.spill_cause
-    assert admission.stats.take().spilled == {}
 
 
 def test_the_caller_places_one_before_the_next_is_chosen() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import replace
 from itertools import permutations
 
@@ -313,15 +314,6 @@ def test_the_earliest_deadline_goes_first_and_equal_ones_in_order() -> None:
     assert queue.peek() is None
 
 
-def test_a_burst_of_one_tenant_does_not_delay_another() -> None:
-    queue = FairQueue()
-    for session in range(100):
-        queue.push(admitted(session, "burst"))
-    served(queue, 10)
-    queue.push(admitted(1000, "modest"))
-    assert "modest" in [entry.tenant for entry in served(queue, 2)]
-
-
 def test_weight_is_the_share() -> None:
     queue = FairQueue()
     for session in range(200):
@@ -375,16 +367,6 @@ def test_who_leaves_without_a_turn_is_not_charged() -> None:
     assert sorted(tenants) == ["a", "a", "b", "b"]
 
 
-def test_room_is_made_by_the_tenant_with_most_waiting() -> None:
-    queue = FairQueue()
-    assert queue.last_of_longest() is None
-    for session in range(3):
-        queue.push(admitted(session, "many", until=10.0 + session))
-    queue.push(admitted(10, "few", until=99.0))
-    last = queue.last_of_longest()
-    assert last is not None and last.session_id == 2
-
-
 SERVED, AND_BACK = "", "and back"
 Events = list[tuple[str, int]]
 """A tenant's session of that cost arrives; or one is SERVED; or its tenant comes back at once with
@@ -397,35 +379,46 @@ events = st.lists(
 WEIGHTS = {"a": 1.0, "b": 1.0, "c": 2.5}
 
 
+class Shares:
+    """What each tenant got by its weight, and since when it has been waiting throughout."""
+
+    def __init__(self) -> None:
+        self.got: list[dict[str, float]] = [dict.fromkeys(WEIGHTS, 0.0)]
+        self.waiting_since: dict[str, int] = {}
+
+    def served(self, head: AdmittedSession) -> None:
+        share = dict(self.got[-1])
+        share[head.tenant] += head.reserved_tokens / head.weight
+        self.got.append(share)
+
+    def check(self, waiting: Collection[str]) -> None:
+        """Theorem 1 of the paper, for every interval in which one tenant was waiting throughout;
+        the other one may come and go."""
+        got, self.waiting_since = (
+            self.got,
+            {one: self.waiting_since.get(one, len(self.got) - 1) for one in waiting},
+        )
+        for one, other in permutations(WEIGHTS, 2):
+            bound = 50 / WEIGHTS[one] + 50 / WEIGHTS[other]
+            for start in range(self.waiting_since.get(one, len(got)), len(got)):
+                gained, others = (got[-1][t] - got[start][t] for t in (one, other))
+                assert others - gained <= bound + 1e-9
+
+
 @given(events)
 def test_nobody_gets_more_than_who_waits_but_for_one_session_of_each(events: Events) -> None:
-    """Theorem 1 of the paper, for every interval in which one tenant was waiting throughout; the
-    other one may come and go."""
-    queue = FairQueue()
-    got: list[dict[str, float]] = [dict.fromkeys(WEIGHTS, 0.0)]
-    waiting_since: dict[str, int] = {}
+    queue, shares = FairQueue(), Shares()
     for number, (tenant, cost) in enumerate(events):
         if tenant in WEIGHTS:
             queue.push(admitted(number, tenant, cost=cost, weight=WEIGHTS[tenant]))
         elif (head := queue.peek()) is not None:
             queue.pop(head)
-            share = dict(got[-1])
-            share[head.tenant] += head.reserved_tokens / head.weight
-            got.append(share)
+            shares.served(head)
             if not len(queue):
-                waiting_since.clear()
+                shares.waiting_since.clear()
             if tenant == AND_BACK:
                 queue.push(admitted(number, head.tenant, cost=cost, weight=head.weight))
-        for one in WEIGHTS:
-            if queue.length(one):
-                waiting_since.setdefault(one, len(got) - 1)
-            else:
-                waiting_since.pop(one, None)
-        for one, other in permutations(WEIGHTS, 2):
-            bound = 50 / WEIGHTS[one] + 50 / WEIGHTS[other]
-            for start in range(waiting_since.get(one, len(got)), len(got)):
-                gained, others = (got[-1][t] - got[start][t] for t in (one, other))
-                assert others - gained <= bound + 1e-9
+        shares.check([one for one in WEIGHTS if queue.length(one)])
 
 
 @given(
@@ -435,10 +428,8 @@ def test_nobody_gets_more_than_who_waits_but_for_one_session_of_each(events: Eve
 )
 def test_the_same_holds_over_several_queues(events: list[tuple[str, int, int]]) -> None:
     """While none of them lacks room."""
-    queue = AdmissionQueue(1000, AGEING_S)
-    got: list[dict[str, float]] = [dict.fromkeys(WEIGHTS, 0.0)]
+    queue, shares = AdmissionQueue(1000, AGEING_S), Shares()
     waiting: Counter[str] = Counter()
-    waiting_since: dict[str, int] = {}
     for number, (tenant, cost, where) in enumerate(events):
         if tenant in WEIGHTS:
             request = replace(REQUEST, residency=((), ("us",), ("us", "eu"))[where])
@@ -447,20 +438,9 @@ def test_the_same_holds_over_several_queues(events: list[tuple[str, int, int]]) 
             waiting[tenant] += 1
         elif waiting.total():
             head, _ = next_of(queue)
-            share = dict(got[-1])
-            share[head.tenant] += head.reserved_tokens / head.weight
-            got.append(share)
+            shares.served(head)
             waiting[head.tenant] -= 1
-        for one in WEIGHTS:
-            if waiting[one]:
-                waiting_since.setdefault(one, len(got) - 1)
-            else:
-                waiting_since.pop(one, None)
-        for one, other in permutations(WEIGHTS, 2):
-            bound = 50 / WEIGHTS[one] + 50 / WEIGHTS[other]
-            for start in range(waiting_since.get(one, len(got)), len(got)):
-                gained, others = (got[-1][t] - got[start][t] for t in (one, other))
-                assert others - gained <= bound + 1e-9
+        shares.check([one for one in WEIGHTS if waiting[one]])
 
 
 @given(events, st.data())

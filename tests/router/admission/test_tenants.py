@@ -62,14 +62,6 @@ def test_tokens_a_minute_are_bounded_and_come_back_unused() -> None:
     tenants.open("acme", 500, 1.0)
 
 
-def test_the_delay_is_when_the_tokens_are_there() -> None:
-    tenants = Tenants([TenantPolicy("acme", tokens_per_minute=600)])
-    tenants.open("acme", 600, 0.0)
-    with pytest.raises(OverloadedError) as caught:
-        tenants.open("acme", 123, 0.0)
-    tenants.open("acme", 123, caught.value.retry_delay_ms / 1000.0)
-
-
 def test_more_tokens_than_a_tenant_ever_has_are_a_bad_request() -> None:
     tenants = Tenants([TenantPolicy("acme", tokens_per_minute=600)])
     with pytest.raises(InvalidRequestError, match="601 tokens, more than 600"):

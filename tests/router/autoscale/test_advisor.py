@@ -174,11 +174,6 @@ def test_replicas_that_somebody_else_starts_are_followed() -> None:
     assert region.run(10, load=1.5) == 7
 
 
-def test_the_bounds_hold() -> None:
-    assert Region(1).advice[0].desired_replicas == 2
-    assert Region(11).run(500, load=400.0, late=1.0) == 12
-
-
 def test_fleets_without_replicas_are_forgotten() -> None:
     advisor = AutoscaleAdvisor(POLICY)
     other = FleetKey("eu", "m")

@@ -21,7 +21,7 @@ from services.router.embedding.policy import EmbeddingPolicy
 from services.router.embedding.relay import EmbeddingRelay
 from tests.embedding_frames import frames_of
 from tests.router.integration.test_app import get
-from tests.router.replica import Replica, RouterUnderTest, running_replicas, running_router
+from tests.router.replica import Replica, RouterUnderTest, routed
 
 
 class Embedder(Replica, embedding_pb2_grpc.EmbeddingServiceServicer):
@@ -85,7 +85,7 @@ def vectors(ids: list[int]) -> embedding_pb2.EmbedResponse:
 async def mesh(
     *replicas: Embedder, **settings: Any
 ) -> AsyncIterator[tuple[RouterUnderTest, embedding_pb2_grpc.EmbeddingRouterServiceAsyncStub]]:
-    async with running_replicas(*replicas), running_router(*replicas, **settings) as router:
+    async with routed(*replicas, **settings) as router:
         stub: embedding_pb2_grpc.EmbeddingRouterServiceAsyncStub
         stub = embedding_pb2_grpc.EmbeddingRouterServiceStub(router.channel)
         for replica in replicas:
@@ -137,6 +137,13 @@ async def at_once(
     return await answers_of(answers())
 
 
+async def streamed(
+    stub: embedding_pb2_grpc.EmbeddingRouterServiceAsyncStub, ids: Iterable[int], **opened: Any
+) -> tuple[list[int], dict[int, OutriderError], Any]:
+    """As `at_once`, of a request as a stream."""
+    return await answers_of(await asked(stub.Embed(), ids, **opened))
+
+
 SMALL = EmbeddingPolicy(part_inputs=2)
 
 
@@ -175,19 +182,6 @@ async def test_inputs_of_a_replica_that_dies_are_answered_once_by_another() -> N
     assert set(one.taken) <= set(two.taken)
 
 
-async def test_a_single_replica_that_comes_back_gets_them_again() -> None:
-    one = Embedder("one")
-    async with mesh(one) as (router, stub):
-        call = await asked(stub.Embed(), range(3))
-        await eventually(lambda: len(one.taken) == 3)
-        await one.kill()
-        one.may_answer.set()
-        await one.start()
-        found, failed, _ = await answers_of(call)
-        assert sorted(found) == [0, 1, 2] and not failed
-        assert await router.replicas()
-
-
 async def test_inputs_of_a_connection_that_is_closed_are_asked_for_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -210,16 +204,6 @@ async def test_inputs_of_a_connection_that_is_closed_are_asked_for_again(
     assert sorted(found) == [0, 1, 2] and not failed
 
 
-@pytest.mark.parametrize(
-    ("opened", "reason"), [({"model": "m"}, "UNKNOWN_MODEL"), ({"residency": ["x"]}, "NO_REPLICA")]
-)
-async def test_inputs_that_nobody_can_embed(opened: dict[str, Any], reason: str) -> None:
-    one = Embedder("one")
-    async with mesh(one, return_s=0.1) as (_, stub):
-        found, failed, _ = await answers_of(await asked(stub.Embed(), [7], **opened))
-    assert not found and failed[7].reason == reason
-
-
 async def test_a_model_that_nobody_has_is_no_label_of_costs() -> None:
     one = Embedder("one")
     one.may_answer.set()
@@ -234,12 +218,10 @@ async def test_a_model_that_nobody_has_is_no_label_of_costs() -> None:
         assert "bogus" not in metrics
 
 
-async def test_a_request_above_the_bounds_is_refused_and_leaves_nothing() -> None:
+async def test_what_a_request_holds_of_the_bounds_is_free_once_it_ends() -> None:
     one = Embedder("one")
     bounds = EmbeddingPolicy(max_inputs=3)
     async with mesh(one, embedding=bounds) as (_, stub):
-        with pytest.raises(OverloadedError):
-            await answers_of(await asked(stub.Embed(), range(4)))
         held = await asked(stub.Embed(), range(3))
         await eventually(lambda: len(one.taken) >= 3)
         with pytest.raises(OverloadedError):
@@ -248,19 +230,6 @@ async def test_a_request_above_the_bounds_is_refused_and_leaves_nothing() -> Non
         await eventually(lambda: one.num_calls == 0)
         one.may_answer.set()
         assert (await answers_of(await asked(stub.Embed(), range(3))))[0]
-
-
-async def test_limits_of_tenants_hold() -> None:
-    one = Embedder("one")
-    one.may_answer.set()
-    tenants = (TenantPolicy("acme", tokens_per_minute=100),)
-    async with mesh(one, tenants=tenants) as (_, stub):
-        for _ in range(2):
-            call = await asked(stub.Embed(), range(8), tenant="acme", estimated_tokens=60)
-            assert len((await answers_of(call))[0]) == 8
-        with pytest.raises(OverloadedError, match="acme"):
-            call = await asked(stub.Embed(), [1], tenant="acme", estimated_tokens=60)
-            await answers_of(call)
 
 
 async def test_a_tenant_is_charged_for_what_was_more_than_estimated() -> None:
@@ -274,15 +243,13 @@ async def test_a_tenant_is_charged_for_what_was_more_than_estimated() -> None:
             await answers_of(await asked(stub.Embed(), [1], tenant="acme", estimated_tokens=1))
 
 
-async def test_frames_that_are_out_of_place() -> None:
+async def test_a_request_begins_with_its_open() -> None:
     one = Embedder("one")
     async with mesh(one) as (_, stub):
         call = stub.Embed()
         await call.write(embedding_pb2.EmbedRequest(inputs=embedding_pb2.EmbedInputs()))
         with pytest.raises(OutriderError, match="begins with its open"):
             await answers_of(call)
-        with pytest.raises(OutriderError, match="number 1"):
-            await answers_of(await asked(stub.Embed(), [1, 1]))
 
 
 async def test_a_request_in_one_message_is_passed_on_as_one() -> None:
@@ -346,25 +313,26 @@ async def test_inputs_that_a_replica_leaves_out_are_asked_for_elsewhere() -> Non
             assert sorted(found) == list(range(6))
 
 
-async def test_a_request_in_one_message_has_the_same_bounds() -> None:
+@pytest.mark.parametrize("ask", [streamed, at_once])
+async def test_bounds_of_requests_and_tenants_hold(ask: Any) -> None:
     one = Embedder("one")
     one.may_answer.set()
     tenants = (TenantPolicy("acme", tokens_per_minute=100),)
     bounds = EmbeddingPolicy(max_inputs=8)
     async with mesh(one, embedding=bounds, tenants=tenants, return_s=0.1) as (_, stub):
-        with pytest.raises(MalformedFrameError, match="at most 32"):
-            await at_once(stub, range(33))
         with pytest.raises(OverloadedError):
-            await at_once(stub, range(9))
+            await ask(stub, range(9))
         with pytest.raises(MalformedFrameError, match="number 1"):
-            await at_once(stub, [1, 1])
-        assert (await at_once(stub, [7], model="m"))[1][7].reason == "UNKNOWN_MODEL"
-        assert (await at_once(stub, [7], residency=["x"]))[1][7].reason == "NO_REPLICA"
+            await ask(stub, [1, 1])
+        assert (await ask(stub, [7], model="m"))[1][7].reason == "UNKNOWN_MODEL"
+        assert (await ask(stub, [7], residency=["x"]))[1][7].reason == "NO_REPLICA"
         for _ in range(2):
             asked_for = {"tenant": "acme", "estimated_tokens": 60}
-            assert len((await at_once(stub, range(8), **asked_for))[0]) == 8
+            assert len((await ask(stub, range(8), **asked_for))[0]) == 8
         with pytest.raises(OverloadedError, match="acme"):
-            await at_once(stub, [1], tenant="acme", estimated_tokens=60)
+            await ask(stub, [1], tenant="acme", estimated_tokens=60)
+        with pytest.raises(MalformedFrameError, match="at most 32"):
+            await at_once(stub, range(33))
 
 
 async def test_who_leaves_a_request_in_one_message_ends_it_at_the_replica() -> None:

@@ -11,10 +11,8 @@ from tests.router.fleet.table import (
     C,
     D,
     G,
-    Q,
     R,
     S,
-    T,
     changes,
     connected,
     pass_time,
@@ -224,9 +222,3 @@ def test_codecs_are_those_that_every_replica_reads() -> None:
     table.connected("b", ServedModel("m", b"d", 0, (3, 2)), 0.0)
     table.connected("c", ServedModel("other", b"d", 0, ()), 0.0)
     assert table.codecs_of("m") == (2, 3)
-
-
-def test_counts_name_every_state() -> None:
-    table = registry("a", "b")
-    table.connected("a", MODEL, 0.0)
-    assert table.count() == {C: 1, R: 1, S: 0, D: 0, G: 0, Q: 0, T: 0}

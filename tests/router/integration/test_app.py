@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from outrider.errors import ConfigError
-from outrider.testing import eventually, free_tcp_port, leak_check
+from outrider.testing import free_tcp_port, leak_check
 from services.router.config import ReplicaConfig
 from tests.router.relay.mesh import done, opening
 from tests.router.replica import (
@@ -21,19 +19,6 @@ from tests.router.replica import (
 )
 
 WHOLE_SERVER = health_pb2.HealthCheckRequest()
-
-
-async def test_nothing_is_left_behind() -> None:
-    near = Replica("near")
-    async with leak_check(), running_replicas(near):
-        async with running_router(near) as router:
-            edges = [router.edge() for _ in range(3)]
-            for edge in edges:
-                await started(edge, near)
-            edges[0].call.cancel()
-            await near.hear("cancel")
-            await eventually(lambda: near.num_streams == 1)
-        await eventually(lambda: near.num_streams == 0)
 
 
 async def test_a_stopping_router_lets_running_sessions_finish() -> None:
@@ -55,12 +40,6 @@ async def test_a_stopping_router_lets_running_sessions_finish() -> None:
             number = await started(edge, near)
             finishing = asyncio.create_task(finish(router, edge, number))
         await finishing
-
-
-async def test_a_port_that_is_taken_is_a_config_error(router: RouterUnderTest) -> None:
-    with pytest.raises(ConfigError, match="taken"):
-        async with running_router(port=router.ports.main):
-            pass
 
 
 async def test_the_admin_port_tells_readiness_and_metrics(near: Replica) -> None:

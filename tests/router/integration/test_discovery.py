@@ -110,16 +110,3 @@ async def test_an_address_that_comes_back_as_another_replica_is_that_one() -> No
             await asyncio.sleep(0.02)
         await router.state_of("new", READY)
         assert (await router.replicas())["new"].region == "us"
-
-
-async def test_of_two_replicas_of_one_name_only_the_first_serves() -> None:
-    first, second = Replica("twin", "us"), Replica("twin", "us")
-    async with found(first, second) as (_, router):
-        await router.state_of("twin", READY)
-        taken = (await router.replicas())["twin"].address
-        (other,) = {first.address, second.address} - {taken}
-        await router.state_of(other, DOWN)
-        await (first if taken == first.address else second).kill()
-        while (await router.replicas()).get("twin", router_pb2.Replica()).address != other:
-            await asyncio.sleep(0.02)
-        await router.state_of("twin", READY)

@@ -55,11 +55,18 @@ def config_map(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ConfigMap:
 
 @asynccontextmanager
 async def following_router(
-    config_map: ConfigMap, *replicas: Replica, default: str = "m", **settings: Any
+    config_map: ConfigMap,
+    replica: Replica,
+    *,
+    others: tuple[Replica, ...] = (),
+    default: str = "m",
+    **settings: Any,
 ) -> AsyncIterator[RouterUnderTest]:
-    config_map.publish(*replicas, default_model=default)
-    async with running_router(*replicas, file=config_map.file, **settings) as router:
-        yield router
+    """A router whose file names one replica; the others run too."""
+    async with leak_check(), running_replicas(replica, *others):
+        config_map.publish(replica, default_model=default)
+        async with running_router(replica, file=config_map.file, **settings) as router:
+            yield router
 
 
 async def names(router: RouterUnderTest) -> set[str]:
@@ -85,11 +92,7 @@ async def test_an_added_replica_is_connected_and_a_removed_one_drains(
     config_map: ConfigMap,
 ) -> None:
     near, far = Replica("near"), Replica("far")
-    async with (
-        leak_check(),
-        running_replicas(near, far),
-        following_router(config_map, near) as router,
-    ):
+    async with following_router(config_map, near, others=(far,)) as router:
         await router.state_of("near", READY)
         edge = router.edge()
         number = await started(edge, near)
@@ -110,7 +113,7 @@ async def test_an_added_replica_is_connected_and_a_removed_one_drains(
 
 async def test_a_file_that_is_refused_is_told_to_who_wrote_it(config_map: ConfigMap) -> None:
     near = Replica("near")
-    async with running_replicas(near), following_router(config_map, near) as router:
+    async with following_router(config_map, near) as router:
         await router.state_of("near", READY)
         config_map.publish(near, near)
         assert "near" in await refusal(router.ports, config_map.file)
@@ -119,11 +122,7 @@ async def test_a_file_that_is_refused_is_told_to_who_wrote_it(config_map: Config
 
 async def test_a_replica_that_is_named_again_while_it_drains_stays(config_map: ConfigMap) -> None:
     near = Replica("near")
-    async with (
-        leak_check(),
-        running_replicas(near),
-        following_router(config_map, near) as router,
-    ):
+    async with following_router(config_map, near) as router:
         await router.state_of("near", READY)
         edge = router.edge()
         await started(edge, near)
@@ -139,11 +138,7 @@ async def test_of_a_changed_address_the_sessions_move_and_the_new_one_serves(
     config_map: ConfigMap,
 ) -> None:
     old, new = Replica("one"), Replica("one")
-    async with (
-        leak_check(),
-        running_replicas(old, new),
-        following_router(config_map, old) as router,
-    ):
+    async with following_router(config_map, old, others=(new,)) as router:
         await router.state_of("one", READY)
         edge = router.edge()
         await edge.send(opening())
@@ -164,11 +159,7 @@ async def test_of_a_changed_address_the_sessions_move_and_the_new_one_serves(
 
 async def test_the_default_model_is_followed(config_map: ConfigMap) -> None:
     near = Replica("near")
-    async with (
-        leak_check(),
-        running_replicas(near),
-        following_router(config_map, near, default="nothing", default_model=None) as router,
-    ):
+    async with following_router(config_map, near, default="nothing", default_model=None) as router:
         await router.state_of("near", READY)
         edge = router.edge()
         await edge.send(opening(1, model=""))
@@ -185,11 +176,7 @@ async def test_which_models_are_served_is_told_and_follows_the_file(
 ) -> None:
     near, far = Replica("near"), Replica("far")
     far.model = "other"
-    async with (
-        leak_check(),
-        running_replicas(near, far),
-        following_router(config_map, near, default_model=None) as router,
-    ):
+    async with following_router(config_map, near, others=(far,), default_model=None) as router:
         await router.state_of("near", READY)
         config_map.publish(near, far, default_model="other")
         await becomes(router, "near", "far")

@@ -19,7 +19,7 @@ from services.router.prefix_index.index import PrefixIndex, PrefixIndexLimits
 from services.router.prefix_index.prompt import TokenIdReader
 from services.router.upstream.kv_events import KvEventSubscriber
 from tests.router.relay.mesh import opening
-from tests.router.replica import DIGEST, Context, Replica, running_replicas, running_router
+from tests.router.replica import DIGEST, Context, Replica, routed, running_replicas
 
 BLOCK = 16
 IDS = [token % 900 for token in range(40 * BLOCK)]
@@ -144,7 +144,7 @@ async def test_sessions_follow_their_prefix_and_can_be_explained() -> None:
     block = token_block_to_proto(CODER.encode(IDS, TokenCodec.VARINT))
     open_session.ids.tail.CopyFrom(block)
     asked = router_pb2.ExplainRequest(what_if=open_session)
-    async with running_replicas(one, two), running_router(one, two) as router:
+    async with routed(one, two) as router:
         async with asyncio.timeout(60):
             while not (await router.stub.Explain(asked)).placements[0].chosen.cached_tokens:
                 await asyncio.sleep(0.02)
@@ -166,7 +166,7 @@ async def test_sessions_follow_their_prefix_and_can_be_explained() -> None:
 
 async def test_explaining_a_session_that_cannot_be_placed_says_why() -> None:
     one = Replica("one")
-    async with running_replicas(one), running_router(one) as router:
+    async with routed(one) as router:
         for open_session in (opening(1, model="x").open, inference_pb2.OpenSession()):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await router.stub.Explain(router_pb2.ExplainRequest(what_if=open_session))
@@ -185,7 +185,7 @@ async def test_a_replica_is_told_who_has_the_prompt() -> None:
     asked = router_pb2.ExplainRequest(what_if=open_session)
     open_session.kv_holder.address = "198.51.100.1:80"
     open_session.kv_holder.num_tokens = 1 << 20
-    async with running_replicas(one, two), running_router(one, two) as router:
+    async with routed(one, two) as router:
 
         async def goes_to(name: str) -> bool:
             (told,) = (await router.stub.Explain(asked)).placements

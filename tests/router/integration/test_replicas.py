@@ -19,7 +19,14 @@ from outrider.v1 import common_pb2, inference_pb2, router_pb2
 from services.router.recent_replies import WINDOW_S
 from services.router.relay.failover import FailoverPolicy
 from tests.router.relay.mesh import IDENTITY, accepted, commit, done, opening
-from tests.router.replica import Replica, RouterUnderTest, running_replicas, running_router, started
+from tests.router.replica import (
+    Replica,
+    RouterUnderTest,
+    routed,
+    running_replicas,
+    running_router,
+    started,
+)
 
 
 async def test_a_session_goes_on_elsewhere_when_its_replica_dies_and_comes_back(
@@ -117,7 +124,7 @@ async def test_the_replica_list_shows_what_placement_sees(
 async def test_a_replica_that_names_an_endless_model_identity_gets_no_sessions() -> None:
     endless = Replica("endless")
     endless.identity = bytes(65)
-    async with running_replicas(endless), running_router(endless) as router:
+    async with routed(endless) as router:
         edge = router.edge()
         await edge.send(opening())
         refusal = await edge.hear("error")
@@ -130,10 +137,7 @@ OTHER = b"\x0b" * 32
 
 async def test_a_session_is_bound_to_the_model_that_opens_it_whatever_was_reported() -> None:
     only = Replica("only")
-    async with (
-        running_replicas(only),
-        running_router(only, failover=FailoverPolicy(timeout_s=0.5)) as router,
-    ):
+    async with routed(only, failover=FailoverPolicy(timeout_s=0.5)) as router:
         await router.state_of("only", router_pb2.REPLICA_STATE_READY)
         edge = router.edge()
         only.identity = OTHER

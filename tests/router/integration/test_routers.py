@@ -7,7 +7,7 @@ import asyncio
 from outrider.testing import eventually, leak_check
 from outrider.v1 import router_pb2
 from tests.router.relay.mesh import opening
-from tests.router.replica import Replica, running_replicas, running_router
+from tests.router.replica import Replica, routed, running_replicas, running_router
 
 
 async def test_each_router_learns_of_all_sessions_by_the_replicas_reports() -> None:
@@ -31,7 +31,7 @@ async def test_each_router_learns_of_all_sessions_by_the_replicas_reports() -> N
 
 async def test_a_router_that_stops_takes_nothing_from_the_other() -> None:
     replica = Replica("a")
-    async with leak_check(), running_replicas(replica), running_router(replica) as staying:
+    async with routed(replica) as staying:
         edge = staying.edge()
         async with running_router(replica) as leaving:
             await leaving.edge().send(opening(1))

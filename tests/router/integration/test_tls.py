@@ -18,7 +18,7 @@ from outrider.tls import Role, Tls, TlsConfig
 from outrider.v1 import router_pb2
 from services.router.config import ReplicaConfig, ReplicaTarget, RouterConfig
 from tests.peers.name_server import running_name_server
-from tests.router.replica import Replica, running_replicas, running_router, started
+from tests.router.replica import Replica, routed, running_replicas, running_router, started
 from tests.tls.issuing import Issuer
 
 READY = router_pb2.REPLICA_STATE_READY
@@ -64,20 +64,11 @@ async def test_a_replica_is_where_its_certificate_says(issuer: Issuer) -> None:
         "tls": issuer.config(Role.ROUTER),
         "caller": issuer.tls(Role.OPERATOR),
     }
-    async with running_replicas(*everyone), running_router(*everyone, **settings) as router:
+    async with routed(*everyone, **settings) as router:
         await router.state_of("honest", READY)
         for other in everyone[1:]:
             await router.state_of(other.name, DOWN)
             assert not other.num_streams
-
-
-async def test_a_replica_that_says_another_region_is_refused() -> None:
-    liar = Replica("liar", "eu")
-    async with leak_check(), running_replicas(liar):
-        known = (ReplicaConfig("liar", "us", liar.address),)
-        async with running_router(replicas=known) as router:
-            await router.state_of("liar", DOWN)
-            assert (await router.replicas())["liar"].region == "us"
 
 
 async def test_replicas_that_are_found_are_of_their_targets_region(issuer: Issuer) -> None:
@@ -111,10 +102,7 @@ async def test_a_replica_whose_ca_is_revoked_is_left(issuer: Issuer) -> None:
     router_files = Issuer(issuer.folder / "router", issuer.ca)
     own = _trusting(router_files.config(Role.ROUTER, "us"), both)
     settings: dict[str, Any] = {"tls": own, "caller": issuer.tls(Role.OPERATOR)}
-    async with (
-        running_replicas(staying, leaving),
-        running_router(staying, leaving, **settings) as router,
-    ):
+    async with routed(staying, leaving, **settings) as router:
         await router.state_of("staying", READY)
         await router.state_of("leaving", READY)
         _trusting(own, issuer.ca.pem)

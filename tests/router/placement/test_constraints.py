@@ -72,11 +72,6 @@ def test_ids_without_a_digest_match_nothing() -> None:
         choose(PlacementRequest("m", b"", 1), replica("a"))
 
 
-def test_replicas_of_the_right_vocabulary_are_preferred_to_refusing() -> None:
-    old = replica("old", model=ServedModel("m", OTHER))
-    assert choose(ASK, old, replica("new", rtt_ms=100.0)).replica == "new"
-
-
 @pytest.mark.parametrize(
     "state", [s for s in PeerState if s not in (PeerState.READY, PeerState.TRIAL)]
 )

@@ -51,14 +51,6 @@ def test_one_walk_finds_how_far_each_owner_goes() -> None:
     assert tokens_by_owner(steps, 2, 5).tolist() == [6, 4, 2, 0, 0]
 
 
-def test_owners_that_are_not_asked_for_are_not_found() -> None:
-    known = index()
-    hold(known, 0, LONG)
-    hold(known, 1, LONG[:40])
-    assert find(known, LONG, among=0b10) == [PrefixMatch(20, 0b10)]
-    assert find(known, LONG, among=0b100) == []
-
-
 def test_tenants_do_not_see_each_others_prompts() -> None:
     known = index()
     hold(known, 0, LONG, b"one")
@@ -129,13 +121,6 @@ def test_long_prompts_are_expected_no_further_than_the_bound() -> None:
     known = index(max_expected_depth=5)
     known.expect(0, known.prompt(packed(LONG), b""), 2, now=0.0)
     assert find(known, LONG) == [PrefixMatch(5, 0b1)]
-
-
-def test_what_is_held_and_what_is_expected_add_up() -> None:
-    known = index()
-    hold(known, 0, LONG)
-    known.expect(1, known.prompt(packed(LONG[:60]), b""), 2, now=0.0)
-    assert find(known, LONG) == [PrefixMatch(30, 0b10), PrefixMatch(50, 0b1)]
 
 
 # --- hashing ---

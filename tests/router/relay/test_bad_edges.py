@@ -2,25 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
-from outrider.errors import MalformedFrameError
-from outrider.v1 import inference_pb2
 from tests.router.relay.mesh import Mesh, cancel, commit, draft, opening, reasons, start
-
-
-def test_a_frame_without_a_session_number_ends_the_stream(mesh: Mesh) -> None:
-    with pytest.raises(MalformedFrameError, match="from 1"):
-        mesh.send(mesh.edge(), draft(0))
-
-
-async def test_a_frame_without_a_kind_ends_its_session(mesh: Mesh) -> None:
-    edge = mesh.edge()
-    number = await start(mesh, edge)
-    mesh.send(edge, inference_pb2.SessionUp(session=1))
-    mesh.send(edge, inference_pb2.SessionUp(session=99))
-    assert reasons(await mesh.at_edge(edge)) == [(1, "MALFORMED_FRAME")]
-    assert [f.session for f in await mesh.at_replica("near")] == [number]
 
 
 async def test_a_number_used_twice_ends_the_session_it_names(mesh: Mesh) -> None:
@@ -31,24 +13,6 @@ async def test_a_number_used_twice_ends_the_session_it_names(mesh: Mesh) -> None
     (sent,) = await mesh.at_replica("near")
     assert (sent.session, sent.cancel.reason) == (number, "DUPLICATE_SESSION")
     assert len(mesh.table) == 0
-
-
-async def test_too_many_sessions_on_one_stream_are_overload(mesh: Mesh) -> None:
-    edge = mesh.edge()
-    for number in range(1, 18):
-        mesh.send(edge, opening(number))
-    assert reasons(await mesh.at_edge(edge)) == [(17, "OVERLOADED")]
-    assert len(mesh.table) == 16
-
-
-async def test_a_stopping_router_takes_no_new_sessions(mesh: Mesh) -> None:
-    edge = mesh.edge()
-    number = await start(mesh, edge)
-    mesh.switch.drain()
-    mesh.send(edge, opening(2))
-    assert reasons(await mesh.at_edge(edge)) == [(2, "DRAINING")]
-    mesh.reply("near", commit(number))
-    assert [f.session for f in await mesh.at_edge(edge)] == [1]
 
 
 async def test_an_edge_that_does_not_read_loses_its_sessions_and_nobody_elses() -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from outrider.peers.health import Signal
 from outrider.v1 import common_pb2
-from services.router.fleet.replica import ReplicaLoad
 from tests.router.relay.mesh import (
     DIGEST,
     Mesh,
@@ -17,19 +15,6 @@ from tests.router.relay.mesh import (
     start,
     texting,
 )
-
-
-async def test_sessions_of_two_edges_keep_their_numbers_apart(mesh: Mesh) -> None:
-    one, two = mesh.edge(), mesh.edge()
-    mesh.send(one, opening(5))
-    mesh.send(two, opening(5))
-    first, second = await mesh.at_replica("near")
-    assert first.session != second.session
-    assert first.open.ids.tail.payload == b"p"
-    mesh.reply("near", commit(second.session, upto=9))
-    mesh.reply("near", commit(first.session, upto=3))
-    assert [(f.session, f.commit.upto) for f in await mesh.at_edge(one)] == [(5, 3)]
-    assert [(f.session, f.commit.upto) for f in await mesh.at_edge(two)] == [(5, 9)]
 
 
 async def test_a_whole_session(mesh: Mesh) -> None:
@@ -86,24 +71,6 @@ async def test_a_deadline_that_passed_here_is_said_so(mesh: Mesh) -> None:
     assert reasons(await mesh.at_edge(edge)) == [(1, "DEADLINE")]
 
 
-async def test_reports_and_health_steer_new_sessions(mesh: Mesh) -> None:
-    edge = mesh.edge()
-    busy = ReplicaLoad(running_sessions=4, queued_prompt_tokens=900, fixed_ms=10.0, row_ms=1.0)
-    mesh.registry.report("near", busy, mesh.clock())
-    mesh.send(edge, opening(1))
-    assert len(await mesh.at_replica("far")) == 1
-    mesh.registry.report("near", ReplicaLoad(fixed_ms=10.0, row_ms=1.0), mesh.clock())
-    mesh.send(edge, opening(2))
-    assert len(await mesh.at_replica("near")) == 1
-    mesh.registry.signal("near", Signal.NOT_SERVING, mesh.clock())
-    mesh.send(edge, opening(3, residency=["us"]))
-    mesh.send(edge, opening(4))
-    assert len(await mesh.at_replica("far")) == 1
-    (frame,) = await mesh.at_edge(edge)
-    assert (frame.session, frame.error.reason) == (3, "NO_REPLICA")
-    assert "near DRAINING" in frame.error.message
-
-
 async def test_counters_of_frames_and_placements(mesh: Mesh) -> None:
     edge = mesh.edge()
     number = await start(mesh, edge)
@@ -118,3 +85,16 @@ async def test_counters_of_frames_and_placements(mesh: Mesh) -> None:
     assert registry.get_sample_value("outrider_router_placements_total", labels) == 1.0
     assert registry.get_sample_value("outrider_router_replicas", {"state": "ready"}) == 2.0
     assert registry.get_sample_value("outrider_router_sessions") == 0.0
+
+
+async def test_sessions_of_two_edges_keep_their_numbers_apart(mesh: Mesh) -> None:
+    one, two = mesh.edge(), mesh.edge()
+    mesh.send(one, opening(5))
+    mesh.send(two, opening(5))
+    first, second = await mesh.at_replica("near")
+    assert first.session != second.session
+    assert first.open.ids.tail.payload == b"p"
+    mesh.reply("near", commit(second.session, upto=9))
+    mesh.reply("near", commit(first.session, upto=3))
+    assert [(f.session, f.commit.upto) for f in await mesh.at_edge(one)] == [(5, 3)]
+    assert [(f.session, f.commit.upto) for f in await mesh.at_edge(two)] == [(5, 9)]

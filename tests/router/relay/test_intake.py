@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from outrider.session.types import Priority
 from outrider.v1 import common_pb2
 from services.router.admission.policy import AdmissionPolicy
 from services.router.admission.tenants import TenantPolicy
@@ -138,31 +137,6 @@ async def test_a_wait_ends_with_a_time_to_come_back_or_with_the_deadline(mesh: M
     assert first.error.metadata["cause"] == "slo"
 
 
-async def test_a_full_queue_sheds_low_first(mesh: Mesh) -> None:
-    edge = mesh.edge()
-    for number in range(1, 5):
-        mesh.send(edge, opening(number, priority=common_pb2.PRIORITY_LOW))
-    mesh.send(edge, opening(5, priority=common_pb2.PRIORITY_HIGH))
-    mesh.send(edge, opening(6, priority=common_pb2.PRIORITY_LOW))
-    shed, refused = await mesh.at_edge(edge)
-    assert (shed.session, shed.error.metadata["cause"]) == (4, "shed")
-    assert (refused.session, refused.error.metadata["cause"]) == (6, "queue")
-    assert state(mesh, edge, 5) is SessionState.QUEUED
-
-
-async def test_the_class_is_what_the_tenant_may_have(mesh: Mesh) -> None:
-    edge = mesh.edge()
-    report(mesh, "near", IDLE)
-    mesh.send(edge, opening(1, tenant="poor", priority=common_pb2.PRIORITY_HIGH))
-    mesh.send(edge, opening(2, tenant="rich", priority=common_pb2.PRIORITY_HIGH))
-    mesh.send(edge, opening(3, tenant="rich"))
-    mesh.send(edge, opening(4, tenant="poor"))
-    sent = [Priority(frame.open.priority) for frame in await mesh.at_replica("near")]
-    assert sent == [Priority.LOW, Priority.HIGH, Priority.MEDIUM]
-    (refused,) = await mesh.at_edge(edge)
-    assert (refused.session, refused.error.metadata["cause"]) == (4, "tenant_sessions")
-
-
 async def test_tokens_that_were_not_used_come_back(mesh: Mesh) -> None:
     edge = mesh.edge()
     report(mesh, "near", IDLE)
@@ -189,13 +163,6 @@ async def test_a_session_spills_over_and_returns(mesh: Mesh) -> None:
     report(mesh, "near", IDLE)
     mesh.send(edge, opening(2, priority=common_pb2.PRIORITY_HIGH))
     assert [frame.WhichOneof("kind") for frame in await mesh.at_replica("near")] == ["open"]
-
-
-async def test_a_session_that_may_not_leave_home_waits_for_it(mesh: Mesh) -> None:
-    edge = mesh.edge()
-    report(mesh, "far", IDLE)
-    mesh.send(edge, opening(1, priority=common_pb2.PRIORITY_HIGH, residency=["us"]))
-    assert state(mesh, edge) is SessionState.QUEUED
 
 
 async def test_what_clients_write_gives_nobody_more_turns() -> None:

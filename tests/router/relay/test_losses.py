@@ -28,24 +28,6 @@ from tests.router.relay.mesh import (
 )
 
 
-async def test_no_replica_is_a_clear_error(mesh: Mesh) -> None:
-    mesh.lose("near")
-    mesh.lose("far")
-    edge = mesh.edge()
-    mesh.send(edge, opening())
-    (frame,) = await mesh.at_edge(edge)
-    assert frame.error.reason == "NO_REPLICA"
-    assert "near DOWN, far DOWN" in frame.error.message
-    assert len(mesh.table) == 0
-
-
-async def test_unknown_model_and_vocabulary_are_told_apart(mesh: Mesh) -> None:
-    edge = mesh.edge()
-    mesh.send(edge, opening(1, model="x"))
-    mesh.send(edge, opening(2, vocabulary_digest=b"\x02" * 32))
-    assert reasons(await mesh.at_edge(edge)) == [(1, "UNKNOWN_MODEL"), (2, "VOCABULARY_MISMATCH")]
-
-
 @pytest.mark.parametrize(
     "error",
     [OverloadedError("full"), UnavailableError("stopping"), VocabularyMismatchError("replaced")],

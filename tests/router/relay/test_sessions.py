@@ -92,34 +92,10 @@ EXPECTED = {
 """What an input does in each state; pairs left out cannot happen."""
 
 
-def test_the_expectation_names_every_input() -> None:
-    assert set(EXPECTED) == set(Input)
-    assert set(TRANSITIONS) == set(SessionState)
-
-
 @pytest.mark.parametrize("event", list(Input))
 @pytest.mark.parametrize("state", list(SessionState))
 def test_every_pair(event: SessionInput, state: SessionState) -> None:
     assert TRANSITIONS[state].get(event) == EXPECTED[event].get(state)
-
-
-def test_a_queued_session_is_one_that_is_being_placed_but_for_the_queue() -> None:
-    placing = dict(TRANSITIONS[PLACING])
-    placing.pop(Input.QUEUED)
-    placing[Input.DRAFT] = (QUEUED, Action.KEEP)
-    assert TRANSITIONS[QUEUED] == placing
-
-
-def test_nothing_happens_to_an_ended_session() -> None:
-    assert TRANSITIONS[ENDED] == {}
-
-
-def test_whoever_ends_a_session_tells_the_edge_unless_it_is_gone() -> None:
-    telling = (Action.SEND_DOWN, Action.ANSWER, Action.CANCEL_AND_ANSWER)
-    for state, row in TRANSITIONS.items():
-        for event, (after, action) in row.items():
-            if after is ENDED and event is not Input.EDGE_LOST:
-                assert action in telling, (state, event)
 
 
 LIMITS = RelayLimits(
@@ -137,16 +113,6 @@ def table(**limits: Any) -> SessionTable[str]:
 
 def opened(sessions: SessionTable[str], edge: int, number: int = 1) -> Session[str]:
     return sessions.open(edge, number, "open", 10, now=0.0)
-
-
-def test_edges_may_use_the_same_numbers() -> None:
-    sessions = table()
-    one, two = sessions.attach_edge(), sessions.attach_edge()
-    first, second = opened(sessions, one, 7), opened(sessions, two, 7)
-    assert first.router_session_id != second.router_session_id
-    assert sessions.of_edge(one, 7) is first
-    assert sessions.of_edge(two, 7) is second
-    assert sessions.of_edge(one, 8) is None
 
 
 def test_a_number_is_free_again_after_its_session() -> None:
@@ -275,23 +241,6 @@ def test_a_cancel_without_answer_expires() -> None:
     assert sessions.expire(5.9) == []
     assert sessions.expire(6.0) == [silent]
     assert sessions.expire(6.0) == []
-
-
-def test_both_sides_list_their_sessions() -> None:
-    sessions = table()
-    edge, stream = sessions.attach_edge(), sessions.attach_replica()
-    here, waiting = opened(sessions, edge, 1), opened(sessions, edge, 2)
-    sessions.bind(here, stream, "a", 0.0)
-    assert sessions.edge_sessions(edge) == [here, waiting]
-    assert sessions.detach_replica(stream) == [here]
-    assert sessions.detach_replica(stream) == []
-    with pytest.raises(AssertionError):
-        sessions.detach_edge(edge)
-    sessions.advance(here, Input.LOST, 0.0)
-    sessions.advance(waiting, Input.EDGE_LOST, 0.0)
-    sessions.detach_edge(edge)
-    assert len(sessions) == 0
-    sessions.check_invariants()
 
 
 def open_some(

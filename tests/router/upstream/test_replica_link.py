@@ -7,29 +7,33 @@ import math
 from collections.abc import AsyncIterator
 from typing import Any
 
+import grpc
 import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider.rpc import bind, make_channel, make_server
-from outrider.testing import eventually, leak_check
+from outrider.testing import eventually
 from outrider.v1 import inference_pb2, inference_pb2_grpc, router_pb2
 from services.router.fleet.replica import PrefillLimits
 from services.router.relay.replica_monitor import HangPolicy
+from services.router.relay.switch import Switch
 from services.router.upstream.replica_link import read_prefill_limits, watch_load
+from tests.router.integration.test_app import get
 from tests.router.relay.mesh import accepted, commit, opening
-from tests.router.replica import Replica, running_replicas, running_router
+from tests.router.replica import Replica, routed, running_replicas, started
 
 SERVING = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
 
 
 class Hanging(Replica, health_pb2_grpc.HealthServicer):  # type: ignore[misc]
-    """Its health checks hang while `answering` is not set."""
+    """Its health checks hang while `answering` is not set, and `stopping` ends its health watch."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.answering = asyncio.Event()
         self.answering.set()
+        self.stopping = asyncio.Event()
 
     async def start(self) -> None:
         self._server = make_server()
@@ -48,18 +52,14 @@ class Hanging(Replica, health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
         yield SERVING
-        await asyncio.Event().wait()
+        await self.stopping.wait()
 
 
 async def test_a_pause_makes_a_replica_suspect_and_costs_no_session() -> None:
     replica = Hanging("a")
-    async with (
-        leak_check(),
-        running_replicas(replica),
-        running_router(
-            replica, probe_timeout_s=1.0, suspect_s=60.0, hang=HangPolicy(min_silence_s=60.0)
-        ) as router,
-    ):
+    async with routed(
+        replica, probe_timeout_s=1.0, suspect_s=60.0, hang=HangPolicy(min_silence_s=60.0)
+    ) as router:
         edge = router.edge()
         await edge.send(opening(1))
         number = (await replica.hear("open")).session
@@ -77,15 +77,10 @@ async def test_a_pause_makes_a_replica_suspect_and_costs_no_session() -> None:
 
 async def test_a_replica_that_stays_silent_loses_its_stream_and_its_sessions() -> None:
     replica = Hanging("a")
-    async with (
-        leak_check(),
-        running_replicas(replica),
-        # It goes on reporting its load: without tokens it would be taken to hang at about the same
-        # time.
-        running_router(
-            replica, probe_timeout_s=1.0, suspect_s=1.0, hang=HangPolicy(min_silence_s=60.0)
-        ) as router,
-    ):
+    # It reports its load: without tokens it would be taken to hang at about the same time.
+    async with routed(
+        replica, probe_timeout_s=1.0, suspect_s=1.0, hang=HangPolicy(min_silence_s=60.0)
+    ) as router:
         edge = router.edge()
         await edge.send(opening(1))
         number = (await replica.hear("open")).session
@@ -105,9 +100,58 @@ async def test_a_replica_that_stays_silent_loses_its_stream_and_its_sessions() -
         assert frame.WhichOneof("kind") == "open"
 
 
+async def test_one_whose_health_watch_ends_takes_no_sessions_and_finishes_those_it_has() -> None:
+    replica = Hanging("a")
+    async with routed(replica, probe_interval_s=3600.0) as router:
+        edge = router.edge()
+        number = await started(edge, replica)
+        replica.stopping.set()
+        await router.state_of("a", router_pb2.REPLICA_STATE_DRAINING)
+        replica.say(commit(number, upto=2))
+        await edge.hear("commit")
+
+
+async def test_a_defect_while_a_report_is_read_moves_the_links_sessions_and_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    near, far = Replica("near"), Replica("far")
+    settings: dict[str, Any] = {"heartbeat_ms": 600_000, "silence_s": 3600.0}
+    patient = HangPolicy(min_silence_s=3600.0, stall_s=3600.0)
+    async with routed(near, far, hang=patient, log_level="critical", **settings) as router:
+        load: dict[str, Any] = {"fixed_ms": 10.0, "row_ms": 1.0, "max_sessions": 64}
+        far.report(**load, queued_sessions=8, queued_prompt_tokens=50_000)  # and no more
+        async with asyncio.timeout(60):
+            while not (
+                (told := await router.replicas())["near"].max_sessions
+                and told["far"].queued_sessions
+            ):
+                await asyncio.sleep(0.02)
+        edge = router.edge()
+        await edge.send(opening(1))
+        number = (await near.hear("open")).session
+        near.say(accepted(number))
+        first = inference_pb2.Commit(id=5, upto=1)
+        near.say(inference_pb2.SessionDown(session=number, commit=first))
+        await edge.hear("opened")
+        await edge.hear("commit")
+        reported = Switch.reported
+
+        def failing(self: Switch, now: float) -> None:
+            monkeypatch.setattr(Switch, "reported", reported)
+            raise RuntimeError("a defect")
+
+        monkeypatch.setattr(Switch, "reported", failing)
+        near.report(**load)
+        assert (await far.hear("open")).open.resumed
+        down = 'outrider_router_replica_transitions_total{state="down"'
+        async with asyncio.timeout(60):
+            while down not in await get(router.ports.admin, "/metrics"):
+                await asyncio.sleep(0.02)
+
+
 async def test_a_replica_that_contradicts_itself_is_asked_anew_once_and_then_left_alone() -> None:
     replica = Replica("a")
-    async with leak_check(), running_replicas(replica), running_router(replica) as router:
+    async with routed(replica) as router:
         edge = router.edge()
         await edge.send(opening(1))
         for _ in range(2):

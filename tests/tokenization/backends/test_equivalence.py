@@ -132,12 +132,6 @@ def test_a_panic_in_a_batch_costs_no_text(reference: Reference) -> None:
     assert not encoder.is_fast
 
 
-def test_a_batch_knows_each_text(reference: Reference) -> None:
-    batch = reference.encode_batch(["a", "", "abc"])
-    assert [batch.ids_of(i) for i in range(3)] == [reference.encode(t) for t in ("a", "", "abc")]
-    assert reference.encode_batch([]) == Batch.of([])
-
-
 def test_a_panic_in_production_costs_the_backend_and_not_the_text(reference: Reference) -> None:
     encoder = guarded(reference, 1000)
     assert encoder.encode("Q") == reference.encode("Q")
@@ -155,10 +149,6 @@ def test_what_fails_the_test_is_not_used_and_the_log_says_so(logs: list[EventDic
     chosen = select_backend(small(), test=judge)
     assert chosen.name == REFERENCE and "3 ids instead of 4" in chosen.reason
     assert {entry["event"] for entry in logs} == {"tokenizer_backend_not_used"}
-
-
-def test_the_reference_can_be_asked_for() -> None:
-    assert select_backend(small(), REFERENCE).reason == "it is the one that was asked for"
 
 
 def test_an_unknown_backend_is_refused() -> None:

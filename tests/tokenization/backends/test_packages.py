@@ -23,7 +23,6 @@ from outrider.tokenization.backends.packages import (
     make_backend,
 )
 from outrider.tokenization.backends.selection import (
-    packages_by_speed,
     select_backend,
 )
 from tests.tokenization.vocabularies import tokenizer_json
@@ -86,12 +85,6 @@ def test_a_batch_has_the_ids_of_its_texts(vocabulary: Vocabulary, package: str) 
     assert backend.encode_batch(texts) == reference.encode_batch(texts)
     assert backend.encode_batch(texts[:3]) == reference.encode_batch(texts[:3])
     assert backend.encode_batch([]) == reference.encode_batch([])
-
-
-@pytest.mark.model
-def test_the_faster_package_is_tried_first(vocabulary: Vocabulary) -> None:
-    assert packages_by_speed(vocabulary)[0] == "splintr-rs"
-    assert packages_by_speed(other("llama3"))[0] == "fastokens"
 
 
 @pytest.mark.model

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from outrider.errors import PromptTooLongError
 from outrider.models.chat import Message
 from outrider.models.vocabulary import Vocabulary
 from outrider.tokenization.backends.base import REFERENCE
@@ -66,12 +65,6 @@ async def outcome(
         pool.join()
 
 
-async def test_what_does_not_fit_is_refused_by_default() -> None:
-    found, _ = await outcome(LONG, RewritingPolicy())
-    assert isinstance(found, PromptTooLongError)
-    assert "tokens, at most 200 fit" in found.message
-
-
 async def test_what_does_not_fit_is_made_shorter_in_a_thread_and_elsewhere() -> None:
     policy = RewritingPolicy(too_long="cut_middle", min_reply_tokens=20)
     for elsewhere in (False, True):
@@ -85,11 +78,6 @@ async def test_what_does_not_fit_is_made_shorter_in_a_thread_and_elsewhere() -> 
         assert counted == [(len(vocabulary.encode_chat(LONG)), len(found))]
         text = vocabulary.decode(found)
         assert "rules" in text and "xxx\n[...]\nxxx" in text and "why?" in text
-
-
-async def test_what_cannot_be_made_short_enough_is_refused() -> None:
-    found, _ = await outcome([Message("system", "s" * 500)], RewritingPolicy(too_long="cut_tail"))
-    assert isinstance(found, PromptTooLongError)
 
 
 async def test_a_prefix_is_in_every_prompt() -> None:

@@ -140,19 +140,6 @@ def test_a_part_goes_to_a_third_worker_only_when_the_second_is_slow_too() -> Non
     assert part_of(core, "three", 4.0) == (number, 0)
 
 
-def test_the_slow_one_may_be_first_after_all() -> None:
-    core = dispatcher()
-    number = core.open()
-    core.job(number).add("a")
-    core.join("slow", 1, 0.0)
-    part_of(core, "slow")
-    core.tick(2.0)
-    assert core.finish("slow", PartId(number, 0), "A")
-    core.join("fast", 1, 2.0)
-    assert part_of(core, "fast") is None
-    assert core.stats.num_queued == 0
-
-
 def test_a_part_that_kills_is_given_up() -> None:
     core = dispatcher()
     number = core.open()

@@ -14,16 +14,12 @@ from outrider.engines.base import LogitsRows, OverlappedWork, SequenceSlice, no_
 from outrider.engines.fake import FakeEngine, FakeOptions
 from outrider.models.chat import Message
 from outrider.models.vocabulary import Vocabulary
-from tests.tools.train_draft.test_draft_file import small_draft
 from tools.train_draft.agreement import (
     Trace,
     acceptance_by_draft_position,
-    acceptance_by_reply_position,
-    figures,
     tokens_per_step,
     traces,
 )
-from tools.train_draft.evaluation import report, tables
 from tools.train_draft.generation import Generator
 from tools.train_draft.prompts import Chat, ReplyPlan
 from tools.train_draft.replies import Reply
@@ -32,20 +28,6 @@ from tools.train_draft.replies import Reply
 def _trace(agreed: list[int], temperature: float = 0.0, kind: str = "k") -> Trace:
     right = np.array(agreed, bool)
     return Trace(kind, 0, temperature, right, right, np.where(right, 0.9, 0.2))
-
-
-@pytest.mark.parametrize(
-    ("agreed", "num_draft", "expected"),
-    [
-        ([1, 1, 1, 1, 1], 4, 5.0),  # four accepted, and the target's own
-        ([0, 0, 0], 4, 1.0),
-        ([1, 0, 1, 1], 4, 2.0),
-        ([1, 1, 1, 1], 1, 2.0),
-        ([1, 1, 0, 0], 2, 2.0),
-    ],
-)
-def test_tokens_per_step(agreed: list[int], num_draft: int, expected: float) -> None:
-    assert tokens_per_step([_trace(agreed)], num_draft) == expected
 
 
 @given(st.lists(st.integers(0, 1), min_size=1, max_size=60), st.integers(1, 8))
@@ -63,31 +45,6 @@ def test_acceptance_by_draft_position_is_given_all_before() -> None:
     found = acceptance_by_draft_position([_trace([1, 1, 0, 1])])
     assert found[:3] == [0.75, 0.5, 0.0]
     assert len(found) == 8
-
-
-def test_acceptance_by_reply_position() -> None:
-    found = acceptance_by_reply_position([_trace([1, 0]), _trace([0])])
-    assert found == [0.5, 0.0, 0.0, 0.0, 0.0]
-
-
-def test_figures_count_tokens() -> None:
-    found = figures([_trace([1, 1, 0]), _trace([0])])
-    assert (found["replies"], found["tokens"], found["agreement"]) == (2, 4, 0.5)
-
-
-def test_the_report_has_every_split_and_mode_that_was_measured() -> None:
-    seen = {
-        "held_out": [_trace([1, 1, 0, 1]), _trace([0, 1], 0.8)],
-        "unlike": [_trace([0, 1], kind="rust")],
-    }
-    measured = report(small_draft(), seen)
-    assert measured["splits"].keys() == {"held_out", "unlike"}
-    assert measured["splits"]["held_out"].keys() == {"greedy", "sampled"}
-    assert measured["splits"]["unlike"]["greedy"]["by_kind"] == {"rust": 0.5}
-    assert measured["head_rows"] == 6
-    text = tables(measured)
-    assert "| held out | greedy | 1 | 0.750 |" in text
-    assert "| unlike | greedy |" in text
 
 
 pytestmark = pytest.mark.model

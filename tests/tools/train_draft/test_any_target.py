@@ -4,7 +4,6 @@ form. Training itself needs torch; without it the student stays as it begins."""
 from __future__ import annotations
 
 import importlib.util
-import io
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,7 +27,6 @@ from tests.models.sentencepieces import add_vocabulary, trained
 from tests.models.test_tokenizer_json import small as small_tokenizer
 from tools.train_draft import __main__ as command
 from tools.train_draft.draft_file import read_draft
-from tools.train_draft.progress import Progress, bar
 from tools.train_draft.replies import load
 from tools.train_draft.student_weights import STUDENT_FILE, StudentWeights
 from tools.train_draft.target import (
@@ -36,11 +34,9 @@ from tools.train_draft.target import (
     OUTPUT,
     Geometry,
     TargetFile,
-    _interleaved,
     coverage,
     head_ids,
     open_target,
-    spread,
 )
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
@@ -160,19 +156,6 @@ def test_a_draft_begins_with_what_can_be_taken_over(tmp_path: Path, architecture
         np.testing.assert_allclose(rows, np.sort(file["blk.0.attn_q.weight"].sum(1)), rtol=1e-5)
 
 
-def test_rotary_pairs_end_side_by_side() -> None:
-    rows = np.arange(12, dtype=np.float32)[:, None]  # two heads of six: pairs are (0, 3), (1, 4)...
-    assert _interleaved(rows, 6)[:, 0].tolist() == [0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11]
-
-
-@pytest.mark.parametrize(
-    ("num_layers", "layers"),
-    [(30, (0, 10, 20, 29)), (24, (0, 8, 16, 23)), (3, (0, 1, 2)), (1, (0,)), (0, ())],
-)
-def test_layers_are_taken_evenly(num_layers: int, layers: tuple[int, ...]) -> None:
-    assert spread(num_layers, 4) == layers
-
-
 def test_a_file_that_does_not_say_its_sizes_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     writer = GGUFWriter(path, "odd")
@@ -193,25 +176,3 @@ def test_a_folder_with_safetensors_is_refused_with_what_can_be_taken(defined: Pa
     spec = define(defined, f"dir:{folder}")
     with pytest.raises(UnsupportedModelError, match=r"safetensors.* name the same model as a GGUF"):
         open_target(spec, ModelStore(default_root()))
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_a_terminal_gets_a_bar_and_anything_else_a_line_now_and_then() -> None:
-    now = 0.0
-    terminal, plain = Terminal(), io.StringIO()
-    shown = [Progress(stream, lambda: now) for stream in (terminal, plain)]
-    for percent in range(50, 101):
-        for progress in shown:
-            progress.show(percent / 100, f"step {percent}")
-        now += 1.0
-    for progress in shown:
-        progress.close()
-    assert terminal.getvalue().count("\r") == 51 and terminal.getvalue().endswith("\n")
-    lines = plain.getvalue().splitlines()
-    assert len(lines) == 4 and "step 50" in lines[0] and "100%" in lines[-1]
-    assert "0:30 left" in lines[1], "of a step that was taken up half done"
-    assert bar(2.0, None, "x").startswith("[##############################] 200%")

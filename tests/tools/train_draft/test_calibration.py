@@ -16,7 +16,6 @@ from tools.train_draft.calibration import (
     calibration_error,
     fit,
     fit_by_position,
-    reliability,
 )
 from tools.train_draft.export import _calibrated
 
@@ -29,11 +28,6 @@ def test_an_overconfident_draft_is_corrected() -> None:
     np.testing.assert_allclose(curve[2:-1], GRID[2:-1] ** 2, atol=0.05)
     assert calibration_error(confidences, agreed) > 0.12
     assert calibration_error(calibrated(curve, confidences), agreed) < 0.01
-
-
-def test_without_observations_confidence_is_taken_at_its_word() -> None:
-    curve = fit(np.zeros(0), np.zeros(0, bool))
-    np.testing.assert_allclose(curve, GRID, atol=0.01)
 
 
 @given(
@@ -57,15 +51,6 @@ def test_isotonic_values_are_the_weighted_means_of_their_blocks(
         block = found == level
         mean = np.average(values[block], weights=weights[block])
         np.testing.assert_allclose(mean, level, atol=1e-12)
-
-
-def test_reliability_counts_every_observation_once() -> None:
-    chances = np.array([0.0, 0.05, 0.55, 0.95, 1.0])
-    agreed = np.array([False, True, True, True, True])
-    bins = reliability(chances, agreed)
-    assert [each["count"] for each in bins] == [2, 1, 2]
-    assert bins[0]["agreed"] == 0.5
-    assert bins[-1]["chance"] == 0.975
 
 
 def test_greedy_and_sampled_replies_are_calibrated_apart() -> None:

@@ -28,7 +28,6 @@ from tools.train_draft.target import (
     LAYER_TENSORS,
     Geometry,
     Tensors,
-    coverage,
     head_ids,
     layer_name,
 )
@@ -127,24 +126,6 @@ def test_another_calibration_leaves_the_weights_as_they_are(tmp_path: Path) -> N
     assert (found.geometry.vocab_size, found.target) == (50, "some-model")
 
 
-@pytest.mark.parametrize(
-    ("ids", "words"),
-    [
-        ([0, 3, 2, 17, 30, 49], "ascend"),
-        ([0, 2, 3, 17, 30, 50], "outside"),
-        ([0, 2, 3, 17, 30], "another number"),
-    ],
-)
-def test_parts_that_do_not_belong_together_are_refused(ids: list[int], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        replace(small_draft(), head_ids=np.array(ids, np.uint32))
-
-
-def test_curves_for_other_ranges_are_refused() -> None:
-    with pytest.raises(ValueError, match="another number of ranges"):
-        replace(small_draft(), calibration_begins=np.array([0], np.uint32))
-
-
 def _reply(ids: list[int], runner_up: int) -> Reply:
     top = np.tile(np.arange(NUM_TOP, dtype=np.int32) + 200, (len(ids), 1))
     top[:, 0], top[:, 1] = ids, runner_up
@@ -160,11 +141,6 @@ def test_the_head_keeps_what_is_said_or_nearly_said_and_what_it_must() -> None:
 
 def test_ids_that_never_came_up_follow_in_id_order() -> None:
     assert head_ids([_reply([7], 40)], 5, (), 300).tolist() == [0, 7, 40, 202, 203]
-
-
-def test_coverage_counts_tokens() -> None:
-    replies = [_reply([7, 7, 7, 9], 40)]
-    assert coverage(replies, np.array([7], np.uint32)) == 0.75
 
 
 @pytest.mark.model
@@ -194,11 +170,6 @@ def test_a_block_is_read_as_the_converter_reads_it() -> None:
     np.testing.assert_allclose(unpack_as_converted(block[None]), plain, atol=0.25)
 
 
-def test_blocks_of_zeros_are_zero() -> None:
-    assert not unpack_as_converted(np.zeros((2, 20), np.uint8)).any()
-    assert not unpack_as_converted(pack(np.zeros((2, 64), np.float32))).any()
-
-
 @given(st.integers(0, 10**6), st.floats(1e-3, 10), st.floats(-5, 5))
 def test_packed_blocks_are_the_same_before_and_after_conversion(
     seed: int, spread: float, centre: float
@@ -214,9 +185,3 @@ def test_packed_blocks_are_the_same_before_and_after_conversion(
     step = (np.maximum(blocks.max(1), 0) - np.minimum(blocks.min(1), 0)) / 15
     error = np.abs(read - matrix).reshape(-1, 32).max(1)
     assert np.all(error <= 1.02 * step + 1e-6)
-
-
-def test_packing_what_was_packed_changes_nothing() -> None:
-    matrix = np.random.default_rng(0).normal(0, 0.1, (4, 96)).astype(np.float32)
-    once = unpack_as_converted(pack(matrix))
-    np.testing.assert_allclose(unpack_as_converted(pack(once)), once, atol=2e-3)

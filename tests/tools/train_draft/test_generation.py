@@ -54,13 +54,6 @@ def test_replies_are_those_of_the_reference(vocabulary: Vocabulary, min_rows: in
         assert replies[number].ids.tolist() == _ids_alone(vocabulary, prompt, chat.plan)
 
 
-def test_a_greedy_reply_is_its_likeliest_ids(vocabulary: Vocabulary) -> None:
-    generator = Generator(_engine(vocabulary), vocabulary, num_slots=1)
-    (reply,) = generator.answers(iter([(0, _chat("hello"))]))
-    assert reply.ids.tolist() == reply.top_ids[:, 0].tolist()
-    assert reply.top_ids.shape == (len(reply.ids), NUM_TOP)
-
-
 def test_follow_ups_are_asked_after_the_model_s_own_reply(vocabulary: Vocabulary) -> None:
     generator = Generator(_engine(vocabulary), vocabulary, num_slots=2)
     replies = list(generator.answers(iter([(4, _chat("hello", 0.0, "Why?", "Go on."))])))
